@@ -1,0 +1,2 @@
+//! oxygin: doctor, perf and check.
+fn main() {}

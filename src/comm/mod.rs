@@ -1,0 +1,1 @@
+//! Bringing ranks together: rendezvous, exchanges, deadlines.

@@ -1,0 +1,1 @@
+//! The software fabric: shared memory to ranks on this host, TCP to the others.

@@ -1,0 +1,1 @@
+//! The verbs fabric: reliable connections on RDMA devices, through libibverbs.

@@ -1,0 +1,3 @@
+//! Windows: memory that every rank of a communicator registered, and what peers may touch of it.
+
+pub mod registry;

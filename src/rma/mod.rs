@@ -1,0 +1,4 @@
+//! What must be ordered with what: operations, their numbers, and what NCCL holds while they run.
+
+pub mod op;
+pub mod seq;
