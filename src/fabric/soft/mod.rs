@@ -1,1 +1,3 @@
 //! The software fabric: shared memory to ranks on this host, TCP to the others.
+
+pub mod lane;
