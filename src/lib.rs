@@ -6,3 +6,4 @@ pub mod error;
 pub mod fabric;
 pub mod memory;
 pub mod rma;
+pub mod telemetry;

@@ -1,1 +1,5 @@
 //! Bringing ranks together: rendezvous, exchanges, deadlines.
+
+pub mod handle;
+pub mod interfaces;
+pub mod rendezvous;
