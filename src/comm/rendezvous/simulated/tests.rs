@@ -356,3 +356,85 @@ proptest! {
         }
     }
 }
+
+/// Something that happens to rank 0, on one of a few connections.
+#[derive(Clone, Debug)]
+enum Happening {
+    Accepted,
+    /// A request of this rank to this step, changed at a place, and cut off.
+    Request {
+        step: u32,
+        rank: u32,
+        change: Option<(usize, u8)>,
+        cut: usize,
+    },
+    Bytes(Vec<u8>),
+    Closed,
+    Later(u64),
+}
+
+fn happening() -> impl Strategy<Value = (Conn, Happening)> {
+    let request = (1..4_u32, 0..5_u32, proptest::option::weighted(0.3, (0..60_usize, any::<u8>())), 1..200_usize)
+        .prop_map(|(step, rank, change, cut)| Happening::Request { step, rank, change, cut });
+    let what = prop_oneof![
+        2 => Just(Happening::Accepted),
+        4 => request,
+        1 => proptest::collection::vec(any::<u8>(), 1..80).prop_map(Happening::Bytes),
+        1 => Just(Happening::Bytes(vec![wire::EXPIRED])),
+        1 => Just(Happening::Closed),
+        1 => (0..4000_u64).prop_map(Happening::Later),
+    ];
+    (0..6_u64, what)
+}
+
+proptest! {
+    /// Whatever happens, in whatever order: no panic, and the step ends when its time is over.
+    #[test]
+    fn rank_0_survives_anything(happenings in proptest::collection::vec(happening(), 0..60)) {
+        let job = Net::new(10.0, 1, all(5, &[])).jobs[0].clone();
+        let mut now = Instant::now();
+        let end = now + Duration::from_secs(10) + ANSWER_TIME + LINGER;
+        let earlier = Some((1, "it failed".to_owned()));
+        let mut gather = Gather::new(job, 2, "regMrSym", request(2, "regMrSym", 0, 5), earlier, now);
+        let mut open = std::collections::BTreeSet::new();
+        for (conn, happening) in happenings {
+            match happening {
+                Happening::Accepted if gather.accepting() && open.insert(conn) => {
+                    gather.accepted(conn, ([10, 0, 0, 1], 9).into(), now)
+                }
+                Happening::Accepted => {}
+                Happening::Request { step, rank, change, cut } => {
+                    let mut bytes = request(step, "regMrSym", rank.min(4), 5);
+                    if let Some((at, value)) = change {
+                        let at = at % bytes.len();
+                        bytes[at] = value;
+                    }
+                    bytes.truncate(cut);
+                    gather.received(conn, &bytes, now);
+                }
+                Happening::Bytes(bytes) => gather.received(conn, &bytes, now),
+                Happening::Closed => {
+                    open.remove(&conn);
+                    gather.closed(conn, now);
+                }
+                Happening::Later(millis) => now += Duration::from_millis(millis),
+            }
+            gather.tick(now);
+            while let Some(action) = gather.next_action() {
+                match action {
+                    gather::Action::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
+                    gather::Action::Send { .. } => {} // this one never reads
+                    gather::Action::Close(conn) => {
+                        open.remove(&conn);
+                    }
+                }
+            }
+        }
+        // A wake-up or two later it is over.
+        for _ in 0..3 {
+            now = now.max(gather.wake()).max(end);
+            gather.tick(now);
+        }
+        prop_assert!(gather.outcome(now).is_some());
+    }
+}
