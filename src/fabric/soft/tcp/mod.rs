@@ -24,7 +24,7 @@ use crate::fabric::soft::lane::{Health, Task};
 use crate::fabric::World;
 use crate::memory::registry::Registry;
 use door::Door;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
