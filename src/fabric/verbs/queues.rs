@@ -233,7 +233,7 @@ impl Queues {
     }
 
     /// Puts a lane into the list of those to look at again.
-    pub fn wait(&mut self, peer: u32) {
+    fn wait(&mut self, peer: u32) {
         if let Some(lane) = self.lanes.get_mut(peer as usize) {
             if !lane.waiting {
                 lane.waiting = true;
@@ -254,10 +254,8 @@ impl Queues {
         lane.backlog.push_back(op);
         let held = more && lane.backlog.len() < CHAIN;
         self.backlogged += 1;
-        if held {
+        if held || self.pump(peer, outcomes) {
             self.wait(peer);
-        } else {
-            self.pump(peer, outcomes);
         }
         Some(seq)
     }
@@ -387,6 +385,7 @@ impl Queues {
     }
 
     /// Posts what waits on a lane as far as there is room; returns whether something still waits.
+    #[must_use]
     fn pump(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         self.announce(peer, outcomes);
         while self.post_chain(peer, outcomes) {}
