@@ -296,3 +296,27 @@ fn several_threads_may_use_one_context() {
     drop(ranks);
     fake.check_clean();
 }
+
+#[test]
+fn operation_numbers_wrap() {
+    let fake = Fake::take();
+    for late in [0, 1] {
+        fake.set("late", late);
+        let ranks = Job::default().start();
+        let [a, b] = &ranks[..] else { unreachable!() };
+        a.contexts[0].renumber(1, u32::MAX - 50);
+        let seqs: Vec<_> = (0..200u64)
+            .map(|i| {
+                let p = Put { signal: signal(b, 0, 1), more: i % 5 == 0, ..put(a, 0, b, 0, 8) };
+                unsafe_put(a, 0, 1, &p)
+            })
+            .collect();
+        assert_eq!(seqs[50].0, 0);
+        for &seq in seqs.iter().rev() {
+            finish(&a.contexts[0], 1, seq);
+        }
+        assert_eq!(b.signals.memory.word(0), 200);
+        drop(ranks);
+    }
+    fake.check_clean();
+}

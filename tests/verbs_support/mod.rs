@@ -28,7 +28,9 @@ pub struct Fake {
 /// Where cargo put the fake.
 pub fn fake_path() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
-    let path = exe.parent().unwrap().join("libfake_verbs.so");
+    let deps = exe.parent().unwrap();
+    let deps = if deps.ends_with("examples") { deps.with_file_name("deps") } else { deps.to_owned() };
+    let path = deps.join("libfake_verbs.so");
     assert!(path.exists(), "{} is not there; build the package fake-verbs", path.display());
     path
 }
