@@ -14,9 +14,12 @@ use serde_json::{json, Value};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Operations of the first warm-up, and how long the last one should take.
+/// Operations of the first warm-up.
 const WARM_UP: u64 = 32;
+/// How long the last warm-up should take.
 const WARM_UP_TIME: Duration = Duration::from_millis(5);
+/// Rounds at most, in multiples of those asked for, to fill the time.
+const MOST_ROUNDS: u64 = 100;
 
 /// Everything that the options ask for; the report as JSON.
 pub fn everything(args: &Args, library: &PathBuf, ranks: &mut Ranks, shared: &Memory) -> Result<Value, Fault> {
@@ -201,13 +204,18 @@ impl<'a> Run<'a> {
                     latency::run(&run.lanes[lane], role, test, op, size, n, epoch, &mut Samples::default(), &mut meet)
                 })?);
             }
-            for _ in 0..self.rounds() {
+            let mut spent = vec![Duration::ZERO; self.lanes.len()];
+            for round in 1.. {
                 for (lane, samples) in samples.iter_mut().enumerate() {
                     self.epoch += 1;
                     let n = (counts[lane] / self.rounds()).max(1);
                     let ranks = &mut *self.ranks;
                     let mut meet = || Ok(ranks.barrier("buffers ready")?);
-                    latency::run(&self.lanes[lane], role, test, op, size, n, self.epoch, samples, &mut meet)?;
+                    spent[lane] +=
+                        latency::run(&self.lanes[lane], role, test, op, size, n, self.epoch, samples, &mut meet)?;
+                }
+                if self.enough(round, &spent)? {
+                    break;
                 }
             }
             let own: Vec<_> = samples.iter().map(|s| s.summary(divisor)).collect();
@@ -267,14 +275,20 @@ impl<'a> Run<'a> {
                     Ok(Duration::from_secs_f64(streams.iter().map(|s| s.seconds).fold(0.0, f64::max)))
                 })?);
             }
-            for _ in 0..self.rounds() {
+            let mut spent = vec![Duration::ZERO; self.lanes.len()];
+            for round in 1.. {
                 for (lane, totals) in totals.iter_mut().enumerate() {
                     self.epoch += 1;
                     let n = (counts[lane] / self.rounds()).max(1);
                     let ranks = &mut *self.ranks;
                     let mut meet = || Ok(ranks.barrier("buffers ready")?);
-                    let round = stream::run(&self.lanes[lane], to, from, load_of(n), self.epoch, &mut meet)?;
-                    totals.iter_mut().zip(&round).for_each(|(total, round)| total.add_round(round));
+                    let streams = stream::run(&self.lanes[lane], to, from, load_of(n), self.epoch, &mut meet)?;
+                    totals.iter_mut().zip(&streams).for_each(|(total, stream)| total.add_round(stream));
+                    let longest = totals.iter().map(|total| total.seconds).fold(0.0, f64::max);
+                    spent[lane] = Duration::from_secs_f64(longest);
+                }
+                if self.enough(round, &spent)? {
+                    break;
                 }
             }
             let all = self.ranks.gather_values("stream: results", &totals)?;
@@ -306,6 +320,21 @@ impl<'a> Run<'a> {
             }
             n *= 4;
         }
+    }
+
+    /// Whether every library has had its rounds, and the time that the options ask for. A warm-up on a busy machine
+    /// may have promised far too few operations.
+    fn enough(&mut self, round: u64, spent: &[Duration]) -> Result<bool, Fault> {
+        if round < self.rounds() {
+            return Ok(false);
+        }
+        if self.args.iters.is_some() || round >= MOST_ROUNDS * self.rounds() {
+            return Ok(true);
+        }
+        let own: Vec<f64> = spent.iter().map(Duration::as_secs_f64).collect();
+        let all = self.ranks.gather_values("time spent", &own)?;
+        let target = self.args.target().as_secs_f64();
+        Ok((0..own.len()).all(|lane| all.iter().map(|rank| rank[lane]).fold(0.0, f64::max) > 0.7 * target))
     }
 
     fn conditions(&self) -> String {
