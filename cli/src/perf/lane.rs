@@ -49,14 +49,14 @@ pub struct Wait {
 
 impl Lane {
     /// Drives `session`, whose windows have the sizes that [`Lane::data_bytes`] and [`Lane::signal_words`] say.
-    pub fn new(session: Session, contexts: usize, slot: usize, args: &Args, yields: bool) -> Self {
+    pub fn new(session: Session, contexts: usize, slot: usize, args: &Args) -> Self {
         let words = Self::signal_words(session.nranks(), contexts);
         Self {
             session,
             contexts,
             slot,
             progress: !args.no_progress,
-            yields,
+            yields: false,
             patience: args.patience(),
             strong: !args.weak,
             expected: vec![Cell::new(0); words],
