@@ -130,7 +130,7 @@ impl Lane {
     ) -> Result<*mut c_void, Fault> {
         let s = &self.session;
         let mut request = null_mut();
-        // SAFETY (all): the session is up, its windows stay registered as long as it, offsets are inside (slot).
+        // SAFETY: (for all) the session is up, its windows stay registered as long as it, offsets are inside (slot).
         let (call, code) = match op {
             Op::Put => {
                 let put = self.put_at(context, peer, at, size).more(more);

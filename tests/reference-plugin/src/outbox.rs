@@ -150,8 +150,12 @@ impl Worker {
             self.signal(signal)?;
             std::thread::sleep(Duration::from_micros(200));
         }
-        // SAFETY: the caller keeps the source readable until the request is done, which it is after this.
-        let mut data = unsafe { std::slice::from_raw_parts(from.address as *const u8, from.len) };
+        let mut data: &[u8] = match from.len {
+            // A bare signal comes with no window, so with NULL.
+            0 => &[],
+            // SAFETY: the caller keeps the source readable until the request is done, which it is after this.
+            len => unsafe { std::slice::from_raw_parts(from.address as *const u8, len) },
+        };
         let mut to = to;
         if defect::on(Defect::WrongOffset) && to.offset > 4096 && to.offset % 2 == 1 {
             to.offset -= 1;
