@@ -116,6 +116,11 @@ where
         Place::Local { nranks } => run_hub(plan, *nranks, *nranks, None, &body),
         Place::Root { nranks, listen } => {
             let listener = TcpListener::bind(listen.as_str())
+                // A kernel without IPv6 has no [::].
+                .or_else(|e| match listen.strip_prefix("[::]:") {
+                    Some(port) => TcpListener::bind(format!("0.0.0.0:{port}")),
+                    None => Err(e),
+                })
                 .map_err(|e| RanksError(format!("cannot listen at {listen}: {e}; choose another port with -p")))?;
             listener.set_nonblocking(true).map_err(|e| RanksError(format!("listening socket: {e}")))?;
             run_hub(plan, *nranks, 1, Some(listener), &body)
