@@ -17,7 +17,7 @@ enum Command {
     /// Say for each fabric and device whether it would be used here, and if not why and what to do
     Doctor(doctor::Args),
     /// Measure latency, rate and bandwidth of a plugin's operations
-    Perf(perf::Args),
+    Perf(Box<perf::Args>),
     /// Test a plugin against the GIN and RMA contract
     Check(check::Args),
 }
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     env_logger::init();
     let outcome = match Cli::parse().command {
         Command::Doctor(args) => doctor::run(args),
-        Command::Perf(args) => perf::run(args),
+        Command::Perf(args) => perf::run(*args),
         Command::Check(args) => check::run(args),
     };
     match outcome {

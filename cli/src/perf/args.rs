@@ -24,8 +24,7 @@ What is measured:
   completion  one put or get at a time until its request is done (local completion: the source may be reused).
   rate,       a stream with at most --tx-depth operations outstanding, from the first call until the receiver has
   bandwidth   seen everything and its answer is back (get: until all requests and a flush are done).
-              BW peak is the best stretch of operations between two completions; it may count bytes that the plugin
-              has only buffered. MB is 2^20 bytes, as in perftest.
+              BW peak is the best of --rounds rounds. MB is 2^20 bytes, as in perftest.
 Every test starts with cleared destinations and ends with a comparison of every byte and signal; nothing is printed
 for a test whose bytes are wrong. Waiting ranks call test and progress as NCCL's proxy thread does.";
 
@@ -150,7 +149,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
 
-    /// Rounds in which libraries take turns, with --against or --against-table
+    /// Rounds into which a measurement is cut; two libraries take turns, and BW peak is the best round
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub rounds: u64,
 

@@ -49,14 +49,14 @@ pub struct Wait {
 
 impl Lane {
     /// Drives `session`, whose windows have the sizes that [`Lane::data_bytes`] and [`Lane::signal_words`] say.
-    pub fn new(session: Session, contexts: usize, slot: usize, args: &Args, yields: bool) -> Self {
+    pub fn new(session: Session, contexts: usize, slot: usize, args: &Args) -> Self {
         let words = Self::signal_words(session.nranks(), contexts);
         Self {
             session,
             contexts,
             slot,
             progress: !args.no_progress,
-            yields,
+            yields: false,
             patience: args.patience(),
             strong: !args.weak,
             expected: vec![Cell::new(0); words],
@@ -130,7 +130,7 @@ impl Lane {
     ) -> Result<*mut c_void, Fault> {
         let s = &self.session;
         let mut request = null_mut();
-        // SAFETY (all): the session is up, its windows stay registered as long as it, offsets are inside (slot).
+        // SAFETY: (for all) the session is up, its windows stay registered as long as it, offsets are inside (slot).
         let (call, code) = match op {
             Op::Put => {
                 let put = self.put_at(context, peer, at, size).more(more);

@@ -16,12 +16,12 @@ pub fn cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&c| unsafe { libc::CPU_ISSET(c, &set) }).collect()
 }
 
-/// Binds the calling thread to one core. Threads that the plugin has started keep theirs.
-pub fn pin(core: usize) -> std::io::Result<()> {
-    // SAFETY: as above; core comes from `cores`.
+/// Lets the calling thread run on these cores only. Threads that the plugin has started keep theirs.
+pub fn bind(cores: &[usize]) -> std::io::Result<()> {
+    // SAFETY: as above; the numbers come from `cores`, so they are below the size of the set.
     let result = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
+        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
         libc::sched_setaffinity(0, std::mem::size_of_val(&set), &set)
     };
     match result {

@@ -5,7 +5,7 @@ use super::floor::{self, Floor};
 use super::lane::{Fault, Lane};
 use super::latency::{self, Role};
 use super::report::{Report, Row};
-use super::samples::{Bandwidth, Samples, Stream};
+use super::samples::{Bandwidth, Round, Samples};
 use super::stream::{self, Load};
 use super::{machine, setup, Subject};
 use crate::plugin::ContextConfig;
@@ -14,9 +14,12 @@ use serde_json::{json, Value};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Operations of the first warm-up, and how long the last one should take.
+/// Operations of the first warm-up.
 const WARM_UP: u64 = 32;
+/// How long the last warm-up should take.
 const WARM_UP_TIME: Duration = Duration::from_millis(5);
+/// Rounds at most, in multiples of those asked for, to fill the time.
+const MOST_ROUNDS: u64 = 100;
 
 /// Everything that the options ask for; the report as JSON.
 pub fn everything(args: &Args, library: &PathBuf, ranks: &mut Ranks, shared: &Memory) -> Result<Value, Fault> {
@@ -71,6 +74,7 @@ struct Run<'a> {
     shared: &'a Memory,
     report: Report,
     lanes: Vec<Lane>,
+    cores: Vec<usize>,
     epoch: u64,
 }
 
@@ -83,7 +87,6 @@ impl<'a> Run<'a> {
         report: Report,
     ) -> Result<Self, Fault> {
         let cores = machine::cores();
-        let crowded = args.is_local() && ranks.nranks() as usize > cores.len();
         let contexts = args.contexts as usize;
         let slot = args.largest().max(4096).next_multiple_of(4096);
         let spec = Spec {
@@ -101,21 +104,33 @@ impl<'a> Run<'a> {
         for (i, subject) in subjects.iter().enumerate() {
             let spec = Spec { comm_id: spec.comm_id + i as u64, ..spec };
             let session = Session::open(&subject.table, ranks, &spec)?;
-            lanes.push(Lane::new(session, contexts, slot, args, crowded));
+            lanes.push(Lane::new(session, contexts, slot, args));
         }
-        // Only now: threads that the plugin started above stay free to run elsewhere.
-        if args.pin == Pin::On || (args.pin == Pin::Auto && !crowded) {
-            let core = cores[ranks.rank() as usize % cores.len()];
-            if let Err(e) = machine::pin(core) {
-                eprintln!("oxygin perf: rank {} cannot be bound to core {core}: {e}; it runs anywhere", ranks.rank());
-            }
+        Ok(Self { args, ranks, shared, report, lanes, cores, epoch: 0 })
+    }
+
+    /// Binds this rank to a core of its own if the ranks that are at work are no more than cores, else lets it run
+    /// anywhere and give way while it waits. Threads that the plugin has started by now stay free in any case.
+    fn arrange(&mut self, working: u32) {
+        let rank = self.ranks.rank() as usize;
+        let crowded = self.args.is_local() && working as usize > self.cores.len();
+        self.lanes.iter_mut().for_each(|lane| lane.yields = crowded);
+        let bind = match self.args.pin {
+            Pin::On => true,
+            Pin::Auto => !crowded && rank < working as usize,
+            Pin::Off => return,
+        };
+        let own = [self.cores[rank % self.cores.len()]];
+        let cores = if bind { &own[..] } else { &self.cores[..] };
+        if let Err(e) = machine::bind(cores) {
+            eprintln!("oxygin perf: rank {rank} cannot be bound to cores {cores:?}: {e}; it runs where it is");
         }
-        Ok(Self { args, ranks, shared, report, lanes, epoch: 0 })
     }
 
     fn go(mut self, head: Value) -> Result<Value, Fault> {
         let more_than_a_pair = self.ranks.nranks() > 2;
         if !self.args.alltoall {
+            self.arrange(2);
             for test in self.args.tests() {
                 match test {
                     Test::Latency | Test::Completion => self.latency(test)?,
@@ -124,6 +139,7 @@ impl<'a> Run<'a> {
             }
         }
         if self.args.alltoall || (more_than_a_pair && self.args.test.is_empty()) {
+            self.arrange(self.ranks.nranks());
             for test in self.args.tests() {
                 if matches!(test, Test::Rate | Test::Bandwidth) {
                     self.stream(test, true)?;
@@ -164,11 +180,13 @@ impl<'a> Run<'a> {
     }
 
     fn rounds(&self) -> u64 {
-        if self.lanes.len() > 1 {
-            self.args.rounds
-        } else {
-            1
-        }
+        self.args.rounds
+    }
+
+    /// How many of `n` operations round number `round` (from 1) takes.
+    fn share(&self, n: u64, round: u64) -> u64 {
+        let (rounds, nth) = (self.rounds(), (round - 1) % self.rounds());
+        n / rounds + u64::from(nth < n % rounds)
     }
 
     fn latency(&mut self, test: Test) -> Result<(), Fault> {
@@ -201,13 +219,21 @@ impl<'a> Run<'a> {
                     latency::run(&run.lanes[lane], role, test, op, size, n, epoch, &mut Samples::default(), &mut meet)
                 })?);
             }
-            for _ in 0..self.rounds() {
+            let mut spent = vec![Duration::ZERO; self.lanes.len()];
+            for round in 1.. {
                 for (lane, samples) in samples.iter_mut().enumerate() {
+                    let n = self.share(counts[lane], round);
+                    if n == 0 {
+                        continue;
+                    }
                     self.epoch += 1;
-                    let n = (counts[lane] / self.rounds()).max(1);
                     let ranks = &mut *self.ranks;
                     let mut meet = || Ok(ranks.barrier("buffers ready")?);
-                    latency::run(&self.lanes[lane], role, test, op, size, n, self.epoch, samples, &mut meet)?;
+                    spent[lane] +=
+                        latency::run(&self.lanes[lane], role, test, op, size, n, self.epoch, samples, &mut meet)?;
+                }
+                if self.enough(round, &spent)? {
+                    break;
                 }
             }
             let own: Vec<_> = samples.iter().map(|s| s.summary(divisor)).collect();
@@ -253,7 +279,8 @@ impl<'a> Run<'a> {
         for size in self.args.sizes_of(test) {
             let floor = self.floor(size)?;
             let (to, from) = (&to, &from);
-            let mut totals: Vec<Vec<Stream>> = self.lanes.iter().map(|_| vec![Stream::default(); to.len()]).collect();
+            let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); self.lanes.len()];
+            let mut done = vec![0; self.lanes.len()];
             let mut counts = Vec::new();
             let senders = if alltoall { u64::from(nranks - 1) } else { 1 };
             let list = (self.args.post_list as usize).min(depth);
@@ -263,24 +290,31 @@ impl<'a> Run<'a> {
                     run.epoch += 1;
                     let (epoch, ranks) = (run.epoch, &mut *run.ranks);
                     let mut meet = || Ok(ranks.barrier("warm-up")?);
-                    let streams = stream::run(&run.lanes[lane], to, from, load_of(n), epoch, &mut meet)?;
-                    Ok(Duration::from_secs_f64(streams.iter().map(|s| s.seconds).fold(0.0, f64::max)))
+                    let round = stream::run(&run.lanes[lane], to, from, load_of(n), epoch, &mut meet)?;
+                    Ok(Duration::from_secs_f64(round.seconds))
                 })?);
             }
-            for _ in 0..self.rounds() {
-                for (lane, totals) in totals.iter_mut().enumerate() {
+            let mut spent = vec![Duration::ZERO; self.lanes.len()];
+            for round in 1.. {
+                for (lane, rounds) in rounds.iter_mut().enumerate() {
+                    let n = self.share(counts[lane], round);
+                    if n == 0 {
+                        continue;
+                    }
                     self.epoch += 1;
-                    let n = (counts[lane] / self.rounds()).max(1);
                     let ranks = &mut *self.ranks;
                     let mut meet = || Ok(ranks.barrier("buffers ready")?);
-                    let round = stream::run(&self.lanes[lane], to, from, load_of(n), self.epoch, &mut meet)?;
-                    totals.iter_mut().zip(&round).for_each(|(total, round)| total.add_round(round));
+                    rounds.push(stream::run(&self.lanes[lane], to, from, load_of(n), self.epoch, &mut meet)?);
+                    done[lane] += n;
+                    spent[lane] = Duration::from_secs_f64(rounds.iter().map(|round| round.seconds).sum());
+                }
+                if self.enough(round, &spent)? {
+                    break;
                 }
             }
-            let all = self.ranks.gather_values("stream: results", &totals)?;
-            let rows = (0..self.lanes.len())
-                .map(|lane| Bandwidth::of(size, &all.iter().flat_map(|rank| rank[lane].clone()).collect::<Vec<_>>()))
-                .collect();
+            let all = self.ranks.gather_values("stream: results", &rounds)?;
+            let of_lane = |lane: usize| all.iter().map(|rank| rank[lane].clone()).collect::<Vec<_>>();
+            let rows = (0..self.lanes.len()).map(|lane| Bandwidth::of(size, done[lane], &of_lane(lane))).collect();
             self.report.row(size, &Row::Bandwidth(rows), floor.as_ref());
         }
         Ok(())
@@ -294,18 +328,41 @@ impl<'a> Run<'a> {
         mut time: impl FnMut(&mut Self, u64) -> Result<Duration, Fault>,
     ) -> Result<u64, Fault> {
         let mut n = self.args.iters.unwrap_or(WARM_UP).min(WARM_UP);
+        let mut once = |run: &mut Self, n| -> Result<u64, Fault> {
+            let own = time(run, n)?.as_nanos() as u64;
+            Ok(run.ranks.gather_values("warm-up: times", &own)?.into_iter().max().unwrap_or(0).max(1))
+        };
+        let long = WARM_UP_TIME.as_nanos() as u64;
         loop {
-            let own = time(self, n)?.as_nanos() as u64;
-            let slowest = self.ranks.gather_values("warm-up: times", &own)?.into_iter().max().unwrap_or(0).max(1);
+            let mut ns = once(self, n)?;
             if let Some(fixed) = self.args.iters {
                 return Ok(fixed);
             }
-            if slowest >= WARM_UP_TIME.as_nanos() as u64 || n >= 1 << 20 {
-                let wanted = self.args.target().as_nanos() as f64 / (slowest as f64 / n as f64);
+            if ns >= long {
+                // Once may have been an interruption.
+                ns = ns.min(once(self, n)?);
+            }
+            if ns >= long || n >= 1 << 20 {
+                let wanted = self.args.target().as_nanos() as f64 / (ns as f64 / n as f64);
                 return Ok((wanted as u64).max(WARM_UP / senders.min(WARM_UP)).max(1));
             }
             n *= 4;
         }
+    }
+
+    /// Whether every library has had its rounds, and the time that the options ask for. A warm-up on a busy machine
+    /// may have promised far too few operations.
+    fn enough(&mut self, round: u64, spent: &[Duration]) -> Result<bool, Fault> {
+        if round < self.rounds() {
+            return Ok(false);
+        }
+        if self.args.iters.is_some() || round >= MOST_ROUNDS * self.rounds() {
+            return Ok(true);
+        }
+        let own: Vec<f64> = spent.iter().map(Duration::as_secs_f64).collect();
+        let all = self.ranks.gather_values("time spent", &own)?;
+        let target = self.args.target().as_secs_f64();
+        Ok((0..own.len()).all(|lane| all.iter().map(|rank| rank[lane]).fold(0.0, f64::max) > 0.7 * target))
     }
 
     fn conditions(&self) -> String {

@@ -1,6 +1,6 @@
 //! Bytes that tell where they came from, and the comparison with them.
 
-/// Byte `i` of a stream that depends on `seed`: neighbours, ranks and tests differ.
+/// Word `index` of a stream that depends on `seed`: neighbours, ranks and measurements differ.
 #[inline]
 fn word(seed: u64, index: u64) -> u64 {
     // splitmix64's finalizer.
@@ -18,22 +18,28 @@ pub fn seed(rank: u32, epoch: u64) -> u64 {
 /// Fills `to` with the pattern, starting at byte 0 of it. No byte is 0, so that cleared memory never matches.
 pub fn fill(to: &mut [u8], seed: u64) {
     for (i, chunk) in to.chunks_mut(8).enumerate() {
-        let bytes = (word(seed, i as u64) | 0x0101_0101_0101_0101).to_le_bytes();
-        chunk.copy_from_slice(&bytes[..chunk.len()]);
+        chunk.copy_from_slice(&eight(seed, i)[..chunk.len()]);
     }
 }
 
-/// The first wrong byte of the range `at..at + got.len()` of the pattern, and how many are wrong.
+/// The eight bytes that start at byte `8 * index`.
+fn eight(seed: u64, index: usize) -> [u8; 8] {
+    (word(seed, index as u64) | 0x0101_0101_0101_0101).to_le_bytes()
+}
+
+/// The first wrong byte of the range `at..at + got.len()` of the pattern, and how many are wrong. `at` is a multiple
+/// of 8.
 pub fn compare(got: &[u8], at: usize, seed: u64) -> Option<(usize, u64)> {
-    let mut wrong = None;
-    let mut index = at;
-    for &byte in got {
-        let expected = (word(seed, index as u64 / 8) | 0x0101_0101_0101_0101).to_le_bytes()[index % 8];
-        if byte != expected {
-            let (_, count) = wrong.get_or_insert((index, 0));
-            *count += 1;
+    debug_assert!(at % 8 == 0);
+    let mut wrong: Option<(usize, u64)> = None;
+    for (i, chunk) in got.chunks(8).enumerate() {
+        let expected = &eight(seed, at / 8 + i)[..chunk.len()];
+        if chunk == expected {
+            continue;
         }
-        index += 1;
+        for (j, _) in chunk.iter().zip(expected).enumerate().filter(|(_, (is, should))| is != should) {
+            wrong.get_or_insert((at + 8 * i + j, 0)).1 += 1;
+        }
     }
     wrong
 }
@@ -49,7 +55,8 @@ mod tests {
             fill(&mut buffer, seed(3, 9));
             assert!(!buffer.contains(&0));
             assert_eq!(compare(&buffer, 0, seed(3, 9)), None);
-            assert_eq!(compare(&buffer[len / 2..], len / 2, seed(3, 9)), None);
+            let middle = len / 16 * 8;
+            assert_eq!(compare(&buffer[middle..], middle, seed(3, 9)), None);
             buffer[len - 1] ^= 0x40;
             assert_eq!(compare(&buffer, 0, seed(3, 9)), Some((len - 1, 1)));
         }

@@ -70,12 +70,12 @@ impl Report {
             Row::Bandwidth(all) => {
                 all.iter().zip(names).for_each(|(b, name)| value[name] = json!(b));
                 if let [a, b] = all[..] {
-                    value["ratio"] = json!({"peak": over(a.peak, b.peak), "average": over(a.average, b.average), "mpps": over(a.mpps, b.mpps)});
+                    value["ratio"] = json!({"peak": over(a.peak, b.peak), "average": over(a.average, b.average), "median": over(a.median, b.median)});
                 }
                 if let (Some(f), Some(a)) = (floor, all.first()) {
                     value["floor"] = json!(f);
-                    value["ratio_to_copy"] = json!(f.copy.map(|c| over(a.average, c)));
-                    value["ratio_to_memcpy"] = json!(over(a.average, f.memcpy));
+                    value["ratio_to_copy"] = json!(f.copy.map(|c| over(a.median, c)));
+                    value["ratio_to_memcpy"] = json!(over(a.median, f.memcpy));
                 }
             }
         }
@@ -138,7 +138,7 @@ fn header(latency: bool, against: bool, floor: bool) -> String {
         (true, false) => " #bytes   #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]".to_owned(),
         (false, false) => " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]".to_owned(),
         (true, true) => " #bytes   #iterations  t_typical[usec]: this      other   ratio  t_avg[usec]: this      other   ratio    99%[usec]: this      other   ratio".to_owned(),
-        (false, true) => " #bytes   #iterations  BW average[MB/sec]: this      other   ratio  MsgRate[Mpps]: this      other   ratio".to_owned(),
+        (false, true) => " #bytes   #iterations  BW  median[MB/sec]: this      other   ratio  MsgRate[Mpps]: this      other   ratio".to_owned(),
     };
     if floor {
         line += match latency {
@@ -181,22 +181,22 @@ fn bandwidth_row(size: usize, all: &[Bandwidth], floor: Option<&Floor>) -> Strin
         [a, b] => format!(
             " {size:<8} {:<11} {:>26.2} {:>10.2} {:>7.2} {:>20.4} {:>10.4} {:>7.2}",
             a.iterations,
-            a.average,
-            b.average,
-            over(a.average, b.average),
-            a.mpps,
-            b.mpps,
-            over(a.mpps, b.mpps)
+            a.median,
+            b.median,
+            over(a.median, b.median),
+            a.median_mpps,
+            b.median_mpps,
+            over(a.median_mpps, b.median_mpps)
         ),
         [a, ..] => format!(" {size:<10} {:<12} {:>17.2} {:>21.2} {:>15.6}", a.iterations, a.peak, a.average, a.mpps),
         [] => String::new(),
     };
     if let (Some(f), Some(a)) = (floor, all.first()) {
         line += &match f.copy {
-            Some(copy) => format!(" {copy:>22.2} {:>7.2}", over(a.average, copy)),
+            Some(copy) => format!(" {copy:>22.2} {:>7.2}", over(a.median, copy)),
             None => format!(" {:>22} {:>7}", "forbidden", "-"),
         };
-        line += &format!(" {:>16.2} {:>7.2}", f.memcpy, over(a.average, f.memcpy));
+        line += &format!(" {:>16.2} {:>7.2}", f.memcpy, over(a.median, f.memcpy));
     }
     line
 }

@@ -78,23 +78,30 @@ pub struct Latency {
     pub p999: f64,
 }
 
-/// A stream's numbers; those of several senders add up.
+/// One round of one rank's streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stream {
-    /// Operations.
+pub struct Round {
+    /// Operations, to all peers together.
     pub operations: u64,
-    /// Seconds from the first call to the receiver's answer.
+    /// Seconds from the first call to the last receiver's answer.
     pub seconds: f64,
-    /// Most operations a second between two completions.
-    pub peak: f64,
 }
 
-impl Stream {
-    /// Counts another round of the same sender in.
-    pub fn add_round(&mut self, round: &Self) {
-        self.operations += round.operations;
-        self.seconds += round.seconds;
-        self.peak = self.peak.max(round.peak);
+impl Round {
+    /// Ranks at work at the same time: all their operations over the longest of their times.
+    fn together(ranks: impl Iterator<Item = Self>) -> Self {
+        ranks.fold(Self::default(), |sum, r| Self {
+            operations: sum.operations + r.operations,
+            seconds: sum.seconds.max(r.seconds),
+        })
+    }
+
+    fn rate(&self) -> f64 {
+        if self.seconds > 0.0 {
+            self.operations as f64 / self.seconds
+        } else {
+            0.0
+        }
     }
 }
 
@@ -109,20 +116,35 @@ pub struct Bandwidth {
     pub average: f64,
     /// Million operations a second.
     pub mpps: f64,
+    /// MiB/s of the median round: what comparisons use, because one round in which the machine was busy with
+    /// something else does not move it.
+    pub median: f64,
+    /// Million operations a second of the median round.
+    pub median_mpps: f64,
 }
 
 impl Bandwidth {
-    /// Senders at work at the same time: each rate over the longest of their times.
-    pub fn of(size: usize, senders: &[Stream]) -> Self {
-        let seconds = senders.iter().map(|s| s.seconds).fold(0.0, f64::max);
-        let operations: u64 = senders.iter().map(|s| s.operations).sum();
+    /// From the rounds of each rank, messages of `size` bytes, `iterations` of one sender to one peer.
+    pub fn of(size: usize, iterations: u64, ranks: &[Vec<Round>]) -> Self {
+        let count = ranks.iter().map(Vec::len).max().unwrap_or(0);
+        let rounds: Vec<_> =
+            (0..count).map(|i| Round::together(ranks.iter().filter_map(|rank| rank.get(i).copied()))).collect();
+        let all = Round {
+            operations: rounds.iter().map(|r| r.operations).sum(),
+            seconds: rounds.iter().map(|r| r.seconds).sum(),
+        };
         let mib = |rate: f64| rate * size as f64 / (1u64 << 20) as f64;
-        let rate = if seconds > 0.0 { operations as f64 / seconds } else { 0.0 };
+        let mut rates: Vec<f64> = rounds.iter().map(Round::rate).collect();
+        rates.sort_by(f64::total_cmp);
+        let peak = rates.last().copied().unwrap_or(0.0);
+        let median = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
         Self {
-            iterations: senders.iter().map(|s| s.operations).max().unwrap_or(0),
-            peak: mib(senders.iter().map(|s| s.peak).sum::<f64>().max(rate)),
-            average: mib(rate),
-            mpps: rate / 1e6,
+            iterations,
+            peak: mib(peak),
+            average: mib(all.rate()),
+            mpps: all.rate() / 1e6,
+            median: mib(median),
+            median_mpps: median / 1e6,
         }
     }
 }
@@ -145,9 +167,16 @@ mod tests {
     }
 
     #[test]
-    fn two_senders_add_up() {
-        let one = Stream { operations: 1000, seconds: 1.0, peak: 2000.0 };
-        let both = Bandwidth::of(1 << 20, &[one, Stream { seconds: 2.0, ..one }]);
-        assert_eq!((both.iterations, both.average, both.peak, both.mpps), (1000, 1000.0, 4000.0, 0.001));
+    fn senders_add_up_and_the_best_round_is_the_peak() {
+        let round = |operations, seconds| Round { operations, seconds };
+        let ranks = [
+            vec![round(1000, 1.0), round(1000, 0.5), round(1000, 1.0)],
+            vec![round(1000, 2.0), round(1000, 0.5), round(1000, 1.0)],
+            vec![],
+        ];
+        let both = Bandwidth::of(1 << 20, 3000, &ranks);
+        let Bandwidth { average, peak, median, mpps, .. } = both;
+        assert_eq!((both.iterations, peak, median), (3000, 4000.0, 2000.0));
+        assert!((average - 6000.0 / 3.5).abs() < 1e-9 && (mpps - 0.006 / 3.5).abs() < 1e-12);
     }
 }

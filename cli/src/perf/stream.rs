@@ -4,7 +4,7 @@
 
 use super::args::Op;
 use super::lane::{Fault, Lane, Wait};
-use super::samples::Stream;
+use super::samples::Round;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Instant;
@@ -71,9 +71,7 @@ struct Sender<'a> {
     outstanding: VecDeque<*mut c_void>,
     start: Instant,
     answer: u64,
-    result: Stream,
-    mark: (u64, Instant),
-    stretch: u64,
+    seconds: f64,
 }
 
 impl<'a> Sender<'a> {
@@ -88,10 +86,7 @@ impl<'a> Sender<'a> {
             outstanding: VecDeque::with_capacity(load.depth + lane.contexts),
             start,
             answer: lane.expect(lane.answer_word(peer), 1),
-            result: Stream::default(),
-            mark: (0, start),
-            // Long enough that reading the clock costs nothing and a burst from a queue does not count as the wire.
-            stretch: (load.depth as u64).max(load.n / 64).max(1),
+            seconds: 0.0,
         }
     }
 
@@ -104,12 +99,6 @@ impl<'a> Sender<'a> {
             }
             self.outstanding.pop_front();
             self.finished += 1;
-            if self.finished - self.mark.0 == self.stretch {
-                let now = Instant::now();
-                let seconds = (now - self.mark.1).as_secs_f64();
-                self.result.peak = self.result.peak.max(self.stretch as f64 / seconds);
-                self.mark = (self.finished, now);
-            }
         }
         Ok(())
     }
@@ -140,7 +129,7 @@ impl<'a> Sender<'a> {
             Phase::AwaitingAnswer => {
                 if self.lane.session.signals.signal(self.lane.answer_word(self.peer)) >= self.answer {
                     if self.load.op != Op::Get {
-                        self.result.seconds = self.start.elapsed().as_secs_f64();
+                        self.seconds = self.start.elapsed().as_secs_f64();
                     }
                     self.phase = Phase::Over;
                     return Ok(true);
@@ -168,13 +157,12 @@ impl<'a> Sender<'a> {
 
     /// All operations are locally complete: flush gets, then send what tells the receiver that it has everything.
     fn all_done(&mut self) -> Result<(), Fault> {
-        self.result.operations = self.load.n;
         if self.load.op == Op::Get {
             for context in 0..self.lane.contexts {
                 let flush = self.lane.start_flush(context, self.peer)?;
                 self.lane.finish(flush, self.peer, "flush")?;
             }
-            self.result.seconds = self.start.elapsed().as_secs_f64();
+            self.seconds = self.start.elapsed().as_secs_f64();
         }
         for context in 0..self.lane.contexts {
             let word = self.lane.stream_word(context, self.lane.session.rank());
@@ -244,7 +232,7 @@ impl<'a> Receiver<'a> {
 }
 
 /// Streams to each of `to` and from each of `from` until all is over here. Clears and fills before, verifies after;
-/// `meet` waits for all ranks once buffers are ready. One result for each of `to`.
+/// `meet` waits for all ranks once buffers are ready.
 pub fn run(
     lane: &Lane,
     to: &[u32],
@@ -252,7 +240,7 @@ pub fn run(
     load: Load,
     epoch: u64,
     meet: &mut dyn FnMut() -> Result<(), Fault>,
-) -> Result<Vec<Stream>, Fault> {
+) -> Result<Round, Fault> {
     let extent = load.extent();
     for &peer in to.iter().chain(from) {
         lane.prepare(peer, extent, epoch);
@@ -306,7 +294,8 @@ pub fn run(
         (0..lane.contexts).try_for_each(|c| lane.verify_signal(lane.stream_word(c, peer), peer))?;
     }
     to.iter().try_for_each(|&peer| lane.verify_signal(lane.answer_word(peer), peer))?;
-    Ok(senders.into_iter().map(|s| s.result).collect())
+    let seconds = senders.iter().map(|s| s.seconds).fold(0.0, f64::max);
+    Ok(Round { operations: load.n * senders.len() as u64, seconds })
 }
 
 #[cfg(test)]

@@ -90,9 +90,9 @@ extern "C" fn oxygin_cli_log_line(
     let entry = LogLine { level, subsys, file: text_of(file), line, text: text_of(text) };
     if level <= PRINT_UP_TO.load(Ordering::Relaxed) {
         let word = match level {
-            ..=LOG_WARN => "WARN",
+            i32::MIN..=LOG_WARN => "WARN",
             LOG_INFO => "INFO",
-            ..=LOG_TRACE => "TRACE",
+            LOG_TRACE => "TRACE",
             _ => "LOG",
         };
         let rank = RANK.load(Ordering::Relaxed);

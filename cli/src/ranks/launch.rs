@@ -68,24 +68,37 @@ impl Outcome {
     /// Every rank's result, or the failures that came first (those of ranks that were merely aborted only if there
     /// is no other).
     pub fn results(self) -> Result<Vec<Vec<u8>>, RanksError> {
-        let mut causes = Vec::new();
+        // Ranks that say the same share a sentence.
+        let mut causes: Vec<(String, Vec<String>)> = Vec::new();
         let mut aborted = None;
         let mut results = Vec::new();
         for (rank, end) in self.ends {
-            match end {
-                End::Done(bytes) => results.push(bytes),
-                End::Failed(why) => causes.push(format!("rank {rank}: {why}")),
-                End::Died(why) => causes.push(format!("rank {rank} died: {why}")),
-                End::Aborted(why) => aborted = aborted.or(Some(why)),
+            let cause = match end {
+                End::Done(bytes) => {
+                    results.push(bytes);
+                    continue;
+                }
+                End::Aborted(why) => {
+                    aborted = aborted.or(Some(why));
+                    continue;
+                }
+                End::Failed(why) => why,
+                End::Died(why) => format!("died: {why}"),
+            };
+            match causes.iter_mut().find(|(text, _)| *text == cause) {
+                Some((_, ranks)) => ranks.push(rank.to_string()),
+                None => causes.push((cause, vec![rank.to_string()])),
             }
         }
         match (causes.is_empty(), aborted) {
             (true, None) => Ok(results),
             (true, Some(why)) => Err(RanksError(why)),
             (false, _) => {
-                // Ranks that failed because another one did say the same sentence.
-                causes.dedup_by(|a, b| a.ends_with(b.as_str()));
-                Err(RanksError(causes.join("; ")))
+                let sentence = |(text, ranks): &(String, Vec<String>)| {
+                    let glue = if text.starts_with("died: ") { " " } else { ": " };
+                    format!("rank {}{glue}{text}", ranks.join(", "))
+                };
+                Err(RanksError(causes.iter().map(sentence).collect::<Vec<_>>().join("; ")))
             }
         }
     }
@@ -103,6 +116,11 @@ where
         Place::Local { nranks } => run_hub(plan, *nranks, *nranks, None, &body),
         Place::Root { nranks, listen } => {
             let listener = TcpListener::bind(listen.as_str())
+                // A kernel without IPv6 has no [::].
+                .or_else(|e| match listen.strip_prefix("[::]:") {
+                    Some(port) => TcpListener::bind(format!("0.0.0.0:{port}")),
+                    None => Err(e),
+                })
                 .map_err(|e| RanksError(format!("cannot listen at {listen}: {e}; choose another port with -p")))?;
             listener.set_nonblocking(true).map_err(|e| RanksError(format!("listening socket: {e}")))?;
             run_hub(plan, *nranks, 1, Some(listener), &body)

@@ -139,7 +139,7 @@ impl Session {
 
     fn bring_up(&mut self, ranks: &mut Ranks, spec: &Spec) -> Result<(), SessionError> {
         let t = self.table.clone();
-        // SAFETY (here and below): every pointer is to a local or a field that outlives the call; objects are the
+        // SAFETY: (here and below) every pointer is to a local or a field that outlives the call; objects are the
         // plugin's own, used in NCCL's order.
         named("init", || unsafe { t.init(&mut self.instance, spec.comm_id, log::logger()) })?;
         let mut devices: c_int = 0;
@@ -258,7 +258,7 @@ impl Session {
         let t = self.table.clone();
         let coll = self.target.coll_comm;
         let mut first = Ok(());
-        // SAFETY (all four): the object was made by this table and is taken out of the session, so it ends once.
+        // SAFETY: (for all of them) the object was made by this table and is taken out of the session, so it ends once.
         let mut end = |call: &'static str, object: &mut *mut c_void, f: &dyn Fn(*mut c_void) -> NcclResult| {
             let object = std::mem::replace(object, null_mut());
             if !object.is_null() {
