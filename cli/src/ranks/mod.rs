@@ -1,0 +1,1 @@
+//! Ranks to drive a plugin with.
