@@ -301,12 +301,3 @@ impl Put {
         self
     }
 }
-
-/// What registration gave.
-#[derive(Clone, Copy, Debug)]
-pub struct Registered {
-    /// `mhandle`.
-    pub mhandle: *mut c_void,
-    /// `ginHandle`; NULL where the version has none.
-    pub gin_handle: *mut c_void,
-}
