@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// What went wrong, in words.
 pub type Outcome<T> = Result<T, String>;
 
+/// Hands one message to all ranks and returns everybody's, by rank.
+pub type Remote<'a> = dyn Fn(&[u8]) -> Outcome<Vec<Vec<u8>>> + 'a;
+
 /// What a case knows before it makes a communicator.
 pub struct Seat<'a> {
     /// This rank.
@@ -30,6 +33,12 @@ pub struct Seat<'a> {
     pub full: bool,
     /// How long a wait may take.
     pub limit: Duration,
+    /// How long a dead peer may stay unnoticed.
+    pub death_limit: Duration,
+    /// This rank's place in the control block.
+    pub slot: usize,
+    /// The way to ranks that other processes started; else the control block is.
+    pub remote: Option<Box<Remote<'a>>>,
     /// Bytes moved so far by this rank, for the table.
     pub bytes: Cell<u64>,
 }
@@ -38,19 +47,19 @@ impl Seat<'_> {
     /// Notes which call the rank is in, for whoever finds it stuck there.
     pub fn enter(&self, call: &'static str) {
         let index = CALLS.iter().position(|c| *c == call).unwrap_or(0);
-        self.control.rank(self.rank).call.store(index as u32, Ordering::Relaxed);
+        self.control.rank(self.slot).call.store(index as u32, Ordering::Relaxed);
     }
 
     /// Shows that this rank is alive.
     pub fn beat(&self) {
-        let me = self.control.rank(self.rank);
+        let me = self.control.rank(self.slot);
         me.call.store(0, Ordering::Relaxed);
         me.beat.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Shows how far this rank is.
     pub fn progress_of(&self, done: u64, total: u64) {
-        let me = self.control.rank(self.rank);
+        let me = self.control.rank(self.slot);
         me.done.store(done, Ordering::Relaxed);
         me.total.store(total, Ordering::Relaxed);
     }
@@ -70,7 +79,12 @@ impl Seat<'_> {
         if among == [self.rank] {
             return Ok(vec![mine.to_vec()]);
         }
-        self.control.gather(self.rank, among, mine, self.limit)
+        let Some(remote) = &self.remote else {
+            return self.control.gather(self.rank, among, mine, self.limit);
+        };
+        let all = remote(mine)?;
+        self.beat();
+        Ok(all.into_iter().enumerate().filter(|(rank, _)| among.contains(rank)).map(|(_, said)| said).collect())
     }
 
     /// All ranks' messages by rank.
@@ -233,7 +247,11 @@ impl<'a> World<'a> {
             let mut ctx = null_mut();
             seat.enter("createContext");
             // NCCL 2.30 passes no place for the device handle.
-            named("createContext", table.create_context(coll_comm, Some(&config), &mut ctx, null_mut()))?;
+            let code = table.create_context(coll_comm, Some(&config), &mut ctx, null_mut());
+            // A table that leaves the data to device code may say that it needs a device.
+            if table.kind().has_data_operations() || code != NcclResult::INVALID_USAGE {
+                named("createContext", code)?;
+            }
             seat.beat();
             Ok(Self { seat, table, instance, target: Target { coll_comm, ctx }, contexts })
         }
@@ -464,15 +482,23 @@ impl<'a> World<'a> {
 
     /// Takes everything down in NCCL's order.
     pub fn close(self, windows: &[&Window]) -> Outcome<()> {
+        let everyone: Vec<usize> = (0..self.seat.nranks).collect();
+        self.close_among(&everyone, windows)
+    }
+
+    /// Takes everything down in NCCL's order once the ranks of `living` are here.
+    pub fn close_among(self, living: &[usize], windows: &[&Window]) -> Outcome<()> {
         // Peers may still be sending here.
-        self.seat.barrier()?;
+        self.seat.barrier_among(living)?;
         for window in windows {
             self.deregister(window)?;
         }
         // SAFETY: objects of this communicator, each ended once.
         unsafe {
-            self.seat.enter("destroyContext");
-            named("destroyContext", self.table.destroy_context(self.target.ctx))?;
+            if !self.target.ctx.is_null() {
+                self.seat.enter("destroyContext");
+                named("destroyContext", self.table.destroy_context(self.target.ctx))?;
+            }
             self.seat.enter("closeColl");
             named("closeColl", self.table.close_coll(self.target.coll_comm))?;
             self.seat.enter("finalize");

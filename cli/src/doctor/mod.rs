@@ -1,5 +1,11 @@
 //! `oxygin doctor`.
 
+pub(crate) mod child;
+mod host;
+mod report;
+mod select;
+mod verbs;
+
 use std::error::Error;
 
 /// Options of `oxygin doctor`.

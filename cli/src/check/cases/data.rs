@@ -197,15 +197,10 @@ pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
         let seen = target.bytes(0, target.len());
         let differing = seen.iter().zip(&model).filter(|(a, b)| a != b).count() as u64;
         tally.item(differing, || format!("round {round}: {differing} bytes differ from the model"));
-        if differing > 0 {
-            break;
-        }
         seat.progress_of(round as u64, rounds as u64);
         seat.barrier()?;
     }
-    if tally.wrong == 0 {
-        world.close(&[&source, &target, &flags])?;
-    }
+    world.close(&[&source, &target, &flags])?;
     Ok(tally)
 }
 
