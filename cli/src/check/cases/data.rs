@@ -149,9 +149,11 @@ fn available_memory() -> u64 {
     kib << 10
 }
 
-/// Random sizes, offsets and targets; each rank owns a stripe of every window, so a model of one array is enough.
+/// Random sizes, offsets, contexts and targets; each rank owns a stripe of every window, so one array is the model.
 pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
-    const STRIPE: usize = 256 << 10;
+    const PUTS: usize = 16;
+    const PART: usize = 64 << 10;
+    const STRIPE: usize = PUTS * PART;
     let rounds = if seat.full { 200 } else { 20 };
     let world = World::open(seat, 2)?;
     let source = world.window(STRIPE, 0)?;
@@ -165,16 +167,17 @@ pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
         fill(source.bytes(0, STRIPE), seed(seat.rank, round));
         let mut requests = Vec::new();
         for (sender, dice) in dice.iter_mut().enumerate() {
-            for _ in 0..16 {
+            for part in 0..PUTS {
                 let peer = dice.below(seat.nranks as u64) as usize;
-                let most = [16, 300, 5000, STRIPE as u64][dice.below(4) as usize];
+                let most = [16, 300, 5000, PART as u64][dice.below(4) as usize];
                 let size = dice.below(most + 1) as usize;
                 let from = dice.below((STRIPE - size + 1) as u64) as usize;
-                let to = dice.below((STRIPE - size + 1) as u64) as usize;
+                // Puts are unordered among themselves, so those of one round do not overlap.
+                let to = part * PART + dice.below((PART - size + 1) as u64) as usize;
                 if sender == seat.rank {
                     let at = (&target, sender * STRIPE + to);
-                    // One context, and a wait for each: puts to one place are not ordered among themselves.
-                    let request = world.put_signal(0, peer, (&source, from), at, size, &add(&flags, 8 * sender, 1))?;
+                    let context = dice_context(round, part, world.contexts);
+                    let request = world.put_signal(context, peer, (&source, from), at, size, &add(&flags, 8 * sender, 1))?;
                     world.wait(request)?;
                     requests.push(peer);
                 }
@@ -202,6 +205,10 @@ pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
     }
     world.close(&[&source, &target, &flags])?;
     Ok(tally)
+}
+
+fn dice_context(round: usize, part: usize, contexts: usize) -> usize {
+    (round + part) % contexts
 }
 
 fn seed(rank: usize, round: usize) -> u64 {
