@@ -2,10 +2,8 @@
 
 use super::child;
 use super::report::Section;
-use super::select::Choice;
-use std::collections::BTreeMap;
-use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use oxygin::comm::interfaces;
+use oxygin::config::Config;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
@@ -28,95 +26,22 @@ pub fn soft() -> Section {
 }
 
 /// Looks at the interfaces and at which of them is chosen.
-pub fn interfaces() -> Section {
-    let mut section = Section::new("Interfaces");
-    let wanted = std::env::var("NCCL_SOCKET_IFNAME").ok().filter(|v| !v.is_empty());
-    let family = std::env::var("NCCL_SOCKET_FAMILY").ok();
-    let all = list_interfaces();
-    let usable = |a: &Vec<IpAddr>| {
-        a.iter().any(|ip| match family.as_deref() {
-            Some("AF_INET") => ip.is_ipv4(),
-            Some("AF_INET6") => ip.is_ipv6(),
-            _ => true,
-        })
-    };
-    let candidates: Vec<&String> = all.iter().filter(|(_, a)| usable(a)).map(|(n, _)| n).collect();
-    let chosen = choose(&candidates, wanted.as_deref());
-    for (name, addresses) in &all {
-        let addresses = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        match chosen.contains(&name.as_str()) {
-            true => section.ok(name, format!("{addresses}; used for sockets")),
-            false => section.note(name, format!("{addresses}; not used")),
+pub fn interfaces(config: &Config) -> Section {
+    let mut section = Section::new("Interfaces for set-up and TCP");
+    let chosen = interfaces::choose(config);
+    let used = chosen.as_deref().unwrap_or_default();
+    for one in interfaces::present().unwrap_or_default() {
+        let address = one.address.ip();
+        match used.iter().any(|c| c.name == one.name && c.address == one.address) {
+            true => section.ok(one.name, format!("{address}: used")),
+            false if !one.running => section.note(one.name, format!("{address}: not used, the interface is not running")),
+            false => section.note(one.name, format!("{address}: not used")),
         }
     }
-    if chosen.is_empty() {
-        let wanted = wanted.map_or("no value".into(), |w| format!("{w:?}"));
-        let names = all.keys().cloned().collect::<Vec<_>>().join(", ");
-        section.wrong(
-            "NCCL_SOCKET_IFNAME",
-            format!("{wanted} leaves no interface that is up and has an address of the wanted family"),
-            format!("choose among: {names}; and look at NCCL_SOCKET_FAMILY"),
-        );
+    if let Err(e) = chosen {
+        section.wrong("choice", e.message(), "change or unset NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY");
     }
     section
-}
-
-/// Which interfaces NCCL's rules take: those named; else InfiniBand ones, else any but docker and loopback, else
-/// docker, else loopback.
-pub fn choose<'a>(names: &[&'a String], wanted: Option<&str>) -> Vec<&'a str> {
-    let names = names.iter().map(|n| n.as_str());
-    if let Some(wanted) = wanted {
-        let choice = Choice::parse(wanted, false);
-        return names.filter(|n| choice.takes(n, None)).collect();
-    }
-    let classes: [fn(&str) -> bool; 4] = [
-        |n| n.starts_with("ib"),
-        |n| !n.starts_with("docker") && n != "lo",
-        |n| n.starts_with("docker"),
-        |n| n == "lo",
-    ];
-    let found = classes.iter().map(|class| names.clone().filter(|n| class(n)).collect::<Vec<_>>());
-    found.into_iter().find(|f| !f.is_empty()).unwrap_or_default()
-}
-
-/// Interfaces that are up, with their addresses (link-local IPv6 ones left out).
-fn list_interfaces() -> BTreeMap<String, Vec<IpAddr>> {
-    let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
-    let mut head = std::ptr::null_mut();
-    // SAFETY: getifaddrs fills `head` with a list that is freed below.
-    if unsafe { libc::getifaddrs(&mut head) } != 0 {
-        return found;
-    }
-    let mut at = head;
-    // SAFETY: the list is valid until freeifaddrs; entries end with NULL.
-    while let Some(entry) = unsafe { at.as_ref() } {
-        at = entry.ifa_next;
-        if entry.ifa_addr.is_null() || entry.ifa_flags & libc::IFF_UP as u32 == 0 {
-            continue;
-        }
-        // SAFETY: not NULL; the family says which sockaddr it is.
-        let ip = unsafe {
-            match i32::from((*entry.ifa_addr).sa_family) {
-                libc::AF_INET => {
-                    let raw = (*entry.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                    IpAddr::V4(Ipv4Addr::from(u32::from_be(raw)))
-                }
-                libc::AF_INET6 => {
-                    IpAddr::V6(Ipv6Addr::from((*entry.ifa_addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr))
-                }
-                _ => continue,
-            }
-        };
-        if matches!(ip, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80) {
-            continue;
-        }
-        // SAFETY: a C string of the list.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        found.entry(name).or_default().push(ip);
-    }
-    // SAFETY: what getifaddrs made, freed once.
-    unsafe { libc::freeifaddrs(head) };
-    found
 }
 
 fn cross_memory_attach(section: &mut Section) {
@@ -207,21 +132,4 @@ fn abstract_sockets() -> Result<(), String> {
     let _listener = UnixListener::bind_addr(&address).map_err(|e| format!("bind: {e}"))?;
     UnixStream::connect_addr(&address).map_err(|e| format!("connect: {e}"))?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interfaces_are_taken_in_nccls_order() {
-        let names = ["docker0", "eth0", "eth1", "ib0", "lo"].map(String::from);
-        let all: Vec<&String> = names.iter().collect();
-        assert_eq!(choose(&all, None), ["ib0"]);
-        assert_eq!(choose(&all[..3], None), ["eth0", "eth1"]);
-        assert_eq!(choose(&all[..1], None), ["docker0"]);
-        assert_eq!(choose(&all[4..], None), ["lo"]);
-        assert_eq!(choose(&all, Some("^eth,docker")), ["ib0", "lo"]);
-        assert_eq!(choose(&all, Some("=eth")), Vec::<&str>::new());
-    }
 }

@@ -1,6 +1,6 @@
-//! NCCL's list syntax for interfaces and devices: `eth0,eth1`, `^docker`, `=mlx5_0:1`.
+//! NCCL's list syntax for devices: `mlx5_0,mlx5_2`, `^mlx4`, `=mlx5_0:1`.
 
-/// A parsed `NCCL_SOCKET_IFNAME` or `NCCL_IB_HCA`.
+/// A parsed `NCCL_IB_HCA`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     exclude: bool,
@@ -9,12 +9,12 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Reads the value; `with_ports` gives a number behind a colon its meaning.
-    pub fn parse(value: &str, with_ports: bool) -> Self {
+    /// Reads the value.
+    pub fn parse(value: &str) -> Self {
         let (exclude, rest) = value.strip_prefix('^').map_or((false, value), |r| (true, r));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |r| (true, r));
         let entry = |text: &str| match text.split_once(':') {
-            Some((name, port)) if with_ports => (name.to_owned(), port.parse().ok()),
+            Some((name, port)) => (name.to_owned(), port.parse().ok()),
             _ => (text.to_owned(), None),
         };
         let entries = rest.split(',').filter(|e| !e.is_empty()).map(entry).collect();
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn prefixes_exclusion_exactness_and_ports() {
-        let takes = |value, name, port| Choice::parse(value, true).takes(name, port);
+        let takes = |value, name, port| Choice::parse(value).takes(name, port);
         assert!(takes("eth", "eth1", None));
         assert!(!takes("=eth", "eth1", None));
         assert!(!takes("^eth", "eth1", None));

@@ -19,7 +19,7 @@ pub fn verbs(sys: &Path, dev: &Path) -> Section {
         );
     }
     let hca = std::env::var("NCCL_IB_HCA").ok().filter(|v| !v.is_empty());
-    let choice = Choice::parse(hca.as_deref().unwrap_or_default(), true);
+    let choice = Choice::parse(hca.as_deref().unwrap_or_default());
     let mut ports = 0;
     for name in &names {
         ports += device(&mut section, sys, dev, name, &choice);
@@ -177,7 +177,7 @@ mod tests {
 
     fn port(root: &Path, choice: &str) -> (usize, Vec<(Verdict, String)>) {
         let mut section = Section::new("t");
-        let usable = device(&mut section, root, root, "rxe0", &Choice::parse(choice, true));
+        let usable = device(&mut section, root, root, "rxe0", &Choice::parse(choice));
         (usable, section.findings.into_iter().map(|f| (f.verdict, f.detail)).collect())
     }
 
