@@ -8,9 +8,28 @@ use std::time::{Duration, Instant};
 pub const MESSAGE: usize = 1024;
 /// Calls into the plugin by number, for [`Rank::call`].
 pub const CALLS: &[&str] = &[
-    "no call", "dlopen", "init", "getProperties", "listen", "connect", "closeListen", "createContext", "regMrSym",
-    "deregMrSym", "destroyContext", "closeColl", "finalize", "iput", "iputSignal", "iget", "iflush", "test", "progress",
-    "queryLastError", "getRmaProperties", "dlclose",
+    "no call",
+    "dlopen",
+    "init",
+    "getProperties",
+    "listen",
+    "connect",
+    "closeListen",
+    "createContext",
+    "regMrSym",
+    "deregMrSym",
+    "destroyContext",
+    "closeColl",
+    "finalize",
+    "iput",
+    "iputSignal",
+    "iget",
+    "iflush",
+    "test",
+    "progress",
+    "queryLastError",
+    "getRmaProperties",
+    "dlclose",
 ];
 
 /// What one rank shows to the others. Lives in shared memory, all zero at first.

@@ -20,7 +20,7 @@ use std::time::Duration;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     plugin: Option<PathBuf>,
     /// The table to test: gin-v11 … rma-v16; without it the newest that the library has
     #[arg(long, value_name = "NAME", conflicts_with = "all_tables")]
@@ -112,8 +112,15 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         death_limit: Duration::from_secs(args.death_deadline.max(1)),
     };
     let form = if args.full { "full" } else { "quick" };
-    let mut report =
-        Report { plugin: plugin.display().to_string(), name, form, cases: Vec::new(), passed: 0, failed: 0, skipped: 0 };
+    let mut report = Report {
+        plugin: plugin.display().to_string(),
+        name,
+        form,
+        cases: Vec::new(),
+        passed: 0,
+        failed: 0,
+        skipped: 0,
+    };
     if !args.json {
         report::print_heading(&report.plugin, &report.name, options.nranks, form);
     }
@@ -127,8 +134,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         }
     }
     let count = |verdict| report.cases.iter().filter(|r| r.result == verdict).count();
-    (report.passed, report.failed, report.skipped) =
-        (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
+    (report.passed, report.failed, report.skipped) = (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
     match args.json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => report::print_sum(&report),

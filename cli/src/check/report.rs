@@ -62,7 +62,10 @@ pub struct Report {
 /// Prints the heading.
 pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str) {
     println!("# {plugin} ({name}), {ranks} ranks, {form}");
-    println!("#{:>21} {:>8} {:>5} {:>12} {:>9} {:>9} {:>7}  result", "case", "table", "ranks", "bytes", "rounds", "time", "#wrong");
+    println!(
+        "#{:>21} {:>8} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
+        "case", "table", "ranks", "bytes", "rounds", "time", "#wrong"
+    );
 }
 
 /// Prints one line, and what there is to say about it.
@@ -74,8 +77,12 @@ pub fn print_row(row: &Row) {
         Verdict::Skip => "skipped",
     };
     match result {
-        Verdict::Skip => print!("{name:>22} {table:>8} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-"),
-        _ => print!("{name:>22} {table:>8} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}"),
+        Verdict::Skip => {
+            print!("{name:>22} {table:>8} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-")
+        }
+        _ => {
+            print!("{name:>22} {table:>8} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}")
+        }
     }
     match why {
         Some(why) => println!(": {why}"),

@@ -264,9 +264,9 @@ fn watch(
                 children.iter().filter(|c| !c.over).for_each(|c| kill(c.pid));
             }
         }
-        let slowest = (0..control.nranks()).map(|r| control.rank(r)).map(|r| {
-            (r.done.load(Ordering::Relaxed), r.total.load(Ordering::Relaxed))
-        });
+        let slowest = (0..control.nranks())
+            .map(|r| control.rank(r))
+            .map(|r| (r.done.load(Ordering::Relaxed), r.total.load(Ordering::Relaxed)));
         let (done, total) = slowest.min().unwrap_or_default();
         progress.show(done, total);
         std::thread::sleep(Duration::from_millis(2));

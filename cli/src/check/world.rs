@@ -141,11 +141,6 @@ impl Window {
         }
     }
 
-    /// First byte.
-    pub fn base(&self) -> *mut u8 {
-        self.base
-    }
-
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -239,8 +234,7 @@ impl<'a> World<'a> {
             let rank = members.iter().position(|&m| m == seat.rank).expect("a member") as i32;
             let nranks = members.len() as i32;
             seat.enter("connect");
-            let code =
-                table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut coll_comm);
+            let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut coll_comm);
             named("connect", code)?;
             seat.enter("closeListen");
             named("closeListen", table.close_listen(listener))?;
@@ -333,7 +327,14 @@ impl<'a> World<'a> {
     }
 
     /// Starts a put.
-    pub fn put(&self, context: usize, peer: usize, from: (&Window, usize), to: (&Window, usize), size: usize) -> Outcome<Request> {
+    pub fn put(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+    ) -> Outcome<Request> {
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), None, &mut raw);
         self.seat.bytes.set(self.seat.bytes.get() + size as u64);
@@ -341,7 +342,15 @@ impl<'a> World<'a> {
     }
 
     /// Starts a put with a signal.
-    pub fn put_signal(&self, context: usize, peer: usize, from: (&Window, usize), to: (&Window, usize), size: usize, signal: &Signal) -> Outcome<Request> {
+    pub fn put_signal(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+        signal: &Signal,
+    ) -> Outcome<Request> {
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), Some(signal), &mut raw);
         self.seat.bytes.set(self.seat.bytes.get() + size as u64);
@@ -356,7 +365,14 @@ impl<'a> World<'a> {
     }
 
     /// Starts a get.
-    pub fn get(&self, context: usize, peer: usize, from: (&Window, usize), to: (&Window, usize), size: usize) -> Outcome<Request> {
+    pub fn get(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+    ) -> Outcome<Request> {
         let get = Get {
             context: context as i32,
             remote_off: from.1 as u64,

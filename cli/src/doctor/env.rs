@@ -41,7 +41,12 @@ mod tests {
     fn verdicts(all: &[(&str, &str)]) -> Vec<(String, Verdict)> {
         let all: Vec<_> = all.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         let section = variables(&all).1;
-        section.findings.into_iter().filter(|f| !f.subject.starts_with("unset")).map(|f| (f.subject, f.verdict)).collect()
+        section
+            .findings
+            .into_iter()
+            .filter(|f| !f.subject.starts_with("unset"))
+            .map(|f| (f.subject, f.verdict))
+            .collect()
     }
 
     #[test]

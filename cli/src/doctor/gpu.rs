@@ -41,7 +41,9 @@ pub fn gpu() -> Section {
     let release = release.trim();
     match kernel_exports_dma_buf(release) {
         true => section.ok("DMA-BUF", format!("kernel {release} can register DMA-BUFs with RDMA devices")),
-        false => section.no("DMA-BUF", format!("kernel {release} is older than 5.12"), "a newer kernel, or nvidia_peermem"),
+        false => {
+            section.no("DMA-BUF", format!("kernel {release} is older than 5.12"), "a newer kernel, or nvidia_peermem")
+        }
     }
     section
 }

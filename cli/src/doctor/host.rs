@@ -34,7 +34,9 @@ pub fn interfaces(config: &Config) -> Section {
         let address = one.address.ip();
         match used.iter().any(|c| c.name == one.name && c.address == one.address) {
             true => section.ok(one.name, format!("{address}: used")),
-            false if !one.running => section.note(one.name, format!("{address}: not used, the interface is not running")),
+            false if !one.running => {
+                section.note(one.name, format!("{address}: not used, the interface is not running"))
+            }
             false => section.note(one.name, format!("{address}: not used")),
         }
     }

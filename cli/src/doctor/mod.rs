@@ -23,8 +23,9 @@ pub struct Args {
 
 /// Runs it; true: oxygin can run here and nothing that was asked for is impossible.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let all: Vec<(String, String)> =
-        std::env::vars_os().map(|(n, v)| (n.to_string_lossy().into_owned(), v.to_string_lossy().into_owned())).collect();
+    let all: Vec<(String, String)> = std::env::vars_os()
+        .map(|(n, v)| (n.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
+        .collect();
     let variable = |name: &str| all.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let (config, variables) = env::variables(&all);
     let report = Report::new(vec![

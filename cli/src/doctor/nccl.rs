@@ -3,8 +3,7 @@
 use super::child;
 use super::report::Section;
 use std::collections::BTreeSet;
-use std::ffi::{c_int, CStr};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{c_int, CStr, CString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -67,7 +66,9 @@ pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
 pub fn needs(code: i32) -> Result<&'static [(&'static str, &'static str)], &'static str> {
     match code {
         ..22807 => Err("too old: plugin tables for GIN begin with 2.28.7"),
-        22807..22907 => Err("loads a GIN table out of a NET plugin only (NCCL_NET_PLUGIN), which oxygin is not; use 2.29.7 or newer"),
+        22807..22907 => Err(
+            "loads a GIN table out of a NET plugin only (NCCL_NET_PLUGIN), which oxygin is not; use 2.29.7 or newer",
+        ),
         22907..23007 => Ok(&[("NCCL_GIN_PLUGIN", "oxygin")]),
         _ => Ok(&[("NCCL_RMA_PLUGIN", "oxygin"), ("NCCL_GIN_PLUGIN", "oxygin")]),
     }
@@ -95,22 +96,31 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     }
     match (chosen, value) {
         (true, _) => section.ok(subject, "oxygin, as the variables are now"),
-        (false, Some(value)) => section.note(subject, format!("{decisive}={value} selects something else; for oxygin: {line}")),
+        (false, Some(value)) => {
+            section.note(subject, format!("{decisive}={value} selects something else; for oxygin: {line}"))
+        }
         (false, None) => section.note(subject, format!("not oxygin; to select it: {line}")),
     }
 }
 
-/// The path behind a library name, if it loads.
+/// The path behind a library name, if it loads, with its links followed.
 fn loads(name: &str) -> Result<String, String> {
-    let name = name.to_owned();
+    let name = CString::new(name).map_err(|e| e.to_string())?;
     child::ask(Duration::from_secs(20), move || {
-        // SAFETY: loading runs constructors, in a process of its own.
-        unsafe { libloading::Library::new(&name) }.map(std::mem::forget).map_err(|e| e.to_string())?;
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let file = Path::new(&name).file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default();
-        let stem = file.split(".so").next().unwrap_or_default().to_owned();
-        let path = maps.lines().filter_map(|l| l.find('/').map(|at| &l[at..])).find(|p| p.contains(&stem));
-        Ok(path.unwrap_or(&name).to_owned())
+        // SAFETY: loads a library in a process of its own and asks the linker where it came from.
+        unsafe {
+            let handle = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
+            if handle.is_null() {
+                return Err(CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned());
+            }
+            let mut map: *mut LinkMap = std::ptr::null_mut();
+            if libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) != 0 {
+                return Ok(name.to_string_lossy().into_owned());
+            }
+            let path = CStr::from_ptr((*map).name).to_string_lossy().into_owned();
+            let real = Path::new(&path).canonicalize().map(|p| p.display().to_string());
+            Ok(real.unwrap_or(path))
+        }
     })
 }
 
@@ -143,7 +153,11 @@ fn version(path: &Path) -> Option<i32> {
             let mut code = 0;
             let result = get(&mut code);
             std::mem::forget(library);
-            if result == 0 { Ok(code.to_string()) } else { Err(format!("ncclGetVersion returned {result}")) }
+            if result == 0 {
+                Ok(code.to_string())
+            } else {
+                Err(format!("ncclGetVersion returned {result}"))
+            }
         }
     });
     asked.ok().and_then(|text| text.parse().ok()).or_else(|| scan(&std::fs::read(path).ok()?))
@@ -167,7 +181,18 @@ fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let lists = ["LD_LIBRARY_PATH", "PYTHONPATH"].map(|n| variable(n).unwrap_or_default());
     folders.extend(std::env::split_paths(&lists[0]));
     folders.extend(["NCCL_HOME", "CUDA_HOME"].into_iter().filter_map(variable).map(|h| Path::new(&h).join("lib")));
-    folders.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib"].map(PathBuf::from));
+    folders.extend(
+        [
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/local/lib",
+            "/usr/local/nccl/lib",
+            "/usr/local/cuda/lib64",
+            "/opt/rocm/lib",
+        ]
+        .map(PathBuf::from),
+    );
     let mut packages: Vec<PathBuf> = std::env::split_paths(&lists[1]).collect();
     for root in python_roots(variable) {
         for python in children(&root.join("lib")).filter(|p| name_of(p).starts_with("python3")) {
@@ -195,7 +220,8 @@ fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
 }
 
 fn python_roots(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
-    let mut roots: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).map(PathBuf::from).collect();
+    let mut roots: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).map(PathBuf::from).collect();
     roots.extend(["/usr", "/usr/local", "/opt/conda", "/opt/venv"].map(PathBuf::from));
     if let Some(home) = variable("HOME").map(PathBuf::from) {
         roots.extend(children(&home.join(".pyenv/versions")));
@@ -215,26 +241,9 @@ fn name_of(path: &Path) -> String {
     path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// What the linker's cache holds, found by loading; `dlinfo` tells where from.
+/// What the linker finds by itself.
 fn cached() -> Vec<PathBuf> {
-    let by_name = |name: &'static CStr| {
-        child::ask(Duration::from_secs(30), move || {
-            // SAFETY: loads a library in a process of its own and asks where it came from.
-            unsafe {
-                let handle = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
-                let mut map: *mut LinkMap = std::ptr::null_mut();
-                if handle.is_null() || libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) != 0 {
-                    return Err("not there".into());
-                }
-                Ok(CStr::from_ptr((*map).name).to_string_lossy().into_owned())
-            }
-        })
-    };
-    [c"libnccl.so.2", c"librccl.so.1"]
-        .into_iter()
-        .filter_map(|name| by_name(name).ok())
-        .map(|text| PathBuf::from(std::ffi::OsStr::from_bytes(text.as_bytes())))
-        .collect()
+    ["libnccl.so.2", "librccl.so.1"].into_iter().filter_map(|name| loads(name).ok()).map(PathBuf::from).collect()
 }
 
 /// The beginning of glibc's `struct link_map`.

@@ -70,7 +70,11 @@ fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &Ch
             section.no(subject, "NCCL_IB_HCA leaves it out", "name it there, or unset it");
         } else if !state.starts_with('4') {
             let state = state.split_once(": ").map_or(state.as_str(), |(_, s)| s).to_owned();
-            section.no(subject, format!("the port is {state}, not ACTIVE"), "ip link set IFACE up; check the cable, the switch and (InfiniBand) the subnet manager");
+            section.no(
+                subject,
+                format!("the port is {state}, not ACTIVE"),
+                "ip link set IFACE up; check the cable, the switch and (InfiniBand) the subnet manager",
+            );
         } else if gids.is_empty() {
             section.no(subject, "no GID", "give the network interface an address, or look at NCCL_IB_GID_INDEX");
         } else if !accessible {

@@ -38,8 +38,7 @@ pub fn data(seat: &Seat<'_>) -> Outcome<Tally> {
             let size = [8, 1000, 4096, STRIPE][(round % 4) as usize];
             let seed = |rank: usize| (rank * 8 + context) as u64 * 1_000_000 + round;
             fill(source.bytes(base, size), seed(world.seat.rank));
-            let request =
-                world.put_signal(context, next, (source, base), (target, base), size, &inc(flags, word))?;
+            let request = world.put_signal(context, next, (source, base), (target, base), size, &inc(flags, word))?;
             world.wait_signal(flags, word, round, previous)?;
             let (bad, _) = wrong(target.bytes(base, size), seed(previous));
             tally.item(bad, || format!("context {context}, round {round}: {bad} of {size} bytes are wrong"));
@@ -52,7 +51,8 @@ pub fn data(seat: &Seat<'_>) -> Outcome<Tally> {
     };
     let tallies: Vec<Outcome<Tally>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..CONTEXTS).map(|context| scope.spawn(move || one(context))).collect();
-        let ended = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().unwrap_or_else(|_| Err("a thread panicked".into()));
+        let ended =
+            |t: std::thread::ScopedJoinHandle<'_, _>| t.join().unwrap_or_else(|_| Err("a thread panicked".into()));
         threads.into_iter().map(ended).collect()
     });
     let mut sum = Tally::default();

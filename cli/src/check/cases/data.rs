@@ -95,7 +95,9 @@ fn check_item(tally: &mut Tally, item: &Item, target: &Window, seed: u64, sender
 /// Small, odd and large sizes at every pairing of offsets.
 pub fn put_sizes(seat: &Seat<'_>) -> Outcome<Tally> {
     let mut shapes = Vec::new();
-    for size in [0, 1, 2, 3, 7, 8, 9, 15, 16, 31, 63, 64, 65, 127, 255, 256, 511, 1000, 1023, 1024, 1025, 4095, 4096, 4097] {
+    for size in
+        [0, 1, 2, 3, 7, 8, 9, 15, 16, 31, 63, 64, 65, 127, 255, 256, 511, 1000, 1023, 1024, 1025, 4095, 4096, 4097]
+    {
         for from in [0, 1, 3, 8, 63] {
             for to in [0, 1, 4, 7, 8, 61] {
                 shapes.push((size, from, to));
@@ -132,7 +134,9 @@ pub fn put_big(seat: &Seat<'_>) -> Outcome<Tally> {
         let needed = (2 * seat.nranks as u64 + 2) * wanted as u64;
         match available_memory() {
             free if free >= needed => size = wanted,
-            free => note = Some(format!("over 1 GiB left out: needs {} GiB free, there are {}", needed >> 30, free >> 30)),
+            free => {
+                note = Some(format!("over 1 GiB left out: needs {} GiB free, there are {}", needed >> 30, free >> 30))
+            }
         }
     } else {
         note = Some("over 1 GiB only with --full".into());
@@ -177,7 +181,8 @@ pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
                 if sender == seat.rank {
                     let at = (&target, sender * STRIPE + to);
                     let context = dice_context(round, part, world.contexts);
-                    let request = world.put_signal(context, peer, (&source, from), at, size, &add(&flags, 8 * sender, 1))?;
+                    let request =
+                        world.put_signal(context, peer, (&source, from), at, size, &add(&flags, 8 * sender, 1))?;
                     world.wait(request)?;
                     requests.push(peer);
                 }

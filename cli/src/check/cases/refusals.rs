@@ -76,7 +76,9 @@ impl Bench<'_> {
             (_, []) => Some(format!("returned {} without a log line", spell(code))),
             (_, [line]) if named(&line.text) => None,
             (_, [line]) => Some(format!("logged {:?}, which lacks the call or the value {values:?}", line.text)),
-            (_, lines) => Some(format!("logged {} lines: {:?}", lines.len(), lines.iter().map(|l| &l.text).collect::<Vec<_>>())),
+            (_, lines) => {
+                Some(format!("logged {} lines: {:?}", lines.len(), lines.iter().map(|l| &l.text).collect::<Vec<_>>()))
+            }
         };
         self.tally.item(u64::from(fault.is_some()), || format!("{call} with {what} {}", fault.unwrap_or_default()));
     }
@@ -188,7 +190,9 @@ pub fn handle(seat: &Seat<'_>) -> Outcome<Tally> {
 pub fn offset(seat: &Seat<'_>) -> Outcome<Tally> {
     with_bench(seat, |bench| {
         let room = ROOM as u64;
-        for (off, size) in [(room - 63, 64), (room, 1), (room + 1, 8), (u64::MAX - 7, 64), (8, usize::MAX - 3), (1 << 63, 1 << 63)] {
+        for (off, size) in
+            [(room - 63, 64), (room, 1), (room + 1, 8), (u64::MAX - 7, 64), (8, usize::MAX - 3), (1 << 63, 1 << 63)]
+        {
             let what = |side: &str| format!("{side} offset {off} and size {size} in a window of {room} bytes");
             let value = [number(off), number(size as u64)].concat();
             bench.puts(&what("source"), &value, Put { src_off: off, size, ..bench.good_put() });

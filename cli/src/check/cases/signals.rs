@@ -60,9 +60,7 @@ pub fn additions(seat: &Seat<'_>) -> Outcome<Tally> {
             world.wait(request)?;
             let before = sum;
             sum = sum.wrapping_add(value);
-            world
-                .wait_exactly(&flags, off, sum, previous)
-                .map_err(|e| format!("{before:#x} + {value:#x}: {e}"))?;
+            world.wait_exactly(&flags, off, sum, previous).map_err(|e| format!("{before:#x} + {value:#x}: {e}"))?;
             tally.item(0, String::new);
             seat.barrier()?;
         }

@@ -46,7 +46,7 @@ enum Step {
 
 /// Every order below, then each step a second time; between the orders a whole communicator comes up and works.
 pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
-    use Step::{CloseColl, DestroyContext, Deregister, Finalize};
+    use Step::{CloseColl, Deregister, DestroyContext, Finalize};
     const ORDERS: &[&[Step]] = &[
         &[Deregister, DestroyContext, CloseColl, Finalize],
         &[DestroyContext, Deregister, CloseColl, Finalize],
@@ -141,8 +141,7 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
                 let (nranks, rank) = (seat.nranks as i32, seat.rank as i32);
                 let config = ContextConfig::default();
                 seat.enter("connect");
-                let code =
-                    table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut comm);
+                let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut comm);
                 good("connect", code)?;
                 seat.beat();
                 seat.barrier()?;
