@@ -1,7 +1,7 @@
 //! Data arrives whole, where it belongs, and nowhere else.
 
 use super::Tally;
-use crate::check::pattern::{byte, fill, wrong, Dice};
+use crate::check::pattern::{byte, fill, fill_from, wrong, wrong_from, Dice};
 use crate::check::world::{add, Outcome, Seat, Window, World};
 use std::sync::atomic::Ordering;
 
@@ -9,6 +9,9 @@ use std::sync::atomic::Ordering;
 const GUARD: usize = 64;
 /// What untouched bytes hold.
 const UNTOUCHED: u8 = 0xA5;
+
+/// Large memory is filled and checked in steps, with a sign of life between them.
+const STEP: usize = 4 << 20;
 
 /// One put to check.
 #[derive(Clone, Copy)]
@@ -52,8 +55,12 @@ fn run_batches(seat: &Seat<'_>, shapes: &[(usize, usize, usize)], room: usize) -
     let mut tally = Tally::default();
     let mut signalled = 0;
     for (batch, items) in lay_out(shapes, room).iter().enumerate() {
-        fill(source.bytes(0, room), seed(seat.rank, batch));
-        target.bytes(0, room).fill(UNTOUCHED);
+        for at in (0..room).step_by(STEP) {
+            let len = STEP.min(room - at);
+            fill_from(source.bytes(at, len), seed(seat.rank, batch), at);
+            target.bytes(at, len).fill(UNTOUCHED);
+            seat.beat();
+        }
         seat.barrier()?;
         let mut requests = Vec::new();
         for (i, item) in items.iter().enumerate() {
@@ -71,7 +78,7 @@ fn run_batches(seat: &Seat<'_>, shapes: &[(usize, usize, usize)], room: usize) -
         signalled += items.len() as u64;
         world.wait_exactly(&flags, 0, signalled, previous)?;
         for item in items {
-            check_item(&mut tally, item, &target, seed(previous, batch), previous);
+            check_item(seat, &mut tally, item, &target, seed(previous, batch), previous);
         }
         seat.progress_of(tally.rounds, shapes.len() as u64);
         seat.barrier()?;
@@ -80,10 +87,15 @@ fn run_batches(seat: &Seat<'_>, shapes: &[(usize, usize, usize)], room: usize) -
     Ok(tally)
 }
 
-fn check_item(tally: &mut Tally, item: &Item, target: &Window, seed: u64, sender: usize) {
-    let data = target.bytes(item.to, item.size);
-    let bad = (0..item.size).filter(|&i| data[i] != byte(seed, item.from + i));
-    let (count, first) = (bad.clone().count() as u64, { bad }.next());
+fn check_item(seat: &Seat<'_>, tally: &mut Tally, item: &Item, target: &Window, seed: u64, sender: usize) {
+    let (mut count, mut first) = (0, None);
+    for at in (0..item.size).step_by(STEP) {
+        let data = target.bytes(item.to + at, STEP.min(item.size - at));
+        let (bad, place) = wrong_from(data, seed, item.from + at);
+        count += bad;
+        first = first.or(place.map(|p| p + at));
+        seat.beat();
+    }
     let around = |from: usize| target.bytes(from, GUARD).iter().filter(|&&b| b != UNTOUCHED).count() as u64;
     let strays = around(item.to - GUARD) + around(item.to + item.size);
     tally.item(count + strays, || match first {
