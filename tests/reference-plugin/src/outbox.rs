@@ -150,12 +150,11 @@ impl Worker {
             self.signal(signal)?;
             std::thread::sleep(Duration::from_micros(200));
         }
-        let mut data: &[u8] = match from.len {
-            // A bare signal comes with no window, so with NULL.
-            0 => &[],
+        let mut data: &[u8] = &[];
+        if from.len > 0 {
             // SAFETY: the caller keeps the source readable until the request is done, which it is after this.
-            len => unsafe { std::slice::from_raw_parts(from.address as *const u8, len) },
-        };
+            data = unsafe { std::slice::from_raw_parts(from.address as *const u8, from.len) };
+        }
         let mut to = to;
         if defect::on(Defect::WrongOffset) && to.offset > 4096 && to.offset % 2 == 1 {
             to.offset -= 1;
@@ -189,6 +188,7 @@ impl Worker {
 
     fn get(&mut self, from: Remote, to: Local) -> io::Result<()> {
         let mut done = 0;
+        // Nothing is fetched for an empty get, whatever its address.
         let len = to.len - usize::from(defect::on(Defect::ShortGet) && to.len > 0);
         while done < len {
             let chunk = (len - done).min(CHUNK);
