@@ -1,0 +1,12 @@
+//! `oxygin doctor`.
+
+use std::error::Error;
+
+/// Options of `oxygin doctor`.
+#[derive(clap::Args, Debug)]
+pub struct Args {}
+
+/// Runs it; true: everything is well, exit status 0.
+pub fn run(_args: Args) -> Result<bool, Box<dyn Error>> {
+    Err("oxygin doctor is not written yet".into())
+}
