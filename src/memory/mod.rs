@@ -1,3 +1,4 @@
 //! Windows: memory that every rank of a communicator registered, and what peers may touch of it.
 
 pub mod registry;
+pub mod window;

@@ -1,0 +1,3 @@
+//! What the library tells about itself.
+
+pub mod log;
