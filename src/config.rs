@@ -6,7 +6,7 @@
 //! cannot be used is reported once a process, with what would be accepted, and
 //! the default takes its place: a typing error must not end a job.
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -8,7 +8,7 @@
 //! object while another thread is inside a call with it; destroying it twice, or calling with it afterwards, is an
 //! error and not a crash.
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -150,6 +150,7 @@ pub unsafe fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
 }
 
 /// Takes an object out; its handle is dead from here on. `None` for every handle that is not live and of this kind.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     let value = handle as u64;
     let mut free = FREE.lock();

@@ -10,6 +10,8 @@ pub mod fabric;
 pub mod handles;
 pub mod memory;
 pub mod rma;
+pub mod sync;
 pub mod telemetry;
+pub mod thread;
 pub mod vtable;
 pub mod wire;

@@ -9,12 +9,13 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::SoftFabric;
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
+use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
 use crate::memory::window::{Remote, Window};
 use crate::rma::contexts::{Contexts, Queues};
 use crate::rma::ticket::{MAX_CONTEXTS, MAX_RANKS, MAX_SETS};
+use crate::sync::Mutex;
 use crate::wire::{Reader, Writer};
-use parking_lot::Mutex;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub struct Coll {
 
 #[derive(Default)]
 struct Held {
-    next_window: u32,
+    ids: WindowIds,
     windows: Vec<Arc<Window>>,
     sets: Vec<Arc<Contexts>>,
 }
@@ -193,11 +194,7 @@ impl Coll {
         dma_buf: Option<(std::os::fd::RawFd, u64)>,
     ) -> Result<*mut c_void> {
         self.check_open()?;
-        let id = {
-            let mut held = self.held.lock();
-            held.next_window += 1;
-            held.next_window
-        };
+        let id = self.held.lock().ids.take();
         let region = Region { id, base, len, strict, dma_buf };
         let mine = match &self.fabric {
             AnyFabric::Soft(f) => f.register(&region),
@@ -215,6 +212,7 @@ impl Coll {
         });
         if window.is_err() {
             self.registry.remove(id);
+            self.held.lock().ids.give_back(id);
         }
         window
     }
@@ -250,6 +248,7 @@ impl Coll {
     }
 
     /// Ends a registration of this communicator.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
     pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
         // SAFETY: only compared; a window that another thread deregisters at the same time is refused by one of the two.
         let window = unsafe { handles::clone::<Window>(handle) }.ok_or_else(|| {
@@ -265,7 +264,9 @@ impl Coll {
         }
         if handles::remove::<Window>(handle).is_some() {
             self.registry.remove(window.id);
-            self.held.lock().windows.retain(|w| !Arc::ptr_eq(w, &window));
+            let mut held = self.held.lock();
+            held.windows.retain(|w| !Arc::ptr_eq(w, &window));
+            held.ids.give_back(window.id);
         }
         Ok(())
     }

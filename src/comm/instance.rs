@@ -4,7 +4,7 @@ use crate::comm::coll::Coll;
 use crate::comm::listen::Listen;
 use crate::config::Config;
 use crate::handles::{self, Kind, Object};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 

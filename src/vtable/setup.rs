@@ -26,6 +26,7 @@ fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
 /// As `InitFn`.
 pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogger>) -> NcclResult {
     guard("init", || {
+        telemetry::panic::silence();
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
         unsafe { telemetry::log::install(logger) };
         if ctx.is_null() {

@@ -10,11 +10,12 @@ use crate::config::SoftTransport;
 use crate::error::{Error, Result};
 use crate::rma::op::{Get, Put, Signal};
 use crate::rma::seq::Seq;
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 /// Bytes moved for one operation before others get their turn: about 0.1 ms of copying.

@@ -25,10 +25,10 @@ use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::registry::Registry;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::thread::Thread;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 /// One communicator's software fabric.
 pub struct SoftFabric {
@@ -40,7 +40,7 @@ pub struct SoftFabric {
     /// Until `join` moves them into `shared`.
     parts: Mutex<Option<(Contact, Tcp)>>,
     shared: OnceLock<Arc<Shared>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     contexts: AtomicU32,
 }
 
@@ -83,7 +83,7 @@ impl SoftFabric {
         let Some(shared) = self.shared.get() else { return };
         shared.request_stop();
         if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
+            thread.join();
         }
         shared.tcp().close();
     }

@@ -5,10 +5,11 @@
 
 use super::shared::Shared;
 use crate::error::{Error, Result};
+use crate::thread::Thread;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long nobody may have polled before the thread takes over.
@@ -50,26 +51,32 @@ fn wait(epoll: &Epoll, timeout: EpollTimeout) {
     let _ = epoll.wait(&mut events, timeout);
 }
 
+/// How long the thread may take to come up.
+const START_WITHIN: Duration = Duration::from_secs(10);
+
 /// Starts the thread. It ends after `Shared::request_stop`.
-pub fn start(shared: Arc<Shared>) -> Result<JoinHandle<()>> {
+pub fn start(shared: Arc<Shared>) -> Result<Thread> {
     let bed = Bed::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
-    let (up, is_up) = std::sync::mpsc::sync_channel(1);
-    let thread = std::thread::Builder::new()
-        .name(format!("oxygin-{}", shared.world.rank))
-        .stack_size(STACK)
-        .spawn(move || {
-            let holds = shared.inbox.hold_life();
-            let _ = up.send(holds);
-            if holds {
-                run(&shared, &bed);
-                shared.inbox.release_life();
-            }
-        })
-        .map_err(|e| Error::system(format!("starting the helper thread failed: {e}; raise the limit on threads")))?;
-    match is_up.recv() {
-        Ok(true) => Ok(thread),
-        _ => Err(Error::internal("the helper thread could not mark this rank as alive")),
+    let up = Arc::new(AtomicU32::new(0));
+    let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
+    let thread = Thread::spawn(&name, STACK, move || {
+        let holds = own.inbox.hold_life();
+        own_up.store(1 + holds as u32, Ordering::Release);
+        if holds {
+            run(&own, &bed);
+            own.inbox.release_life();
+        }
+    })?;
+    let end = Instant::now() + START_WITHIN;
+    while up.load(Ordering::Acquire) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_micros(20));
     }
+    if up.load(Ordering::Acquire) == 2 {
+        return Ok(thread);
+    }
+    shared.request_stop();
+    thread.join();
+    Err(Error::internal("the helper thread could not mark this rank as alive"))
 }
 
 fn run(shared: &Shared, bed: &Bed) {

@@ -71,7 +71,7 @@ impl Header {
 /// Bytes a message with `len` bytes of payload takes.
 #[inline(always)]
 pub const fn footprint(len: usize) -> usize {
-    HEADER + (len + ALIGN - 1) / ALIGN * ALIGN
+    HEADER + len.div_ceil(ALIGN) * ALIGN
 }
 
 /// The payload of a [`Kind::Get`]: where its data shall go.
