@@ -397,15 +397,17 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
+/// Those of `problems` that this process meets for the first time.
+fn fresh(mut problems: Vec<String>) -> Vec<String> {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut seen = SEEN.lock();
+    problems.retain(|problem| seen.insert(problem.clone()));
+    problems
+}
+
 /// Logs each sentence the first time this process meets it.
 fn report(problems: Vec<String>) {
-    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for problem in problems {
-        let new = SEEN.lock().insert(problem.clone());
-        if new {
-            log::warn!("{problem}");
-        }
-    }
+    fresh(problems).iter().for_each(|problem| log::warn!("{problem}"));
 }
 
 /// The table as `docs/environment.md`.
@@ -503,6 +505,13 @@ mod tests {
         assert!(unknown("NCCL_WHATEVER").is_none());
         assert!(unknown("OXYGIN_TIMOUT").unwrap().contains("did you mean OXYGIN_TIMEOUT?"));
         assert!(unknown("OXYGIN_SOMETHING_ELSE").unwrap().contains("OXYGIN_FABRIC"));
+    }
+
+    #[test]
+    fn a_problem_is_told_once_a_process() {
+        let problems = || vec!["a test's problem".to_owned(), "another".to_owned()];
+        assert_eq!(fresh(problems()), problems());
+        assert!(fresh(problems()).is_empty());
     }
 
     #[test]

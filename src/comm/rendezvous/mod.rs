@@ -4,7 +4,7 @@
 //! brings what the rank contributes and takes away what all contributed.
 //! Nothing stays open but the listener. [`gather`] (rank 0) and [`visit`]
 //! (everybody else) hold the logic and do no I/O: they are handed bytes and
-//! times and say what to send. [`drive`] gives them sockets; the tests give
+//! times and say what to send. `drive.rs` gives them sockets; the tests give
 //! them a simulated network. `docs/rendezvous.md` describes the protocol.
 
 mod drive;
