@@ -14,7 +14,7 @@ use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,11 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Polls between two looks at the clock.
 const CLOCK_EVERY: u64 = 256;
+
+/// Polls without a find before polling slows down: some 20 µs, longer than any answer that is already on its way.
+const IDLE_POLLS: u32 = 1000;
+/// How much it slows down then; a PAUSE is up to 140 cycles.
+const IDLE_PAUSES: u32 = 8;
 
 /// One communicator's moving parts on this rank.
 pub struct Shared {
@@ -44,6 +49,7 @@ pub struct Shared {
     /// Links with something that waits: one bit each.
     pending: Box<[AtomicU64]>,
     polls: AtomicU64,
+    idle: AtomicU32,
     looked: Mutex<Instant>,
     attached: AtomicUsize,
     stop: AtomicBool,
@@ -85,6 +91,7 @@ impl Shared {
             tcp_in_use: AtomicBool::new(false),
             pending: (0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             polls: AtomicU64::new(0),
+            idle: AtomicU32::new(0),
             looked: Mutex::new(Instant::now()),
             attached: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -154,7 +161,24 @@ impl Shared {
         if n % CLOCK_EVERY == 0 {
             self.look_at_peers();
         }
+        if moved {
+            self.idle.store(0, Ordering::Relaxed);
+        } else {
+            self.rest();
+        }
         moved
+    }
+
+    /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.
+    #[inline]
+    fn rest(&self) {
+        let idle = self.idle.load(Ordering::Relaxed).saturating_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle > IDLE_POLLS {
+            for _ in 0..IDLE_PAUSES {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// The part of polling that makes no system call.
