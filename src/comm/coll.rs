@@ -6,7 +6,9 @@ use super::listen::Listen;
 use super::rendezvous::{Contribution, Exchange, Gathered};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
+use crate::fabric::devices::{self, DeviceKind};
 use crate::fabric::soft::SoftFabric;
+use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
 use crate::memory::ids::WindowIds;
@@ -22,6 +24,8 @@ use std::sync::Arc;
 
 /// The fabric a communicator runs on.
 pub enum AnyFabric {
+    /// RDMA devices.
+    Verbs(VerbsFabric),
     /// Shared memory and TCP.
     Soft(SoftFabric),
 }
@@ -37,8 +41,8 @@ pub struct Coll {
     exchange: Exchange,
     fabric: AnyFabric,
     registry: Arc<Registry>,
-    /// Keeps the instance's configuration alive.
-    _instance: Arc<Instance>,
+    /// The `init` this communicator belongs to, and ends with at the latest.
+    pub instance: Arc<Instance>,
     held: Mutex<Held>,
     closed: AtomicBool,
 }
@@ -81,7 +85,7 @@ impl Coll {
             exchange,
             fabric,
             registry,
-            _instance: listen.instance.clone(),
+            instance: listen.instance.clone(),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
         });
@@ -112,6 +116,7 @@ impl Coll {
             )));
         };
         let queues = match &self.fabric {
+            AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(f, spec)?.into()),
             AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(f, spec)?.into()),
         };
         let contexts = Arc::new(Contexts::new(Arc::downgrade(self), self.id, self.world.nranks, set as u32, queues));
@@ -197,6 +202,7 @@ impl Coll {
         let id = self.held.lock().ids.take();
         let region = Region { id, base, len, strict, dma_buf };
         let mine = match &self.fabric {
+            AnyFabric::Verbs(f) => f.register(&region),
             AnyFabric::Soft(f) => f.register(&region),
         };
         if mine.is_ok() {
@@ -282,6 +288,8 @@ impl Coll {
         match &self.fabric {
             // Puts and signals are CPU stores of this rank's own memory, in order, or a completed kernel copy.
             AnyFabric::Soft(_) => true,
+            // A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
+            AnyFabric::Verbs(_) => false,
         }
     }
 
@@ -301,6 +309,8 @@ impl Coll {
         }
         match &self.fabric {
             AnyFabric::Soft(f) => f.close(),
+            // Its threads and queues end with the last context and registration.
+            AnyFabric::Verbs(_) => {}
         }
     }
 }
@@ -318,12 +328,18 @@ fn contribution(common: Vec<u8>) -> Contribution {
 /// The fabrics this rank could use, before the ranks have settled on one.
 struct Opened {
     soft: Option<SoftFabric>,
-    verbs: std::result::Result<(), String>,
+    verbs: std::result::Result<VerbsFabric, String>,
 }
 
 impl Opened {
-    fn open(config: &Arc<Config>, _device: usize, registry: &Arc<Registry>) -> Result<Self> {
-        let verbs = Err("this build has no verbs".to_string());
+    fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>) -> Result<Self> {
+        let verbs = match (config.fabric, devices::all(config).get(device).map(|d| &d.kind)) {
+            (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
+            (_, Some(DeviceKind::Verbs(info))) => {
+                VerbsFabric::open(info, config, registry.clone()).map_err(|e| e.message().to_string())
+            }
+            _ => Err(devices::why_no_verbs(config)),
+        };
         let soft = match config.fabric {
             FabricChoice::Verbs => None,
             _ => Some(SoftFabric::open(config, registry.clone())?),
@@ -334,14 +350,20 @@ impl Opened {
     fn hello(&self, config: &Config) -> Hello {
         Hello {
             choice: config.fabric,
-            verbs: self.verbs.clone().map(|()| Vec::new()),
+            verbs: self.verbs.as_ref().map(|f| f.hello()).map_err(String::clone),
             soft: self.soft.as_ref().map(|f| f.hello()).unwrap_or_default(),
         }
     }
 
     fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
         match settle(hellos)? {
-            Settled::Verbs => Err(Error::internal("settled on verbs without it")),
+            Settled::Verbs => {
+                let fabric = self.verbs.map_err(Error::internal)?;
+                log::info!("fabric verbs: every rank has a usable port");
+                let verbs: Vec<&[u8]> = hellos.iter().map(|h| h.verbs.as_deref().unwrap_or_default()).collect();
+                fabric.join(world, &verbs)?;
+                Ok(AnyFabric::Verbs(fabric))
+            }
             Settled::Soft(why) => {
                 let fabric = self.soft.ok_or_else(|| Error::internal("settled on soft, which was never opened"))?;
                 log::info!("fabric soft: {why}");

@@ -4,6 +4,7 @@ use crate::comm::coll::Coll;
 use crate::comm::listen::Listen;
 use crate::config::Config;
 use crate::handles::{self, Kind, Object};
+use crate::rma::contexts::Contexts;
 use crate::sync::Mutex;
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
@@ -20,6 +21,7 @@ pub struct Instance {
 #[derive(Default)]
 struct Children {
     listens: Vec<u64>,
+    contexts: Vec<u64>,
     colls: Vec<Weak<Coll>>,
 }
 
@@ -38,6 +40,11 @@ impl Instance {
         self.children.lock().listens.push(handle as u64);
     }
 
+    /// Remembers a set of contexts, to end it with this instance.
+    pub fn adopt_contexts(&self, handle: *mut c_void) {
+        self.children.lock().contexts.push(handle as u64);
+    }
+
     /// Remembers a communicator, to end it with this instance.
     pub fn adopt_coll(&self, coll: &Arc<Coll>) {
         let mut children = self.children.lock();
@@ -50,6 +57,11 @@ impl Instance {
         let children = std::mem::take(&mut *self.children.lock());
         for handle in children.listens {
             handles::remove::<Listen>(handle as *mut c_void);
+        }
+        for handle in children.contexts {
+            if let Some(set) = handles::remove::<Contexts>(handle as *mut c_void) {
+                set.destroy();
+            }
         }
         for coll in children.colls.iter().filter_map(Weak::upgrade) {
             coll.close();

@@ -1,19 +1,20 @@
 //! The devices that NCCL sees: each usable RDMA port, or the one software device.
 
+use super::verbs::{self, DeviceInfo};
 use crate::config::{Config, FabricChoice};
 use nccl_plugin_api::{PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_HOST};
 use std::ffi::{c_int, CString};
 use std::sync::OnceLock;
 
 /// What a device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
+    /// A port of an RDMA device.
+    Verbs(Box<DeviceInfo>),
     /// The software fabric.
     Soft,
 }
 
 /// One device.
-#[derive(Debug)]
 pub struct Device {
     /// What it is.
     pub kind: DeviceKind,
@@ -40,16 +41,49 @@ const MAX_BYTES: usize = 1 << 40;
 /// `NCCL_NET_ID_UNDEF`.
 const UNDEFINED_ID: i16 = -1;
 
-static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+struct Found {
+    devices: Vec<Device>,
+    /// Why there is no RDMA port among them.
+    no_verbs: String,
+}
+
+static FOUND: OnceLock<Found> = OnceLock::new();
+
+fn found(config: &Config) -> &'static Found {
+    FOUND.get_or_init(|| find(config))
+}
 
 /// The devices of this process; looked for once, NCCL keeps pointers to their names.
 pub fn all(config: &Config) -> &'static [Device] {
-    DEVICES.get_or_init(|| find(config))
+    &found(config).devices
 }
 
-fn find(config: &Config) -> Vec<Device> {
-    let _ = FabricChoice::Soft == config.fabric;
-    vec![Device {
+/// Why no RDMA port is among them, with the remedy.
+pub fn why_no_verbs(config: &Config) -> String {
+    found(config).no_verbs.clone()
+}
+
+fn find(config: &Config) -> Found {
+    if config.fabric == FabricChoice::Soft {
+        return Found { devices: vec![soft()], no_verbs: "OXYGIN_FABRIC=soft".into() };
+    }
+    let (usable, no_verbs) = match verbs::devices(config) {
+        Err(missing) => (Vec::new(), missing.to_string()),
+        Ok(ports) => {
+            let problems: Vec<_> =
+                ports.iter().filter_map(|p| Some(format!("{}:{} {}", p.name, p.port, p.problem.as_ref()?))).collect();
+            let why = if ports.is_empty() { "there is no RDMA device".into() } else { problems.join("; ") };
+            (ports.into_iter().filter(DeviceInfo::is_usable).collect::<Vec<_>>(), why)
+        }
+    };
+    if usable.is_empty() {
+        return Found { devices: vec![soft()], no_verbs };
+    }
+    Found { devices: usable.into_iter().map(port).collect(), no_verbs }
+}
+
+fn soft() -> Device {
+    Device {
         kind: DeviceKind::Soft,
         name: c"oxygin-soft".into(),
         pci_path: None,
@@ -57,7 +91,19 @@ fn find(config: &Config) -> Vec<Device> {
         speed: SOFT_SPEED,
         port: 1,
         ptr_support: PTR_HOST,
-    }]
+    }
+}
+
+fn port(info: DeviceInfo) -> Device {
+    Device {
+        name: CString::new(info.name.clone()).unwrap_or_default(),
+        pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
+        guid: info.guid,
+        speed: info.speed_mbps,
+        port: info.port.into(),
+        ptr_support: PTR_HOST,
+        kind: DeviceKind::Verbs(Box::new(info)),
+    }
 }
 
 impl Device {

@@ -5,13 +5,15 @@ use super::seq::Seq;
 use super::ticket::{Ticket, MAX_RANKS};
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
-use crate::fabric::{soft, Context};
+use crate::fabric::{soft, verbs, Context};
 use crate::handles::{Kind, Object};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Weak;
 
 /// The contexts themselves, by fabric. One match a call; everything below is static.
 pub enum Queues {
+    /// On RDMA devices.
+    Verbs(Box<[verbs::VerbsContext]>),
     /// On the software fabric.
     Soft(Box<[soft::Context]>),
 }
@@ -19,6 +21,7 @@ pub enum Queues {
 macro_rules! on_queues {
     ($set:expr, $queues:ident => $body:expr) => {
         match &$set.queues {
+            Queues::Verbs($queues) => $body,
             Queues::Soft($queues) => $body,
         }
     };
@@ -47,6 +50,7 @@ impl Contexts {
     /// A set; `queues` has at least one context.
     pub fn new(owner: Weak<Coll>, coll: u64, nranks: u32, set: u32, queues: Queues) -> Self {
         let count = match &queues {
+            Queues::Verbs(q) => q.len(),
             Queues::Soft(q) => q.len(),
         } as u32;
         debug_assert!(nranks <= MAX_RANKS);

@@ -62,9 +62,10 @@ pub(super) unsafe fn create_context_of(
         return Err(null("ginCtx"));
     }
     // SAFETY: NCCL does not close the communicator during a call with it.
-    let set = unsafe { object::<Coll>(coll_comm)? }.first_set_shared()?;
-    let handle = handles::insert(set)
+    let coll = unsafe { object::<Coll>(coll_comm)? };
+    let handle = handles::insert(coll.first_set_shared()?)
         .ok_or_else(|| Error::system("more than 262144 objects are live; destroy unused contexts"))?;
+    coll.instance.adopt_contexts(handle);
     // SAFETY: not NULL, or not touched. There is no device handle: NCCL's own proxy serves the GPU.
     unsafe {
         gin_ctx.write(handle);

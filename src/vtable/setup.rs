@@ -170,8 +170,10 @@ pub(super) unsafe fn create_context(
     // SAFETY: NCCL does not close a communicator during a call with it.
     let coll = unsafe { handles::clone::<Coll>(coll_comm) }.ok_or_else(|| dead(Kind::Coll, coll_comm))?;
     let set = coll.create_contexts(&spec(n_contexts, queue_depth, traffic)?)?;
+    let handle = insert(set)?;
+    coll.instance.adopt_contexts(handle);
     // SAFETY: `ctx` is not NULL.
-    unsafe { store("ginCtx", ctx, insert(set)?) }
+    unsafe { store("ginCtx", ctx, handle) }
 }
 
 pub(super) fn spec(n_contexts: c_int, queue_depth: c_int, traffic: c_int) -> Result<ContextSpec> {

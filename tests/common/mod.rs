@@ -6,8 +6,47 @@ use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+/// A barrier that gives up when a rank has panicked, so that a failing test ends.
+pub struct Barrier {
+    n: usize,
+    state: Mutex<(usize, usize, bool)>,
+    changed: Condvar,
+}
+
+impl Barrier {
+    fn new(n: usize) -> Self {
+        Self { n, state: Mutex::new((0, 0, false)), changed: Condvar::new() }
+    }
+
+    pub fn wait(&self) {
+        let mut s = self.state.lock().unwrap();
+        s.0 += 1;
+        if s.0 == self.n {
+            *s = (0, s.1 + 1, s.2);
+            self.changed.notify_all();
+            return;
+        }
+        let round = s.1;
+        while s.1 == round && !s.2 {
+            s = self.changed.wait(s).unwrap();
+        }
+        let failed = s.2;
+        drop(s);
+        assert!(!failed, "another rank failed");
+    }
+
+    fn fail(&self) {
+        self.state.lock().unwrap().2 = true;
+        self.changed.notify_all();
+    }
+
+    fn has_failed(&self) -> bool {
+        self.state.lock().unwrap().2
+    }
+}
 
 /// What the ranks of one job share.
 pub struct Job {
@@ -120,6 +159,7 @@ impl Rank {
         request
     }
 
+    #[allow(dead_code, reason = "not every test file gets")]
     pub fn get(
         &self,
         context: i32,
@@ -153,6 +193,7 @@ impl Rank {
         while done == 0 {
             // SAFETY: plain call.
             ok(unsafe { T.test.unwrap()(self.coll, request, &mut done) });
+            assert!(!self.job.barrier.has_failed(), "another rank failed");
             assert!(Instant::now() < end, "rank {}: a request is not done after 60 s", self.rank);
         }
     }
@@ -164,6 +205,7 @@ impl Rank {
         while word.load(Ordering::Acquire) < value {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.ctx) });
+            assert!(!self.job.barrier.has_failed(), "another rank failed");
             assert!(
                 Instant::now() < end,
                 "rank {}: signal {index} is {} after 60 s, not {value}",
@@ -173,6 +215,7 @@ impl Rank {
         }
     }
 
+    #[allow(dead_code, reason = "not every test file deregisters")]
     pub fn dereg(&self, w: &Window) {
         // SAFETY: plain call.
         ok(unsafe { T.dereg_mr_sym.unwrap()(self.coll, w.handle) });
@@ -196,10 +239,16 @@ pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
         for r in 0..nranks {
             let (job, body) = (job.clone(), &body);
             s.spawn(move || {
-                let rank = Rank::join(&job, r, contexts);
-                body(&rank);
-                job.barrier.wait();
-                rank.leave();
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let rank = Rank::join(&job, r, contexts);
+                    body(&rank);
+                    job.barrier.wait();
+                    rank.leave();
+                }));
+                if let Err(panic) = result {
+                    job.barrier.fail();
+                    std::panic::resume_unwind(panic);
+                }
             });
         }
     });
