@@ -131,6 +131,10 @@ impl Link {
 
     /// Takes an operation: a small one goes to the stage if nothing of its lane is in front, others queue.
     pub fn accept(&mut self, task: Task) {
+        if self.phase == Phase::Deaf {
+            // Its failure is told through the peer's health.
+            return;
+        }
         let at = task.lane.context as usize;
         if self.lanes.len() <= at {
             self.lanes.resize_with(at + 1, || None);

@@ -230,6 +230,10 @@ impl Tcp {
                     door.accept(i, &self.poller, &self.timing, l, c)
                 }),
                 Source::Caller(i) => self.door.try_lock().is_some_and(|mut door| {
+                    if bits & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
+                        // Reported even while it is not watched, waiting for `join`.
+                        door.take(i);
+                    }
                     let hello = door.hear(i, &self.token);
                     hello.is_some_and(|h| self.admit(&mut door, i, h))
                 }),

@@ -227,6 +227,10 @@ impl Tcp {
     pub(super) fn link_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
         let mut received = false;
         let driven = self.drive(peer, |link| {
+            if link.phase != Phase::Deaf && peer.info.health.has_failed() {
+                // The destinations of gets may be gone; `settle` cuts the link off.
+                return false;
+            }
             match link.phase {
                 Phase::Dialing => {
                     let token = Source::Link(peer.rank, stripe).token();
@@ -255,7 +259,7 @@ impl Tcp {
     fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
         let error = match why {
             _ if link.phase == Phase::Deaf => None,
-            Lost::Refused(why, context, place) => {
+            Lost::Refused(why, context, place) if !peer.info.health.has_failed() => {
                 link.abandon();
                 peer.fail(refusal(peer.rank, why, context, &place));
                 return;
@@ -265,6 +269,7 @@ impl Tcp {
                 link.is_busy().then(|| peer.has_left())
             }
             Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
+            Lost::Refused(..) => None,
             Lost::Io(e) => Some(lost(peer.rank, link.conns[stripe].fd.as_ref(), &e)),
         };
         link.cut_off();
