@@ -106,13 +106,12 @@ impl Rank {
 fn child(stripes: u32, spin: bool) {
     let r = open(1, stripes, std::io::stdout(), std::io::stdin().lock());
     let mut seen = [0, 0];
-    // SAFETY: plain system calls.
-    let parent = unsafe { libc::getppid() };
-    while unsafe { libc::getppid() } == parent {
+    let parent = std::os::unix::process::parent_id();
+    while std::os::unix::process::parent_id() == parent {
         for _ in 0..1000 {
-            for n in 0..2 {
-                if r.word(n).load(SeqCst) != seen[n] {
-                    seen[n] += 1;
+            for (n, seen) in seen.iter_mut().enumerate() {
+                if r.word(n).load(SeqCst) != *seen {
+                    *seen += 1;
                     r.post(8 * (1 - n), Some(n), false);
                 }
             }
@@ -221,7 +220,37 @@ fn latency(spin: bool) -> f64 {
     best
 }
 
-/// The same with bare sockets and messages of the same length.
+/// Round trips of a signal while another context keeps large puts going: median and 99th percentile, µs.
+fn latency_behind_bulk() -> (f64, f64) {
+    let pair = Pair::new(1, false);
+    let r = &pair.rank;
+    let bulk = Arc::new(Lane::new(1, 1, r.lane.health.clone()));
+    let (mut pending, mut took) = (std::collections::VecDeque::new(), Vec::new());
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        while pending.len() < 2 {
+            let local = r.memory.as_ptr() as u64;
+            let len = LARGE as u64;
+            let put = Put { local, lkey: 0, rkey: 0, remote: r.remote, len, signal: None, more: false };
+            let seq = bulk.number();
+            r.tcp.post(Task { lane: bulk.clone(), seq, work: Work::Put(put) });
+            pending.push_back(seq);
+        }
+        let ping = Instant::now();
+        r.sync();
+        took.push(ping.elapsed().as_secs_f64() * 1e6);
+        while pending.front().is_some_and(|&s| bulk.test(s).unwrap()) {
+            pending.pop_front();
+        }
+    }
+    while !bulk.is_idle() {
+        r.doze();
+    }
+    took.sort_by(f64::total_cmp);
+    (took[took.len() / 2], took[took.len() * 99 / 100])
+}
+
+/// [`latency`] with bare sockets and messages of the same length.
 fn raw_latency(spin: bool) -> f64 {
     const N: u32 = 5_000;
     const LEN: usize = 56;
@@ -306,6 +335,10 @@ fn main() {
         if wants("rate") {
             let (plain, hinted, rung) = (rate(false, false), rate(true, false), rate(false, true));
             println!("put 8 B: {plain:.2} M/s, with the more hint {hinted:.2}, with a signal {rung:.2}");
+        }
+        if wants("mixed") {
+            let (half, most) = latency_behind_bulk();
+            println!("signal round trip beside 16 MiB puts: median {half:.0} µs, 99 % {most:.0} µs");
         }
         if wants("lat") {
             for (spin, how) in [(true, "spinning"), (false, "sleeping")] {

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -315,17 +315,4 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// The sentence's subject for a lost connection.
-fn lost(rank: u32, fd: Option<&OwnedFd>, e: &std::io::Error) -> Error {
-    let at = fd
-        .and_then(|fd| fd.try_clone().ok())
-        .and_then(|fd| std::net::TcpStream::from(fd).peer_addr().ok())
-        .map_or(String::new(), |a| format!(" at {a}"));
-    let why = match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
-        _ => e.to_string(),
-    };
-    Error::remote(format!("lost the TCP connection with rank {rank}{at}: {why}"))
 }

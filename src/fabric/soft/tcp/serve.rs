@@ -388,3 +388,7 @@ impl Inbound {
         Ok(total > 0)
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;
