@@ -59,7 +59,7 @@ impl Peer {
     fn lost(&self, stripe: usize, e: &std::io::Error) -> Error {
         let Self { rank, info, .. } = self;
         // The socket has forgotten where it led to.
-        let at = info.addresses[stripe % info.addresses.len()];
+        let at = info.addresses[stripe.saturating_sub(1) % info.addresses.len()];
         let why = match e.kind() {
             std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
             _ => e.to_string(),
