@@ -1,3 +1,8 @@
 //! Foreign libraries that oxygin uses when they are there: types, and symbols
-//! resolved at run time. Nothing here is linked; a missing library is an
+//! resolved at run time. Nothing here is linked; a missing library is a
 //! [`Missing`] value with a sentence for the log.
+
+mod library;
+pub mod verbs;
+
+pub use library::{Library, Missing};

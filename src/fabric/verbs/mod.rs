@@ -1,1 +1,266 @@
 //! The verbs fabric: reliable connections on RDMA devices, through libibverbs.
+//!
+//! One queue pair a (context, peer), one completion queue a context; see `docs/verbs.md`.
+
+mod connect;
+mod context;
+mod devices;
+mod gid;
+mod hca;
+mod lane;
+mod lock;
+mod message;
+mod outcome;
+mod progress;
+mod queues;
+mod regions;
+mod setup;
+mod status;
+mod ticket;
+pub mod wire;
+
+pub use context::VerbsContext;
+pub use devices::{devices, DeviceInfo};
+pub use gid::GidEntry;
+pub use hca::HcaFilter;
+pub use setup::Pending;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fabric::{ContextSpec, Fabric, Region, Registration, World};
+use crate::memory::registry::Registry;
+use crate::sync::Mutex;
+use connect::Origin;
+use message::Keys;
+use oxygin_ffi::verbs::types::*;
+use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd, Qp};
+use progress::Progress;
+use regions::{registration, DeviceRegions, Scratch, WindowGuard};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use wire::Hello;
+
+/// What all ranks said.
+struct Joined {
+    world: World,
+    hellos: Vec<Hello>,
+    /// Every device carries out atomics; else all signals go by message. One answer for all pairs, because additions
+    /// of a device and of a processor to one word are not atomic to each other on most devices.
+    atomics: bool,
+    /// Largest message that every port takes.
+    max_msg: u32,
+}
+
+/// A communicator's hold on one port.
+pub struct VerbsFabric {
+    pd: Arc<Pd>,
+    /// Device and port, for messages.
+    label: String,
+    origin: Origin,
+    /// `NCCL_IB_TC`, else 0.
+    traffic_class: u8,
+    /// `NCCL_IB_SL` was given.
+    sl_given: bool,
+    hello: Hello,
+    limits: ibv_device_attr,
+    relaxed: bool,
+    dma_buf: bool,
+    timeout: Duration,
+    scratch: Arc<Scratch>,
+    registry: Arc<Registry>,
+    keys: Arc<Keys>,
+    regions: Arc<DeviceRegions>,
+    joined: OnceLock<Joined>,
+    progress: Mutex<Option<Arc<Progress>>>,
+    next_context: AtomicU32,
+}
+
+impl VerbsFabric {
+    /// Opens a port for one communicator. `registry` is asked before a signal message of a peer touches memory.
+    pub fn open(device: &DeviceInfo, config: &Config, registry: Arc<Registry>) -> Result<Self> {
+        if let Some(problem) = &device.problem {
+            return Err(Error::usage(format!("{}:{} cannot be used: {problem}", device.name, device.port)));
+        }
+        let (Some((limits, port)), Some(gid)) = (device.attr, device.gid) else {
+            return Err(Error::internal(format!("{}:{} was never examined", device.name, device.port)));
+        };
+        let label = format!("{}:{}", device.name, device.port);
+        let opened: std::io::Result<Arc<Device>> = device.device.open();
+        let context = opened.map_err(|e| Error::system(format!("opening {label}: {e}")))?;
+        let pd = Pd::new(&context).map_err(|e| Error::system(format!("a protection domain on {label}: {e}")))?;
+        let scratch = Arc::new(Scratch::new(&pd).map_err(|e| e.context(&label))?);
+        let atomics = limits.atomic_cap != IBV_ATOMIC_NONE;
+        let count = |n: i32| n.clamp(1, 255) as u8;
+        let hello = Hello {
+            link_layer: port.link_layer,
+            active_mtu: port.active_mtu.clamp(IBV_MTU_256, IBV_MTU_4096) as u8,
+            grh_required: port.flags & IBV_QPF_GRH_REQUIRED != 0,
+            atomics,
+            lid: port.lid,
+            max_rd_atomic: count(limits.max_qp_init_rd_atom),
+            max_dest_rd_atomic: count(limits.max_qp_rd_atom),
+            gid_type: gid.kind.min(IBV_GID_TYPE_ROCE_V2) as u8,
+            gid: gid.gid.raw,
+            max_msg_sz: port.max_msg_sz,
+        };
+        log::debug!(
+            "{label}: GID index {} ({:?}), MTU {}, {} atomics, {} Mbit/s",
+            gid.index,
+            std::net::Ipv6Addr::from(gid.gid.raw),
+            connect::mtu_bytes(port.active_mtu),
+            if atomics { "with" } else { "no" },
+            device.speed_mbps
+        );
+        Ok(Self {
+            pd,
+            label,
+            origin: Origin {
+                port: device.port,
+                pkey_index: config.ib_pkey,
+                gid,
+                sl: config.ib_sl.unwrap_or(0) & 15,
+                timeout: config.ib_timeout,
+                retry_cnt: config.ib_retry_cnt,
+            },
+            traffic_class: config.ib_tc.unwrap_or(0),
+            sl_given: config.ib_sl.is_some(),
+            hello,
+            limits,
+            relaxed: device.relaxed_ordering,
+            dma_buf: config.dma_buf,
+            timeout: config.timeout,
+            scratch,
+            registry,
+            keys: Arc::default(),
+            regions: Arc::default(),
+            joined: OnceLock::new(),
+            progress: Mutex::new(None),
+            next_context: AtomicU32::new(0),
+        })
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        self.pd.context()
+    }
+
+    fn joined(&self) -> Result<&Joined> {
+        self.joined.get().ok_or_else(|| Error::internal("contexts were asked for before the ranks knew each other"))
+    }
+
+    /// The signal thread, started at its first use.
+    fn progress(&self) -> Result<Arc<Progress>> {
+        let mut progress = self.progress.lock();
+        if let Some(progress) = &*progress {
+            return Ok(progress.clone());
+        }
+        let channel = Channel::new(self.device())
+            .map_err(|e| Error::system(format!("a completion channel on {}: {e}", self.label)))?;
+        let started = Arc::new(Progress::start(channel)?);
+        *progress = Some(started.clone());
+        Ok(started)
+    }
+
+    fn register_memory(&self, region: &Region, access: Access) -> std::io::Result<Mr> {
+        let len = region.len as usize;
+        match region.dma_buf {
+            Some((fd, offset)) => Mr::register_dmabuf(&self.pd, fd, offset, region.base, len, access),
+            // SAFETY: the owner of the window keeps it mapped until it is deregistered, as NCCL promises.
+            None => unsafe { Mr::register(&self.pd, region.base, len, access) },
+        }
+    }
+}
+
+impl Fabric for VerbsFabric {
+    type Context = VerbsContext;
+    type Pending = Pending;
+
+    const BARRIER_AFTER_CONTEXTS: bool = true;
+
+    fn hello(&self) -> Vec<u8> {
+        self.hello.emit()
+    }
+
+    fn join(&self, world: World, hellos: &[&[u8]]) -> Result<()> {
+        if hellos.len() != world.nranks as usize || world.rank >= world.nranks || world.nranks > ticket::MAX_PEERS {
+            return Err(Error::internal(format!(
+                "{} hellos for rank {} of {} (at most {})",
+                hellos.len(),
+                world.rank,
+                world.nranks,
+                ticket::MAX_PEERS
+            )));
+        }
+        let mut parsed = Vec::with_capacity(hellos.len());
+        for (rank, bytes) in hellos.iter().enumerate() {
+            let hello = Hello::parse(bytes)
+                .map_err(|e| Error::remote(format!("the hello of rank {rank} cannot be read: {e}")))?;
+            if hello.link_layer != self.hello.link_layer {
+                return Err(Error::usage(format!(
+                    "rank {rank} is on {} and rank {} on {}; choose devices of one kind on all ranks with NCCL_IB_HCA",
+                    link_name(hello.link_layer),
+                    world.rank,
+                    link_name(self.hello.link_layer)
+                )));
+            }
+            if hello.link_layer == IBV_LINK_LAYER_ETHERNET && hello.gid_type != self.hello.gid_type {
+                return Err(Error::usage(format!(
+                    "rank {rank} uses a RoCE v{} GID and rank {} a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
+                    hello.gid_type, world.rank, self.hello.gid_type
+                )));
+            }
+            parsed.push(hello);
+        }
+        let joined = Joined {
+            world,
+            atomics: parsed.iter().all(|h| h.atomics),
+            max_msg: parsed.iter().map(|h| h.max_msg_sz).min().unwrap_or(self.hello.max_msg_sz),
+            hellos: parsed,
+        };
+        self.joined.set(joined).map_err(|_| Error::internal("the ranks were introduced to each other twice"))
+    }
+
+    fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Pending, Vec<u8>)> {
+        setup::prepare(self, spec)
+    }
+
+    fn finish_contexts(&self, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
+        setup::finish(self, pending, from)
+    }
+
+    fn register(&self, region: &Region) -> Result<Registration> {
+        if region.len == 0 {
+            // Devices refuse empty regions; no work request can name a byte of one.
+            return Ok(Registration { lkey: 0, rkey: 0, guard: Box::new(()) });
+        }
+        if region.dma_buf.is_some() && !self.dma_buf {
+            return Err(Error::usage("a DMA-BUF was to be registered although NCCL_DMABUF_ENABLE=0"));
+        }
+        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
+        let mr = match self.register_memory(region, access) {
+            // An old kernel or driver that does not drop the optional flag by itself.
+            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                self.register_memory(region, Access { relaxed: false, ..access })
+            }
+            other => other,
+        };
+        let mr = mr.map_err(|e| {
+            Error::system(registration(region.len, &e))
+                .context(format_args!("window {} at {:#x} on {}", region.id, region.base, self.label))
+        })?;
+        let guard = WindowGuard::new(mr, region.id, region.dma_buf.is_some(), &self.keys, &self.regions);
+        let (lkey, rkey) = guard.keys();
+        Ok(Registration { lkey, rkey, guard: Box::new(guard) })
+    }
+}
+
+fn link_name(link_layer: u8) -> &'static str {
+    match link_layer {
+        IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+        IBV_LINK_LAYER_ETHERNET => "Ethernet",
+        _ => "an unknown link layer",
+    }
+}
+
+/// Queue pairs of one context, by peer.
+type Qps = Vec<Qp>;

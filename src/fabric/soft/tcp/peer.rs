@@ -9,7 +9,7 @@ use super::{PeerInfo, Source, Tcp, TICK};
 use crate::error::Error;
 use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};

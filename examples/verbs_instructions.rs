@@ -1,0 +1,64 @@
+//! How many instructions one 8-byte put with a signal and its test take in the verbs fabric, not counting those of the
+//! verbs library. Run by `scripts/` under callgrind; by hand:
+//!
+//! ```text
+//! cargo build --release --example verbs_instructions
+//! valgrind --tool=callgrind --toggle-collect='*::counted' --callgrind-out-file=out \
+//!     target/release/examples/verbs_instructions one      # or: window
+//! callgrind_annotate out | grep examples/verbs_instructions
+//! ```
+//!
+//! The fake verbs library completes at once. What is counted has the name of this program as its object.
+
+#[path = "../tests/verbs_support/mod.rs"]
+mod verbs_support;
+
+use oxygin::fabric::verbs::VerbsContext;
+use oxygin::fabric::Context;
+use oxygin::rma::op::Put;
+use oxygin::rma::seq::Seq;
+use verbs_support::*;
+
+/// Rounds, each of `IN_FLIGHT` operations.
+const ROUNDS: u32 = 1000;
+
+mod measured {
+    use super::*;
+
+    #[inline(never)]
+    pub fn counted(context: &VerbsContext, put: &Put, seqs: &mut [Seq]) -> u32 {
+        let mut unfinished = 0;
+        for seq in seqs.iter_mut() {
+            // SAFETY: the windows outlive the operations.
+            *seq = unsafe { context.put(1, put) }.unwrap_or(Seq(0));
+        }
+        for seq in seqs {
+            unfinished += u32::from(!matches!(context.test(1, *seq), Ok(true)));
+        }
+        unfinished
+    }
+}
+
+fn main() {
+    let in_flight = match std::env::args().nth(1).as_deref() {
+        Some("one") => 1,
+        Some("window") => 32,
+        _ => {
+            eprintln!("say one or window");
+            std::process::exit(2);
+        }
+    };
+    let fake = Fake::take();
+    let ranks = Job::default().start();
+    let p = Put { signal: signal(&ranks[1], 0, 1), ..put(&ranks[0], 0, &ranks[1], 0, 8) };
+    let mut seqs = vec![Seq(0); in_flight];
+    let mut unfinished = 0;
+    for _ in 0..ROUNDS {
+        unfinished += measured::counted(&ranks[0].contexts[0], &p, &mut seqs);
+    }
+    let operations = u64::from(ROUNDS) * in_flight as u64;
+    assert_eq!((unfinished, ranks[1].signals.memory.word(0)), (0, operations));
+    println!("operations {operations}");
+    drop(ranks);
+    fake.check_clean();
+}

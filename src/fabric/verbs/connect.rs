@@ -1,0 +1,208 @@
+//! The states of a queue pair on its way to sending.
+
+use super::gid::GidEntry;
+use super::wire::Hello;
+use crate::error::{Error, Result};
+use oxygin_ffi::verbs::types::*;
+use oxygin_ffi::verbs::Qp;
+
+/// What every connection of this rank starts from.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    /// Port, from 1.
+    pub port: u8,
+    /// Index of the P_Key.
+    pub pkey_index: u16,
+    /// The own GID.
+    pub gid: GidEntry,
+    /// Service level.
+    pub sl: u8,
+    /// 4.096 µs × 2^n.
+    pub timeout: u8,
+    /// Retries after a timeout.
+    pub retry_cnt: u8,
+}
+
+/// The other end of one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its port and device.
+    pub hello: Hello,
+    /// Its queue pair.
+    pub qpn: u32,
+    /// The first packet number it sends.
+    pub psn: u32,
+}
+
+/// RESET to INIT: receives may be posted from here on.
+pub fn init(qp: &Qp, origin: &Origin, atomics: bool) -> Result<()> {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_INIT,
+        pkey_index: origin.pkey_index,
+        port_num: origin.port,
+        qp_access_flags: IBV_ACCESS_LOCAL_WRITE
+            | IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_READ
+            | if atomics { IBV_ACCESS_REMOTE_ATOMIC } else { 0 },
+        ..Default::default()
+    };
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    qp.modify(&attr, mask).map_err(|e| {
+        Error::system(format!(
+            "queue pair {} to INIT on port {} with P_Key index {}: {e}",
+            qp.number(),
+            origin.port,
+            origin.pkey_index
+        ))
+    })
+}
+
+/// INIT to RTR and RTS. `psn` is the first packet number that this end sends.
+pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, psn: u32) -> Result<()> {
+    let attr = ready_to_receive(origin, mine, target, tc);
+    let mask = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    qp.modify(&attr, mask).map_err(|e| {
+        Error::system(format!(
+            "queue pair {} to RTR (towards queue pair {}, GID index {}, LID {}, MTU {}, traffic class {tc}): {e}; {}",
+            qp.number(),
+            target.qpn,
+            origin.gid.index,
+            target.hello.lid,
+            mtu_bytes(attr.path_mtu),
+            match e.raw_os_error() {
+                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT) =>
+                    "there is no route or no neighbour entry for the peer's address; check `ip route` and ARP",
+                _ => "check that both ends' GIDs are of one kind and reach each other (NCCL_IB_GID_INDEX)",
+            }
+        ))
+    })?;
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTS,
+        sq_psn: psn,
+        timeout: origin.timeout.min(31),
+        retry_cnt: origin.retry_cnt.min(7),
+        // 7: for ever. Signal messages are sent only for receives that are posted, so this is never needed.
+        rnr_retry: 7,
+        max_rd_atomic: mine.max_rd_atomic.min(target.hello.max_dest_rd_atomic),
+        ..Default::default()
+    };
+    let mask =
+        IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, mask).map_err(|e| {
+        Error::system(format!(
+            "queue pair {} to RTS (timeout {}, {} retries, {} reads and atomics): {e}",
+            qp.number(),
+            attr.timeout,
+            attr.retry_cnt,
+            attr.max_rd_atomic
+        ))
+    })
+}
+
+/// Bytes of an `IBV_MTU_*`.
+pub fn mtu_bytes(mtu: u32) -> u32 {
+    128 << mtu.min(5)
+}
+
+fn ready_to_receive(origin: &Origin, mine: &Hello, target: &Target, tc: u8) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: IBV_QPS_RTR,
+        path_mtu: mine.active_mtu.min(target.hello.active_mtu).into(),
+        dest_qp_num: target.qpn,
+        rq_psn: target.psn,
+        max_dest_rd_atomic: mine.max_dest_rd_atomic.min(target.hello.max_rd_atomic),
+        // NCCL's value: 0.64 ms.
+        min_rnr_timer: 12,
+        ah_attr: address(origin, mine, &target.hello, tc),
+        ..Default::default()
+    }
+}
+
+/// The way to a peer: by GID on Ethernet, across subnets and where the port asks for it; else by LID.
+fn address(origin: &Origin, mine: &Hello, peer: &Hello, tc: u8) -> ibv_ah_attr {
+    let ethernet = mine.link_layer == IBV_LINK_LAYER_ETHERNET;
+    let same_subnet = mine.gid[6..8] == peer.gid[6..8];
+    let flid = u16::from_be_bytes([peer.gid[4], peer.gid[5]]);
+    let global = ethernet || !same_subnet || mine.grh_required || peer.grh_required;
+    ibv_ah_attr {
+        grh: if global {
+            ibv_global_route {
+                dgid: ibv_gid { raw: peer.gid },
+                flow_label: 0,
+                sgid_index: origin.gid.index,
+                hop_limit: 255,
+                traffic_class: tc,
+            }
+        } else {
+            ibv_global_route::default()
+        },
+        dlid: if same_subnet || ethernet || flid == 0 { peer.lid } else { flid },
+        sl: origin.sl,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: u8::from(global),
+        port_num: origin.port,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(link_layer: u8, subnet: u8) -> Hello {
+        let mut gid = [0xfe, 0x80, 0, 0, 0, 0, 0, subnet, 0, 0, 0, 0, 0, 0, 0, 1];
+        gid[5] = 9;
+        Hello {
+            link_layer,
+            active_mtu: 5,
+            grh_required: false,
+            atomics: true,
+            lid: 17,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 8,
+            gid_type: 2,
+            gid,
+            max_msg_sz: 1 << 30,
+        }
+    }
+
+    fn origin() -> Origin {
+        let gid = GidEntry { index: 3, gid: ibv_gid::default(), kind: 2 };
+        Origin { port: 1, pkey_index: 0, gid, sl: 2, timeout: 20, retry_cnt: 7 }
+    }
+
+    #[test]
+    fn the_smaller_end_decides() {
+        let mine = Hello { active_mtu: 3, ..hello(2, 0) };
+        let target = Target { hello: Hello { max_rd_atomic: 4, ..hello(2, 0) }, qpn: 5, psn: 6 };
+        let attr = ready_to_receive(&origin(), &mine, &target, 106);
+        assert_eq!((attr.path_mtu, attr.max_dest_rd_atomic, attr.dest_qp_num, attr.rq_psn), (3, 4, 5, 6));
+        assert_eq!(mtu_bytes(attr.path_mtu), 1024);
+    }
+
+    #[test]
+    fn ethernet_is_always_global() {
+        let ah = address(&origin(), &hello(2, 0), &hello(2, 0), 106);
+        assert_eq!(
+            (ah.is_global, ah.grh.sgid_index, ah.grh.hop_limit, ah.grh.traffic_class, ah.sl),
+            (1, 3, 255, 106, 2)
+        );
+        assert_eq!(ah.grh.dgid.raw, hello(2, 0).gid);
+    }
+
+    #[test]
+    fn infiniband_is_local_within_a_subnet() {
+        let ah = address(&origin(), &hello(1, 0), &hello(1, 0), 0);
+        assert_eq!((ah.is_global, ah.dlid), (0, 17));
+        let ah = address(&origin(), &hello(1, 0), &hello(1, 1), 0);
+        assert_eq!((ah.is_global, ah.dlid), (1, 9));
+        let ah = address(&origin(), &hello(1, 0), &Hello { grh_required: true, ..hello(1, 0) }, 0);
+        assert_eq!((ah.is_global, ah.dlid), (1, 17));
+    }
+}

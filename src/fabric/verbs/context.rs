@@ -1,0 +1,198 @@
+//! One context as `rma` sees it.
+
+use super::lane::{Kind, Op};
+use super::lock::Spin;
+use super::outcome::Outcomes;
+use super::progress::Progress;
+use super::queues::Queues;
+use super::regions::DeviceRegions;
+use crate::error::{Error, Result};
+use crate::fabric::Context;
+use crate::rma::op::{Get, Put};
+use crate::rma::seq::Seq;
+use oxygin_ffi::verbs::Qp;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Operations that a context holds before it makes the caller wait. NCCL keeps at most 32 × maxRecvs a peer.
+const BACKLOG_LIMIT: usize = 128 << 10;
+
+/// What a context and its progress thread share.
+pub(super) struct Shared {
+    /// Ended first: nothing arrives in the buffers of `queues` any more.
+    _qps: Vec<Qp>,
+    queues: Spin<Queues>,
+    outcomes: Outcomes,
+    cq: Arc<oxygin_ffi::verbs::Cq>,
+    /// Own memory that the device writes during atomics; ended after the queue pairs.
+    scratch: Arc<super::regions::Scratch>,
+    regions: Arc<DeviceRegions>,
+    timeout: Duration,
+}
+
+impl Shared {
+    pub(super) fn new(
+        qps: Vec<Qp>,
+        queues: Queues,
+        outcomes: Outcomes,
+        cq: Arc<oxygin_ffi::verbs::Cq>,
+        scratch: Arc<super::regions::Scratch>,
+        regions: Arc<DeviceRegions>,
+        timeout: Duration,
+    ) -> Self {
+        Self { _qps: qps, queues: Spin::new(queues), outcomes, cq, scratch, regions, timeout }
+    }
+
+    #[inline(always)]
+    fn advance(&self) {
+        self.queues.lock().advance(&self.outcomes);
+    }
+
+    /// Takes everything that has arrived, with the queue armed for what comes later.
+    pub(super) fn serve(&self) -> std::io::Result<()> {
+        self.cq.arm(true)?;
+        loop {
+            let mut queues = self.queues.lock();
+            let taken = queues.poll(&self.outcomes);
+            queues.advance(&self.outcomes);
+            if taken == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The way of everything that the fast path does not take.
+    #[inline(never)]
+    fn issue(&self, peer: u32, op: Op, more: bool) -> Result<Seq> {
+        let mut since = Instant::now();
+        loop {
+            self.outcomes.check(peer)?;
+            let mut queues = self.queues.lock();
+            if queues.backlogged < BACKLOG_LIMIT {
+                return queues.enqueue(peer, op, more, &self.outcomes).ok_or_else(|| no_such_peer(peer));
+            }
+            queues.advance(&self.outcomes);
+            drop(queues);
+            if since.elapsed() > self.timeout {
+                log::warn!(
+                    "{BACKLOG_LIMIT} operations are unfinished and none has moved for {:?}; still waiting to send to rank {peer}",
+                    self.timeout
+                );
+                since = Instant::now();
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// One context over verbs.
+pub struct VerbsContext {
+    shared: Arc<Shared>,
+    progress: Option<Arc<Progress>>,
+}
+
+impl VerbsContext {
+    pub(super) fn new(shared: Shared, progress: Option<Arc<Progress>>) -> Self {
+        let shared = Arc::new(shared);
+        if let Some(progress) = &progress {
+            progress.add(&shared);
+        }
+        Self { shared, progress }
+    }
+}
+
+impl VerbsContext {
+    /// Lets the numbers of operations to `peer` go on after `number`, so that tests see them wrap. Nothing may be
+    /// unfinished.
+    #[doc(hidden)]
+    pub fn renumber(&self, peer: u32, number: u32) {
+        let mut queues = self.shared.queues.lock();
+        if let Some(lane) = queues.lanes.get_mut(peer as usize) {
+            (lane.issued, lane.sent) = (number, number);
+            self.shared.outcomes.complete(peer, number);
+        }
+    }
+}
+
+impl Drop for VerbsContext {
+    fn drop(&mut self) {
+        if let Some(progress) = &self.progress {
+            progress.remove(&self.shared);
+        }
+    }
+}
+
+#[cold]
+fn no_such_peer(peer: u32) -> Error {
+    Error::argument(format!("rank {peer} is not one of this communicator"))
+}
+
+impl Context for VerbsContext {
+    #[inline]
+    unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
+        // SAFETY: the caller's promise.
+        if let Some(seq) = unsafe { self.shared.queues.lock().put(peer, put) } {
+            return Ok(seq);
+        }
+        self.shared.issue(peer, Op::put(put), put.more)
+    }
+
+    unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
+        let seq = self.shared.issue(peer, Op::get(get), get.more)?;
+        if self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
+            if let Some(lane) = self.shared.queues.lock().lanes.get_mut(peer as usize) {
+                lane.flush_from = Some((get.local, get.lkey));
+            }
+        }
+        Ok(seq)
+    }
+
+    /// For host memory the completion of a read is enough: the device writes the completion behind the data, over the
+    /// same way to the same memory, and without the attribute that would let it overtake. So a flush is done when the
+    /// reads before it are. Device memory (a DMA-BUF) is another target than the memory of the completion queue: there
+    /// a read of the place through the device, over the connection to this rank itself, pushes the data in front of it.
+    fn flush(&self, peer: u32) -> Result<Option<Seq>> {
+        let shared = &self.shared;
+        shared.outcomes.check(peer)?;
+        let from = {
+            let mut queues = shared.queues.lock();
+            let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
+            match lane.flush_from.take().and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) {
+                Some(from) => from,
+                None => {
+                    let newest = Seq(lane.issued);
+                    let done = shared.outcomes.completed.get(peer as usize);
+                    let done = done.map_or(newest, |d| Seq(d.load(Ordering::Acquire)));
+                    return Ok((!newest.is_done(done)).then_some(newest));
+                }
+            }
+        };
+        let (local, lkey) = shared.scratch.place();
+        let op = Op { kind: Kind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        shared.issue(peer, op, false).map(Some)
+    }
+
+    #[inline]
+    fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
+        let shared = &*self.shared;
+        let Some(completed) = shared.outcomes.completed.get(peer as usize) else { return Err(no_such_peer(peer)) };
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            return Ok(true);
+        }
+        shared.advance();
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            return Ok(true);
+        }
+        shared.outcomes.check(peer).map(|()| false)
+    }
+
+    fn progress(&self) -> Result<()> {
+        self.shared.advance();
+        Ok(())
+    }
+
+    fn has_error(&self) -> bool {
+        self.shared.outcomes.has_error()
+    }
+}

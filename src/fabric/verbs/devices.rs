@@ -1,0 +1,287 @@
+//! Which devices and ports there are, what they can do, and why one cannot be used.
+
+use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry};
+use super::hca::HcaFilter;
+use crate::config::Config;
+use oxygin_ffi::verbs::types::*;
+use oxygin_ffi::verbs::{Context, DeviceRef, Pd, Verbs};
+use oxygin_ffi::Missing;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A port of a device: one NCCL device. Ports that cannot be used are listed too, with the reason.
+#[derive(Clone)]
+pub struct DeviceInfo {
+    /// Kernel name of the device.
+    pub name: String,
+    /// Port, from 1.
+    pub port: u8,
+    /// Path of the PCI function in sysfs, functions of one card merged as NCCL does; `None` for software devices.
+    pub pci_path: Option<String>,
+    /// System image GUID, as libibverbs gives it (network byte order in memory), which is what NCCL compares.
+    pub guid: u64,
+    /// Mbit/s; 0 when unknown.
+    pub speed_mbps: u32,
+    /// `IBV_LINK_LAYER_*`; 0 when unknown.
+    pub link_layer: u8,
+    /// Whether the device carries out 64-bit remote atomics.
+    pub atomics: bool,
+    /// Whether data regions get relaxed ordering where the device knows it.
+    pub relaxed_ordering: bool,
+    /// Whether the kernel driver registers DMA-BUFs.
+    pub dma_buf: bool,
+    /// The GID that connections start from.
+    pub gid: Option<GidEntry>,
+    /// Why the port cannot be used, with the remedy; `None`: it can.
+    pub problem: Option<String>,
+    pub(super) device: DeviceRef,
+    pub(super) attr: Option<(ibv_device_attr, ibv_port_attr)>,
+}
+
+impl DeviceInfo {
+    /// Whether a communicator can be opened on it.
+    pub fn is_usable(&self) -> bool {
+        self.problem.is_none()
+    }
+}
+
+/// All ports of all devices, in libibverbs' order.
+pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
+    let verbs = Verbs::load()?;
+    let refs = DeviceRef::all(&verbs).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOSYS) => Missing::new(
+            "the kernel has no RDMA support loaded; load the modules ib_uverbs and the driver of your device",
+        ),
+        Some(libc::EPERM | libc::EACCES) => Missing::new(format!(
+            "RDMA devices cannot be listed: {e}; give this user access to /dev/infiniband and /sys/class/infiniband"
+        )),
+        _ => Missing::new(format!("RDMA devices cannot be listed: {e}")),
+    })?;
+    let filter = HcaFilter::parse(config.ib_hca.as_deref().unwrap_or(""));
+    Ok(refs.iter().flat_map(|device| ports(&verbs, device, config, &filter)).collect())
+}
+
+/// The ports of one device; a device that cannot even be opened counts as one unusable port.
+fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, config: &Config, filter: &HcaFilter) -> Vec<DeviceInfo> {
+    let mut info = DeviceInfo {
+        name: device.name(),
+        port: 1,
+        pci_path: pci_path(&device.sysfs()),
+        guid: 0,
+        speed_mbps: 0,
+        link_layer: 0,
+        atomics: false,
+        relaxed_ordering: verbs.has_optional_access(),
+        dma_buf: false,
+        gid: None,
+        problem: None,
+        device: device.clone(),
+        attr: None,
+    };
+    let opened = device.open().map_err(|e| {
+        let node = device.uverbs();
+        match e.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => format!(
+                "{} cannot be opened: {e}; give this user read and write access to it (in a container: pass the device in)",
+                node.display()
+            ),
+            Some(libc::ENOENT) => format!(
+                "{} does not exist; load the module ib_uverbs, or pass the device into the container",
+                node.display()
+            ),
+            _ => format!("{} cannot be opened: {e}", info.name),
+        }
+    });
+    let context = match opened {
+        Ok(context) => context,
+        Err(problem) => {
+            info.problem = Some(problem);
+            return vec![info];
+        }
+    };
+    let attr = match context.query_device() {
+        Ok(attr) => attr,
+        Err(e) => {
+            info.problem = Some(format!("the limits of {} cannot be read: {e}", info.name));
+            return vec![info];
+        }
+    };
+    info.guid = attr.sys_image_guid;
+    info.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
+    info.dma_buf = verbs.has_dmabuf() && knows_dmabuf(&context);
+    (1..=attr.phys_port_cnt)
+        .map(|port| {
+            let mut info = DeviceInfo { port, ..info.clone() };
+            if let Err(problem) = examine(&mut info, &context, attr, config, filter) {
+                info.problem = Some(problem);
+            }
+            info
+        })
+        .collect()
+}
+
+/// Fills in what the port says; the error is why it cannot be used.
+fn examine(
+    info: &mut DeviceInfo,
+    context: &Context,
+    attr: ibv_device_attr,
+    config: &Config,
+    filter: &HcaFilter,
+) -> Result<(), String> {
+    let (name, port) = (info.name.clone(), info.port);
+    let state = context.query_port(port).map_err(|e| format!("port {port} of {name} cannot be read: {e}"))?;
+    info.attr = Some((attr, state));
+    info.link_layer = state.link_layer;
+    let rate = info.device.sysfs().join(format!("ports/{port}/rate"));
+    info.speed_mbps = read(&rate).and_then(|t| parse_rate(&t)).unwrap_or_else(|| lane_speed(&state));
+    if !filter.allows(&name, port) {
+        let list = config.ib_hca.as_deref().unwrap_or("");
+        return Err(format!("NCCL_IB_HCA={list} leaves {name}:{port} out"));
+    }
+    if info.device.is_iwarp() {
+        return Err(format!(
+            "{name} speaks iWARP, whose connections only the RDMA connection manager can make; oxygin does not use it yet"
+        ));
+    }
+    if state.state != IBV_PORT_ACTIVE {
+        return Err(format!(
+            "port {port} of {name} is {}; check cable, switch{} and `rdma link`",
+            state_name(state.state),
+            if state.link_layer == IBV_LINK_LAYER_INFINIBAND { ", subnet manager" } else { ", the network interface" }
+        ));
+    }
+    if !matches!(state.link_layer, IBV_LINK_LAYER_INFINIBAND | IBV_LINK_LAYER_ETHERNET) {
+        return Err(format!(
+            "port {port} of {name} has link layer {}, neither InfiniBand nor Ethernet",
+            state.link_layer
+        ));
+    }
+    if config.ib_pkey >= state.pkey_tbl_len.max(1) {
+        return Err(format!(
+            "NCCL_IB_PKEY={} is past the end of the P_Key table of {name}:{port}, which has {} entries",
+            config.ib_pkey, state.pkey_tbl_len
+        ));
+    }
+    if attr.max_qp_wr < 4 || attr.max_cqe < 4 || state.max_msg_sz == 0 {
+        return Err(format!(
+            "{name} is too small: {} work requests a queue, {} completions, messages of {} bytes",
+            attr.max_qp_wr, attr.max_cqe, state.max_msg_sz
+        ));
+    }
+    info.gid = Some(choose_gid(context, info, &state, config)?);
+    Ok(())
+}
+
+fn choose_gid(
+    context: &Context,
+    info: &DeviceInfo,
+    state: &ibv_port_attr,
+    config: &Config,
+) -> Result<GidEntry, String> {
+    let (name, port) = (&info.name, info.port);
+    let len = state.gid_tbl_len.clamp(0, 256) as u32;
+    let entry = |index: u32| -> Option<GidEntry> {
+        let (gid, kind) = context.query_gid(port, index).ok()?;
+        let kind = kind.or_else(|| gid_type_from_sysfs(&info.device.sysfs(), port, index))?;
+        Some(GidEntry { index: index as u8, gid, kind })
+    };
+    if state.link_layer == IBV_LINK_LAYER_INFINIBAND {
+        let table: Vec<_> = (0..len.min(2)).filter_map(entry).collect();
+        return choose_infiniband(&table)
+            .ok_or_else(|| format!("port {port} of {name} has no GID; check `ibv_devinfo -v`"));
+    }
+    if let Some(index) = config.ib_gid_index {
+        return entry(index.into()).filter(|e| is_configured(&e.gid)).ok_or_else(|| {
+            format!("NCCL_IB_GID_INDEX={index}: {name}:{port} has no GID there; see `show_gids` or `ibv_devinfo -v`")
+        });
+    }
+    let table: Vec<_> = (0..len).filter_map(entry).collect();
+    choose_roce(&table).ok_or_else(|| {
+        format!("port {port} of {name} has no GID; give its network interface an address and bring it up")
+    })
+}
+
+fn gid_type_from_sysfs(sysfs: &Path, port: u8, index: u32) -> Option<u32> {
+    match read(&sysfs.join(format!("ports/{port}/gid_attrs/types/{index}")))?.trim() {
+        "RoCE v2" => Some(IBV_GID_TYPE_ROCE_V2),
+        _ => Some(IBV_GID_TYPE_ROCE_V1),
+    }
+}
+
+/// Whether the kernel driver knows DMA-BUF: a registration without a descriptor fails with EBADF where it does.
+fn knows_dmabuf(context: &Arc<Context>) -> bool {
+    let Ok(pd) = Pd::new(context) else { return false };
+    let access = oxygin_ffi::verbs::Access { atomic: false, relaxed: false };
+    match oxygin_ffi::verbs::Mr::register_dmabuf(&pd, -1, 0, 0, 0, access) {
+        Ok(_) => true,
+        Err(e) => !matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS)),
+    }
+}
+
+/// The PCI function, with the function number (and, as NCCL does by default, the virtual function's) zeroed, so that
+/// ports of one card compare equal.
+fn pci_path(sysfs: &Path) -> Option<String> {
+    let real = std::fs::canonicalize(sysfs.join("device")).ok()?;
+    merge_functions(real.to_str()?)
+}
+
+fn merge_functions(path: &str) -> Option<String> {
+    // [dd]dddd:bb:dd.f
+    let n = path.len();
+    let b = path.as_bytes();
+    if n < 12 || b[n - 2] != b'.' || b[n - 5] != b':' || b[n - 8] != b':' {
+        return Some(path.to_owned());
+    }
+    Some(format!("{}00.0", path.get(..n - 4)?))
+}
+
+fn read(path: &Path) -> Option<String> {
+    let text: io::Result<String> = std::fs::read_to_string(path);
+    text.ok()
+}
+
+/// "200 Gb/sec (4X HDR)" in Mbit/s.
+fn parse_rate(text: &str) -> Option<u32> {
+    let (number, rest) = text.trim().split_once(' ')?;
+    let gbps: f64 = number.parse().ok()?;
+    (rest.starts_with("Gb/sec") && gbps > 0.0).then_some((gbps * 1000.0) as u32)
+}
+
+/// Lanes × speed of a lane; both are one-bit fields.
+fn lane_speed(state: &ibv_port_attr) -> u32 {
+    let first = |bits: u8, table: &[u32]| table.get(bits.trailing_zeros() as usize).copied().unwrap_or(0);
+    let lanes = first(state.active_width, &[1, 4, 8, 12, 2]);
+    let lane = first(state.active_speed, &[2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000]);
+    lanes * lane
+}
+
+fn state_name(state: u32) -> &'static str {
+    ["in an unknown state", "down", "initialising", "armed but not active", "active", "active, deferred"]
+        .get(state as usize)
+        .copied()
+        .unwrap_or("in an unknown state")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read() {
+        assert_eq!(parse_rate("200 Gb/sec (4X HDR)\n"), Some(200_000));
+        assert_eq!(parse_rate("2.5 Gb/sec (1X SDR)"), Some(2_500));
+        assert_eq!(parse_rate("fast"), None);
+        let edr = ibv_port_attr { active_width: 2, active_speed: 32, ..Default::default() };
+        assert_eq!(lane_speed(&edr), 100_000);
+        assert_eq!(lane_speed(&ibv_port_attr::default()), 0);
+    }
+
+    #[test]
+    fn functions_of_a_card_are_merged() {
+        let path = |f: &str| merge_functions(&format!("/sys/devices/pci0000:00/0000:00:01.0/{f}")).unwrap();
+        assert_eq!(path("0000:3b:00.1"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
+        assert_eq!(path("0000:3b:02.7"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
+        assert_eq!(path("virtual"), "/sys/devices/pci0000:00/0000:00:01.0/virtual");
+    }
+}

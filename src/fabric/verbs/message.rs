@@ -1,0 +1,213 @@
+//! Signals by message, for devices without remote atomics: a SEND behind the data names the word, its key and the
+//! value, and the receiver adds. A reliable connection delivers it after the data that was written before it.
+//!
+//! Flow control: a sender never has more messages under way than the receiver has receives posted, because a device
+//! without atomics (iWARP) may break the connection instead of waiting for a receive. The receiver counts the receives
+//! it has posted anew and, when half of them are due, writes the count into the sender's credit word by RDMA.
+
+use super::ticket::Ticket;
+use crate::error::{Error, Result};
+use crate::memory::registry::Registry;
+use crate::rma::op::Signal;
+use crate::sync::RwLock;
+use oxygin_ffi::verbs::types::*;
+use oxygin_ffi::verbs::{Access, Mr, Pd, Qp};
+use std::collections::HashMap;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Bytes of a message: address, value, key, mark.
+const MESSAGE: usize = 24;
+/// Bytes between messages in memory.
+const STRIDE: usize = 32;
+/// "oxSG", last in every message.
+const MARK: u32 = u32::from_le_bytes(*b"oxSG");
+/// Bytes in front of a peer's buffers: the credit word that the peer writes, and the one written to the peer.
+const HEAD: usize = 64;
+const CREDIT_OUT: usize = 8;
+
+/// Which window a remote key names.
+pub type Keys = RwLock<HashMap<u32, u32>>;
+
+/// A context's messages.
+pub struct Messages {
+    // Ended before the memory is freed.
+    mr: Mr,
+    memory: Box<[AtomicU64]>,
+    receives: u32,
+    post_recv: PostRecv,
+    peers: Vec<Peer>,
+    registry: Arc<Registry>,
+    keys: Arc<Keys>,
+}
+
+struct Peer {
+    qp: *mut ibv_qp,
+    /// Messages sent.
+    sent: u32,
+    /// Receives posted anew.
+    taken: u32,
+    /// Of those, how many the peer knows of.
+    announced: u32,
+    /// Where the peer reads `announced`.
+    credit: ibv_wr_rdma,
+}
+
+// SAFETY: the pointers are to libibverbs objects, which any thread may use under the context's lock.
+unsafe impl Send for Messages {}
+
+impl Messages {
+    /// Posts `receives` receives on each of `qps` (by peer), which are in INIT.
+    pub fn new(
+        pd: &Arc<Pd>,
+        qps: &[Qp],
+        receives: u32,
+        post_recv: PostRecv,
+        registry: Arc<Registry>,
+        keys: Arc<Keys>,
+    ) -> Result<Self> {
+        let words = qps.len() * Self::span(receives) / 8;
+        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let access = Access { atomic: false, relaxed: false };
+        // SAFETY: the memory is owned below and freed after the region.
+        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, words * 8, access) }
+            .map_err(|e| Error::system(format!("registering {} bytes for signal messages: {e}", words * 8)))?;
+        let peers = qps
+            .iter()
+            .map(|qp| Peer { qp: qp.as_ptr(), sent: 0, taken: 0, announced: 0, credit: ibv_wr_rdma::default() })
+            .collect();
+        let messages = Self { mr, memory, receives, post_recv, peers, registry, keys };
+        for peer in 0..qps.len() as u32 {
+            for index in 0..receives {
+                messages.post(peer, index).map_err(|rc| {
+                    let e = std::io::Error::from_raw_os_error(rc);
+                    Error::system(format!("posting a receive for signals of rank {peer}: {e}"))
+                })?;
+            }
+        }
+        Ok(messages)
+    }
+
+    /// Bytes a peer.
+    fn span(receives: u32) -> usize {
+        HEAD + 2 * STRIDE * receives as usize
+    }
+
+    fn at(&self, peer: u32, offset: usize) -> u64 {
+        self.memory.as_ptr() as u64 + (peer as usize * Self::span(self.receives) + offset) as u64
+    }
+
+    fn word(&self, peer: u32, offset: usize) -> Option<&AtomicU64> {
+        self.memory.get((peer as usize * Self::span(self.receives) + offset) / 8)
+    }
+
+    /// Address and key of the word in which `peer` says how many messages it has taken.
+    pub fn credit_word(&self, peer: u32) -> (u64, u32) {
+        (self.at(peer, 0), self.mr.rkey())
+    }
+
+    /// Where `peer` wants to be told how many of its messages were taken.
+    pub fn connect(&mut self, peer: u32, remote_addr: u64, rkey: u32) {
+        if let Some(p) = self.peers.get_mut(peer as usize) {
+            p.credit = ibv_wr_rdma { remote_addr, rkey };
+        }
+    }
+
+    fn post(&self, peer: u32, index: u32) -> std::result::Result<(), i32> {
+        let Some(p) = self.peers.get(peer as usize) else { return Err(libc::EINVAL) };
+        let offset = HEAD + STRIDE * (self.receives + index) as usize;
+        let mut sge = ibv_sge { addr: self.at(peer, offset), length: STRIDE as u32, lkey: self.mr.lkey() };
+        let mut wr =
+            ibv_recv_wr { wr_id: Ticket::receive(peer, index), next: null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is live while the context is, and the buffer as long as this object.
+        match unsafe { (self.post_recv)(p.qp, &mut wr, &mut bad) } {
+            0 => Ok(()),
+            rc => Err(rc),
+        }
+    }
+
+    /// Writes the message after `ahead` others that are being built; `None` while the peer has no receive for it.
+    pub fn stage(&self, peer: u32, ahead: u32, signal: &Signal) -> Option<ibv_sge> {
+        let p = self.peers.get(peer as usize)?;
+        let number = p.sent.wrapping_add(ahead);
+        // Counts only grow; the low half is enough while fewer than 2^32 messages are under way.
+        let known = self.word(peer, 0)?.load(Ordering::Acquire) as u32;
+        if number.wrapping_sub(known) >= self.receives {
+            return None;
+        }
+        // A peer that has taken message n - receives is through with this buffer.
+        let offset = HEAD + STRIDE * (number % self.receives) as usize;
+        let key = u64::from(signal.rkey) | u64::from(MARK) << 32;
+        for (i, word) in [signal.remote, signal.value, key].into_iter().enumerate() {
+            self.word(peer, offset + 8 * i)?.store(word.to_le(), Ordering::Relaxed);
+        }
+        Some(ibv_sge { addr: self.at(peer, offset), length: MESSAGE as u32, lkey: self.mr.lkey() })
+    }
+
+    /// `count` staged messages are on their way.
+    pub fn sent(&mut self, peer: u32, count: u32) {
+        if let Some(p) = self.peers.get_mut(peer as usize) {
+            p.sent = p.sent.wrapping_add(count);
+        }
+    }
+
+    /// A message of `peer` lies in buffer `index`: applies it and posts the buffer anew. The error is a sentence.
+    pub fn received(&mut self, peer: u32, index: u32, bytes: u32) -> std::result::Result<(), String> {
+        if index >= self.receives || bytes as usize != MESSAGE {
+            return Err(format!("rank {peer} sent {bytes} bytes where a signal message has {MESSAGE}"));
+        }
+        let offset = HEAD + STRIDE * (self.receives + index) as usize;
+        let read = |i: usize| self.word(peer, offset + 8 * i).map_or(0, |w| u64::from_le(w.load(Ordering::Acquire)));
+        let (addr, value, key) = (read(0), read(1), read(2));
+        if (key >> 32) as u32 != MARK {
+            return Err(format!("rank {peer} sent a message that is no signal; run the same oxygin on all ranks"));
+        }
+        self.apply(peer, addr, value, key as u32)?;
+        self.post(peer, index)
+            .map_err(|rc| format!("a receive cannot be posted: {}", std::io::Error::from_raw_os_error(rc)))?;
+        if let Some(p) = self.peers.get_mut(peer as usize) {
+            p.taken = p.taken.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    fn apply(&self, peer: u32, addr: u64, value: u64, rkey: u32) -> std::result::Result<(), String> {
+        let window = self.keys.read().get(&rkey).copied();
+        let held = self.registry.hold();
+        let at = window.filter(|_| addr % 8 == 0).and_then(|window| held.resolve(window, addr, 8));
+        let Some(at) = at else {
+            return Err(format!(
+                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window"
+            ));
+        };
+        // SAFETY: eight aligned bytes of a window that stays while the registry is held; everybody adds atomically.
+        unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(value, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Whether `peer` should be told how many messages were taken.
+    pub fn owes(&self, peer: u32) -> bool {
+        let due = (self.receives / 2).max(1);
+        self.peers.get(peer as usize).is_some_and(|p| p.taken.wrapping_sub(p.announced) >= due)
+    }
+
+    /// The write that tells it.
+    pub fn announcement(&self, peer: u32) -> Option<(ibv_sge, ibv_wr_rdma)> {
+        if !self.owes(peer) {
+            return None;
+        }
+        let p = self.peers.get(peer as usize)?;
+        // A write still under way may carry the new count instead of its own: it is as true.
+        self.word(peer, CREDIT_OUT)?.store(u64::from(p.taken), Ordering::Release);
+        Some((ibv_sge { addr: self.at(peer, CREDIT_OUT), length: 8, lkey: self.mr.lkey() }, p.credit))
+    }
+
+    /// That write is on its way.
+    pub fn announced(&mut self, peer: u32) {
+        if let Some(p) = self.peers.get_mut(peer as usize) {
+            p.announced = p.taken;
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What became of the operations of one context: counts that `test` reads without a lock, and the first error of each
+//! peer.
+
+use super::lane::Logged;
+use super::status::meaning;
+use crate::error::{Error, Result};
+use oxygin_ffi::verbs::types::ibv_wc;
+use oxygin_ffi::verbs::Verbs;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Outcomes of one context.
+pub struct Outcomes {
+    /// By peer: the newest operation that is locally complete, and with it all before.
+    pub completed: Box<[AtomicU32]>,
+    errors: Box<[OnceLock<Error>]>,
+    any: AtomicBool,
+    verbs: Arc<Verbs>,
+    context: u32,
+    device: String,
+}
+
+impl Outcomes {
+    /// Nothing has happened yet. `device` names device and port, for messages.
+    pub fn new(nranks: u32, context: u32, device: String, verbs: Arc<Verbs>) -> Self {
+        Self {
+            completed: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
+            errors: (0..nranks).map(|_| OnceLock::new()).collect(),
+            any: AtomicBool::new(false),
+            verbs,
+            context,
+            device,
+        }
+    }
+
+    /// Every operation to `peer` up to `number` is locally complete.
+    pub fn complete(&self, peer: u32, number: u32) {
+        if let Some(count) = self.completed.get(peer as usize) {
+            count.store(number, Ordering::Release);
+        }
+    }
+
+    /// The error that ended the lane to `peer`, if one did.
+    #[inline]
+    pub fn check(&self, peer: u32) -> Result<()> {
+        if self.any.load(Ordering::Acquire) {
+            if let Some(error) = self.errors.get(peer as usize).and_then(OnceLock::get) {
+                return Err(error.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything failed.
+    pub fn has_error(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Notes and logs the first error of a peer.
+    #[cold]
+    pub fn fail(&self, peer: u32, sentence: String) {
+        let Some(slot) = self.errors.get(peer as usize) else { return };
+        let error = Error::remote(format!("context {}, rank {peer}, {}: {sentence}", self.context, self.device));
+        if slot.set(error).is_ok() {
+            log::warn!("{}", slot.get().map_or("", Error::message));
+        }
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// An error completion in words.
+    #[cold]
+    pub fn explain(&self, peer: u32, wc: &ibv_wc, logged: &Logged) -> String {
+        let (meaning, remedy) = meaning(wc.status);
+        format!(
+            "queue pair {} towards rank {peer} failed on {logged}: {} (status {}, vendor error {:#x}): {meaning}; {remedy}",
+            wc.qp_num,
+            self.verbs.status_text(wc.status),
+            wc.status,
+            wc.vendor_err,
+        )
+    }
+}

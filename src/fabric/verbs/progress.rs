@@ -1,0 +1,101 @@
+//! The thread that applies signal messages while nobody calls in. Only devices without remote atomics need it; it
+//! sleeps on the completion channel and ends with the last owner.
+
+use super::context::Shared;
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::thread::Thread;
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use oxygin_ffi::verbs::Channel;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// The thread calls nothing deep.
+const STACK: usize = 256 << 10;
+
+struct State {
+    channel: Arc<Channel>,
+    /// Written to when the thread is to look at `stop` or at a new context.
+    wake: EventFd,
+    contexts: Mutex<Contexts>,
+}
+
+#[derive(Default)]
+struct Contexts {
+    all: Vec<Arc<Shared>>,
+    stop: bool,
+}
+
+/// The thread. Dropping it ends and joins it.
+pub struct Progress {
+    state: Arc<State>,
+    thread: Option<Thread>,
+}
+
+impl Progress {
+    /// Starts the thread on a channel.
+    pub fn start(channel: Arc<Channel>) -> Result<Self> {
+        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| Error::system(format!("eventfd for the signal thread: {e}; raise the limit of open files")))?;
+        let state = Arc::new(State { channel, wake, contexts: Mutex::default() });
+        let own = state.clone();
+        let thread = Thread::spawn("oxygin-signals", STACK, move || run(&own))?;
+        Ok(Self { state, thread: Some(thread) })
+    }
+
+    /// The channel that completion queues are to report to.
+    pub fn channel(&self) -> &Arc<Channel> {
+        &self.state.channel
+    }
+
+    /// Serves a context from here on.
+    pub(super) fn add(&self, context: &Arc<Shared>) {
+        self.state.contexts.lock().all.push(context.clone());
+        self.wake();
+    }
+
+    /// No longer serves it; on return the thread does not touch it any more.
+    pub(super) fn remove(&self, context: &Arc<Shared>) {
+        self.state.contexts.lock().all.retain(|c| !Arc::ptr_eq(c, context));
+    }
+
+    fn wake(&self) {
+        // Fails only when the counter is full, and then the thread wakes anyway.
+        let _ = self.state.wake.write(1);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.state.contexts.lock().stop = true;
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+    }
+}
+
+fn run(state: &State) {
+    loop {
+        {
+            let contexts = state.contexts.lock();
+            if contexts.stop {
+                return;
+            }
+            // Armed first, then swept: what arrives in between makes an event.
+            for context in &contexts.all {
+                if let Err(e) = context.serve() {
+                    log::warn!("a completion queue cannot be armed: {e}; signals wait until this rank calls in");
+                }
+            }
+        }
+        // SAFETY: the channel lives as long as `state`.
+        let channel = unsafe { BorrowedFd::borrow_raw(state.channel.fd()) };
+        let mut fds = [PollFd::new(channel, PollFlags::POLLIN), PollFd::new(state.wake.as_fd(), PollFlags::POLLIN)];
+        // An interrupted wait is a wake-up like any other.
+        let _ = poll(&mut fds, PollTimeout::NONE);
+        let _ = state.wake.read();
+        while state.channel.take_event() {}
+    }
+}

@@ -1,0 +1,104 @@
+//! Registered memory: windows of the caller, and the few bytes of this fabric's own.
+
+use super::message::Keys;
+use crate::error::{Error, Result};
+use crate::sync::RwLock;
+use oxygin_ffi::verbs::{Access, Mr, Pd};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Eight bytes that remote atomics write their result to and flushes read into: nobody looks at them.
+pub struct Scratch {
+    // Ended before the memory is freed.
+    mr: Mr,
+    word: Box<AtomicU64>,
+}
+
+impl Scratch {
+    /// Registers a word.
+    pub fn new(pd: &Arc<Pd>) -> Result<Self> {
+        let word = Box::new(AtomicU64::new(0));
+        let access = Access { atomic: false, relaxed: false };
+        // SAFETY: the word is owned below and freed after the region.
+        let mr = unsafe { Mr::register(pd, word.as_ptr() as u64, 8, access) }
+            .map_err(|e| Error::system(registration(8, &e)))?;
+        Ok(Self { mr, word })
+    }
+
+    /// Address and local key.
+    pub fn place(&self) -> (u64, u32) {
+        (self.word.as_ptr() as u64, self.mr.lkey())
+    }
+}
+
+/// Windows in device memory, by local key: a flush of gets into them needs their remote key.
+#[derive(Default)]
+pub struct DeviceRegions {
+    any: AtomicBool,
+    rkeys: RwLock<HashMap<u32, u32>>,
+}
+
+impl DeviceRegions {
+    /// Whether there has ever been one.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    /// The remote key of the device window that `lkey` names.
+    pub fn rkey(&self, lkey: u32) -> Option<u32> {
+        self.rkeys.read().get(&lkey).copied()
+    }
+}
+
+/// A registered window; dropping it ends the registration.
+pub struct WindowGuard {
+    mr: Mr,
+    keys: Arc<Keys>,
+    regions: Arc<DeviceRegions>,
+}
+
+impl WindowGuard {
+    /// Notes the keys of window `id`, in device memory or not.
+    pub fn new(mr: Mr, id: u32, device: bool, keys: &Arc<Keys>, regions: &Arc<DeviceRegions>) -> Self {
+        keys.write().insert(mr.rkey(), id);
+        if device {
+            regions.rkeys.write().insert(mr.lkey(), mr.rkey());
+            regions.any.store(true, Ordering::Relaxed);
+        }
+        Self { mr, keys: keys.clone(), regions: regions.clone() }
+    }
+
+    /// Local and remote key.
+    pub fn keys(&self) -> (u32, u32) {
+        (self.mr.lkey(), self.mr.rkey())
+    }
+}
+
+impl Drop for WindowGuard {
+    fn drop(&mut self) {
+        // Before the region ends: its keys may be given out again at once.
+        self.keys.write().remove(&self.mr.rkey());
+        self.regions.rkeys.write().remove(&self.mr.lkey());
+    }
+}
+
+/// Why a registration of `len` bytes failed, with the remedy.
+#[cold]
+pub fn registration(len: u64, e: &std::io::Error) -> String {
+    let remedy = match e.raw_os_error() {
+        Some(libc::ENOMEM | libc::EAGAIN) => {
+            "raise the limit of locked memory (`ulimit -l unlimited`, in containers --ulimit memlock=-1)"
+        }
+        Some(libc::EFAULT) => {
+            "the range is not mapped memory that a device can reach; GPU memory needs a DMA-BUF or nvidia-peermem"
+        }
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => {
+            "the device's driver or the kernel (5.12 or newer is needed) does not register DMA-BUFs"
+        }
+        Some(libc::EBADF) => "the descriptor is no DMA-BUF",
+        _ => "see the kernel log",
+    };
+    format!("registering {len} bytes with the device: {e}; {remedy}")
+}

@@ -1,0 +1,275 @@
+//! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
+
+use super::connect::{connect, init, Target};
+use super::context::{Shared, VerbsContext};
+use super::lane::Lane;
+use super::message::Messages;
+use super::outcome::Outcomes;
+use super::progress::Progress;
+use super::queues::{Device, Queues};
+use super::ticket::MAX_SLOTS;
+use super::wire::QpInfo;
+use super::{Joined, Qps, VerbsFabric};
+use crate::error::{Error, Result};
+use crate::fabric::ContextSpec;
+use oxygin_ffi::verbs::types::*;
+use oxygin_ffi::verbs::{Cq, Qp};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Contexts whose queue pairs are in INIT.
+pub struct Pending {
+    contexts: Vec<PendingContext>,
+    /// Receives on each queue pair; 0 where signals are atomics.
+    receives: u32,
+    traffic_class: Option<u8>,
+    progress: Option<Arc<Progress>>,
+}
+
+struct PendingContext {
+    qps: Qps,
+    messages: Option<Messages>,
+    cq: Arc<Cq>,
+    psns: Vec<u32>,
+    depth: u32,
+}
+
+/// Entries of each queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    depth: u32,
+    receives: u32,
+    completions: u32,
+}
+
+/// Sizes such that a completion queue holds every completion its queue pairs can ever produce at once: after an error
+/// each work request, signalled or not, completes.
+fn sizes(wanted: u32, nranks: u32, atomics: bool, limits: &ibv_device_attr) -> Result<Sizes> {
+    // A put with a signal takes two entries, and NCCL has at most 32 × maxRecvs operations a peer under way. In large
+    // jobs the memory of the queues counts more.
+    let usual = if nranks <= 64 { 256 } else { 128 };
+    let max_wr = limits.max_qp_wr.max(0) as u32;
+    let completions = limits.max_cqe.max(0) as u32;
+    let share = completions / nranks;
+    let receives = if atomics { 0 } else { (if nranks <= 64 { 32 } else { 16 }).min(max_wr).min(share / 4) };
+    let wanted = if wanted == 0 { usual } else { wanted.max(4) };
+    let depth = wanted.min(max_wr).min(MAX_SLOTS).min(share.saturating_sub(receives));
+    if depth < 4 || (!atomics && receives == 0) {
+        return Err(Error::system(format!(
+            "{nranks} ranks need {} completions a context, the device has {completions} (and {max_wr} work requests a \
+             queue); use a device with more, or OXYGIN_FABRIC=soft",
+            nranks * 5
+        )));
+    }
+    Ok(Sizes { depth, receives, completions: (depth + receives) * nranks })
+}
+
+pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pending, Vec<u8>)> {
+    let joined = fabric.joined()?;
+    let nranks = joined.world.nranks;
+    if spec.contexts == 0 {
+        return Err(Error::argument("createContext was asked for 0 contexts; ask for at least one"));
+    }
+    let sizes = sizes(spec.queue_depth, nranks, joined.atomics, &fabric.limits)?;
+    let progress = if joined.atomics { None } else { Some(fabric.progress()?) };
+    let mut random = Psns::new()?;
+    let mut contexts = Vec::with_capacity(spec.contexts as usize);
+    for _ in 0..spec.contexts {
+        contexts.push(prepare_one(fabric, joined, &sizes, progress.as_deref(), &mut random)?);
+    }
+    let mut out = Vec::with_capacity(nranks as usize * QpInfo::slice_len(contexts.len()));
+    for peer in 0..nranks {
+        let infos: Vec<_> = contexts.iter().map(|c| c.describe(peer)).collect();
+        QpInfo::emit_slice(&infos, sizes.receives, &mut out);
+    }
+    Ok((Pending { contexts, receives: sizes.receives, traffic_class: spec.traffic_class, progress }, out))
+}
+
+impl PendingContext {
+    fn describe(&self, peer: u32) -> QpInfo {
+        let (credit_addr, credit_rkey) = self.messages.as_ref().map_or((0, 0), |m| m.credit_word(peer));
+        QpInfo {
+            qpn: self.qps.get(peer as usize).map_or(0, Qp::number),
+            psn: self.psns.get(peer as usize).copied().unwrap_or(0),
+            credit_addr,
+            credit_rkey,
+        }
+    }
+}
+
+fn prepare_one(
+    fabric: &VerbsFabric,
+    joined: &Joined,
+    sizes: &Sizes,
+    progress: Option<&Progress>,
+    random: &mut Psns,
+) -> Result<PendingContext> {
+    let nranks = joined.world.nranks;
+    let cq = Cq::new(fabric.device(), sizes.completions, progress.map(Progress::channel)).map_err(|e| {
+        Error::system(format!(
+            "a completion queue of {} entries on {}: {e}; raise the limit of locked memory, or set fewer contexts",
+            sizes.completions, fabric.label
+        ))
+    })?;
+    let mut depth = sizes.depth;
+    let mut qps = Vec::with_capacity(nranks as usize);
+    while qps.len() < nranks as usize {
+        let cap = ibv_qp_cap {
+            max_send_wr: depth,
+            max_recv_wr: sizes.receives.max(1),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        match Qp::new(&fabric.pd, &cq, cap) {
+            Ok(qp) => {
+                init(&qp, &fabric.origin, fabric.hello.atomics).map_err(|e| e.context(&fabric.label))?;
+                qps.push(qp);
+            }
+            // EINVAL: within the device's limit for small work requests, but not for these.
+            Err(e) if depth >= 32 && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
+                log::debug!("{}: no queue pair of {depth} entries ({e}), trying {}", fabric.label, depth / 2);
+                depth /= 2;
+            }
+            Err(e) => {
+                return Err(Error::system(format!(
+                    "queue pair {} of {nranks} of a context on {}, {depth} entries: {e}; the device has {} queue pairs; \
+                     raise the limit of locked memory (`ulimit -l`), or set fewer contexts",
+                    qps.len() + 1,
+                    fabric.label,
+                    fabric.limits.max_qp
+                )));
+            }
+        }
+    }
+    let messages = if sizes.receives > 0 {
+        let post_recv = fabric.device().post_recv().ok_or_else(|| no_call(fabric, "post_recv"))?;
+        Some(Messages::new(&fabric.pd, &qps, sizes.receives, post_recv, fabric.registry.clone(), fabric.keys.clone())?)
+    } else {
+        None
+    };
+    let psns = (0..nranks).map(|_| random.next()).collect();
+    Ok(PendingContext { qps, messages, cq, psns, depth })
+}
+
+#[cold]
+fn no_call(fabric: &VerbsFabric, name: &str) -> Error {
+    Error::system(format!("the provider library of {} has no {name}; update rdma-core", fabric.label))
+}
+
+pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
+    let joined = fabric.joined()?;
+    if from.len() != joined.hellos.len() {
+        return Err(Error::internal(format!("{} slices of queue pairs for {} ranks", from.len(), joined.hellos.len())));
+    }
+    let contexts = pending.contexts.len();
+    let mut infos = Vec::with_capacity(from.len());
+    for (rank, bytes) in from.iter().enumerate() {
+        infos.push(
+            QpInfo::parse_slice(bytes, contexts, pending.receives)
+                .map_err(|e| Error::remote(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?,
+        );
+    }
+    let infinite_band = fabric.hello.link_layer == IBV_LINK_LAYER_INFINIBAND;
+    let mut origin = fabric.origin;
+    if let (true, false, Some(class @ 0..=15)) = (infinite_band, fabric.sl_given, pending.traffic_class) {
+        // InfiniBand has service levels in place of traffic classes; NCCL maps one to the other like this.
+        origin.sl = class;
+    }
+    let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
+    let mut done = Vec::with_capacity(contexts);
+    for (index, mut context) in pending.contexts.into_iter().enumerate() {
+        let mut lanes = Vec::with_capacity(from.len());
+        for (peer, qp) in context.qps.iter().enumerate() {
+            let (Some(hello), Some(info)) = (joined.hellos.get(peer), infos.get(peer).and_then(|i| i.get(index)))
+            else {
+                return Err(Error::internal("a peer without queue pairs"));
+            };
+            let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
+            let psn = context.psns.get(peer).copied().unwrap_or(0);
+            connect(qp, &origin, &fabric.hello, &target, tc, psn)
+                .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
+            if let Some(messages) = &mut context.messages {
+                messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
+            }
+            lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth, joined.atomics));
+        }
+        let (scratch, scratch_lkey) = fabric.scratch.place();
+        let device = Device {
+            poll_cq: fabric.device().poll_cq().ok_or_else(|| no_call(fabric, "poll_cq"))?,
+            post_send: fabric.device().post_send().ok_or_else(|| no_call(fabric, "post_send"))?,
+            cq: context.cq.as_ptr(),
+            max_msg: joined.max_msg.into(),
+            scratch,
+            scratch_lkey,
+            rank: joined.world.rank,
+        };
+        let number = fabric.next_context.fetch_add(1, Ordering::Relaxed);
+        let verbs = fabric.device().verbs().clone();
+        let outcomes = Outcomes::new(joined.world.nranks, number, fabric.label.clone(), verbs);
+        let shared = Shared::new(
+            context.qps,
+            Queues::new(device, lanes, context.messages),
+            outcomes,
+            context.cq,
+            fabric.scratch.clone(),
+            fabric.regions.clone(),
+            fabric.timeout,
+        );
+        done.push(VerbsContext::new(shared, pending.progress.clone()));
+    }
+    Ok(done)
+}
+
+/// First packet numbers: random, so that packets of an earlier connection with the same numbers are not taken for new.
+struct Psns(u64);
+
+impl Psns {
+    fn new() -> Result<Self> {
+        let seed = getrandom::u64().map_err(|e| Error::system(format!("random numbers: {e}")))?;
+        Ok(Self(seed))
+    }
+
+    /// 24 bits of SplitMix64 (Steele, Lea, Flood 2014).
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) & 0xff_ffff) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(max_qp_wr: i32, max_cqe: i32) -> ibv_device_attr {
+        // SAFETY: all-zero bytes are a valid ibv_device_attr.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        attr.max_qp_wr = max_qp_wr;
+        attr.max_cqe = max_cqe;
+        attr
+    }
+
+    #[test]
+    fn completions_are_never_more_than_the_queue_holds() {
+        for nranks in [1, 2, 3, 64, 65, 256, 1000, 4000] {
+            for (wr, cqe) in [(16, 1 << 22), (32768, 32767), (1 << 20, 4096)] {
+                for wanted in [0, 1, 64, 5000] {
+                    for atomics in [true, false] {
+                        let Ok(s) = sizes(wanted, nranks, atomics, &limits(wr, cqe)) else {
+                            assert!(cqe as u32 / nranks < 8, "{nranks} {wr} {cqe}");
+                            continue;
+                        };
+                        assert!(s.completions <= cqe as u32);
+                        assert_eq!(s.completions, nranks * (s.depth + s.receives));
+                        assert!(s.depth <= wr as u32 && s.depth >= 4 && s.depth <= MAX_SLOTS);
+                        assert_eq!(atomics, s.receives == 0);
+                    }
+                }
+            }
+        }
+        assert_eq!(sizes(0, 2, true, &limits(32768, 1 << 22)).unwrap().depth, 256);
+        assert_eq!(sizes(64, 2, true, &limits(32768, 1 << 22)).unwrap().depth, 64);
+    }
+}

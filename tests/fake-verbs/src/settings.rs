@@ -1,0 +1,104 @@
+//! What tests ask of the fake: numbers by name, for all devices (`max_msg_sz`) or for one (`max_msg_sz@1`), and counts
+//! by name that they read back.
+
+use std::collections::HashMap;
+
+/// Names that may be set, with what holds when they are not.
+const DEFAULTS: &[(&str, i64)] = &[
+    // Devices `fake_0`, `fake_1`, … of one port each.
+    ("devices", 2),
+    ("port_state", 4),
+    // 2: Ethernet.
+    ("link_layer", 2),
+    ("iwarp", 0),
+    // 1: atomic among the device's own operations.
+    ("atomic_cap", 1),
+    ("max_qp_wr", 8192),
+    ("max_cqe", 1 << 20),
+    ("max_qp_init_rd_atom", 16),
+    ("max_qp_rd_atom", 16),
+    ("max_msg_sz", 1 << 30),
+    // 3: 1024 bytes.
+    ("active_mtu", 3),
+    // Entries of the GID table: two link-local ones, then two IPv4 ones.
+    ("gids", 4),
+    // create_qp says ENOMEM above so many entries.
+    ("qp_room", 1 << 20),
+    // open_device fails with this errno.
+    ("open_errno", 0),
+    // Registrations fail with this errno.
+    ("reg_errno", 0),
+    // DMA-BUFs can be registered: as memfds, which are mapped.
+    ("dmabuf", 1),
+    // 0: post_send carries everything out at once. 1: polls carry out a little of some queue pair. 2: nothing moves.
+    ("late", 0),
+    // Every n-th post_send takes a part of its chain only and says ENOMEM.
+    ("enomem_every", 0),
+    // The n-th work request from now completes with `error_status`.
+    ("error_in", 0),
+    ("error_status", 10),
+    // Seed of everything random.
+    ("seed", 1),
+];
+
+/// Settings and counts.
+#[derive(Default)]
+pub struct Settings {
+    set: HashMap<String, i64>,
+    counts: HashMap<&'static str, i64>,
+    random: u64,
+}
+
+impl Settings {
+    /// Sets `key`; false when there is no such name.
+    pub fn set(&mut self, key: &str, value: i64) -> bool {
+        let name = key.split('@').next().unwrap_or(key);
+        if !DEFAULTS.iter().any(|(n, _)| *n == name) {
+            return false;
+        }
+        if name == "seed" {
+            self.random = value as u64;
+        }
+        self.set.insert(key.to_owned(), value);
+        true
+    }
+
+    /// Everything as at the start; counts of live objects stay.
+    pub fn reset(&mut self) {
+        self.set.clear();
+        self.random = 1;
+        self.counts.retain(|k, _| k.starts_with("live_"));
+    }
+
+    /// The value of `key` for a device.
+    pub fn get(&self, key: &str, device: usize) -> i64 {
+        let default = || DEFAULTS.iter().find(|(n, _)| *n == key).map_or(0, |(_, v)| *v);
+        let own = self.set.get(&format!("{key}@{device}")).or_else(|| self.set.get(key));
+        own.copied().unwrap_or_else(default)
+    }
+
+    /// Adds to a count.
+    pub fn count(&mut self, name: &'static str, by: i64) {
+        *self.counts.entry(name).or_insert(0) += by;
+    }
+
+    /// Makes a count this value.
+    pub fn note(&mut self, name: &'static str, value: i64) {
+        self.counts.insert(name, value);
+    }
+
+    /// Reads a count.
+    pub fn counted(&self, name: &str) -> i64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// A number below `n` (xorshift64).
+    pub fn random(&mut self, n: u64) -> u64 {
+        let mut x = self.random | 1;
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random = x;
+        (x >> 11) % n.max(1)
+    }
+}
