@@ -114,7 +114,7 @@ pub struct Tcp {
 
 impl Tcp {
     /// Listens on every address of `bind` (port 0: any). `token` is this rank's secret, which peers must present;
-    /// `stripes` (1 to 15) is how many connections for bulk this rank opens to each peer it has something for; one more
+    /// `stripes` (1 to 16) is how many connections for bulk this rank opens to each peer it has something for; one more
     /// carries small frames.
     pub fn open(bind: &[SocketAddr], token: [u8; 16], stripes: u32, registry: Arc<Registry>) -> Result<Self> {
         Self::open_with(bind, token, stripes, registry, Timing::default())
