@@ -2,6 +2,7 @@
 
 mod rendezvous;
 mod soft;
+mod tcp;
 
 /// A function to feed.
 pub struct Target {
@@ -17,6 +18,7 @@ pub struct Target {
 pub fn all() -> Vec<Target> {
     let mut all = rendezvous::targets();
     all.extend(soft::targets());
+    all.extend(tcp::targets());
     all
 }
 
