@@ -3,6 +3,7 @@
 mod rendezvous;
 mod soft;
 mod tcp;
+mod verbs;
 
 /// A function to feed.
 pub struct Target {
@@ -19,6 +20,7 @@ pub fn all() -> Vec<Target> {
     let mut all = rendezvous::targets();
     all.extend(soft::targets());
     all.extend(tcp::targets());
+    all.extend(verbs::targets());
     all
 }
 
