@@ -2,6 +2,8 @@
 
 mod rendezvous;
 mod soft;
+mod tcp;
+mod verbs;
 
 /// A function to feed.
 pub struct Target {
@@ -17,6 +19,8 @@ pub struct Target {
 pub fn all() -> Vec<Target> {
     let mut all = rendezvous::targets();
     all.extend(soft::targets());
+    all.extend(tcp::targets());
+    all.extend(verbs::targets());
     all
 }
 

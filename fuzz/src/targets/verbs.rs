@@ -1,0 +1,54 @@
+//! The verbs fabric's connect messages.
+
+use super::{take, Target};
+use oxygin::fabric::verbs::wire::{Hello, QpInfo};
+
+pub fn targets() -> Vec<Target> {
+    vec![
+        Target { name: "verbs-hello", seeds: hellos(), run: hello },
+        Target { name: "verbs-queue-pairs", seeds: slices(), run: slice },
+    ]
+}
+
+fn hellos() -> Vec<Vec<u8>> {
+    let hello = Hello {
+        link_layer: 2,
+        active_mtu: 3,
+        grh_required: true,
+        atomics: true,
+        lid: 0,
+        max_rd_atomic: 16,
+        max_dest_rd_atomic: 16,
+        gid_type: 2,
+        gid: [9; 16],
+        max_msg_sz: 1 << 30,
+    };
+    vec![hello.emit(), Hello { link_layer: 1, lid: 7, atomics: false, ..hello }.emit()]
+}
+
+fn hello(input: &[u8]) {
+    if let Ok(hello) = Hello::parse(input) {
+        assert_eq!(hello.emit(), input);
+    }
+}
+
+/// The number of contexts in one byte, then the slice.
+fn slices() -> Vec<Vec<u8>> {
+    let info = QpInfo { qpn: 17, psn: 0xff_ffff, credit_addr: 0x1000, credit_rkey: 5 };
+    [0u8, 1, 3]
+        .map(|n| {
+            let mut slice = vec![n];
+            QpInfo::emit_slice(&vec![info; n.into()], 64, &mut slice);
+            slice
+        })
+        .to_vec()
+}
+
+fn slice(mut input: &[u8]) {
+    let [n] = take(&mut input);
+    if let Ok(infos) = QpInfo::parse_slice(input, n.into(), 64) {
+        let mut again = Vec::new();
+        QpInfo::emit_slice(&infos, 64, &mut again);
+        assert_eq!(again, input);
+    }
+}
