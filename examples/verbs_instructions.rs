@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --release --example verbs_instructions
-//! valgrind --tool=callgrind --toggle-collect='*::counted' --callgrind-out-file=out \
+//! valgrind --tool=callgrind --toggle-collect='*measured*counted*' --callgrind-out-file=out \
 //!     target/release/examples/verbs_instructions one      # or: window
 //! callgrind_annotate out | grep examples/verbs_instructions
 //! ```
@@ -25,17 +25,23 @@ const ROUNDS: u32 = 1000;
 mod measured {
     use super::*;
 
+    /// As a table's function would: with its own frame, and the operation in memory.
     #[inline(never)]
-    pub fn counted(context: &VerbsContext, put: &Put, seqs: &mut [Seq]) -> u32 {
-        let mut unfinished = 0;
+    pub fn counted_put(context: &VerbsContext, put: &Put) -> Seq {
+        // SAFETY: the windows outlive the operations.
+        unsafe { context.put(1, put) }.unwrap_or(Seq(0))
+    }
+
+    #[inline(never)]
+    pub fn counted_test(context: &VerbsContext, seq: Seq) -> bool {
+        matches!(context.test(1, seq), Ok(true))
+    }
+
+    pub fn round(context: &VerbsContext, put: &Put, seqs: &mut [Seq]) -> u32 {
         for seq in seqs.iter_mut() {
-            // SAFETY: the windows outlive the operations.
-            *seq = unsafe { context.put(1, put) }.unwrap_or(Seq(0));
+            *seq = counted_put(context, put);
         }
-        for seq in seqs {
-            unfinished += u32::from(!matches!(context.test(1, *seq), Ok(true)));
-        }
-        unfinished
+        seqs.iter().map(|&seq| u32::from(!counted_test(context, seq))).sum()
     }
 }
 
@@ -54,7 +60,7 @@ fn main() {
     let mut seqs = vec![Seq(0); in_flight];
     let mut unfinished = 0;
     for _ in 0..ROUNDS {
-        unfinished += measured::counted(&ranks[0].contexts[0], &p, &mut seqs);
+        unfinished += measured::round(&ranks[0].contexts[0], &p, &mut seqs);
     }
     let operations = u64::from(ROUNDS) * in_flight as u64;
     assert_eq!((unfinished, ranks[1].signals.memory.word(0)), (0, operations));

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fabric::Context;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
-use oxygin_ffi::verbs::Qp;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 const BACKLOG_LIMIT: usize = 128 << 10;
 
 /// What a context and its progress thread share.
+///
+/// The queues come first, and contexts point here, so that the data path computes no addresses in between.
+#[repr(C)]
 pub(super) struct Shared {
-    /// Ended first: nothing arrives in the buffers of `queues` any more.
-    _qps: Vec<Qp>,
     queues: Spin<Queues>,
     outcomes: Outcomes,
     cq: Arc<oxygin_ffi::verbs::Cq>,
@@ -33,7 +34,6 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(
-        qps: Vec<Qp>,
         queues: Queues,
         outcomes: Outcomes,
         cq: Arc<oxygin_ffi::verbs::Cq>,
@@ -41,12 +41,23 @@ impl Shared {
         regions: Arc<DeviceRegions>,
         timeout: Duration,
     ) -> Self {
-        Self { _qps: qps, queues: Spin::new(queues), outcomes, cq, scratch, regions, timeout }
+        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, timeout }
     }
 
     #[inline(always)]
     fn advance(&self) {
         self.queues.lock().advance(&self.outcomes);
+    }
+
+    /// The rest of `test`, apart from it so that an operation that is done already costs no more than reading so.
+    #[inline(never)]
+    fn test_again(&self, peer: u32, seq: Seq) -> Tested {
+        self.advance();
+        match self.outcomes.completed.get(peer as usize) {
+            Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
+            _ if !self.outcomes.has_error() => Tested::Unfinished,
+            _ => Tested::Suspect,
+        }
     }
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
@@ -56,10 +67,30 @@ impl Shared {
             let mut queues = self.queues.lock();
             let taken = queues.poll(&self.outcomes);
             queues.advance(&self.outcomes);
-            if taken == 0 {
+            if taken <= 0 {
                 return Ok(());
             }
         }
+    }
+
+    /// The rest of `put`: somebody else has the lock, or the lane is at its limit or shut.
+    #[cold]
+    #[inline(never)]
+    fn put_long(&self, peer: u32, put: &Put) -> Result<Seq> {
+        {
+            let mut queues = self.queues.lock();
+            // SAFETY: as `VerbsContext::put`, whose caller promised.
+            if let Some(seq) = unsafe { queues.put(peer, put) } {
+                return Ok(seq);
+            }
+            if queues.reopen(peer, &self.outcomes) {
+                // SAFETY: as above.
+                if let Some(seq) = unsafe { queues.put(peer, put) } {
+                    return Ok(seq);
+                }
+            }
+        }
+        self.issue(peer, Op::put(put), put.more)
     }
 
     /// The way of everything that the fast path does not take.
@@ -86,11 +117,27 @@ impl Shared {
     }
 }
 
+/// What a second look at an operation found. One byte, returned in a register.
+#[derive(PartialEq, Eq)]
+enum Tested {
+    Done,
+    Unfinished,
+    /// Unfinished, and something on this context failed.
+    Suspect,
+}
+
 /// One context over verbs.
 pub struct VerbsContext {
+    /// What `shared` points to, without the counts of the `Arc` in front.
+    at: NonNull<Shared>,
     shared: Arc<Shared>,
     progress: Option<Arc<Progress>>,
 }
+
+// SAFETY: `at` is another way to `shared`, which is Send and Sync.
+unsafe impl Send for VerbsContext {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsContext {}
 
 impl VerbsContext {
     pub(super) fn new(shared: Shared, progress: Option<Arc<Progress>>) -> Self {
@@ -98,7 +145,13 @@ impl VerbsContext {
         if let Some(progress) = &progress {
             progress.add(&shared);
         }
-        Self { shared, progress }
+        Self { at: NonNull::from(&*shared), shared, progress }
+    }
+
+    #[inline(always)]
+    fn shared(&self) -> &Shared {
+        // SAFETY: points into `self.shared`, which lives as long as this object.
+        unsafe { self.at.as_ref() }
     }
 }
 
@@ -109,7 +162,7 @@ impl VerbsContext {
     pub fn renumber(&self, peer: u32, number: u32) {
         let mut queues = self.shared.queues.lock();
         if let Some(lane) = queues.lanes.get_mut(peer as usize) {
-            (lane.issued, lane.sent) = (number, number);
+            lane.renumber(number);
             self.shared.outcomes.complete(peer, number);
         }
     }
@@ -131,11 +184,14 @@ fn no_such_peer(peer: u32) -> Error {
 impl Context for VerbsContext {
     #[inline]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
-        // SAFETY: the caller's promise.
-        if let Some(seq) = unsafe { self.shared.queues.lock().put(peer, put) } {
-            return Ok(seq);
+        let shared = self.shared();
+        if let Some(mut queues) = shared.queues.try_lock() {
+            // SAFETY: the caller's promise.
+            if let Some(seq) = unsafe { queues.put(peer, put) } {
+                return Ok(seq);
+            }
         }
-        self.shared.issue(peer, Op::put(put), put.more)
+        shared.put_long(peer, put)
     }
 
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
@@ -175,16 +231,16 @@ impl Context for VerbsContext {
 
     #[inline]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        let shared = &*self.shared;
+        let shared = self.shared();
         let Some(completed) = shared.outcomes.completed.get(peer as usize) else { return Err(no_such_peer(peer)) };
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             return Ok(true);
         }
-        shared.advance();
-        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
-            return Ok(true);
+        match shared.test_again(peer, seq) {
+            Tested::Done => Ok(true),
+            Tested::Unfinished => Ok(false),
+            Tested::Suspect => shared.outcomes.check(peer).map(|()| false),
         }
-        shared.outcomes.check(peer).map(|()| false)
     }
 
     fn progress(&self) -> Result<()> {

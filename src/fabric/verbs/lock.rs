@@ -35,6 +35,16 @@ impl<T> Spin<T> {
         Guard(self)
     }
 
+    /// Takes the value if it is free.
+    #[inline(always)]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        if self.held.swap(true, Ordering::Acquire) {
+            None
+        } else {
+            Some(Guard(self))
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn wait(&self) {
