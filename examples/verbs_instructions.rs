@@ -1,14 +1,14 @@
 //! How many instructions one 8-byte put with a signal and its test take in the verbs fabric, not counting those of the
-//! verbs library. Run by `scripts/` under callgrind; by hand:
+//! verbs library, which is the fake one and completes at once:
 //!
 //! ```text
 //! cargo build --release --example verbs_instructions
-//! valgrind --tool=callgrind --toggle-collect='*measured*counted*' --callgrind-out-file=out \
-//!     target/release/examples/verbs_instructions one      # or: window
-//! callgrind_annotate out | grep examples/verbs_instructions
+//! valgrind --tool=callgrind --toggle-collect='*measured*counted*' --compress-strings=no --compress-pos=no \
+//!     --callgrind-out-file=out target/release/examples/verbs_instructions window    # or: one
+//! awk '/^ob=/ { o = $0 } /^calls=/ { getline; next } /^[0-9]/ { n[o] += $2 } END { for (o in n) print n[o], o }' out
 //! ```
 //!
-//! The fake verbs library completes at once. What is counted has the name of this program as its object.
+//! Divide what the last line says of this program by the number of operations that it printed.
 
 #[path = "../tests/verbs_support/mod.rs"]
 mod verbs_support;

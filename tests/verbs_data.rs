@@ -115,22 +115,22 @@ fn litmus(fake: &Fake, rounds: u64, job: Job) {
         for round in 1..=rounds {
             let slot = round as usize % 256;
             if slot == 0 {
-                for to in 1..n {
-                    finish(&me.contexts[0], to as u32, last[to]);
+                for (to, &seq) in last.iter().enumerate().skip(1) {
+                    finish(&me.contexts[0], to as u32, seq);
                 }
             }
             me.data.memory.store(512 + slot, round);
-            for to in 1..n {
+            for (to, seq) in last.iter_mut().enumerate().skip(1) {
                 let p = Put {
                     signal: signal(&ranks[to], 0, 1),
                     more: round % 3 != 0,
                     ..put(me, 8 * (512 + slot) as u64, &ranks[to], 0, 8)
                 };
-                last[to] = unsafe_put(me, 0, to as u32, &p);
+                *seq = unsafe_put(me, 0, to as u32, &p);
             }
         }
-        for to in 1..n {
-            finish(&me.contexts[0], to as u32, last[to]);
+        for (to, &seq) in last.iter().enumerate().skip(1) {
+            finish(&me.contexts[0], to as u32, seq);
         }
     });
     for rank in &ranks[1..] {

@@ -239,7 +239,7 @@ impl Context for VerbsContext {
         match shared.test_again(peer, seq) {
             Tested::Done => Ok(true),
             Tested::Unfinished => Ok(false),
-            Tested::Suspect => shared.outcomes.check(peer).map(|()| false),
+            Tested::Suspect => shared.outcomes.verdict(peer),
         }
     }
 

@@ -279,14 +279,53 @@ mod tests {
 
     #[test]
     fn operations_are_split_and_signalled_last() {
-        let signal = Some(Signal { remote: 8, rkey: 1, value: 2, strong: true });
+        let add = Signal { remote: 8, rkey: 1, value: 2, strong: true };
+        let signal = Some(add);
         let op = |len, signal| Op { kind: Kind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
         assert_eq!(op(0, None).next(0, 10), (Next::Data(0), true));
         assert_eq!(op(10, None).next(0, 10), (Next::Data(10), true));
         assert_eq!(op(11, None).next(0, 10), (Next::Data(10), false));
         assert_eq!(op(11, None).next(10, 10), (Next::Data(1), true));
         assert_eq!(op(11, signal).next(10, 10), (Next::Data(1), false));
-        assert_eq!(op(11, signal).next(11, 10), (Next::Signal(signal.unwrap()), true));
-        assert_eq!(op(0, signal).next(0, 10), (Next::Signal(signal.unwrap()), true));
+        assert_eq!(op(11, signal).next(11, 10), (Next::Signal(add), true));
+        assert_eq!(op(0, signal).next(0, 10), (Next::Signal(add), true));
+    }
+
+    #[test]
+    fn an_open_lane_admits_half_its_entries_and_a_shut_one_none() {
+        let mut lane = Lane::new(std::ptr::null_mut(), 3, 8);
+        assert!(!lane.admits(1), "lanes start shut");
+        assert!(lane.open(0));
+        for number in 1..=4 {
+            assert!(lane.admits(number));
+            lane.issued = number;
+        }
+        assert!(!lane.admits(5), "eight entries hold four operations of two");
+        assert!(!lane.open(0) && !lane.is_open());
+        assert_eq!((lane.sent, lane.room(0), lane.room(3)), (4, 0, 6));
+        assert_eq!(lane.number(), 5);
+        assert!(!lane.admits(6));
+        lane.take(5);
+        assert_eq!((lane.room(3), lane.room(4)), (1, 3));
+        // Reopened with five entries still out: operation 5 counts once as those and once as two.
+        assert!(!lane.open(4));
+        lane.give(5);
+        assert!(lane.open(4));
+        assert!(lane.admits(6));
+        assert!(!lane.is_drained(4) && lane.is_drained(5));
+    }
+
+    #[test]
+    fn limits_survive_the_wrap() {
+        let mut lane = Lane::new(std::ptr::null_mut(), 0, 8);
+        lane.renumber(u32::MAX - 1);
+        assert!(lane.open(u32::MAX - 1));
+        for number in [u32::MAX, 0, 1, 2] {
+            assert!(lane.admits(number));
+            lane.issued = number;
+        }
+        assert!(!lane.admits(3));
+        assert!(lane.open(1));
+        assert!(lane.admits(3));
     }
 }

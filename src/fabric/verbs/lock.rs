@@ -52,7 +52,7 @@ impl<T> Spin<T> {
         loop {
             while self.held.load(Ordering::Relaxed) {
                 round += 1;
-                if round.is_multiple_of(64) {
+                if round % 64 == 0 {
                     std::thread::yield_now();
                 } else {
                     std::hint::spin_loop();

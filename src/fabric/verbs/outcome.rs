@@ -56,6 +56,13 @@ impl Outcomes {
         Ok(())
     }
 
+    /// What `test` says of an unfinished operation after something failed.
+    #[cold]
+    #[inline(never)]
+    pub fn verdict(&self, peer: u32) -> Result<bool> {
+        self.check(peer).map(|()| false)
+    }
+
     /// Whether anything failed.
     pub fn has_error(&self) -> bool {
         self.any.load(Ordering::Acquire)
