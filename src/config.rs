@@ -1,5 +1,13 @@
 //! Every variable that oxygin honours, in one table.
+//!
+//! [`VARIABLES`] is the single source: parsing walks it, `docs/environment.md`
+//! is generated from it, and `oxygin doctor` prints it. `OXYGIN_*` is ours;
+//! the `NCCL_*` variables mean what they mean in NCCL itself. A value that
+//! cannot be used is reported once a process, with what would be accepted, and
+//! the default takes its place: a typing error must not end a job.
 
+use crate::sync::Mutex;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// `OXYGIN_FABRIC`.
@@ -13,26 +21,43 @@ pub enum FabricChoice {
     Soft,
 }
 
+/// `OXYGIN_SOFT_TRANSPORT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoftTransport {
+    /// Shared memory where it works, else TCP.
+    Auto,
+    /// Shared memory without cross-memory attach, else TCP.
+    NoCma,
+    /// TCP to every peer but oneself.
+    Tcp,
+}
+
 /// What the environment says, read once at `init`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `OXYGIN_FABRIC`.
     pub fabric: FabricChoice,
     /// `OXYGIN_TIMEOUT`: deadline of every collective step.
     pub timeout: Duration,
-    /// `NCCL_SOCKET_IFNAME`, in NCCL's syntax.
-    pub socket_ifname: Option<String>,
-    /// `NCCL_SOCKET_FAMILY`: `libc::AF_INET`, `libc::AF_INET6`, or any.
-    pub socket_family: Option<i32>,
+    /// `OXYGIN_QUEUE_DEPTH`: send queue entries a (context, peer); 0: the caller's wish, else the fabric's choice.
+    pub queue_depth: u32,
+    /// `OXYGIN_MAX_OPERATIONS`: unfinished operations that a context holds before a call waits.
+    pub max_operations: u32,
     /// `OXYGIN_SOFT_TRANSPORT`: which ways the soft fabric may use towards other ranks.
     pub soft_transport: SoftTransport,
     /// `OXYGIN_TCP_STRIPES`: data connections to each peer, at least 1.
     pub tcp_stripes: u32,
+    /// `NCCL_SOCKET_IFNAME`, in NCCL's syntax.
+    pub socket_ifname: Option<String>,
+    /// `NCCL_SOCKET_FAMILY`: `libc::AF_INET`, `libc::AF_INET6`, or any.
+    pub socket_family: Option<i32>,
+    /// `NCCL_COMM_ID`: an address whose subnet is preferred, as in NCCL.
+    pub comm_id: Option<String>,
     /// `NCCL_IB_HCA`, in NCCL's syntax.
     pub ib_hca: Option<String>,
     /// `NCCL_IB_GID_INDEX`.
     pub ib_gid_index: Option<u8>,
-    /// `NCCL_IB_TC`.
+    /// `NCCL_GIN_IB_TC`, else `NCCL_IB_TC`.
     pub ib_tc: Option<u8>,
     /// `NCCL_IB_SL`.
     pub ib_sl: Option<u8>,
@@ -46,26 +71,18 @@ pub struct Config {
     pub dma_buf: bool,
 }
 
-/// `OXYGIN_SOFT_TRANSPORT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SoftTransport {
-    /// Shared memory where it works, else TCP.
-    Auto,
-    /// Shared memory without cross-memory attach, else TCP.
-    NoCma,
-    /// TCP to every peer but oneself.
-    Tcp,
-}
-
 impl Default for Config {
     fn default() -> Self {
         Self {
             fabric: FabricChoice::Auto,
             timeout: Duration::from_secs(120),
-            socket_ifname: None,
-            socket_family: None,
+            queue_depth: 0,
+            max_operations: 65_536,
             soft_transport: SoftTransport::Auto,
             tcp_stripes: 1,
+            socket_ifname: None,
+            socket_family: None,
+            comm_id: None,
             ib_hca: None,
             ib_gid_index: None,
             ib_tc: None,
@@ -76,5 +93,440 @@ impl Default for Config {
             ib_pkey: 0,
             dma_buf: true,
         }
+    }
+}
+
+/// One variable: what users read and what the parser does.
+pub struct Variable {
+    /// The name in the environment.
+    pub name: &'static str,
+    /// What holds when it is unset, in words.
+    pub default: &'static str,
+    /// What it does, one sentence.
+    pub meaning: &'static str,
+    /// The values it takes.
+    pub accepted: &'static str,
+    /// Puts a value into the configuration; `None`: not a value it takes.
+    apply: fn(&mut Config, &str) -> Option<()>,
+}
+
+/// An integer as NCCL reads it (`strtoll`, base 0): sign, `0x` for hexadecimal, a leading 0 for octal. Unlike
+/// there, anything after the digits is an error and not ignored.
+fn integer(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (radix, digits) = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(rest) => (16, rest),
+        None if digits.len() > 1 && digits.starts_with('0') => (8, &digits[1..]),
+        None => (10, digits),
+    };
+    if !digits.starts_with(|c: char| c.is_digit(radix)) {
+        return None; // from_str_radix would take a second sign
+    }
+    let value = i64::from_str_radix(digits, radix).ok()?;
+    Some(if negative { -value } else { value })
+}
+
+/// An integer between `low` and `high`.
+fn within<T: TryFrom<i64>>(text: &str, low: i64, high: i64) -> Option<T> {
+    let value = integer(text)?;
+    (low..=high).contains(&value).then(|| T::try_from(value).ok())?
+}
+
+/// An integer between 0 and `high`, or -1 for "not set", as NCCL writes it.
+fn unless_minus_one(text: &str, high: i64) -> Option<Option<u8>> {
+    if integer(text)? == -1 {
+        return Some(None);
+    }
+    within(text, 0, high).map(Some)
+}
+
+/// Seconds, fractions allowed, more than none and at most a day.
+fn seconds(text: &str) -> Option<Duration> {
+    let value: f64 = text.trim().parse().ok()?;
+    (value > 0.0 && value <= 86_400.0).then(|| Duration::try_from_secs_f64(value).ok())?
+}
+
+/// Every variable that this library reads. A later entry wins over an earlier one that sets the same field.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "OXYGIN_FABRIC",
+        default: "auto",
+        meaning: "How bytes move: RDMA through libibverbs, or shared memory and TCP. `auto` takes verbs where every \
+                  rank has a usable port, else soft.",
+        accepted: "auto, verbs, soft",
+        apply: |config, text| {
+            config.fabric = match text {
+                "auto" => FabricChoice::Auto,
+                "verbs" => FabricChoice::Verbs,
+                "soft" => FabricChoice::Soft,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_TIMEOUT",
+        default: "120",
+        meaning: "Deadline of every collective step (connect, createContext, regMrSym), in seconds. The error after \
+                  it names the step and the ranks that did not come.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.timeout = value),
+    },
+    Variable {
+        name: "OXYGIN_QUEUE_DEPTH",
+        default: "0",
+        meaning: "Work queue entries towards each peer in a context. 0: what the caller of createContext asks for, \
+                  else the fabric's choice.",
+        accepted: "0 to 32768",
+        apply: |config, text| within(text, 0, 32_768).map(|value| config.queue_depth = value),
+    },
+    Variable {
+        name: "OXYGIN_MAX_OPERATIONS",
+        default: "65536",
+        meaning: "Unfinished operations that one context holds before a call waits for room.",
+        accepted: "1024 to 16777216",
+        apply: |config, text| within(text, 1024, 16_777_216).map(|value| config.max_operations = value),
+    },
+    Variable {
+        name: "OXYGIN_SOFT_TRANSPORT",
+        default: "auto",
+        meaning: "Ways that the soft fabric may use: `auto` is shared memory with single copies where the kernel \
+                  allows them, else TCP; `no-cma` does without cross-memory attach; `tcp` is TCP to every other rank.",
+        accepted: "auto, no-cma, tcp",
+        apply: |config, text| {
+            config.soft_transport = match text {
+                "auto" => SoftTransport::Auto,
+                "no-cma" => SoftTransport::NoCma,
+                "tcp" => SoftTransport::Tcp,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_TCP_STRIPES",
+        default: "1",
+        meaning: "Data connections to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
+                  and over the interfaces that NCCL_SOCKET_IFNAME selects.",
+        accepted: "1 to 16",
+        apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = value),
+    },
+    Variable {
+        name: "OXYGIN_LIBIBVERBS",
+        default: "libibverbs.so.1",
+        meaning: "The verbs library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "NCCL_SOCKET_IFNAME",
+        default:
+            "ib*, else the subnet of NCCL_COMM_ID, else anything but docker*, lo*, virbr*; else those in that order",
+        meaning: "Network interfaces for set-up and for the soft fabric's TCP.",
+        accepted: "name prefixes with commas between; `=` in front: exact names; `^` in front: all but these",
+        apply: |config, text| {
+            // NCCL takes a value of one character as unset.
+            config.socket_ifname = (text.len() > 1).then(|| text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_SOCKET_FAMILY",
+        default: "any",
+        meaning: "Forces IPv4 or IPv6.",
+        accepted: "AF_INET, AF_INET6",
+        apply: |config, text| {
+            config.socket_family = Some(match text {
+                "AF_INET" => libc::AF_INET,
+                "AF_INET6" => libc::AF_INET6,
+                _ => return None,
+            });
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_COMM_ID",
+        default: "none",
+        meaning:
+            "Where NCCL bootstraps; an interface in the same subnet is preferred when NCCL_SOCKET_IFNAME is unset.",
+        accepted: "IPV4:PORT or [IPV6]:PORT; other values are left to NCCL",
+        apply: |config, text| {
+            config.comm_id = Some(text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_IB_HCA",
+        default: "every device with an active port",
+        meaning: "RDMA devices and ports to use.",
+        accepted: "name prefixes with commas between, each with `:PORT` if wanted; `=` in front: exact names; `^` in \
+                   front: all but these",
+        apply: |config, text| {
+            config.ib_hca = Some(text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_IB_GID_INDEX",
+        default: "-1",
+        meaning: "GID table index on RoCE. -1: chosen automatically, RoCE v2 and IPv4-mapped first.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_gid_index = value),
+    },
+    Variable {
+        name: "NCCL_IB_TC",
+        default: "-1",
+        meaning: "Traffic class of verbs packets. -1: the communicator's, else 0.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value),
+    },
+    Variable {
+        name: "NCCL_GIN_IB_TC",
+        default: "-1",
+        meaning: "Traffic class for GPU-initiated networking alone. -1: NCCL_IB_TC.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value.or(config.ib_tc)),
+    },
+    Variable {
+        name: "NCCL_IB_SL",
+        default: "-1",
+        meaning: "InfiniBand service level. -1: 0.",
+        accepted: "-1 to 15",
+        apply: |config, text| unless_minus_one(text, 15).map(|value| config.ib_sl = value),
+    },
+    Variable {
+        name: "NCCL_IB_TIMEOUT",
+        default: "20",
+        meaning: "How long a queue pair waits for an acknowledgement: 4.096 µs × 2^n; 0 is for ever.",
+        accepted: "0 to 31",
+        apply: |config, text| within(text, 0, 31).map(|value| config.ib_timeout = value),
+    },
+    Variable {
+        name: "NCCL_IB_RETRY_CNT",
+        default: "7",
+        meaning: "How often a queue pair sends again before it fails.",
+        accepted: "0 to 7",
+        apply: |config, text| within(text, 0, 7).map(|value| config.ib_retry_cnt = value),
+    },
+    Variable {
+        name: "NCCL_IB_PKEY",
+        default: "0",
+        meaning: "Index into the port's partition key table.",
+        accepted: "0 to 65535",
+        apply: |config, text| within(text, 0, 65_535).map(|value| config.ib_pkey = value),
+    },
+    Variable {
+        name: "NCCL_DMABUF_ENABLE",
+        default: "1",
+        meaning: "Whether GPU memory may be registered by DMA-BUF descriptor. 0: no.",
+        accepted: "0 or another integer",
+        apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
+    },
+];
+
+impl Config {
+    /// Reads the environment of this process. What cannot be used is reported through the log, once a process.
+    pub fn from_env() -> Self {
+        // Names and values that are not UTF-8 are no values of ours; the lossy form fails to parse and is reported.
+        let (config, mut problems) = Self::parse(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into()));
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        problems.extend(names.filter_map(|name| unknown(&name)));
+        report(problems);
+        config
+    }
+
+    /// Reads variables through `lookup` instead of the environment. Reports as [`Config::from_env`] does, but cannot
+    /// see unknown names.
+    pub fn from(lookup: impl Fn(&str) -> Option<String>) -> Self {
+        let (config, problems) = Self::parse(lookup);
+        report(problems);
+        config
+    }
+
+    /// The configuration, and a sentence for each value that was not usable.
+    pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+        let mut config = Self::default();
+        let mut problems = Vec::new();
+        for variable in VARIABLES {
+            // Empty is unset, in NCCL and here.
+            let Some(text) = lookup(variable.name).filter(|text| !text.is_empty()) else { continue };
+            if (variable.apply)(&mut config, &text).is_none() {
+                problems.push(format!(
+                    "{}={text:?} is not usable; accepted: {}. The default holds: {}",
+                    variable.name, variable.accepted, variable.default
+                ));
+            }
+        }
+        (config, problems)
+    }
+}
+
+/// A sentence about `name` if it looks like ours and is none of the table.
+pub fn unknown(name: &str) -> Option<String> {
+    if !name.starts_with("OXYGIN_") || VARIABLES.iter().any(|v| v.name == name) {
+        return None;
+    }
+    let ours = || VARIABLES.iter().map(|v| v.name).filter(|n| n.starts_with("OXYGIN_"));
+    // Three wrong letters are a typing error, more are another word.
+    let near = ours().map(|n| (distance(name, n), n)).min().filter(|(d, _)| *d <= 3);
+    Some(match near {
+        Some((_, near)) => format!("{name} is no variable of oxygin and has no effect; did you mean {near}?"),
+        None => format!(
+            "{name} is no variable of oxygin and has no effect; there are {}",
+            ours().collect::<Vec<_>>().join(", ")
+        ),
+    })
+}
+
+/// Levenshtein distance in bytes.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Those of `problems` that this process meets for the first time.
+fn fresh(mut problems: Vec<String>) -> Vec<String> {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut seen = SEEN.lock();
+    problems.retain(|problem| seen.insert(problem.clone()));
+    problems
+}
+
+/// Logs each sentence the first time this process meets it.
+fn report(problems: Vec<String>) {
+    fresh(problems).iter().for_each(|problem| log::warn!("{problem}"));
+}
+
+/// The table as `docs/environment.md`.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Environment variables\n\n\
+         Read once, when a communicator is initialised. An unknown `OXYGIN_*` name or a value that cannot be used is\n\
+         reported once a process, at NCCL's WARN level, and the default holds. Integers may be decimal, hexadecimal\n\
+         (`0x`) or octal (leading 0). `NCCL_*` variables mean what they mean in NCCL.\n\n\
+         This page is generated from `VARIABLES` in `src/config.rs`; a test compares the two.\n\n\
+         | variable | default | accepted | meaning |\n|---|---|---|---|\n",
+    );
+    for v in VARIABLES {
+        text += &format!("| `{}` | {} | {} | {} |\n", v.name, v.default, v.accepted, v.meaning);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(name: &'static str, value: &'static str) -> (Config, Vec<String>) {
+        assert!(VARIABLES.iter().any(|v| v.name == name));
+        Config::parse(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_is_the_default() {
+        let (config, problems) = Config::parse(|_| None);
+        assert_eq!((config, problems), (Config::default(), vec![]));
+        assert_eq!(Config::parse(|_| Some(String::new())).0, Config::default());
+    }
+
+    #[test]
+    fn the_documented_defaults_are_the_defaults() {
+        for v in VARIABLES {
+            let config = Config::parse(|asked| (asked == v.name).then(|| v.default.to_owned())).0;
+            if v.default.parse::<i64>().is_ok() || v.default == "auto" {
+                assert_eq!(config, Config::default(), "{}", v.name);
+            }
+        }
+    }
+
+    #[test]
+    fn good_values() {
+        assert_eq!(one("OXYGIN_FABRIC", "soft").0.fabric, FabricChoice::Soft);
+        assert_eq!(one("OXYGIN_TIMEOUT", "0.25").0.timeout, Duration::from_millis(250));
+        assert_eq!(one("OXYGIN_SOFT_TRANSPORT", "no-cma").0.soft_transport, SoftTransport::NoCma);
+        assert_eq!(one("NCCL_SOCKET_FAMILY", "AF_INET6").0.socket_family, Some(libc::AF_INET6));
+        assert_eq!(one("NCCL_IB_TC", "0x6a").0.ib_tc, Some(106));
+        assert_eq!(one("NCCL_IB_TC", "-1").0.ib_tc, None);
+        assert_eq!(one("NCCL_IB_TIMEOUT", "026").0.ib_timeout, 22);
+        assert!(!one("NCCL_DMABUF_ENABLE", "0").0.dma_buf);
+        assert_eq!(one("NCCL_SOCKET_IFNAME", "^").0.socket_ifname, None);
+        let both = |name: &str| match name {
+            "NCCL_IB_TC" => Some("8".into()),
+            "NCCL_GIN_IB_TC" => Some("16".into()),
+            _ => None,
+        };
+        assert_eq!(Config::parse(both).0.ib_tc, Some(16));
+    }
+
+    #[test]
+    fn bad_values_keep_the_default_and_are_told() {
+        for (name, value) in [
+            ("OXYGIN_FABRIC", "Soft"),
+            ("OXYGIN_TIMEOUT", "0"),
+            ("OXYGIN_TIMEOUT", "-3"),
+            ("OXYGIN_TIMEOUT", "NaN"),
+            ("OXYGIN_TIMEOUT", "inf"),
+            ("OXYGIN_TIMEOUT", "2m"),
+            ("OXYGIN_TCP_STRIPES", "0"),
+            ("OXYGIN_MAX_OPERATIONS", "99999999999999999999"),
+            ("NCCL_SOCKET_FAMILY", "inet6"),
+            ("NCCL_IB_TC", "256"),
+            ("NCCL_IB_TC", "0x"),
+            ("NCCL_IB_TC", "--1"),
+            ("NCCL_IB_SL", "-2"),
+            ("NCCL_IB_TIMEOUT", "20 s"),
+            ("NCCL_IB_RETRY_CNT", "8"),
+            ("NCCL_DMABUF_ENABLE", "yes"),
+        ] {
+            let (config, problems) = one(name, value);
+            assert_eq!(config, Config::default(), "{name}={value}");
+            assert_eq!(problems.len(), 1, "{name}={value}");
+            let accepted = VARIABLES.iter().find(|v| v.name == name).unwrap().accepted;
+            assert!(problems[0].contains(name) && problems[0].contains(accepted), "{}", problems[0]);
+        }
+    }
+
+    #[test]
+    fn unknown_names() {
+        assert!(unknown("OXYGIN_TIMEOUT").is_none());
+        assert!(unknown("NCCL_WHATEVER").is_none());
+        assert!(unknown("OXYGIN_TIMOUT").unwrap().contains("did you mean OXYGIN_TIMEOUT?"));
+        assert!(unknown("OXYGIN_SOMETHING_ELSE").unwrap().contains("OXYGIN_FABRIC"));
+    }
+
+    #[test]
+    fn a_problem_is_told_once_a_process() {
+        let problems = || vec!["a test's problem".to_owned(), "another".to_owned()];
+        assert_eq!(fresh(problems()), problems());
+        assert!(fresh(problems()).is_empty());
+    }
+
+    #[test]
+    fn the_page_is_in_step() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/environment.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, markdown()).unwrap();
+        }
+        let page = std::fs::read_to_string(path).unwrap();
+        assert!(page == markdown(), "{path} is out of step; write it anew with UPDATE_DOCS=1 cargo test the_page");
+    }
+
+    #[test]
+    fn every_name_once() {
+        let names: BTreeSet<_> = VARIABLES.iter().map(|v| v.name).collect();
+        assert_eq!(names.len(), VARIABLES.len());
     }
 }

@@ -8,6 +8,7 @@ use std::fmt;
 struct Inner {
     code: NcclResult,
     message: String,
+    logged: bool,
 }
 
 /// A failure with the code that NCCL gets and the sentence that the log gets.
@@ -25,7 +26,7 @@ macro_rules! constructors {
         $(#[$doc])*
         #[cold]
         pub fn $name(message: impl Into<String>) -> Self {
-            Self(Box::new(Inner { code: NcclResult::$code, message: message.into() }))
+            Self(Box::new(Inner { code: NcclResult::$code, message: message.into(), logged: false }))
         }
     )*};
 }
@@ -62,6 +63,18 @@ impl Error {
     /// The sentence for the log.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// Whether the log already has the sentence.
+    pub fn is_logged(&self) -> bool {
+        self.0.logged
+    }
+
+    /// The same error, marked as already in the log: whoever returns it once more shall not repeat it.
+    #[cold]
+    pub fn logged(mut self) -> Self {
+        self.0.logged = true;
+        self
     }
 
     /// The same error with `what: ` in front of its sentence.

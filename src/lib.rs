@@ -1,8 +1,17 @@
-//! oxygin: NCCL's GPU-Initiated Networking on every cluster.
+//! oxygin: NCCL's GPU-Initiated Networking on every cluster, with or without RDMA.
+//!
+//! The shared library exports the tables of [`vtable`]; NCCL loads it by `NCCL_GIN_PLUGIN` and `NCCL_RMA_PLUGIN`.
+//! `docs/architecture.md` is the map.
 
 pub mod comm;
 pub mod config;
 pub mod error;
 pub mod fabric;
+pub mod handles;
 pub mod memory;
 pub mod rma;
+pub mod sync;
+pub mod telemetry;
+pub mod thread;
+pub mod vtable;
+pub mod wire;

@@ -1,2 +1,40 @@
-//! oxygin: doctor, perf and check.
-fn main() {}
+//! `oxygin`: doctor, perf and check.
+
+use clap::{Parser, Subcommand};
+use oxygin_cli::{check, doctor, perf};
+use std::process::ExitCode;
+
+/// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
+#[derive(Parser)]
+#[command(version, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say for each fabric and device whether it would be used here, and if not why and what to do
+    Doctor(doctor::Args),
+    /// Measure latency, rate and bandwidth of a plugin's operations
+    Perf(Box<perf::Args>),
+    /// Test a plugin against the GIN and RMA contract
+    Check(check::Args),
+}
+
+fn main() -> ExitCode {
+    env_logger::init();
+    let outcome = match Cli::parse().command {
+        Command::Doctor(args) => doctor::run(args),
+        Command::Perf(args) => perf::run(*args),
+        Command::Check(args) => check::run(args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("oxygin: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -7,6 +7,7 @@
 //! during set-up: it says what the peers need to know, `comm` moves it, and
 //! the fabric is handed what the peers said.
 
+pub mod devices;
 pub mod soft;
 pub mod verbs;
 

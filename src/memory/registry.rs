@@ -1,7 +1,8 @@
 //! This rank's windows as its peers may touch them: what a fabric asks before it lets a message from a peer near
 //! memory.
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use crate::sync::RwLock;
+use std::sync::RwLockReadGuard;
 
 /// A local window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,9 +27,14 @@ impl Health {
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) {
-            return Err(self.error.get().cloned().unwrap_or_else(|| Error::internal("peer failed without an error")));
+            return Err(self.cause());
         }
         Ok(())
+    }
+
+    #[cold]
+    fn cause(&self) -> Error {
+        self.error.get().cloned().unwrap_or_else(|| Error::internal("peer failed without an error")).logged()
     }
 
     /// Whether the peer failed.

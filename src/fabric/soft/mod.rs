@@ -1,3 +1,148 @@
 //! The software fabric: shared memory to ranks on this host, TCP to the others.
+//!
+//! Three parts meet here. `local` moves bytes between processes of one host; `tcp` between hosts; a `link` to each
+//! peer picks one of them at the first operation and queues what finds no room. Callers make progress inside their
+//! calls, the helper `thread` when nobody calls.
 
+pub mod context;
+pub mod hello;
 pub mod lane;
+pub mod link;
+pub mod local;
+pub mod receive;
+pub mod shared;
+pub mod tcp;
+pub mod thread;
+
+pub use context::Context;
+
+use self::hello::SoftHello;
+use self::local::contact::Contact;
+use self::shared::Shared;
+use self::tcp::Tcp;
+use super::{ContextSpec, Fabric, Region, Registration, World};
+use crate::comm::interfaces;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::memory::registry::Registry;
+use crate::sync::Mutex;
+use crate::thread::Thread;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// One communicator's software fabric.
+pub struct SoftFabric {
+    config: Arc<Config>,
+    registry: Arc<Registry>,
+    hello: SoftHello,
+    /// What `hello.probe` points at.
+    _probe: Box<[u8; 16]>,
+    /// Until `join` moves them into `shared`.
+    parts: Mutex<Option<(Contact, Tcp)>>,
+    shared: OnceLock<Arc<Shared>>,
+    thread: Mutex<Option<Thread>>,
+    contexts: AtomicU32,
+}
+
+impl SoftFabric {
+    /// Opens sockets; nothing runs yet.
+    pub fn open(config: &Arc<Config>, registry: Arc<Registry>) -> Result<Self> {
+        let mut random = [0u8; 32];
+        getrandom::fill(&mut random).map_err(|e| Error::system(format!("no random numbers: {e}")))?;
+        let (token, probe) = random.split_at(16);
+        let token: [u8; 16] = token.try_into().map_err(|_| Error::internal("token"))?;
+        let probe: Box<[u8; 16]> = Box::new(probe.try_into().map_err(|_| Error::internal("probe"))?);
+        let contact = Contact::open()?;
+        let bind: Vec<_> = interfaces::choose(config)?.into_iter().map(|i| i.address).collect();
+        let tcp = Tcp::open(&bind, token, config.tcp_stripes, registry.clone())?;
+        let hello = SoftHello {
+            token,
+            contact: contact.name().to_vec(),
+            probe: probe.as_ptr() as u64,
+            probe_value: *probe,
+            tcp: tcp.addresses(),
+        };
+        Ok(Self {
+            config: config.clone(),
+            registry,
+            hello,
+            _probe: probe,
+            parts: Mutex::new(Some((contact, tcp))),
+            shared: OnceLock::new(),
+            thread: Mutex::new(None),
+            contexts: AtomicU32::new(0),
+        })
+    }
+
+    fn shared(&self) -> Result<&Arc<Shared>> {
+        self.shared.get().ok_or_else(|| Error::internal("the soft fabric is used before its ranks have joined"))
+    }
+
+    /// Ends the helper thread and all connections. Operations that are unfinished stay so.
+    pub fn close(&self) {
+        let Some(shared) = self.shared.get() else { return };
+        shared.request_stop();
+        if let Some(thread) = self.thread.lock().take() {
+            thread.join();
+        }
+        shared.tcp().close();
+    }
+}
+
+impl Drop for SoftFabric {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Fabric for SoftFabric {
+    type Context = Context;
+    type Pending = Vec<Context>;
+
+    /// Rings and registrations exist before any rank can learn of them.
+    const BARRIER_AFTER_CONTEXTS: bool = false;
+
+    fn hello(&self) -> Vec<u8> {
+        self.hello.encode()
+    }
+
+    fn join(&self, world: World, hellos: &[&[u8]]) -> Result<()> {
+        let hellos =
+            hellos.iter().enumerate().map(|(r, m)| SoftHello::parse(r as u32, m)).collect::<Result<Vec<_>>>()?;
+        let (contact, tcp) =
+            self.parts.lock().take().ok_or_else(|| Error::internal("the soft fabric joined its ranks twice"))?;
+        let shared = Arc::new(Shared::new(world, self.config.clone(), self.registry.clone(), hellos, contact, tcp)?);
+        *self.thread.lock() = Some(thread::start(shared.clone())?);
+        let _ = self.shared.set(shared);
+        Ok(())
+    }
+
+    fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Self::Pending, Vec<u8>)> {
+        let shared = self.shared()?;
+        let first = self.contexts.fetch_add(spec.contexts, Ordering::Relaxed);
+        Ok(((0..spec.contexts).map(|c| Context::new(shared.clone(), first + c)).collect(), Vec::new()))
+    }
+
+    fn finish_contexts(&self, pending: Self::Pending, _from: &[&[u8]]) -> Result<Vec<Context>> {
+        Ok(pending)
+    }
+
+    fn register(&self, region: &Region) -> Result<Registration> {
+        let shared = self.shared()?.clone();
+        shared.inbox.set_window(region.id, true);
+        let guard = WindowBit { shared, id: region.id };
+        Ok(Registration { lkey: region.id, rkey: region.id, guard: Box::new(guard) })
+    }
+}
+
+/// Tells peers that a window is gone.
+struct WindowBit {
+    shared: Arc<Shared>,
+    id: u32,
+}
+
+impl Drop for WindowBit {
+    fn drop(&mut self) {
+        self.shared.inbox.set_window(self.id, false);
+    }
+}

@@ -3,13 +3,16 @@
 
 use super::context::Shared;
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::thread::Thread;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use oxygin_ffi::verbs::Channel;
-use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+
+/// The thread calls nothing deep.
+const STACK: usize = 256 << 10;
 
 struct State {
     channel: Arc<Channel>,
@@ -27,7 +30,7 @@ struct Contexts {
 /// The thread. Dropping it ends and joins it.
 pub struct Progress {
     state: Arc<State>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Progress {
@@ -36,13 +39,8 @@ impl Progress {
         let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| Error::system(format!("eventfd for the signal thread: {e}; raise the limit of open files")))?;
         let state = Arc::new(State { channel, wake, contexts: Mutex::default() });
-        let thread = std::thread::Builder::new()
-            .name("oxygin-signals".into())
-            .spawn({
-                let state = state.clone();
-                move || run(&state)
-            })
-            .map_err(|e| Error::system(format!("starting the signal thread: {e}; raise the limit of processes")))?;
+        let own = state.clone();
+        let thread = Thread::spawn("oxygin-signals", STACK, move || run(&own))?;
         Ok(Self { state, thread: Some(thread) })
     }
 
@@ -73,7 +71,7 @@ impl Drop for Progress {
         self.state.contexts.lock().stop = true;
         self.wake();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::message::Keys;
 use crate::error::{Error, Result};
+use crate::sync::RwLock;
 use oxygin_ffi::verbs::{Access, Mr, Pd};
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;

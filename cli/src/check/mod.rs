@@ -1,0 +1,190 @@
+//! `oxygin check`: a conformance suite for any GIN or RMA plugin.
+
+mod cases;
+mod control;
+mod pattern;
+mod report;
+mod runner;
+mod world;
+
+use crate::doctor::child;
+use crate::plugin::{Kind, Plugin};
+use crate::ranks::Place;
+use report::{Report, Verdict};
+use runner::Options;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of `oxygin check`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it
+    #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
+    plugin: Option<PathBuf>,
+    /// The table to test: gin-v11 … rma-v16; without it the newest that the library has
+    #[arg(long, value_name = "NAME", conflicts_with = "all_tables")]
+    table: Option<Kind>,
+    /// Test every table that the library has
+    #[arg(long)]
+    all_tables: bool,
+    /// Fork this many ranks on this machine
+    #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "rank", value_parser = clap::value_parser!(u32).range(1..=256))]
+    local: u32,
+    /// Run as this rank of several machines; needs --nranks and --root
+    #[arg(long, value_name = "R", requires = "nranks", requires = "root")]
+    rank: Option<u32>,
+    /// Ranks in all, over all machines
+    #[arg(long, value_name = "N", requires = "rank", value_parser = clap::value_parser!(u32).range(1..=256))]
+    nranks: Option<u32>,
+    /// HOST:PORT at which rank 0 listens and the others find it
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    root: Option<String>,
+    /// The short form, a minute or two (the default)
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// The long form: millions of litmus rounds, puts over 1 GiB
+    #[arg(long)]
+    full: bool,
+    /// Only cases whose name contains one of these, separated by commas; `=NAME` for exactly that one
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    filter: Vec<String>,
+    /// Print the cases and what each is about, run nothing
+    #[arg(long)]
+    list: bool,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    /// How long any one wait may take, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    deadline: u64,
+    /// How long a dead peer may stay unnoticed, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    death_deadline: u64,
+}
+
+/// Where the oxygin library is taken from when nobody says: beside this program, in `../lib`, else by the linker.
+pub fn default_plugin() -> PathBuf {
+    let here = std::env::current_exe().ok();
+    let folder = here.as_deref().and_then(Path::parent);
+    let beside = folder.map(|f| [f.join("liboxygin.so"), f.join("../lib/liboxygin.so")]);
+    let found = beside.into_iter().flatten().find(|p| p.exists());
+    found.unwrap_or_else(|| PathBuf::from("liboxygin.so"))
+}
+
+/// Runs it; true: everything is well, exit status 0.
+pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+    let chosen: Vec<&cases::Case> = cases::ALL.iter().filter(|c| selected(c.name, &args.filter)).collect();
+    if chosen.is_empty() {
+        return Err(format!("no case matches {:?}; --list shows them", args.filter.join(",")).into());
+    }
+    if args.list {
+        chosen.iter().for_each(|c| println!("{:>20}  {}", c.name, c.about));
+        return Ok(true);
+    }
+    let plugin = args.plugin.clone().unwrap_or_else(default_plugin);
+    // A name without a slash is the linker's to find; a path must hold wherever a rank is.
+    let plugin = if plugin.components().count() > 1 { plugin.canonicalize().unwrap_or(plugin) } else { plugin };
+    let (name, tables) = tables_of(&plugin)?;
+    let tables = match (args.table, args.all_tables) {
+        (_, true) => tables,
+        (Some(kind), _) if tables.contains(&kind) => vec![kind],
+        (Some(kind), _) => {
+            let there = tables.iter().map(|k| k.label()).collect::<Vec<_>>().join(", ");
+            return Err(format!("{} has no table {kind}; it has {there}", plugin.display()).into());
+        }
+        (None, false) => tables.into_iter().rev().find(|k| k.has_data_operations()).into_iter().collect(),
+    };
+    let place = match (args.rank, args.nranks, args.root) {
+        (Some(0), Some(nranks), Some(listen)) => Some(Place::Root { nranks, listen }),
+        (Some(rank), Some(nranks), Some(_)) if rank >= nranks => {
+            return Err(format!("--rank {rank} of --nranks {nranks}: ranks count from 0").into())
+        }
+        (Some(rank), Some(nranks), Some(root)) => Some(Place::Join { rank, nranks, root }),
+        _ => None,
+    };
+    let options = Options {
+        plugin: plugin.clone(),
+        nranks: args.nranks.unwrap_or(args.local) as usize,
+        place,
+        full: args.full,
+        limit: Duration::from_secs(args.deadline.max(1)),
+        death_limit: Duration::from_secs(args.death_deadline.max(1)),
+    };
+    let form = if args.full { "full" } else { "quick" };
+    let mut report = Report {
+        plugin: plugin.display().to_string(),
+        name,
+        form,
+        cases: Vec::new(),
+        passed: 0,
+        failed: 0,
+        skipped: 0,
+    };
+    if !args.json {
+        report::print_heading(&report.plugin, &report.name, options.nranks, form);
+    }
+    for &kind in &tables {
+        for case in &chosen {
+            let row = runner::run(case, kind, &options);
+            if !args.json {
+                report::print_row(&row);
+            }
+            report.cases.push(row);
+        }
+    }
+    let count = |verdict| report.cases.iter().filter(|r| r.result == verdict).count();
+    (report.passed, report.failed, report.skipped) = (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => report::print_sum(&report),
+    }
+    // A run in which nothing ran has shown nothing.
+    Ok(report.failed == 0 && report.passed > 0)
+}
+
+fn selected(name: &str, patterns: &[String]) -> bool {
+    let hit = |p: &String| match p.strip_prefix('=') {
+        Some(exact) => name == exact,
+        None => name.contains(p.as_str()),
+    };
+    patterns.is_empty() || patterns.iter().any(hit)
+}
+
+/// What the library calls itself and the tables it has; looked up in a child, so that no rank inherits a loaded
+/// library.
+fn tables_of(plugin: &Path) -> Result<(String, Vec<Kind>), String> {
+    let text = child::ask(Duration::from_secs(30), || {
+        let plugin = Plugin::open(plugin).map_err(|e| e.to_string())?;
+        let name = plugin.tables().last().map(|t| t.name()).unwrap_or_default();
+        let labels: Vec<_> = plugin.tables().iter().map(|t| t.kind().label()).collect();
+        Ok(format!("{}\n{name}", labels.join(" ")))
+    })?;
+    let (labels, name) = text.split_once('\n').unwrap_or((&text, ""));
+    let kinds = labels.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    Ok((name.to_owned(), kinds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_take_parts_and_exact_names() {
+        let pick = |p: &[&str]| -> Vec<&str> {
+            let patterns: Vec<String> = p.iter().map(ToString::to_string).collect();
+            cases::ALL.iter().map(|c| c.name).filter(|n| selected(n, &patterns)).collect()
+        };
+        assert_eq!(pick(&["=self"]), ["self"]);
+        assert_eq!(pick(&["order-"]), ["order-strong", "order-put-signal", "order-weak"]);
+        assert_eq!(pick(&[]).len(), cases::ALL.len());
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = cases::ALL.iter().map(|c| c.name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cases::ALL.len());
+    }
+}

@@ -1,0 +1,153 @@
+//! The table, as nccl-tests prints them, the same as JSON, and progress for those who wait.
+
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// How a case ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Nothing wrong.
+    Pass,
+    /// Something wrong.
+    Fail,
+    /// Not run; `why` says why.
+    Skip,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The case.
+    pub name: &'static str,
+    /// The table under test.
+    pub table: &'static str,
+    /// Ranks that took part.
+    pub ranks: usize,
+    /// Bytes that all local ranks handed to the plugin.
+    pub bytes: u64,
+    /// Rounds or items checked, of all local ranks.
+    pub rounds: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// Wrong items, bytes or calls; 1 for a case that could not end.
+    pub wrong: u64,
+    /// How it ended.
+    pub result: Verdict,
+    /// What was wrong first, why it was skipped, or what was left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// The whole run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The library under test.
+    pub plugin: String,
+    /// What it calls itself.
+    pub name: String,
+    /// `quick` or `full`.
+    pub form: &'static str,
+    /// The lines.
+    pub cases: Vec<Row>,
+    /// How many cases passed.
+    pub passed: usize,
+    /// How many failed.
+    pub failed: usize,
+    /// How many were skipped.
+    pub skipped: usize,
+}
+
+/// Prints the heading.
+pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str) {
+    println!("# {plugin} ({name}), {ranks} ranks, {form}");
+    println!(
+        "#{:>21} {:>8} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
+        "case", "table", "ranks", "bytes", "rounds", "time", "#wrong"
+    );
+}
+
+/// Prints one line, and what there is to say about it.
+pub fn print_row(row: &Row) {
+    let Row { name, table, ranks, bytes, rounds, seconds, wrong, result, why } = row;
+    let result_text = match result {
+        Verdict::Pass => "ok",
+        Verdict::Fail => "FAILED",
+        Verdict::Skip => "skipped",
+    };
+    match result {
+        Verdict::Skip => {
+            print!("{name:>22} {table:>8} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-")
+        }
+        _ => {
+            print!("{name:>22} {table:>8} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}")
+        }
+    }
+    match why {
+        Some(why) => println!(": {why}"),
+        None => println!(),
+    }
+    let _ = std::io::stdout().flush();
+}
+
+/// Prints the sum.
+pub fn print_sum(report: &Report) {
+    println!("# {} passed, {} failed, {} skipped", report.passed, report.failed, report.skipped);
+    let failed: Vec<String> = report
+        .cases
+        .iter()
+        .filter(|r| r.result == Verdict::Fail)
+        .map(|r| format!("{} ({})", r.name, r.table))
+        .collect();
+    if !failed.is_empty() {
+        println!("# failed: {}", failed.join(", "));
+    }
+}
+
+/// Progress on standard error: continuously on a terminal, else every ten seconds.
+pub struct Progress {
+    label: String,
+    terminal: bool,
+    start: Instant,
+    last: Instant,
+    shown: bool,
+}
+
+impl Progress {
+    /// For one case.
+    pub fn new(label: String) -> Self {
+        let now = Instant::now();
+        Self { label, terminal: std::io::stderr().is_terminal(), start: now, last: now, shown: false }
+    }
+
+    /// Shows how far the slowest rank is, if it is time to.
+    pub fn show(&mut self, done: u64, total: u64) {
+        let every = if self.terminal { Duration::from_millis(500) } else { Duration::from_secs(10) };
+        if self.last.elapsed() < every {
+            return;
+        }
+        self.last = Instant::now();
+        let elapsed = self.start.elapsed().as_secs_f64();
+        let line = match (done, total) {
+            (0, _) | (_, 0) => format!("{}: {elapsed:.0} s", self.label),
+            (done, total) => {
+                let share = (done as f64 / total as f64).min(1.0);
+                format!("{}: {:.0} %, about {:.0} s left", self.label, share * 100.0, elapsed / share - elapsed)
+            }
+        };
+        if self.terminal {
+            eprint!("\r\x1b[K{line}");
+            self.shown = true;
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    /// Clears the line.
+    pub fn end(self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

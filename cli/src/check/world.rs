@@ -1,0 +1,561 @@
+//! One rank of one case: a communicator over the plugin under test, windows, and operations whose waits end.
+
+use super::control::{Control, ABORTED, CALLS};
+use crate::plugin::{self, code_name, log, ContextConfig, Get, Kind, Plugin, Put, Signal, Table, Target};
+use nccl_plugin_api::{NcclResult, DEVICE_GIN_PROXY, HANDLE_BYTES, PTR_HOST};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What went wrong, in words.
+pub type Outcome<T> = Result<T, String>;
+
+/// Hands one message to all ranks and returns everybody's, by rank.
+pub type Remote<'a> = dyn Fn(&[u8]) -> Outcome<Vec<Vec<u8>>> + 'a;
+
+/// What a case knows before it makes a communicator.
+pub struct Seat<'a> {
+    /// This rank.
+    pub rank: usize,
+    /// All of them.
+    pub nranks: usize,
+    /// Shared with the other ranks and the watchdog.
+    pub control: &'a Control,
+    /// The library under test.
+    pub plugin: PathBuf,
+    /// The table under test.
+    pub kind: Kind,
+    /// The long form.
+    pub full: bool,
+    /// How long a wait may take.
+    pub limit: Duration,
+    /// How long a dead peer may stay unnoticed.
+    pub death_limit: Duration,
+    /// This rank's place in the control block.
+    pub slot: usize,
+    /// The way to ranks that other processes started; else the control block is.
+    pub remote: Option<Box<Remote<'a>>>,
+    /// Bytes moved so far by this rank, for the table.
+    pub bytes: Cell<u64>,
+}
+
+impl Seat<'_> {
+    /// Notes which call the rank is in, for whoever finds it stuck there.
+    pub fn enter(&self, call: &'static str) {
+        let index = CALLS.iter().position(|c| *c == call).unwrap_or(0);
+        self.control.rank(self.slot).call.store(index as u32, Ordering::Relaxed);
+    }
+
+    /// Shows that this rank is alive.
+    pub fn beat(&self) {
+        let me = self.control.rank(self.slot);
+        me.call.store(0, Ordering::Relaxed);
+        me.beat.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Shows how far this rank is.
+    pub fn progress_of(&self, done: u64, total: u64) {
+        let me = self.control.rank(self.slot);
+        me.done.store(done, Ordering::Relaxed);
+        me.total.store(total, Ordering::Relaxed);
+    }
+
+    /// Waits until all ranks are here.
+    pub fn barrier(&self) -> Outcome<()> {
+        self.gather(&[]).map(|_| ())
+    }
+
+    /// Waits until the ranks of `among` are here.
+    pub fn barrier_among(&self, among: &[usize]) -> Outcome<()> {
+        self.gather_among(among, &[]).map(|_| ())
+    }
+
+    /// The messages of the ranks of `among`, in that order.
+    pub fn gather_among(&self, among: &[usize], mine: &[u8]) -> Outcome<Vec<Vec<u8>>> {
+        if among == [self.rank] {
+            return Ok(vec![mine.to_vec()]);
+        }
+        let Some(remote) = &self.remote else {
+            return self.control.gather(self.rank, among, mine, self.limit);
+        };
+        let all = remote(mine)?;
+        self.beat();
+        Ok(all.into_iter().enumerate().filter(|(rank, _)| among.contains(rank)).map(|(_, said)| said).collect())
+    }
+
+    /// All ranks' messages by rank.
+    pub fn gather(&self, mine: &[u8]) -> Outcome<Vec<Vec<u8>>> {
+        let all: Vec<usize> = (0..self.nranks).collect();
+        self.gather_among(&all, mine)
+    }
+
+    /// Polls until there is a value. `what` says what for, and from whom.
+    pub fn until<T>(&self, what: impl Fn() -> String, mut poll: impl FnMut() -> Outcome<Option<T>>) -> Outcome<T> {
+        let start = Instant::now();
+        for spin in 0_u64.. {
+            if let Some(found) = poll()? {
+                return Ok(found);
+            }
+            if spin % 64 == 63 {
+                self.beat();
+                if self.control.aborted() {
+                    return Err(ABORTED.into());
+                }
+                let waited = start.elapsed();
+                if waited > self.limit {
+                    return Err(format!("waited {} s for {}", self.limit.as_secs(), what()));
+                }
+                match waited {
+                    w if w > Duration::from_millis(20) => std::thread::sleep(Duration::from_micros(50)),
+                    _ => std::thread::yield_now(),
+                }
+            }
+        }
+        unreachable!("the loop has no end")
+    }
+}
+
+/// Memory of this rank, registered on all ranks under the same number.
+pub struct Window {
+    base: *mut u8,
+    len: usize,
+    /// The plugin's handle.
+    pub mh: *mut c_void,
+}
+
+impl Window {
+    /// Zeroed memory that no plugin knows.
+    pub fn unregistered(len: usize) -> Outcome<Self> {
+        // SAFETY: a new private mapping, given back in drop.
+        let at = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        match at {
+            libc::MAP_FAILED => Err(format!("no memory for a window of {len} bytes")),
+            at => Ok(Self { base: at.cast(), len, mh: null_mut() }),
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The aligned word at byte offset `off`.
+    pub fn word(&self, off: usize) -> &AtomicU64 {
+        assert!(off % 8 == 0 && off + 8 <= self.len);
+        // SAFETY: aligned and in bounds; peers write it through the plugin, hence the atomic.
+        unsafe { AtomicU64::from_ptr(self.base.add(off).cast()) }
+    }
+
+    /// Part of the memory. Whoever looks has first seen the signal that says nobody writes there now.
+    #[allow(clippy::mut_from_ref)]
+    pub fn bytes(&self, off: usize, len: usize) -> &mut [u8] {
+        assert!(off.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: in bounds; the cases hand parts to one writer at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(off), len) }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `unregistered`.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A started operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// What the plugin gave.
+    pub raw: *mut c_void,
+    /// The other end.
+    pub peer: usize,
+}
+
+/// A communicator with its contexts. Not torn down by dropping it: cases call [`World::close`].
+pub struct World<'a> {
+    /// Where this rank sits.
+    pub seat: &'a Seat<'a>,
+    /// The table under test.
+    pub table: Table,
+    /// What `init` gave.
+    pub instance: *mut c_void,
+    /// What operations are addressed to.
+    pub target: Target,
+    /// How many contexts there are.
+    pub contexts: usize,
+}
+
+fn named(call: &'static str, code: NcclResult) -> Outcome<()> {
+    plugin::check(call, code).map_err(|e| match log::warnings_since(0).last() {
+        Some(line) => format!("{e}; it logged: {}", line.text),
+        None => e.to_string(),
+    })
+}
+
+impl<'a> World<'a> {
+    /// Loads the plugin and makes a communicator with `contexts` contexts (one where the table has only one).
+    pub fn open(seat: &'a Seat<'a>, contexts: usize) -> Outcome<Self> {
+        seat.enter("dlopen");
+        let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
+        let table = plugin.table(seat.kind).map_err(|e| e.to_string())?.clone();
+        Self::with_table(seat, table, contexts)
+    }
+
+    /// Makes a communicator of all ranks over a table that is loaded already.
+    pub fn with_table(seat: &'a Seat<'a>, table: Table, contexts: usize) -> Outcome<Self> {
+        let everyone: Vec<usize> = (0..seat.nranks).collect();
+        Self::among(seat, table, contexts, &everyone)
+    }
+
+    /// Makes a communicator of some ranks, by their numbers in the case.
+    pub fn among(seat: &'a Seat<'a>, table: Table, contexts: usize, members: &[usize]) -> Outcome<Self> {
+        let contexts = if table.kind().has_contexts() { contexts } else { 1 };
+        let config = ContextConfig { n_contexts: contexts as i32, ..ContextConfig::default() };
+        let mut instance = null_mut();
+        seat.enter("init");
+        // SAFETY: as NCCL does: valid places for results, objects in their order.
+        unsafe {
+            named("init", table.init(&mut instance, 7, log::logger()))?;
+            let mut handle = [0_u8; HANDLE_BYTES];
+            let mut listener = null_mut();
+            seat.enter("listen");
+            named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
+            seat.beat();
+            let mut handles = seat.gather_among(members, &handle)?;
+            let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
+            let mut coll_comm = null_mut();
+            let rank = members.iter().position(|&m| m == seat.rank).expect("a member") as i32;
+            let nranks = members.len() as i32;
+            seat.enter("connect");
+            let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut coll_comm);
+            named("connect", code)?;
+            seat.enter("closeListen");
+            named("closeListen", table.close_listen(listener))?;
+            let mut ctx = null_mut();
+            seat.enter("createContext");
+            // NCCL 2.30 passes no place for the device handle.
+            let code = table.create_context(coll_comm, Some(&config), &mut ctx, null_mut());
+            // A table that leaves the data to device code may say that it needs a device.
+            if table.kind().has_data_operations() || code != NcclResult::INVALID_USAGE {
+                named("createContext", code)?;
+            }
+            seat.beat();
+            Ok(Self { seat, table, instance, target: Target { coll_comm, ctx }, contexts })
+        }
+    }
+
+    /// Checks what `getProperties` says.
+    pub fn properties_are_sane(&self) -> Outcome<()> {
+        let mut count = 0;
+        // SAFETY: places for results.
+        let properties = unsafe {
+            named("devices", self.table.devices(&mut count))?;
+            self.seat.enter("getProperties");
+            self.table.properties(0).map_err(|e| e.to_string())?
+        };
+        self.seat.beat();
+        if count < 1 {
+            return Err(format!("devices says there are {count}"));
+        }
+        if properties.name.as_deref().unwrap_or_default().is_empty() {
+            return Err("getProperties gives no name".into());
+        }
+        if properties.ptr_support & PTR_HOST == 0 {
+            return Err(format!("ptrSupport {} lacks host memory (1)", properties.ptr_support));
+        }
+        if self.table.kind() >= Kind::RmaV13 && properties.net_device_type != DEVICE_GIN_PROXY {
+            return Err(format!("netDeviceType {}: RMA tables must report 2 (proxy)", properties.net_device_type));
+        }
+        if properties.max_recvs < 1 || !(properties.max_recvs as u32 * 32).is_power_of_two() {
+            return Err(format!("32 × maxRecvs ({}) must be a power of two", properties.max_recvs));
+        }
+        Ok(())
+    }
+
+    /// Registers a new window, collectively.
+    pub fn window(&self, len: usize, flags: u64) -> Outcome<Window> {
+        let mut window = Window::unregistered(len)?;
+        window.mh = self.register(window.base.cast(), len, flags)?;
+        Ok(window)
+    }
+
+    /// Registers memory, collectively.
+    pub fn register(&self, data: *mut c_void, len: usize, flags: u64) -> Outcome<*mut c_void> {
+        let (mut mh, mut gin) = (null_mut(), null_mut());
+        self.seat.enter("regMrSym");
+        // SAFETY: the caller's memory, and places for the results.
+        let code = unsafe { self.table.reg(self.target.coll_comm, data, len, PTR_HOST, flags, &mut mh, &mut gin) };
+        self.seat.beat();
+        named("regMrSym", code)?;
+        Ok(mh)
+    }
+
+    /// Ends a registration.
+    pub fn deregister(&self, window: &Window) -> Outcome<()> {
+        self.seat.enter("deregMrSym");
+        // SAFETY: a handle of this communicator.
+        let code = unsafe { self.table.dereg(self.target.coll_comm, window.mh) };
+        self.seat.beat();
+        named("deregMrSym", code)
+    }
+
+    /// Everything that can be said about a put, unchecked; returns the plugin's code.
+    pub fn raw_put(&self, put: &Put, signal: Option<&Signal>, request: *mut *mut c_void) -> NcclResult {
+        let call = if signal.is_some() { "iputSignal" } else { "iput" };
+        self.seat.enter(call);
+        // SAFETY: deliberately whatever the case says; the plugin has to check it.
+        let code = unsafe {
+            match signal {
+                Some(signal) => self.table.put_signal(&self.target, put, signal, request),
+                None => self.table.put(&self.target, put, request),
+            }
+        };
+        self.seat.beat();
+        code
+    }
+
+    fn started(&self, call: &'static str, code: NcclResult, raw: *mut c_void, peer: usize) -> Outcome<Request> {
+        named(call, code).map_err(|e| format!("{e} (towards rank {peer})"))?;
+        Ok(Request { raw, peer })
+    }
+
+    /// Starts a put.
+    pub fn put(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+    ) -> Outcome<Request> {
+        let mut raw = null_mut();
+        let code = self.raw_put(&plain(context, peer, from, to, size), None, &mut raw);
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.started("iput", code, raw, peer)
+    }
+
+    /// Starts a put with a signal.
+    pub fn put_signal(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+        signal: &Signal,
+    ) -> Outcome<Request> {
+        let mut raw = null_mut();
+        let code = self.raw_put(&plain(context, peer, from, to, size), Some(signal), &mut raw);
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.started("iputSignal", code, raw, peer)
+    }
+
+    /// Starts a bare signal: no data, NULL data handles.
+    pub fn signal(&self, context: usize, peer: usize, signal: &Signal) -> Outcome<Request> {
+        let mut raw = null_mut();
+        let code = self.raw_put(&bare(context, peer), Some(signal), &mut raw);
+        self.started("iputSignal", code, raw, peer)
+    }
+
+    /// Starts a get.
+    pub fn get(
+        &self,
+        context: usize,
+        peer: usize,
+        from: (&Window, usize),
+        to: (&Window, usize),
+        size: usize,
+    ) -> Outcome<Request> {
+        let get = Get {
+            context: context as i32,
+            remote_off: from.1 as u64,
+            remote: from.0.mh,
+            size,
+            local_off: to.1 as u64,
+            local: to.0.mh,
+            rank: peer as u32,
+            opt_flags: 0,
+        };
+        let mut raw = null_mut();
+        self.seat.enter("iget");
+        // SAFETY: registered windows, offsets that the caller chose inside them.
+        let code = unsafe { self.table.get(&self.target, &get, &mut raw) };
+        self.seat.beat();
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.started("iget", code, raw, peer)
+    }
+
+    /// Flushes what gets from `peer` brought into `window`, and waits for it.
+    pub fn flush(&self, context: usize, peer: usize, window: &Window) -> Outcome<()> {
+        let mut raw = null_mut();
+        self.seat.enter("iflush");
+        // SAFETY: a registered window.
+        let code = unsafe { self.table.flush(&self.target, context as i32, window.mh, peer as u32, &mut raw) };
+        self.seat.beat();
+        let request = self.started("iflush", code, raw, peer)?;
+        if raw.is_null() {
+            return Ok(());
+        }
+        self.wait(request)
+    }
+
+    /// `test` once, with its code.
+    pub fn raw_test(&self, request: Request) -> (NcclResult, bool) {
+        let mut done = 0;
+        self.seat.enter("test");
+        // SAFETY: an unfinished request and a place for the answer.
+        let code = unsafe { self.table.test(&self.target, request.raw, &mut done) };
+        self.seat.beat();
+        (code, done != 0)
+    }
+
+    /// `test` once.
+    pub fn test(&self, request: Request) -> Outcome<bool> {
+        let (code, done) = self.raw_test(request);
+        named("test", code).map_err(|e| format!("{e} (operation towards rank {})", request.peer))?;
+        Ok(done)
+    }
+
+    /// Waits for local completion.
+    pub fn wait(&self, request: Request) -> Outcome<()> {
+        let what = || format!("an operation towards rank {} to complete locally", request.peer);
+        self.seat.until(what, || Ok(self.test(request)?.then_some(())))
+    }
+
+    /// Tests the oldest requests and forgets those that are done; at most `keep` stay when it returns.
+    pub fn reap(&self, requests: &mut VecDeque<Request>, keep: usize) -> Outcome<()> {
+        while let Some(&oldest) = requests.front() {
+            if requests.len() > keep {
+                self.wait(oldest)?;
+            } else if !self.test(oldest)? {
+                break;
+            }
+            requests.pop_front();
+        }
+        Ok(())
+    }
+
+    /// One call of the progress function, where there is one.
+    pub fn progress(&self) -> Outcome<()> {
+        if !self.table.has_progress() {
+            return Ok(());
+        }
+        self.seat.enter("progress");
+        // SAFETY: this communicator's objects.
+        let code = unsafe { self.table.progress(&self.target) };
+        self.seat.beat();
+        named("progress", code)
+    }
+
+    /// `queryLastError`.
+    pub fn has_error(&self) -> Outcome<bool> {
+        let mut bad = false;
+        self.seat.enter("queryLastError");
+        // SAFETY: this communicator's context and a place for the answer.
+        let code = unsafe { self.table.query_last_error(self.target.ctx, &mut bad) };
+        self.seat.beat();
+        named("queryLastError", code)?;
+        Ok(bad)
+    }
+
+    /// Waits, calling progress, until a signal word has reached `value` (modulo 2^64: within 2^63 past it).
+    pub fn wait_signal(&self, window: &Window, off: usize, value: u64, from: usize) -> Outcome<u64> {
+        let word = window.word(off);
+        let what = || {
+            let now = word.load(Ordering::Acquire);
+            format!("the signal at {off} from rank {from} to reach {value:#x}; it is {now:#x}")
+        };
+        self.seat.until(what, || {
+            let now = word.load(Ordering::Acquire);
+            if now.wrapping_sub(value) as i64 >= 0 {
+                return Ok(Some(now));
+            }
+            self.progress().map(|()| None)
+        })
+    }
+
+    /// Waits, calling progress, until a signal word is exactly `value`.
+    pub fn wait_exactly(&self, window: &Window, off: usize, value: u64, from: usize) -> Outcome<()> {
+        let word = window.word(off);
+        let what = || {
+            let now = word.load(Ordering::Acquire);
+            format!("the signal at {off} from rank {from} to become {value:#x}; it is {now:#x}")
+        };
+        self.seat.until(what, || {
+            if word.load(Ordering::Acquire) == value {
+                return Ok(Some(()));
+            }
+            self.progress().map(|()| None)
+        })
+    }
+
+    /// Takes everything down in NCCL's order.
+    pub fn close(self, windows: &[&Window]) -> Outcome<()> {
+        let everyone: Vec<usize> = (0..self.seat.nranks).collect();
+        self.close_among(&everyone, windows)
+    }
+
+    /// Takes everything down in NCCL's order once the ranks of `living` are here.
+    pub fn close_among(self, living: &[usize], windows: &[&Window]) -> Outcome<()> {
+        // Peers may still be sending here.
+        self.seat.barrier_among(living)?;
+        for window in windows {
+            self.deregister(window)?;
+        }
+        // SAFETY: objects of this communicator, each ended once.
+        unsafe {
+            if !self.target.ctx.is_null() {
+                self.seat.enter("destroyContext");
+                named("destroyContext", self.table.destroy_context(self.target.ctx))?;
+            }
+            self.seat.enter("closeColl");
+            named("closeColl", self.table.close_coll(self.target.coll_comm))?;
+            self.seat.enter("finalize");
+            named("finalize", self.table.finalize(self.instance))?;
+        }
+        self.seat.beat();
+        Ok(())
+    }
+}
+
+/// A put in the table's terms.
+pub fn plain(context: usize, peer: usize, from: (&Window, usize), to: (&Window, usize), size: usize) -> Put {
+    Put {
+        context: context as i32,
+        src_off: from.1 as u64,
+        src: from.0.mh,
+        size,
+        dst_off: to.1 as u64,
+        dst: to.0.mh,
+        rank: peer as u32,
+        opt_flags: 0,
+    }
+}
+
+/// The put part of a bare signal.
+pub fn bare(context: usize, peer: usize) -> Put {
+    let (src, dst) = (null_mut(), null_mut());
+    Put { context: context as i32, src_off: 0, src, size: 0, dst_off: 0, dst, rank: peer as u32, opt_flags: 0 }
+}
+
+/// A strong addition.
+pub fn add(window: &Window, off: usize, value: u64) -> Signal {
+    Signal { off: off as u64, mh: window.mh, value, op: nccl_plugin_api::SIGNAL_OP_ADD, strong: true }
+}
+
+/// A strong increment; the value argument is something that must not be looked at.
+pub fn inc(window: &Window, off: usize) -> Signal {
+    Signal { op: nccl_plugin_api::SIGNAL_OP_INC, ..add(window, off, 0x7777) }
+}
+
+/// The name and number of a code.
+pub fn spell(code: NcclResult) -> String {
+    format!("{} ({})", code.0, code_name(code))
+}

@@ -1,0 +1,60 @@
+//! The variables that are set, and what is wrong with them.
+
+use super::report::Section;
+use oxygin::config::{self, Config, VARIABLES};
+
+/// Looks at variables; `all` is the environment.
+pub fn variables(all: &[(String, String)]) -> (Config, Section) {
+    let mut section = Section::new("Variables");
+    let value = |name: &str| all.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let (config, problems) = Config::parse(value);
+    for problem in problems {
+        let (name, detail) = problem.split_once('=').unwrap_or(("variable", &problem));
+        section.wrong(name, detail, "correct it or unset it");
+    }
+    for (name, text) in all {
+        if let Some(complaint) = config::unknown(name) {
+            // OXYGIN_PLUGIN belongs to the tools.
+            if name != "OXYGIN_PLUGIN" {
+                section.wrong(name, complaint, "correct its name or unset it");
+            }
+        } else if VARIABLES.iter().any(|v| v.name == name) {
+            section.ok(name, text);
+        } else if name.starts_with("NCCL_") {
+            section.note(name, format!("{text}: read by NCCL, not by oxygin"));
+        }
+    }
+    let unset: Vec<String> = VARIABLES
+        .iter()
+        .filter(|v| value(v.name).is_none_or(|text| text.is_empty()))
+        .map(|v| format!("{} ({})", v.name, v.default))
+        .collect();
+    section.note("unset, with their defaults", unset.join(", "));
+    (config, section)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Verdict;
+    use super::*;
+
+    fn verdicts(all: &[(&str, &str)]) -> Vec<(String, Verdict)> {
+        let all: Vec<_> = all.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
+        let section = variables(&all).1;
+        section
+            .findings
+            .into_iter()
+            .filter(|f| !f.subject.starts_with("unset"))
+            .map(|f| (f.subject, f.verdict))
+            .collect()
+    }
+
+    #[test]
+    fn misspelt_names_and_values_are_wrong_and_foreign_ones_only_noted() {
+        assert_eq!(verdicts(&[("OXYGIN_FABRIC", "soft")]), [("OXYGIN_FABRIC".into(), Verdict::Ok)]);
+        assert_eq!(verdicts(&[("OXYGIN_FABRIK", "soft")]), [("OXYGIN_FABRIK".into(), Verdict::Wrong)]);
+        assert_eq!(verdicts(&[("NCCL_ALGO", "ring")]), [("NCCL_ALGO".into(), Verdict::Note)]);
+        let bad = verdicts(&[("OXYGIN_FABRIC", "sofd")]);
+        assert!(bad.contains(&("OXYGIN_FABRIC".into(), Verdict::Wrong)), "{bad:?}");
+    }
+}

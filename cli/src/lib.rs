@@ -1,0 +1,8 @@
+//! The parts of the `oxygin` command: a loader for any NCCL GIN or RMA plugin, ranks to drive it with, and the tools
+//! on top of both.
+
+pub mod check;
+pub mod doctor;
+pub mod perf;
+pub mod plugin;
+pub mod ranks;

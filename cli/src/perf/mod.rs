@@ -1,0 +1,78 @@
+//! `oxygin perf`: latency, rate and bandwidth of any plugin's operations, with perftest's flags and columns.
+
+mod args;
+mod floor;
+mod lane;
+mod latency;
+mod machine;
+mod measure;
+mod pattern;
+mod report;
+mod samples;
+mod setup;
+mod stream;
+
+pub use args::{Args, Op, Pin, Test};
+
+use crate::plugin::{log, Plugin};
+use crate::ranks::{self, End, Memory};
+use std::error::Error;
+use std::path::PathBuf;
+
+/// Runs it; true: every byte was right.
+pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+    args.validate()?;
+    log::print_up_to(nccl_plugin_api::LOG_WARN + i32::from(args.verbose).min(3));
+    let library = args.plugin.clone().unwrap_or_else(default_library);
+    let plan = args.plan();
+    if let (ranks::Place::Root { listen, nranks }, false) = (&plan.place, args.json) {
+        eprintln!("oxygin perf: waiting at {listen} for {} more with the same options", nranks - 1);
+    }
+    // Ranks that are forked share it; the others never look at it.
+    let shared = Memory::shared(floor::SHARED_BYTES)?;
+    let outcome = ranks::run(&plan, |ranks| {
+        let report = measure::everything(&args, &library, ranks, &shared)?;
+        Ok(serde_json::to_vec(&report)?)
+    })?;
+    let first = outcome.ends.iter().find_map(|(_, end)| match end {
+        End::Done(bytes) => Some(bytes.clone()),
+        _ => None,
+    });
+    outcome.results()?;
+    if let (true, Some(bytes)) = (args.json, first) {
+        let report: serde_json::Value = serde_json::from_slice(&bytes)?;
+        println!("{report:#}");
+    }
+    Ok(true)
+}
+
+/// liboxygin.so where a build or an installation has it.
+fn default_library() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().map(PathBuf::from).unwrap_or_default();
+    [folder.join("liboxygin.so"), folder.join("../lib/liboxygin.so")]
+        .into_iter()
+        .find(|path| path.exists())
+        .unwrap_or_else(|| "libnccl-rma-oxygin.so".into())
+}
+
+/// A library and the table to drive.
+pub(crate) struct Subject {
+    /// For reports: file, table, the plugin's own name.
+    pub name: String,
+    /// The table.
+    pub table: crate::plugin::Table,
+}
+
+impl Subject {
+    /// Loads it.
+    pub(crate) fn open(path: &PathBuf, table: Option<crate::plugin::Kind>) -> Result<Self, Box<dyn Error>> {
+        let plugin = Plugin::open(path)?;
+        let table = match table {
+            Some(kind) => plugin.table(kind)?,
+            None => plugin.newest()?,
+        };
+        let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        Ok(Self { name: format!("{file} ({}, {})", table.name(), table.kind()), table: table.clone() })
+    }
+}

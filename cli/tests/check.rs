@@ -1,0 +1,145 @@
+//! `oxygin check` over the reference plugin: everything passes on the right one, and each defect makes the right case
+//! fail.
+//!
+//! Nothing here may use `oxygin_cli`: it links oxygin, whose tables have the same names as the reference plugin's.
+
+use reference_plugin::defect::Defect;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// The reference plugin as a library, which cargo builds beside this test.
+fn library() -> PathBuf {
+    let folder = std::env::current_exe().expect("this test").parent().expect("its folder").to_path_buf();
+    let path = folder.join("libreference_plugin.so");
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+fn check(defect: Option<Defect>, args: &[&str]) -> (Output, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+    command.arg("check").arg("--plugin").arg(library()).arg("--json").args(args);
+    command.env_remove("OXYGIN_PLUGIN").env("REFERENCE_PLUGIN_DEFECT", defect.map_or("", Defect::name));
+    let output = command.output().expect("oxygin runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report = serde_json::from_str(&text)
+        .unwrap_or_else(|e| panic!("{e}: {text}\n{}", String::from_utf8_lossy(&output.stderr)));
+    (output, report)
+}
+
+fn case<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let cases = report["cases"].as_array().expect("cases");
+    cases.iter().find(|c| c["name"] == name).unwrap_or_else(|| panic!("{name} was not run: {report:#}"))
+}
+
+/// A defect, the case that must fail, what it must say, and a case that must still pass.
+const EXPECTED: &[(Defect, &str, &str, &str)] = &[
+    (Defect::DropSignal, "signal-inc", "waited", "set-up"),
+    (Defect::SignalBeforeData, "order-put-signal", "come after their signal", "signal-add"),
+    (Defect::StrongIsWeak, "order-strong", "the signal shows before", "order-put-signal"),
+    (Defect::TornAdd, "signal-add", "0x1 + 0xffffffff", "signal-inc"),
+    (Defect::LostUpdate, "signal-fan-in", "the sum of all ranks' additions", "signal-inc"),
+    (Defect::IncAddsValue, "signal-inc", "waited", "signal-add"),
+    (Defect::WrongOffset, "put-sizes", "to offset", "order-put-signal"),
+    (Defect::LostByteUnaligned, "put-sizes", "is wrong", "order-put-signal"),
+    (Defect::LostChunk, "put-big", "byte 1048576 is wrong", "put-pages"),
+    (Defect::ShortGet, "get-sizes", "1 bytes are wrong", "put-pages"),
+    (Defect::NoSelf, "self", "from rank 0", "put-pages"),
+    (Defect::EarlyTest, "source-reuse", "after test had said true", "signal-add"),
+    (Defect::Hang, "put-pages", "hangs: in iput", "set-up"),
+    (Defect::OneQueue, "contexts-independent", "the signal on context 1 came after", "put-pages"),
+    (Defect::QueueFull, "outstanding", "iput", "put-pages"),
+    (Defect::NeedsProgress, "passive", "while calling nothing", "put-pages"),
+    (Defect::DeafToDeath, "dead-peer", "killed rank 2", "put-pages"),
+    (Defect::AcceptBadRank, "bad-rank", "iput with rank 3 was accepted", "bad-op"),
+    (Defect::AcceptBadContext, "bad-context", "iput with context 2 was accepted", "bad-rank"),
+    (Defect::AcceptBadHandle, "bad-handle", "NULL as source was accepted", "bad-op"),
+    (Defect::AcceptPastEnd, "bad-offset", "was accepted", "bad-rank"),
+    (Defect::AcceptBadOp, "bad-op", "signal op 0 was accepted", "bad-rank"),
+    (Defect::AcceptMisaligned, "bad-signal", "signal offset 1 in a window of 4096 bytes was accepted", "bad-rank"),
+    (Defect::AcceptDoubleDereg, "bad-memory", "deregMrSym", "bad-rank"),
+    (Defect::SilentRefusal, "bad-rank", "without a log line", "put-pages"),
+    (Defect::NoisyRefusal, "bad-rank", "logged 2 lines", "put-pages"),
+    (Defect::RefusalBreaks, "bad-rank", "does not go on", "put-pages"),
+    (Defect::CrashOnSecondClose, "teardown", "signal 6", "put-pages"),
+    (Defect::LeakDescriptor, "reload", "file descriptors grew", "put-pages"),
+    (Defect::LeakMapping, "reload", "mapped KiB grew", "put-pages"),
+];
+
+#[test]
+fn each_defect_makes_the_right_case_fail_and_no_other() {
+    for defect in Defect::ALL {
+        assert!(EXPECTED.iter().any(|e| e.0 == *defect), "no case is expected to find {defect:?}");
+    }
+    for &(defect, fails, why, passes) in EXPECTED {
+        let filter = format!("={fails},={passes}");
+        let args = ["--table", "rma-v16", "--local", "3", "--deadline", "4", "--death-deadline", "3", "--filter"];
+        let (output, report) = check(Some(defect), &[args.as_slice(), &[&filter]].concat());
+        assert_eq!(output.status.code(), Some(1), "{defect:?}: {report:#}");
+        let failed = case(&report, fails);
+        assert_eq!(failed["result"], "fail", "{defect:?}: {report:#}");
+        assert!(failed["wrong"].as_u64().is_some_and(|n| n > 0), "{defect:?}: {failed}");
+        assert!(failed["why"].as_str().is_some_and(|w| w.contains(why)), "{defect:?}: {failed}");
+        assert_eq!(case(&report, passes)["result"], "pass", "{defect:?}: {report:#}");
+    }
+}
+
+#[test]
+fn the_right_plugin_passes_every_case_that_can_run() {
+    let (output, report) = check(None, &["--all-tables", "--local", "3"]);
+    assert!(output.status.success(), "{report:#}");
+    assert_eq!(report["failed"], 0, "{report:#}");
+    let tables: std::collections::BTreeSet<_> =
+        report["cases"].as_array().expect("cases").iter().map(|c| c["table"].to_string()).collect();
+    assert_eq!(tables.len(), 3, "{tables:?}");
+    for skipped in report["cases"].as_array().expect("cases").iter().filter(|c| c["result"] == "skip") {
+        assert_eq!((skipped["name"].as_str(), skipped["table"].as_str()), (Some("order-weak"), Some("gin-v13")));
+        assert_eq!(skipped["why"], "all signals of this table are strong");
+    }
+}
+
+#[test]
+fn one_rank_skips_what_needs_peers_and_says_so() {
+    let (output, report) = check(None, &["--local", "1", "--filter", "self,passive,dead-peer"]);
+    assert!(output.status.success(), "{report:#}");
+    assert_eq!(case(&report, "self")["result"], "pass");
+    assert_eq!(case(&report, "passive")["why"], "one rank has no peers");
+    let (output, report) = check(None, &["--local", "1", "--filter", "passive"]);
+    assert_eq!(output.status.code(), Some(1), "a run in which nothing ran is no success: {report:#}");
+}
+
+#[test]
+fn separate_processes_meet_at_the_root() {
+    // A port that was free a moment ago; the ranks need to agree on one beforehand.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let root = free.local_addr().expect("address").to_string();
+    drop(free);
+    let args = |rank: &str| {
+        ["--rank", rank, "--nranks", "2", "--root", &root, "--filter", "set-up,put-pages,order-put-signal,dead-peer"]
+            .map(str::to_owned)
+    };
+    let other = args("1");
+    let peer = std::thread::spawn(move || check(None, &other.each_ref().map(String::as_str)));
+    let own = args("0");
+    let (output, report) = check(None, &own.each_ref().map(String::as_str));
+    let (other_output, other_report) = peer.join().expect("rank 1");
+    assert!(output.status.success(), "{report:#}");
+    assert!(other_output.status.success(), "{other_report:#}");
+    assert_eq!(report["passed"], 3);
+    assert_eq!(case(&report, "dead-peer")["why"], "needs all ranks on this machine (--local)");
+}
+
+#[test]
+fn wrong_arguments_are_refused_in_words() {
+    let run = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_oxygin")).arg("check").args(args).output().expect("oxygin runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let library = library().display().to_string();
+    let (code, text) = run(&["--plugin", &library, "--table", "gin-v11"]);
+    assert!(code == Some(2) && text.contains("has no table gin-v11; it has gin-v13, rma-v14, rma-v16"), "{text}");
+    let (code, text) = run(&["--plugin", "/nonexistent.so"]);
+    assert!(code == Some(2) && text.contains("/nonexistent.so"), "{text}");
+    let (code, text) = run(&["--filter", "nonesuch"]);
+    assert!(code == Some(2) && text.contains("no case matches"), "{text}");
+}

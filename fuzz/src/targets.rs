@@ -1,0 +1,30 @@
+//! What is fuzzed: every function that reads bytes which a peer, or a stranger at the listening port, has written.
+
+mod rendezvous;
+mod soft;
+
+/// A function to feed.
+pub struct Target {
+    /// For the command line.
+    pub name: &'static str,
+    /// Well-formed inputs to start from.
+    pub seeds: Vec<Vec<u8>>,
+    /// Panics if the code under test does something wrong with the input.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub fn all() -> Vec<Target> {
+    let mut all = rendezvous::targets();
+    all.extend(soft::targets());
+    all
+}
+
+/// Takes `N` bytes off the front, zeros where there are none left.
+fn take<const N: usize>(input: &mut &[u8]) -> [u8; N] {
+    let n = N.min(input.len());
+    let mut bytes = [0; N];
+    bytes[..n].copy_from_slice(&input[..n]);
+    *input = &input[n..];
+    bytes
+}

@@ -1,0 +1,20 @@
+//! What `listen` makes: an open door for the other ranks, and the device that this rank wants to use.
+
+use super::instance::Instance;
+use super::rendezvous::Listener;
+use crate::handles::{Kind, Object};
+use std::sync::Arc;
+
+/// One `listen`. `connect` takes everything it needs from here: some NCCL versions pass it a foreign ctx.
+pub struct Listen {
+    /// The instance that listened.
+    pub instance: Arc<Instance>,
+    /// Device number, as `devices` counts.
+    pub device: usize,
+    /// The listening socket; shared with the communicator, so that closeListen may come at once.
+    pub listener: Arc<Listener>,
+}
+
+impl Object for Listen {
+    const KIND: Kind = Kind::Listen;
+}

@@ -1,0 +1,440 @@
+use super::super::gather::{ANSWER_TIME, HELLO_TIME, LINGER, SETTLE};
+use super::super::visit::GRACE;
+use super::*;
+use proptest::prelude::*;
+
+/// `n` ranks that all play `names`.
+fn all(n: usize, names: &[&'static str]) -> Vec<Script> {
+    let plays = names.iter().map(|name| play(name)).collect();
+    vec![Script { plays, ..Script::default() }; n]
+}
+
+fn request(step: u32, name: &str, rank: u32, nranks: u32) -> Vec<u8> {
+    wire::encode_request(&Sender { token: TOKEN, step, name, rank, nranks }, Ok(b"x"), b"").unwrap()
+}
+
+#[test]
+fn two_hundred_fifty_six_ranks_with_few_messages() {
+    let mut scripts = all(256, &["connect", "createContext", "regMrSym"]);
+    for (rank, script) in scripts.iter_mut().enumerate() {
+        script.plays[0].after = (rank * 7 % 256) as f64 * 1e-3; // in another order than by rank
+    }
+    let net = Net::new(120.0, 1, scripts).run();
+    for rank in 0..256 {
+        (0..3).for_each(|step| net.check(rank, step));
+    }
+    assert_eq!(net.connections, 3 * 255, "one connection a rank and step");
+    // Head, name and 3 + 512 bytes in; head, lengths and all that was brought, 256 × (3 + 2) bytes, out.
+    assert!(net.bytes < 3 * 255 * (44 + 13 + 3 + 512 + 20 + 8 + 256 * (4 + 3 + 2)), "{} bytes", net.bytes);
+}
+
+#[test]
+fn one_rank() {
+    Net::new(1.0, 1, all(1, &["connect", "regMrSym"])).run().check(0, 1);
+}
+
+#[test]
+fn a_lost_rank_is_named_to_all_at_the_deadline() {
+    let mut scripts = all(5, &["createContext"]);
+    scripts[3].plays.clear();
+    let net = Net::new(120.0, 2, scripts).run();
+    for rank in [0, 1, 2, 4] {
+        assert!(net.sentence(rank, 0).starts_with("createContext: rank 3 (10.0.0.3:4711) did not come within 120 s"));
+        assert!((120.0..120.5).contains(&net.result(rank, 0).1));
+    }
+}
+
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let mut scripts = all(5, &["createContext"]);
+    scripts[3].plays[0].after = 119.9;
+    let net = Net::new(120.0, 2, scripts).run();
+    (0..5).for_each(|rank| net.check(rank, 0));
+}
+
+#[test]
+fn the_first_deadline_ends_the_step_for_all() {
+    let mut scripts = all(6, &["regMrSym"]);
+    scripts[2].timeout = Some(5.0);
+    scripts[3].plays.clear();
+    scripts[5].plays.clear();
+    let net = Net::new(120.0, 3, scripts).run();
+    for rank in [0, 1, 2, 4] {
+        assert!(net.sentence(rank, 0).starts_with("regMrSym: rank 3 (10.0.0.3:4711), rank 5 (10.0.0.5:4711) did not"));
+        assert!((5.0..5.2).contains(&net.result(rank, 0).1));
+    }
+}
+
+#[test]
+fn a_late_rank_is_told_and_then_all_are_in_step_again() {
+    let mut scripts = all(4, &["connect", "regMrSym"]);
+    scripts[2].plays[0].after = 15.0;
+    let net = Net::new(10.0, 4, scripts).run();
+    for rank in 0..4 {
+        assert!(net.sentence(rank, 0).contains("rank 2 (10.0.0.2:4711)"), "{}", net.sentence(rank, 0));
+        net.check(rank, 1);
+    }
+    let told = net.sentence(2, 0);
+    assert!(told.starts_with("connect: over before rank 2") && told.contains("did not come within 10 s"), "{told}");
+}
+
+#[test]
+fn a_late_rank_0_hears_that_the_others_gave_up_and_then_all_are_in_step_again() {
+    let mut scripts = all(4, &["connect", "regMrSym"]);
+    scripts[0].plays[0].after = 13.0;
+    let net = Net::new(10.0, 5, scripts).run();
+    for rank in 1..4 {
+        assert!(net.sentence(rank, 0).starts_with("connect: rank 0 (10.0.0.0:4711) did not come within 10 s"));
+        net.check(rank, 1);
+    }
+    // The first whose next request rank 0 reads tells it so.
+    assert!(net.sentence(0, 0).contains("has given this step up and is in regMrSym already"), "{}", net.sentence(0, 0));
+    net.check(0, 1);
+}
+
+#[test]
+fn a_late_rank_0_names_those_who_gave_up_and_those_who_never_came() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[0].plays[0].after = 13.0;
+    scripts[2].plays.clear();
+    let net = Net::new(10.0, 5, scripts).run();
+    assert_eq!(
+        net.sentence(0, 0),
+        "connect: rank 1 (10.0.0.1:4711), rank 3 (10.0.0.3:4711) gave up after 10 s before rank 0 came; \
+         rank 2 (10.0.0.2:4711) did not come either"
+    );
+    assert!(net.result(0, 0).1 < 14.2);
+}
+
+#[test]
+fn a_rank_0_within_the_grace_is_in_time() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[0].plays[0].after = 10.5;
+    let net = Net::new(10.0, 5, scripts).run();
+    (0..4).for_each(|rank| net.check(rank, 0));
+}
+
+#[test]
+fn a_rank_that_dies_in_the_step_ends_it_at_once() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[1].plays.clear();
+    scripts[2].dies = Some(1.0);
+    let net = Net::new(120.0, 6, scripts).run();
+    for rank in [0, 3] {
+        assert!(net.sentence(rank, 0).starts_with("connect: rank 2 (10.0.0.2:4711) went away"));
+        assert!(net.result(rank, 0).1 < 1.0 + LINGER.as_secs_f64() + 0.1);
+    }
+}
+
+#[test]
+fn a_failure_known_early_is_told_to_those_who_come_a_little_later() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[1].plays[0].after = 1.5;
+    scripts[2].dies = Some(1.0);
+    let net = Net::new(120.0, 6, scripts).run();
+    assert!(net.sentence(1, 0).starts_with("connect: rank 2 (10.0.0.2:4711) went away"));
+    assert!(net.result(1, 0).1 < 1.6);
+}
+
+#[test]
+fn half_a_message_and_then_nothing_but_the_end() {
+    let mut net = Net::new(120.0, 7, all(3, &["connect"]));
+    net.scripts[2].plays[0].after = 500.0;
+    let half = &request(1, "connect", 2, 3)[..50];
+    let conn = net.stranger(0.5, half);
+    net.along(conn, true, Event::VisitorClosed(conn));
+    net.scripts[2].dies = Some(0.0);
+    net.at(Duration::ZERO, Event::Die(2));
+    let net = net.run();
+    for rank in [0, 1] {
+        assert!(net.sentence(rank, 0).contains("rank 2 (10.0.0.2:4711) sent 50 of 52 bytes"), "{}", net.sentence(0, 0));
+    }
+}
+
+#[test]
+fn a_rank_0_that_dies_is_known_at_once() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[3].plays.clear();
+    scripts[0].dies = Some(1.0);
+    let net = Net::new(120.0, 8, scripts).run();
+    for rank in [1, 2] {
+        assert_eq!(net.sentence(rank, 0), "connect: rank 0 (10.0.0.0:4711) went away: its process ended");
+        assert!(net.result(rank, 0).1 < 1.1);
+    }
+}
+
+#[test]
+fn a_rank_0_that_never_listened_is_waited_for_until_the_deadline() {
+    let mut scripts = all(2, &["connect"]);
+    scripts[0].dies = Some(0.0);
+    scripts[1].plays[0].after = 1.0;
+    let net = Net::new(10.0, 8, scripts).run();
+    assert!(net.sentence(1, 0).contains("did not come within 10 s") && net.sentence(1, 0).contains("refused"));
+    assert!((11.0..11.1).contains(&net.result(1, 0).1) && net.connections < 60);
+}
+
+#[test]
+fn failures_reach_all_once_all_came() {
+    let mut scripts = all(7, &["regMrSym", "regMrSym"]);
+    for rank in [1, 3, 4, 5] {
+        scripts[rank].plays[0].failure = Some("no such memory");
+    }
+    scripts[6].plays[0].after = 30.0;
+    let net = Net::new(120.0, 9, scripts).run();
+    for rank in 0..7 {
+        let sentence = net.sentence(rank, 0);
+        assert!(sentence.starts_with("regMrSym: rank 1 (10.0.0.1:4711) failed: no such memory; rank 3"), "{sentence}");
+        assert!(sentence.ends_with("and 1 ranks more") && net.result(rank, 0).1 > 30.0, "{sentence}");
+        net.check(rank, 1);
+    }
+}
+
+#[test]
+fn different_steps_fail_all_and_the_next_works() {
+    let mut scripts = all(3, &["createContext", "regMrSym"]);
+    scripts[2].plays[0].name = "regMrSym";
+    let net = Net::new(120.0, 10, scripts).run();
+    for rank in 0..3 {
+        let sentence = net.sentence(rank, 0);
+        assert_eq!(sentence, "createContext: rank 2 (10.0.0.2:4711) is in regMrSym while rank 0 is in createContext");
+        assert!(net.result(rank, 0).1 < 0.1);
+        net.check(rank, 1);
+    }
+}
+
+#[test]
+fn contradictions_with_the_right_token_fail_with_a_sentence() {
+    for (bytes, expected) in [
+        (request(1, "connect", 1, 3), "rank 1 (10.0.0.1:4711) came twice, from 10.0.0.1:9 and from 6.6.6.6:6"),
+        (request(1, "connect", 0, 3), "a second process, at 6.6.6.6:6, says that it is rank 0"),
+        (request(1, "connect", 2, 5), "rank 2 (10.0.0.2:4711) says that there are 5 ranks while rank 0 says 3"),
+        (request(1, "connect", 4, 5), "rank 4 (at 6.6.6.6:6) says that there are 5 ranks while rank 0 says 3"),
+        (request(2, "regMrSym", 2, 3), "has given this step up and is in regMrSym already"),
+        ([&request(1, "connect", 2, 3)[..], b"more"].concat(), "sent bytes behind its request"),
+    ] {
+        let mut scripts = all(3, &["connect"]);
+        scripts[2].plays.clear();
+        let mut net = Net::new(120.0, 11, scripts);
+        net.stranger(1.0, &bytes);
+        let net = net.run();
+        for rank in [0, 1] {
+            assert!(net.sentence(rank, 0).contains(expected), "{}", net.sentence(rank, 0));
+        }
+    }
+}
+
+#[test]
+fn an_old_step_s_late_connection_harms_nothing() {
+    let mut scripts = all(3, &["connect", "regMrSym"]);
+    scripts[2].plays[1].after = 5.0;
+    let mut net = Net::new(120.0, 12, scripts);
+    net.stranger(2.0, &request(1, "connect", 1, 3));
+    let half = net.stranger(3.0, &request(1, "connect", 1, 3)[..48]);
+    net.along(half, true, Event::VisitorClosed(half));
+    let net = net.run();
+    (0..3).for_each(|rank| net.check(rank, 1));
+}
+
+#[test]
+fn strangers_matter_to_nobody() {
+    let mut scripts = all(4, &["connect", "regMrSym"]);
+    scripts[3].plays[0].after = 3.0 * HELLO_TIME.as_secs_f64();
+    let mut net = Net::new(120.0, 13, scripts);
+    let mut wrong = request(1, "connect", 2, 4);
+    wrong[8] ^= 1; // the token's first byte
+    for i in 0..400 {
+        let good = request(1, "connect", 2, 4);
+        let bytes: &[u8] = match i % 5 {
+            0 => b"",
+            1 => b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            2 => &good[..20],
+            3 => &wrong,
+            _ => b"oxyQ\x02\0",
+        };
+        let conn = net.stranger(0.01 * f64::from(i), bytes);
+        if i % 2 == 0 {
+            net.along(conn, true, Event::VisitorClosed(conn));
+        }
+    }
+    let net = net.run();
+    for rank in 0..4 {
+        (0..2).for_each(|step| net.check(rank, step));
+    }
+}
+
+#[test]
+fn garbage_from_rank_0_is_an_error() {
+    let job = Net::new(1.0, 1, all(2, &[])).jobs[1].clone();
+    let now = Instant::now();
+    let mut visit = Visit::new(job, 1, "connect", request(1, "connect", 1, 2), now);
+    visit.connected();
+    visit.sent();
+    visit.received(b"HTTP/1.1 400 Bad Request", now);
+    let sentence = visit.outcome().unwrap().as_ref().unwrap_err().sentence.clone();
+    assert!(sentence.contains("rank 0 (10.0.0.0:4711) answered not a message"), "{sentence}");
+}
+
+#[test]
+fn a_rank_that_does_not_read_its_answer_is_named() {
+    let job = Net::new(10.0, 1, all(2, &[])).jobs[0].clone();
+    let now = Instant::now();
+    let mut gather = Gather::new(job, 1, "connect", request(1, "connect", 0, 2), None, now);
+    gather.accepted(1, ([10, 0, 0, 1], 9).into(), now);
+    gather.received(1, &request(1, "connect", 1, 2), now);
+    gather.tick(now);
+    assert!(matches!(gather.next_action(), Some(gather::Action::Send { conn: 1, .. })) && !gather.accepting());
+    assert!(gather.outcome(now).is_none());
+    let late = now + Duration::from_secs(10) + ANSWER_TIME;
+    assert_eq!(gather.wake(), late);
+    gather.tick(late);
+    let sentence = gather.outcome(late).unwrap().as_ref().unwrap_err().sentence.clone();
+    assert_eq!(sentence, "connect: rank 1 (10.0.0.1:4711) did not read the answer");
+}
+
+/// What may go wrong with a rank.
+#[derive(Clone, Debug)]
+enum Fate {
+    Fine,
+    Missing,
+    Dies(f64),
+    Fails,
+    Late(f64),
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        6 => Just(Fate::Fine),
+        1 => Just(Fate::Missing),
+        1 => (0.0..1.0).prop_map(Fate::Dies),
+        1 => Just(Fate::Fails),
+        2 => (0.0..30.0).prop_map(Fate::Late),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_step_ends_and_the_living_meet_again(seed: u64, fates in proptest::collection::vec(fate(), 2..9)) {
+        let timeout = 10.0;
+        let mut scripts = all(fates.len(), &["connect"]);
+        for (script, fate) in scripts.iter_mut().zip(&fates) {
+            match fate {
+                Fate::Fine => {}
+                Fate::Missing => script.plays.clear(),
+                Fate::Dies(at) => script.dies = Some(at * 0.01),
+                Fate::Fails => script.plays[0].failure = Some("out of luck"),
+                Fate::Late(after) => script.plays[0].after = *after,
+            }
+        }
+        let whole = !fates.iter().any(|fate| matches!(fate, Fate::Missing | Fate::Dies(_)));
+        if whole {
+            scripts.iter_mut().for_each(|script| script.plays.push_back(Play { after: 50.0, ..play("regMrSym") }));
+        }
+        let late = fates.iter().map(|fate| if let Fate::Late(after) = fate { *after } else { 0.0 });
+        let (first, last) = late.fold((f64::MAX, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)));
+        let net = Net::new(timeout, seed, scripts).run();
+        let bound = timeout + GRACE.as_secs_f64().max(LINGER.as_secs_f64() + SETTLE.as_secs_f64()) + 0.1;
+        for (rank, fate) in fates.iter().enumerate() {
+            let entered = if let Fate::Late(after) = fate { *after } else { 0.0 };
+            if let Some((result, at)) = net.ended[rank].first() {
+                prop_assert!(at - entered <= bound, "rank {} took {} s", rank, at - entered);
+                let fails = fates.iter().any(|fate| matches!(fate, Fate::Fails));
+                if whole && !fails && last - first < timeout {
+                    prop_assert!(result.is_ok(), "{:?}", result);
+                }
+                if !whole || fails || last - first > bound {
+                    // A rank may have died after its answer.
+                    prop_assert!(result.is_err() || fates.iter().any(|fate| matches!(fate, Fate::Dies(_))));
+                }
+            } else {
+                prop_assert!(matches!(fate, Fate::Missing | Fate::Dies(_)));
+            }
+        }
+        let spread = net.ended.iter().filter_map(|e| e.first()).map(|e| e.1);
+        let (low, high) = spread.fold((f64::MAX, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)));
+        if whole && high - low < timeout {
+            (0..fates.len()).for_each(|rank| net.check(rank, 1));
+        }
+    }
+}
+
+/// Something that happens to rank 0, on one of a few connections.
+#[derive(Clone, Debug)]
+enum Happening {
+    Accepted,
+    /// A request of this rank to this step, changed at a place, and cut off.
+    Request {
+        step: u32,
+        rank: u32,
+        change: Option<(usize, u8)>,
+        cut: usize,
+    },
+    Bytes(Vec<u8>),
+    Closed,
+    Later(u64),
+}
+
+fn happening() -> impl Strategy<Value = (Conn, Happening)> {
+    let request = (1..4_u32, 0..5_u32, proptest::option::weighted(0.3, (0..60_usize, any::<u8>())), 1..200_usize)
+        .prop_map(|(step, rank, change, cut)| Happening::Request { step, rank, change, cut });
+    let what = prop_oneof![
+        2 => Just(Happening::Accepted),
+        4 => request,
+        1 => proptest::collection::vec(any::<u8>(), 1..80).prop_map(Happening::Bytes),
+        1 => Just(Happening::Bytes(vec![wire::EXPIRED])),
+        1 => Just(Happening::Closed),
+        1 => (0..4000_u64).prop_map(Happening::Later),
+    ];
+    (0..6_u64, what)
+}
+
+proptest! {
+    /// Whatever happens, in whatever order: no panic, and the step ends when its time is over.
+    #[test]
+    fn rank_0_survives_anything(happenings in proptest::collection::vec(happening(), 0..60)) {
+        let job = Net::new(10.0, 1, all(5, &[])).jobs[0].clone();
+        let mut now = Instant::now();
+        let end = now + Duration::from_secs(10) + ANSWER_TIME + LINGER;
+        let earlier = Some((1, "it failed".to_owned()));
+        let mut gather = Gather::new(job, 2, "regMrSym", request(2, "regMrSym", 0, 5), earlier, now);
+        let mut open = std::collections::BTreeSet::new();
+        for (conn, happening) in happenings {
+            match happening {
+                Happening::Accepted if gather.accepting() && open.insert(conn) => {
+                    gather.accepted(conn, ([10, 0, 0, 1], 9).into(), now)
+                }
+                Happening::Accepted => {}
+                Happening::Request { step, rank, change, cut } => {
+                    let mut bytes = request(step, "regMrSym", rank.min(4), 5);
+                    if let Some((at, value)) = change {
+                        let at = at % bytes.len();
+                        bytes[at] = value;
+                    }
+                    bytes.truncate(cut);
+                    gather.received(conn, &bytes, now);
+                }
+                Happening::Bytes(bytes) => gather.received(conn, &bytes, now),
+                Happening::Closed => {
+                    open.remove(&conn);
+                    gather.closed(conn, now);
+                }
+                Happening::Later(millis) => now += Duration::from_millis(millis),
+            }
+            gather.tick(now);
+            while let Some(action) = gather.next_action() {
+                match action {
+                    gather::Action::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
+                    gather::Action::Send { .. } => {} // this one never reads
+                    gather::Action::Close(conn) => {
+                        open.remove(&conn);
+                    }
+                }
+            }
+        }
+        // A wake-up or two later it is over.
+        for _ in 0..3 {
+            now = now.max(gather.wake()).max(end);
+            gather.tick(now);
+        }
+        prop_assert!(gather.outcome(now).is_some());
+    }
+}

@@ -1,0 +1,158 @@
+//! The devices that NCCL sees: each usable RDMA port, or the one software device.
+
+use super::verbs::{self, DeviceInfo};
+use crate::config::{Config, FabricChoice};
+use nccl_plugin_api::{PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_HOST};
+use std::ffi::{c_int, CString};
+use std::sync::OnceLock;
+
+/// What a device is.
+pub enum DeviceKind {
+    /// A port of an RDMA device.
+    Verbs(Box<DeviceInfo>),
+    /// The software fabric.
+    Soft,
+}
+
+/// One device.
+pub struct Device {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Name, for logs.
+    pub name: CString,
+    /// sysfs path of its PCI function.
+    pub pci_path: Option<CString>,
+    /// Unique id of the chip.
+    pub guid: u64,
+    /// Mbit/s.
+    pub speed: u32,
+    /// Port, from 1.
+    pub port: u32,
+    /// Memory kinds, `PTR_*`.
+    pub ptr_support: c_int,
+}
+
+/// What NCCL is told the software fabric carries, Mbit/s: about one core's copy. Only used to rank devices.
+const SOFT_SPEED: u32 = 50_000;
+/// `maxRecvs`: NCCL's own proxy queues hold 32 times this many descriptors a (context, peer).
+const MAX_RECVS: c_int = 8;
+/// `NCCL_MAX_NET_SIZE_BYTES`: one terabyte.
+const MAX_BYTES: usize = 1 << 40;
+/// `NCCL_NET_ID_UNDEF`.
+const UNDEFINED_ID: i16 = -1;
+
+struct Found {
+    devices: Vec<Device>,
+    /// Why there is no RDMA port among them.
+    no_verbs: String,
+}
+
+static FOUND: OnceLock<Found> = OnceLock::new();
+
+fn found(config: &Config) -> &'static Found {
+    FOUND.get_or_init(|| find(config))
+}
+
+/// The devices of this process; looked for once, NCCL keeps pointers to their names.
+pub fn all(config: &Config) -> &'static [Device] {
+    &found(config).devices
+}
+
+/// Why no RDMA port is among them, with the remedy.
+pub fn why_no_verbs(config: &Config) -> String {
+    found(config).no_verbs.clone()
+}
+
+fn find(config: &Config) -> Found {
+    if config.fabric == FabricChoice::Soft {
+        return Found { devices: vec![soft()], no_verbs: "OXYGIN_FABRIC=soft".into() };
+    }
+    let (usable, no_verbs) = match verbs::devices(config) {
+        Err(missing) => (Vec::new(), missing.to_string()),
+        Ok(ports) => {
+            let problems: Vec<_> =
+                ports.iter().filter_map(|p| Some(format!("{}:{} {}", p.name, p.port, p.problem.as_ref()?))).collect();
+            let why = if ports.is_empty() { "there is no RDMA device".into() } else { problems.join("; ") };
+            (ports.into_iter().filter(DeviceInfo::is_usable).collect::<Vec<_>>(), why)
+        }
+    };
+    if usable.is_empty() {
+        return Found { devices: vec![soft()], no_verbs };
+    }
+    Found { devices: usable.into_iter().map(port).collect(), no_verbs }
+}
+
+fn soft() -> Device {
+    Device {
+        kind: DeviceKind::Soft,
+        name: c"oxygin-soft".into(),
+        pci_path: None,
+        guid: 0,
+        speed: SOFT_SPEED,
+        port: 1,
+        ptr_support: PTR_HOST,
+    }
+}
+
+fn port(info: DeviceInfo) -> Device {
+    Device {
+        name: CString::new(info.name.clone()).unwrap_or_default(),
+        pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
+        guid: info.guid,
+        speed: info.speed_mbps,
+        port: info.port.into(),
+        ptr_support: PTR_HOST,
+        kind: DeviceKind::Verbs(Box::new(info)),
+    }
+}
+
+impl Device {
+    /// The properties up to GIN v12.
+    pub fn properties_v11(&self, number: c_int) -> PropertiesV11 {
+        PropertiesV11 {
+            name: self.name.as_ptr().cast_mut(),
+            pci_path: self.pci_path.as_ref().map_or(std::ptr::null_mut(), |p| p.as_ptr().cast_mut()),
+            guid: self.guid,
+            ptr_support: self.ptr_support,
+            reg_is_global: 0,
+            force_flush: 0,
+            speed: self.speed as c_int,
+            port: self.port as c_int,
+            latency: 0.0,
+            max_comms: 64 * 1024,
+            max_recvs: MAX_RECVS,
+            net_device_type: DEVICE_GIN_PROXY,
+            net_device_version: 0,
+            v_props: VDeviceProps4 { ndevs: 1, devs: [number, 0, 0, 0] },
+            max_p2p_bytes: MAX_BYTES,
+            max_coll_bytes: MAX_BYTES,
+            max_multi_request_size: 1,
+        }
+    }
+
+    /// The properties from GIN v13 on.
+    pub fn properties_v12(&self, number: c_int) -> PropertiesV12 {
+        let p = self.properties_v11(number);
+        PropertiesV12 {
+            name: p.name,
+            pci_path: p.pci_path,
+            guid: p.guid,
+            ptr_support: p.ptr_support,
+            reg_is_global: p.reg_is_global,
+            force_flush: p.force_flush,
+            speed: p.speed,
+            port: p.port,
+            latency: p.latency,
+            max_comms: p.max_comms,
+            max_recvs: p.max_recvs,
+            net_device_type: p.net_device_type,
+            net_device_version: p.net_device_version,
+            v_props: VDeviceProps8 { ndevs: 1, devs: [number, 0, 0, 0, 0, 0, 0, 0] },
+            max_p2p_bytes: p.max_p2p_bytes,
+            max_coll_bytes: p.max_coll_bytes,
+            max_multi_request_size: p.max_multi_request_size,
+            rail_id: UNDEFINED_ID,
+            plane_id: UNDEFINED_ID,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A context of the software fabric: a lane to each peer.
+
+use super::lane::{Lane, Work};
+use super::shared::Shared;
+use crate::error::Result;
+use crate::rma::op::{Get, Put};
+use crate::rma::seq::Seq;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+/// Completed tests between two polls: a caller that only ever finds its requests done must still receive.
+const POLL_EVERY: u32 = 64;
+
+struct Place {
+    lane: Arc<Lane>,
+    slot: u32,
+}
+
+/// One context. Lanes to the same peer share that peer's link; nothing else is shared between contexts.
+pub struct Context {
+    shared: Arc<Shared>,
+    places: Box<[Place]>,
+    tests: AtomicU32,
+}
+
+impl Context {
+    /// The context with this number, which no other context of the communicator has had.
+    pub fn new(shared: Arc<Shared>, number: u32) -> Self {
+        let places = shared
+            .links()
+            .iter()
+            .map(|link| {
+                let lane = Arc::new(Lane::new(number, link.peer, link.health.clone()));
+                let slot = link.add_lane(lane.clone());
+                Place { lane, slot }
+            })
+            .collect();
+        Self { shared, places, tests: AtomicU32::new(0) }
+    }
+}
+
+impl crate::fabric::Context for Context {
+    #[inline]
+    unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
+        let place = &self.places[peer as usize];
+        self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))
+    }
+
+    #[inline]
+    unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
+        let place = &self.places[peer as usize];
+        self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Get(*get))
+    }
+
+    /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order.
+    fn flush(&self, peer: u32) -> Result<Option<Seq>> {
+        self.places[peer as usize].lane.health.check().map(|()| None)
+    }
+
+    #[inline]
+    fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
+        let lane = &self.places[peer as usize].lane;
+        if lane.test(seq)? {
+            let n = self.tests.load(Ordering::Relaxed).wrapping_add(1);
+            self.tests.store(n, Ordering::Relaxed);
+            if n % POLL_EVERY == 0 {
+                self.shared.poll();
+            }
+            return Ok(true);
+        }
+        self.shared.poll();
+        lane.test(seq)
+    }
+
+    #[inline]
+    fn progress(&self) -> Result<()> {
+        self.shared.poll();
+        Ok(())
+    }
+
+    fn has_error(&self) -> bool {
+        self.shared.look_at_peers();
+        self.places.iter().any(|p| p.lane.health.has_failed())
+    }
+}

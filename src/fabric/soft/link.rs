@@ -1,0 +1,696 @@
+//! From this rank to one peer: the route, and the operations that wait for room on it.
+
+use super::lane::{Health, Lane, Task, Work};
+use super::local::alive;
+use super::local::cma;
+use super::local::inbox::PeerInbox;
+use super::local::message::{GetRequest, Header, Kind};
+use super::shared::Shared;
+use crate::config::SoftTransport;
+use crate::error::{Error, Result};
+use crate::rma::op::{Get, Put, Signal};
+use crate::rma::seq::Seq;
+use crate::sync::Mutex;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+/// Bytes moved for one operation before others get their turn: about 0.1 ms of copying.
+const QUANTUM: u64 = 1 << 20;
+/// Puts up to here go through the ring although cross-memory attach works: below it the system call costs more than
+/// the second copy (measured; docs/benchmarks.md).
+const RING_MAX: u64 = 4096;
+/// Bytes of one message where everything goes through the ring.
+const RING_CHUNK: u64 = 16 << 10;
+/// Operations of one lane per turn.
+const BURST: usize = 64;
+/// Unfinished operations towards one peer before a caller is made to wait inside its call.
+const MAX_BACKLOG: usize = 1 << 20;
+/// How long a peer in this network namespace may take to answer before TCP is used instead.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Between two questions to a peer that has not answered.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How bytes get to the peer.
+enum Route {
+    /// Not tried yet.
+    Unknown,
+    /// Asked for its inbox.
+    Asking { since: Instant, last: Instant },
+    /// It is this rank itself.
+    Own,
+    /// On this host.
+    Local(Box<Local>),
+    /// Anywhere else.
+    Tcp,
+    /// It has closed its communicator in good order.
+    Closed,
+}
+
+struct Local {
+    inbox: PeerInbox,
+    /// Its process, if cross-memory attach reaches it.
+    pid: Option<libc::pid_t>,
+}
+
+/// An operation that waits or runs.
+struct Running {
+    seq: Seq,
+    work: Work,
+    /// Bytes already moved.
+    done: u64,
+}
+
+/// A lane's place in the link.
+struct Queue {
+    lane: Arc<Lane>,
+    tasks: VecDeque<Running>,
+    /// In `active`, or being worked on without the lock, or waiting for the peer's answer.
+    engaged: bool,
+}
+
+/// Something the peer asked for.
+enum Response {
+    Data { from: u64, key: u32, request: GetRequest, done: u64 },
+    Refused(String),
+}
+
+struct State {
+    route: Route,
+    queues: Vec<Queue>,
+    active: VecDeque<u32>,
+    responses: VecDeque<Response>,
+}
+
+/// This rank's side towards one peer.
+pub struct Link {
+    /// The peer.
+    pub peer: u32,
+    /// Whether it can be reached.
+    pub health: Arc<Health>,
+    state: Mutex<State>,
+    backlog: AtomicUsize,
+    tasks_done: AtomicU64,
+}
+
+/// How far a small operation got at once.
+enum Pushed {
+    All { wake: bool },
+    Nothing,
+    DataOnly,
+}
+
+impl Link {
+    /// A link nobody has used.
+    pub fn new(peer: u32, health: Arc<Health>) -> Self {
+        let state =
+            State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
+        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), tasks_done: AtomicU64::new(0) }
+    }
+
+    /// Gives a lane a place; the returned number goes with each of its operations.
+    pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
+        let mut state = self.state.lock();
+        state.queues.push(Queue { lane, tasks: VecDeque::new(), engaged: false });
+        state.queues.len() as u32 - 1
+    }
+
+    /// Whether anything waits here.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed) != 0
+    }
+
+    /// Starts an operation.
+    #[inline]
+    pub fn post(&self, shared: &Shared, lane: &Lane, slot: u32, work: Work) -> Result<Seq> {
+        self.health.check()?;
+        let mut state = self.state.lock();
+        if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
+            if lane.is_idle() && put.len <= RING_MAX {
+                let seq = lane.number();
+                match local.push_small(put) {
+                    Pushed::All { wake } => {
+                        lane.complete(seq);
+                        drop(state);
+                        if wake {
+                            shared.wake(self.peer);
+                        }
+                        return Ok(seq);
+                    }
+                    Pushed::Nothing => return self.enqueue(shared, state, slot, Running { seq, work, done: 0 }),
+                    Pushed::DataOnly => {
+                        let done = put.len;
+                        return self.enqueue(shared, state, slot, Running { seq, work, done });
+                    }
+                }
+            }
+        }
+        let seq = lane.number();
+        self.enqueue(shared, state, slot, Running { seq, work, done: 0 })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enqueue(&self, shared: &Shared, mut state: MutexGuard<'_, State>, slot: u32, running: Running) -> Result<Seq> {
+        let seq = running.seq;
+        if matches!(state.route, Route::Tcp) {
+            let lane = state.queues[slot as usize].lane.clone();
+            // Under the lock: what one thread posts first must be first there too.
+            shared.tcp().post(Task { lane, seq, work: running.work });
+            return Ok(seq);
+        }
+        if matches!(state.route, Route::Closed) {
+            self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
+            self.health.check()?;
+        }
+        let small = running.work.len() <= RING_MAX;
+        let queue = &mut state.queues[slot as usize];
+        queue.tasks.push_back(running);
+        if !queue.engaged {
+            queue.engaged = true;
+            state.active.push_back(slot);
+        }
+        self.backlog.fetch_add(1, Ordering::Relaxed);
+        shared.mark_pending(self.peer);
+        let now = small && matches!(state.route, Route::Own | Route::Unknown);
+        drop(state);
+        if now {
+            self.advance(shared);
+        }
+        shared.stir();
+        if self.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+            self.wait_for_room(shared)?;
+        }
+        Ok(seq)
+    }
+
+    #[cold]
+    fn wait_for_room(&self, shared: &Shared) -> Result<()> {
+        while self.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+            self.health.check()?;
+            if !shared.poll() {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what can move. Returns whether anything did.
+    pub fn advance(&self, shared: &Shared) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        if self.health.has_failed() {
+            self.drop_all(&mut state);
+            return false;
+        }
+        match state.route {
+            Route::Unknown | Route::Asking { .. } => self.find_route(shared, &mut state),
+            _ => {}
+        }
+        if matches!(state.route, Route::Unknown | Route::Asking { .. } | Route::Tcp | Route::Closed) {
+            return false;
+        }
+        let mut moved = self.send_responses(shared, &mut state);
+        let mut turns = state.active.len();
+        while turns > 0 {
+            turns -= 1;
+            let Some(slot) = state.active.pop_front() else { break };
+            let (next, step) = self.run_lane(shared, state, slot);
+            state = next;
+            moved |= !matches!(step, Step::Full);
+            match step {
+                Step::Again => state.active.push_back(slot),
+                Step::Idle => state.queues[slot as usize].engaged = false,
+                Step::Waiting => {}
+                Step::Full => {
+                    // Nobody else has room either.
+                    state.active.push_front(slot);
+                    break;
+                }
+                Step::Failed => return true,
+            }
+        }
+        let wake = match &mut state.route {
+            Route::Local(local) => local.inbox.producer().is_dirty() && local.inbox.publish(),
+            _ => false,
+        };
+        drop(state);
+        if wake {
+            shared.wake(self.peer);
+        }
+        moved
+    }
+
+    /// Runs the head operations of one lane for a turn. May let go of the lock in between.
+    fn run_lane<'a>(
+        &'a self,
+        shared: &Shared,
+        mut state: MutexGuard<'a, State>,
+        slot: u32,
+    ) -> (MutexGuard<'a, State>, Step) {
+        let mut budget = QUANTUM;
+        for _ in 0..BURST {
+            let s = &mut *state;
+            let queue = &mut s.queues[slot as usize];
+            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
+            let left = task.work.len() - task.done;
+            let outcome = match (&mut s.route, &task.work) {
+                (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
+                (Route::Local(local), Work::Put(put)) => match local.pid {
+                    Some(pid) if left > RING_MAX => {
+                        if !local.inbox.has_window(put.rkey) {
+                            Err(Error::remote(gone(self.peer)))
+                        } else {
+                            let (from, to) = (put.local + task.done, put.remote + task.done);
+                            let n = left.min(budget) as usize;
+                            // Others may post and move while the kernel copies; this lane is engaged, so its head stays.
+                            drop(state);
+                            // SAFETY: the source is readable until the operation completes (Context::put).
+                            let result = unsafe { cma::write(pid, from, to, n) };
+                            state = self.state.lock();
+                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("write", to, n, &e))
+                        }
+                    }
+                    pid => local.push_put(put, task.done, pid.is_none()),
+                },
+                (Route::Local(local), Work::Get(get)) => match local.pid {
+                    Some(pid) => {
+                        if !local.inbox.has_window(get.rkey) {
+                            Err(Error::remote(gone(self.peer)))
+                        } else {
+                            let (to, from) = (get.local + task.done, get.remote + task.done);
+                            let n = left.min(budget) as usize;
+                            drop(state);
+                            // SAFETY: the destination is writable until the operation completes (Context::get).
+                            let result = unsafe { cma::read(pid, to, from, n) };
+                            state = self.state.lock();
+                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("read", from, n, &e))
+                        }
+                    }
+                    None => local.push_get(get, slot, task.seq),
+                },
+                _ => return (state, Step::Full),
+            };
+            let outcome = match outcome {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    self.health.fail(error);
+                    self.drop_all(&mut state);
+                    return (state, Step::Failed);
+                }
+            };
+            let queue = &mut state.queues[slot as usize];
+            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
+            let finished = match outcome {
+                Outcome::Moved(n) => {
+                    task.done += n;
+                    budget = budget.saturating_sub(n);
+                    task.done == task.work.len() && task.work.signal().is_none()
+                }
+                Outcome::Finished => true,
+                Outcome::Full => return (state, Step::Full),
+                Outcome::Waiting => return (state, Step::Waiting),
+            };
+            if finished {
+                let seq = task.seq;
+                queue.tasks.pop_front();
+                queue.lane.complete(seq);
+                self.backlog.fetch_sub(1, Ordering::Relaxed);
+                self.tasks_done.fetch_add(1, Ordering::Relaxed);
+            }
+            if budget == 0 {
+                break;
+            }
+        }
+        let step = if state.queues[slot as usize].tasks.is_empty() { Step::Idle } else { Step::Again };
+        (state, step)
+    }
+
+    #[cold]
+    fn cma_failed(&self, what: &str, at: u64, n: usize, error: &std::io::Error) -> Error {
+        Error::remote(match error.raw_os_error() {
+            Some(libc::ESRCH) => format!("rank {} is gone: its process ended", self.peer),
+            Some(libc::EFAULT) => format!(
+                "rank {} has no memory at {at:#x}+{n} for a {what}; its window was freed before it was deregistered",
+                self.peer
+            ),
+            _ => format!("cross-memory {what} of {n} bytes at {at:#x} of rank {} failed: {error}", self.peer),
+        })
+    }
+
+    /// Ends everything that waits; called once the peer has failed.
+    fn drop_all(&self, state: &mut State) {
+        for queue in &mut state.queues {
+            queue.tasks.clear();
+            queue.engaged = false;
+        }
+        state.active.clear();
+        state.responses.clear();
+        self.backlog.store(0, Ordering::Relaxed);
+    }
+
+    fn find_route(&self, shared: &Shared, state: &mut State) {
+        let now = Instant::now();
+        let since = match state.route {
+            Route::Unknown if self.peer == shared.world.rank => {
+                state.route = Route::Own;
+                return;
+            }
+            Route::Unknown if shared.config.soft_transport == SoftTransport::Tcp => {
+                return self.use_tcp(shared, state, "OXYGIN_SOFT_TRANSPORT=tcp");
+            }
+            Route::Asking { since, .. } if now - since > ANSWER_WITHIN => {
+                return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
+            }
+            Route::Asking { last, .. } if now - last < ASK_AGAIN => return,
+            Route::Asking { since, .. } => since,
+            _ => now,
+        };
+        let hello = &shared.hellos[self.peer as usize];
+        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank) {
+            Ok(_) => state.route = Route::Asking { since, last: now },
+            Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
+        }
+    }
+
+    fn use_tcp(&self, shared: &Shared, state: &mut State, why: &str) {
+        log::info!("rank {}: over TCP ({why})", self.peer);
+        state.route = Route::Tcp;
+        shared.tcp_active();
+        state.active.clear();
+        for queue in &mut state.queues {
+            queue.engaged = false;
+            for task in queue.tasks.drain(..) {
+                self.backlog.fetch_sub(1, Ordering::Relaxed);
+                shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
+            }
+        }
+    }
+
+    /// The peer sent its inbox.
+    pub fn attach(&self, shared: &Shared, file: OwnedFd, pid: libc::pid_t) {
+        let mut state = self.state.lock();
+        if !matches!(state.route, Route::Asking { .. }) {
+            return;
+        }
+        let hello = &shared.hellos[self.peer as usize];
+        let world = shared.world;
+        match PeerInbox::attach(file.as_fd(), world.nranks as usize, world.rank as usize, &hello.token) {
+            Ok(inbox) => {
+                let (pid, how) = match self.try_cma(shared, pid, hello.probe, &hello.probe_value) {
+                    Ok(()) => (Some(pid), "shared memory, large transfers by cross-memory attach".to_string()),
+                    Err(why) => (None, format!("shared memory, two copies ({why})")),
+                };
+                log::info!("rank {}: on this host, {how}", self.peer);
+                state.route = Route::Local(Box::new(Local { inbox, pid }));
+            }
+            Err(e) => self.use_tcp(shared, &mut state, e.message()),
+        }
+        drop(state);
+        self.advance(shared);
+    }
+
+    fn try_cma(
+        &self,
+        shared: &Shared,
+        pid: libc::pid_t,
+        probe: u64,
+        value: &[u8; 16],
+    ) -> std::result::Result<(), String> {
+        if shared.config.soft_transport == SoftTransport::NoCma {
+            return Err("OXYGIN_SOFT_TRANSPORT=nocma".into());
+        }
+        if pid <= 0 {
+            return Err("its process is not visible from here".into());
+        }
+        match cma::usable(pid, probe, value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("its process number means another process here".into()),
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => Err(
+                "cross-memory attach is not permitted: kernel.yama.ptrace_scope is not 0 and CAP_SYS_PTRACE is missing"
+                    .into(),
+            ),
+            Err(e) => Err(format!("cross-memory attach failed: {e}")),
+        }
+    }
+
+    /// The data of a get has all arrived.
+    pub fn get_done(&self, shared: &Shared, slot: u32, seq: Seq) {
+        let mut state = self.state.lock();
+        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
+        if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
+            queue.tasks.pop_front();
+            queue.lane.complete(seq);
+            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            state.active.push_back(slot);
+            drop(state);
+            self.advance(shared);
+        }
+    }
+
+    /// The peer asked for data, which was checked to be inside one of our windows.
+    pub fn respond(&self, shared: &Shared, from: u64, key: u32, request: GetRequest) {
+        self.queue_response(shared, Response::Data { from, key, request, done: 0 });
+    }
+
+    /// The peer asked for something it may not have.
+    pub fn refuse(&self, shared: &Shared, why: String) {
+        self.queue_response(shared, Response::Refused(why));
+    }
+
+    fn queue_response(&self, shared: &Shared, response: Response) {
+        self.state.lock().responses.push_back(response);
+        self.backlog.fetch_add(1, Ordering::Relaxed);
+        shared.mark_pending(self.peer);
+    }
+
+    fn send_responses(&self, shared: &Shared, state: &mut State) -> bool {
+        let mut moved = false;
+        let Route::Local(local) = &mut state.route else {
+            // Whoever asks through shared memory is on this host; if we cannot answer that way, say so.
+            if !state.responses.is_empty() {
+                self.health.fail(Error::remote(format!(
+                    "rank {} reaches this rank through shared memory, but not the other way round; set \
+                     OXYGIN_SOFT_TRANSPORT=tcp on all ranks",
+                    self.peer
+                )));
+            }
+            return false;
+        };
+        while let Some(response) = state.responses.front_mut() {
+            let finished = match response {
+                Response::Data { from, key, request, done } => {
+                    let n = (request.len - *done).min(RING_CHUNK);
+                    if n == 0 {
+                        let h = Header { kind: Kind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
+                        // SAFETY: no payload.
+                        if !unsafe { local.inbox.producer().push(h, std::ptr::null()) } {
+                            break;
+                        }
+                        true
+                    } else {
+                        let held = shared.registry.hold();
+                        let h = Header {
+                            kind: Kind::Put,
+                            len: n as u32,
+                            key: request.to_key,
+                            aux: 0,
+                            addr: request.to + *done,
+                        };
+                        match held.resolve(*key, *from + *done, n) {
+                            // SAFETY: inside a window that is held in place.
+                            Some(at) if !unsafe { local.inbox.producer().push(h, at) } => break,
+                            Some(_) => *done += n,
+                            None => {
+                                drop(held);
+                                *response = Response::Refused("the window was deregistered during a get".into());
+                            }
+                        }
+                        false
+                    }
+                }
+                Response::Refused(why) => {
+                    let bytes = &why.as_bytes()[..why.len().min(512)];
+                    let h = Header { kind: Kind::Refused, len: bytes.len() as u32, key: 0, aux: 0, addr: 0 };
+                    // SAFETY: the payload is the string's own bytes.
+                    if !unsafe { local.inbox.producer().push(h, bytes.as_ptr()) } {
+                        break;
+                    }
+                    true
+                }
+            };
+            moved = true;
+            if finished {
+                state.responses.pop_front();
+                self.backlog.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        moved
+    }
+
+    /// Looks whether a peer on this host still lives.
+    pub fn look(&self) {
+        if self.health.has_failed() {
+            return;
+        }
+        let Some(mut state) = self.state.try_lock() else { return };
+        let Route::Local(local) = &state.route else { return };
+        match local.inbox.look() {
+            alive::State::Alive => {}
+            alive::State::Dead => {
+                self.health.fail(Error::remote(format!(
+                    "rank {} is gone: its process was killed; look for its last words in its own log",
+                    self.peer
+                )));
+                self.drop_all(&mut state);
+            }
+            alive::State::Closed => {
+                if self.backlog.load(Ordering::Relaxed) != 0 {
+                    self.health.fail(Error::remote(format!(
+                        "rank {} has closed its communicator while operations to it were unfinished",
+                        self.peer
+                    )));
+                    self.drop_all(&mut state);
+                }
+                state.route = Route::Closed;
+            }
+        }
+    }
+}
+
+fn gone(peer: u32) -> String {
+    format!("rank {peer} has deregistered the window that an operation names; deregister after the last operation")
+}
+
+/// What became of a step.
+enum Outcome {
+    /// So many bytes were moved.
+    Moved(u64),
+    /// The operation is locally complete.
+    Finished,
+    /// No room in the ring.
+    Full,
+    /// The peer's answer is awaited.
+    Waiting,
+}
+
+/// What became of a lane's turn.
+enum Step {
+    /// More to do.
+    Again,
+    /// Nothing left.
+    Idle,
+    /// The ring is full.
+    Full,
+    /// The head waits for the peer.
+    Waiting,
+    /// The peer failed.
+    Failed,
+}
+
+impl Work {
+    fn len(&self) -> u64 {
+        match self {
+            Work::Put(p) => p.len,
+            Work::Get(g) => g.len,
+        }
+    }
+
+    fn signal(&self) -> Option<&Signal> {
+        match self {
+            Work::Put(p) => p.signal.as_ref(),
+            Work::Get(_) => None,
+        }
+    }
+}
+
+impl Local {
+    #[inline]
+    fn push_data(&mut self, put: &Put, done: u64, n: u64) -> bool {
+        let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: 0, addr: put.remote + done };
+        // SAFETY: the source is readable until the operation completes (Context::put).
+        unsafe { self.inbox.producer().push(header, (put.local + done) as *const u8) }
+    }
+
+    #[inline]
+    fn push_signal(&mut self, signal: &Signal) -> bool {
+        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey, aux: 0, addr: signal.remote };
+        // SAFETY: the payload is the value's own 8 bytes.
+        unsafe { self.inbox.producer().push(header, (&signal.value as *const u64).cast()) }
+    }
+
+    #[inline]
+    fn push_small(&mut self, put: &Put) -> Pushed {
+        if put.len > 0 && !self.push_data(put, 0, put.len) {
+            return Pushed::Nothing;
+        }
+        if let Some(signal) = &put.signal {
+            if !self.push_signal(signal) {
+                self.inbox.publish();
+                return if put.len > 0 { Pushed::DataOnly } else { Pushed::Nothing };
+            }
+        }
+        Pushed::All { wake: self.inbox.publish() }
+    }
+
+    /// One step of a put through the ring: the rest of its data, or its signal.
+    fn push_put(&mut self, put: &Put, done: u64, chunked: bool) -> Result<Outcome> {
+        let left = put.len - done;
+        if left > 0 {
+            let n = left.min(if chunked { RING_CHUNK } else { RING_MAX });
+            let n = n.min(self.inbox.producer().max_payload() as u64);
+            return Ok(if self.push_data(put, done, n) { Outcome::Moved(n) } else { Outcome::Full });
+        }
+        Ok(match &put.signal {
+            Some(signal) if !self.push_signal(signal) => Outcome::Full,
+            _ => Outcome::Finished,
+        })
+    }
+
+    fn push_get(&mut self, get: &Get, slot: u32, seq: Seq) -> Result<Outcome> {
+        if get.len == 0 {
+            return Ok(Outcome::Finished);
+        }
+        let request = GetRequest { len: get.len, to: get.local, to_key: get.lkey, context: slot, seq: seq.0 }.encode();
+        let header = Header { kind: Kind::Get, len: request.len() as u32, key: get.rkey, aux: 0, addr: get.remote };
+        // SAFETY: the payload is the request's own bytes.
+        Ok(if unsafe { self.inbox.producer().push(header, request.as_ptr()) } {
+            Outcome::Waiting
+        } else {
+            Outcome::Full
+        })
+    }
+}
+
+impl Shared {
+    /// One step of an operation to oneself.
+    fn do_own(&self, work: &Work, done: u64, n: u64) -> Result<Outcome> {
+        let held = self.registry.hold();
+        let missing = || Error::remote(gone(self.world.rank));
+        match work {
+            Work::Put(put) if n > 0 => {
+                let to = held.resolve(put.rkey, put.remote + done, n).ok_or_else(missing)?;
+                // SAFETY: the source is readable (Context::put), the destination inside a held window; they may overlap.
+                unsafe { std::ptr::copy((put.local + done) as *const u8, to, n as usize) };
+                Ok(Outcome::Moved(n))
+            }
+            Work::Put(put) => {
+                if let Some(s) = &put.signal {
+                    let at = held.resolve(s.rkey, s.remote, 8).ok_or_else(missing)?;
+                    super::receive::add(at, s.value);
+                }
+                Ok(Outcome::Finished)
+            }
+            Work::Get(get) if n > 0 => {
+                let from = held.resolve(get.rkey, get.remote + done, n).ok_or_else(missing)?;
+                // SAFETY: the source is inside a held window, the destination writable (Context::get).
+                unsafe { std::ptr::copy(from, (get.local + done) as *mut u8, n as usize) };
+                Ok(Outcome::Moved(n))
+            }
+            Work::Get(_) => Ok(Outcome::Finished),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Who is alive: a robust mutex in shared memory that its owner holds for life.
+//!
+//! When the owner's thread dies, by any signal, the kernel marks the mutex; peers see it with one attempt to lock and
+//! no descriptor, no heartbeat and no process number that could be used again.
+
+use crate::error::{Error, Result};
+
+/// What a peer finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Its owner holds it.
+    Alive,
+    /// Its owner ended in good order.
+    Closed,
+    /// Its owner was killed.
+    Dead,
+}
+
+/// Makes the mutex in shared memory.
+///
+/// # Safety
+/// `at` is writable, aligned shared memory that nobody else uses yet.
+pub unsafe fn init(at: *mut libc::pthread_mutex_t) -> Result<()> {
+    // SAFETY: the attribute object is initialised before use and destroyed after; `at` is the caller's promise.
+    let code = unsafe {
+        let mut attr = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        let mut code = libc::pthread_mutexattr_init(attr.as_mut_ptr());
+        if code == 0 {
+            code = libc::pthread_mutexattr_setpshared(attr.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
+            if code == 0 {
+                code = libc::pthread_mutexattr_setrobust(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+            }
+            if code == 0 {
+                code = libc::pthread_mutex_init(at, attr.as_ptr());
+            }
+            libc::pthread_mutexattr_destroy(attr.as_mut_ptr());
+        }
+        code
+    };
+    match code {
+        0 => Ok(()),
+        code => {
+            Err(Error::system(format!("making a robust mutex failed: {}", std::io::Error::from_raw_os_error(code))))
+        }
+    }
+}
+
+/// Takes the mutex for the rest of the calling thread's life.
+///
+/// # Safety
+/// `at` was made by [`init`] and stays mapped until [`release`].
+pub unsafe fn hold(at: *mut libc::pthread_mutex_t) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::pthread_mutex_trylock(at) == 0 }
+}
+
+/// Ends in good order. Called by the thread that holds the mutex.
+///
+/// # Safety
+/// As for [`hold`].
+pub unsafe fn release(at: *mut libc::pthread_mutex_t) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::pthread_mutex_unlock(at) };
+}
+
+/// Looks, without waiting.
+///
+/// # Safety
+/// `at` is mapped shared memory of the right size; its bytes may be anything a peer left there.
+pub unsafe fn look(at: *mut libc::pthread_mutex_t) -> State {
+    // SAFETY: the caller's promise. EOWNERDEAD makes us the owner of a mutex that nobody repairs: unlocking it as it is
+    // leaves it "not recoverable", which is what the next one to look shall see.
+    unsafe {
+        match libc::pthread_mutex_trylock(at) {
+            0 => {
+                libc::pthread_mutex_unlock(at);
+                State::Closed
+            }
+            libc::EOWNERDEAD => {
+                libc::pthread_mutex_unlock(at);
+                State::Dead
+            }
+            libc::ENOTRECOVERABLE => State::Dead,
+            _ => State::Alive,
+        }
+    }
+}

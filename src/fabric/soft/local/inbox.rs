@@ -1,0 +1,309 @@
+//! A rank's inbox: the shared memory that its peers write into.
+//!
+//! Layout: a head (identity, life, sleep, which rings have news, which windows exist), then one ring a sender. The
+//! file is sparse: a ring that nobody uses costs no memory.
+
+use super::alive;
+use super::ring::{Consumer, Producer, POSITIONS};
+use super::shm::{create, sealed_len, Mapping};
+use crate::error::{Error, Result};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+
+const MAGIC: u64 = 0x6f78_7967_696e_0001;
+const PAGE: usize = 4096;
+/// Windows with numbers up to here can be reached by cross-memory attach; later ones go through the ring.
+pub const WINDOW_BITS: usize = 1 << 15;
+
+/// The first bytes of the file. Everything after `identity` changes while peers look at it.
+#[repr(C, align(128))]
+struct Head {
+    magic: u64,
+    nranks: u64,
+    ring_bytes: u64,
+    token: [u8; 16],
+    _gap: [u64; 11],
+    alive: [u64; 16],
+    /// Non-zero: nobody polls the inbox, wake its owner after writing.
+    sleeping: AtomicU64,
+    _gap2: [u64; 15],
+    windows: [AtomicU64; WINDOW_BITS / 64],
+    // Then: one bit a sender, "this ring has news".
+}
+
+const ALIVE_AT: usize = std::mem::offset_of!(Head, alive);
+const _: () = assert!(std::mem::size_of::<libc::pthread_mutex_t>() <= 128);
+
+/// Sizes that follow from the number of ranks; alike on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    nranks: usize,
+    /// Bytes of messages a ring holds.
+    pub ring_bytes: usize,
+}
+
+impl Layout {
+    /// The layout for a communicator. Rings shrink as ranks grow, so that an all-to-all does not fill the host.
+    pub fn new(nranks: usize) -> Self {
+        let ring_bytes = match nranks {
+            0..=8 => 256 << 10,
+            9..=256 => 64 << 10,
+            _ => 16 << 10,
+        };
+        Self { nranks, ring_bytes }
+    }
+
+    fn head_bytes(self) -> usize {
+        (std::mem::size_of::<Head>() + self.nranks.div_ceil(64) * 8).next_multiple_of(PAGE)
+    }
+
+    fn stride(self) -> usize {
+        (POSITIONS + self.ring_bytes).next_multiple_of(PAGE)
+    }
+
+    fn total(self) -> usize {
+        self.head_bytes() + self.nranks * self.stride()
+    }
+}
+
+/// The head, mapped.
+struct HeadRef(Mapping);
+
+impl HeadRef {
+    fn head(&self) -> &Head {
+        // SAFETY: the mapping starts with a Head; what changes in it is atomic or written before it is shared.
+        unsafe { &*(self.0.ptr() as *const Head) }
+    }
+
+    fn news(&self, word: usize) -> &AtomicU64 {
+        // SAFETY: the mapping has one word for each 64 ranks behind the head (Layout::head_bytes).
+        unsafe { &*(self.0.ptr().add(std::mem::size_of::<Head>() + word * 8) as *const AtomicU64) }
+    }
+
+    fn alive(&self) -> *mut libc::pthread_mutex_t {
+        // SAFETY: inside the mapping; aligned to 128.
+        unsafe { self.0.ptr().add(ALIVE_AT).cast() }
+    }
+}
+
+/// This rank's own inbox.
+pub struct Inbox {
+    fd: OwnedFd,
+    head: HeadRef,
+    rings: Mapping,
+    layout: Layout,
+}
+
+impl Inbox {
+    /// A new inbox; `token` is this rank's secret, by which a peer knows that it was given the right file.
+    pub fn create(nranks: usize, token: [u8; 16]) -> Result<Self> {
+        let layout = Layout::new(nranks);
+        let fd = create(layout.total())?;
+        let head = HeadRef(Mapping::new(fd.as_fd(), 0, layout.head_bytes())?);
+        // SAFETY: nobody else has the memory yet; it is zero, mapped and large enough.
+        unsafe {
+            let h = head.0.ptr() as *mut Head;
+            (*h).magic = MAGIC;
+            (*h).nranks = nranks as u64;
+            (*h).ring_bytes = layout.ring_bytes as u64;
+            (*h).token = token;
+            alive::init(head.alive())?;
+        }
+        let rings = Mapping::new(fd.as_fd(), layout.head_bytes(), nranks * layout.stride())?;
+        Ok(Self { fd, head, rings, layout })
+    }
+
+    /// The file, for peers.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The reading end of the ring of `sender`. Called once a sender.
+    pub fn consumer(&self, sender: usize) -> Consumer {
+        assert!(sender < self.layout.nranks);
+        // SAFETY: the ring is inside the mapping, which the caller keeps beside the consumer.
+        unsafe { Consumer::new(self.rings.ptr().add(sender * self.layout.stride()), self.layout.ring_bytes) }
+    }
+
+    /// Takes up life; the calling thread must end it with [`Inbox::release_life`].
+    pub fn hold_life(&self) -> bool {
+        // SAFETY: made in `create`, mapped as long as `self`.
+        unsafe { alive::hold(self.head.alive()) }
+    }
+
+    /// Ends life in good order.
+    pub fn release_life(&self) {
+        // SAFETY: as above, called by the thread that holds it.
+        unsafe { alive::release(self.head.alive()) }
+    }
+
+    /// Says whether peers must wake this rank after writing. Looking for news afterwards sees everything written
+    /// before a peer could see the flag.
+    pub fn set_sleeping(&self, on: bool) {
+        self.head.head().sleeping.store(on as u64, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether peers are asked to wake this rank.
+    #[inline]
+    pub fn is_sleeping(&self) -> bool {
+        self.head.head().sleeping.load(Ordering::Relaxed) != 0
+    }
+
+    /// The news bits of senders 64 × `word` and on. What they wrote before setting them is visible after.
+    #[inline]
+    pub fn news(&self, word: usize) -> u64 {
+        self.head.news(word).load(Ordering::Acquire)
+    }
+
+    /// Puts one sender's news bit back: its ring is looked at without it.
+    pub fn keep_news(&self, sender: usize) {
+        self.head.news(sender / 64).fetch_or(1 << (sender % 64), Ordering::SeqCst);
+    }
+
+    /// Clears one sender's news bit; looking at its ring afterwards sees whatever it wrote without setting the bit.
+    pub fn clear_news(&self, sender: usize) {
+        self.head.news(sender / 64).fetch_and(!(1 << (sender % 64)), Ordering::SeqCst);
+    }
+
+    /// Words of news bits.
+    pub fn news_words(&self) -> usize {
+        self.layout.nranks.div_ceil(64)
+    }
+
+    /// Tells peers whether window `id` exists.
+    pub fn set_window(&self, id: u32, exists: bool) {
+        let Some(word) = self.head.head().windows.get(id as usize / 64) else { return };
+        let bit = 1 << (id % 64);
+        if exists {
+            word.fetch_or(bit, Ordering::SeqCst);
+        } else {
+            word.fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A peer's inbox, as this rank writes into it.
+pub struct PeerInbox {
+    head: HeadRef,
+    _ring: Mapping,
+    word: usize,
+    bit: u64,
+    producer: Producer,
+}
+
+// SAFETY: all shared state is atomic or owned by the producer, which is used through &mut only.
+unsafe impl Sync for PeerInbox {}
+
+/// What can be asked of a peer's inbox without owning its producer.
+impl PeerInbox {
+    /// Maps the inbox that a peer sent, as sender `me` of `nranks`, if it is what the peer's token promises.
+    pub fn attach(fd: BorrowedFd<'_>, nranks: usize, me: usize, token: &[u8; 16]) -> Result<Self> {
+        let layout = Layout::new(nranks);
+        if sealed_len(fd) != Some(layout.total()) || me >= nranks {
+            return Err(Error::remote("a peer's shared memory has not the size that its communicator implies"));
+        }
+        let head = HeadRef(Mapping::new(fd, 0, layout.head_bytes())?);
+        let h = head.head();
+        if h.magic != MAGIC
+            || h.nranks != nranks as u64
+            || h.ring_bytes != layout.ring_bytes as u64
+            || &h.token != token
+        {
+            return Err(Error::remote("a peer's shared memory is not the inbox of this communicator"));
+        }
+        let ring = Mapping::new(fd, layout.head_bytes() + me * layout.stride(), layout.stride())?;
+        // SAFETY: the mapping is kept beside the producer; this rank is the only sender `me` and attaches once.
+        let producer = unsafe { Producer::new(ring.ptr(), layout.ring_bytes) };
+        Ok(Self { head, _ring: ring, word: me / 64, bit: 1 << (me % 64), producer })
+    }
+
+    /// The writing end of this rank's ring.
+    #[inline]
+    pub fn producer(&mut self) -> &mut Producer {
+        &mut self.producer
+    }
+
+    /// Publishes what was pushed. Returns whether the peer must be woken.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.producer.publish();
+        // Either the peer sees the message, or we see that it has taken the news bit or gone to sleep.
+        fence(Ordering::SeqCst);
+        let news = self.head.news(self.word);
+        if news.load(Ordering::Relaxed) & self.bit == 0 {
+            news.fetch_or(self.bit, Ordering::SeqCst);
+        }
+        self.head.head().sleeping.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the peer still has window `id`.
+    #[inline]
+    pub fn has_window(&self, id: u32) -> bool {
+        match self.head.head().windows.get(id as usize / 64) {
+            Some(word) => word.load(Ordering::Acquire) >> (id % 64) & 1 != 0,
+            None => false,
+        }
+    }
+
+    /// Whether the peer lives.
+    pub fn look(&self) -> alive::State {
+        // SAFETY: mapped; made by the peer.
+        unsafe { alive::look(self.head.alive()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::{Header, Kind};
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_with_news() {
+        let inbox = Inbox::create(3, [7; 16]).unwrap();
+        let mut peer = PeerInbox::attach(inbox.fd(), 3, 2, &[7; 16]).unwrap();
+        assert!(PeerInbox::attach(inbox.fd(), 3, 2, &[8; 16]).is_err());
+        assert!(PeerInbox::attach(inbox.fd(), 4, 2, &[7; 16]).is_err());
+        let mut consumer = inbox.consumer(2);
+        assert_eq!(inbox.news(0), 0);
+        let h = Header { kind: Kind::Put, len: 3, key: 1, aux: 0, addr: 0 };
+        // SAFETY: three bytes.
+        assert!(unsafe { peer.producer().push(h, b"abc".as_ptr()) });
+        assert!(!peer.publish());
+        assert_eq!(inbox.news(0), 1 << 2);
+        inbox.clear_news(2);
+        assert_eq!(inbox.news(0), 0);
+        let head = consumer.head();
+        assert_eq!(consumer.peek(head).unwrap().unwrap().header, h);
+        inbox.set_sleeping(true);
+        assert!(peer.publish());
+        assert!(!peer.has_window(5));
+        inbox.set_window(5, true);
+        assert!(peer.has_window(5));
+    }
+
+    #[test]
+    fn life_and_death_show() {
+        let inbox = std::sync::Arc::new(Inbox::create(2, [1; 16]).unwrap());
+        let peer = PeerInbox::attach(inbox.fd(), 2, 1, &[1; 16]).unwrap();
+        let (up, wait_up) = std::sync::mpsc::channel();
+        let (down, wait_down) = std::sync::mpsc::channel::<()>();
+        let own = inbox.clone();
+        let thread = std::thread::spawn(move || {
+            assert!(own.hold_life());
+            up.send(()).unwrap();
+            wait_down.recv().unwrap();
+            own.release_life();
+        });
+        wait_up.recv().unwrap();
+        assert_eq!(peer.look(), alive::State::Alive);
+        down.send(()).unwrap();
+        thread.join().unwrap();
+        assert_eq!(peer.look(), alive::State::Closed);
+        // A thread that ends while it holds the mutex is what a killed process looks like.
+        let own = inbox.clone();
+        std::thread::spawn(move || assert!(own.hold_life())).join().unwrap();
+        assert_eq!(peer.look(), alive::State::Dead);
+        assert_eq!(peer.look(), alive::State::Dead);
+    }
+}

@@ -1,0 +1,138 @@
+//! A message in a ring: 24 bytes of header, then a payload padded to 8 bytes.
+//!
+//! The header is read once, into a value of ours, and checked; a peer that scribbles over it afterwards changes
+//! nothing.
+
+/// Bytes of a header.
+pub const HEADER: usize = 24;
+/// Messages start at multiples of this.
+pub const ALIGN: usize = 8;
+
+/// What a message asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nothing: the rest of the ring up to its end is unused.
+    Pad = 1,
+    /// Write the payload to `addr` of window `key`.
+    Put = 2,
+    /// Add the 8-byte payload to the signal at `addr` of window `key`.
+    Signal = 3,
+    /// Send what lies at `addr` of window `key`; the payload is a [`GetRequest`].
+    Get = 4,
+    /// All of a get's data came before this: `key` is the context, `aux` the operation's number.
+    GetDone = 5,
+    /// The receiver refused an operation; the payload is a sentence.
+    Refused = 6,
+}
+
+/// A header, checked for its own consistency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What to do.
+    pub kind: Kind,
+    /// Bytes of payload.
+    pub len: u32,
+    /// Window number at the receiver (or context number).
+    pub key: u32,
+    /// See the kinds.
+    pub aux: u32,
+    /// Address at the receiver.
+    pub addr: u64,
+}
+
+impl Header {
+    /// The three words of a header.
+    #[inline(always)]
+    pub fn encode(self) -> [u64; 3] {
+        [self.kind as u64 | u64::from(self.len) << 32, u64::from(self.key) | u64::from(self.aux) << 32, self.addr]
+    }
+
+    /// A header from whatever three words hold. The payload's fit in the ring is for the ring to check.
+    #[inline(always)]
+    pub fn parse(words: [u64; 3]) -> Option<Self> {
+        let kind = match words[0] as u32 {
+            1 => Kind::Pad,
+            2 => Kind::Put,
+            3 => Kind::Signal,
+            4 => Kind::Get,
+            5 => Kind::GetDone,
+            6 => Kind::Refused,
+            _ => return None,
+        };
+        let len = (words[0] >> 32) as u32;
+        if kind == Kind::Signal && len != 8 || kind == Kind::Get && len as usize != GetRequest::LEN {
+            return None;
+        }
+        Some(Self { kind, len, key: words[1] as u32, aux: (words[1] >> 32) as u32, addr: words[2] })
+    }
+}
+
+/// Bytes a message with `len` bytes of payload takes.
+#[inline(always)]
+pub const fn footprint(len: usize) -> usize {
+    HEADER + len.div_ceil(ALIGN) * ALIGN
+}
+
+/// The payload of a [`Kind::Get`]: where its data shall go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GetRequest {
+    /// Bytes wanted.
+    pub len: u64,
+    /// Address at the requester.
+    pub to: u64,
+    /// Window number at the requester.
+    pub to_key: u32,
+    /// The requester's context.
+    pub context: u32,
+    /// The operation's number there.
+    pub seq: u32,
+}
+
+impl GetRequest {
+    /// Bytes of the payload.
+    pub const LEN: usize = 32;
+
+    /// The payload.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0..8].copy_from_slice(&self.len.to_le_bytes());
+        b[8..16].copy_from_slice(&self.to.to_le_bytes());
+        b[16..20].copy_from_slice(&self.to_key.to_le_bytes());
+        b[20..24].copy_from_slice(&self.context.to_le_bytes());
+        b[24..28].copy_from_slice(&self.seq.to_le_bytes());
+        b
+    }
+
+    /// From a payload.
+    pub fn parse(b: &[u8]) -> Option<Self> {
+        let mut r = crate::wire::Reader::new(b);
+        Some(Self { len: r.u64()?, to: r.u64()?, to_key: r.u32()?, context: r.u32()?, seq: r.u32()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_words_parse_or_not_without_harm(words: [u64; 3]) {
+            if let Some(h) = Header::parse(words) {
+                prop_assert_eq!(Header::parse(h.encode()), Some(h));
+            }
+        }
+
+        #[test]
+        fn get_requests_round_trip(len: u64, to: u64, to_key: u32, context: u32, seq: u32) {
+            let g = GetRequest { len, to, to_key, context, seq };
+            prop_assert_eq!(GetRequest::parse(&g.encode()), Some(g));
+        }
+    }
+
+    #[test]
+    fn footprints() {
+        assert_eq!([0, 1, 8, 9].map(footprint), [24, 32, 32, 40]);
+    }
+}

@@ -1,0 +1,287 @@
+//! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
+
+use super::hello::SoftHello;
+use super::lane::Health;
+use super::link::Link;
+use super::local::contact::{Contact, Event};
+use super::local::inbox::Inbox;
+use super::receive::Receiver;
+use super::tcp::{PeerInfo, Tcp};
+use crate::config::Config;
+use crate::error::Result;
+use crate::fabric::World;
+use crate::memory::registry::Registry;
+use crate::sync::Mutex;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two looks at whether peers on this host live.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Polls between two looks at the clock.
+const CLOCK_EVERY: u64 = 256;
+
+/// Polls without a find before polling slows down: some 20 µs, longer than any answer that is already on its way.
+const IDLE_POLLS: u32 = 1000;
+/// How much it slows down then; a PAUSE is up to 140 cycles.
+const IDLE_PAUSES: u32 = 8;
+
+/// One communicator's moving parts on this rank.
+pub struct Shared {
+    /// This rank among all.
+    pub world: World,
+    /// The environment.
+    pub config: Arc<Config>,
+    /// What peers may touch.
+    pub registry: Arc<Registry>,
+    /// How to reach each rank.
+    pub hellos: Box<[SoftHello]>,
+    /// The socket for finding each other on one host.
+    pub contact: Contact,
+    /// Where peers on this host write.
+    pub inbox: Inbox,
+    links: Box<[Link]>,
+    receiver: Mutex<Receiver>,
+    tcp: Tcp,
+    tcp_in_use: AtomicBool,
+    /// Links with something that waits: one bit each.
+    pending: Box<[AtomicU64]>,
+    polls: AtomicU64,
+    idle: AtomicU32,
+    looked: Mutex<Instant>,
+    attached: AtomicUsize,
+    stop: AtomicBool,
+    stirred: EventFd,
+}
+
+impl Shared {
+    /// Everything in place, nothing moving yet.
+    pub fn new(
+        world: World,
+        config: Arc<Config>,
+        registry: Arc<Registry>,
+        hellos: Vec<SoftHello>,
+        contact: Contact,
+        tcp: Tcp,
+    ) -> Result<Self> {
+        let n = world.nranks as usize;
+        let inbox = Inbox::create(n, hellos[world.rank as usize].token)?;
+        let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
+        let peers = hellos
+            .iter()
+            .zip(&health)
+            .map(|(h, health)| PeerInfo { addresses: h.tcp.clone(), token: h.token, health: health.clone() })
+            .collect();
+        tcp.join(world, peers)?;
+        let receiver = Mutex::new(Receiver::new(&inbox, n));
+        let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| crate::error::Error::system(format!("eventfd failed: {e}")))?;
+        Ok(Self {
+            world,
+            config,
+            registry,
+            hellos: hellos.into(),
+            contact,
+            inbox,
+            links: health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect(),
+            receiver,
+            tcp,
+            tcp_in_use: AtomicBool::new(false),
+            pending: (0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            polls: AtomicU64::new(0),
+            idle: AtomicU32::new(0),
+            looked: Mutex::new(Instant::now()),
+            attached: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            stirred,
+        })
+    }
+
+    /// The link to a rank.
+    #[inline(always)]
+    pub fn link(&self, peer: u32) -> &Link {
+        &self.links[peer as usize]
+    }
+
+    /// The link to a rank whose number came from outside.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// The transport to other hosts.
+    pub fn tcp(&self) -> &Tcp {
+        &self.tcp
+    }
+
+    /// From here on, polling looks at TCP as well.
+    pub fn tcp_active(&self) {
+        self.tcp_in_use.store(true, Ordering::Release);
+    }
+
+    /// Whether TCP is in use.
+    pub fn is_tcp_active(&self) -> bool {
+        self.tcp_in_use.load(Ordering::Acquire)
+    }
+
+    /// Wakes a rank that sleeps.
+    #[cold]
+    pub fn wake(&self, peer: u32) {
+        self.contact.wake(&self.hellos[peer as usize].contact);
+    }
+
+    /// Something waits on a link.
+    pub fn mark_pending(&self, peer: u32) {
+        self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::Relaxed);
+    }
+
+    /// Whether anything waits on any link.
+    pub fn has_pending(&self) -> bool {
+        self.pending.iter().any(|w| w.load(Ordering::Relaxed) != 0)
+    }
+
+    /// How often anybody polled: the helper thread stays out of the way while this grows.
+    pub fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Lets everything advance: what arrived, what waits, the other hosts. Returns whether anything moved.
+    #[inline]
+    pub fn poll(&self) -> bool {
+        let n = self.polls.load(Ordering::Relaxed) + 1;
+        self.polls.store(n, Ordering::Relaxed);
+        if self.inbox.is_sleeping() {
+            self.stir();
+        }
+        let mut moved = self.step();
+        if self.is_tcp_active() {
+            moved |= self.tcp.progress();
+        }
+        if n % CLOCK_EVERY == 0 {
+            self.look_at_peers();
+        }
+        if moved {
+            self.idle.store(0, Ordering::Relaxed);
+        } else {
+            self.rest();
+        }
+        moved
+    }
+
+    /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.
+    #[inline]
+    fn rest(&self) {
+        let idle = self.idle.load(Ordering::Relaxed).saturating_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle > IDLE_POLLS {
+            for _ in 0..IDLE_PAUSES {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// The part of polling that makes no system call.
+    #[inline]
+    pub fn step(&self) -> bool {
+        let mut moved = match self.receiver.try_lock() {
+            Some(mut receiver) => receiver.drain(self),
+            None => false,
+        };
+        for (at, word) in self.pending.iter().enumerate() {
+            if word.load(Ordering::Relaxed) != 0 {
+                moved |= self.advance_links(at, word);
+            }
+        }
+        moved
+    }
+
+    fn advance_links(&self, at: usize, word: &AtomicU64) -> bool {
+        let mut moved = false;
+        let mut bits = word.load(Ordering::Relaxed);
+        while bits != 0 {
+            let bit = bits.trailing_zeros();
+            bits &= bits - 1;
+            let link = &self.links[at * 64 + bit as usize];
+            moved |= link.advance(self);
+            if !link.has_backlog() {
+                word.fetch_and(!(1 << bit), Ordering::SeqCst);
+                // Whoever queued between the two looks has set the bit before or finds it set again here.
+                if link.has_backlog() {
+                    word.fetch_or(1 << bit, Ordering::SeqCst);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Looks at the peers on this host, at most every `LOOK_EVERY`.
+    #[cold]
+    pub fn look_at_peers(&self) {
+        {
+            let Some(mut looked) = self.looked.try_lock() else { return };
+            if looked.elapsed() < LOOK_EVERY {
+                return;
+            }
+            *looked = Instant::now();
+        }
+        if self.attached.load(Ordering::Relaxed) > 0 {
+            self.links.iter().for_each(Link::look);
+        }
+    }
+
+    /// Answers what came to the contact socket. Called by the helper thread.
+    pub fn answer_contacts(&self) {
+        while let Some(event) = self.contact.receive(&self.hellos[self.world.rank as usize].token) {
+            match event {
+                Event::Asked { rank } => {
+                    if let Some(h) = self.hellos.get(rank as usize) {
+                        self.contact.answer(&h.contact, &h.token, self.world.rank, self.inbox.fd());
+                    }
+                }
+                Event::Answered { rank, inbox, pid } => {
+                    if let Some(link) = self.links.get(rank as usize) {
+                        self.attached.fetch_add(1, Ordering::Relaxed);
+                        link.attach(self, inbox, pid);
+                    }
+                }
+                Event::Woken => {}
+            }
+        }
+    }
+
+    /// Gets the helper thread out of bed.
+    pub fn stir(&self) {
+        if self.inbox.is_sleeping() {
+            self.inbox.set_sleeping(false);
+            let _ = self.stirred.arm();
+        }
+    }
+
+    /// What the helper thread sleeps on, for stirring.
+    pub fn stirred_fd(&self) -> BorrowedFd<'_> {
+        self.stirred.as_fd()
+    }
+
+    /// Forgets past stirring.
+    pub fn calm(&self) {
+        let mut count = [0u8; 8];
+        let _ = nix::unistd::read(std::os::fd::AsRawFd::as_raw_fd(&self.stirred.as_fd()), &mut count);
+    }
+
+    /// Whether the receiver has nothing to read, looked at after `set_sleeping`.
+    pub fn cool_down(&self) -> bool {
+        self.receiver.lock().cool_down(self)
+    }
+
+    /// Asks the helper thread to end.
+    pub fn request_stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = self.stirred.arm();
+    }
+
+    /// Whether it shall end.
+    pub fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}

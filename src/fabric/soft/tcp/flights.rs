@@ -1,0 +1,122 @@
+//! The operations of one lane that have not all left: cut into frames, finished out of order, completed in order.
+
+use crate::fabric::soft::lane::{Lane, Task};
+use crate::rma::seq::Seq;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::wire::Counts;
+
+struct Flight {
+    seq: Seq,
+    /// Frames that are not finished, plus one while more will be cut.
+    left: u32,
+}
+
+/// One lane on the initiator's side.
+pub struct Queue {
+    /// Who learns of completions.
+    pub lane: Arc<Lane>,
+    /// Not yet begun, but for the first, of which `cut` bytes are.
+    pub tasks: VecDeque<Task>,
+    /// See `tasks`.
+    pub cut: u64,
+    /// The number of the first task's flight while `cut` > 0.
+    pub cutting: u64,
+    /// Put frames sent on each stripe but the home stripe.
+    pub counts: Counts,
+    /// Whether the lane is on the ring.
+    pub queued: bool,
+    flights: VecDeque<Flight>,
+    first: u64,
+}
+
+impl Queue {
+    /// A lane with nothing to do.
+    pub fn new(lane: Arc<Lane>) -> Self {
+        Self {
+            lane,
+            tasks: VecDeque::new(),
+            cut: 0,
+            cutting: 0,
+            counts: Counts::default(),
+            queued: false,
+            flights: VecDeque::new(),
+            first: 0,
+        }
+    }
+
+    /// Operation `seq` has no bytes that we still need.
+    #[inline]
+    pub fn done(&mut self, seq: Seq) {
+        if self.flights.is_empty() {
+            self.lane.complete(seq);
+        } else {
+            self.flights.push_back(Flight { seq, left: 0 });
+        }
+    }
+
+    /// Begins an operation of several frames, the first of them not yet counted.
+    pub fn begin(&mut self, seq: Seq) -> u64 {
+        self.flights.push_back(Flight { seq, left: 1 });
+        self.first + self.flights.len() as u64 - 1
+    }
+
+    /// One more frame of flight `id`; `last`: no more will follow.
+    pub fn frame(&mut self, id: u64, last: bool) {
+        if !last {
+            self.flights[(id - self.first) as usize].left += 1;
+        }
+    }
+
+    /// A frame of flight `id` is finished.
+    pub fn finished(&mut self, id: u64) {
+        self.flights[(id - self.first) as usize].left -= 1;
+        let mut last = None;
+        while self.flights.front().is_some_and(|f| f.left == 0) {
+            last = self.flights.pop_front().map(|f| f.seq);
+            self.first += 1;
+        }
+        if let Some(seq) = last {
+            self.lane.complete(seq);
+        }
+    }
+
+    /// Whether anything is unfinished.
+    pub fn is_idle(&self) -> bool {
+        self.tasks.is_empty() && self.flights.is_empty()
+    }
+
+    /// Gives everything up.
+    pub fn clear(&mut self) {
+        self.tasks = VecDeque::new();
+        self.flights = VecDeque::new();
+        self.cut = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::lane::Health;
+
+    #[test]
+    fn completion_is_in_order() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::new(Health::default())));
+        let mut q = Queue::new(lane.clone());
+        let is_done = |n| lane.test(Seq(n)).unwrap();
+        let a = q.begin(Seq(1));
+        q.frame(a, false);
+        q.frame(a, true);
+        let b = q.begin(Seq(2));
+        q.frame(b, true);
+        q.done(Seq(3));
+        q.finished(b);
+        q.finished(a);
+        assert!(!is_done(1) && !q.is_idle());
+        q.finished(a);
+        assert!(is_done(3) && q.is_idle());
+        q.done(Seq(4));
+        assert!(is_done(4));
+    }
+}

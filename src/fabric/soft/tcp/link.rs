@@ -1,0 +1,517 @@
+//! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
+
+use super::dial::Dial;
+use super::flights::Queue;
+use super::inlet::Inlet;
+use super::order::home;
+use super::outlet::{Outlet, Owner};
+use super::sock;
+use super::wire::{Bell, Frame, Place, Refusal, HEADER};
+use crate::error::Error;
+use crate::fabric::soft::lane::{Task, Work};
+use crate::rma::op::{Get, Put};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+/// Payload of a frame. Lanes take turns after each, so this is what a signal waits for.
+pub const CHUNK: usize = 256 * 1024;
+
+/// Puts up to this size are copied to the stage and are locally complete at once.
+pub const SMALL: usize = 8 * 1024;
+
+/// Small operations of one lane in a turn, in bytes of frames.
+const SMALL_TURN: usize = 16 * 1024;
+
+/// Bytes handed to the kernel in one call of `pump`, so that nobody holds the link for long.
+const TURN: usize = 2 << 20;
+
+/// Bytes, and requests, of gets that may be unanswered on a connection.
+const GET_BYTES: usize = 4 << 20;
+const GETS: usize = 1024;
+
+/// A get request that waits for its answer.
+struct Asked {
+    to: u64,
+    len: usize,
+    got: usize,
+    owner: Owner,
+}
+
+/// One connection to the peer.
+#[derive(Default)]
+pub struct Conn {
+    /// The socket, once connected.
+    pub fd: Option<OwnedFd>,
+    /// How the socket comes to be.
+    pub dial: Dial,
+    /// What epoll watches for.
+    pub interest: u32,
+    /// The kernel took less than it was offered; epoll will say when it takes more.
+    pub blocked: bool,
+    outlet: Outlet,
+    inlet: Inlet,
+    asked: VecDeque<Asked>,
+    asked_bytes: usize,
+    /// The front of `asked` is being answered.
+    landing: bool,
+}
+
+/// What became of a lane's turn.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    Moved,
+    Blocked,
+    Empty,
+}
+
+/// How far the link is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Nothing was asked of the peer yet.
+    Idle,
+    /// Connections are being opened.
+    Dialing,
+    /// All are up.
+    Up,
+    /// Operations were given up; frames begun are finished and answers thrown away.
+    Deaf,
+    /// Over.
+    Down,
+}
+
+/// Everything on its way to one peer.
+pub struct Link {
+    /// How far it is.
+    pub phase: Phase,
+    /// One a stripe.
+    pub conns: Vec<Conn>,
+    lanes: Vec<Option<Box<Queue>>>,
+    ring: VecDeque<u32>,
+    next: usize,
+    /// When connecting is given up.
+    pub deadline: Option<Instant>,
+    /// When bytes were last handed to the kernel.
+    pub last_send: Option<Instant>,
+    /// Whether a flush is due.
+    pub deferred: bool,
+}
+
+impl Link {
+    /// A link of `stripes` connections, none of them open.
+    pub fn new(stripes: usize) -> Self {
+        let mut conns = Vec::new();
+        conns.resize_with(stripes, Conn::default);
+        Self {
+            phase: Phase::Idle,
+            conns,
+            lanes: Vec::new(),
+            ring: VecDeque::new(),
+            next: 0,
+            deadline: None,
+            last_send: None,
+            deferred: false,
+        }
+    }
+
+    /// Bytes staged on all connections, if none of them waits for room and nothing else is on its way.
+    pub fn only_staged(&self) -> Option<usize> {
+        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.outlet.borrowed() > 0) {
+            return None;
+        }
+        Some(self.conns.iter().map(|c| c.outlet.staged()).sum())
+    }
+
+    /// Whether anything is unfinished or unsent.
+    pub fn is_busy(&self) -> bool {
+        self.conns.iter().any(|c| !c.outlet.is_empty() || !c.asked.is_empty())
+            || self.lanes.iter().flatten().any(|l| !l.is_idle())
+    }
+
+    /// Takes an operation: a small one goes to the stage if nothing of its lane is in front, others queue.
+    pub fn accept(&mut self, task: Task) {
+        let at = task.lane.context as usize;
+        if self.lanes.len() <= at {
+            self.lanes.resize_with(at + 1, || None);
+        }
+        let lane = self.lanes[at].get_or_insert_with(|| Box::new(Queue::new(task.lane.clone())));
+        if !std::sync::Arc::ptr_eq(&lane.lane, &task.lane) && lane.is_idle() {
+            lane.lane = task.lane.clone();
+        }
+        if self.phase == Phase::Up && lane.tasks.is_empty() {
+            if let Work::Put(put) = &task.work {
+                let stripes = self.conns.len();
+                let conn = &mut self.conns[home(at as u32, stripes)];
+                if put.len as usize <= SMALL && stage(lane, conn, put, stripes) {
+                    lane.done(task.seq);
+                    return;
+                }
+            }
+        }
+        lane.tasks.push_back(task);
+        if !std::mem::replace(&mut lane.queued, true) {
+            self.ring.push_back(at as u32);
+        }
+    }
+
+    /// Gives lanes their turns until every connection has enough to send.
+    fn fill(&mut self) {
+        let mut blocked = 0;
+        while blocked < self.ring.len() {
+            let Some(at) = self.ring.pop_front() else { return };
+            match self.turn(at as usize) {
+                Turn::Empty => {
+                    if let Some(lane) = &mut self.lanes[at as usize] {
+                        lane.queued = false;
+                    }
+                }
+                Turn::Moved => {
+                    blocked = 0;
+                    self.ring.push_back(at);
+                }
+                Turn::Blocked => {
+                    blocked += 1;
+                    self.ring.push_back(at);
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self, at: usize) -> Turn {
+        let stripes = self.conns.len();
+        let home = home(at as u32, stripes);
+        let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
+        let mut small = 0;
+        while let Some(task) = lane.tasks.front() {
+            let (seq, work) = (task.seq, task.work);
+            match work {
+                Work::Put(put) if put.len as usize <= SMALL => {
+                    if !stage(lane, &mut self.conns[home], &put, stripes) {
+                        return if small > 0 { Turn::Moved } else { Turn::Blocked };
+                    }
+                    lane.tasks.pop_front();
+                    lane.done(seq);
+                    small += HEADER + put.len as usize;
+                    if small >= SMALL_TURN {
+                        return Turn::Moved;
+                    }
+                }
+                Work::Put(put) => {
+                    let left = put.len - lane.cut;
+                    let len = left.min(CHUNK as u64) as usize;
+                    let last = left == len as u64;
+                    let to = if last { home } else { self.next };
+                    let Some(stripe) = free(&self.conns, to, last) else {
+                        return if small > 0 { Turn::Moved } else { Turn::Blocked };
+                    };
+                    self.next = (stripe + 1) % stripes;
+                    let id = lane.begin_or_go_on(seq);
+                    let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
+                    let conn = &mut self.conns[stripe];
+                    head(lane, conn, place, put.signal.filter(|_| last), stripes);
+                    if stripe != home {
+                        lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
+                    }
+                    conn.outlet.borrow(put.local + lane.cut, len, Owner { lane: at as u32, flight: id });
+                    lane.advance(id, len, last);
+                    return Turn::Moved;
+                }
+                Work::Get(get) if get.len == 0 => {
+                    lane.tasks.pop_front();
+                    lane.done(seq);
+                }
+                Work::Get(get) => {
+                    let left = get.len - lane.cut;
+                    let len = left.min(CHUNK as u64) as usize;
+                    let stripe = if get.len as usize <= CHUNK { home } else { self.next };
+                    let conn = &mut self.conns[stripe];
+                    if !conn.may_ask(len) {
+                        self.next = (self.next + 1) % stripes;
+                        return if small > 0 { Turn::Moved } else { Turn::Blocked };
+                    }
+                    if get.len as usize > CHUNK {
+                        self.next = (self.next + 1) % stripes;
+                    }
+                    let id = lane.begin_or_go_on(seq);
+                    ask(lane, conn, &get, len, Owner { lane: at as u32, flight: id });
+                    lane.advance(id, len, left == len as u64);
+                    small += HEADER;
+                    if small >= SMALL_TURN {
+                        return Turn::Moved;
+                    }
+                }
+            }
+        }
+        Turn::Empty
+    }
+
+    /// Sends what the kernel takes, for a turn. Returns whether anything moved.
+    pub fn pump(&mut self) -> io::Result<bool> {
+        if !matches!(self.phase, Phase::Up | Phase::Deaf) {
+            return Ok(false);
+        }
+        let (mut total, mut moved) = (0, false);
+        loop {
+            self.fill();
+            let mut again = false;
+            for conn in &mut self.conns {
+                if conn.blocked || conn.outlet.is_empty() {
+                    continue;
+                }
+                let Some(fd) = &conn.fd else { continue };
+                let before = conn.outlet.borrowed() + conn.outlet.staged();
+                let lanes = &mut self.lanes;
+                // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
+                let all = unsafe {
+                    conn.outlet.send(fd.as_raw_fd(), |owner| {
+                        if let Some(lane) = &mut lanes[owner.lane as usize] {
+                            lane.finished(owner.flight);
+                        }
+                    })
+                }?;
+                let sent = before - conn.outlet.borrowed() - conn.outlet.staged();
+                total += sent;
+                moved |= sent > 0;
+                conn.blocked = all == Some(false);
+                again |= !conn.blocked;
+            }
+            if !again || total >= TURN {
+                break;
+            }
+        }
+        self.fill();
+        if moved {
+            self.last_send = Some(Instant::now());
+        }
+        Ok(moved)
+    }
+
+    /// What epoll should watch for on a stripe.
+    pub fn wanted(&self, stripe: usize) -> u32 {
+        let write = if self.conns[stripe].outlet.is_empty() { 0 } else { libc::EPOLLOUT };
+        (libc::EPOLLIN | write) as u32
+    }
+
+    /// Receives answers on a stripe. `true`: something came.
+    pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
+        let conn = &mut self.conns[stripe];
+        let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
+        let mut total = 0;
+        loop {
+            let direct = match conn.asked.front() {
+                Some(a) if conn.landing => Some(((a.to + a.got as u64) as *mut u8, a.len - a.got)),
+                _ => None,
+            };
+            // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
+            let got = unsafe { conn.inlet.fill(fd, direct) }.map_err(Lost::Io)?;
+            if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
+                a.got += got.direct;
+            }
+            total += got.direct + got.staged;
+            if self.phase == Phase::Deaf {
+                conn.inlet.consume(conn.inlet.staged().len());
+            } else {
+                conn.take_answers(&mut self.lanes)?;
+            }
+            if got.ended {
+                return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
+            }
+            if got.dry || total >= TURN {
+                return Ok(total > 0);
+            }
+        }
+    }
+
+    /// Gives up every operation but finishes the frames begun, from copies: the peer's other business goes on.
+    pub fn abandon(&mut self) {
+        for conn in &mut self.conns {
+            // SAFETY: called before the peer's failure is told, so borrowed ranges are still the operations'.
+            unsafe { conn.outlet.take_over() };
+        }
+        self.phase = Phase::Deaf;
+        self.forget();
+    }
+
+    /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
+    pub fn cut_off(&mut self) {
+        for conn in &mut self.conns {
+            let conn = std::mem::take(conn);
+            if let (Some(fd), true) = (conn.fd, conn.outlet.is_lending()) {
+                sock::abort(fd);
+            }
+        }
+        self.phase = Phase::Down;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.clear();
+            lane.queued = false;
+        }
+        self.ring.clear();
+        for conn in &mut self.conns {
+            conn.asked.clear();
+            conn.landing = false;
+        }
+    }
+
+    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
+    pub fn part(&mut self) -> bool {
+        let mut any = false;
+        for lane in self.lanes.iter_mut().flatten() {
+            any |= !lane.tasks.is_empty();
+            lane.tasks.clear();
+        }
+        self.ring.clear();
+        for conn in &mut self.conns {
+            conn.outlet.copy(&Frame::Goodbye.emit());
+            conn.blocked = false;
+        }
+        any
+    }
+
+    /// A connection that has more to send.
+    pub fn unsent(&self) -> Option<&OwnedFd> {
+        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_ref())
+    }
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub enum Lost {
+    /// The socket failed, or what came is malformed.
+    Io(io::Error),
+    /// The peer closed in good order.
+    Goodbye,
+    /// The peer refused an operation.
+    Refused(Refusal, u32, Place),
+}
+
+impl From<Refusal> for &'static str {
+    fn from(r: Refusal) -> Self {
+        match r {
+            Refusal::Put => "put to",
+            Refusal::Get => "get from",
+            Refusal::Signal => "signal at",
+        }
+    }
+}
+
+/// The sentence for a refusal by `rank`.
+pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
+    let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
+    Error::remote(format!(
+        "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
+         window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"
+    ))
+}
+
+impl Queue {
+    fn begin_or_go_on(&mut self, seq: crate::rma::seq::Seq) -> u64 {
+        if self.cut == 0 {
+            self.cutting = self.begin(seq);
+        }
+        self.cutting
+    }
+
+    fn advance(&mut self, id: u64, len: usize, last: bool) {
+        self.frame(id, last);
+        self.cut += len as u64;
+        if last {
+            self.cut = 0;
+            self.tasks.pop_front();
+        }
+    }
+}
+
+impl Conn {
+    fn may_ask(&self, len: usize) -> bool {
+        self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
+    }
+
+    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>]) -> std::result::Result<(), Lost> {
+        loop {
+            if self.landing {
+                let Some(a) = self.asked.front_mut() else { break };
+                let staged = self.inlet.staged();
+                let n = staged.len().min(a.len - a.got);
+                // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
+                // ours alone.
+                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), (a.to + a.got as u64) as *mut u8, n) };
+                a.got += n;
+                let (owner, done, len) = (a.owner, a.got == a.len, a.len);
+                self.inlet.consume(n);
+                if !done {
+                    return Ok(());
+                }
+                self.landing = false;
+                self.asked_bytes -= len;
+                self.asked.pop_front();
+                if let Some(lane) = &mut lanes[owner.lane as usize] {
+                    lane.finished(owner.flight);
+                }
+            }
+            let Some(frame) = self.inlet.header() else { return Ok(()) };
+            self.inlet.consume(HEADER);
+            match frame {
+                Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
+                    self.landing = true;
+                }
+                Ok(Frame::Refused { why, context, place }) => return Err(Lost::Refused(why, context, place)),
+                Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
+                _ => break,
+            }
+        }
+        Err(Lost::Io(io::Error::new(io::ErrorKind::InvalidData, "an answer that fits no request")))
+    }
+}
+
+/// A connection that takes a chunk: `first` or, if any will do, the next one with room.
+fn free(conns: &[Conn], first: usize, only: bool) -> Option<usize> {
+    let n = if only { 1 } else { conns.len() };
+    // Whether the stage has room does not matter: a flood of small puts must not keep large ones out for ever.
+    (0..n).map(|i| (first + i) % conns.len()).find(|&s| conns[s].outlet.borrowed() < CHUNK)
+}
+
+/// Stages a small put and its signal; `false`: no room now.
+#[inline]
+fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
+    let len = put.len as usize;
+    if !conn.outlet.has_room(HEADER + 4 * stripes + len) {
+        return false;
+    }
+    if len == 0 && put.signal.is_none() {
+        return true;
+    }
+    let place = Place { rkey: put.rkey, addr: put.remote, len: len as u32 };
+    head(lane, conn, place, put.signal, stripes);
+    // SAFETY: the caller of `Context::put` keeps the source readable until local completion.
+    unsafe { conn.outlet.copy_from(put.local, len) };
+    true
+}
+
+/// Stages a put frame's header. A strong signal, or one behind chunks on several stripes, carries counts.
+#[inline]
+fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
+    let bell = signal.map(|s| Bell {
+        rkey: s.rkey,
+        addr: s.remote,
+        value: s.value,
+        counted: stripes > 1 && (s.strong || lane.cut > 0),
+    });
+    conn.outlet.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
+    if bell.is_some_and(|b| b.counted) {
+        for count in &lane.counts[..stripes] {
+            conn.outlet.copy(&count.to_le_bytes());
+        }
+    }
+}
+
+fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
+    let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
+    conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
+    conn.asked.push_back(Asked { to: get.local + lane.cut, len, got: 0, owner });
+    conn.asked_bytes += len;
+}

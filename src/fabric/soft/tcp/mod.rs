@@ -1,0 +1,327 @@
+//! TCP towards ranks on other hosts.
+//!
+//! Who opens a connection (the initiator) sends its puts, signals and get requests on it; two ranks that talk both ways
+//! have two sets of connections. `link` is the initiator's side of a peer, `serve` the target's; both are driven from
+//! [`Tcp::progress`] and, as far as nothing blocks, from [`Tcp::post`]. See `docs/soft-tcp.md`.
+
+mod dial;
+mod door;
+mod flights;
+mod inlet;
+mod link;
+mod order;
+mod outlet;
+mod peer;
+mod serve;
+mod sock;
+pub mod wire;
+
+pub use link::CHUNK;
+pub use sock::Timing;
+
+use crate::error::{Error, Result};
+use crate::fabric::soft::lane::{Health, Task};
+use crate::fabric::World;
+use crate::memory::registry::Registry;
+use crate::sync::Mutex;
+use door::Door;
+use peer::Peer;
+use sock::{Poller, EVENTS};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How often deadlines are looked after while there are any.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How long a deferred flush waits for somebody to call [`Tcp::progress`], or for more to send along.
+const FLUSH: Duration = Duration::from_micros(20);
+
+/// What this rank knows of another.
+pub struct PeerInfo {
+    /// Where it listens; at least one.
+    pub addresses: Vec<SocketAddr>,
+    /// The secret it wants to see.
+    pub token: [u8; 16],
+    /// Where its failure is told.
+    pub health: Arc<Health>,
+}
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Tick,
+    Flush,
+    Listener(usize),
+    Caller(usize),
+    Link(u32, usize),
+    Serving(u32, usize),
+}
+
+impl Source {
+    fn token(self) -> u64 {
+        let pack = |kind: u64, peer: u32, n: usize| kind << 56 | u64::from(peer) << 16 | n as u64 & 0xffff;
+        match self {
+            Source::Tick => 0,
+            Source::Flush => 1 << 56,
+            Source::Listener(i) => pack(2, 0, i),
+            Source::Caller(i) => pack(3, (i >> 16) as u32, i),
+            Source::Link(peer, stripe) => pack(4, peer, stripe),
+            Source::Serving(peer, stripe) => pack(5, peer, stripe),
+        }
+    }
+
+    fn of(token: u64) -> Self {
+        let (peer, n) = ((token >> 16) as u32, (token & 0xffff) as usize);
+        match token >> 56 {
+            0 => Source::Tick,
+            1 => Source::Flush,
+            2 => Source::Listener(n),
+            3 => Source::Caller((peer as usize) << 16 | n),
+            4 => Source::Link(peer, n),
+            _ => Source::Serving(peer, n),
+        }
+    }
+}
+
+/// What `join` learned.
+struct Joined {
+    world: World,
+    peers: Vec<Peer>,
+}
+
+/// TCP connections of one communicator.
+///
+/// Memory named by operations must be host memory. No thread of its own: somebody calls [`Tcp::progress`] whenever
+/// [`Tcp::as_fd`] is readable.
+pub struct Tcp {
+    poller: Poller,
+    token: [u8; 16],
+    stripes: usize,
+    timing: Timing,
+    registry: Arc<Registry>,
+    addresses: Vec<SocketAddr>,
+    door: Mutex<Door>,
+    joined: OnceLock<Joined>,
+    /// Peers with a flush due.
+    deferred: Mutex<Vec<u32>>,
+    any_deferred: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Tcp {
+    /// Listens on every address of `bind` (port 0: any). `token` is this rank's secret, which peers must present;
+    /// `stripes` (1 to 16) is how many connections this rank opens to each peer it has something for.
+    pub fn open(bind: &[SocketAddr], token: [u8; 16], stripes: u32, registry: Arc<Registry>) -> Result<Self> {
+        Self::open_with(bind, token, stripes, registry, Timing::default())
+    }
+
+    /// [`Tcp::open`] with deadlines other than the usual.
+    pub fn open_with(
+        bind: &[SocketAddr],
+        token: [u8; 16],
+        stripes: u32,
+        registry: Arc<Registry>,
+        timing: Timing,
+    ) -> Result<Self> {
+        if !(1..=wire::MAX_STRIPES as u32).contains(&stripes) {
+            let max = wire::MAX_STRIPES;
+            return Err(Error::argument(format!("{stripes} TCP stripes: set OXYGIN_TCP_STRIPES to 1 .. {max}")));
+        }
+        if bind.is_empty() {
+            return Err(Error::argument("no address to listen on for TCP data connections: check NCCL_SOCKET_IFNAME"));
+        }
+        let os = |what: &'static str| move |e: std::io::Error| Error::system(format!("{what}: {e}"));
+        let poller = Poller::new(Source::Tick.token(), Source::Flush.token()).map_err(os("epoll or timerfd"))?;
+        let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+        for (i, address) in bind.iter().enumerate() {
+            let listen = || {
+                let l = TcpListener::bind(address)?;
+                l.set_nonblocking(true)?;
+                poller.add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())?;
+                Ok((l.local_addr()?, l))
+            };
+            let (at, l) = listen().map_err(|e: std::io::Error| {
+                Error::system(format!("listening for TCP data connections on {address}: {e}"))
+            })?;
+            addresses.push(at);
+            listeners.push(l);
+        }
+        Ok(Self {
+            poller,
+            token,
+            stripes: stripes as usize,
+            timing,
+            registry,
+            addresses,
+            door: Mutex::new(Door::new(listeners)),
+            joined: OnceLock::new(),
+            deferred: Mutex::default(),
+            any_deferred: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Where this rank listens: what peers need to know.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.addresses.clone()
+    }
+
+    /// Learns the peers, `peers[r]` being rank r (this rank's own entry included). Called once, before [`Tcp::post`].
+    pub fn join(&self, world: World, peers: Vec<PeerInfo>) -> Result<()> {
+        if peers.len() != world.nranks as usize || world.rank >= world.nranks {
+            return Err(Error::internal(format!("{} TCP peers for {world:?}", peers.len())));
+        }
+        if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
+            return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
+        }
+        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.stripes)).collect();
+        if self.joined.set(Joined { world, peers }).is_err() {
+            return Err(Error::internal("TCP peers were told twice"));
+        }
+        let mut door = self.door.lock();
+        for at in door.greeted() {
+            if let Some(hello) = door.hear(at, &self.token) {
+                self.admit(&mut door, at, hello);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues an operation and, if nothing blocks, sends it. Any thread; operations of one lane in the order of their
+    /// numbers. A failure shows in the lane's health.
+    pub fn post(&self, task: Task) {
+        match self.joined.get().and_then(|j| j.peers.get(task.lane.peer as usize)) {
+            Some(peer) if !self.closed.load(Ordering::Acquire) => self.post_to(peer, task),
+            _ => {
+                let rank = task.lane.peer;
+                task.lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
+            }
+        }
+    }
+
+    /// Advances whatever can move, without blocking. Any thread. Returns whether anything moved.
+    pub fn progress(&self) -> bool {
+        if self.closed.load(Ordering::Acquire) {
+            // A timer that fired would keep the descriptor readable.
+            self.poller.heard_tick();
+            self.poller.heard_flush();
+            return false;
+        }
+        let mut moved = self.flush_deferred();
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        for e in self.poller.ready(&mut events) {
+            let (bits, token) = (e.events, e.u64);
+            moved |= match Source::of(token) {
+                Source::Tick => {
+                    self.poller.heard_tick();
+                    self.tick();
+                    false
+                }
+                Source::Flush => {
+                    self.poller.heard_flush();
+                    self.flush_deferred()
+                }
+                Source::Listener(i) => self.door.try_lock().is_some_and(|mut door| {
+                    self.poller.arm_tick(TICK);
+                    let (l, c) = (|i| Source::Listener(i).token(), |i| Source::Caller(i).token());
+                    door.accept(i, &self.poller, &self.timing, l, c)
+                }),
+                Source::Caller(i) => self.door.try_lock().is_some_and(|mut door| {
+                    let hello = door.hear(i, &self.token);
+                    hello.is_some_and(|h| self.admit(&mut door, i, h))
+                }),
+                Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
+                Source::Serving(peer, stripe) => self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits)),
+            };
+        }
+        moved
+    }
+
+    /// An epoll descriptor that is readable when [`Tcp::progress`] has something to do. Open as long as this object.
+    pub fn as_fd(&self) -> RawFd {
+        self.poller.fd()
+    }
+
+    /// Sends what was promised (for at most [`Timing::linger`]), takes leave of the peers and closes every connection.
+    /// Unfinished operations fail. Later calls do nothing.
+    pub fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.door.lock().close();
+        let deadline = Instant::now() + self.timing.linger;
+        if let Some(Joined { world, peers }) = self.joined.get() {
+            for peer in peers {
+                self.close_peer(peer, peer.rank == world.rank, deadline);
+            }
+        }
+    }
+
+    fn peer(&self, rank: u32) -> Option<&Peer> {
+        self.joined.get()?.peers.get(rank as usize)
+    }
+
+    /// Lets a greeted caller in, if it knows this communicator; before `join` it has to wait.
+    fn admit(&self, door: &mut Door, at: usize, hello: wire::Hello) -> bool {
+        let Some(Joined { world, peers }) = self.joined.get() else {
+            door.keep(at, &self.poller, Source::Caller(at).token());
+            return false;
+        };
+        let Some(fd) = door.take(at) else { return false };
+        if hello.to != world.rank || hello.nranks != world.nranks {
+            log::warn!("a TCP data connection for rank {} of {} came to {world:?}", hello.to, hello.nranks);
+            return false;
+        }
+        self.serve_new(&peers[hello.from as usize], world, fd, hello);
+        true
+    }
+
+    fn tick(&self) {
+        let l = |i| Source::Listener(i).token();
+        let mut again = self.door.try_lock().is_none_or(|mut door| door.expire(&self.poller, &self.timing, l));
+        for peer in self.joined.get().iter().flat_map(|j| &j.peers) {
+            again |= self.dial_tick(peer);
+        }
+        if again {
+            self.poller.arm_tick(TICK);
+        }
+    }
+
+    /// Leaves a flush to the next call of `progress`, and sees to it that there is one.
+    fn defer(&self, peer: u32) {
+        self.deferred.lock().push(peer);
+        if !self.any_deferred.swap(true, Ordering::AcqRel) {
+            self.poller.arm_flush(FLUSH);
+        }
+    }
+
+    fn flush_deferred(&self) -> bool {
+        if !self.any_deferred.load(Ordering::Acquire) || !self.any_deferred.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let due = std::mem::take(&mut *self.deferred.lock());
+        due.iter().filter_map(|&p| self.peer(p)).fold(false, |moved, p| moved | self.flush(p))
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The sentence's subject for a lost connection.
+fn lost(rank: u32, fd: Option<&OwnedFd>, e: &std::io::Error) -> Error {
+    let at = fd
+        .and_then(|fd| fd.try_clone().ok())
+        .and_then(|fd| std::net::TcpStream::from(fd).peer_addr().ok())
+        .map_or(String::new(), |a| format!(" at {a}"));
+    let why = match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
+        _ => e.to_string(),
+    };
+    Error::remote(format!("lost the TCP connection with rank {rank}{at}: {why}"))
+}

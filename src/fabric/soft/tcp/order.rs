@@ -1,0 +1,98 @@
+//! When a signal may be applied: the contract of one (context, initiator), seen from the target.
+//!
+//! Everything small, every signal and the last chunk of every put of a lane go over the lane's home stripe, which keeps
+//! their order. Other chunks go anywhere. So a signal has to wait for nothing but chunks on the other stripes; it carries,
+//! for each of them, how many put frames of its lane were sent there before it. No I/O and no memory here.
+
+use super::wire::{Counts, MAX_STRIPES};
+use std::collections::VecDeque;
+
+/// The stripe that keeps the order of a lane.
+#[inline]
+pub fn home(context: u32, stripes: usize) -> usize {
+    context as usize % stripes
+}
+
+/// What a signal waits for.
+struct Held<S> {
+    counts: Counts,
+    signal: S,
+}
+
+/// Put frames that arrived and signals that wait.
+pub struct Order<S> {
+    arrived: Counts,
+    held: VecDeque<Held<S>>,
+}
+
+impl<S> Default for Order<S> {
+    fn default() -> Self {
+        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new() }
+    }
+}
+
+impl<S> Order<S> {
+    /// A put frame on `stripe`, which is not the home stripe, was applied.
+    pub fn arrived(&mut self, stripe: usize) {
+        self.arrived[stripe] = self.arrived[stripe].wrapping_add(1);
+    }
+
+    fn met(&self, counts: &Counts) -> bool {
+        // Counts wrap; fewer than 2^31 frames of a lane are ever behind a signal.
+        counts.iter().zip(&self.arrived).all(|(&c, &a)| a.wrapping_sub(c) as i32 >= 0)
+    }
+
+    /// A signal arrived on the home stripe: applied at once if returned, else kept.
+    pub fn rings(&mut self, counts: Counts, signal: S) -> Option<S> {
+        if self.held.is_empty() && self.met(&counts) {
+            return Some(signal);
+        }
+        self.held.push_back(Held { counts, signal });
+        None
+    }
+
+    /// The next kept signal that may be applied now.
+    pub fn release(&mut self) -> Option<S> {
+        if self.held.front().is_some_and(|h| self.met(&h.counts)) {
+            return self.held.pop_front().map(|h| h.signal);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(a: u32, b: u32) -> Counts {
+        let mut c = [0; MAX_STRIPES];
+        (c[1], c[2]) = (a, b);
+        c
+    }
+
+    #[test]
+    fn signals_wait_for_chunks_and_for_each_other() {
+        let mut o = Order::default();
+        assert_eq!(o.rings(counts(0, 0), 1), Some(1));
+        assert_eq!(o.rings(counts(2, 1), 2), None);
+        assert_eq!(o.rings(counts(2, 1), 3), None);
+        o.arrived(1);
+        o.arrived(1);
+        assert_eq!(o.release(), None);
+        o.arrived(2);
+        // Its own counts are met, but two are in front.
+        assert_eq!(o.rings(counts(2, 1), 4), None);
+        assert_eq!([o.release(), o.release(), o.release(), o.release()], [Some(2), Some(3), Some(4), None]);
+        assert!(o.held.is_empty());
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let mut o = Order { arrived: counts(u32::MAX, 0), held: VecDeque::new() };
+        assert_eq!(o.rings(counts(1, 0), ()), None);
+        o.arrived(1);
+        assert_eq!(o.release(), None);
+        o.arrived(1);
+        assert_eq!(o.release(), Some(()));
+    }
+}

@@ -1,0 +1,353 @@
+//! One peer: its link, its connections to us, and who drives them.
+
+use super::dial::Dialer;
+use super::link::{refusal, Link, Lost, Phase};
+use super::serve::{Outcome, Serving};
+use super::sock;
+use super::wire::Hello;
+use super::{lost, PeerInfo, Source, Tcp, TICK};
+use crate::error::Error;
+use crate::fabric::soft::lane::{Task, Work};
+use crate::fabric::World;
+use crate::sync::Mutex;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Staged bytes that are sent without waiting for more.
+const FLUSH_AT: usize = 32 * 1024;
+
+/// A post this soon after the last send is part of a burst: it is staged, and leaves with those that follow.
+const BURST: Duration = Duration::from_micros(2);
+
+/// Rounds of work left by others that one caller does before it leaves the rest to `progress`.
+const ROUNDS: usize = 16;
+
+/// A peer. Its two halves are locked apart; nobody waits for either lock but `close` and set-up.
+pub struct Peer {
+    pub rank: u32,
+    info: PeerInfo,
+    link: Mutex<Link>,
+    /// Operations posted while somebody else held the link.
+    inbox: Mutex<VecDeque<Task>>,
+    /// Whoever holds the link has to look around again: the inbox, or the peer's state, changed.
+    pending: AtomicBool,
+    serving: Mutex<Serving>,
+    /// It said goodbye.
+    left: AtomicBool,
+}
+
+impl Peer {
+    pub fn new(rank: u32, info: PeerInfo, stripes: usize) -> Self {
+        Self {
+            rank,
+            info,
+            link: Mutex::new(Link::new(stripes)),
+            inbox: Mutex::default(),
+            pending: AtomicBool::new(false),
+            serving: Mutex::default(),
+            left: AtomicBool::new(false),
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        self.info.health.fail(error);
+    }
+
+    fn has_left(&self) -> Error {
+        Error::remote(format!("rank {} has closed its communicator", self.rank))
+    }
+}
+
+impl Tcp {
+    pub(super) fn post_to(&self, peer: &Peer, task: Task) {
+        if peer.info.health.has_failed() {
+            return;
+        }
+        let more = match &task.work {
+            Work::Put(p) => p.more,
+            Work::Get(g) => g.more,
+        };
+        let mut task = Some(task);
+        let driven = self.drive(peer, |link| {
+            if peer.pending.load(Ordering::Acquire) {
+                self.take_inbox(peer, link);
+            }
+            if let Some(task) = task.take() {
+                link.accept(task);
+            }
+            if link.phase != Phase::Up {
+                return false;
+            }
+            let staged = link.only_staged().is_some_and(|n| n < FLUSH_AT);
+            let wait = staged && (more || link.last_send.is_some_and(|t| t.elapsed() < BURST));
+            if wait && !std::mem::replace(&mut link.deferred, true) {
+                self.defer(peer.rank);
+            }
+            wait
+        });
+        if driven.is_none() {
+            if let Some(task) = task {
+                peer.inbox.lock().push_back(task);
+            }
+            self.nudge(peer);
+        }
+    }
+
+    /// Runs `first` with the link, settles it unless `first` says that it need not be, then does what others left in the
+    /// meantime. `None`: somebody else has the link.
+    fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Link) -> bool) -> Option<bool> {
+        let mut link = peer.link.try_lock()?;
+        let mut moved = false;
+        if !first(&mut link) {
+            moved |= self.settle(peer, &mut link);
+        }
+        for _ in 0..ROUNDS {
+            drop(link);
+            // Against the store in `nudge`: either we see it, or its try_lock sees the link free.
+            fence(Ordering::SeqCst);
+            if !peer.pending.load(Ordering::Acquire) {
+                return Some(moved);
+            }
+            match peer.link.try_lock() {
+                Some(l) => link = l,
+                None => return Some(moved),
+            }
+            moved |= self.settle(peer, &mut link);
+        }
+        drop(link);
+        self.defer(peer.rank);
+        Some(moved)
+    }
+
+    /// Has somebody settle the link: this thread, or whoever holds it.
+    fn nudge(&self, peer: &Peer) -> bool {
+        peer.pending.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.drive(peer, |_| false).unwrap_or(false)
+    }
+
+    pub(super) fn flush(&self, peer: &Peer) -> bool {
+        self.nudge(peer)
+    }
+
+    fn take_inbox(&self, peer: &Peer, link: &mut Link) {
+        peer.pending.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let tasks = std::mem::take(&mut *peer.inbox.lock());
+        for task in tasks {
+            link.accept(task);
+        }
+    }
+
+    /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
+    fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
+        self.take_inbox(peer, link);
+        link.deferred = false;
+        if link.phase == Phase::Deaf {
+            let _ = link.pump();
+            self.watch(peer, link);
+            return false;
+        }
+        if peer.info.health.has_failed() {
+            link.cut_off();
+            return false;
+        }
+        if (link.phase == Phase::Down || peer.left.load(Ordering::Acquire)) && link.is_busy() {
+            link.cut_off();
+            peer.fail(peer.has_left());
+            return false;
+        }
+        if link.phase == Phase::Idle && link.is_busy() {
+            self.poller.arm_tick(TICK);
+            let result = self.with_dialer(peer, |d| d.start(link, |s| Source::Link(peer.rank, s).token()));
+            self.dialed(peer, link, result);
+        }
+        let moved = match link.pump() {
+            Ok(moved) => moved,
+            Err(e) => {
+                self.end_link(peer, link, 0, Lost::Io(e));
+                return true;
+            }
+        };
+        self.watch(peer, link);
+        moved
+    }
+
+    /// Has epoll watch for what the link waits for.
+    fn watch(&self, peer: &Peer, link: &mut Link) {
+        if !matches!(link.phase, Phase::Up | Phase::Deaf) {
+            return;
+        }
+        for stripe in 0..link.conns.len() {
+            let wanted = link.wanted(stripe);
+            let conn = &mut link.conns[stripe];
+            if let (Some(fd), true) = (&conn.fd, conn.interest != wanted) {
+                conn.interest = wanted;
+                let _ = self.poller.change(fd.as_raw_fd(), wanted, Source::Link(peer.rank, stripe).token());
+            }
+        }
+    }
+
+    fn with_dialer<R>(&self, peer: &Peer, f: impl FnOnce(&Dialer) -> R) -> R {
+        f(&Dialer {
+            world: self.joined.get().map_or(World { rank: 0, nranks: 0 }, |j| j.world),
+            own_token: &self.token,
+            local: &self.addresses,
+            rank: peer.rank,
+            peer: &peer.info,
+            timing: &self.timing,
+            poller: &self.poller,
+        })
+    }
+
+    fn dialed(&self, peer: &Peer, link: &mut Link, result: crate::error::Result<()>) {
+        if let Err(e) = result {
+            link.cut_off();
+            peer.fail(e);
+        }
+    }
+
+    /// Looks after deadlines. Returns whether to look again.
+    pub(super) fn dial_tick(&self, peer: &Peer) -> bool {
+        let mut dialing = false;
+        let driven = self.drive(peer, |link| {
+            if link.phase != Phase::Dialing {
+                return true;
+            }
+            let result = self.with_dialer(peer, |d| d.step_all(link, |s| Source::Link(peer.rank, s).token()));
+            self.dialed(peer, link, result);
+            dialing = link.phase == Phase::Dialing;
+            false
+        });
+        dialing || driven.is_none()
+    }
+
+    pub(super) fn link_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
+        let mut received = false;
+        let driven = self.drive(peer, |link| {
+            match link.phase {
+                Phase::Dialing => {
+                    let token = Source::Link(peer.rank, stripe).token();
+                    let result = self.with_dialer(peer, |d| d.step(link, stripe, true, token));
+                    self.dialed(peer, link, result);
+                }
+                Phase::Up | Phase::Deaf => {
+                    if bits & libc::EPOLLOUT as u32 != 0 {
+                        link.conns[stripe].blocked = false;
+                    }
+                    if bits & !(libc::EPOLLOUT as u32) != 0 {
+                        match link.receive(stripe) {
+                            Ok(r) => received = r,
+                            Err(l) => self.end_link(peer, link, stripe, l),
+                        }
+                    }
+                }
+                Phase::Idle | Phase::Down => {}
+            }
+            false
+        });
+        driven.unwrap_or(false) | received
+    }
+
+    /// A connection of the link ended: what that means for the rest.
+    fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
+        let error = match why {
+            _ if link.phase == Phase::Deaf => None,
+            Lost::Refused(why, context, place) => {
+                link.abandon();
+                peer.fail(refusal(peer.rank, why, context, &place));
+                return;
+            }
+            Lost::Goodbye => {
+                peer.left.store(true, Ordering::Release);
+                link.is_busy().then(|| peer.has_left())
+            }
+            Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
+            Lost::Io(e) => Some(lost(peer.rank, link.conns[stripe].fd.as_ref(), &e)),
+        };
+        link.cut_off();
+        if let Some(e) = error {
+            peer.fail(e);
+        }
+    }
+
+    /// Takes a connection that a peer opened and proved to be its own.
+    pub(super) fn serve_new(&self, peer: &Peer, world: &World, fd: OwnedFd, hello: Hello) {
+        let token = Source::Serving(peer.rank, hello.stripe as usize).token();
+        let answer = Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, ..hello }.emit();
+        let interest = libc::EPOLLIN as u32;
+        let raw = fd.as_raw_fd();
+        let mut serving = peer.serving.lock();
+        if self.closed.load(Ordering::Acquire) || sock::send_whole(&fd, &answer).is_err() {
+            return;
+        }
+        if !serving.admit(fd, hello.stripe as usize, hello.stripes as usize, interest) {
+            log::warn!("rank {} opened TCP data connection {} twice: dropped", peer.rank, hello.stripe);
+        } else if self.poller.change(raw, interest, token).is_err() {
+            serving.drop_conn(hello.stripe as usize);
+        }
+    }
+
+    pub(super) fn serve_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
+        let Some(mut serving) = peer.serving.try_lock() else { return false };
+        let must_read = bits & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
+        match serving.advance(stripe, &self.registry, must_read) {
+            Ok(Outcome::Open(moved)) => {
+                let wanted = serving.wanted(stripe);
+                if let Some(conn) = serving.conn(stripe) {
+                    if conn.interest != wanted {
+                        conn.interest = wanted;
+                        let token = Source::Serving(peer.rank, stripe).token();
+                        let _ = self.poller.change(conn.fd().as_raw_fd(), wanted, token);
+                    }
+                }
+                return moved;
+            }
+            Ok(Outcome::Closed) => {
+                serving.drop_conn(stripe);
+                peer.left.store(true, Ordering::Release);
+            }
+            Err(e) => {
+                let fault = matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT);
+                if !peer.left.load(Ordering::Acquire) {
+                    let error = lost(peer.rank, serving.conn(stripe).map(|c| c.fd()), &e);
+                    if fault {
+                        // Ours alone: what the peer reads went away under it. It sees a reset.
+                        log::warn!("{}", error.message());
+                    } else {
+                        peer.fail(error);
+                    }
+                }
+                serving.drop_conn(stripe);
+            }
+        }
+        drop(serving);
+        self.nudge(peer);
+        true
+    }
+
+    pub(super) fn close_peer(&self, peer: &Peer, is_self: bool, deadline: Instant) {
+        let mut link = peer.link.lock();
+        self.take_inbox(peer, &mut link);
+        let mut unfinished = link.is_busy() && link.phase != Phase::Up;
+        if link.phase == Phase::Up && !peer.info.health.has_failed() {
+            unfinished = link.part();
+            while !is_self && link.pump().is_ok() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let (Some(fd), false) = (link.unsent(), left.is_zero()) else { break };
+                sock::wait_writable(fd.as_fd(), left.as_millis().clamp(1, 100) as i32);
+                link.conns.iter_mut().for_each(|c| c.blocked = false);
+            }
+        }
+        unfinished |= link.is_busy();
+        link.cut_off();
+        drop(link);
+        if unfinished && !is_self {
+            let rank = peer.rank;
+            peer.fail(Error::usage(format!("the communicator was closed with operations to rank {rank} unfinished")));
+        }
+        peer.serving.lock().close();
+    }
+}

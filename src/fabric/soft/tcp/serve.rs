@@ -1,0 +1,390 @@
+//! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
+
+use super::inlet::{Got, Inlet};
+use super::order::{home, Order};
+use super::sock::{self, Moved};
+use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
+use crate::memory::registry::{Held, Registry};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes received on one connection before others get their turn.
+const TURN: usize = 2 << 20;
+
+/// Unanswered gets above which a connection is not read: its peer keeps asking without taking answers.
+const BACKLOG: usize = 4096;
+
+/// Contexts that one peer may use.
+const CONTEXTS: usize = 1 << 16;
+
+/// A put on its way in.
+struct Landing {
+    context: u32,
+    place: Place,
+    bell: Option<(Bell, Counts)>,
+    got: usize,
+    /// The bytes are thrown away.
+    refused: bool,
+}
+
+/// An answer on its way out.
+struct Answer {
+    header: [u8; HEADER],
+    place: Place,
+    sent: usize,
+    /// Header alone.
+    bare: bool,
+}
+
+impl Answer {
+    fn len(&self) -> usize {
+        HEADER + if self.bare { 0 } else { self.place.len as usize }
+    }
+}
+
+/// One accepted connection.
+pub struct Inbound {
+    fd: OwnedFd,
+    inlet: Inlet,
+    landing: Option<Landing>,
+    answers: VecDeque<Answer>,
+    refused: bool,
+    goodbye: bool,
+    used: bool,
+    /// What epoll watches for.
+    pub interest: u32,
+}
+
+/// How a connection is after a turn.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It goes on; `true`: something moved.
+    Open(bool),
+    /// The peer closed in good order.
+    Closed,
+}
+
+/// All connections that one peer opened to this rank.
+#[derive(Default)]
+pub struct Serving {
+    conns: Vec<Option<Inbound>>,
+    orders: HashMap<u32, Order<Bell>>,
+}
+
+impl Serving {
+    /// Takes a greeted connection as stripe `stripe` of `stripes`. Refuses one that would displace a connection in use
+    /// or contradicts the others.
+    pub fn admit(&mut self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
+        if self.conns.is_empty() {
+            self.conns.resize_with(stripes, || None);
+        }
+        if self.conns.len() != stripes || self.conns[stripe].as_ref().is_some_and(|c| c.used) {
+            return false;
+        }
+        self.conns[stripe] = Some(Inbound {
+            fd,
+            inlet: Inlet::default(),
+            landing: None,
+            answers: VecDeque::new(),
+            refused: false,
+            goodbye: false,
+            used: false,
+            interest,
+        });
+        true
+    }
+
+    /// The connection of a stripe.
+    pub fn conn(&mut self, stripe: usize) -> Option<&mut Inbound> {
+        self.conns.get_mut(stripe)?.as_mut()
+    }
+
+    /// Ends the connection of a stripe.
+    pub fn drop_conn(&mut self, stripe: usize) {
+        if let Some(c) = self.conns.get_mut(stripe) {
+            *c = None;
+        }
+    }
+
+    /// Says goodbye where that does not cut an answer in two, and closes everything.
+    pub fn close(&mut self) {
+        for c in self.conns.drain(..).flatten() {
+            if c.answers.is_empty() {
+                // The peer may have gone first.
+                let _ = sock::send_whole(&c.fd, &Frame::Goodbye.emit());
+            }
+        }
+        self.orders.clear();
+    }
+
+    /// Receives, applies and answers on one connection for a while.
+    pub fn advance(&mut self, stripe: usize, registry: &Registry, must_read: bool) -> io::Result<Outcome> {
+        let stripes = self.conns.len();
+        let Some(conn) = self.conns.get_mut(stripe).and_then(Option::as_mut) else { return Ok(Outcome::Open(false)) };
+        let mut lanes = Lanes { orders: &mut self.orders, stripe, stripes };
+        let (mut total, mut moved) = (0, false);
+        let mut dry = conn.is_backlogged() && !must_read;
+        while !dry && total < TURN {
+            let got = conn.receive(registry)?;
+            dry = got.dry;
+            total += got.direct + got.staged;
+            moved |= got.direct + got.staged > 0;
+            conn.take_frames(&mut lanes, registry)?;
+            if got.ended || conn.goodbye {
+                if conn.goodbye && conn.landing.is_none() {
+                    return Ok(Outcome::Closed);
+                }
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            dry |= conn.is_backlogged();
+        }
+        moved |= conn.answer(registry)?;
+        conn.used |= moved;
+        Ok(Outcome::Open(moved))
+    }
+
+    /// What epoll should watch for on a stripe: bytes unless backlogged, room if answers wait for it.
+    pub fn wanted(&mut self, stripe: usize) -> u32 {
+        let Some(conn) = self.conn(stripe) else { return 0 };
+        let read = if conn.is_backlogged() { 0 } else { libc::EPOLLIN };
+        let write = if conn.answers.is_empty() { 0 } else { libc::EPOLLOUT };
+        (read | write) as u32
+    }
+}
+
+/// The orders of a peer's lanes, seen from one stripe.
+struct Lanes<'a> {
+    orders: &'a mut HashMap<u32, Order<Bell>>,
+    stripe: usize,
+    stripes: usize,
+}
+
+impl Inbound {
+    /// The socket.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    fn is_backlogged(&self) -> bool {
+        self.answers.len() >= BACKLOG
+    }
+
+    fn receive(&mut self, registry: &Registry) -> io::Result<Got> {
+        let Some(landing) = &mut self.landing else {
+            // SAFETY: nothing but the stage is written.
+            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+        };
+        let left = landing.place.len as usize - landing.got;
+        if !landing.refused {
+            // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
+            // deregistration wait for the peer.
+            let held = registry.hold();
+            if let Some(to) = held.resolve(landing.place.rkey, landing.place.addr + landing.got as u64, left as u64) {
+                // SAFETY: inside a registered window, which stays one while `held` lives.
+                match unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) } {
+                    Ok(got) => {
+                        landing.got += got.direct;
+                        return Ok(got);
+                    }
+                    // Registered, but not mapped any more.
+                    Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            drop(held);
+            self.refuse(Refusal::Put);
+        }
+        // SAFETY: nothing but the stage is written.
+        unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) }
+    }
+
+    /// Consumes what is staged, up to a partial header.
+    fn take_frames(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<()> {
+        let held = registry.hold();
+        loop {
+            if self.landing.is_some() {
+                if !self.land(&held) {
+                    return Ok(());
+                }
+                self.landed(lanes, &held);
+                continue;
+            }
+            let Some(frame) = self.inlet.header() else { return Ok(()) };
+            match frame.map_err(|m| io::Error::new(io::ErrorKind::InvalidData, m.0))? {
+                Frame::Put { context, place, bell } => {
+                    let counted = bell.is_some_and(|b| b.counted);
+                    let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+                    let staged = self.inlet.staged();
+                    if staged.len() < header {
+                        return Ok(());
+                    }
+                    let counts = match counted {
+                        true => parse_counts(&staged[HEADER..], lanes.stripes),
+                        false => [0; MAX_STRIPES],
+                    };
+                    self.inlet.consume(header);
+                    self.landing =
+                        Some(Landing { context, place, bell: bell.map(|b| (b, counts)), got: 0, refused: false });
+                    if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
+                        self.refuse(Refusal::Put);
+                    }
+                }
+                Frame::Get { context, place } => {
+                    self.inlet.consume(HEADER);
+                    if held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
+                        let header = Frame::Data { len: place.len }.emit();
+                        self.answers.push_back(Answer { header, place, sent: 0, bare: false });
+                    } else {
+                        self.say_refused(Refusal::Get, context, place);
+                    }
+                }
+                Frame::Goodbye => {
+                    self.inlet.consume(HEADER);
+                    self.goodbye = true;
+                    return Ok(());
+                }
+                Frame::Data { .. } | Frame::Refused { .. } => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer where a request is due"));
+                }
+            }
+        }
+    }
+
+    /// Copies what is staged of the current put to its place; `true`: it is complete.
+    fn land(&mut self, held: &Held) -> bool {
+        let Some(landing) = &mut self.landing else { return false };
+        let left = landing.place.len as usize - landing.got;
+        let staged = self.inlet.staged();
+        let n = left.min(staged.len());
+        if n > 0 {
+            let to = held.resolve(landing.place.rkey, landing.place.addr.wrapping_add(landing.got as u64), n as u64);
+            match to {
+                Some(to) if !landing.refused => {
+                    // SAFETY: `to` names `n` bytes of a registered window, which stays one while `held` lives; the
+                    // stage is ours alone. A raw copy: the window is shared with the application.
+                    unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
+                }
+                _ => {
+                    if !landing.refused {
+                        self.refuse(Refusal::Put);
+                    }
+                }
+            }
+            self.inlet.consume(n);
+            if let Some(landing) = &mut self.landing {
+                landing.got += n;
+            }
+        }
+        left == n
+    }
+
+    /// The current put is complete: counts it, and rings what is due.
+    fn landed(&mut self, lanes: &mut Lanes, held: &Held) {
+        let Some(Landing { context, place, bell, refused, .. }) = self.landing.take() else { return };
+        // A signal must not announce bytes that are not there.
+        let bell = bell.filter(|_| !refused);
+        if lanes.stripes == 1 {
+            if let Some((bell, _)) = bell {
+                self.ring(context, &bell, held);
+            }
+            return;
+        }
+        if !lanes.orders.contains_key(&context) && lanes.orders.len() >= CONTEXTS {
+            self.say_refused(Refusal::Put, context, place);
+            return;
+        }
+        let order = lanes.orders.entry(context).or_default();
+        if lanes.stripe != home(context, lanes.stripes) {
+            order.arrived(lanes.stripe);
+        }
+        while let Some(bell) = order.release() {
+            self.ring(context, &bell, held);
+        }
+        match bell {
+            Some((bell, counts)) if bell.counted => {
+                if let Some(bell) = order.rings(counts, bell) {
+                    self.ring(context, &bell, held);
+                }
+            }
+            Some((bell, _)) => self.ring(context, &bell, held),
+            None => {}
+        }
+    }
+
+    fn ring(&mut self, context: u32, bell: &Bell, held: &Held) {
+        match held.resolve(bell.rkey, bell.addr, 8) {
+            Some(word) if bell.addr % 8 == 0 => {
+                // SAFETY: eight aligned bytes of a registered window, which stays one while `held` lives; everybody
+                // who writes there while peers may signal does so atomically (the contract of signals).
+                unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(bell.value, Ordering::SeqCst);
+            }
+            _ => self.say_refused(Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 }),
+        }
+    }
+
+    fn refuse(&mut self, why: Refusal) {
+        let Some(landing) = &mut self.landing else { return };
+        landing.refused = true;
+        let (context, place) = (landing.context, landing.place);
+        self.say_refused(why, context, place);
+    }
+
+    /// The first refusal ends the initiator's path; more would tell it nothing new, except that each get is answered.
+    fn say_refused(&mut self, why: Refusal, context: u32, place: Place) {
+        if !std::mem::replace(&mut self.refused, true) || why == Refusal::Get {
+            let header = Frame::Refused { why, context, place }.emit();
+            self.answers.push_back(Answer { header, place, sent: 0, bare: true });
+        }
+    }
+
+    /// Sends answers until the kernel takes no more or the turn is over.
+    fn answer(&mut self, registry: &Registry) -> io::Result<bool> {
+        const VECTORS: usize = 32;
+        let mut total = 0;
+        while !self.answers.is_empty() && total < TURN {
+            let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
+            let (mut n, mut offered) = (0, 0);
+            let held = registry.hold();
+            for a in self.answers.iter().take(VECTORS / 2) {
+                let header = &a.header[a.sent.min(HEADER)..];
+                if !header.is_empty() {
+                    io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
+                    n += 1;
+                }
+                let done = a.sent.saturating_sub(HEADER);
+                if !a.bare && a.place.len as usize > done {
+                    let len = a.place.len as usize - done;
+                    let from = held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64);
+                    let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
+                    io[n] = libc::iovec { iov_base: from.cast(), iov_len: len };
+                    n += 1;
+                }
+                offered += a.len() - a.sent;
+            }
+            // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
+            // stay so while `held` lives.
+            let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
+                Moved::Bytes(n) => n,
+                _ => 0,
+            };
+            drop(held);
+            total += sent;
+            let mut left = sent;
+            while let Some(a) = self.answers.front_mut() {
+                let n = left.min(a.len() - a.sent);
+                a.sent += n;
+                left -= n;
+                if a.sent < a.len() {
+                    break;
+                }
+                self.answers.pop_front();
+            }
+            if sent < offered {
+                break;
+            }
+        }
+        Ok(total > 0)
+    }
+}

@@ -1,0 +1,127 @@
+//! The helper thread: receives for a rank that is not calling in, and sleeps while there is nothing to do.
+//!
+//! While callers poll, it naps: it only wakes to see that they still do. Once nobody has polled for a nap's length it
+//! works itself, and when nothing moves any more it asks its peers to wake it and sleeps without a timer.
+
+use super::shared::Shared;
+use crate::error::{Error, Result};
+use crate::thread::Thread;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long nobody may have polled before the thread takes over.
+const NAP: u16 = 2;
+/// How long it spins after the last message before it sleeps.
+const LINGER: Duration = Duration::from_micros(30);
+/// How often it looks at what waits, and at its peers, while operations are unfinished, ms.
+const WATCH: u16 = 50;
+/// The thread calls nothing deep.
+const STACK: usize = 256 << 10;
+
+/// What the thread sleeps on.
+struct Bed {
+    /// Contact socket and stirring.
+    nap: Epoll,
+    /// The same and TCP.
+    sleep: Epoll,
+}
+
+impl Bed {
+    fn new(shared: &Shared) -> nix::Result<Self> {
+        let make = |fds: &[BorrowedFd<'_>]| {
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            for fd in fds {
+                epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            }
+            nix::Result::Ok(epoll)
+        };
+        let (contact, stirred) = (shared.contact.fd(), shared.stirred_fd());
+        // SAFETY: the transport, hence its descriptor, lives as long as `shared`, which outlives this call.
+        let tcp = unsafe { BorrowedFd::borrow_raw(shared.tcp().as_fd()) };
+        Ok(Self { nap: make(&[contact, stirred])?, sleep: make(&[contact, stirred, tcp])? })
+    }
+}
+
+fn wait(epoll: &Epoll, timeout: EpollTimeout) {
+    let mut events = [EpollEvent::empty(); 4];
+    // An interrupted or failed wait is only a short one.
+    let _ = epoll.wait(&mut events, timeout);
+}
+
+/// How long the thread may take to come up.
+const START_WITHIN: Duration = Duration::from_secs(10);
+
+/// Starts the thread. It ends after `Shared::request_stop`.
+pub fn start(shared: Arc<Shared>) -> Result<Thread> {
+    let bed = Bed::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
+    let up = Arc::new(AtomicU32::new(0));
+    let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
+    let thread = Thread::spawn(&name, STACK, move || {
+        let holds = own.inbox.hold_life();
+        own_up.store(1 + holds as u32, Ordering::Release);
+        if holds {
+            run(&own, &bed);
+            own.inbox.release_life();
+        }
+    })?;
+    let end = Instant::now() + START_WITHIN;
+    while up.load(Ordering::Acquire) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    if up.load(Ordering::Acquire) == 2 {
+        return Ok(thread);
+    }
+    shared.request_stop();
+    thread.join();
+    Err(Error::internal("the helper thread could not mark this rank as alive"))
+}
+
+fn run(shared: &Shared, bed: &Bed) {
+    let mut seen = shared.polls();
+    while !shared.is_stopping() {
+        let nap = if shared.is_tcp_active() { &bed.nap } else { &bed.sleep };
+        wait(nap, EpollTimeout::from(NAP));
+        shared.calm();
+        shared.answer_contacts();
+        if !shared.is_tcp_active() && shared.tcp().progress() {
+            shared.tcp_active();
+        }
+        let now = shared.polls();
+        if now != seen {
+            seen = now;
+            continue;
+        }
+        work(shared, bed, seen);
+        seen = shared.polls();
+    }
+}
+
+/// Works and sleeps until somebody polls again.
+fn work(shared: &Shared, bed: &Bed, seen: u64) {
+    let mut last = Instant::now();
+    while !shared.is_stopping() && shared.polls() == seen {
+        let mut moved = shared.step();
+        moved |= shared.tcp().progress();
+        shared.look_at_peers();
+        if moved {
+            last = Instant::now();
+            continue;
+        }
+        if last.elapsed() < LINGER {
+            std::hint::spin_loop();
+            continue;
+        }
+        shared.inbox.set_sleeping(true);
+        if shared.cool_down() {
+            let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
+            wait(&bed.sleep, timeout);
+        }
+        shared.inbox.set_sleeping(false);
+        shared.calm();
+        shared.answer_contacts();
+        last = Instant::now();
+    }
+}

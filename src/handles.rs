@@ -1,0 +1,202 @@
+//! Opaque handles: every pointer that NCCL holds for us is a ticket into one table, not an address.
+//!
+//! A handle that is NULL, foreign, of the wrong kind, or already destroyed is told from a live one without touching
+//! memory that is not ours. A handle is even, below 2^62 and never zero, so it survives the device descriptors that
+//! keep 63 bits of it above a flag bit.
+//!
+//! Lifetime: the table owns one reference of each object. As with any C interface, the caller must not destroy an
+//! object while another thread is inside a call with it; destroying it twice, or calling with it afterwards, is an
+//! error and not a crash.
+
+use crate::sync::Mutex;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// What a handle stands for. The discriminant is part of the handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// What `init` made.
+    Instance = 1,
+    /// What `listen` made.
+    Listen = 2,
+    /// What `connect` made.
+    Coll = 3,
+    /// What `createContext` made.
+    Contexts = 4,
+    /// What `regMrSym` made.
+    Window = 5,
+}
+
+impl Kind {
+    /// The table's word for it, for messages.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Kind::Instance => "plugin context",
+            Kind::Listen => "listenComm",
+            Kind::Coll => "collComm",
+            Kind::Contexts => "ginCtx / rmaCtx",
+            Kind::Window => "memory handle",
+        }
+    }
+}
+
+/// Types that handles stand for.
+pub trait Object: Send + Sync + 'static {
+    /// Their kind.
+    const KIND: Kind;
+}
+
+// A handle: bits 0..4 zero | index (18) | generation (30) | kind (4) | mark (6) | bits 62, 63 zero.
+const INDEX_SHIFT: u32 = 4;
+const INDEX_BITS: u32 = 18;
+const GENERATION_SHIFT: u32 = INDEX_SHIFT + INDEX_BITS;
+const GENERATION_BITS: u32 = 30;
+const KIND_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
+const MARK: u64 = 0b10_1101 << 56;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+const CHUNK_BITS: u32 = 9;
+const CHUNK: usize = 1 << CHUNK_BITS;
+const CHUNKS: usize = 1 << (INDEX_BITS - CHUNK_BITS);
+
+struct Entry {
+    /// The live handle, or 0.
+    handle: AtomicU64,
+    object: AtomicPtr<c_void>,
+}
+
+struct Free {
+    indices: Vec<u32>,
+    next: u32,
+    generation: u64,
+}
+
+static TABLE: [AtomicPtr<Entry>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 0, generation: 1 });
+
+#[inline(always)]
+fn entry(handle: u64) -> Option<&'static Entry> {
+    let index = (handle >> INDEX_SHIFT) & INDEX_MASK;
+    let chunk = TABLE[(index >> CHUNK_BITS) as usize].load(Ordering::Acquire);
+    if chunk.is_null() {
+        return None;
+    }
+    // SAFETY: a non-null chunk is an array of CHUNK entries that is never freed; the index is masked below CHUNK.
+    Some(unsafe { &*chunk.add((index as usize) & (CHUNK - 1)) })
+}
+
+/// Puts an object into the table and returns its handle, or `None` when 2^18 objects are live.
+pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
+    let mut free = FREE.lock();
+    let index = match free.indices.pop() {
+        Some(index) => index,
+        None => {
+            let index = free.next;
+            if u64::from(index) > INDEX_MASK {
+                return None;
+            }
+            let chunk = &TABLE[(index as usize) >> CHUNK_BITS];
+            if chunk.load(Ordering::Relaxed).is_null() {
+                let entries: Box<[Entry]> = (0..CHUNK)
+                    .map(|_| Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) })
+                    .collect();
+                chunk.store(Box::leak(entries).as_mut_ptr(), Ordering::Release);
+            }
+            free.next += 1;
+            index
+        }
+    };
+    free.generation += 1;
+    let generation = free.generation & ((1 << GENERATION_BITS) - 1);
+    let handle =
+        MARK | (T::KIND as u64) << KIND_SHIFT | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT;
+    let entry = entry(handle)?;
+    entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
+    entry.handle.store(handle, Ordering::Release);
+    Some(handle as *mut c_void)
+}
+
+/// The object behind a live handle of the right kind.
+///
+/// # Safety
+/// The caller of the C interface does not destroy the object during the call that `'a` spans (module docs).
+#[inline(always)]
+pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
+    let handle = handle as u64;
+    if (handle >> KIND_SHIFT) != (MARK >> KIND_SHIFT | T::KIND as u64) {
+        return None;
+    }
+    let entry = entry(handle)?;
+    if entry.handle.load(Ordering::Acquire) != handle {
+        return None;
+    }
+    // SAFETY: a live handle's object came from Arc::into_raw of the type its kind stands for and has not been taken out.
+    Some(unsafe { &*(entry.object.load(Ordering::Relaxed) as *const T) })
+}
+
+/// One more reference to the object behind a live handle.
+///
+/// # Safety
+/// As for [`get`].
+pub unsafe fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
+    // SAFETY: passed on to the caller.
+    let object = unsafe { get::<T>(handle)? };
+    // SAFETY: the object is inside an Arc whose reference the table holds.
+    unsafe {
+        Arc::increment_strong_count(object);
+        Some(Arc::from_raw(object))
+    }
+}
+
+/// Takes an object out; its handle is dead from here on. `None` for every handle that is not live and of this kind.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
+    let value = handle as u64;
+    let mut free = FREE.lock();
+    // SAFETY: removal is serialised by the lock, so the object stays until it is taken out below.
+    unsafe { get::<T>(handle)? };
+    let entry = entry(value)?;
+    entry.handle.store(0, Ordering::Release);
+    let object = entry.object.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    free.indices.push(((value >> INDEX_SHIFT) & INDEX_MASK) as u32);
+    drop(free);
+    // SAFETY: the pointer came from Arc::into_raw in `insert` and left the table just now.
+    Some(unsafe { Arc::from_raw(object as *const T) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct A(u32);
+    impl Object for A {
+        const KIND: Kind = Kind::Instance;
+    }
+    struct B;
+    impl Object for B {
+        const KIND: Kind = Kind::Window;
+    }
+
+    #[test]
+    fn live_handles_resolve_and_others_do_not() {
+        let h = insert(Arc::new(A(7))).unwrap();
+        // SAFETY: nobody destroys the object here.
+        unsafe {
+            assert_eq!(get::<A>(h).unwrap().0, 7);
+            assert_eq!(clone::<A>(h).unwrap().0, 7);
+            assert!(get::<B>(h).is_none());
+            for bad in [0u64, 1, 0x10, 0xdead_beef, u64::MAX, (h as u64) + 16, (h as u64) ^ 1] {
+                assert!(get::<A>(bad as *mut c_void).is_none(), "{bad:#x}");
+            }
+            assert_eq!(remove::<A>(h).unwrap().0, 7);
+            assert!(get::<A>(h).is_none());
+        }
+        assert!(remove::<A>(h).is_none());
+        let again = insert(Arc::new(A(8))).unwrap();
+        assert_ne!(again, h, "a generation tells a new object in an old place");
+        assert_eq!(again as u64 & 1, 0);
+        assert!((again as u64) < 1 << 62);
+        remove::<A>(again);
+    }
+}

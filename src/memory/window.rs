@@ -1,0 +1,40 @@
+//! One registered window: where it lies here, and where it lies at every peer.
+
+use crate::fabric::Registration;
+use crate::handles::{Kind, Object};
+use std::sync::atomic::AtomicU64;
+
+/// A window at one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// First byte, in that rank's address space.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// That rank's key.
+    pub rkey: u32,
+}
+
+/// A window that every rank of a communicator registered together.
+pub struct Window {
+    /// Number of the communicator in this process: operations of another one refuse the window.
+    pub coll: u64,
+    /// Window number, the same on every rank.
+    pub id: u32,
+    /// First byte here.
+    pub base: u64,
+    /// Bytes here.
+    pub len: u64,
+    /// This rank's key for local access.
+    pub lkey: u32,
+    /// By rank.
+    pub remote: Box<[Remote]>,
+    /// Ends the registration when dropped.
+    pub registration: Registration,
+    /// The handle NCCL holds, once there is one.
+    pub handle: AtomicU64,
+}
+
+impl Object for Window {
+    const KIND: Kind = Kind::Window;
+}

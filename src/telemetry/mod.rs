@@ -1,0 +1,4 @@
+//! What the library tells about itself.
+
+pub mod log;
+pub mod panic;

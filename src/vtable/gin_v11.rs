@@ -1,0 +1,195 @@
+//! GIN v11: operations name the communicator.
+
+use super::guard::{guard, null, object};
+use super::{setup, NAME};
+use crate::comm::coll::Coll;
+use crate::error::{Error, Result};
+use crate::handles;
+use crate::rma::call::{self, Place, PutArgs, SignalArgs};
+use crate::rma::contexts::Contexts;
+use nccl_plugin_api::gin_v11::GinV11;
+use nccl_plugin_api::*;
+use std::ffi::{c_int, c_void};
+
+/// Connects and makes the one context that v11 has: its operations need no createContext.
+unsafe extern "C" fn connect(
+    _ctx: *mut c_void,
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: passed on.
+    guard("connect", || unsafe { connect_with(handles, nranks, rank, 1, 0, listen_comm, coll_comm) })
+}
+
+/// Connects and makes `n_connections` contexts, which v11 and v12 operations use through the communicator.
+///
+/// # Safety
+/// As [`setup::join`]; `coll_comm` is NULL or writable.
+pub(super) unsafe fn connect_with(
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    n_connections: c_int,
+    queue_depth: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> Result<()> {
+    // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
+    let spec = setup::spec(n_connections.max(1), queue_depth, -1)?;
+    // SAFETY: passed on.
+    let coll = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
+    coll.create_contexts(&spec)?;
+    let handle = handles::insert(coll)
+        .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators"))?;
+    // SAFETY: `join` refused a NULL `coll_comm`.
+    unsafe { coll_comm.write(handle) };
+    Ok(())
+}
+
+/// createContext of a proxy-type plugin: the contexts exist since connect; NCCL gets a handle to ask for errors with.
+///
+/// # Safety
+/// `gin_ctx` and `dev_handle` are NULL or writable.
+pub(super) unsafe fn create_context_of(
+    coll_comm: *mut c_void,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+) -> Result<()> {
+    if gin_ctx.is_null() {
+        return Err(null("ginCtx"));
+    }
+    // SAFETY: NCCL does not close the communicator during a call with it.
+    let coll = unsafe { object::<Coll>(coll_comm)? };
+    let handle = handles::insert(coll.first_set_shared()?)
+        .ok_or_else(|| Error::system("more than 262144 objects are live; destroy unused contexts"))?;
+    coll.instance.adopt_contexts(handle);
+    // SAFETY: not NULL, or not touched. There is no device handle: NCCL's own proxy serves the GPU.
+    unsafe {
+        gin_ctx.write(handle);
+        if !dev_handle.is_null() {
+            dev_handle.write(std::ptr::null_mut());
+        }
+    }
+    Ok(())
+}
+
+/// destroyContext: ends the handle only, the contexts go with the communicator.
+pub(super) unsafe extern "C" fn destroy_context(gin_ctx: *mut c_void) -> NcclResult {
+    guard("destroyContext", || {
+        handles::remove::<Contexts>(gin_ctx)
+            .map(drop)
+            .ok_or_else(|| super::guard::dead(handles::Kind::Contexts, gin_ctx))
+    })
+}
+
+/// The contexts that an operation naming a communicator works on.
+///
+/// # Safety
+/// As [`object`].
+#[inline(always)]
+pub(super) unsafe fn set_of<'a>(coll_comm: *mut c_void) -> Result<&'a Contexts> {
+    // SAFETY: passed on.
+    unsafe { object::<Coll>(coll_comm)?.first_set() }.ok_or_else(|| {
+        Error::usage("this communicator has no connections, or is closed; connect through this table first")
+    })
+}
+
+unsafe extern "C" fn create_context(
+    coll_comm: *mut c_void,
+    _n_signals: c_int,
+    _n_counters: c_int,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+) -> NcclResult {
+    // SAFETY: passed on.
+    guard("createContext", || unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) })
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn iput(
+    coll_comm: *mut c_void,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    guard("iput", || unsafe {
+        let args = PutArgs {
+            context: 0,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: None,
+            more: false,
+        };
+        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn iput_signal(
+    coll_comm: *mut c_void,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `iput`.
+    guard("iputSignal", || unsafe {
+        let args = PutArgs {
+            context: 0,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: Some(SignalArgs {
+                place: Place { offset: signal_off, window: signal_mhandle },
+                value: signal_value,
+                op: signal_op,
+                strong: true,
+            }),
+            more: false,
+        };
+        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+    })
+}
+
+/// The table.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static ncclGinPlugin_v11: GinV11 = GinV11 {
+    name: NAME.as_ptr(),
+    init: Some(setup::init),
+    devices: Some(setup::devices),
+    get_properties: Some(setup::get_properties_v11),
+    listen: Some(setup::listen),
+    connect: Some(connect),
+    create_context: Some(create_context),
+    reg_mr_sym: Some(setup::gin_reg),
+    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
+    dereg_mr_sym: Some(setup::dereg),
+    destroy_context: Some(destroy_context),
+    close_coll: Some(setup::close_coll),
+    close_listen: Some(setup::close_listen),
+    iput: Some(iput),
+    iput_signal: Some(iput_signal),
+    test: Some(setup::test),
+    gin_progress: Some(setup::coll_progress),
+    query_last_error: Some(setup::query_last_error),
+    finalize: Some(setup::finalize),
+};

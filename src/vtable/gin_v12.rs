@@ -1,0 +1,126 @@
+//! GIN v12: operations name the communicator and one of its connections.
+
+use super::gin_v11::{connect_with, create_context_of, destroy_context, set_of};
+use super::guard::guard;
+use super::{setup, NAME};
+use crate::rma::call::{self, Place, PutArgs, SignalArgs};
+use nccl_plugin_api::gin_v12::GinV12;
+use nccl_plugin_api::*;
+use std::ffi::{c_int, c_void};
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn connect(
+    _ctx: *mut c_void,
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    n_connections: c_int,
+    queue_depth: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> NcclResult {
+    guard("connect", || {
+        // SAFETY: passed on.
+        unsafe { connect_with(handles, nranks, rank, n_connections, queue_depth, listen_comm, coll_comm) }
+    })
+}
+
+unsafe extern "C" fn create_context(
+    coll_comm: *mut c_void,
+    _n_signals: c_int,
+    _n_counters: c_int,
+    _n_contexts: c_int,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+) -> NcclResult {
+    // SAFETY: passed on.
+    guard("createContext", || unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) })
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn iput(
+    coll_comm: *mut c_void,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    connection_id: c_int,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    guard("iput", || unsafe {
+        let args = PutArgs {
+            context: connection_id,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: None,
+            more: false,
+        };
+        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn iput_signal(
+    coll_comm: *mut c_void,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    connection_id: c_int,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `iput`.
+    guard("iputSignal", || unsafe {
+        let args = PutArgs {
+            context: connection_id,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: Some(SignalArgs {
+                place: Place { offset: signal_off, window: signal_mhandle },
+                value: signal_value,
+                op: signal_op,
+                strong: true,
+            }),
+            more: false,
+        };
+        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+    })
+}
+
+/// The table.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static ncclGinPlugin_v12: GinV12 = GinV12 {
+    name: NAME.as_ptr(),
+    init: Some(setup::init),
+    devices: Some(setup::devices),
+    get_properties: Some(setup::get_properties_v11),
+    listen: Some(setup::listen),
+    connect: Some(connect),
+    create_context: Some(create_context),
+    reg_mr_sym: Some(setup::gin_reg),
+    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
+    dereg_mr_sym: Some(setup::dereg),
+    destroy_context: Some(destroy_context),
+    close_coll: Some(setup::close_coll),
+    close_listen: Some(setup::close_listen),
+    iput: Some(iput),
+    iput_signal: Some(iput_signal),
+    test: Some(setup::test),
+    gin_progress: Some(setup::coll_progress),
+    query_last_error: Some(setup::query_last_error),
+    finalize: Some(setup::finalize),
+};

@@ -1,0 +1,58 @@
+//! GIN v14: set-up only. Its device code wants a queue that the plugin drains itself, which is not built yet.
+
+use super::guard::{guard, object, store};
+use super::{setup, NAME};
+use crate::comm::coll::Coll;
+use crate::error::Error;
+use nccl_plugin_api::gin_v14::{ConfigV14, GinPropertiesV14, GinV14};
+use nccl_plugin_api::*;
+use std::ffi::c_void;
+
+unsafe extern "C" fn get_gin_properties(props: *mut GinPropertiesV14) -> NcclResult {
+    let value = GinPropertiesV14 { supports_strong_signals: true, supports_va_signals: true };
+    // SAFETY: NULL or writable.
+    guard("getGinProperties", || unsafe { store("props", props, value) })
+}
+
+/// Refuses with the remedy: NCCL's own proxy over our RMA table does the same work.
+unsafe extern "C" fn create_context(
+    coll_comm: *mut c_void,
+    config: *mut ConfigV14,
+    _gin_ctx: *mut *mut c_void,
+    _dev_handle: *mut *mut DeviceHandle,
+) -> NcclResult {
+    guard("createContext", || {
+        // SAFETY: NCCL does not close the communicator during a call with it.
+        unsafe { object::<Coll>(coll_comm)? };
+        if config.is_null() {
+            return Err(super::guard::null("config"));
+        }
+        Err(Error::usage(
+            "the GIN v14 table has no queues of its own in this version; set NCCL_RMA_PLUGIN to this library (and \
+             NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the RMA table",
+        ))
+    })
+}
+
+/// The table.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static ncclGinPlugin_v14: GinV14 = GinV14 {
+    name: NAME.as_ptr(),
+    init: Some(setup::init),
+    devices: Some(setup::devices),
+    get_gin_properties: Some(get_gin_properties),
+    get_properties: Some(setup::get_properties_v12),
+    listen: Some(setup::listen),
+    connect: Some(setup::connect),
+    create_context: Some(create_context),
+    reg_mr_sym: Some(setup::gin_reg),
+    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
+    dereg_mr_sym: Some(setup::dereg),
+    destroy_context: Some(setup::destroy_context),
+    close_coll: Some(setup::close_coll),
+    close_listen: Some(setup::close_listen),
+    gin_progress: Some(setup::progress),
+    query_last_error: Some(setup::query_last_error),
+    finalize: Some(setup::finalize),
+};

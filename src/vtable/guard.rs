@@ -1,0 +1,82 @@
+//! Between C and Rust: no panic crosses, every error becomes a code and one log line.
+
+use crate::error::{Error, Result};
+use nccl_plugin_api::NcclResult;
+use std::any::Any;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Runs the body of a table function. On the good path this costs nothing: unwinding is table-driven.
+#[inline(always)]
+pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> NcclResult {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => NcclResult::SUCCESS,
+        Ok(Err(error)) => report(call, &error),
+        Err(panic) => caught(call, &*panic),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn report(call: &'static str, error: &Error) -> NcclResult {
+    if !error.is_logged() {
+        // The logger is foreign code: a panic on the way to it must not cross either.
+        let _ = catch_unwind(|| log::warn!("{call}: {error}"));
+    }
+    error.code()
+}
+
+#[cold]
+#[inline(never)]
+fn caught(call: &'static str, panic: &(dyn Any + Send)) -> NcclResult {
+    let what = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    let _ = catch_unwind(|| log::warn!("{call}: a fault inside oxygin: {what}; please report it"));
+    NcclResult::INTERNAL_ERROR
+}
+
+/// Stores to a pointer that came from the caller.
+///
+/// # Safety
+/// A non-NULL `to` is writable and aligned.
+#[inline(always)]
+pub unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Result<()> {
+    if to.is_null() {
+        return Err(null(name));
+    }
+    // SAFETY: not NULL, hence writable (caller).
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// The error for a NULL that may not be.
+#[cold]
+#[inline(never)]
+pub fn null(name: &str) -> Error {
+    Error::argument(format!("{name} is NULL; pass a valid pointer"))
+}
+
+/// The error for a handle that stands for nothing.
+#[cold]
+#[inline(never)]
+pub fn dead(kind: crate::handles::Kind, handle: *mut std::ffi::c_void) -> Error {
+    if handle.is_null() {
+        return null(kind.noun());
+    }
+    Error::argument(format!(
+        "{handle:p} is no live {}: it never came from this plugin, or was closed before; pass the live one",
+        kind.noun()
+    ))
+}
+
+/// The object behind a handle, or the error that says what is wrong with the handle.
+///
+/// # Safety
+/// As for [`crate::handles::get`].
+#[inline(always)]
+pub unsafe fn object<'a, T: crate::handles::Object>(handle: *mut std::ffi::c_void) -> Result<&'a T> {
+    // SAFETY: passed on.
+    unsafe { crate::handles::get::<T>(handle) }.ok_or_else(|| dead(T::KIND, handle))
+}

@@ -1,0 +1,86 @@
+//! RMA v14: signals are strong or weak.
+
+use super::guard::{guard, object};
+use super::{setup, NAME};
+use crate::rma::call::{self, Place, PutArgs, SignalArgs};
+use crate::rma::contexts::Contexts;
+use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
+use nccl_plugin_api::*;
+use std::ffi::{c_int, c_void};
+
+pub(super) unsafe extern "C" fn create_context(
+    coll_comm: *mut c_void,
+    config: *mut ConfigV14,
+    rma_ctx: *mut *mut c_void,
+) -> NcclResult {
+    guard("createContext", || {
+        // SAFETY: NULL or readable.
+        let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
+        // SAFETY: `rma_ctx` is NULL or writable.
+        unsafe { setup::create_context(coll_comm, c.n_contexts, 0, c.traffic_class, rma_ctx) }
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe extern "C" fn iput_signal(
+    ctx: *mut c_void,
+    context: c_int,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    is_strong_signal: bool,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in GIN v13's `iput`.
+    guard("iputSignal", || unsafe {
+        let args = PutArgs {
+            context,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: Some(SignalArgs {
+                place: Place { offset: signal_off, window: signal_mhandle },
+                value: signal_value,
+                op: signal_op,
+                strong: is_strong_signal,
+            }),
+            more: false,
+        };
+        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
+    })
+}
+
+/// The table.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
+    name: NAME.as_ptr(),
+    init: Some(setup::init),
+    devices: Some(setup::devices),
+    get_properties: Some(setup::get_properties_v12),
+    listen: Some(setup::listen),
+    connect: Some(setup::connect),
+    create_context: Some(create_context),
+    reg_mr_sym: Some(setup::rma_reg),
+    reg_mr_sym_dma_buf: Some(setup::rma_reg_dma_buf),
+    dereg_mr_sym: Some(setup::dereg),
+    destroy_context: Some(setup::destroy_context),
+    close_coll: Some(setup::close_coll),
+    close_listen: Some(setup::close_listen),
+    iput: Some(super::gin_v13::iput),
+    iput_signal: Some(iput_signal),
+    iget: Some(super::gin_v13::iget),
+    iflush: Some(setup::iflush),
+    test: Some(setup::test),
+    rma_progress: Some(setup::progress),
+    query_last_error: Some(setup::query_last_error),
+    finalize: Some(setup::finalize),
+};

@@ -1,0 +1,130 @@
+//! RMA v15: operations carry `OPT_*` hints.
+
+use super::guard::{guard, object};
+use super::rma_v14::create_context;
+use super::{setup, NAME};
+use crate::rma::call::{self, GetArgs, Place, PutArgs, SignalArgs};
+use crate::rma::contexts::Contexts;
+use nccl_plugin_api::rma_v15::RmaV15;
+use nccl_plugin_api::*;
+use std::ffi::{c_int, c_void};
+
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe extern "C" fn iput(
+    ctx: *mut c_void,
+    context: c_int,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    opt_flags: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    guard("iput", || unsafe {
+        let args = PutArgs {
+            context,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: None,
+            more: opt_flags & OPT_AGGREGATE != 0,
+        };
+        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe extern "C" fn iput_signal(
+    ctx: *mut c_void,
+    context: c_int,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    is_strong_signal: bool,
+    opt_flags: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `iput`.
+    guard("iputSignal", || unsafe {
+        let args = PutArgs {
+            context,
+            src: Place { offset: src_off, window: src_mhandle },
+            size,
+            dst: Place { offset: dst_off, window: dst_mhandle },
+            rank,
+            signal: Some(SignalArgs {
+                place: Place { offset: signal_off, window: signal_mhandle },
+                value: signal_value,
+                op: signal_op,
+                strong: is_strong_signal,
+            }),
+            more: opt_flags & OPT_AGGREGATE != 0,
+        };
+        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe extern "C" fn iget(
+    ctx: *mut c_void,
+    context: c_int,
+    remote_off: u64,
+    remote_mhandle: *mut c_void,
+    size: usize,
+    local_off: u64,
+    local_mhandle: *mut c_void,
+    rank: u32,
+    opt_flags: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `iput`; the destination stays writable until the request is done.
+    guard("iget", || unsafe {
+        let args = GetArgs {
+            context,
+            remote: Place { offset: remote_off, window: remote_mhandle },
+            size,
+            local: Place { offset: local_off, window: local_mhandle },
+            rank,
+            more: opt_flags & OPT_AGGREGATE != 0,
+        };
+        setup::started(request, || call::get(object::<Contexts>(ctx)?, &args))
+    })
+}
+
+/// The table.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
+    name: NAME.as_ptr(),
+    init: Some(setup::init),
+    devices: Some(setup::devices),
+    get_properties: Some(setup::get_properties_v12),
+    listen: Some(setup::listen),
+    connect: Some(setup::connect),
+    create_context: Some(create_context),
+    reg_mr_sym: Some(setup::rma_reg),
+    reg_mr_sym_dma_buf: Some(setup::rma_reg_dma_buf),
+    dereg_mr_sym: Some(setup::dereg),
+    destroy_context: Some(setup::destroy_context),
+    close_coll: Some(setup::close_coll),
+    close_listen: Some(setup::close_listen),
+    iput: Some(iput),
+    iput_signal: Some(iput_signal),
+    iget: Some(iget),
+    iflush: Some(setup::iflush),
+    test: Some(setup::test),
+    rma_progress: Some(setup::progress),
+    query_last_error: Some(setup::query_last_error),
+    finalize: Some(setup::finalize),
+};

@@ -1,0 +1,454 @@
+//! The calls that all table versions share: everything but the data operations and createContext.
+
+use super::guard::{dead, guard, null, object, store};
+use crate::comm::coll::Coll;
+use crate::comm::instance::Instance;
+use crate::comm::listen::Listen;
+use crate::comm::rendezvous::Listener;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fabric::devices::{self, Device};
+use crate::fabric::ContextSpec;
+use crate::handles::{self, Kind};
+use crate::rma::call;
+use crate::rma::contexts::Contexts;
+use crate::telemetry;
+use nccl_plugin_api::*;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
+    handles::insert(object)
+        .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators and windows"))
+}
+
+/// # Safety
+/// As `InitFn`.
+pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogger>) -> NcclResult {
+    guard("init", || {
+        telemetry::panic::silence();
+        // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
+        unsafe { telemetry::log::install(logger) };
+        if ctx.is_null() {
+            return Err(null("ctx"));
+        }
+        let instance = Arc::new(Instance::new(Config::from_env(), comm_id));
+        // SAFETY: `ctx` is not NULL.
+        unsafe { store("ctx", ctx, insert(instance)?) }
+    })
+}
+
+/// # Safety
+/// As `DevicesFn`.
+pub unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
+    guard("devices", || {
+        let n = devices::all(&Config::from_env()).len();
+        // SAFETY: the caller passes NULL or a writable int.
+        unsafe { store("ndev", ndev, n as c_int) }
+    })
+}
+
+fn device(dev: c_int) -> Result<&'static Device> {
+    let all = devices::all(&Config::from_env());
+    usize::try_from(dev).ok().and_then(|d| all.get(d)).ok_or_else(|| {
+        Error::argument(format!("dev = {dev}, but there are devices 0 to {}", all.len().saturating_sub(1)))
+    })
+}
+
+/// # Safety
+/// As `PropertiesV11Fn`.
+pub unsafe extern "C" fn get_properties_v11(dev: c_int, props: *mut PropertiesV11) -> NcclResult {
+    // SAFETY: the caller passes NULL or a writable struct.
+    guard("getProperties", || unsafe { store("props", props, device(dev)?.properties_v11(dev)) })
+}
+
+/// # Safety
+/// As `PropertiesV12Fn`.
+pub unsafe extern "C" fn get_properties_v12(dev: c_int, props: *mut PropertiesV12) -> NcclResult {
+    // SAFETY: the caller passes NULL or a writable struct.
+    guard("getProperties", || unsafe { store("props", props, device(dev)?.properties_v12(dev)) })
+}
+
+/// # Safety
+/// As `ListenFn`.
+pub unsafe extern "C" fn listen(
+    ctx: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    guard("listen", || {
+        if handle.is_null() || listen_comm.is_null() {
+            return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
+        }
+        // SAFETY: NCCL does not finalize an instance during a call with it.
+        let instance = unsafe { handles::clone::<Instance>(ctx) }.ok_or_else(|| dead(Kind::Instance, ctx))?;
+        device(dev)?;
+        let listener = Arc::new(Listener::open(&instance.config)?);
+        let bytes = listener.handle();
+        let made = insert(Arc::new(Listen { instance: instance.clone(), device: dev as usize, listener }))?;
+        instance.adopt_listen(made);
+        // SAFETY: both are not NULL; the handle has room for HANDLE_BYTES by the interface.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), handle.cast::<u8>(), HANDLE_BYTES);
+            store("listenComm", listen_comm, made)
+        }
+    })
+}
+
+/// # Safety
+/// As `ConnectFn`; the ctx argument is never touched.
+pub unsafe extern "C" fn connect(
+    _ctx: *mut c_void,
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: passed on.
+    guard("connect", || unsafe {
+        let coll = join(handles, nranks, rank, listen_comm, coll_comm)?;
+        store("collComm", coll_comm, insert(coll)?)
+    })
+}
+
+/// The part of connect that all versions share. `coll_comm` is only checked.
+///
+/// # Safety
+/// `handles` is NULL or holds `nranks` pointers, each NULL or to HANDLE_BYTES bytes.
+pub(super) unsafe fn join(
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> Result<Arc<Coll>> {
+    if handles.is_null() || coll_comm.is_null() {
+        return Err(null(if handles.is_null() { "handles" } else { "collComm" }));
+    }
+    if nranks < 1 || rank < 0 || rank >= nranks {
+        return Err(Error::argument(format!("rank = {rank} of nranks = {nranks}; rank must be 0 to nranks - 1")));
+    }
+    // SAFETY: NCCL does not close a listenComm during a call with it.
+    let listen = unsafe { handles::clone::<Listen>(listen_comm) }.ok_or_else(|| dead(Kind::Listen, listen_comm))?;
+    let all = (0..nranks as usize)
+        .map(|r| {
+            // SAFETY: r < nranks (caller's promise about `handles`).
+            let one = unsafe { handles.add(r).read() };
+            if one.is_null() {
+                return Err(Error::argument(format!(
+                    "handles[{r}] is NULL; pass the handle that rank {r} listened with"
+                )));
+            }
+            // SAFETY: not NULL, hence HANDLE_BYTES readable bytes (caller); alignment 1.
+            Ok(unsafe { one.cast::<[u8; HANDLE_BYTES]>().read_unaligned() })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Coll::connect(&listen, &all, rank as u32)
+}
+
+/// NCCL's "undefined" for configuration integers (`NCCL_CONFIG_UNDEF_INT` is `INT_MIN`; some paths pass -1).
+pub(super) fn traffic_class(value: c_int) -> Option<u8> {
+    u8::try_from(value).ok()
+}
+
+/// The shared part of createContext: makes the set and stores its handle.
+///
+/// # Safety
+/// `ctx` is NULL or writable.
+pub(super) unsafe fn create_context(
+    coll_comm: *mut c_void,
+    n_contexts: c_int,
+    queue_depth: c_int,
+    traffic: c_int,
+    ctx: *mut *mut c_void,
+) -> Result<()> {
+    if ctx.is_null() {
+        return Err(null("ginCtx / rmaCtx"));
+    }
+    // SAFETY: NCCL does not close a communicator during a call with it.
+    let coll = unsafe { handles::clone::<Coll>(coll_comm) }.ok_or_else(|| dead(Kind::Coll, coll_comm))?;
+    let set = coll.create_contexts(&spec(n_contexts, queue_depth, traffic)?)?;
+    let handle = insert(set)?;
+    coll.instance.adopt_contexts(handle);
+    // SAFETY: `ctx` is not NULL.
+    unsafe { store("ginCtx", ctx, handle) }
+}
+
+pub(super) fn spec(n_contexts: c_int, queue_depth: c_int, traffic: c_int) -> Result<ContextSpec> {
+    let contexts = u32::try_from(n_contexts)
+        .map_err(|_| Error::argument(format!("nContexts = {n_contexts}; ask for at least one context")))?;
+    // Zero and NCCL's "undefined" (a negative number) both leave the depth to the fabric.
+    let queue_depth = u32::try_from(queue_depth).unwrap_or(0);
+    Ok(ContextSpec { contexts, queue_depth, traffic_class: traffic_class(traffic) })
+}
+
+/// A registration by address or by DMA-BUF; the arguments as the tables have them.
+#[derive(Clone, Copy)]
+pub(super) struct RegArgs {
+    pub data: *mut c_void,
+    pub size: usize,
+    pub ptr_type: c_int,
+    pub mr_flags: u64,
+    pub dma_buf: Option<(c_int, u64)>,
+}
+
+fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
+    // SAFETY: NCCL does not close a communicator during a call with it.
+    let coll = unsafe { object::<Coll>(coll_comm)? };
+    if a.data.is_null() {
+        return Err(null("data"));
+    }
+    if a.size == 0 || (a.data as usize).checked_add(a.size).is_none() {
+        return Err(Error::argument(format!(
+            "size = {} at {:p}; a window has at least one byte and does not wrap around the address space",
+            a.size, a.data
+        )));
+    }
+    match a.ptr_type {
+        PTR_HOST => {}
+        PTR_CUDA => {
+            return Err(Error::usage(
+                "type = 2 (CUDA), but this version moves host memory only; register host memory (type 1)",
+            ))
+        }
+        other => return Err(Error::argument(format!("type = {other}; memory is of type 1 (host) or 2 (CUDA)"))),
+    }
+    if a.mr_flags & !(MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET) != 0 {
+        return Err(Error::argument(format!(
+            "mrFlags = {:#x}; known flags are 1 (strict ordering) and 2 (signals that are never reset)",
+            a.mr_flags
+        )));
+    }
+    if let Some((fd, offset)) = a.dma_buf {
+        if fd < 0 {
+            return Err(Error::argument(format!("fd = {fd} (offset {offset}) is no descriptor of a DMA-BUF")));
+        }
+    }
+    let strict = a.mr_flags & MR_FLAG_FORCE_SO != 0;
+    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf)
+}
+
+/// Registers and stores the handle in one or two places.
+///
+/// # Safety
+/// The places are NULL or writable.
+unsafe fn reg_into(
+    call: &'static str,
+    coll_comm: *mut c_void,
+    args: RegArgs,
+    mhandle: *mut *mut c_void,
+    gin_handle: Option<*mut *mut c_void>,
+) -> NcclResult {
+    guard(call, || {
+        if mhandle.is_null() {
+            return Err(null("mhandle"));
+        }
+        let window = register(coll_comm, &args)?;
+        // SAFETY: `mhandle` is not NULL; a non-NULL ginHandle is writable.
+        unsafe {
+            store("mhandle", mhandle, window)?;
+            if let Some(place) = gin_handle.filter(|p| !p.is_null()) {
+                place.write(window);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As `GinRegFn`.
+pub unsafe extern "C" fn gin_reg(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    mr_flags: u64,
+    mhandle: *mut *mut c_void,
+    gin_handle: *mut *mut c_void,
+) -> NcclResult {
+    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
+    // SAFETY: passed on.
+    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, Some(gin_handle)) }
+}
+
+/// # Safety
+/// As `GinRegDmaBufFn`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn gin_reg_dma_buf(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    offset: u64,
+    fd: c_int,
+    mr_flags: u64,
+    mhandle: *mut *mut c_void,
+    gin_handle: *mut *mut c_void,
+) -> NcclResult {
+    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
+    // SAFETY: passed on.
+    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, Some(gin_handle)) }
+}
+
+/// # Safety
+/// As `RmaRegFn`.
+pub unsafe extern "C" fn rma_reg(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    mr_flags: u64,
+    mhandle: *mut *mut c_void,
+) -> NcclResult {
+    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
+    // SAFETY: passed on.
+    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, None) }
+}
+
+/// # Safety
+/// As `RmaRegDmaBufFn`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn rma_reg_dma_buf(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    offset: u64,
+    fd: c_int,
+    mr_flags: u64,
+    mhandle: *mut *mut c_void,
+) -> NcclResult {
+    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
+    // SAFETY: passed on.
+    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, None) }
+}
+
+/// # Safety
+/// As `DeregFn`.
+pub unsafe extern "C" fn dereg(coll_comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
+    guard("deregMrSym", || {
+        // SAFETY: NCCL does not close a communicator during a call with it.
+        let coll = unsafe { object::<Coll>(coll_comm)? };
+        if mhandle.is_null() {
+            return Err(null("mhandle"));
+        }
+        coll.deregister(mhandle)
+    })
+}
+
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn destroy_context(ctx: *mut c_void) -> NcclResult {
+    guard("destroyContext", || {
+        let set = handles::remove::<Contexts>(ctx).ok_or_else(|| dead(Kind::Contexts, ctx))?;
+        set.destroy();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> NcclResult {
+    guard("closeColl", || {
+        handles::remove::<Coll>(coll_comm).ok_or_else(|| dead(Kind::Coll, coll_comm))?.close();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> NcclResult {
+    guard("closeListen", || {
+        handles::remove::<Listen>(listen_comm).map(drop).ok_or_else(|| dead(Kind::Listen, listen_comm))
+    })
+}
+
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
+    guard("finalize", || {
+        handles::remove::<Instance>(ctx).ok_or_else(|| dead(Kind::Instance, ctx))?.close();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As `TestFn`.
+pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call with them; `done` is NULL or writable.
+    guard("test", || unsafe {
+        if done.is_null() {
+            return Err(null("done"));
+        }
+        let is_done = call::test(object::<Coll>(coll_comm)?, request)?;
+        done.write(is_done as c_int);
+        Ok(())
+    })
+}
+
+/// ginProgress and rmaProgress of tables whose operations name a context set.
+///
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn progress(ctx: *mut c_void) -> NcclResult {
+    // SAFETY: NCCL does not destroy the set during a call with it.
+    guard("progress", || unsafe { object::<Contexts>(ctx)?.progress() })
+}
+
+/// ginProgress of tables whose operations name the communicator.
+///
+/// # Safety
+/// As `ObjectFn`.
+pub unsafe extern "C" fn coll_progress(coll_comm: *mut c_void) -> NcclResult {
+    // SAFETY: NCCL does not close the communicator during a call with it.
+    guard("ginProgress", || unsafe { object::<Coll>(coll_comm)?.progress() })
+}
+
+/// # Safety
+/// As `QueryLastErrorFn`.
+pub unsafe extern "C" fn query_last_error(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
+    // SAFETY: NCCL does not destroy the set during a call with it; `has_error` is NULL or writable.
+    guard("queryLastError", || unsafe { store("hasError", has_error, object::<Contexts>(ctx)?.has_error()) })
+}
+
+/// Starts an operation and stores its request.
+///
+/// # Safety
+/// `request` is NULL or writable.
+#[inline(always)]
+pub(super) unsafe fn started(
+    request: *mut *mut c_void,
+    start: impl FnOnce() -> Result<crate::rma::ticket::Ticket>,
+) -> Result<()> {
+    if request.is_null() {
+        return Err(null("request"));
+    }
+    let ticket = start()?;
+    // SAFETY: not NULL, hence writable (caller).
+    unsafe { request.write(ticket.encode()) };
+    Ok(())
+}
+
+/// `iflush` of every version that has it.
+///
+/// # Safety
+/// As `FlushFn`.
+pub unsafe extern "C" fn iflush(
+    ctx: *mut c_void,
+    context: c_int,
+    mhandle: *mut c_void,
+    rank: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call with them; `request` is NULL or writable.
+    guard("iflush", || unsafe {
+        if request.is_null() {
+            return Err(null("request"));
+        }
+        let ticket = call::flush(object::<Contexts>(ctx)?, context, mhandle, rank)?;
+        request.write(ticket.map_or(std::ptr::null_mut(), |t| t.encode()));
+        Ok(())
+    })
+}

@@ -1,0 +1,18 @@
+//! A GIN/RMA plugin whose only virtues are that it is short and plainly right.
+//!
+//! Ranks of one host, one TCP connection over loopback for every (context, peer) and direction, one thread at each
+//! end of it. The sending thread takes operations off an unbounded queue in order; the receiving thread applies them
+//! in order. So everything is ordered, nothing is fast, and no rank has to call in to receive.
+//!
+//! `REFERENCE_PLUGIN_DEFECT` breaks it in one named way (see [`defect`]), so that the tests of `oxygin check` can
+//! prove that each case of the suite fails when it should.
+
+mod comm;
+pub mod defect;
+mod inbox;
+mod objects;
+mod outbox;
+mod tables;
+mod wire;
+
+pub use tables::{ncclGinPlugin_v13, ncclRmaPlugin_v14, ncclRmaPlugin_v16};

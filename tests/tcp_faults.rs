@@ -1,0 +1,325 @@
+//! Strangers at the port, peers that refuse, vanish or leave, and what stays behind.
+
+mod tcp;
+
+use oxygin::fabric::soft::lane::Work;
+use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use tcp::*;
+
+/// Descriptors are counted by one test; all of them take this.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn signal_works(from: &Rank, to: &Rank) {
+    let lane = from.lane(9, to.rank);
+    let before = to.signals[9].load(SeqCst);
+    let mut ring = put(0, 0, 0);
+    ring.signal = bell(&to.signals[9], 1, true);
+    let seq = from.post(&lane, Work::Put(ring));
+    wait(&lane, seq);
+    until("signal", || to.signals[9].load(SeqCst) == before + 1);
+}
+
+#[test]
+fn strangers_are_dropped_and_delay_nobody() {
+    let _guard = alone();
+    let all = ranks_with(2, 1, 8, quick(), &[localhost()]);
+    let at = all[1].tcp.addresses()[0];
+    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe: 0, stripes: 1 };
+    let wrong_world = Hello { nranks: 3, ..hello }.emit();
+    let wrong_token = Hello { token: [99; 16], ..hello }.emit();
+    let mut strangers: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(at).unwrap()).collect();
+    for (i, s) in strangers.iter_mut().enumerate() {
+        // The oldest are gone already: writing may fail.
+        let _ = match i % 5 {
+            0 => s.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything there is\r\n\r\n"),
+            1 => s.write_all(&wrong_token),
+            2 => s.write_all(&wrong_world),
+            3 => s.write_all(&hello.emit()[..20]),
+            _ => Ok(()),
+        };
+    }
+    let start = Instant::now();
+    signal_works(&all[0], &all[1]);
+    signal_works(&all[1], &all[0]);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    for s in &mut strangers {
+        s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        match s.read(&mut [0; 64]) {
+            Ok(n) => assert_eq!(n, 0, "a stranger was answered"),
+            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+    assert!(all.iter().all(|r| r.health.iter().all(|h| !h.has_failed())));
+}
+
+#[test]
+fn garbage_behind_a_right_greeting_ends_that_peer_alone() {
+    let _guard = alone();
+    let all = ranks(3, 1, 8);
+    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 3, stripe: 0, stripes: 1 };
+    let mut s = TcpStream::connect(all[1].tcp.addresses()[0]).unwrap();
+    s.write_all(&hello.emit()).unwrap();
+    let mut answer = [0; 48];
+    s.read_exact(&mut answer).unwrap();
+    assert_eq!(Hello::parse(&answer).unwrap(), Hello { answer: true, token: token(0), from: 1, to: 0, ..hello });
+    s.write_all(&[0x55; 100]).unwrap();
+    until("failure", || all[1].health[0].has_failed());
+    let e = all[1].health[0].check().unwrap_err();
+    assert!(e.message().contains("rank 0") && e.message().contains("unknown kind"), "{e}");
+    signal_works(&all[2], &all[1]);
+    signal_works(&all[1], &all[2]);
+}
+
+fn refused(work: impl Fn(&Rank, &Rank) -> Work, wanted: &str) {
+    let _guard = alone();
+    let all = ranks(3, 1, 1 << 17);
+    let (a, b) = (&all[0], &all[1]);
+    signal_works(a, b);
+    let lane = a.lane(3, 1);
+    let seq = a.post(&lane, work(a, b));
+    until("failure", || a.health[1].has_failed());
+    let e = a.health[1].check().unwrap_err();
+    assert!(e.message().contains("rank 1 refused") && e.message().contains(wanted), "{e}");
+    assert!(b.data.iter().all(|w| w.load(SeqCst) == 0), "refused bytes were written");
+    assert_eq!(b.signals[0].load(SeqCst), 0, "a refused put rang");
+    // Later operations fail by health; nothing hangs.
+    let later = a.post(&lane, Work::Put(put(address(&a.data), address(&b.data), 8)));
+    assert!(lane.test(later).is_err());
+    let _ = seq;
+    // The peer lost nothing, and neither did others.
+    signal_works(b, a);
+    signal_works(&all[2], b);
+    signal_works(a, &all[2]);
+    assert!(!b.health[0].has_failed());
+}
+
+#[test]
+fn a_put_past_the_window_is_refused() {
+    refused(
+        |a, b| {
+            let mut p = put(address(&a.data), address(&b.data) + 8 * (1 << 17) - 4, 8);
+            p.signal = bell(&b.signals[0], 1, true);
+            Work::Put(p)
+        },
+        "put to 8 bytes",
+    );
+}
+
+#[test]
+fn a_large_put_to_no_window_is_refused() {
+    refused(
+        |a, b| {
+            let mut p = put(address(&a.data), address(&b.data), 1 << 20);
+            p.rkey = 77;
+            p.signal = bell(&b.signals[0], 1, true);
+            Work::Put(p)
+        },
+        "window 77",
+    );
+}
+
+#[test]
+fn a_put_that_wraps_around_is_refused() {
+    refused(|a, _| Work::Put(put(address(&a.data), u64::MAX - 3, 8)), "0xfffffffffffffffc");
+}
+
+#[test]
+fn a_get_of_nobodys_memory_is_refused() {
+    refused(|a, b| Work::Get(get(address(&a.data), address(&b.data) - 8, 1 << 20)), "get from");
+}
+
+#[test]
+fn a_misaligned_signal_is_refused() {
+    refused(
+        |_, b| {
+            let mut p = put(0, 0, 0);
+            p.signal = bell(&b.signals[0], 1, true);
+            p.signal.as_mut().unwrap().remote += 4;
+            Work::Put(p)
+        },
+        "signal at 8 bytes",
+    );
+}
+
+/// A peer made of a listener: it greets like rank 1, then does what the test says.
+fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
+    use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
+    use oxygin::fabric::World;
+    use oxygin::memory::registry::Registry;
+    let listener = std::net::TcpListener::bind(localhost()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut s, _) = listener.accept().unwrap();
+        let mut hello = [0; 48];
+        s.read_exact(&mut hello).unwrap();
+        let h = Hello::parse(&hello).unwrap();
+        s.write_all(&Hello { answer: true, token: token(0), from: 1, to: 0, ..h }.emit()).unwrap();
+        then(s);
+    });
+    // One real rank that believes in it.
+    let mut all = ranks(1, 1, 1 << 17);
+    let mut real = all.pop().unwrap();
+    real.freeze();
+    let registry = std::sync::Arc::new(Registry::default());
+    let tcp = std::sync::Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, quick()).unwrap());
+    real.health.push(Default::default());
+    let peers =
+        (0..2).map(|p| PeerInfo { addresses: vec![at], token: token(p), health: real.health[p].clone() }).collect();
+    tcp.join(World { rank: 0, nranks: 2 }, peers).unwrap();
+    (real.adopt(tcp), thread)
+}
+
+#[test]
+fn a_peer_that_drops_its_connection_fails_at_once() {
+    let _guard = alone();
+    let (a, thread) = impostor(|mut s| {
+        s.read_exact(&mut [0; 48]).unwrap();
+    });
+    let lane = a.lane(0, 1);
+    let start = Instant::now();
+    let seq = a.post(&lane, Work::Get(get(address(&a.data), 4096, 1 << 20)));
+    let e = wait_error(&lane, seq);
+    assert!(e.contains("rank 1") && e.contains("lost the TCP connection"), "{e}");
+    assert!(start.elapsed() < Duration::from_secs(8));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_leaves_in_order_is_no_error_until_asked() {
+    let _guard = alone();
+    let all = ranks(2, 2, 8);
+    signal_works(&all[0], &all[1]);
+    signal_works(&all[1], &all[0]);
+    all[1].tcp.close();
+    let lane = all[0].lane(0, 1);
+    // Time for the goodbye to arrive; whether it has or not, there is no error before somebody asks.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!all[0].health[1].has_failed());
+    let mut ring = put(0, 0, 0);
+    ring.signal = bell(&all[1].signals[0], 1, true);
+    let seq = all[0].post(&lane, Work::Put(ring));
+    until("failure", || all[0].health[1].has_failed());
+    let e = all[0].health[1].check().unwrap_err();
+    assert!(e.message().contains("rank 1 has closed its communicator"), "{e}");
+    let _ = seq;
+}
+
+#[test]
+fn what_was_promised_before_close_arrives() {
+    let _guard = alone();
+    let all = ranks(2, 1, 1 << 17);
+    let (a, b) = (&all[0], &all[1]);
+    signal_works(a, b);
+    let source = words(1 << 17);
+    pattern(&source, 4);
+    let lane = a.lane(0, 1);
+    let mut p = put(address(&source), address(&b.data), 1 << 20);
+    p.signal = bell(&b.signals[0], 1, true);
+    let seq = a.post(&lane, Work::Put(p));
+    wait(&lane, seq);
+    for _ in 0..1000 {
+        let mut ring = put(0, 0, 0);
+        ring.signal = bell(&b.signals[0], 1, true);
+        ring.more = true;
+        let seq = a.post(&lane, Work::Put(ring));
+        wait(&lane, seq);
+    }
+    a.tcp.close();
+    until("signals", || b.signals[0].load(SeqCst) == 1001);
+    assert!(bytes(&b.data) == bytes(&source));
+    assert!(!b.health[0].has_failed());
+}
+
+#[test]
+fn nobody_at_the_address_is_an_error_that_says_so() {
+    let _guard = alone();
+    let mut all = ranks_with(2, 1, 8, quick(), &[localhost()]);
+    let gone = all.pop().unwrap();
+    let at = gone.tcp.addresses()[0];
+    drop(gone);
+    let lane = all[0].lane(0, 1);
+    let seq = all[0].post(&lane, Work::Put(put(address(&all[0].data), 4096, 8)));
+    let e = wait_error(&lane, seq);
+    assert!(e.contains("rank 1") && e.contains(&at.to_string()) && e.contains("refused (os error 111)"), "{e}");
+}
+
+#[test]
+fn a_peer_that_accepts_in_silence_is_an_error_that_says_so() {
+    let _guard = alone();
+    let mut all = ranks_with(2, 1, 8, quick(), &[localhost()]);
+    all[1].freeze();
+    let lane = all[0].lane(0, 1);
+    let seq = all[0].post(&lane, Work::Put(put(address(&all[0].data), 4096, 8)));
+    let e = wait_error(&lane, seq);
+    assert!(e.contains("rank 1") && e.contains("never greeted back"), "{e}");
+}
+
+#[test]
+fn a_get_is_answered_by_nothing_but_data() {
+    let _guard = alone();
+    let (a, thread) = impostor(|mut s| {
+        s.read_exact(&mut [0; 48]).unwrap();
+        let place = Place { rkey: 0, addr: 0, len: 8 };
+        s.write_all(&Frame::Put { context: 0, place, bell: None }.emit()).unwrap();
+        let _ = s.read(&mut [0; 64]);
+    });
+    let lane = a.lane(0, 1);
+    let seq = a.post(&lane, Work::Get(get(address(&a.data), 4096, 8)));
+    let e = wait_error(&lane, seq);
+    assert!(e.contains("fits no request"), "{e}");
+    thread.join().unwrap();
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn nothing_is_left_after_close() {
+    let _guard = alone();
+    let round = || {
+        let all = ranks(4, 2, 8);
+        for a in &all {
+            for b in &all {
+                signal_works(a, b);
+            }
+        }
+        let _stranger = TcpStream::connect(all[0].tcp.addresses()[0]).unwrap();
+    };
+    round();
+    let before = descriptors();
+    for _ in 0..5 {
+        round();
+    }
+    assert_eq!(descriptors(), before);
+}
+
+#[test]
+fn a_deregistered_window_takes_no_more_bytes() {
+    let _guard = alone();
+    let all = ranks(2, 1, 1 << 20);
+    let (a, b) = (&all[0], &all[1]);
+    let source = words(1 << 20);
+    pattern(&source, 2);
+    let lane = a.lane(0, 1);
+    for _ in 0..50 {
+        a.post(&lane, Work::Put(put(address(&source), address(&b.data), 8 << 20)));
+    }
+    until("first bytes", || b.data[0].load(SeqCst) != 0);
+    b.registry.remove(DATA);
+    for w in &b.data {
+        w.store(0, SeqCst);
+    }
+    until("refusal", || a.health[1].has_failed());
+    assert!(b.data.iter().all(|w| w.load(SeqCst) == 0), "written after deregistration");
+    signal_works(b, a);
+}
