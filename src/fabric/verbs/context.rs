@@ -15,9 +15,6 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Operations that a context holds before it makes the caller wait. NCCL keeps at most 32 × maxRecvs a peer.
-const BACKLOG_LIMIT: usize = 128 << 10;
-
 /// What a context and its progress thread share.
 ///
 /// The queues come first, and contexts point here, so that the data path computes no addresses in between.
@@ -29,7 +26,16 @@ pub(super) struct Shared {
     /// Own memory that the device writes during atomics; ended after the queue pairs.
     scratch: Arc<super::regions::Scratch>,
     regions: Arc<DeviceRegions>,
-    timeout: Duration,
+    limits: Limits,
+}
+
+/// How much a context holds, and when it complains.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Operations that wait before a call waits with them: `OXYGIN_MAX_OPERATIONS`.
+    pub operations: usize,
+    /// How long a call waits before the log says so.
+    pub timeout: Duration,
 }
 
 impl Shared {
@@ -39,9 +45,9 @@ impl Shared {
         cq: Arc<oxygin_ffi::verbs::Cq>,
         scratch: Arc<super::regions::Scratch>,
         regions: Arc<DeviceRegions>,
-        timeout: Duration,
+        limits: Limits,
     ) -> Self {
-        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, timeout }
+        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, limits }
     }
 
     #[inline(always)]
@@ -100,15 +106,16 @@ impl Shared {
         loop {
             self.outcomes.check(peer)?;
             let mut queues = self.queues.lock();
-            if queues.backlogged < BACKLOG_LIMIT {
+            if queues.backlogged < self.limits.operations {
                 return queues.enqueue(peer, op, more, &self.outcomes).ok_or_else(|| no_such_peer(peer));
             }
             queues.advance(&self.outcomes);
             drop(queues);
-            if since.elapsed() > self.timeout {
+            if since.elapsed() > self.limits.timeout {
                 log::warn!(
-                    "{BACKLOG_LIMIT} operations are unfinished and none has moved for {:?}; still waiting to send to rank {peer}",
-                    self.timeout
+                    "a call has waited {:?} for room to send to rank {peer}, {} operations are in front (OXYGIN_MAX_OPERATIONS); it goes on waiting",
+                    self.limits.timeout,
+                    self.limits.operations
                 );
                 since = Instant::now();
             }

@@ -38,7 +38,6 @@ use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use wire::Hello;
 
 /// Bytes of one work request at most, whatever ports take: long messages hold others up on some devices, and one bit of
@@ -70,7 +69,9 @@ pub struct VerbsFabric {
     limits: ibv_device_attr,
     relaxed: bool,
     dma_buf: bool,
-    timeout: Duration,
+    /// `OXYGIN_QUEUE_DEPTH`, or 0.
+    queue_depth: u32,
+    hold: context::Limits,
     scratch: Arc<Scratch>,
     registry: Arc<Registry>,
     keys: Arc<Keys>,
@@ -133,7 +134,8 @@ impl VerbsFabric {
             limits,
             relaxed: device.relaxed_ordering,
             dma_buf: config.dma_buf,
-            timeout: config.timeout,
+            queue_depth: config.queue_depth,
+            hold: context::Limits { operations: config.max_operations as usize, timeout: config.timeout },
             scratch,
             registry,
             keys: Arc::default(),

@@ -72,7 +72,8 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
     if spec.contexts == 0 {
         return Err(Error::argument("createContext was asked for 0 contexts; ask for at least one"));
     }
-    let sizes = sizes(spec.queue_depth, nranks, joined.atomics, &fabric.limits)?;
+    let wanted = if fabric.queue_depth > 0 { fabric.queue_depth } else { spec.queue_depth };
+    let sizes = sizes(wanted, nranks, joined.atomics, &fabric.limits)?;
     let progress = if joined.atomics { None } else { Some(fabric.progress()?) };
     let mut random = Psns::new()?;
     let mut contexts = Vec::with_capacity(spec.contexts as usize);
@@ -215,7 +216,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
             context.cq,
             fabric.scratch.clone(),
             fabric.regions.clone(),
-            fabric.timeout,
+            fabric.hold,
         );
         done.push(VerbsContext::new(shared, pending.progress.clone()));
     }
