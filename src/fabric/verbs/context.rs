@@ -189,7 +189,8 @@ fn no_such_peer(peer: u32) -> Error {
 }
 
 impl Context for VerbsContext {
-    #[inline]
+    // Always: the tables' functions build the operation right in front of this, and then it never touches memory.
+    #[inline(always)]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
         let shared = self.shared();
         if let Some(mut queues) = shared.queues.try_lock() {
@@ -236,7 +237,7 @@ impl Context for VerbsContext {
         shared.issue(peer, op, false).map(Some)
     }
 
-    #[inline]
+    #[inline(always)]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
         let shared = self.shared();
         let Some(completed) = shared.outcomes.completed.get(peer as usize) else { return Err(no_such_peer(peer)) };
