@@ -121,8 +121,12 @@ pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
     if handle & LOW_BITS != (T::KIND as u64) << KIND_SHIFT || entry.handle.load(Ordering::Acquire) != handle {
         return None;
     }
+    let object = entry.object.load(Ordering::Relaxed) as *const T;
     // SAFETY: a live handle's object came from Arc::into_raw of the type its kind stands for and has not been taken out.
-    Some(unsafe { &*(entry.object.load(Ordering::Relaxed) as *const T) })
+    unsafe {
+        std::hint::assert_unchecked(!object.is_null());
+        Some(&*object)
+    }
 }
 
 /// One more reference to the object behind a live handle.

@@ -281,6 +281,7 @@ impl Coll {
         }
         if handles::remove::<Window>(handle).is_some() {
             self.cache.remove(&window);
+            self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
             self.registry.remove(window.id);
             let mut held = self.held.lock();
             held.windows.retain(|w| !Arc::ptr_eq(w, &window));

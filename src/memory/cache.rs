@@ -67,13 +67,24 @@ pub struct WindowCache(Box<[Place]>);
 
 impl Default for WindowCache {
     fn default() -> Self {
-        Self((0..PLACES).map(|_| Place::default()).collect())
+        let places: Box<[Place]> = (0..PLACES).map(|_| Place::default()).collect();
+        (0..PLACES).for_each(|i| places[i].handle.store(vacant(i), Ordering::Relaxed));
+        Self(places)
     }
 }
 
+/// What an empty place holds: a value that is looked up elsewhere, so that whatever is asked for, it does not match.
+fn vacant(place: usize) -> u64 {
+    ((place + 1) % PLACES << PICK_SHIFT) as u64 | 1
+}
+
 impl WindowCache {
+    fn index(handle: u64) -> usize {
+        (handle >> PICK_SHIFT) as usize % PLACES
+    }
+
     fn place(&self, handle: u64) -> &Place {
-        &self.0[(handle >> PICK_SHIFT) as usize % PLACES]
+        &self.0[Self::index(handle)]
     }
 
     /// Where the data path starts counting: hand it to [`find`] while the cache lives.
@@ -85,7 +96,7 @@ impl WindowCache {
     pub fn insert(&self, window: &Window) {
         let handle = window.handle.load(Ordering::Relaxed);
         let place = self.place(handle);
-        place.handle.store(0, Ordering::Release);
+        place.handle.store(vacant(Self::index(handle)), Ordering::Release);
         place.base.store(window.base, Ordering::Release);
         place.len.store(window.len, Ordering::Relaxed);
         place.lkey.store(window.lkey, Ordering::Relaxed);
@@ -96,7 +107,8 @@ impl WindowCache {
     /// Takes a window's place away, if it still has it.
     pub fn remove(&self, window: &Window) {
         let handle = window.handle.load(Ordering::Relaxed);
-        let _ = self.place(handle).handle.compare_exchange(handle, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let empty = vacant(Self::index(handle));
+        let _ = self.place(handle).handle.compare_exchange(handle, empty, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -109,6 +121,5 @@ pub unsafe fn find<'a>(start: *const Place, handle: *mut c_void) -> Option<&'a P
     let offset = (handle as usize & (PLACES - 1) << PICK_SHIFT) << (PLACE_SHIFT - PICK_SHIFT);
     // SAFETY: the masked offset is that of one of PLACES places.
     let place = unsafe { &*start.byte_add(offset) };
-    // An empty place holds 0, and so may be asked for: NULL is no window.
-    (place.handle.load(Ordering::Acquire) == handle as u64 && !handle.is_null()).then_some(place)
+    (place.handle.load(Ordering::Acquire) == handle as u64).then_some(place)
 }

@@ -8,7 +8,7 @@ use super::op::{Get, Put, Signal};
 use super::ticket::Ticket;
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
-use crate::fabric::verbs::Short;
+use crate::fabric::verbs::{Named, Short, Side, Windows};
 use crate::handles;
 use crate::memory::cache;
 use crate::memory::window::Window;
@@ -172,6 +172,70 @@ pub unsafe fn fast_put(ctx: *mut c_void, a: &PutArgs) -> Option<*mut c_void> {
     let seq = unsafe { (*fast.contexts.add(a.context as usize)).put(a.rank, &put)? };
     let ticket = fast.ticket | (a.context as u64) << 48 | u64::from(a.rank) << 32 | u64::from(seq.0);
     Some(ticket as *mut c_void)
+}
+
+/// The most common case of all: a put with a signal between the same windows as the last one on this (context, peer).
+/// `false`: no effect, and it says nothing; [`learn`] makes the next one find them.
+///
+/// # Safety
+/// As for [`put`].
+#[inline(always)]
+pub unsafe fn put_again(
+    ctx: *mut c_void,
+    context: i32,
+    rank: u32,
+    op: u32,
+    mut named: Named,
+    request: *mut *mut c_void,
+) -> bool {
+    // SAFETY: passed on.
+    let Some(set) = (unsafe { handles::get::<Contexts>(ctx) }) else { return false };
+    let fast = &set.fast;
+    if context as u32 >= fast.count.load(Ordering::Acquire) || rank >= fast.nranks || request.is_null() {
+        return false;
+    }
+    if op != SIGNAL_OP_ADD {
+        if op != SIGNAL_OP_INC {
+            return false;
+        }
+        named.value = 1;
+    }
+    // SAFETY: context and rank were checked; the request is not NULL, hence writable.
+    unsafe {
+        let Some(ticket) = (*fast.contexts.add(context as u32 as usize)).put_again(rank, &named) else { return false };
+        request.write(ticket as *mut c_void);
+    }
+    true
+}
+
+/// Remembers the windows of a put with a signal for [`put_again`], if they are in order.
+///
+/// # Safety
+/// As for [`put`].
+#[cold]
+#[inline(never)]
+pub unsafe fn learn(ctx: *mut c_void, a: &PutArgs) {
+    let _ = (|| {
+        // SAFETY: passed on.
+        let fast = unsafe { &handles::get::<Contexts>(ctx)?.fast };
+        if a.context as u32 >= fast.count.load(Ordering::Acquire) || a.rank >= fast.nranks || a.size == 0 {
+            return None;
+        }
+        let signal = a.signal.as_ref()?.place.window;
+        // SAFETY: the set keeps its window cache alive; the rank was checked.
+        unsafe {
+            let src = cache::find(fast.windows, a.src.window)?;
+            let (dst, sig) = (cache::find(fast.windows, a.dst.window)?, cache::find(fast.windows, signal)?);
+            let (dst, sig) = (dst.remote(a.rank), sig.remote(a.rank));
+            let windows = Windows {
+                src: Side { handle: a.src.window as u64, base: src.base(), end: src.len(), key: src.lkey() },
+                dst: Side { handle: a.dst.window as u64, base: dst.base, end: dst.len, key: dst.rkey },
+                sig: Side { handle: signal as u64, base: sig.base, end: sig.signals.into(), key: sig.rkey },
+            };
+            (*fast.contexts.add(a.context as usize)).remember(a.rank, &windows);
+        }
+        Some(())
+    })();
 }
 
 /// The common case of `test`; `None` says nothing.

@@ -83,6 +83,11 @@ impl Contexts {
             Queues::Soft(q) => q.len(),
         } as u32;
         debug_assert!(nranks <= MAX_RANKS);
+        if let Queues::Verbs(q) = &queues {
+            for (context, c) in (0..).zip(q.iter()) {
+                c.number_requests(Ticket { set, context, peer: 0, seq: Seq(0) }.encode() as u64);
+            }
+        }
         let direct: Box<[Direct]> = match &queues {
             Queues::Verbs(q) => q.iter().map(verbs::VerbsContext::direct).collect(),
             Queues::Soft(_) => Box::default(),
@@ -102,6 +107,13 @@ impl Contexts {
     pub fn close(&self) {
         self.fast.count.store(0, Ordering::Release);
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// A window's registration is about to end.
+    pub fn forget(&self, handle: u64) {
+        if let Queues::Verbs(q) = &self.queues {
+            q.iter().for_each(|c| c.forget(handle));
+        }
     }
 
     /// Takes the set out of its communicator and refuses further operations.

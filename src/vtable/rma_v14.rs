@@ -2,7 +2,8 @@
 
 use super::guard::guard;
 use super::{setup, NAME};
-use crate::rma::call::{Place, PutArgs, SignalArgs};
+use crate::fabric::verbs::Named;
+use crate::rma::call::{self, Place, PutArgs, SignalArgs};
 use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -37,6 +38,60 @@ pub(super) unsafe extern "C" fn iput_signal(
     is_strong_signal: bool,
     request: *mut *mut c_void,
 ) -> NcclResult {
+    let named = Named {
+        src: src_mhandle as u64,
+        src_off,
+        size: size as u64,
+        dst: dst_mhandle as u64,
+        dst_off,
+        sig: signal_mhandle as u64,
+        sig_off: signal_off,
+        value: signal_value,
+    };
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    if unsafe { call::put_again(ctx, context, rank, signal_op, named, request) } {
+        return NcclResult::SUCCESS;
+    }
+    // Same arguments in the same order: a jump, for which the short way need not keep anything.
+    // SAFETY: passed on.
+    unsafe {
+        iput_signal_long(
+            ctx,
+            context,
+            src_off,
+            src_mhandle,
+            size,
+            dst_off,
+            dst_mhandle,
+            rank,
+            signal_off,
+            signal_mhandle,
+            signal_value,
+            signal_op,
+            is_strong_signal,
+            request,
+        )
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline(never)]
+unsafe extern "C" fn iput_signal_long(
+    ctx: *mut c_void,
+    context: c_int,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    is_strong_signal: bool,
+    request: *mut *mut c_void,
+) -> NcclResult {
     let args = PutArgs {
         context,
         src: Place { offset: src_off, window: src_mhandle },
@@ -51,8 +106,8 @@ pub(super) unsafe extern "C" fn iput_signal(
         }),
         more: false,
     };
-    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    unsafe { setup::start_put("iputSignal", ctx, &args, request) }
+    // SAFETY: as in `iput_signal`.
+    unsafe { setup::start_put_signal(ctx, &args, request) }
 }
 
 /// The table.

@@ -425,10 +425,24 @@ pub(super) unsafe fn start_put(
             }
         }
     }
-    // A copy of its own, so that the short way keeps its arguments in registers.
-    let args = *args;
     // SAFETY: passed on.
-    unsafe { start_put_long(name, ctx, &args, request) }
+    unsafe { start_put_long(name, ctx, args, request) }
+}
+
+/// `iputSignal` when [`call::put_again`] did not take it.
+///
+/// # Safety
+/// As `PutFn`.
+#[inline(never)]
+pub(super) unsafe fn start_put_signal(ctx: *mut c_void, args: &PutArgs, request: *mut *mut c_void) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe {
+        let result = start_put("iputSignal", ctx, args, request);
+        if result == NcclResult::SUCCESS {
+            call::learn(ctx, args);
+        }
+        result
+    }
 }
 
 /// # Safety

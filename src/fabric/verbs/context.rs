@@ -1,5 +1,6 @@
 //! One context as `rma` sees it.
 
+use super::hot::{Named, Windows};
 use super::lane::{Kind, Op};
 use super::lock::Spin;
 use super::outcome::Outcomes;
@@ -192,6 +193,34 @@ impl Direct {
         unsafe { queues.put(peer, put) }
     }
 
+    /// Posts a put with a signal between the same windows as the last one to this peer. `None` has no effect.
+    ///
+    /// # Safety
+    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives.
+    #[inline(always)]
+    pub unsafe fn put_again(self, peer: u32, named: &Named) -> Option<u64> {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        let mut queues = shared.queues.try_lock()?;
+        // SAFETY: the caller's promise.
+        unsafe { queues.put_again(peer, named) }
+    }
+
+    /// Remembers the windows of a put with a signal, for [`Direct::put_again`].
+    ///
+    /// # Safety
+    /// The context lives.
+    #[cold]
+    pub unsafe fn remember(self, peer: u32, windows: &Windows) {
+        // SAFETY: the context lives (caller).
+        let mut queues = unsafe { self.0.as_ref() }.queues.lock();
+        if queues.messages.is_none() {
+            if let Some(lane) = queues.lanes.get_mut(peer as usize) {
+                lane.hot.remember(windows);
+            }
+        }
+    }
+
     /// Looks at an operation, takes completions when it is not done, and looks again.
     ///
     /// # Safety
@@ -214,6 +243,18 @@ impl Direct {
 }
 
 impl VerbsContext {
+    /// Makes every lane forget a window, before its registration ends.
+    pub fn forget(&self, handle: u64) {
+        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(handle));
+    }
+
+    /// Gives the requests of this context their set and context bits.
+    pub fn number_requests(&self, prefix: u64) {
+        for lane in &mut self.shared.queues.lock().lanes {
+            lane.tag |= prefix;
+        }
+    }
+
     /// The short way to this context.
     pub fn direct(&self) -> Direct {
         Direct(self.at)

@@ -1,5 +1,6 @@
 //! One (context, peer): its queue pair, the room in its send queue, and the operations that wait for room.
 
+use super::hot::Hot;
 use super::ticket::Ticket;
 use crate::rma::op::{Get, Put, Signal};
 use oxygin_ffi::verbs::types::ibv_qp;
@@ -135,6 +136,8 @@ pub struct Lane {
     /// The first number that may not go straight to the device: the next one while the lane is shut.
     stop: u32,
     log: Box<[Logged; NOTED]>,
+    /// Puts with signals between the windows of the last one.
+    pub hot: Hot,
     /// Operations go straight to the device up to `stop`.
     open: bool,
     /// In the context's list of lanes with something to do.
@@ -173,6 +176,7 @@ impl Lane {
             issued: 0,
             stop: 1,
             log: Box::new([Logged::default(); NOTED]),
+            hot: Hot::new(),
             open: false,
             waiting: false,
             failed: false,

@@ -7,6 +7,7 @@ mod context;
 mod devices;
 mod gid;
 mod hca;
+mod hot;
 mod lane;
 mod lock;
 mod message;
@@ -23,6 +24,7 @@ pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
+pub use hot::{Named, Side, Windows};
 pub use setup::Pending;
 
 use crate::config::Config;

@@ -1,5 +1,6 @@
 //! One context: its completion queue and its lanes, under the context's lock. Here is the data path.
 
+use super::hot::Named;
 use super::lane::{Kind, Lane, Logged, Next, Op, NOTED};
 use super::message::Messages;
 use super::outcome::Outcomes;
@@ -45,7 +46,8 @@ struct Step {
     messages: u32,
 }
 
-fn blank() -> ibv_send_wr {
+/// A work request that does nothing yet.
+pub(super) fn blank() -> ibv_send_wr {
     ibv_send_wr {
         wr_id: 0,
         next: null_mut(),
@@ -160,6 +162,9 @@ impl Queues {
             backlogged: 0,
             messages,
         };
+        for lane in &mut queues.lanes {
+            lane.hot.link(device.scratch, device.scratch_lkey);
+        }
         for peer in 0..queues.lanes.len() as u32 {
             // Nothing to post: this opens the lane.
             let _ = queues.pump(peer, outcomes);
@@ -224,6 +229,54 @@ impl Queues {
         Some(Seq(number))
     }
 
+    /// Posts a put with a signal between the windows that the lane remembers; `None`, with no effect: other windows, or
+    /// something stands in the way. Returns the request.
+    ///
+    /// # Safety
+    /// As for `Context::put`; `peer` is one of the lanes.
+    #[inline(always)]
+    pub unsafe fn put_again(&mut self, peer: u32, named: &Named) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
+        let number = lane.issued.wrapping_add(1);
+        if !lane.admits(number) || named.size.wrapping_sub(1) >= self.device.max_msg || !lane.hot.fill(named) {
+            return None;
+        }
+        let id = lane.tag + u64::from(number);
+        lane.hot.data.wr_id = id;
+        lane.hot.signal.wr_id = id;
+        lane.note(number, Logged { remote: lane.hot.remote(), len: named.size as u32 });
+        lane.issued = number;
+        // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and ranges.
+        let rc = unsafe { (self.device.post_send)(lane.qp, &mut lane.hot.data, &mut self.bad) };
+        if rc != 0 {
+            self.refused_again(peer);
+        }
+        Some(id)
+    }
+
+    /// As [`Queues::refused`], for the work requests of a lane's own.
+    #[cold]
+    #[inline(never)]
+    fn refused_again(&mut self, peer: u32) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        let op = lane.hot.op();
+        let taken = u32::from(self.bad.cast_const() == &raw const lane.hot.signal);
+        self.keep_refused(peer, op, taken);
+    }
+
+    /// What the device did not take of the newest operation waits: the signal alone when `taken` is 1.
+    fn keep_refused(&mut self, peer: u32, op: Op, taken: u32) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        lane.shut(lane.issued.wrapping_sub(1));
+        lane.take(taken);
+        lane.unsignalled = taken;
+        lane.offset = if taken == 1 { op.len } else { 0 };
+        lane.backlog.push_back(op);
+        self.backlogged += 1;
+        self.wait(peer);
+    }
+
     /// The device refused a put of the fast path, or the signal behind it: what it did not take waits. Everything is
     /// still in the templates, so that the fast path keeps nothing for this. Whether it was want of room or worse is
     /// found out when it is posted again.
@@ -268,14 +321,7 @@ impl Queues {
         } else {
             (Ticket(t.signal.wr_id), both, u32::from(at == &raw const t.signal))
         };
-        let Some(lane) = self.lanes.get_mut(id.operation_peer()) else { return };
-        lane.shut(id.number().wrapping_sub(1));
-        lane.take(taken);
-        lane.unsignalled = taken;
-        lane.offset = if taken == 1 { op.len } else { 0 };
-        lane.backlog.push_back(op);
-        self.backlogged += 1;
-        self.wait(id.peer());
+        self.keep_refused(id.peer(), op, taken);
     }
 
     /// Puts a lane into the list of those to look at again.
