@@ -47,6 +47,8 @@ pub struct Coll {
     pub instance: Arc<Instance>,
     held: Mutex<Held>,
     closed: AtomicBool,
+    /// What NCCL calls this communicator; 0 until it has a name for it.
+    handle: AtomicU64,
 }
 
 #[derive(Default)]
@@ -91,9 +93,21 @@ impl Coll {
             instance: listen.instance.clone(),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
+            handle: AtomicU64::new(0),
         });
         listen.instance.adopt_coll(&coll);
         Ok(coll)
+    }
+
+    /// What NCCL calls this communicator.
+    pub fn handle(&self) -> *mut c_void {
+        self.handle.load(Ordering::Acquire) as *mut c_void
+    }
+
+    /// NCCL gets this handle.
+    pub fn set_handle(&self, handle: *mut c_void) {
+        self.handle.store(handle as u64, Ordering::Release);
+        self.held.lock().sets.iter().for_each(|set| set.announce(handle as u64));
     }
 
     fn check_open(&self) -> Result<()> {
@@ -130,6 +144,7 @@ impl Coll {
             self.cache.clone(),
             queues,
         ));
+        contexts.announce(self.handle() as u64);
         let mut held = self.held.lock();
         held.sets.push(contexts.clone());
         self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);

@@ -4,7 +4,9 @@
 //! says which one is wrong, with its value and what would be right.
 
 use super::contexts::Contexts;
+use super::lanes;
 use super::op::{Get, Put, Signal};
+use super::seq::Seq;
 use super::ticket::Ticket;
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
@@ -244,14 +246,14 @@ pub unsafe fn learn(ctx: *mut c_void, a: &PutArgs) {
 /// As for [`test`].
 #[inline(always)]
 pub unsafe fn fast_test(coll: *mut c_void, request: *mut c_void) -> Option<bool> {
-    let ticket = Ticket::decode(request);
-    // SAFETY: passed on; the set is not destroyed during a call with it.
-    let fast = unsafe { &handles::get::<Coll>(coll)?.set(ticket.set)?.fast };
-    if ticket.context >= fast.count.load(Ordering::Acquire) || ticket.peer >= fast.nranks {
-        return None;
+    // SAFETY: passed on.
+    let found = unsafe { lanes::find(coll, request)? };
+    let seq = Seq(request as u64 as u32);
+    if seq.is_done(Seq(found.completed.load(Ordering::Acquire))) {
+        return Some(true);
     }
-    // SAFETY: context and peer were checked.
-    match unsafe { (*fast.contexts.add(ticket.context as usize)).test(ticket.peer, ticket.seq) } {
+    // SAFETY: the set is not destroyed during a call with it.
+    match unsafe { found.context().test_again(found.completed, seq) } {
         Short::Done => Some(true),
         Short::Unfinished => Some(false),
         Short::Ask => None,
@@ -330,7 +332,11 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
 /// As for [`handles::get`].
 #[inline(always)]
 pub unsafe fn test(coll: &Coll, request: *mut c_void) -> Result<bool> {
-    let ticket = Ticket::decode(request);
+    // SAFETY: passed on.
+    let ticket = match unsafe { lanes::find(coll.handle(), request) } {
+        Some(found) => Ticket { seq: Seq(request as u64 as u32), ..Ticket::decode(found.ticket() as *mut c_void) },
+        None => Ticket::decode(request),
+    };
     // SAFETY: the set was made by this communicator; it is not destroyed during a call with it (handles module docs).
     if let Some(set) = unsafe { coll.set(ticket.set) } {
         if ticket.context < set.count && ticket.peer < set.nranks {

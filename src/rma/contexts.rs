@@ -1,5 +1,6 @@
 //! A set of contexts: what `createContext` returns, on whichever fabric the communicator settled on.
 
+use super::lanes::Stretch;
 use super::op::{Get, Put};
 use super::seq::Seq;
 use super::ticket::{Ticket, MAX_RANKS};
@@ -63,6 +64,8 @@ pub struct Contexts {
     pub set: u32,
     owner: Weak<Coll>,
     closed: AtomicBool,
+    /// Ended before `queues`, which it points into.
+    lanes: Option<Stretch>,
     queues: Queues,
 }
 
@@ -83,11 +86,10 @@ impl Contexts {
             Queues::Soft(q) => q.len(),
         } as u32;
         debug_assert!(nranks <= MAX_RANKS);
-        if let Queues::Verbs(q) = &queues {
-            for (context, c) in (0..).zip(q.iter()) {
-                c.number_requests(Ticket { set, context, peer: 0, seq: Seq(0) }.encode() as u64);
-            }
-        }
+        let lanes = match &queues {
+            Queues::Verbs(q) => Self::number(q, set, nranks),
+            Queues::Soft(_) => None,
+        };
         let direct: Box<[Direct]> = match &queues {
             Queues::Verbs(q) => q.iter().map(verbs::VerbsContext::direct).collect(),
             Queues::Soft(_) => Box::default(),
@@ -100,12 +102,36 @@ impl Contexts {
             ticket: Ticket { set, context: 0, peer: 0, seq: Seq(0) }.encode() as u64,
         };
         let closed = AtomicBool::new(false);
-        Self { fast, owner, coll, nranks, count, _cache: cache, _direct: direct, set, closed, queues }
+        Self { fast, owner, coll, nranks, count, _cache: cache, _direct: direct, set, closed, lanes, queues }
+    }
+
+    /// Gives the operations of verbs contexts their requests.
+    fn number(contexts: &[verbs::VerbsContext], set: u32, nranks: u32) -> Option<Stretch> {
+        let lanes = Stretch::take(contexts.len() * nranks as usize);
+        for (context, c) in (0..).zip(contexts) {
+            let ticket = |peer| Ticket { set, context, peer, seq: Seq(0) }.encode() as u64;
+            let at = |peer| (context * nranks + peer) as usize;
+            c.number_requests(|peer| lanes.as_ref().map_or(ticket(peer), |l| l.request(at(peer))));
+            if let Some(lanes) = &lanes {
+                (0..nranks).for_each(|peer| lanes.fill(at(peer), c.completed(peer), c.direct(), ticket(peer)));
+            }
+        }
+        lanes
+    }
+
+    /// The communicator's handle, once NCCL has it: from then on `test` knows the short way.
+    pub fn announce(&self, coll: u64) {
+        if let (Some(lanes), false) = (&self.lanes, self.closed.load(Ordering::Acquire)) {
+            lanes.announce(coll);
+        }
     }
 
     /// From here on every operation is refused: the communicator is gone.
     pub fn close(&self) {
         self.fast.count.store(0, Ordering::Release);
+        if let Some(lanes) = &self.lanes {
+            lanes.announce(0);
+        }
         self.closed.store(true, Ordering::Release);
     }
 

@@ -4,8 +4,7 @@
 use super::seq::Seq;
 use std::ffi::c_void;
 
-/// Sets of contexts a communicator can have at a time; set 0 does not exist, so a request is never NULL. Bit 63 of a
-/// request stays clear: verbs carries it through the device as a work request's number.
+/// Sets of contexts a communicator can have at a time; set 0 does not exist, so a request is never NULL.
 pub const MAX_SETS: usize = 32;
 /// Contexts a set can have.
 pub const MAX_CONTEXTS: u32 = 1 << 10;

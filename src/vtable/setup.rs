@@ -109,7 +109,9 @@ pub unsafe extern "C" fn connect(
     // SAFETY: passed on.
     guard("connect", || unsafe {
         let coll = join(handles, nranks, rank, listen_comm, coll_comm)?;
-        store("collComm", coll_comm, insert(coll)?)
+        let handle = insert(coll.clone())?;
+        coll.set_handle(handle);
+        store("collComm", coll_comm, handle)
     })
 }
 

@@ -12,7 +12,7 @@ use crate::fabric::Context;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -180,6 +180,21 @@ pub enum Short {
 }
 
 impl Direct {
+    /// As a plain pointer.
+    pub fn into_raw(self) -> *mut std::ffi::c_void {
+        self.0.as_ptr().cast()
+    }
+
+    /// From [`Direct::into_raw`].
+    ///
+    /// # Safety
+    /// The pointer came from there.
+    #[inline(always)]
+    pub unsafe fn from_raw(raw: *mut std::ffi::c_void) -> Self {
+        // SAFETY: into_raw gives no NULL.
+        Self(unsafe { NonNull::new_unchecked(raw.cast()) })
+    }
+
     /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. `None` has no effect.
     ///
     /// # Safety
@@ -221,23 +236,21 @@ impl Direct {
         }
     }
 
-    /// Looks at an operation, takes completions when it is not done, and looks again.
+    /// Takes completions and looks at an operation again.
     ///
     /// # Safety
-    /// `peer` is one of the communicator's ranks; the context lives.
+    /// The context lives.
     #[inline(always)]
-    pub unsafe fn test(self, peer: u32, seq: Seq) -> Short {
+    pub unsafe fn test_again(self, completed: &AtomicU32, seq: Seq) -> Short {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        // SAFETY: there is a count for each rank.
-        let completed = unsafe { shared.outcomes.completed.get_unchecked(peer as usize) };
+        shared.advance();
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
-            return Short::Done;
-        }
-        match shared.test_again(peer, seq) {
-            Tested::Done => Short::Done,
-            Tested::Unfinished => Short::Unfinished,
-            Tested::Suspect => Short::Ask,
+            Short::Done
+        } else if shared.outcomes.has_error() {
+            Short::Ask
+        } else {
+            Short::Unfinished
         }
     }
 }
@@ -248,11 +261,16 @@ impl VerbsContext {
         self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(handle));
     }
 
-    /// Gives the requests of this context their set and context bits.
-    pub fn number_requests(&self, prefix: u64) {
-        for lane in &mut self.shared.queues.lock().lanes {
-            lane.tag |= prefix;
+    /// Gives each peer's requests their upper half.
+    pub fn number_requests(&self, request: impl Fn(u32) -> u64) {
+        for (peer, lane) in (0..).zip(&mut self.shared.queues.lock().lanes) {
+            lane.request = request(peer);
         }
+    }
+
+    /// Where the newest complete operation to `peer` shows; lives as long as the context.
+    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
+        &raw const self.shared.outcomes.completed[peer as usize]
     }
 
     /// The short way to this context.

@@ -131,6 +131,8 @@ pub struct Lane {
     pub qp: *mut ibv_qp,
     /// The `wr_id` of operation 0.
     pub tag: u64,
+    /// The request of operation 0, once the context belongs to a set.
+    pub request: u64,
     /// The newest operation's number.
     pub issued: u32,
     /// The first number that may not go straight to the device: the next one while the lane is shut.
@@ -173,6 +175,7 @@ impl Lane {
         Self {
             qp,
             tag: Ticket::operation(peer, 0),
+            request: 0,
             issued: 0,
             stop: 1,
             log: Box::new([Logged::default(); NOTED]),

@@ -243,6 +243,7 @@ impl Queues {
             return None;
         }
         let id = lane.tag + u64::from(number);
+        let request = lane.request + u64::from(number);
         lane.hot.data.wr_id = id;
         lane.hot.signal.wr_id = id;
         lane.note(number, Logged { remote: lane.hot.remote(), len: named.size as u32 });
@@ -252,7 +253,7 @@ impl Queues {
         if rc != 0 {
             self.refused_again(peer);
         }
-        Some(id)
+        Some(request)
     }
 
     /// As [`Queues::refused`], for the work requests of a lane's own.

@@ -1,7 +1,6 @@
 //! What a work request carries through the device and back in `wr_id`.
 //!
-//! Bits 0..32 operation number, 32..48 peer; an operation of the fast path has in 48..63 what makes it the request that
-//! NCCL holds (`rma::ticket`): context and set. Bit 63 marks everything
+//! Bits 0..32 operation number, 32..48 peer; that is all for an operation of the fast path. Bit 63 marks everything
 //! else, so that one look at the sign tells; then bits 60..63 say what it is and bits 50..60 how many send queue entries
 //! its completion gives back.
 
@@ -57,7 +56,7 @@ impl Ticket {
     /// Peer of an operation of the fast path.
     #[inline(always)]
     pub fn operation_peer(self) -> usize {
-        (self.0 >> 32) as usize & (MAX_PEERS as usize - 1)
+        (self.0 >> 32) as usize
     }
 
     /// Peer.
