@@ -75,7 +75,7 @@ impl Default for WindowCache {
 
 /// What an empty place holds: a value that is looked up elsewhere, so that whatever is asked for, it does not match.
 fn vacant(place: usize) -> u64 {
-    ((place + 1) % PLACES << PICK_SHIFT) as u64 | 1
+    (((place + 1) % PLACES) << PICK_SHIFT) as u64 | 1
 }
 
 impl WindowCache {

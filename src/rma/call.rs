@@ -197,6 +197,7 @@ pub unsafe fn put_again(
         return false;
     }
     if op != SIGNAL_OP_ADD {
+        cold();
         if op != SIGNAL_OP_INC {
             return false;
         }
@@ -209,6 +210,10 @@ pub unsafe fn put_again(
     }
     true
 }
+
+/// Tells the compiler which branch to lay out of the way.
+#[cold]
+fn cold() {}
 
 /// Remembers the windows of a put with a signal for [`put_again`], if they are in order.
 ///
@@ -240,20 +245,14 @@ pub unsafe fn learn(ctx: *mut c_void, a: &PutArgs) {
     })();
 }
 
-/// The common case of `test`; `None` says nothing.
+/// The rest of the common case of `test`: takes completions and looks again. `None` says nothing.
 ///
 /// # Safety
-/// As for [`test`].
+/// As for [`test`]; `entry` is the request's (`lanes::find`).
 #[inline(always)]
-pub unsafe fn fast_test(coll: *mut c_void, request: *mut c_void) -> Option<bool> {
-    // SAFETY: passed on.
-    let found = unsafe { lanes::find(coll, request)? };
-    let seq = Seq(request as u64 as u32);
-    if seq.is_done(Seq(found.completed.load(Ordering::Acquire))) {
-        return Some(true);
-    }
+pub unsafe fn test_again(entry: &lanes::Entry, seq: Seq) -> Option<bool> {
     // SAFETY: the set is not destroyed during a call with it.
-    match unsafe { found.context().test_again(found.completed, seq) } {
+    match unsafe { entry.context().test_again(entry.completed(), seq) } {
         Short::Done => Some(true),
         Short::Unfinished => Some(false),
         Short::Ask => None,
@@ -332,8 +331,7 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
 /// As for [`handles::get`].
 #[inline(always)]
 pub unsafe fn test(coll: &Coll, request: *mut c_void) -> Result<bool> {
-    // SAFETY: passed on.
-    let ticket = match unsafe { lanes::find(coll.handle(), request) } {
+    let ticket = match lanes::find(coll.handle(), request) {
         Some(found) => Ticket { seq: Seq(request as u64 as u32), ..Ticket::decode(found.ticket() as *mut c_void) },
         None => Ticket::decode(request),
     };

@@ -93,46 +93,59 @@ impl Drop for Stretch {
     }
 }
 
-/// What [`find`] found.
-pub struct Found {
+impl Entry {
     /// The newest operation that is complete.
-    pub completed: &'static AtomicU32,
-    entry: &'static Entry,
-}
-
-impl Found {
-    /// The context.
+    ///
+    /// # Safety
+    /// The entry was found just now, and its set is not destroyed meanwhile.
     #[inline(always)]
-    pub fn context(&self) -> Direct {
+    pub unsafe fn completed(&self) -> &AtomicU32 {
+        let completed = self.completed.load(Ordering::Relaxed);
         // SAFETY: a live entry holds what `fill` stored.
-        unsafe { Direct::from_raw(self.entry.context.load(Ordering::Relaxed)) }
+        unsafe {
+            std::hint::assert_unchecked(!completed.is_null());
+            &*completed
+        }
+    }
+
+    /// The context.
+    ///
+    /// # Safety
+    /// As for [`Entry::completed`].
+    #[inline(always)]
+    pub unsafe fn context(&self) -> Direct {
+        // SAFETY: a live entry holds what `fill` stored.
+        unsafe { Direct::from_raw(self.context.load(Ordering::Relaxed)) }
+    }
+
+    /// The communicator's handle.
+    pub fn coll(&self) -> *mut c_void {
+        self.coll.load(Ordering::Relaxed) as *mut c_void
     }
 
     /// The request in the other form, without the operation's number.
-    #[inline(always)]
     pub fn ticket(&self) -> u64 {
-        self.entry.ticket.load(Ordering::Relaxed)
+        self.ticket.load(Ordering::Relaxed)
     }
 }
 
 /// The entry that a request of the communicator `coll` names.
-///
-/// # Safety
-/// The caller does not destroy the set of contexts while it uses the result (see `handles`).
 #[inline(always)]
-pub unsafe fn find(coll: *mut c_void, request: *mut c_void) -> Option<Found> {
+pub fn find(coll: *mut c_void, request: *mut c_void) -> Option<&'static Entry> {
     let number = request as u64 >> 32;
-    if number >= ENTRIES as u64 || coll.is_null() {
+    if number >= ENTRIES as u64 {
         return None;
     }
     // SAFETY: below ENTRIES.
     let entry = unsafe { TABLE.get_unchecked(number as usize) };
+    // What belongs to nobody holds 0.
     if entry.coll.load(Ordering::Acquire) != coll as u64 {
         return None;
     }
-    // SAFETY: a live entry holds what `fill` stored.
-    let completed = unsafe { &*entry.completed.load(Ordering::Relaxed) };
-    Some(Found { completed, entry })
+    if coll.is_null() {
+        return None;
+    }
+    Some(entry)
 }
 
 #[cfg(test)]
@@ -151,11 +164,9 @@ mod tests {
         let c = Stretch::take(4).unwrap();
         assert!(c.first + 4 <= b.first || c.first >= b.first + 5, "{first}");
         assert!(Stretch::take(ENTRIES).is_none());
-        // SAFETY: nothing is filled: nothing is found.
-        unsafe {
-            assert!(find(null_mut(), b.request(0) as *mut c_void).is_none());
-            assert!(find(16 as *mut c_void, b.request(0) as *mut c_void).is_none());
-            assert!(find(16 as *mut c_void, u64::MAX as *mut c_void).is_none());
-        }
+        // Nothing is filled: nothing is found.
+        assert!(find(null_mut(), b.request(0) as *mut c_void).is_none());
+        assert!(find(16 as *mut c_void, b.request(0) as *mut c_void).is_none());
+        assert!(find(16 as *mut c_void, u64::MAX as *mut c_void).is_none());
     }
 }

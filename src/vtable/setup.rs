@@ -12,9 +12,12 @@ use crate::fabric::ContextSpec;
 use crate::handles::{self, Kind};
 use crate::rma::call::{self, PutArgs};
 use crate::rma::contexts::Contexts;
+use crate::rma::lanes;
+use crate::rma::seq::Seq;
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
@@ -379,23 +382,42 @@ pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
 /// # Safety
 /// As `TestFn`.
 pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
-    if !done.is_null() {
-        // SAFETY: NCCL does not destroy the objects during a call with them; `done` is writable.
-        unsafe {
-            if let Some(is_done) = call::fast_test(coll_comm, request) {
+    let Some(entry) = lanes::find(coll_comm, request).filter(|_| !done.is_null()) else {
+        // SAFETY: passed on.
+        return unsafe { test_long(coll_comm, request, done) };
+    };
+    // SAFETY: NCCL does not destroy the objects during a call with them; `done` is not NULL, hence writable.
+    unsafe {
+        if Seq(request as u64 as u32).is_done(Seq(entry.completed().load(Ordering::Acquire))) {
+            done.write(1);
+            return NcclResult::SUCCESS;
+        }
+        test_again(entry, request, done)
+    }
+}
+
+/// An operation that was not done a moment ago.
+///
+/// # Safety
+/// As `TestFn`; `done` is writable, and the entry is that of the request.
+#[inline(never)]
+unsafe extern "C" fn test_again(entry: &lanes::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match call::test_again(entry, Seq(request as u64 as u32)) {
+            Some(is_done) => {
                 done.write(is_done as c_int);
-                return NcclResult::SUCCESS;
+                NcclResult::SUCCESS
             }
+            None => test_long(entry.coll(), request, done),
         }
     }
-    // SAFETY: passed on.
-    unsafe { test_long(coll_comm, request, done) }
 }
 
 /// # Safety
 /// As `TestFn`.
 #[inline(never)]
-unsafe fn test_long(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
+unsafe extern "C" fn test_long(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
     // SAFETY: NCCL does not destroy the objects during a call with them; `done` is NULL or writable.
     guard("test", || unsafe {
         if done.is_null() {
