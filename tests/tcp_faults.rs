@@ -150,20 +150,26 @@ fn a_misaligned_signal_is_refused() {
     );
 }
 
-/// A peer made of a listener: it greets like rank 1, then does what the test says.
-fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
+/// A peer made of a listener: it greets like rank 1, then does what the test says with the express connection and the
+/// stripe.
+fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
     use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
     use oxygin::fabric::World;
     use oxygin::memory::registry::Registry;
     let listener = std::net::TcpListener::bind(localhost()).unwrap();
     let at = listener.local_addr().unwrap();
     let thread = std::thread::spawn(move || {
-        let (mut s, _) = listener.accept().unwrap();
-        let mut hello = [0; 48];
-        s.read_exact(&mut hello).unwrap();
-        let h = Hello::parse(&hello).unwrap();
-        s.write_all(&Hello { answer: true, token: token(0), from: 1, to: 0, ..h }.emit()).unwrap();
-        then(s);
+        let mut conns = [None, None];
+        for _ in 0..2 {
+            let (mut s, _) = listener.accept().unwrap();
+            let mut hello = [0; 48];
+            s.read_exact(&mut hello).unwrap();
+            let h = Hello::parse(&hello).unwrap();
+            s.write_all(&Hello { answer: true, token: token(0), from: 1, to: 0, ..h }.emit()).unwrap();
+            conns[h.stripe as usize] = Some(s);
+        }
+        let [express, stripe] = conns.map(Option::unwrap);
+        then(express, stripe);
     });
     // One real rank that believes in it.
     let mut all = ranks(1, 1, 1 << 17);
@@ -181,8 +187,11 @@ fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> (Rank, std::thread
 #[test]
 fn a_peer_that_drops_its_connection_fails_at_once() {
     let _guard = alone();
-    let (a, thread) = impostor(|mut s| {
-        s.read_exact(&mut [0; 48]).unwrap();
+    let (a, thread) = impostor(|express, mut stripe| {
+        stripe.read_exact(&mut [0; 48]).unwrap();
+        drop(stripe);
+        // The other one stays.
+        let _ = (&express).read(&mut [0; 48]);
     });
     let lane = a.lane(0, 1);
     let start = Instant::now();
@@ -266,7 +275,7 @@ fn a_peer_that_accepts_in_silence_is_an_error_that_says_so() {
 #[test]
 fn a_get_is_answered_by_nothing_but_data() {
     let _guard = alone();
-    let (a, thread) = impostor(|mut s| {
+    let (a, thread) = impostor(|mut s, _stripe| {
         s.read_exact(&mut [0; 48]).unwrap();
         let place = Place { rkey: 0, addr: 0, len: 8 };
         s.write_all(&Frame::Put { context: 0, place, bell: None }.emit()).unwrap();

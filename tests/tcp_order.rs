@@ -3,6 +3,7 @@
 mod tcp;
 
 use oxygin::fabric::soft::lane::Work;
+use oxygin::fabric::soft::tcp::CHUNK;
 use std::sync::atomic::Ordering::SeqCst;
 use tcp::*;
 
@@ -10,14 +11,17 @@ use tcp::*;
 /// them all. Weak signals in between: whoever sees one sees its own put.
 fn litmus(stripes: u32, rounds: u64) {
     let large = 600_000 / 8;
+    // The first word of each chunk and the last of each put: two large ones and a small one.
+    let chunk = CHUNK / 8;
+    let marks = [0, chunk, 2 * chunk, large - 1, large, large + chunk, large + 2 * chunk, 2 * large - 1, 2 * large];
     let all = ranks(2, stripes, 3 * large);
     let (a, b) = (&all[0], &all[1]);
     std::thread::scope(|s| {
         s.spawn(|| {
             for round in 1..=rounds {
                 until("strong signal", || b.signals[0].load(SeqCst) >= round);
-                for (at, name) in [(large - 1, "first large"), (2 * large - 1, "second large"), (2 * large, "small")] {
-                    assert_eq!(b.data[at].load(SeqCst), round, "{name} put behind its signal");
+                for at in marks {
+                    assert_eq!(b.data[at].load(SeqCst), round, "word {at} behind its signal");
                 }
                 assert_eq!(b.signals[1].load(SeqCst), round, "weak signal behind a later strong one");
                 // Lets the sender go on: the data stays still until then.
@@ -27,7 +31,7 @@ fn litmus(stripes: u32, rounds: u64) {
         let source = words(3 * large);
         let lane = a.lane(stripes, 1);
         for round in 1..=rounds {
-            for at in [large - 1, 2 * large - 1, 2 * large] {
+            for at in marks {
                 source[at].store(round, SeqCst);
             }
             let (from, to) = (address(&source), address(&b.data));

@@ -154,8 +154,8 @@ mod tests {
     fn gathers_step_by_step_and_names_who_is_missing() {
         let control = Control::new(3).expect("map");
         let limit = Duration::from_secs(30);
-        // SAFETY: threads stand in for processes; the control block is made for sharing.
         struct Shared<'a>(&'a Control);
+        // SAFETY: threads stand in for processes; the control block is made for sharing.
         unsafe impl Sync for Shared<'_> {}
         let shared = &Shared(&control);
         std::thread::scope(|scope| {

@@ -187,7 +187,7 @@ fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &P
         let rank = ranks.rank() as usize;
         let ranks = RefCell::new(ranks);
         let remote = move |mine: &[u8]| {
-            ranks.borrow_mut().gather_within("check", mine, options.limit).map_err(|e| e.to_string())
+            ranks.borrow_mut().gather_within("check", mine, options.limit * 2).map_err(|e| e.to_string())
         };
         let verdicts = sit(case, kind, options, control, rank, 0, Some(Box::new(remote)));
         Ok(serde_json::to_vec(&verdicts)?)
@@ -250,7 +250,7 @@ fn watch(
                 (child.beat, child.beat_at) = (beat, Instant::now());
             }
             // A rank that waits for another host beats only when the answer comes.
-            let patience = options.limit * if local { 1 } else { 3 } + STUCK_GRACE;
+            let patience = options.limit * if local { 1 } else { 5 } + STUCK_GRACE;
             if child.beat_at.elapsed() > patience {
                 let still = format!("rank {slot} hangs: {} for {} s", within(call), patience.as_secs());
                 failure.get_or_insert(still);

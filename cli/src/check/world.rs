@@ -74,13 +74,19 @@ impl Seat<'_> {
         self.gather_among(among, &[]).map(|_| ())
     }
 
+    /// How long to wait for other ranks to reach a step: longer than their own waits, so that the rank that sees
+    /// what is wrong says so first.
+    pub fn patience(&self) -> Duration {
+        self.limit * 2
+    }
+
     /// The messages of the ranks of `among`, in that order.
     pub fn gather_among(&self, among: &[usize], mine: &[u8]) -> Outcome<Vec<Vec<u8>>> {
         if among == [self.rank] {
             return Ok(vec![mine.to_vec()]);
         }
         let Some(remote) = &self.remote else {
-            return self.control.gather(self.rank, among, mine, self.limit);
+            return self.control.gather(self.rank, among, mine, self.patience());
         };
         let all = remote(mine)?;
         self.beat();
@@ -130,7 +136,7 @@ pub struct Window {
 impl Window {
     /// Zeroed memory that no plugin knows.
     pub fn unregistered(len: usize) -> Outcome<Self> {
-        // SAFETY: a new private mapping, given back in drop.
+        // SAFETY: a new private mapping, which lives as long as the process or until `free`.
         let at = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -139,6 +145,12 @@ impl Window {
             libc::MAP_FAILED => Err(format!("no memory for a window of {len} bytes")),
             at => Ok(Self { base: at.cast(), len, mh: null_mut() }),
         }
+    }
+
+    /// Gives the memory back. Never done by dropping: when a case fails, the plugin may still be at work in it.
+    pub fn free(self) {
+        // SAFETY: the mapping of `unregistered`, which no plugin knows any more.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 
     /// Bytes.
@@ -159,13 +171,6 @@ impl Window {
         assert!(off.checked_add(len).is_some_and(|end| end <= self.len));
         // SAFETY: in bounds; the cases hand parts to one writer at a time.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(off), len) }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `unregistered`.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 

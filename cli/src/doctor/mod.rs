@@ -6,7 +6,6 @@ mod gpu;
 mod host;
 mod nccl;
 mod report;
-mod select;
 mod verbs;
 
 use report::Report;

@@ -1,7 +1,8 @@
 //! RDMA devices: the library, the device files, the ports and their addresses, as sysfs shows them.
 
 use super::report::Section;
-use super::select::Choice;
+use oxygin::fabric::verbs::HcaFilter;
+use oxygin_ffi::verbs::{DeviceRef, Verbs};
 use std::fs;
 use std::path::Path;
 
@@ -19,7 +20,7 @@ pub fn verbs(sys: &Path, dev: &Path) -> Section {
         );
     }
     let hca = std::env::var("NCCL_IB_HCA").ok().filter(|v| !v.is_empty());
-    let choice = Choice::parse(hca.as_deref().unwrap_or_default());
+    let choice = HcaFilter::parse(hca.as_deref().unwrap_or_default());
     let mut ports = 0;
     for name in &names {
         ports += device(&mut section, sys, dev, name, &choice);
@@ -38,27 +39,42 @@ pub fn verbs(sys: &Path, dev: &Path) -> Section {
     section
 }
 
+/// Loads the library as the plugin does and asks every device for its atomics.
 fn library(section: &mut Section) -> bool {
-    // SAFETY: libibverbs has no initialiser that needs care.
-    match unsafe { libloading::Library::new("libibverbs.so.1") } {
-        Ok(_) => {
-            section.ok("libibverbs.so.1", "loads");
-            true
-        }
+    let verbs = match Verbs::load() {
+        Ok(verbs) => verbs,
         Err(e) => {
-            section.no("libibverbs.so.1", e.to_string(), "install it (Debian, Ubuntu: libibverbs1 ibverbs-providers)");
-            false
+            section.no("libibverbs", e.to_string(), "install it (Debian, Ubuntu: libibverbs1 ibverbs-providers)");
+            return false;
+        }
+    };
+    section.ok("libibverbs", format!("{} loads", verbs.path()));
+    for device in DeviceRef::all(&verbs).unwrap_or_default() {
+        let name = device.name();
+        match device.open().and_then(|open| open.query_device()) {
+            Ok(limits) if limits.atomic_cap == 0 => {
+                section.note(name, "no remote atomics: signals travel as messages that the receiver applies");
+            }
+            Ok(limits) => section.ok(
+                name,
+                format!("remote atomics; {} reads or atomics under way a queue pair", limits.max_qp_init_rd_atom),
+            ),
+            Err(e) => section.no(
+                name,
+                format!("it cannot be opened: {e}"),
+                "look at the permissions of /dev/infiniband and at the provider library for this device",
+            ),
         }
     }
+    true
 }
 
 /// Describes one device; returns how many of its ports would be used.
-fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &Choice) -> usize {
+fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &HcaFilter) -> usize {
     let home = sys.join("class/infiniband").join(name);
     let accessible = device_file(section, sys, dev, name);
-    let iwarp = read(&home.join("node_type")).starts_with('4');
-    if iwarp {
-        section.note(name, "iWARP: no remote atomics; signals travel as messages");
+    if read(&home.join("node_type")).starts_with('4') {
+        section.note(name, "an iWARP device");
     }
     let mut usable = 0;
     for port in entries(&home.join("ports")) {
@@ -66,7 +82,7 @@ fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &Ch
         let at = home.join("ports").join(&port);
         let (state, rate, link) = (read(&at.join("state")), read(&at.join("rate")), read(&at.join("link_layer")));
         let gids = usable_gids(&at);
-        if !choice.takes(name, port.parse().ok()) {
+        if !port.parse().is_ok_and(|number| choice.allows(name, number)) {
             section.no(subject, "NCCL_IB_HCA leaves it out", "name it there, or unset it");
         } else if !state.starts_with('4') {
             let state = state.split_once(": ").map_or(state.as_str(), |(_, s)| s).to_owned();
@@ -181,7 +197,7 @@ mod tests {
 
     fn port(root: &Path, choice: &str) -> (usize, Vec<(Verdict, String)>) {
         let mut section = Section::new("t");
-        let usable = device(&mut section, root, root, "rxe0", &Choice::parse(choice));
+        let usable = device(&mut section, root, root, "rxe0", &HcaFilter::parse(choice));
         (usable, section.findings.into_iter().map(|f| (f.verdict, f.detail)).collect())
     }
 

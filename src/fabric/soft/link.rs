@@ -226,8 +226,8 @@ impl Link {
                 Step::Idle => state.queues[slot as usize].engaged = false,
                 Step::Waiting => {}
                 Step::Full => {
-                    // Nobody else has room either.
-                    state.active.push_front(slot);
+                    // Nobody else has room either; next time another lane comes first.
+                    state.active.push_back(slot);
                     break;
                 }
                 Step::Failed => return true,

@@ -69,7 +69,7 @@ pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
             world.wait(request)?;
             world.wait_exactly(&window, 0, i, 0)?;
             world.close_among(&[seat.rank], &[&window])?;
-            drop(window);
+            window.free();
             seat.beat();
             if i == WARM {
                 warm = settled(&any_mappings(&cold));

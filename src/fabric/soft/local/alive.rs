@@ -4,6 +4,7 @@
 //! no descriptor, no heartbeat and no process number that could be used again.
 
 use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What a peer finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,25 +64,21 @@ pub unsafe fn release(at: *mut libc::pthread_mutex_t) {
     unsafe { libc::pthread_mutex_unlock(at) };
 }
 
-/// Looks, without waiting.
+/// `FUTEX_OWNER_DIED` of linux/futex.h: the kernel sets it in the word of every robust mutex that a dying thread holds.
+const OWNER_DIED: u32 = 0x4000_0000;
+
+/// Looks, without waiting and without touching: glibc's trylock would leave a mutex that nobody can repair owned by
+/// whoever looked second.
 ///
 /// # Safety
 /// `at` is mapped shared memory of the right size; its bytes may be anything a peer left there.
 pub unsafe fn look(at: *mut libc::pthread_mutex_t) -> State {
-    // SAFETY: the caller's promise. EOWNERDEAD makes us the owner of a mutex that nobody repairs: unlocking it as it is
-    // leaves it "not recoverable", which is what the next one to look shall see.
-    unsafe {
-        match libc::pthread_mutex_trylock(at) {
-            0 => {
-                libc::pthread_mutex_unlock(at);
-                State::Closed
-            }
-            libc::EOWNERDEAD => {
-                libc::pthread_mutex_unlock(at);
-                State::Dead
-            }
-            libc::ENOTRECOVERABLE => State::Dead,
-            _ => State::Alive,
-        }
+    // SAFETY: mapped (caller) and aligned. The futex word is the first of a pthread_mutex_t on every Linux glibc
+    // (`__data.__lock`): the owner's thread number, 0 when free.
+    let word = unsafe { AtomicU32::from_ptr(at.cast()) }.load(Ordering::Acquire);
+    match word {
+        0 => State::Closed,
+        _ if word & OWNER_DIED != 0 => State::Dead,
+        _ => State::Alive,
     }
 }

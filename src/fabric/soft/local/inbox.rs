@@ -303,7 +303,8 @@ mod tests {
         // A thread that ends while it holds the mutex is what a killed process looks like.
         let own = inbox.clone();
         std::thread::spawn(move || assert!(own.hold_life())).join().unwrap();
-        assert_eq!(peer.look(), alive::State::Dead);
-        assert_eq!(peer.look(), alive::State::Dead);
+        for _ in 0..5 {
+            assert_eq!(peer.look(), alive::State::Dead);
+        }
     }
 }

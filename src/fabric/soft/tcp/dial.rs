@@ -114,12 +114,13 @@ impl Dialer<'_> {
     /// Attempt by attempt and stripe by stripe through the peer's addresses.
     fn address(&self, attempts: u32, stripe: usize) -> SocketAddr {
         let all = &self.peer.addresses;
-        all[(stripe + attempts as usize) % all.len()]
+        // The express connection goes where the first stripe goes.
+        all[(stripe.saturating_sub(1) + attempts as usize) % all.len()]
     }
 
     /// With several interfaces here, stripes leave by different ones; every other attempt leaves that to routing.
     fn from(&self, attempts: u32, stripe: usize, to: &SocketAddr) -> Option<IpAddr> {
-        let ip = self.local[stripe % self.local.len()].ip();
+        let ip = self.local[stripe.saturating_sub(1) % self.local.len()].ip();
         let fits = ip.is_ipv4() == to.is_ipv4() && !ip.is_unspecified() && !is_link_local(&ip);
         (self.local.len() > 1 && attempts % 2 == 0 && fits).then_some(ip)
     }

@@ -23,8 +23,10 @@ pub struct Queue {
     pub cut: u64,
     /// The number of the first task's flight while `cut` > 0.
     pub cutting: u64,
-    /// Put frames sent on each stripe but the home stripe.
+    /// Chunks sent on each connection.
     pub counts: Counts,
+    /// Whether there were any: signals carry the counts from then on.
+    pub bulk: bool,
     /// Whether the lane is on the ring.
     pub queued: bool,
     flights: VecDeque<Flight>,
@@ -40,6 +42,7 @@ impl Queue {
             cut: 0,
             cutting: 0,
             counts: Counts::default(),
+            bulk: false,
             queued: false,
             flights: VecDeque::new(),
             first: 0,

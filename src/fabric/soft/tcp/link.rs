@@ -3,7 +3,7 @@
 use super::dial::Dial;
 use super::flights::Queue;
 use super::inlet::Inlet;
-use super::order::home;
+use super::order::EXPRESS;
 use super::outlet::{Outlet, Owner};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
@@ -25,7 +25,7 @@ pub const SMALL: usize = 8 * 1024;
 const SMALL_TURN: usize = 16 * 1024;
 
 /// Bytes handed to the kernel in one call of `pump`, so that nobody holds the link for long.
-const TURN: usize = 2 << 20;
+const TURN: usize = 1 << 20;
 
 /// Bytes, and requests, of gets that may be unanswered on a connection.
 const GET_BYTES: usize = 4 << 20;
@@ -89,6 +89,7 @@ pub struct Link {
     pub conns: Vec<Conn>,
     lanes: Vec<Option<Box<Queue>>>,
     ring: VecDeque<u32>,
+    /// The stripe that took the last chunk.
     next: usize,
     /// When connecting is given up.
     pub deadline: Option<Instant>,
@@ -131,6 +132,10 @@ impl Link {
 
     /// Takes an operation: a small one goes to the stage if nothing of its lane is in front, others queue.
     pub fn accept(&mut self, task: Task) {
+        if self.phase == Phase::Deaf {
+            // Its failure is told through the peer's health.
+            return;
+        }
         let at = task.lane.context as usize;
         if self.lanes.len() <= at {
             self.lanes.resize_with(at + 1, || None);
@@ -142,7 +147,7 @@ impl Link {
         if self.phase == Phase::Up && lane.tasks.is_empty() {
             if let Work::Put(put) = &task.work {
                 let stripes = self.conns.len();
-                let conn = &mut self.conns[home(at as u32, stripes)];
+                let conn = &mut self.conns[EXPRESS];
                 if put.len as usize <= SMALL && stage(lane, conn, put, stripes) {
                     lane.done(task.seq);
                     return;
@@ -180,14 +185,13 @@ impl Link {
 
     fn turn(&mut self, at: usize) -> Turn {
         let stripes = self.conns.len();
-        let home = home(at as u32, stripes);
         let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
         let mut small = 0;
         while let Some(task) = lane.tasks.front() {
             let (seq, work) = (task.seq, task.work);
             match work {
                 Work::Put(put) if put.len as usize <= SMALL => {
-                    if !stage(lane, &mut self.conns[home], &put, stripes) {
+                    if !stage(lane, &mut self.conns[EXPRESS], &put, stripes) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
                     lane.tasks.pop_front();
@@ -201,19 +205,23 @@ impl Link {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
-                    let to = if last { home } else { self.next };
-                    let Some(stripe) = free(&self.conns, to, last) else {
+                    let Some(stripe) = free(&self.conns, self.next) else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
-                    self.next = (stripe + 1) % stripes;
+                    self.next = stripe;
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
                     let conn = &mut self.conns[stripe];
-                    head(lane, conn, place, put.signal.filter(|_| last), stripes);
-                    if stripe != home {
-                        lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
-                    }
+                    head(lane, conn, place, None, stripes);
                     conn.outlet.borrow(put.local + lane.cut, len, Owner { lane: at as u32, flight: id });
+                    lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
+                    lane.bulk = true;
+                    if let (true, Some(mut signal)) = (last, put.signal) {
+                        // Behind all of the put's chunks, so never merely weak.
+                        signal.strong = true;
+                        let nothing = Place { len: 0, ..place };
+                        head(lane, &mut self.conns[EXPRESS], nothing, Some(signal), stripes);
+                    }
                     lane.advance(id, len, last);
                     return Turn::Moved;
                 }
@@ -224,14 +232,14 @@ impl Link {
                 Work::Get(get) => {
                     let left = get.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
-                    let stripe = if get.len as usize <= CHUNK { home } else { self.next };
+                    let bulk = get.len as usize > SMALL;
+                    let stripe = if bulk { 1 + self.next % (stripes - 1) } else { EXPRESS };
+                    if bulk {
+                        self.next = stripe;
+                    }
                     let conn = &mut self.conns[stripe];
                     if !conn.may_ask(len) {
-                        self.next = (self.next + 1) % stripes;
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
-                    }
-                    if get.len as usize > CHUNK {
-                        self.next = (self.next + 1) % stripes;
                     }
                     let id = lane.begin_or_go_on(seq);
                     ask(lane, conn, &get, len, Owner { lane: at as u32, flight: id });
@@ -468,11 +476,10 @@ impl Conn {
     }
 }
 
-/// A connection that takes a chunk: `first` or, if any will do, the next one with room.
-fn free(conns: &[Conn], first: usize, only: bool) -> Option<usize> {
-    let n = if only { 1 } else { conns.len() };
-    // Whether the stage has room does not matter: a flood of small puts must not keep large ones out for ever.
-    (0..n).map(|i| (first + i) % conns.len()).find(|&s| conns[s].outlet.borrowed() < CHUNK)
+/// A stripe that takes a chunk, from number `first` (0: the first stripe) on.
+fn free(conns: &[Conn], first: usize) -> Option<usize> {
+    let n = conns.len() - 1;
+    (0..n).map(|i| 1 + (first + i) % n).find(|&s| conns[s].outlet.borrowed() < CHUNK)
 }
 
 /// Stages a small put and its signal; `false`: no room now.
@@ -492,15 +499,10 @@ fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
     true
 }
 
-/// Stages a put frame's header. A strong signal, or one behind chunks on several stripes, carries counts.
+/// Stages a put frame's header. A strong signal carries counts if there is anything to count.
 #[inline]
 fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
-    let bell = signal.map(|s| Bell {
-        rkey: s.rkey,
-        addr: s.remote,
-        value: s.value,
-        counted: stripes > 1 && (s.strong || lane.cut > 0),
-    });
+    let bell = signal.map(|s| Bell { rkey: s.rkey, addr: s.remote, value: s.value, counted: s.strong && lane.bulk });
     conn.outlet.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
     if bell.is_some_and(|b| b.counted) {
         for count in &lane.counts[..stripes] {

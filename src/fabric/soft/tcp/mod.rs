@@ -28,7 +28,7 @@ use door::Door;
 use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -99,7 +99,8 @@ struct Joined {
 pub struct Tcp {
     poller: Poller,
     token: [u8; 16],
-    stripes: usize,
+    /// Connections opened to a peer: the express one and the stripes.
+    conns: usize,
     timing: Timing,
     registry: Arc<Registry>,
     addresses: Vec<SocketAddr>,
@@ -113,7 +114,8 @@ pub struct Tcp {
 
 impl Tcp {
     /// Listens on every address of `bind` (port 0: any). `token` is this rank's secret, which peers must present;
-    /// `stripes` (1 to 16) is how many connections this rank opens to each peer it has something for.
+    /// `stripes` (1 to 16) is how many connections for bulk this rank opens to each peer it has something for; one more
+    /// carries small frames.
     pub fn open(bind: &[SocketAddr], token: [u8; 16], stripes: u32, registry: Arc<Registry>) -> Result<Self> {
         Self::open_with(bind, token, stripes, registry, Timing::default())
     }
@@ -126,8 +128,8 @@ impl Tcp {
         registry: Arc<Registry>,
         timing: Timing,
     ) -> Result<Self> {
-        if !(1..=wire::MAX_STRIPES as u32).contains(&stripes) {
-            let max = wire::MAX_STRIPES;
+        let max = wire::MAX_STRIPES as u32 - 1;
+        if !(1..=max).contains(&stripes) {
             return Err(Error::argument(format!("{stripes} TCP stripes: set OXYGIN_TCP_STRIPES to 1 .. {max}")));
         }
         if bind.is_empty() {
@@ -152,7 +154,7 @@ impl Tcp {
         Ok(Self {
             poller,
             token,
-            stripes: stripes as usize,
+            conns: stripes as usize + 1,
             timing,
             registry,
             addresses,
@@ -177,7 +179,7 @@ impl Tcp {
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
             return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
         }
-        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.stripes)).collect();
+        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.conns)).collect();
         if self.joined.set(Joined { world, peers }).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
@@ -230,6 +232,10 @@ impl Tcp {
                     door.accept(i, &self.poller, &self.timing, l, c)
                 }),
                 Source::Caller(i) => self.door.try_lock().is_some_and(|mut door| {
+                    if bits & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
+                        // Reported even while it is not watched, waiting for `join`.
+                        door.take(i);
+                    }
                     let hello = door.hear(i, &self.token);
                     hello.is_some_and(|h| self.admit(&mut door, i, h))
                 }),
@@ -311,17 +317,4 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// The sentence's subject for a lost connection.
-fn lost(rank: u32, fd: Option<&OwnedFd>, e: &std::io::Error) -> Error {
-    let at = fd
-        .and_then(|fd| fd.try_clone().ok())
-        .and_then(|fd| std::net::TcpStream::from(fd).peer_addr().ok())
-        .map_or(String::new(), |a| format!(" at {a}"));
-    let why = match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
-        _ => e.to_string(),
-    };
-    Error::remote(format!("lost the TCP connection with rank {rank}{at}: {why}"))
 }

@@ -1,17 +1,14 @@
 //! When a signal may be applied: the contract of one (context, initiator), seen from the target.
 //!
-//! Everything small, every signal and the last chunk of every put of a lane go over the lane's home stripe, which keeps
-//! their order. Other chunks go anywhere. So a signal has to wait for nothing but chunks on the other stripes; it carries,
-//! for each of them, how many put frames of its lane were sent there before it. No I/O and no memory here.
+//! The first connection of a pair, the express one, carries everything small and every signal, in order; the others carry
+//! the chunks of large puts. So a signal never queues behind other contexts' bulk, and has to wait for nothing but chunks
+//! of its own lane; it carries, for each connection, how many of them were sent there before it. No I/O and no memory here.
 
 use super::wire::{Counts, MAX_STRIPES};
 use std::collections::VecDeque;
 
-/// The stripe that keeps the order of a lane.
-#[inline]
-pub fn home(context: u32, stripes: usize) -> usize {
-    context as usize % stripes
-}
+/// The connection that keeps the order of all lanes.
+pub const EXPRESS: usize = 0;
 
 /// What a signal waits for.
 struct Held<S> {
@@ -32,7 +29,7 @@ impl<S> Default for Order<S> {
 }
 
 impl<S> Order<S> {
-    /// A put frame on `stripe`, which is not the home stripe, was applied.
+    /// A chunk on `stripe`, which is not the express one, was applied.
     pub fn arrived(&mut self, stripe: usize) {
         self.arrived[stripe] = self.arrived[stripe].wrapping_add(1);
     }
@@ -42,7 +39,7 @@ impl<S> Order<S> {
         counts.iter().zip(&self.arrived).all(|(&c, &a)| a.wrapping_sub(c) as i32 >= 0)
     }
 
-    /// A signal arrived on the home stripe: applied at once if returned, else kept.
+    /// A signal with counts arrived: applied at once if returned, else kept.
     pub fn rings(&mut self, counts: Counts, signal: S) -> Option<S> {
         if self.held.is_empty() && self.met(&counts) {
             return Some(signal);

@@ -5,7 +5,7 @@ use super::link::{refusal, Link, Lost, Phase};
 use super::serve::{Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{lost, PeerInfo, Source, Tcp, TICK};
+use super::{PeerInfo, Source, Tcp, TICK};
 use crate::error::Error;
 use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
@@ -53,6 +53,18 @@ impl Peer {
 
     fn fail(&self, error: Error) {
         self.info.health.fail(error);
+    }
+
+    /// The connection of a stripe was lost.
+    fn lost(&self, stripe: usize, e: &std::io::Error) -> Error {
+        let Self { rank, info, .. } = self;
+        // The socket has forgotten where it led to.
+        let at = info.addresses[stripe.saturating_sub(1) % info.addresses.len()];
+        let why = match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
+            _ => e.to_string(),
+        };
+        Error::remote(format!("lost the TCP connection with rank {rank} at {at}: {why}"))
     }
 
     fn has_left(&self) -> Error {
@@ -227,6 +239,10 @@ impl Tcp {
     pub(super) fn link_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
         let mut received = false;
         let driven = self.drive(peer, |link| {
+            if link.phase != Phase::Deaf && peer.info.health.has_failed() {
+                // The destinations of gets may be gone; `settle` cuts the link off.
+                return false;
+            }
             match link.phase {
                 Phase::Dialing => {
                     let token = Source::Link(peer.rank, stripe).token();
@@ -255,7 +271,7 @@ impl Tcp {
     fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
         let error = match why {
             _ if link.phase == Phase::Deaf => None,
-            Lost::Refused(why, context, place) => {
+            Lost::Refused(why, context, place) if !peer.info.health.has_failed() => {
                 link.abandon();
                 peer.fail(refusal(peer.rank, why, context, &place));
                 return;
@@ -265,7 +281,8 @@ impl Tcp {
                 link.is_busy().then(|| peer.has_left())
             }
             Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
-            Lost::Io(e) => Some(lost(peer.rank, link.conns[stripe].fd.as_ref(), &e)),
+            Lost::Refused(..) => None,
+            Lost::Io(e) => Some(peer.lost(stripe, &e)),
         };
         link.cut_off();
         if let Some(e) = error {
@@ -312,7 +329,7 @@ impl Tcp {
             Err(e) => {
                 let fault = matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT);
                 if !peer.left.load(Ordering::Acquire) {
-                    let error = lost(peer.rank, serving.conn(stripe).map(|c| c.fd()), &e);
+                    let error = peer.lost(stripe, &e);
                     if fault {
                         // Ours alone: what the peer reads went away under it. It sees a reset.
                         log::warn!("{}", error.message());

@@ -1,7 +1,7 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
 use super::inlet::{Got, Inlet};
-use super::order::{home, Order};
+use super::order::{Order, EXPRESS};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
 use crate::memory::registry::{Held, Registry};
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes received on one connection before others get their turn.
-const TURN: usize = 2 << 20;
+const TURN: usize = 512 * 1024;
 
 /// Unanswered gets above which a connection is not read: its peer keeps asking without taking answers.
 const BACKLOG: usize = 4096;
@@ -285,7 +285,7 @@ impl Inbound {
         let Some(Landing { context, place, bell, refused, .. }) = self.landing.take() else { return };
         // A signal must not announce bytes that are not there.
         let bell = bell.filter(|_| !refused);
-        if lanes.stripes == 1 {
+        if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
             if let Some((bell, _)) = bell {
                 self.ring(context, &bell, held);
             }
@@ -296,7 +296,8 @@ impl Inbound {
             return;
         }
         let order = lanes.orders.entry(context).or_default();
-        if lanes.stripe != home(context, lanes.stripes) {
+        // A refused chunk never counts as arrived: signals behind it must not ring.
+        if lanes.stripe != EXPRESS && !refused {
             order.arrived(lanes.stripe);
         }
         while let Some(bell) = order.release() {
@@ -388,3 +389,7 @@ impl Inbound {
         Ok(total > 0)
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

@@ -22,7 +22,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            connect: Duration::from_secs(20),
+            connect: Duration::from_secs(8),
             greeting: Duration::from_secs(5),
             // A lost host must show within 10 s.
             silence: Duration::from_secs(8),

@@ -1,0 +1,200 @@
+//! What a target does with bytes that nobody vouches for.
+
+use super::super::wire::{Bell, Frame, Place};
+use super::*;
+use crate::memory::registry::Extent;
+use proptest::prelude::*;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+const WORDS: usize = 1024;
+/// Words on either side of the window, which nobody may touch.
+const MARGIN: usize = 64;
+const UNTOUCHED: u64 = 0x5a5a_5a5a_5a5a_5a5a;
+
+struct Target {
+    serving: Serving,
+    registry: Registry,
+    memory: Vec<u64>,
+    initiator: UnixStream,
+}
+
+fn target(stripes: usize) -> Target {
+    let memory = vec![UNTOUCHED; WORDS + 2 * MARGIN];
+    let registry = Registry::default();
+    let base = memory[MARGIN..].as_ptr() as u64;
+    registry.insert(1, Extent { base, len: 8 * WORDS as u64 });
+    let (initiator, ours) = UnixStream::pair().unwrap();
+    let mut serving = Serving::default();
+    assert!(serving.admit(ours.into(), 0, stripes, 0));
+    initiator.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    Target { serving, registry, memory, initiator }
+}
+
+impl Target {
+    fn base(&self) -> u64 {
+        self.memory[MARGIN..].as_ptr() as u64
+    }
+
+    /// Hands over bytes; `false`: the connection is over.
+    fn take(&mut self, bytes: &[u8]) -> bool {
+        self.initiator.write_all(bytes).unwrap();
+        loop {
+            match self.serving.advance(0, &self.registry, false) {
+                Ok(Outcome::Open(true)) => {}
+                Ok(Outcome::Open(false)) => return true,
+                Ok(Outcome::Closed) | Err(_) => return false,
+            }
+        }
+    }
+
+    fn window(&self) -> Vec<u64> {
+        // Volatile: written through raw pointers behind the Vec's back.
+        // SAFETY: inside `memory`.
+        (MARGIN..MARGIN + WORDS).map(|i| unsafe { self.memory.as_ptr().add(i).read_volatile() }).collect()
+    }
+
+    fn margins_are_untouched(&self) -> bool {
+        let outside = (0..MARGIN).chain(MARGIN + WORDS..2 * MARGIN + WORDS);
+        // SAFETY: inside `memory`.
+        outside.map(|i| unsafe { self.memory.as_ptr().add(i).read_volatile() }).all(|w| w == UNTOUCHED)
+    }
+}
+
+fn put(addr: u64, len: u32, bell: Option<Bell>) -> Vec<u8> {
+    let mut b = Frame::Put { context: 0, place: Place { rkey: 1, addr, len }, bell }.emit().to_vec();
+    b.resize(HEADER + len as usize, 7);
+    b
+}
+
+#[derive(Clone, Debug)]
+enum Piece {
+    Put { at: i64, len: u32, bell: Option<(i64, bool)> },
+    Get { at: i64, len: u32 },
+    Bytes(Vec<u8>),
+}
+
+fn piece() -> impl Strategy<Value = Piece> {
+    let at = || -64i64..8 * WORDS as i64 + 64;
+    let bell = proptest::option::of((at(), any::<bool>()));
+    prop_oneof![
+        8 => (at(), 0u32..300, bell).prop_map(|(at, len, bell)| Piece::Put { at, len, bell }),
+        2 => (at(), 0u32..300).prop_map(|(at, len)| Piece::Get { at, len }),
+        1 => proptest::collection::vec(any::<u8>(), 1..100).prop_map(Piece::Bytes),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever frames come, cut wherever: nothing outside the window is touched.
+    #[test]
+    fn nothing_outside_the_window_is_touched(
+        pieces in proptest::collection::vec(piece(), 1..30),
+        stripes in 1usize..3,
+        cut in 1usize..400,
+    ) {
+        let mut t = target(stripes);
+        let base = t.base() as i64;
+        let mut stream = Vec::new();
+        for p in &pieces {
+            match p {
+                Piece::Put { at, len, bell } => {
+                    let counted = bell.is_some_and(|b| b.1);
+                    let bell = bell.map(|(b, counted)| Bell { rkey: 1, addr: (base + b) as u64, value: 1, counted });
+                    let frame = put((base + at) as u64, *len, bell);
+                    stream.extend_from_slice(&frame[..HEADER]);
+                    stream.resize(stream.len() + if counted { 4 * stripes } else { 0 }, 0);
+                    stream.extend_from_slice(&frame[HEADER..]);
+                }
+                Piece::Get { at, len } => {
+                    let place = Place { rkey: 1, addr: (base + at) as u64, len: *len };
+                    stream.extend_from_slice(&Frame::Get { context: 0, place }.emit());
+                }
+                Piece::Bytes(b) => stream.extend_from_slice(b),
+            }
+        }
+        for part in stream.chunks(cut) {
+            if !t.take(part) {
+                break;
+            }
+        }
+        prop_assert!(t.margins_are_untouched());
+    }
+
+    /// The same puts, cut in different places, have the same effect.
+    #[test]
+    fn where_the_stream_is_cut_does_not_matter(
+        puts in proptest::collection::vec((0usize..WORDS - 64, 0u32..512), 1..20),
+        cut in 1usize..700,
+    ) {
+        let mut t = target(1);
+        let mut model = vec![UNTOUCHED; WORDS].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        let mut stream = Vec::new();
+        for &(at, len) in &puts {
+            let bell = Bell { rkey: 1, addr: t.base() + 8 * (WORDS as u64 - 1), value: 1, counted: false };
+            stream.extend(put(t.base() + 8 * at as u64, len, Some(bell)));
+            model[8 * at..8 * at + len as usize].fill(7);
+        }
+        for part in stream.chunks(cut) {
+            prop_assert!(t.take(part));
+        }
+        let model = model.chunks(8).map(|b| u64::from_le_bytes(b.try_into().unwrap()));
+        let mut model: Vec<u64> = model.collect();
+        *model.last_mut().unwrap() = UNTOUCHED + puts.len() as u64;
+        prop_assert_eq!(t.window(), model);
+    }
+}
+
+#[test]
+fn refused_bytes_are_drained_and_the_next_frame_is_understood() {
+    let mut t = target(1);
+    let (good, bad) = (t.base(), t.base() + 8 * WORDS as u64 - 8);
+    assert!(t.take(&put(bad, 100_000, None)[..60_000]));
+    assert!(t.take(&put(bad, 100_000, None)[60_000..]));
+    assert!(t.take(&put(good, 16, None)));
+    let mut answer = [0; HEADER];
+    t.initiator.read_exact(&mut answer).unwrap();
+    let place = Place { rkey: 1, addr: bad, len: 100_000 };
+    assert_eq!(Frame::parse(&answer), Ok(Frame::Refused { why: Refusal::Put, context: 0, place }));
+    assert_eq!(t.window()[..3], [0x0707_0707_0707_0707, 0x0707_0707_0707_0707, UNTOUCHED]);
+}
+
+#[test]
+fn a_window_that_goes_while_a_put_arrives_takes_no_more() {
+    let mut t = target(1);
+    let frame = put(t.base(), 4096, None);
+    assert!(t.take(&frame[..HEADER + 1024]));
+    t.registry.remove(1);
+    assert!(t.take(&frame[HEADER + 1024..]));
+    let window = t.window();
+    assert!(window[..128].iter().all(|&w| w == 0x0707_0707_0707_0707));
+    assert!(window[128..].iter().all(|&w| w == UNTOUCHED));
+}
+
+#[test]
+fn a_signal_waits_for_what_its_counts_name() {
+    let mut t = target(2);
+    let (other, ours) = UnixStream::pair().unwrap();
+    assert!(t.serving.admit(ours.into(), 1, 2, 0));
+    let word = t.base() + 8 * (WORDS as u64 - 1);
+    let bell = Bell { rkey: 1, addr: word, value: 1, counted: true };
+    let mut ring = put(t.base(), 0, Some(bell));
+    ring.extend([0u32, 1].iter().flat_map(|c| c.to_le_bytes()));
+    assert!(t.take(&ring));
+    assert_eq!(t.window()[WORDS - 1], UNTOUCHED);
+    (&other).write_all(&put(t.base(), 8, None)).unwrap();
+    t.serving.advance(1, &t.registry, false).unwrap();
+    assert_eq!(t.window()[WORDS - 1], UNTOUCHED + 1);
+}
+
+#[test]
+fn a_goodbye_is_an_orderly_end_and_silence_is_not() {
+    let mut t = target(1);
+    t.initiator.write_all(&Frame::Goodbye.emit()).unwrap();
+    assert!(matches!(t.serving.advance(0, &t.registry, false), Ok(Outcome::Closed)));
+    let mut t = target(1);
+    t.initiator.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(t.serving.advance(0, &t.registry, false).is_err());
+}
