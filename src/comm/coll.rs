@@ -11,6 +11,7 @@ use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
+use crate::memory::cache::WindowCache;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
 use crate::memory::window::{Remote, Window};
@@ -41,6 +42,7 @@ pub struct Coll {
     exchange: Exchange,
     fabric: AnyFabric,
     registry: Arc<Registry>,
+    cache: Arc<WindowCache>,
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
     held: Mutex<Held>,
@@ -85,6 +87,7 @@ impl Coll {
             exchange,
             fabric,
             registry,
+            cache: Arc::default(),
             instance: listen.instance.clone(),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -119,7 +122,14 @@ impl Coll {
             AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(f, spec)?.into()),
             AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(f, spec)?.into()),
         };
-        let contexts = Arc::new(Contexts::new(Arc::downgrade(self), self.id, self.world.nranks, set as u32, queues));
+        let contexts = Arc::new(Contexts::new(
+            Arc::downgrade(self),
+            self.id,
+            self.world.nranks,
+            set as u32,
+            self.cache.clone(),
+            queues,
+        ));
         let mut held = self.held.lock();
         held.sets.push(contexts.clone());
         self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
@@ -213,6 +223,7 @@ impl Coll {
             let handle = handles::insert(window.clone())
                 .ok_or_else(|| Error::system("more than 262144 objects are live; deregister unused windows"))?;
             window.handle.store(handle as u64, Ordering::Relaxed);
+            self.cache.insert(&window);
             self.held.lock().windows.push(window);
             Ok(handle)
         });
@@ -233,7 +244,7 @@ impl Coll {
             .map(|rank| {
                 let mut r = Reader::new(gathered.common(rank));
                 (|| {
-                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
+                    let remote = Remote::new(r.u64()?, r.u64()?, r.u32()?);
                     r.end()?;
                     remote.base.checked_add(remote.len)?;
                     Some(remote)
@@ -269,6 +280,7 @@ impl Coll {
             )));
         }
         if handles::remove::<Window>(handle).is_some() {
+            self.cache.remove(&window);
             self.registry.remove(window.id);
             let mut held = self.held.lock();
             held.windows.retain(|w| !Arc::ptr_eq(w, &window));
@@ -305,6 +317,7 @@ impl Coll {
         }
         for window in &held.windows {
             self.registry.remove(window.id);
+            self.cache.remove(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
         match &self.fabric {

@@ -8,10 +8,13 @@ use super::op::{Get, Put, Signal};
 use super::ticket::Ticket;
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
+use crate::fabric::verbs::Short;
 use crate::handles;
+use crate::memory::cache;
 use crate::memory::window::Window;
 use nccl_plugin_api::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 /// A range of a window, as calls name it.
 #[derive(Clone, Copy)]
@@ -125,6 +128,70 @@ unsafe fn checked_put(set: &Contexts, a: &PutArgs) -> Option<Put> {
     put.remote = r.base + a.dst.offset;
     put.rkey = r.rkey;
     Some(put)
+}
+
+/// The common case of a put in as few instructions as it takes: verbs, live windows, everything in order. `None` has no
+/// effect and says nothing: the long way, [`put`], finds out what is the matter.
+///
+/// # Safety
+/// As for [`put`].
+#[inline(always)]
+pub unsafe fn fast_put(ctx: *mut c_void, a: &PutArgs) -> Option<*mut c_void> {
+    // SAFETY: passed on.
+    let fast = unsafe { &handles::get::<Contexts>(ctx)?.fast };
+    if a.context as u32 >= fast.count.load(Ordering::Acquire) || a.rank >= fast.nranks {
+        return None;
+    }
+    let size = a.size as u64;
+    let mut put = Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: size, signal: None, more: a.more };
+    if size != 0 || a.signal.is_none() {
+        // SAFETY: the set keeps its window cache alive; windows outlive calls with them (handles module docs).
+        let (src, dst) =
+            unsafe { (cache::find(fast.windows, a.src.window)?, cache::find(fast.windows, a.dst.window)?) };
+        // SAFETY: the rank was checked.
+        let to = unsafe { dst.remote(a.rank) };
+        if a.src.offset.checked_add(size)? > src.len() || a.dst.offset.checked_add(size)? > to.len {
+            return None;
+        }
+        put.local = src.base().wrapping_add(a.src.offset);
+        put.lkey = src.lkey();
+        put.remote = to.base.wrapping_add(a.dst.offset);
+        put.rkey = to.rkey;
+    }
+    if let Some(s) = &a.signal {
+        // SAFETY: as above.
+        let to = unsafe { cache::find(fast.windows, s.place.window)?.remote(a.rank) };
+        if s.place.offset >= u64::from(to.signals) || s.place.offset & 7 != 0 || s.op.wrapping_sub(1) > 1 {
+            return None;
+        }
+        let value = if s.op == SIGNAL_OP_INC { 1 } else { s.value };
+        let remote = to.base.wrapping_add(s.place.offset);
+        put.signal = Some(Signal { remote, rkey: to.rkey, value, strong: s.strong });
+    }
+    // SAFETY: the context was checked, and lives as long as its set.
+    let seq = unsafe { (*fast.contexts.add(a.context as usize)).put(a.rank, &put)? };
+    let ticket = fast.ticket | (a.context as u64) << 48 | u64::from(a.rank) << 32 | u64::from(seq.0);
+    Some(ticket as *mut c_void)
+}
+
+/// The common case of `test`; `None` says nothing.
+///
+/// # Safety
+/// As for [`test`].
+#[inline(always)]
+pub unsafe fn fast_test(coll: *mut c_void, request: *mut c_void) -> Option<bool> {
+    let ticket = Ticket::decode(request);
+    // SAFETY: passed on; the set is not destroyed during a call with it.
+    let fast = unsafe { &handles::get::<Coll>(coll)?.set(ticket.set)?.fast };
+    if ticket.context >= fast.count.load(Ordering::Acquire) || ticket.peer >= fast.nranks {
+        return None;
+    }
+    // SAFETY: context and peer were checked.
+    match unsafe { (*fast.contexts.add(ticket.context as usize)).test(ticket.peer, ticket.seq) } {
+        Short::Done => Some(true),
+        Short::Unfinished => Some(false),
+        Short::Ask => None,
+    }
 }
 
 /// Checks and starts a put.

@@ -5,10 +5,12 @@ use super::seq::Seq;
 use super::ticket::{Ticket, MAX_RANKS};
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
+use crate::fabric::verbs::Direct;
 use crate::fabric::{soft, verbs, Context};
 use crate::handles::{Kind, Object};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Weak;
+use crate::memory::cache::{Place, WindowCache};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The contexts themselves, by fabric. One match a call; everything below is static.
 pub enum Queues {
@@ -27,14 +29,36 @@ macro_rules! on_queues {
     };
 }
 
+/// What the fast path of an operation reads of a set.
+#[repr(C)]
+pub(super) struct Fast {
+    /// Contexts that take operations the short way; 0 on other fabrics than verbs, and once the set is closed.
+    pub count: AtomicU32,
+    /// Ranks.
+    pub nranks: u32,
+    /// The window cache.
+    pub windows: *const Place,
+    /// The contexts.
+    pub contexts: *const Direct,
+    /// The set's bits of a request.
+    pub ticket: u64,
+}
+
 /// A set of contexts of one communicator.
+#[repr(C)]
 pub struct Contexts {
+    /// What the fast path reads, first: see `call::fast_put`.
+    pub(super) fast: Fast,
     /// Number of the communicator in this process.
     pub coll: u64,
     /// Ranks in it.
     pub nranks: u32,
     /// Contexts in the set.
     pub count: u32,
+    /// Keeps `fast.windows` alive.
+    _cache: Arc<WindowCache>,
+    /// Keeps `fast.contexts` alive.
+    _direct: Box<[Direct]>,
     /// This set among the communicator's, 1 to 63.
     pub set: u32,
     owner: Weak<Coll>,
@@ -42,23 +66,41 @@ pub struct Contexts {
     queues: Queues,
 }
 
+// SAFETY: the pointers in `fast` are to what `_cache`, `_direct` and `queues` own, all of them Send and Sync.
+unsafe impl Send for Contexts {}
+// SAFETY: as above.
+unsafe impl Sync for Contexts {}
+
 impl Object for Contexts {
     const KIND: Kind = Kind::Contexts;
 }
 
 impl Contexts {
     /// A set; `queues` has at least one context.
-    pub fn new(owner: Weak<Coll>, coll: u64, nranks: u32, set: u32, queues: Queues) -> Self {
+    pub fn new(owner: Weak<Coll>, coll: u64, nranks: u32, set: u32, cache: Arc<WindowCache>, queues: Queues) -> Self {
         let count = match &queues {
             Queues::Verbs(q) => q.len(),
             Queues::Soft(q) => q.len(),
         } as u32;
         debug_assert!(nranks <= MAX_RANKS);
-        Self { owner, coll, nranks, count, set, closed: AtomicBool::new(false), queues }
+        let direct: Box<[Direct]> = match &queues {
+            Queues::Verbs(q) => q.iter().map(verbs::VerbsContext::direct).collect(),
+            Queues::Soft(_) => Box::default(),
+        };
+        let fast = Fast {
+            count: AtomicU32::new(direct.len() as u32),
+            nranks,
+            windows: cache.start(),
+            contexts: direct.as_ptr(),
+            ticket: Ticket { set, context: 0, peer: 0, seq: Seq(0) }.encode() as u64,
+        };
+        let closed = AtomicBool::new(false);
+        Self { fast, owner, coll, nranks, count, _cache: cache, _direct: direct, set, closed, queues }
     }
 
     /// From here on every operation is refused: the communicator is gone.
     pub fn close(&self) {
+        self.fast.count.store(0, Ordering::Release);
         self.closed.store(true, Ordering::Release);
     }
 

@@ -1,9 +1,8 @@
 //! RMA v14: signals are strong or weak.
 
-use super::guard::{guard, object};
+use super::guard::guard;
 use super::{setup, NAME};
-use crate::rma::call::{self, Place, PutArgs, SignalArgs};
-use crate::rma::contexts::Contexts;
+use crate::rma::call::{Place, PutArgs, SignalArgs};
 use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -38,24 +37,22 @@ pub(super) unsafe extern "C" fn iput_signal(
     is_strong_signal: bool,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: as in GIN v13's `iput`.
-    guard("iputSignal", || unsafe {
-        let args = PutArgs {
-            context,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: Some(SignalArgs {
-                place: Place { offset: signal_off, window: signal_mhandle },
-                value: signal_value,
-                op: signal_op,
-                strong: is_strong_signal,
-            }),
-            more: false,
-        };
-        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
-    })
+    let args = PutArgs {
+        context,
+        src: Place { offset: src_off, window: src_mhandle },
+        size,
+        dst: Place { offset: dst_off, window: dst_mhandle },
+        rank,
+        signal: Some(SignalArgs {
+            place: Place { offset: signal_off, window: signal_mhandle },
+            value: signal_value,
+            op: signal_op,
+            strong: is_strong_signal,
+        }),
+        more: false,
+    };
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    unsafe { setup::start_put("iputSignal", ctx, &args, request) }
 }
 
 /// The table.

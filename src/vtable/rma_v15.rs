@@ -22,19 +22,17 @@ pub(super) unsafe extern "C" fn iput(
     opt_flags: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
+    let args = PutArgs {
+        context,
+        src: Place { offset: src_off, window: src_mhandle },
+        size,
+        dst: Place { offset: dst_off, window: dst_mhandle },
+        rank,
+        signal: None,
+        more: opt_flags & OPT_AGGREGATE != 0,
+    };
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    guard("iput", || unsafe {
-        let args = PutArgs {
-            context,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: None,
-            more: opt_flags & OPT_AGGREGATE != 0,
-        };
-        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
-    })
+    unsafe { setup::start_put("iput", ctx, &args, request) }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -55,24 +53,22 @@ pub(super) unsafe extern "C" fn iput_signal(
     opt_flags: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: as in `iput`.
-    guard("iputSignal", || unsafe {
-        let args = PutArgs {
-            context,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: Some(SignalArgs {
-                place: Place { offset: signal_off, window: signal_mhandle },
-                value: signal_value,
-                op: signal_op,
-                strong: is_strong_signal,
-            }),
-            more: opt_flags & OPT_AGGREGATE != 0,
-        };
-        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
-    })
+    let args = PutArgs {
+        context,
+        src: Place { offset: src_off, window: src_mhandle },
+        size,
+        dst: Place { offset: dst_off, window: dst_mhandle },
+        rank,
+        signal: Some(SignalArgs {
+            place: Place { offset: signal_off, window: signal_mhandle },
+            value: signal_value,
+            op: signal_op,
+            strong: is_strong_signal,
+        }),
+        more: opt_flags & OPT_AGGREGATE != 0,
+    };
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    unsafe { setup::start_put("iputSignal", ctx, &args, request) }
 }
 
 #[allow(clippy::too_many_arguments)]

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::ContextSpec;
 use crate::handles::{self, Kind};
-use crate::rma::call;
+use crate::rma::call::{self, PutArgs};
 use crate::rma::contexts::Contexts;
 use crate::telemetry;
 use nccl_plugin_api::*;
@@ -377,6 +377,23 @@ pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
 /// # Safety
 /// As `TestFn`.
 pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
+    if !done.is_null() {
+        // SAFETY: NCCL does not destroy the objects during a call with them; `done` is writable.
+        unsafe {
+            if let Some(is_done) = call::fast_test(coll_comm, request) {
+                done.write(is_done as c_int);
+                return NcclResult::SUCCESS;
+            }
+        }
+    }
+    // SAFETY: passed on.
+    unsafe { test_long(coll_comm, request, done) }
+}
+
+/// # Safety
+/// As `TestFn`.
+#[inline(never)]
+unsafe fn test_long(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
     // SAFETY: NCCL does not destroy the objects during a call with them; `done` is NULL or writable.
     guard("test", || unsafe {
         if done.is_null() {
@@ -386,6 +403,45 @@ pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done
         done.write(is_done as c_int);
         Ok(())
     })
+}
+
+/// `iput` and `iputSignal` of tables whose operations name a context set.
+///
+/// # Safety
+/// As `PutFn`.
+#[inline(always)]
+pub(super) unsafe fn start_put(
+    name: &'static str,
+    ctx: *mut c_void,
+    args: &PutArgs,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    if !request.is_null() {
+        // SAFETY: passed on; `request` is writable.
+        unsafe {
+            if let Some(ticket) = call::fast_put(ctx, args) {
+                request.write(ticket);
+                return NcclResult::SUCCESS;
+            }
+        }
+    }
+    // A copy of its own, so that the short way keeps its arguments in registers.
+    let args = *args;
+    // SAFETY: passed on.
+    unsafe { start_put_long(name, ctx, &args, request) }
+}
+
+/// # Safety
+/// As `PutFn`.
+#[inline(never)]
+unsafe fn start_put_long(
+    name: &'static str,
+    ctx: *mut c_void,
+    args: &PutArgs,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    guard(name, || unsafe { started(request, || call::put(object::<Contexts>(ctx)?, args)) })
 }
 
 /// ginProgress and rmaProgress of tables whose operations name a context set.

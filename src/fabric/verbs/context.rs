@@ -162,7 +162,63 @@ impl VerbsContext {
     }
 }
 
+/// The short way to a context, for whoever keeps the context alive beside it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Direct(NonNull<Shared>);
+
+/// What the short way found of an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Short {
+    /// It is complete.
+    Done,
+    /// Not yet.
+    Unfinished,
+    /// The long way knows more.
+    Ask,
+}
+
+impl Direct {
+    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. `None` has no effect.
+    ///
+    /// # Safety
+    /// As for [`Context::put`]; the context lives.
+    #[inline(always)]
+    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<Seq> {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        let mut queues = shared.queues.try_lock()?;
+        // SAFETY: the caller's promise.
+        unsafe { queues.put(peer, put) }
+    }
+
+    /// Looks at an operation, takes completions when it is not done, and looks again.
+    ///
+    /// # Safety
+    /// `peer` is one of the communicator's ranks; the context lives.
+    #[inline(always)]
+    pub unsafe fn test(self, peer: u32, seq: Seq) -> Short {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        // SAFETY: there is a count for each rank.
+        let completed = unsafe { shared.outcomes.completed.get_unchecked(peer as usize) };
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            return Short::Done;
+        }
+        match shared.test_again(peer, seq) {
+            Tested::Done => Short::Done,
+            Tested::Unfinished => Short::Unfinished,
+            Tested::Suspect => Short::Ask,
+        }
+    }
+}
+
 impl VerbsContext {
+    /// The short way to this context.
+    pub fn direct(&self) -> Direct {
+        Direct(self.at)
+    }
+
     /// Lets the numbers of operations to `peer` go on after `number`, so that tests see them wrap. Nothing may be
     /// unfinished.
     #[doc(hidden)]

@@ -19,7 +19,7 @@ mod status;
 mod ticket;
 pub mod wire;
 
-pub use context::VerbsContext;
+pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;

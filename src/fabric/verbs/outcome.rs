@@ -50,7 +50,7 @@ impl Outcomes {
     pub fn check(&self, peer: u32) -> Result<()> {
         if self.any.load(Ordering::Acquire) {
             if let Some(error) = self.errors.get(peer as usize).and_then(OnceLock::get) {
-                return Err(error.clone());
+                return Err(error.clone().logged());
             }
         }
         Ok(())
