@@ -248,7 +248,7 @@ pub unsafe fn learn(ctx: *mut c_void, a: &PutArgs) {
 /// The rest of the common case of `test`: takes completions and looks again. `None` says nothing.
 ///
 /// # Safety
-/// As for [`test`]; `entry` is the request's (`lanes::find`).
+/// As for [`test()`]; `entry` is the request's (`lanes::find`).
 #[inline(always)]
 pub unsafe fn test_again(entry: &lanes::Entry, seq: Seq) -> Option<bool> {
     // SAFETY: the set is not destroyed during a call with it.

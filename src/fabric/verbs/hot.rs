@@ -10,7 +10,7 @@ use std::ptr::{addr_of_mut, null_mut};
 /// A window's extent on one side.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Side {
-    /// The window's handle; [`NOBODY`]: nothing is remembered.
+    /// The window's handle; `NOBODY`: nothing is remembered.
     pub handle: u64,
     /// First byte.
     pub base: u64,
