@@ -137,7 +137,7 @@ where
 
 /// How long a rank that the hub refuses comes again: the hub may still be that of the run before, if several runs
 /// follow one another at one address.
-const REFUSED_TIME: Duration = Duration::from_secs(10);
+const REFUSED_TIME: Duration = Duration::from_secs(3);
 
 /// Takes this rank's place at the hub. Tries again and again until the deadline, because the hub may start later than
 /// this rank, and an earlier run's hub may hang up with this rank's connection in its queue.
@@ -154,7 +154,8 @@ fn join(plan: &Plan, rank: u32, nranks: u32, root: &str) -> Result<Wire, RanksEr
             Ok((wire, Kind::Welcome, _)) => return Ok(wire),
             Ok((_, _, payload)) => {
                 let why = String::from_utf8_lossy(&payload).into_owned();
-                if refused.get_or_insert_with(Instant::now).elapsed() > REFUSED_TIME {
+                let (since, _) = refused.get_or_insert_with(|| (Instant::now(), why.clone()));
+                if since.elapsed() > REFUSED_TIME {
                     return Err(RanksError(why));
                 }
                 why
@@ -162,6 +163,10 @@ fn join(plan: &Plan, rank: u32, nranks: u32, root: &str) -> Result<Wire, RanksEr
             Err(e) => e.to_string(),
         };
         if left.is_zero() {
+            // A hub that refused and then went away had the reason.
+            if let Some((_, why)) = refused {
+                return Err(RanksError(why));
+            }
             return Err(RanksError(format!(
                 "cannot reach the root at {root} within {:?}: {why}; is it started there?",
                 plan.deadline
