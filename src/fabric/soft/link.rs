@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// Bytes moved for one operation before others get their turn: about 0.1 ms of copying.
-const QUANTUM: u64 = 1 << 20;
+/// Bytes moved for one operation before others get their turn: about 0.2 ms of copying.
+const QUANTUM: u64 = 2 << 20;
 /// Puts up to here go through the ring although cross-memory attach works: below it the system call costs more than
 /// the second copy (measured; docs/benchmarks.md).
 const RING_MAX: u64 = 4096;
