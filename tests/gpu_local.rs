@@ -239,6 +239,28 @@ fn kernels_reset_signals() {
     }
 }
 
+/// A driver that refuses batches of copies: one by one, and nothing is lost.
+#[test]
+fn copies_go_one_by_one_where_batches_are_refused() {
+    let fake = Fake::take();
+    fake.settings(false, 200);
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 64, 0);
+        let dst = fake.window(r, 0, 64, 0);
+        if r.rank == 0 {
+            (0..64).for_each(|i| src.set(i, i as u64 + 1));
+            fake.inject("cuMemcpyBatchAsync", 1);
+            let put = |i: u64| r.put(0, (src.as_window(), i * 8), 8, (dst.as_window(), i * 8), 1, None);
+            let requests: Vec<_> = (0..64).map(put).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+        }
+        r.job.barrier.wait();
+        assert!(r.rank == 0 || (0..64).all(|i| dst.get(i) == i as u64 + 1));
+    });
+    fake.check();
+}
+
 /// The operation fails; nothing hangs.
 fn fails(inject: impl Fn(&Fake) + Sync) {
     let fake = Fake::take();
