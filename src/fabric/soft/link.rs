@@ -15,7 +15,7 @@ use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -78,6 +78,10 @@ struct Queue {
     tasks: VecDeque<Running>,
     /// In `active`, or being worked on without the lock, or waiting for the peer's answer.
     engaged: bool,
+    /// Its first operation waits for the peer's answer.
+    waiting: bool,
+    /// Its context is gone; another lane may have the place.
+    vacant: bool,
 }
 
 /// Something the peer asked for.
@@ -103,7 +107,6 @@ pub struct Link {
     backlog: AtomicUsize,
     /// Operations that the peer's engine has and has not completed.
     in_engine: Arc<AtomicUsize>,
-    tasks_done: AtomicU64,
 }
 
 /// How far a small operation got at once.
@@ -118,21 +121,40 @@ impl Link {
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
         let state =
             State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
-        Self {
-            peer,
-            health,
-            state: Mutex::new(state),
-            backlog: AtomicUsize::new(0),
-            in_engine: Arc::default(),
-            tasks_done: AtomicU64::new(0),
-        }
+        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
     }
 
     /// Gives a lane a place; the returned number goes with each of its operations.
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
-        state.queues.push(Queue { lane, tasks: VecDeque::new(), engaged: false });
-        state.queues.len() as u32 - 1
+        let queue = Queue { lane, tasks: VecDeque::new(), engaged: false, waiting: false, vacant: false };
+        match state.queues.iter().position(|q| q.vacant && !q.engaged) {
+            Some(slot) => {
+                state.queues[slot] = queue;
+                slot as u32
+            }
+            None => {
+                state.queues.push(queue);
+                state.queues.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The lane's context is gone, and with it the caller's promise that memory stays valid: what waits is dropped.
+    pub fn remove_lane(&self, slot: u32) {
+        let mut state = self.state.lock();
+        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
+        self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
+        queue.tasks.clear();
+        queue.vacant = true;
+        // Neither in line nor being worked on: it waits for an answer that nobody wants any more.
+        if queue.waiting {
+            (queue.engaged, queue.waiting) = (false, false);
+        }
+        let lane = queue.lane.clone();
+        if let Route::Gpu(engine) = &state.route {
+            engine.abandon(&lane);
+        }
     }
 
     /// Whether anything waits here.
@@ -258,7 +280,7 @@ impl Link {
             match step {
                 Step::Again | Step::Fetching => state.active.push_back(slot),
                 Step::Idle => state.queues[slot as usize].engaged = false,
-                Step::Waiting => {}
+                Step::Waiting => state.queues[slot as usize].waiting = true,
                 Step::Full => {
                     // Nobody else has room either; next time another lane comes first.
                     state.active.push_back(slot);
@@ -381,7 +403,6 @@ impl Link {
                 queue.tasks.pop_front();
                 queue.lane.complete(seq);
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
-                self.tasks_done.fetch_add(1, Ordering::Relaxed);
             }
             if budget == 0 {
                 break;
@@ -459,7 +480,7 @@ impl Link {
     fn drop_all(&self, state: &mut State) {
         for queue in &mut state.queues {
             queue.tasks.clear();
-            queue.engaged = false;
+            (queue.engaged, queue.waiting) = (false, false);
         }
         state.active.clear();
         state.responses.clear();
@@ -573,6 +594,7 @@ impl Link {
         if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
             queue.tasks.pop_front();
             queue.lane.complete(seq);
+            queue.waiting = false;
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             state.active.push_back(slot);
             drop(state);

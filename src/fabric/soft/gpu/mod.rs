@@ -24,6 +24,7 @@ pub use received::Received;
 use self::device::Device;
 use self::state::State;
 use crate::error::{Error, Result};
+use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
@@ -126,6 +127,14 @@ impl Engine {
                 DRAIN_WITHIN.as_secs()
             );
         }
+    }
+
+    /// Drops what waits on a lane and waits for what is in flight: its memory may go.
+    pub fn abandon(&self, lane: &Arc<Lane>) {
+        let mut state = self.state.lock();
+        state.queue.extend(self.incoming.lock().drain(..));
+        state.forget(lane);
+        self.drain(&mut state);
     }
 
     /// Waits for the flights that are up. `false`: they are still up.
