@@ -1,5 +1,6 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+use super::gpu::{self, Bounce, Engine, Op, Owner, Side};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
@@ -8,6 +9,7 @@ use super::local::message::{GetRequest, Header, Kind};
 use super::shared::Shared;
 use crate::config::SoftTransport;
 use crate::error::{Error, Result};
+use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
 use crate::rma::op::{Get, Put, Signal};
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
@@ -44,6 +46,8 @@ enum Route {
     Own,
     /// On this host.
     Local(Box<Local>),
+    /// In this process, and one of the two ranks has GPU memory: its engine moves the bytes.
+    Gpu(Arc<Engine>),
     /// Anywhere else.
     Tcp,
     /// It has closed its communicator in good order.
@@ -54,6 +58,8 @@ struct Local {
     inbox: PeerInbox,
     /// Its process, if cross-memory attach reaches it.
     pid: Option<libc::pid_t>,
+    /// `BEHIND_GPU_BIT` once anything went into its GPU memory this way, else 0.
+    behind: u32,
 }
 
 /// An operation that waits or runs.
@@ -62,6 +68,8 @@ struct Running {
     work: Work,
     /// Bytes already moved.
     done: u64,
+    /// The next piece of a source in GPU memory, on its way to another process.
+    bounce: Option<Bounce>,
 }
 
 /// A lane's place in the link.
@@ -78,7 +86,7 @@ struct Queue {
 
 /// Something the peer asked for.
 enum Response {
-    Data { from: u64, key: u32, request: GetRequest, done: u64 },
+    Data { from: u64, key: u32, request: GetRequest, done: u64, bounce: Option<Bounce> },
     Refused(String),
 }
 
@@ -97,6 +105,8 @@ pub struct Link {
     pub health: Arc<Health>,
     state: Mutex<State>,
     backlog: AtomicUsize,
+    /// Operations that the peer's engine has and has not completed.
+    in_engine: Arc<AtomicUsize>,
 }
 
 /// How far a small operation got at once.
@@ -111,7 +121,7 @@ impl Link {
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
         let state =
             State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
-        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0) }
+        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
     }
 
     /// Gives a lane a place; the returned number goes with each of its operations.
@@ -141,12 +151,16 @@ impl Link {
         if queue.waiting {
             (queue.engaged, queue.waiting) = (false, false);
         }
+        let lane = queue.lane.clone();
+        if let Route::Gpu(engine) = &state.route {
+            engine.abandon(&lane);
+        }
     }
 
     /// Whether anything waits here.
     #[inline]
     pub fn has_backlog(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) != 0
+        self.backlog.load(Ordering::Relaxed) != 0 || self.in_engine.load(Ordering::Relaxed) != 0
     }
 
     /// Starts an operation.
@@ -155,7 +169,7 @@ impl Link {
         self.health.check()?;
         let mut state = self.state.lock();
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
-            if lane.is_idle() && put.len <= RING_MAX {
+            if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
                 let seq = lane.number();
                 match local.push_small(put) {
                     Pushed::All { wake } => {
@@ -166,16 +180,18 @@ impl Link {
                         }
                         return Ok(seq);
                     }
-                    Pushed::Nothing => return self.enqueue(shared, state, slot, Running { seq, work, done: 0 }),
+                    Pushed::Nothing => {
+                        return self.enqueue(shared, state, slot, Running { seq, work, done: 0, bounce: None })
+                    }
                     Pushed::DataOnly => {
                         let done = put.len;
-                        return self.enqueue(shared, state, slot, Running { seq, work, done });
+                        return self.enqueue(shared, state, slot, Running { seq, work, done, bounce: None });
                     }
                 }
             }
         }
         let seq = lane.number();
-        self.enqueue(shared, state, slot, Running { seq, work, done: 0 })
+        self.enqueue(shared, state, slot, Running { seq, work, done: 0, bounce: None })
     }
 
     #[cold]
@@ -184,9 +200,24 @@ impl Link {
         let seq = running.seq;
         if matches!(state.route, Route::Tcp) {
             let lane = state.queues[slot as usize].lane.clone();
+            if running.work.is_on_gpu() {
+                self.health.fail(self.no_gpu_route());
+                self.health.check()?;
+            }
             // Under the lock: what one thread posts first must be first there too.
             shared.tcp().post(Task { lane, seq, work: running.work });
             return Ok(seq);
+        }
+        if let Route::Gpu(engine) = &state.route {
+            let queue = &state.queues[slot as usize];
+            if !queue.engaged && queue.tasks.is_empty() {
+                self.submit(shared, engine, &queue.lane, &running);
+                drop(state);
+                if self.in_engine.load(Ordering::Relaxed) > MAX_BACKLOG {
+                    self.wait_for_room(shared)?;
+                }
+                return Ok(seq);
+            }
         }
         if matches!(state.route, Route::Closed) {
             self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
@@ -215,7 +246,7 @@ impl Link {
 
     #[cold]
     fn wait_for_room(&self, shared: &Shared) -> Result<()> {
-        while self.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+        while self.backlog.load(Ordering::Relaxed).max(self.in_engine.load(Ordering::Relaxed)) > MAX_BACKLOG {
             self.health.check()?;
             if !shared.poll() {
                 std::thread::yield_now();
@@ -247,7 +278,7 @@ impl Link {
             state = next;
             moved |= !matches!(step, Step::Full);
             match step {
-                Step::Again => state.active.push_back(slot),
+                Step::Again | Step::Fetching => state.active.push_back(slot),
                 Step::Idle => state.queues[slot as usize].engaged = false,
                 Step::Waiting => state.queues[slot as usize].waiting = true,
                 Step::Full => {
@@ -257,6 +288,11 @@ impl Link {
                 }
                 Step::Failed => return true,
             }
+        }
+        if let Route::Gpu(engine) = &state.route {
+            let engine = engine.clone();
+            drop(state);
+            return engine.poll() || moved;
         }
         let wake = match &mut state.route {
             Route::Local(local) => local.inbox.producer().is_dirty() && local.inbox.publish(),
@@ -282,7 +318,24 @@ impl Link {
             let queue = &mut s.queues[slot as usize];
             let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
             let left = task.work.len() - task.done;
+            let on_gpu = task.work.is_on_gpu();
+            if on_gpu && !matches!(s.route, Route::Gpu(_)) {
+                match self.route_by_gpu(shared, &mut s.route) {
+                    Ok(true) => {}
+                    Ok(false) => return (state, Step::Full),
+                    Err(error) => {
+                        self.health.fail(error);
+                        self.drop_all(&mut state);
+                        return (state, Step::Failed);
+                    }
+                }
+            }
             let outcome = match (&mut s.route, &task.work) {
+                (Route::Gpu(engine), _) => {
+                    self.submit(shared, engine, &queue.lane, task);
+                    Ok(Outcome::HandedOver)
+                }
+                (Route::Local(local), _) if on_gpu => local.push_gpu(shared, task, slot),
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid {
                     Some(pid) if left > RING_MAX => {
@@ -336,7 +389,13 @@ impl Link {
                     task.done == task.work.len() && task.work.signal().is_none()
                 }
                 Outcome::Finished => true,
+                Outcome::HandedOver => {
+                    queue.tasks.pop_front();
+                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
                 Outcome::Full => return (state, Step::Full),
+                Outcome::Fetching => return (state, Step::Fetching),
                 Outcome::Waiting => return (state, Step::Waiting),
             };
             if finished {
@@ -351,6 +410,58 @@ impl Link {
         }
         let step = if state.queues[slot as usize].tasks.is_empty() { Step::Idle } else { Step::Again };
         (state, step)
+    }
+
+    /// Hands an operation to the engine that moves it.
+    fn submit(&self, shared: &Shared, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
+        self.in_engine.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
+        shared.mark_pending(self.peer);
+        engine.submit(Op::new(owner, &task.work, task.done));
+    }
+
+    /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
+    /// `Ok(false)`: later, when what went the old way has arrived.
+    #[cold]
+    fn route_by_gpu(&self, shared: &Shared, route: &mut Route) -> Result<bool> {
+        match self.engine(shared)? {
+            None if matches!(route, Route::Local(_)) => Ok(true),
+            None => Err(self.no_gpu_route()),
+            Some(engine) => {
+                if let Route::Local(local) = route {
+                    if !local.inbox.producer().is_drained() {
+                        return Ok(false);
+                    }
+                }
+                *route = Route::Gpu(engine);
+                Ok(true)
+            }
+        }
+    }
+
+    #[cold]
+    fn no_gpu_route(&self) -> Error {
+        Error::usage(format!(
+            "rank {} is reached over TCP: this version moves GPU memory between ranks on one host only; register host \
+             memory, or unset OXYGIN_SOFT_TRANSPORT where the ranks share a host",
+            self.peer
+        ))
+    }
+
+    /// The engine for a peer in this process, if any of the two has GPU memory.
+    fn engine(&self, shared: &Shared) -> Result<Option<Arc<Engine>>> {
+        let apart = matches!(shared.config.soft_transport, SoftTransport::Staged | SoftTransport::Tcp);
+        if apart && self.peer != shared.world.rank {
+            return Ok(None);
+        }
+        let Some(engine) = gpu::of_token(&shared.hellos[self.peer as usize].token) else { return Ok(None) };
+        if !engine.is_open() {
+            if !shared.engine.is_open() {
+                return Ok(None);
+            }
+            engine.open_like(&shared.engine)?;
+        }
+        Ok(Some(engine))
     }
 
     #[cold]
@@ -378,6 +489,17 @@ impl Link {
 
     fn find_route(&self, shared: &Shared, state: &mut State) {
         let now = Instant::now();
+        if matches!(state.route, Route::Unknown) {
+            match self.engine(shared) {
+                Ok(None) => {}
+                Ok(Some(engine)) => {
+                    log::info!("rank {}: in this process, by copies on its GPU", self.peer);
+                    state.route = Route::Gpu(engine);
+                    return;
+                }
+                Err(error) => return self.health.fail(error),
+            }
+        }
         let since = match state.route {
             Route::Unknown if self.peer == shared.world.rank => {
                 state.route = Route::Own;
@@ -409,6 +531,10 @@ impl Link {
             queue.engaged = false;
             for task in queue.tasks.drain(..) {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
+                if task.work.is_on_gpu() {
+                    self.health.fail(self.no_gpu_route());
+                    continue;
+                }
                 shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
             }
         }
@@ -429,7 +555,7 @@ impl Link {
                     Err(why) => (None, format!("shared memory, two copies ({why})")),
                 };
                 log::info!("rank {}: on this host, {how}", self.peer);
-                state.route = Route::Local(Box::new(Local { inbox, pid }));
+                state.route = Route::Local(Box::new(Local { inbox, pid, behind: 0 }));
             }
             Err(e) => self.use_tcp(shared, &mut state, e.message()),
         }
@@ -478,7 +604,7 @@ impl Link {
 
     /// The peer asked for data, which was checked to be inside one of our windows.
     pub fn respond(&self, shared: &Shared, from: u64, key: u32, request: GetRequest) {
-        self.queue_response(shared, Response::Data { from, key, request, done: 0 });
+        self.queue_response(shared, Response::Data { from, key, request, done: 0, bounce: None });
     }
 
     /// The peer asked for something it may not have.
@@ -507,9 +633,16 @@ impl Link {
         };
         while let Some(response) = state.responses.front_mut() {
             let finished = match response {
-                Response::Data { from, key, request, done } => {
+                Response::Data { from, key, request, done, bounce } => {
                     let n = (request.len - *done).min(RING_CHUNK);
-                    if n == 0 {
+                    if n > 0 && *key & GPU_BIT != 0 {
+                        match local.push_from_gpu(shared, (*key, *from), request, done, bounce) {
+                            Ok(true) => {}
+                            Ok(false) => break,
+                            Err(e) => *response = Response::Refused(e.message().to_string()),
+                        }
+                        false
+                    } else if n == 0 {
                         let h = Header { kind: Kind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
                         // SAFETY: no payload.
                         if !unsafe { local.inbox.producer().push(h, std::ptr::null()) } {
@@ -596,8 +729,12 @@ enum Outcome {
     Moved(u64),
     /// The operation is locally complete.
     Finished,
+    /// Whoever has it now completes it.
+    HandedOver,
     /// No room in the ring.
     Full,
+    /// Its bytes are on their way from the GPU.
+    Fetching,
     /// The peer's answer is awaited.
     Waiting,
 }
@@ -606,6 +743,8 @@ enum Outcome {
 enum Step {
     /// More to do.
     Again,
+    /// The head's bytes are on their way from the GPU.
+    Fetching,
     /// Nothing left.
     Idle,
     /// The ring is full.
@@ -617,6 +756,13 @@ enum Step {
 }
 
 impl Work {
+    fn is_on_gpu(&self) -> bool {
+        match self {
+            Work::Put(p) => p.is_on_gpu(),
+            Work::Get(g) => g.is_on_gpu(),
+        }
+    }
+
     fn len(&self) -> u64 {
         match self {
             Work::Put(p) => p.len,
@@ -633,6 +779,64 @@ impl Work {
 }
 
 impl Local {
+    /// One step of an operation with an end in GPU memory: a source comes over host memory, a destination is the peer's
+    /// affair.
+    fn push_gpu(&mut self, shared: &Shared, task: &mut Running, slot: u32) -> Result<Outcome> {
+        let put = match task.work {
+            Work::Get(get) => return self.push_get(&get, slot, task.seq),
+            Work::Put(put) => put,
+        };
+        if put.rkey & GPU_BIT != 0 {
+            self.behind = BEHIND_GPU_BIT;
+        }
+        if put.lkey & GPU_BIT == 0 || task.done == put.len {
+            return self.push_put(&put, task.done, true);
+        }
+        let bounce = task.bounce.get_or_insert_with(|| {
+            let from = Side::Caller { addr: put.local + task.done, gpu: true };
+            Bounce::start(&shared.engine, from, task.done, put.len - task.done)
+        });
+        if !bounce.is_full(&shared.engine)? {
+            return Ok(Outcome::Fetching);
+        }
+        let end = bounce.end();
+        let piece = Put { local: bounce.origin(), len: end, signal: None, ..put };
+        let outcome = self.push_put(&piece, task.done, true)?;
+        if matches!(outcome, Outcome::Moved(n) if task.done + n == end) {
+            task.bounce = None;
+        }
+        Ok(outcome)
+    }
+
+    /// One message of a get's data that lies in this rank's GPU memory. `false`: not now.
+    fn push_from_gpu(
+        &mut self,
+        shared: &Shared,
+        (key, from): (u32, u64),
+        request: &GetRequest,
+        done: &mut u64,
+        bounce: &mut Option<Bounce>,
+    ) -> Result<bool> {
+        let piece = bounce.get_or_insert_with(|| {
+            let from = Side::Window { key, addr: from + *done };
+            Bounce::start(&shared.engine, from, *done, request.len - *done)
+        });
+        if !piece.is_full(&shared.engine)? {
+            return Ok(false);
+        }
+        let n = (piece.end() - *done).min(RING_CHUNK);
+        let header = Header { kind: Kind::Put, len: n as u32, key: request.to_key, aux: 0, addr: request.to + *done };
+        // SAFETY: the bounce holds these bytes.
+        if !unsafe { self.inbox.producer().push(header, (piece.origin() + *done) as *const u8) } {
+            return Ok(false);
+        }
+        *done += n;
+        if *done == piece.end() {
+            *bounce = None;
+        }
+        Ok(true)
+    }
+
     #[inline]
     fn push_data(&mut self, put: &Put, done: u64, n: u64) -> bool {
         let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: 0, addr: put.remote + done };
@@ -642,7 +846,7 @@ impl Local {
 
     #[inline]
     fn push_signal(&mut self, signal: &Signal) -> bool {
-        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey, aux: 0, addr: signal.remote };
+        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey | self.behind, aux: 0, addr: signal.remote };
         // SAFETY: the payload is the value's own 8 bytes.
         unsafe { self.inbox.producer().push(header, (&signal.value as *const u64).cast()) }
     }

@@ -1,5 +1,6 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
 
+use super::gpu::{Engine, Received};
 use super::hello::SoftHello;
 use super::lane::Health;
 use super::link::Link;
@@ -42,6 +43,10 @@ pub struct Shared {
     pub contact: Contact,
     /// Where peers on this host write.
     pub inbox: Inbox,
+    /// This rank's GPU.
+    pub engine: Arc<Engine>,
+    /// What other processes put there.
+    pub received: Received,
     links: Box<[Link]>,
     receiver: Mutex<Receiver>,
     tcp: Tcp,
@@ -67,7 +72,9 @@ impl Shared {
         tcp: Tcp,
     ) -> Result<Self> {
         let n = world.nranks as usize;
-        let inbox = Inbox::create(n, hellos[world.rank as usize].token)?;
+        let token = hellos[world.rank as usize].token;
+        let inbox = Inbox::create(n, token)?;
+        let engine = Engine::new(world.rank, token, registry.clone());
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
             .iter()
@@ -78,14 +85,17 @@ impl Shared {
         let receiver = Mutex::new(Receiver::new(&inbox, n));
         let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| crate::error::Error::system(format!("eventfd failed: {e}")))?;
+        let links: Box<[Link]> = health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect();
         Ok(Self {
+            received: Received::new(&links),
             world,
             config,
             registry,
             hellos: hellos.into(),
             contact,
             inbox,
-            links: health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect(),
+            engine,
+            links,
             receiver,
             tcp,
             tcp_in_use: AtomicBool::new(false),
@@ -188,6 +198,9 @@ impl Shared {
             Some(mut receiver) => receiver.drain(self),
             None => false,
         };
+        if self.received.is_busy() {
+            moved |= self.received.advance(self);
+        }
         for (at, word) in self.pending.iter().enumerate() {
             if word.load(Ordering::Relaxed) != 0 {
                 moved |= self.advance_links(at, word);
