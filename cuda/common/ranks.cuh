@@ -71,7 +71,7 @@ struct Options {
     int ranks = 2;
     int gpus = 1;
     bool processes = false;
-    bool hosts = false;  // every process a host of its own, for NCCL
+    int host_size = 0;  // ranks a host, for NCCL; 0: all on the real one
     bool quick = false;
     int seconds = 60;
 };
@@ -156,10 +156,10 @@ inline Options parse(int argc, char** argv) {
         else if (name == "--gpus") o.gpus = number();
         else if (name == "--seconds") o.seconds = number();
         else if (name == "--processes") o.processes = true;
-        else if (name == "--hosts") o.processes = o.hosts = true;
+        else if (name == "--host-size") o.processes = true, o.host_size = number();
         else if (name == "--quick") o.quick = true;
         else {
-            fprintf(stderr, "does not know %s; use --ranks N --gpus N --processes --hosts --quick --seconds N\n", argv[i]);
+            fprintf(stderr, "does not know %s; use --ranks N --gpus N --processes --host-size N --quick --seconds N\n", argv[i]);
             _exit(2);
         }
     }
@@ -220,7 +220,8 @@ inline void report_failure(const Board* board, const Options& options, const cha
         }
         if (child == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            if (options.hosts) setenv("NCCL_HOSTID", format("oxygin-test-host-%d", r).c_str(), 1);
+            if (options.host_size)
+                setenv("NCCL_HOSTID", format("oxygin-test-host-%d", r / options.host_size).c_str(), 1);
             detail::one_rank(board, options, r, body);
             fflush(stdout);
             _exit(board->failed ? 1 : 0);
