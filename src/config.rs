@@ -223,6 +223,13 @@ pub const VARIABLES: &[Variable] = &[
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },
     Variable {
+        name: "OXYGIN_LIBCUDA",
+        default: "libcuda.so.1",
+        meaning: "The CUDA driver library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
         name: "NCCL_SOCKET_IFNAME",
         default:
             "ib*, else the subnet of NCCL_COMM_ID, else anything but docker*, lo*, virbr*; else those in that order",

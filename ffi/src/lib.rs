@@ -2,6 +2,7 @@
 //! resolved at run time. Nothing here is linked; a missing library is a
 //! [`Missing`] value with a sentence for the log.
 
+pub mod cuda;
 mod library;
 pub mod verbs;
 

@@ -11,6 +11,7 @@ use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
+use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
 use crate::memory::window::{Remote, Window};
@@ -197,15 +198,22 @@ impl Coll {
         len: u64,
         strict: bool,
         dma_buf: Option<(std::os::fd::RawFd, u64)>,
+        gpu: Option<&GpuMemory>,
     ) -> Result<*mut c_void> {
         self.check_open()?;
         let id = self.held.lock().ids.take();
         let region = Region { id, base, len, strict, dma_buf };
-        let mine = match &self.fabric {
-            AnyFabric::Verbs(f) => f.register(&region),
-            AnyFabric::Soft(f) => f.register(&region),
+        let mine = match (&self.fabric, gpu) {
+            (AnyFabric::Verbs(f), None) => f.register(&region),
+            (AnyFabric::Soft(f), None) => f.register(&region),
+            (AnyFabric::Soft(f), Some(memory)) => f.register_gpu(&region, memory),
+            (AnyFabric::Verbs(_), Some(_)) => Err(Error::usage(
+                "type = 2 (CUDA), but over RDMA devices this version moves host memory only; register host memory \
+                 (type 1), or set OXYGIN_FABRIC=soft",
+            )),
         };
-        if mine.is_ok() {
+        // The CPU must not touch GPU memory: such windows are known to the fabric alone.
+        if mine.is_ok() && gpu.is_none() {
             self.registry.insert(id, Extent { base, len });
         }
         let window = self.exchange_window(&region, mine).and_then(|window| {

@@ -2,7 +2,10 @@
 
 use super::verbs::{self, DeviceInfo};
 use crate::config::{Config, FabricChoice};
-use nccl_plugin_api::{PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_HOST};
+use crate::memory::gpu;
+use nccl_plugin_api::{
+    PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_CUDA, PTR_HOST,
+};
 use std::ffi::{c_int, CString};
 use std::sync::OnceLock;
 
@@ -90,7 +93,7 @@ fn soft() -> Device {
         guid: 0,
         speed: SOFT_SPEED,
         port: 1,
-        ptr_support: PTR_HOST,
+        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA } else { PTR_HOST },
     }
 }
 

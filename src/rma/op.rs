@@ -1,5 +1,7 @@
 //! Operations as the fabrics see them: checked, with addresses and keys instead of offsets and handles.
 
+use crate::memory::gpu::GPU_BIT;
+
 /// An atomic 64-bit addition at a peer, visible there after what the contract says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
@@ -48,4 +50,20 @@ pub struct Get {
     pub len: u64,
     /// A hint: more operations follow at once.
     pub more: bool,
+}
+
+impl Put {
+    /// Whether any end is GPU memory of the soft fabric.
+    #[inline(always)]
+    pub fn is_on_gpu(&self) -> bool {
+        (self.lkey | self.rkey | self.signal.map_or(0, |s| s.rkey)) & GPU_BIT != 0
+    }
+}
+
+impl Get {
+    /// Whether any end is GPU memory of the soft fabric.
+    #[inline(always)]
+    pub fn is_on_gpu(&self) -> bool {
+        (self.lkey | self.rkey) & GPU_BIT != 0
+    }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::ContextSpec;
 use crate::handles::{self, Kind};
+use crate::memory::gpu;
 use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use crate::telemetry;
@@ -207,12 +208,7 @@ fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
         )));
     }
     match a.ptr_type {
-        PTR_HOST => {}
-        PTR_CUDA => {
-            return Err(Error::usage(
-                "type = 2 (CUDA), but this version moves host memory only; register host memory (type 1)",
-            ))
-        }
+        PTR_HOST | PTR_CUDA => {}
         other => return Err(Error::argument(format!("type = {other}; memory is of type 1 (host) or 2 (CUDA)"))),
     }
     if a.mr_flags & !(MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET) != 0 {
@@ -227,7 +223,14 @@ fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
         }
     }
     let strict = a.mr_flags & MR_FLAG_FORCE_SO != 0;
-    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf)
+    let gpu = match a.ptr_type {
+        PTR_CUDA => {
+            let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
+            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
+        }
+        _ => None,
+    };
+    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu.as_ref())
 }
 
 /// Registers and stores the handle in one or two places.

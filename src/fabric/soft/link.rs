@@ -1,5 +1,6 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+use super::gpu::{self, Engine, Op, Owner};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
@@ -44,6 +45,8 @@ enum Route {
     Own,
     /// On this host.
     Local(Box<Local>),
+    /// In this process, and one of the two ranks has GPU memory: its engine moves the bytes.
+    Gpu(Arc<Engine>),
     /// Anywhere else.
     Tcp,
     /// It has closed its communicator in good order.
@@ -93,6 +96,8 @@ pub struct Link {
     pub health: Arc<Health>,
     state: Mutex<State>,
     backlog: AtomicUsize,
+    /// Operations that the peer's engine has and has not completed.
+    in_engine: Arc<AtomicUsize>,
     tasks_done: AtomicU64,
 }
 
@@ -108,7 +113,14 @@ impl Link {
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
         let state =
             State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
-        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), tasks_done: AtomicU64::new(0) }
+        Self {
+            peer,
+            health,
+            state: Mutex::new(state),
+            backlog: AtomicUsize::new(0),
+            in_engine: Arc::default(),
+            tasks_done: AtomicU64::new(0),
+        }
     }
 
     /// Gives a lane a place; the returned number goes with each of its operations.
@@ -121,7 +133,7 @@ impl Link {
     /// Whether anything waits here.
     #[inline]
     pub fn has_backlog(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) != 0
+        self.backlog.load(Ordering::Relaxed) != 0 || self.in_engine.load(Ordering::Relaxed) != 0
     }
 
     /// Starts an operation.
@@ -130,7 +142,7 @@ impl Link {
         self.health.check()?;
         let mut state = self.state.lock();
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
-            if lane.is_idle() && put.len <= RING_MAX {
+            if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
                 let seq = lane.number();
                 match local.push_small(put) {
                     Pushed::All { wake } => {
@@ -159,9 +171,24 @@ impl Link {
         let seq = running.seq;
         if matches!(state.route, Route::Tcp) {
             let lane = state.queues[slot as usize].lane.clone();
+            if running.work.is_on_gpu() {
+                self.health.fail(self.no_gpu_route());
+                self.health.check()?;
+            }
             // Under the lock: what one thread posts first must be first there too.
             shared.tcp().post(Task { lane, seq, work: running.work });
             return Ok(seq);
+        }
+        if let Route::Gpu(engine) = &state.route {
+            let queue = &state.queues[slot as usize];
+            if !queue.engaged && queue.tasks.is_empty() {
+                self.submit(shared, engine, &queue.lane, &running);
+                drop(state);
+                if self.in_engine.load(Ordering::Relaxed) > MAX_BACKLOG {
+                    self.wait_for_room(shared)?;
+                }
+                return Ok(seq);
+            }
         }
         if matches!(state.route, Route::Closed) {
             self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
@@ -190,7 +217,7 @@ impl Link {
 
     #[cold]
     fn wait_for_room(&self, shared: &Shared) -> Result<()> {
-        while self.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+        while self.backlog.load(Ordering::Relaxed).max(self.in_engine.load(Ordering::Relaxed)) > MAX_BACKLOG {
             self.health.check()?;
             if !shared.poll() {
                 std::thread::yield_now();
@@ -233,6 +260,11 @@ impl Link {
                 Step::Failed => return true,
             }
         }
+        if let Route::Gpu(engine) = &state.route {
+            let engine = engine.clone();
+            drop(state);
+            return engine.poll() || moved;
+        }
         let wake = match &mut state.route {
             Route::Local(local) => local.inbox.producer().is_dirty() && local.inbox.publish(),
             _ => false,
@@ -257,7 +289,22 @@ impl Link {
             let queue = &mut s.queues[slot as usize];
             let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
             let left = task.work.len() - task.done;
+            if task.work.is_on_gpu() && !matches!(s.route, Route::Gpu(_)) {
+                match self.route_by_gpu(shared, &mut s.route) {
+                    Ok(true) => {}
+                    Ok(false) => return (state, Step::Full),
+                    Err(error) => {
+                        self.health.fail(error);
+                        self.drop_all(&mut state);
+                        return (state, Step::Failed);
+                    }
+                }
+            }
             let outcome = match (&mut s.route, &task.work) {
+                (Route::Gpu(engine), _) => {
+                    self.submit(shared, engine, &queue.lane, task);
+                    Ok(Outcome::HandedOver)
+                }
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid {
                     Some(pid) if left > RING_MAX => {
@@ -311,6 +358,11 @@ impl Link {
                     task.done == task.work.len() && task.work.signal().is_none()
                 }
                 Outcome::Finished => true,
+                Outcome::HandedOver => {
+                    queue.tasks.pop_front();
+                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
                 Outcome::Full => return (state, Step::Full),
                 Outcome::Waiting => return (state, Step::Waiting),
             };
@@ -327,6 +379,53 @@ impl Link {
         }
         let step = if state.queues[slot as usize].tasks.is_empty() { Step::Idle } else { Step::Again };
         (state, step)
+    }
+
+    /// Hands an operation to the engine that moves it.
+    fn submit(&self, shared: &Shared, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
+        self.in_engine.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
+        shared.mark_pending(self.peer);
+        engine.submit(Op::new(owner, &task.work, task.done));
+    }
+
+    /// An operation touches GPU memory but the route was found without. `Ok(false)`: later, when what went the old way
+    /// has arrived.
+    #[cold]
+    fn route_by_gpu(&self, shared: &Shared, route: &mut Route) -> Result<bool> {
+        match self.engine(shared)? {
+            None => Err(self.no_gpu_route()),
+            Some(engine) => {
+                if let Route::Local(local) = route {
+                    if !local.inbox.producer().is_drained() {
+                        return Ok(false);
+                    }
+                }
+                *route = Route::Gpu(engine);
+                Ok(true)
+            }
+        }
+    }
+
+    #[cold]
+    fn no_gpu_route(&self) -> Error {
+        Error::usage(format!(
+            "rank {} is not reached inside this process: this version moves GPU memory between ranks of one process \
+             only; register host memory, or run the ranks as threads of one process with OXYGIN_SOFT_TRANSPORT unset",
+            self.peer
+        ))
+    }
+
+    /// The engine for a peer in this process, if any of the two has GPU memory.
+    fn engine(&self, shared: &Shared) -> Result<Option<Arc<Engine>>> {
+        let Some(engine) = gpu::of_token(&shared.hellos[self.peer as usize].token) else { return Ok(None) };
+        if !engine.is_open() {
+            if !shared.engine.is_open() {
+                return Ok(None);
+            }
+            engine.open_like(&shared.engine)?;
+        }
+        Ok(Some(engine))
     }
 
     #[cold]
@@ -354,6 +453,17 @@ impl Link {
 
     fn find_route(&self, shared: &Shared, state: &mut State) {
         let now = Instant::now();
+        if matches!(state.route, Route::Unknown) && shared.config.soft_transport != SoftTransport::Tcp {
+            match self.engine(shared) {
+                Ok(None) => {}
+                Ok(Some(engine)) => {
+                    log::info!("rank {}: in this process, by copies on its GPU", self.peer);
+                    state.route = Route::Gpu(engine);
+                    return;
+                }
+                Err(error) => return self.health.fail(error),
+            }
+        }
         let since = match state.route {
             Route::Unknown if self.peer == shared.world.rank => {
                 state.route = Route::Own;
@@ -385,6 +495,10 @@ impl Link {
             queue.engaged = false;
             for task in queue.tasks.drain(..) {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
+                if task.work.is_on_gpu() {
+                    self.health.fail(self.no_gpu_route());
+                    continue;
+                }
                 shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
             }
         }
@@ -571,6 +685,8 @@ enum Outcome {
     Moved(u64),
     /// The operation is locally complete.
     Finished,
+    /// Whoever has it now completes it.
+    HandedOver,
     /// No room in the ring.
     Full,
     /// The peer's answer is awaited.
@@ -592,6 +708,13 @@ enum Step {
 }
 
 impl Work {
+    fn is_on_gpu(&self) -> bool {
+        match self {
+            Work::Put(p) => p.is_on_gpu(),
+            Work::Get(g) => g.is_on_gpu(),
+        }
+    }
+
     fn len(&self) -> u64 {
         match self {
             Work::Put(p) => p.len,

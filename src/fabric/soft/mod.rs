@@ -5,6 +5,7 @@
 //! calls, the helper `thread` when nobody calls.
 
 pub mod context;
+pub mod gpu;
 pub mod hello;
 pub mod lane;
 pub mod link;
@@ -24,7 +25,8 @@ use super::{ContextSpec, Fabric, Region, Registration, World};
 use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::memory::registry::Registry;
+use crate::memory::gpu::GpuMemory;
+use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use crate::thread::Thread;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -86,6 +88,27 @@ impl SoftFabric {
             thread.join();
         }
         shared.tcp().close();
+        shared.engine.close();
+    }
+
+    /// Registers GPU memory.
+    pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
+        let engine = self.shared()?.engine.clone();
+        let key = engine.add_window(region.id, Extent { base: region.base, len: region.len }, memory)?;
+        let guard = GpuWindow { engine, id: region.id };
+        Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
+    }
+}
+
+/// Ends a registration of GPU memory.
+struct GpuWindow {
+    engine: Arc<gpu::Engine>,
+    id: u32,
+}
+
+impl Drop for GpuWindow {
+    fn drop(&mut self) {
+        self.engine.remove_window(self.id);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
 
+use super::gpu::Engine;
 use super::hello::SoftHello;
 use super::lane::Health;
 use super::link::Link;
@@ -42,6 +43,8 @@ pub struct Shared {
     pub contact: Contact,
     /// Where peers on this host write.
     pub inbox: Inbox,
+    /// This rank's GPU.
+    pub engine: Arc<Engine>,
     links: Box<[Link]>,
     receiver: Mutex<Receiver>,
     tcp: Tcp,
@@ -67,7 +70,9 @@ impl Shared {
         tcp: Tcp,
     ) -> Result<Self> {
         let n = world.nranks as usize;
-        let inbox = Inbox::create(n, hellos[world.rank as usize].token)?;
+        let token = hellos[world.rank as usize].token;
+        let inbox = Inbox::create(n, token)?;
+        let engine = Engine::new(world.rank, token, registry.clone());
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
             .iter()
@@ -85,6 +90,7 @@ impl Shared {
             hellos: hellos.into(),
             contact,
             inbox,
+            engine,
             links: health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect(),
             receiver,
             tcp,

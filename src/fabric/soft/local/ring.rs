@@ -107,6 +107,12 @@ impl Producer {
         unsafe { (*self.positions).head.store(self.head, Ordering::Release) };
     }
 
+    /// Whether the consumer has applied everything.
+    pub fn is_drained(&self) -> bool {
+        // SAFETY: mapped (constructor).
+        unsafe { &*self.positions }.tail.load(Ordering::Acquire) == self.head
+    }
+
     /// Whether something is pushed and not published.
     pub fn is_dirty(&self) -> bool {
         self.published != self.head

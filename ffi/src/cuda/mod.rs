@@ -1,0 +1,12 @@
+//! The CUDA driver: just what moving bytes needs.
+//!
+//! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
+//! functions are resolved at run time. Nothing here waits for the GPU.
+
+mod objects;
+mod symbols;
+mod types;
+
+pub use objects::*;
+pub use symbols::{Cuda, ENV_PATH, SONAME};
+pub use types::*;

@@ -1,0 +1,370 @@
+//! Contexts, streams and pinned memory, each ended by its drop.
+
+use super::symbols::CopyBatch;
+use super::types::*;
+use super::Cuda;
+use std::ffi::{c_int, c_uint, c_void, CStr};
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A driver call that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaError {
+    /// The function.
+    pub call: &'static str,
+    /// What it returned.
+    pub code: CUresult,
+    /// The driver's name for that.
+    pub name: String,
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with {} ({})", self.call, self.name, self.code)
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+/// What the driver knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// It is GPU memory (managed memory included).
+    pub is_device: bool,
+    /// It is managed memory.
+    pub is_managed: bool,
+    /// Device it was allocated on.
+    pub device: CUdevice,
+    /// Context it was allocated in; NULL where the driver keeps none.
+    pub context: CUcontext,
+}
+
+impl Cuda {
+    fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
+        if code == CUDA_SUCCESS {
+            return Ok(());
+        }
+        Err(self.error(call, code))
+    }
+
+    #[cold]
+    fn error(&self, call: &'static str, code: CUresult) -> CudaError {
+        let mut text = std::ptr::null();
+        // SAFETY: stores NULL or a static string.
+        let name = unsafe {
+            if (self.error_name)(code, &mut text) == CUDA_SUCCESS && !text.is_null() {
+                CStr::from_ptr(text).to_string_lossy().into_owned()
+            } else {
+                "an unknown error".into()
+            }
+        };
+        CudaError { call, code, name }
+    }
+
+    /// Initialises the driver in this process; at once when that was done before.
+    pub fn init(&self) -> Result<(), CudaError> {
+        // SAFETY: plain call.
+        self.check("cuInit", unsafe { (self.init)(0) })
+    }
+
+    /// 1000 × major + 10 × minor of the newest CUDA that the driver serves.
+    pub fn version(&self) -> Result<c_int, CudaError> {
+        let mut version = 0;
+        // SAFETY: a place for the answer.
+        self.check("cuDriverGetVersion", unsafe { (self.version)(&mut version) })?;
+        Ok(version)
+    }
+
+    /// What the driver knows of `at`. Needs no current context.
+    pub fn pointer(&self, at: CUdeviceptr) -> Result<Pointer, CudaError> {
+        let (mut kind, mut managed, mut device): (c_uint, c_uint, c_int) = (0, 0, -1);
+        let mut context: CUcontext = null_mut();
+        let mut which = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CU_POINTER_ATTRIBUTE_CONTEXT,
+        ];
+        let mut places: [*mut c_void; 4] = [
+            (&mut kind as *mut c_uint).cast(),
+            (&mut managed as *mut c_uint).cast(),
+            (&mut device as *mut c_int).cast(),
+            (&mut context as *mut CUcontext).cast(),
+        ];
+        // SAFETY: four attributes and a place of the right size for each.
+        let code = unsafe { (self.pointer_attributes)(4, which.as_mut_ptr(), places.as_mut_ptr(), at) };
+        self.check("cuPointerGetAttributes", code)?;
+        Ok(Pointer { is_device: kind == CU_MEMORYTYPE_DEVICE, is_managed: managed & 0xff != 0, device, context })
+    }
+
+    /// The calling thread's context and its device; `None`: it has none.
+    pub fn current(&self) -> Result<Option<(CUcontext, CUdevice)>, CudaError> {
+        let mut context = null_mut();
+        // SAFETY: a place for the answer.
+        self.check("cuCtxGetCurrent", unsafe { (self.current)(&mut context) })?;
+        if context.is_null() {
+            return Ok(None);
+        }
+        let mut device = -1;
+        // SAFETY: a place for the answer.
+        self.check("cuCtxGetDevice", unsafe { (self.current_device)(&mut device) })?;
+        Ok(Some((context, device)))
+    }
+}
+
+/// A context that calls are made in. Contexts are the application's (or the device's primary one); this keeps none
+/// alive but a primary one that it retained itself.
+pub struct Context {
+    cuda: Arc<Cuda>,
+    raw: CUcontext,
+    device: CUdevice,
+    retained: bool,
+}
+
+// SAFETY: a context may be made current on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// While it lives the context is the thread's current one.
+pub struct Current<'a>(&'a Context);
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut was = null_mut();
+        // SAFETY: takes away what `enter` pushed.
+        unsafe { (self.0.cuda.pop)(&mut was) };
+    }
+}
+
+impl Context {
+    /// The context in which `pointer` is used: its own, else the thread's current one if that is on the same device,
+    /// else the device's primary one.
+    pub fn of(cuda: &Arc<Cuda>, pointer: &Pointer) -> Result<Self, CudaError> {
+        let made = |raw, retained| Self { cuda: cuda.clone(), raw, device: pointer.device, retained };
+        if !pointer.context.is_null() {
+            return Ok(made(pointer.context, false));
+        }
+        if let Some((raw, device)) = cuda.current()? {
+            if device == pointer.device {
+                return Ok(made(raw, false));
+            }
+        }
+        let mut raw = null_mut();
+        // SAFETY: a place for the answer.
+        cuda.check("cuDevicePrimaryCtxRetain", unsafe { (cuda.primary_retain)(&mut raw, pointer.device) })?;
+        Ok(made(raw, true))
+    }
+
+    /// The driver.
+    pub fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
+    }
+
+    /// Its device.
+    pub fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    /// Whether streams of its device can add to memory.
+    pub fn has_stream_add(&self) -> bool {
+        let mut value = 0;
+        let which = CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED;
+        // SAFETY: a place for the answer; a driver that does not know the attribute fails.
+        unsafe { (self.cuda.device_attribute)(&mut value, which, self.device) == CUDA_SUCCESS && value != 0 }
+    }
+
+    /// Makes it current until the guard is dropped, on this thread.
+    pub fn enter(&self) -> Result<Current<'_>, CudaError> {
+        // SAFETY: the context lives as long as the communicator's memory in it (NCCL's contract); a destroyed one is an
+        // error here.
+        self.cuda.check("cuCtxPushCurrent", unsafe { (self.cuda.push)(self.raw) })?;
+        Ok(Current(self))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.retained {
+            // SAFETY: gives back what `of` retained.
+            unsafe { (self.cuda.primary_release)(self.device) };
+        }
+    }
+}
+
+/// A stream without implicit order to any other. Every method needs the stream's context to be current.
+pub struct Stream {
+    cuda: Arc<Cuda>,
+    raw: CUstream,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// Copies of one call.
+#[derive(Default)]
+pub struct Copies {
+    to: Vec<CUdeviceptr>,
+    from: Vec<CUdeviceptr>,
+    bytes: Vec<usize>,
+}
+
+impl Copies {
+    /// Adds one.
+    pub fn push(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        self.to.push(to);
+        self.from.push(from);
+        self.bytes.push(bytes);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.to.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.to.is_empty()
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.to.clear();
+        self.from.clear();
+        self.bytes.clear();
+    }
+}
+
+/// Operations that one cuStreamBatchMemOp takes.
+const MEM_OPS_MAX: usize = 256;
+
+impl Stream {
+    /// A stream in the current context.
+    pub fn create(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
+        let mut raw = null_mut();
+        // SAFETY: a place for the answer.
+        cuda.check("cuStreamCreate", unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING) })?;
+        Ok(Self { cuda: cuda.clone(), raw })
+    }
+
+    /// Starts copies, after what was started before. Among themselves they have no order.
+    ///
+    /// # Safety
+    /// The ranges stay valid until the stream is past them.
+    pub unsafe fn copy(&self, copies: &Copies) -> Result<(), CudaError> {
+        let n = copies.len();
+        if n > 1 {
+            if let Some(batch) = self.cuda.copy_batch {
+                // SAFETY: passed on.
+                return unsafe { self.copy_batch(batch, copies) };
+            }
+        }
+        for i in 0..n {
+            // SAFETY: the caller's promise.
+            let code = unsafe { (self.cuda.copy)(copies.to[i], copies.from[i], copies.bytes[i], self.raw) };
+            self.cuda.check("cuMemcpyAsync", code)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `copy`.
+    unsafe fn copy_batch(&self, batch: CopyBatch, c: &Copies) -> Result<(), CudaError> {
+        let (to, from, bytes, n) = (c.to.as_ptr(), c.from.as_ptr(), c.bytes.as_ptr(), c.len());
+        let attributes =
+            CUmemcpyAttributes { src_access_order: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, ..Default::default() };
+        let (first, mut failed) = (0usize, 0usize);
+        // SAFETY: n of each; one attribute set that holds from copy 0 on; the ranges are the caller's promise.
+        let code = unsafe {
+            match batch {
+                CopyBatch::V2(f) => f(to, from, bytes, n, &attributes, &first, 1, self.raw),
+                CopyBatch::V1(f) => f(to, from, bytes, n, &attributes, &first, 1, &mut failed, self.raw),
+            }
+        };
+        self.cuda.check("cuMemcpyBatchAsync", code)
+    }
+
+    /// Starts stores and additions, in their order, after what was started before.
+    ///
+    /// # Safety
+    /// The words stay valid until the stream is past them.
+    pub unsafe fn mem_ops(&self, ops: &mut [MemOp]) -> Result<(), CudaError> {
+        for chunk in ops.chunks_mut(MEM_OPS_MAX) {
+            // SAFETY: as many as said; the words are the caller's promise.
+            let code = unsafe { (self.cuda.mem_ops)(self.raw, chunk.len() as c_uint, chunk.as_mut_ptr(), 0) };
+            self.cuda.check("cuStreamBatchMemOp", code)?;
+        }
+        Ok(())
+    }
+
+    /// Whether everything started is done; an error when something failed. Does not wait.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the stream lives.
+        match unsafe { (self.cuda.stream_query)(self.raw) } {
+            CUDA_ERROR_NOT_READY => Ok(false),
+            code => self.cuda.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made in `create`, ended once; the driver lets its work finish.
+        unsafe { (self.cuda.stream_destroy)(self.raw) };
+    }
+}
+
+/// Pinned host memory that every GPU of the process reads and writes.
+pub struct Pinned {
+    cuda: Arc<Cuda>,
+    host: *mut u8,
+    device: CUdeviceptr,
+    bytes: usize,
+}
+
+// SAFETY: plain memory; who accesses what is the owner's affair.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Allocates in the current context. May wait for kernels: set-up only.
+    pub fn alloc(cuda: &Arc<Cuda>, bytes: usize) -> Result<Self, CudaError> {
+        let mut host = null_mut();
+        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: a place for the answer.
+        cuda.check("cuMemHostAlloc", unsafe { (cuda.host_alloc)(&mut host, bytes, flags) })?;
+        let mut made = Self { cuda: cuda.clone(), host: host.cast(), device: 0, bytes };
+        // SAFETY: a place for the answer; the memory was just made with DEVICEMAP.
+        let code = unsafe { (cuda.host_device_pointer)(&mut made.device, host, 0) };
+        cuda.check("cuMemHostGetDevicePointer", code)?;
+        // SAFETY: freshly allocated.
+        unsafe { made.host.write_bytes(0, bytes) };
+        Ok(made)
+    }
+
+    /// Where the CPU sees it.
+    pub fn host(&self) -> *mut u8 {
+        self.host
+    }
+
+    /// Where GPUs see it.
+    pub fn device(&self) -> CUdeviceptr {
+        self.device
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: made in `alloc`, freed once; the owner has seen the GPU's last access.
+        unsafe { (self.cuda.host_free)(self.host.cast()) };
+    }
+}

@@ -1,0 +1,182 @@
+//! The functions of the CUDA driver, resolved at run time.
+
+use super::types::*;
+use crate::{Library, Missing};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The file that the dynamic linker looks for.
+pub const SONAME: &str = "libcuda.so.1";
+
+/// `OXYGIN_LIBCUDA`: path of another library to load in place of [`SONAME`], for tests and for drivers outside the
+/// library path.
+pub const ENV_PATH: &str = "OXYGIN_LIBCUDA";
+
+const REMEDY: &str = "install the NVIDIA driver, or set OXYGIN_LIBCUDA to the path of libcuda.so.1";
+
+type Copies = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const CUmemcpyAttributes,
+    *const usize,
+    usize,
+    CUstream,
+) -> CUresult;
+type CopiesV1 = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const CUmemcpyAttributes,
+    *const usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> CUresult;
+
+/// cuMemcpyBatchAsync in the two shapes that drivers have.
+#[derive(Clone, Copy)]
+pub(super) enum CopyBatch {
+    /// From CUDA 13 on.
+    V2(Copies),
+    /// CUDA 12.8 and 12.9: also says which copy failed.
+    V1(CopiesV1),
+}
+
+macro_rules! driver {
+    ($($(#[$doc:meta])* $field:ident: $name:literal fn($($arg:ty),*);)*) => {
+        /// The functions of the driver. Holds the library.
+        pub struct Cuda {
+            $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+            pub(super) copy_batch: Option<CopyBatch>,
+            library: Library,
+        }
+
+        impl Cuda {
+            fn resolve(library: Library) -> Result<Self, Missing> {
+                Ok(Self {
+                    $($field: {
+                        let at = library.symbol($name, None).ok_or_else(|| lacks(&library, $name))?;
+                        // SAFETY: the driver's function of this (versioned) name has this signature.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
+                    },)*
+                    copy_batch: copy_batch(&library),
+                    library,
+                })
+            }
+        }
+    };
+}
+
+driver! {
+    /// Must precede everything else; does nothing the second time.
+    init: c"cuInit" fn(c_uint);
+    /// 1000 × major + 10 × minor of the newest CUDA it serves.
+    version: c"cuDriverGetVersion" fn(*mut c_int);
+    /// The short name of a result.
+    error_name: c"cuGetErrorName" fn(CUresult, *mut *const c_char);
+    /// What it can.
+    device_attribute: c"cuDeviceGetAttribute" fn(*mut c_int, c_int, CUdevice);
+    /// The context that the runtime API uses on a device; counted.
+    primary_retain: c"cuDevicePrimaryCtxRetain" fn(*mut CUcontext, CUdevice);
+    /// Gives that up.
+    primary_release: c"cuDevicePrimaryCtxRelease_v2" fn(CUdevice);
+    /// The calling thread's context.
+    current: c"cuCtxGetCurrent" fn(*mut CUcontext);
+    /// Makes one current.
+    push: c"cuCtxPushCurrent_v2" fn(CUcontext);
+    /// Puts back what was current.
+    pop: c"cuCtxPopCurrent_v2" fn(*mut CUcontext);
+    /// The current context's device.
+    current_device: c"cuCtxGetDevice" fn(*mut CUdevice);
+    /// What the driver knows of an address.
+    pointer_attributes: c"cuPointerGetAttributes" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
+    /// Makes a stream.
+    stream_create: c"cuStreamCreate" fn(*mut CUstream, c_uint);
+    /// Ends it once its work is done; does not wait.
+    stream_destroy: c"cuStreamDestroy_v2" fn(CUstream);
+    /// Whether its work is done, or failed.
+    stream_query: c"cuStreamQuery" fn(CUstream);
+    /// A copy between any two addresses.
+    copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    /// Stores and additions in stream order.
+    mem_ops: c"cuStreamBatchMemOp_v2" fn(CUstream, c_uint, *mut MemOp, c_uint);
+    /// Pinned host memory.
+    host_alloc: c"cuMemHostAlloc" fn(*mut *mut c_void, usize, c_uint);
+    /// Its address for GPUs.
+    host_device_pointer: c"cuMemHostGetDevicePointer_v2" fn(*mut CUdeviceptr, *mut c_void, c_uint);
+    /// Gives it back.
+    host_free: c"cuMemFreeHost" fn(*mut c_void);
+}
+
+fn copy_batch(library: &Library) -> Option<CopyBatch> {
+    if let Some(at) = library.symbol(c"cuMemcpyBatchAsync_v2", None) {
+        // SAFETY: the driver's function of this name has this signature.
+        return Some(CopyBatch::V2(unsafe { std::mem::transmute::<*mut c_void, Copies>(at.as_ptr()) }));
+    }
+    let at = library.symbol(c"cuMemcpyBatchAsync", None)?;
+    // SAFETY: as above.
+    Some(CopyBatch::V1(unsafe { std::mem::transmute::<*mut c_void, CopiesV1>(at.as_ptr()) }))
+}
+
+#[cold]
+fn lacks(library: &Library, name: &CStr) -> Missing {
+    Missing::new(format!(
+        "{} has no function {}: the driver is older than CUDA 11.7; {REMEDY}",
+        library.path(),
+        name.to_string_lossy()
+    ))
+}
+
+/// The library in use, while somebody holds it.
+static LOADED: Mutex<Option<(String, Weak<Cuda>)>> = Mutex::new(None);
+
+impl Cuda {
+    /// Loads the driver, or the library that [`ENV_PATH`] names, unless it is in use already. Does not initialise it.
+    pub fn load() -> Result<Arc<Self>, Missing> {
+        match std::env::var(ENV_PATH) {
+            Ok(path) if !path.is_empty() => Self::load_path(&path),
+            _ => Self::load_path(SONAME),
+        }
+    }
+
+    /// Loads the library at `path` unless it is in use already.
+    pub fn load_path(path: &str) -> Result<Arc<Self>, Missing> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, cuda)) = &*loaded {
+            if let (true, Some(cuda)) = (at == path, cuda.upgrade()) {
+                return Ok(cuda);
+            }
+        }
+        // SAFETY: the administrator's driver, or what the user put in its place.
+        let library = unsafe { Library::open(path, REMEDY) }?;
+        let cuda = Arc::new(Self::resolve(library)?);
+        *loaded = Some((path.to_owned(), Arc::downgrade(&cuda)));
+        Ok(cuda)
+    }
+
+    /// Where it was loaded from.
+    pub fn path(&self) -> &str {
+        self.library.path()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_without_the_symbols_names_the_first() {
+        let e = Cuda::load_path("libc.so.6").err().expect("libc is not the CUDA driver");
+        assert!(e.sentence().contains("cuInit"), "{e}");
+    }
+
+    #[test]
+    fn a_missing_library_is_a_sentence() {
+        let e = Cuda::load_path("/nowhere/libcuda.so.1").err().expect("no such file");
+        assert!(e.sentence().contains("/nowhere/libcuda.so.1"), "{e}");
+        assert!(e.sentence().contains("OXYGIN_LIBCUDA"), "{e}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Operations that touch GPU memory, and what is left of them.
+
+use crate::fabric::soft::lane::{Lane, Work};
+use crate::memory::gpu::GPU_BIT;
+use crate::rma::op::Signal;
+use crate::rma::seq::Seq;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// One end of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub enum Side {
+    /// In a window of the engine's rank.
+    Window {
+        /// The window's key.
+        key: u32,
+        /// Where.
+        addr: u64,
+    },
+    /// An address of the caller, who vouches for it until local completion.
+    Caller {
+        /// Where.
+        addr: u64,
+        /// It is GPU memory.
+        gpu: bool,
+    },
+}
+
+impl Side {
+    /// The same, `n` bytes further on.
+    pub fn plus(self, n: u64) -> Self {
+        match self {
+            Self::Window { key, addr } => Self::Window { key, addr: addr + n },
+            Self::Caller { addr, gpu } => Self::Caller { addr: addr + n, gpu },
+        }
+    }
+}
+
+/// Who waits for an operation.
+pub struct Owner {
+    /// Where it was posted.
+    pub lane: Arc<Lane>,
+    /// Its number there.
+    pub seq: Seq,
+    /// Counts the unfinished ones of the poster.
+    pub backlog: Arc<AtomicUsize>,
+}
+
+impl Owner {
+    /// Locally complete.
+    pub fn complete(self) {
+        self.lane.complete(self.seq);
+        self.backlog.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// It will never be; the lane's health says why.
+    pub fn give_up(self) {
+        self.backlog.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An operation on its way.
+pub struct Op {
+    /// Who waits for it.
+    pub owner: Owner,
+    /// Source.
+    pub from: Side,
+    /// Destination.
+    pub to: Side,
+    /// Bytes.
+    pub len: u64,
+    /// Bytes whose transfer has been started.
+    pub done: u64,
+    /// Added behind the data.
+    pub signal: Option<Signal>,
+    /// The flight that reads the signal's present value, where nothing else can add to it.
+    pub reading: Option<u64>,
+}
+
+impl Op {
+    /// From an operation of which `done` bytes have been moved by other means.
+    pub fn new(owner: Owner, work: &Work, done: u64) -> Self {
+        let caller = |addr, key: u32| Side::Caller { addr, gpu: key & GPU_BIT != 0 };
+        match work {
+            Work::Put(p) => Self {
+                owner,
+                from: caller(p.local, p.lkey),
+                to: Side::Window { key: p.rkey, addr: p.remote },
+                len: p.len,
+                done,
+                signal: p.signal,
+                reading: None,
+            },
+            Work::Get(g) => Self {
+                owner,
+                from: Side::Window { key: g.rkey, addr: g.remote },
+                to: caller(g.local, g.lkey),
+                len: g.len,
+                done,
+                signal: None,
+                reading: None,
+            },
+        }
+    }
+}

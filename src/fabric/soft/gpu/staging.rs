@@ -1,0 +1,75 @@
+//! Pinned memory handed out in a ring: what is taken first comes back first.
+
+/// The free part of a ring of `size` bytes. Positions count up for ever.
+pub struct Staging {
+    size: u64,
+    head: u64,
+    tail: u64,
+}
+
+/// Pieces start at multiples of this: a cache line.
+const ALIGN: u64 = 64;
+
+impl Staging {
+    /// An empty ring.
+    pub fn new(size: u64) -> Self {
+        Self { size, head: 0, tail: 0 }
+    }
+
+    /// Takes `n` bytes in one piece, or says that there is no room now. Returns their offset.
+    pub fn take(&mut self, n: u64) -> Option<u64> {
+        let n = n.next_multiple_of(ALIGN);
+        if self.head == self.tail {
+            // Empty: start a lap, so that any piece fits.
+            self.head = self.head.next_multiple_of(self.size);
+            self.tail = self.head;
+        }
+        let at = self.head % self.size;
+        // A piece does not wrap: the rest of the lap is skipped.
+        let start = if at + n > self.size { self.head + (self.size - at) } else { self.head };
+        if n > self.size || start + n - self.tail > self.size {
+            return None;
+        }
+        self.head = start + n;
+        Some(start % self.size)
+    }
+
+    /// Everything taken so far, for `give_back`.
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Everything that was taken up to `position` is free again.
+    pub fn give_back(&mut self, position: u64) {
+        self.tail = position;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn pieces_never_overlap() {
+        let mut s = Staging::new(1024);
+        let mut live: VecDeque<(u64, u64, u64)> = VecDeque::new();
+        let mut x = 7u64;
+        for _ in 0..10_000 {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let n = 1 + (x >> 33) % 400;
+            match s.take(n) {
+                Some(at) => {
+                    assert!(at + n <= 1024);
+                    assert!(live.iter().all(|&(a, m, _)| at + n <= a || a + m <= at), "{at}+{n} overlaps {live:?}");
+                    live.push_back((at, n, s.position()));
+                }
+                None => {
+                    let (_, _, position) = live.pop_front().expect("an empty ring has room");
+                    s.give_back(position);
+                }
+            }
+        }
+        assert!(s.take(1025).is_none());
+    }
+}

@@ -1,0 +1,51 @@
+//! GPU memory: whether a window is, whose, and in which CUDA context it is used.
+
+use crate::error::{Error, Result};
+use oxygin_ffi::cuda::{Context, Cuda, CudaError};
+use std::sync::Arc;
+
+/// In the keys of windows (`lkey`, `rkey`) on the soft fabric: the window is GPU memory, which the CPU cannot touch. No
+/// window number reaches it, so that a key with this bit is never found among host windows.
+pub const GPU_BIT: u32 = 1 << 31;
+
+/// A window in GPU memory.
+#[derive(Clone)]
+pub struct GpuMemory {
+    /// Where calls about it are made.
+    pub context: Arc<Context>,
+    /// Its signals start at 0 and nobody but peers' signals ever writes them.
+    pub never_reset: bool,
+}
+
+/// A driver call's failure as an error of ours; 1 in NCCL's terms, a CUDA error.
+#[cold]
+pub fn cuda_error(what: &str, error: &CudaError) -> Error {
+    Error::cuda(format!("{what}: {error}"))
+}
+
+/// Whether a CUDA driver is installed: whether GPU windows can be taken. Loads nothing that stays.
+pub fn has_driver() -> bool {
+    Cuda::load().is_ok()
+}
+
+/// Looks at `len` bytes at `base` that the caller says are GPU memory.
+pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
+    let what = "regMrSym of GPU memory";
+    let cuda = Cuda::load().map_err(|missing| Error::usage(format!("type = 2 (CUDA): {missing}")))?;
+    cuda.init().map_err(|e| cuda_error(what, &e))?;
+    let pointer = cuda.pointer(base).map_err(|e| cuda_error(what, &e))?;
+    if pointer.is_managed {
+        return Err(Error::usage(format!(
+            "data = {base:#x} ({len} bytes) is managed memory, which moves between CPU and GPU by itself and cannot be \
+             a window; allocate it with ncclMemAlloc or cudaMalloc"
+        )));
+    }
+    if !pointer.is_device {
+        return Err(Error::argument(format!(
+            "data = {base:#x} is registered as type 2 (CUDA), but the driver knows no GPU memory there; pass type 1 for \
+             host memory"
+        )));
+    }
+    let context = Context::of(&cuda, &pointer).map_err(|e| cuda_error(what, &e))?;
+    Ok(GpuMemory { context: Arc::new(context), never_reset })
+}

@@ -1,0 +1,317 @@
+//! A CUDA driver for tests, loaded in place of libcuda.so.1 by `OXYGIN_LIBCUDA`.
+//!
+//! Device memory is mapped without access at the address that the application sees, and once more, writable, where only
+//! this library looks: code under test that touches it with the CPU dies. Streams run on threads of their own. What a
+//! real driver would forbid, or what would hang behind a kernel that spins, is an error or a *violation*, which tests
+//! read at their end.
+
+#![allow(non_snake_case, reason = "the driver's own names")]
+#![allow(clippy::missing_safety_doc, reason = "the driver's functions; its manual says what they need")]
+#![allow(missing_docs, reason = "as above")]
+
+mod memory;
+mod stream;
+mod world;
+
+use oxygin_ffi::cuda::*;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use stream::{FakeStream, Work};
+use world::{context_of, current, device_of, world, INVALID_CONTEXT, POP, PUSH};
+
+/// Stores an answer.
+unsafe fn give<T>(place: *mut T, value: T) -> CUresult {
+    // SAFETY: the caller of the driver passes a place for the answer.
+    unsafe { place.write(value) };
+    CUDA_SUCCESS
+}
+
+/// The injected error of a call, if its turn has come.
+macro_rules! call {
+    ($name:literal) => {
+        let code = world().injected($name);
+        if code != CUDA_SUCCESS {
+            return code;
+        }
+    };
+}
+
+/// A call that needs a current context.
+macro_rules! in_context {
+    ($name:literal) => {
+        call!($name);
+        if current() == 0 {
+            world().violation(concat!($name, " without a current context"));
+            return INVALID_CONTEXT;
+        }
+    };
+}
+
+/// A call that waits for kernels.
+macro_rules! blocking {
+    ($name:literal) => {
+        in_context!($name);
+        if world().kernels() > 0 {
+            world().violation(concat!($name, " while a kernel runs"));
+        }
+    };
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
+    call!("cuInit");
+    CUDA_SUCCESS
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
+    unsafe { give(version, 13_000) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char) -> CUresult {
+    let text = match code {
+        1 => c"CUDA_ERROR_INVALID_VALUE",
+        201 => c"CUDA_ERROR_INVALID_CONTEXT",
+        700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        _ => return CUDA_ERROR_INVALID_VALUE,
+    };
+    unsafe { give(name, text.as_ptr()) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
+    match which {
+        CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
+        _ => CUDA_ERROR_INVALID_VALUE,
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CUresult {
+    call!("cuDevicePrimaryCtxRetain");
+    unsafe { give(context, context_of(device)) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: CUdevice) -> CUresult {
+    CUDA_SUCCESS
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
+    unsafe { give(context, current() as CUcontext) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
+    call!("cuCtxPushCurrent");
+    if world().is_destroyed(context) {
+        return INVALID_CONTEXT;
+    }
+    PUSH(context as usize);
+    CUDA_SUCCESS
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
+    unsafe { give(context, POP() as CUcontext) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
+    in_context!("cuCtxGetDevice");
+    unsafe { give(device, device_of(current())) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuPointerGetAttributes(
+    n: c_uint,
+    which: *mut c_uint,
+    places: *mut *mut c_void,
+    at: CUdeviceptr,
+) -> CUresult {
+    call!("cuPointerGetAttributes");
+    let found = world().find(at, 1);
+    for i in 0..n as usize {
+        unsafe {
+            let place = *places.add(i);
+            match *which.add(i) {
+                CU_POINTER_ATTRIBUTE_CONTEXT => {
+                    let known = found.filter(|m| !m.private).map(|m| context_of(m.device));
+                    place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
+                }
+                CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                    place.cast::<c_uint>().write(if found.is_some() { CU_MEMORYTYPE_DEVICE } else { 0 })
+                }
+                CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<u8>().write(found.is_some_and(|m| m.managed) as u8),
+                CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => place.cast::<c_int>().write(found.map_or(-2, |m| m.device)),
+                _ => return CUDA_ERROR_INVALID_VALUE,
+            }
+        }
+    }
+    CUDA_SUCCESS
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult {
+    in_context!("cuStreamCreate");
+    if flags != CU_STREAM_NON_BLOCKING {
+        world().violation("a stream in order with the legacy stream");
+    }
+    unsafe { give(stream, FakeStream::start(current()) as CUstream) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
+    call!("cuStreamDestroy");
+    unsafe { FakeStream::end(stream.cast()) };
+    CUDA_SUCCESS
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> CUresult {
+    in_context!("cuStreamQuery");
+    unsafe { (*stream.cast::<FakeStream>()).query() }
+}
+
+/// Checks a stream's context and queues work.
+unsafe fn enqueue(name: &str, stream: CUstream, work: Work) -> CUresult {
+    let stream = unsafe { &*stream.cast::<FakeStream>() };
+    if stream.context != current() {
+        world().violation(&format!("{name} on a stream of another context"));
+        return INVALID_CONTEXT;
+    }
+    stream.push(work)
+}
+
+/// Whether device memory at both ends may be touched from the current context.
+fn may_copy(to: u64, from: u64, n: usize) -> bool {
+    let device = device_of(current());
+    [to, from].into_iter().all(|at| world().reach(at, n, device))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, n: usize, stream: CUstream) -> CUresult {
+    in_context!("cuMemcpyAsync");
+    if !may_copy(to, from, n) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    unsafe { enqueue("cuMemcpyAsync", stream, Work::Copies(vec![(to, from, n)])) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
+    to: *const u64,
+    from: *const u64,
+    bytes: *const usize,
+    n: usize,
+    attributes: *const CUmemcpyAttributes,
+    _first: *const usize,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    in_context!("cuMemcpyBatchAsync");
+    let all: Vec<_> = (0..n).map(|i| unsafe { (*to.add(i), *from.add(i), *bytes.add(i)) }).collect();
+    let in_order = unsafe { (*attributes).src_access_order } == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    if count != 1 || !in_order || !all.iter().all(|&(t, f, n)| may_copy(t, f, n)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    unsafe { enqueue("cuMemcpyBatchAsync", stream, Work::Copies(all)) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
+    stream: CUstream,
+    n: c_uint,
+    ops: *mut MemOp,
+    flags: c_uint,
+) -> CUresult {
+    in_context!("cuStreamBatchMemOp");
+    if n == 0 || n > 256 || flags != 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let ops = unsafe { std::slice::from_raw_parts(ops, n as usize) }.to_vec();
+    let (device, can_add) = (device_of(current()), world().can_add());
+    for op in &ops {
+        let ok = match op.parse() {
+            Some((at, MemOpKind::Write32(_))) => at % 4 == 0 && world().reach(at, 4, device),
+            Some((at, MemOpKind::Write64(_))) => at % 8 == 0 && world().reach(at, 8, device),
+            Some((at, MemOpKind::Add64(_))) => can_add && at % 8 == 0 && world().reach(at, 8, device),
+            None => false,
+        };
+        if !ok {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    unsafe { enqueue("cuStreamBatchMemOp", stream, Work::Ops(ops)) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemHostAlloc(place: *mut *mut c_void, n: usize, _flags: c_uint) -> CUresult {
+    blocking!("cuMemHostAlloc");
+    unsafe { give(place, world().pin(n).cast()) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(at: *mut CUdeviceptr, host: *mut c_void, _f: c_uint) -> CUresult {
+    unsafe { give(at, host as u64) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemFreeHost(host: *mut c_void) -> CUresult {
+    blocking!("cuMemFreeHost");
+    world().unpin(host as u64);
+    CUDA_SUCCESS
+}
+
+// What tests use.
+
+/// Device memory on GPU `device`. `private`: mapped for that GPU alone, and of no context that the driver would name,
+/// as NCCL allocates signals.
+#[no_mangle]
+pub extern "C" fn fake_alloc(device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
+    world().alloc(device, bytes, private, managed)
+}
+
+/// Where the GPU sees device memory: what a kernel of the tests works on.
+#[no_mangle]
+pub extern "C" fn fake_peek(at: u64) -> *mut u8 {
+    world().find(at, 1).map_or(std::ptr::null_mut(), |m| m.at(at))
+}
+
+/// The context of a device, to make current.
+#[no_mangle]
+pub extern "C" fn fake_context(device: c_int) -> CUcontext {
+    context_of(device)
+}
+
+/// A kernel starts (1) or ends (-1).
+#[no_mangle]
+pub extern "C" fn fake_kernel(change: c_int) {
+    world().kernel(change);
+}
+
+/// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the stream's own work.
+#[no_mangle]
+pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: CUresult) {
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    world().inject(name, after, code);
+}
+
+/// A destroyed context refuses to be pushed.
+#[no_mangle]
+pub extern "C" fn fake_destroy_context(device: c_int, destroyed: bool) {
+    world().destroy(device, destroyed);
+}
+
+/// Whether streams can add, and how long each piece of work takes, in µs.
+#[no_mangle]
+pub extern "C" fn fake_settings(can_add: bool, delay_us: u64) {
+    world().set(can_add, delay_us);
+}
+
+/// How many violations there were; they are printed as they happen.
+#[no_mangle]
+pub extern "C" fn fake_violations() -> usize {
+    world().violations()
+}

@@ -1,0 +1,117 @@
+//! Streams: work in order, on a thread of its own.
+
+use crate::world::world;
+use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub enum Work {
+    /// To, from, bytes; without order among themselves: the last is done first.
+    Copies(Vec<(u64, u64, usize)>),
+    Ops(Vec<MemOp>),
+}
+
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`.
+const ILLEGAL_ADDRESS: CUresult = 700;
+
+#[derive(Default)]
+struct Progress {
+    unfinished: AtomicUsize,
+    error: AtomicI32,
+}
+
+pub struct FakeStream {
+    pub context: usize,
+    queue: Mutex<Option<Sender<Work>>>,
+    progress: Arc<Progress>,
+}
+
+impl FakeStream {
+    pub fn start(context: usize) -> *mut Self {
+        let (queue, work) = channel::<Work>();
+        let progress = Arc::new(Progress::default());
+        let own = progress.clone();
+        std::thread::spawn(move || {
+            for work in work {
+                if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
+                    // One statement each: a guard lives to the end of its statement.
+                    let delay = world().delay_us();
+                    let mut code = world().injected("gpu");
+                    std::thread::sleep(Duration::from_micros(delay));
+                    if code == CUDA_SUCCESS {
+                        code = run(work);
+                    }
+                    own.error.store(code, Ordering::Release);
+                }
+                own.unfinished.fetch_sub(1, Ordering::AcqRel);
+            }
+        });
+        Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
+    }
+
+    /// Lets the thread end after its work. The stream itself stays, small, for late callers.
+    pub unsafe fn end(stream: *mut Self) {
+        // SAFETY: made by `start` and never freed.
+        let sender = unsafe { &*stream }.queue.lock().map(|mut q| q.take());
+        if !matches!(sender, Ok(Some(_))) {
+            world().violation("a stream is destroyed twice");
+        }
+    }
+
+    pub fn push(&self, work: Work) -> CUresult {
+        let error = self.progress.error.load(Ordering::Acquire);
+        if error != CUDA_SUCCESS {
+            return error;
+        }
+        self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
+        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send(work).is_ok())) {
+            Ok(true) => CUDA_SUCCESS,
+            _ => {
+                world().violation("work for a destroyed stream");
+                ILLEGAL_ADDRESS
+            }
+        }
+    }
+
+    pub fn query(&self) -> CUresult {
+        match self.progress.error.load(Ordering::Acquire) {
+            CUDA_SUCCESS if self.progress.unfinished.load(Ordering::Acquire) > 0 => CUDA_ERROR_NOT_READY,
+            code => code,
+        }
+    }
+}
+
+fn run(work: Work) -> CUresult {
+    match work {
+        Work::Copies(copies) => {
+            for (to, from, n) in copies.into_iter().rev() {
+                let to = world().resolve(to, n);
+                let from = world().resolve(from, n);
+                let (Some(to), Some(from)) = (to, from) else { return ILLEGAL_ADDRESS };
+                // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
+                unsafe { std::ptr::copy(from, to, n) };
+            }
+        }
+        Work::Ops(ops) => {
+            for op in ops {
+                let Some((at, kind)) = op.parse() else { return ILLEGAL_ADDRESS };
+                let Some(word) = world().resolve(at, 4) else { return ILLEGAL_ADDRESS };
+                // SAFETY: an aligned word of mapped memory; alignment was checked when it was queued.
+                unsafe {
+                    match kind {
+                        MemOpKind::Write32(v) => {
+                            std::sync::atomic::AtomicU32::from_ptr(word.cast()).store(v, Ordering::Release)
+                        }
+                        MemOpKind::Write64(v) => AtomicU64::from_ptr(word.cast()).store(v, Ordering::Release),
+                        MemOpKind::Add64(v) => {
+                            AtomicU64::from_ptr(word.cast()).fetch_add(v, Ordering::AcqRel);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    CUDA_SUCCESS
+}

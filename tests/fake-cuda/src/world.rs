@@ -1,0 +1,181 @@
+//! What the driver knows: memory, contexts, and what tests asked for.
+
+use crate::memory::Memory;
+use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+pub const INVALID_CONTEXT: CUresult = 201;
+const FIRST_CONTEXT: usize = 0xc0de_0000;
+
+thread_local! {
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread's context, 0 for none.
+pub fn current() -> usize {
+    STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
+}
+
+#[allow(non_snake_case)]
+pub fn PUSH(context: usize) {
+    STACK.with_borrow_mut(|s| s.push(context));
+}
+
+#[allow(non_snake_case)]
+pub fn POP() -> usize {
+    match STACK.with_borrow_mut(Vec::pop) {
+        Some(context) => context,
+        None => {
+            world().violation("cuCtxPopCurrent without a push");
+            0
+        }
+    }
+}
+
+pub fn context_of(device: CUdevice) -> CUcontext {
+    (FIRST_CONTEXT + device as usize * 16) as CUcontext
+}
+
+pub fn device_of(context: usize) -> CUdevice {
+    ((context - FIRST_CONTEXT) / 16) as CUdevice
+}
+
+#[derive(Default)]
+struct Inner {
+    memory: Vec<Memory>,
+    pinned: Vec<(u64, usize)>,
+    injected: HashMap<String, (u32, CUresult)>,
+    destroyed: Vec<usize>,
+    kernels: i32,
+    violations: usize,
+    can_add: bool,
+    delay_us: u64,
+}
+
+pub struct World(MutexGuard<'static, Option<Inner>>);
+
+static WORLD: Mutex<Option<Inner>> = Mutex::new(None);
+
+/// The one world.
+pub fn world() -> World {
+    let mut guard = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_with(Inner::default);
+    World(guard)
+}
+
+impl World {
+    fn inner(&mut self) -> &mut Inner {
+        self.0.get_or_insert_with(Inner::default)
+    }
+
+    pub fn injected(&mut self, name: &str) -> CUresult {
+        match self.inner().injected.get_mut(name) {
+            Some((0, code)) => {
+                let code = *code;
+                self.inner().injected.remove(name);
+                code
+            }
+            Some((after, _)) => {
+                *after -= 1;
+                CUDA_SUCCESS
+            }
+            None => CUDA_SUCCESS,
+        }
+    }
+
+    pub fn inject(&mut self, name: String, after: u32, code: CUresult) {
+        self.inner().injected.insert(name, (after, code));
+    }
+
+    pub fn violation(&mut self, what: &str) {
+        eprintln!("fake CUDA driver: violation: {what}");
+        self.inner().violations += 1;
+    }
+
+    pub fn violations(&mut self) -> usize {
+        self.inner().violations
+    }
+
+    pub fn kernel(&mut self, change: c_int) {
+        self.inner().kernels += change;
+    }
+
+    pub fn kernels(&mut self) -> c_int {
+        self.inner().kernels
+    }
+
+    pub fn destroy(&mut self, device: c_int, destroyed: bool) {
+        let context = context_of(device) as usize;
+        self.inner().destroyed.retain(|&c| c != context);
+        if destroyed {
+            self.inner().destroyed.push(context);
+        }
+    }
+
+    pub fn is_destroyed(&mut self, context: CUcontext) -> bool {
+        self.inner().destroyed.contains(&(context as usize))
+    }
+
+    pub fn set(&mut self, can_add: bool, delay_us: u64) {
+        let inner = self.inner();
+        (inner.can_add, inner.delay_us) = (can_add, delay_us);
+    }
+
+    pub fn can_add(&mut self) -> bool {
+        self.inner().can_add
+    }
+
+    pub fn delay_us(&mut self) -> u64 {
+        self.inner().delay_us
+    }
+
+    pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
+        let made = Memory::map(device, bytes, private, managed);
+        let at = made.base();
+        self.inner().memory.push(made);
+        at
+    }
+
+    pub fn find(&mut self, at: u64, n: usize) -> Option<Memory> {
+        self.inner().memory.iter().find(|m| m.holds(at, n)).copied()
+    }
+
+    pub fn pin(&mut self, n: usize) -> *mut u8 {
+        let memory = vec![0_u64; n.div_ceil(8)].leak();
+        self.inner().pinned.push((memory.as_ptr() as u64, n));
+        memory.as_mut_ptr().cast()
+    }
+
+    /// Pinned memory is not reused, but touching it from a stream is an error from here on.
+    pub fn unpin(&mut self, at: u64) {
+        self.inner().pinned.retain(|p| p.0 != at);
+    }
+
+    fn is_pinned(&mut self, at: u64, n: usize) -> bool {
+        self.inner().pinned.iter().any(|&(base, len)| at >= base && at + n as u64 <= base + len as u64)
+    }
+
+    /// Whether GPU `device` may touch the range.
+    pub fn reach(&mut self, at: u64, n: usize, device: CUdevice) -> bool {
+        if let Some(memory) = self.find(at, n) {
+            return !memory.private || memory.device == device;
+        }
+        if !self.is_pinned(at, n) {
+            self.violation(&format!("{n} bytes at {at:#x} are neither device memory nor pinned"));
+            return false;
+        }
+        true
+    }
+
+    /// Where the stream finds an address now.
+    pub fn resolve(&mut self, at: u64, n: usize) -> Option<*mut u8> {
+        match self.find(at, n) {
+            Some(memory) => Some(memory.at(at)),
+            None => self.is_pinned(at, n).then_some(at as *mut u8),
+        }
+    }
+}

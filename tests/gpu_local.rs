@@ -1,0 +1,308 @@
+//! GPU windows between ranks of one process, through the RMA v16 table, on the fake CUDA driver.
+
+mod common;
+mod gpu_support;
+
+use common::*;
+use gpu_support::*;
+use nccl_plugin_api::*;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+fn pattern(rank: usize, i: usize) -> u64 {
+    (rank as u64) << 32 | i as u64
+}
+
+/// Where a test's signals live and what may happen to them.
+#[derive(Clone, Copy)]
+enum Signals {
+    /// Counted by the engine.
+    NeverReset,
+    /// Added to by the stream.
+    Added,
+    /// Read and written back.
+    ReadBack,
+}
+
+const KINDS: [Signals; 3] = [Signals::NeverReset, Signals::Added, Signals::ReadBack];
+
+impl Signals {
+    fn set_up(self, fake: &Fake) -> u64 {
+        match self {
+            Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
+            Self::Added => {
+                fake.settings(true, 3);
+                MR_FLAG_FORCE_SO
+            }
+            Self::ReadBack => MR_FLAG_FORCE_SO,
+        }
+    }
+}
+
+/// Every rank, each on its own GPU (`gpus` = ranks) or all on one, puts blocks of many sizes to every rank and reads
+/// them back, from and to GPU and host memory.
+fn all_to_all(nranks: usize, gpus: usize, signals: Signals) {
+    let fake = Fake::take();
+    let flags = signals.set_up(&fake);
+    let sizes = [0usize, 1, 4, 7, 8, 64, 4096, 100_000, 3 << 20];
+    let block = (3 << 20) / 8 + 1;
+    job(nranks, 2, |r| {
+        let gpu = (r.rank % gpus) as i32;
+        let _context = fake.enter(gpu);
+        let src = fake.window(r, gpu, block, 0);
+        let dst = fake.window(r, gpu, block * nranks, 0);
+        let back = fake.window(r, gpu, block, 0);
+        let sig = fake.signals(r, gpu, nranks * 2, flags);
+        let mut host_src = r.window(block, 0);
+        let host_dst = r.window(block * nranks, 0);
+        for i in 0..block {
+            src.set(i, pattern(r.rank, i));
+            host_src.words[i] = pattern(r.rank, i);
+        }
+        // NCCL's progress thread has device 0 current.
+        let _other = fake.enter(0);
+        fake.kernel(1);
+        for (round, &size) in sizes.iter().enumerate() {
+            for (way, from, to) in [
+                (0, src.as_window(), dst.as_window()),
+                (1, &host_src, dst.as_window()),
+                (2, src.as_window(), &host_dst),
+            ] {
+                let requests: Vec<_> = (0..nranks)
+                    .map(|p| {
+                        let at = (r.rank * block * 8) as u64;
+                        r.put(1, (from, 0), size, (to, at), p, Some((sig.as_window(), r.rank as u64 * 8, 1)))
+                    })
+                    .collect();
+                requests.into_iter().for_each(|q| r.wait(q));
+                for p in 0..nranks {
+                    sig.wait(r, p, (round * 3 + way) as u64 + 1);
+                    for i in 0..size / 8 {
+                        let word = if way == 2 { host_dst.words[p * block + i] } else { dst.get(p * block + i) };
+                        assert_eq!(word, pattern(p, i), "way {way} from {p}, {size} bytes, word {i}");
+                    }
+                }
+                r.job.barrier.wait();
+                for i in 0..block * nranks {
+                    dst.set(i, 0);
+                }
+                r.job.barrier.wait();
+            }
+            for p in 0..nranks {
+                r.wait(r.get(0, (src.as_window(), 0), size, (back.as_window(), 0), p));
+                for i in 0..size / 8 {
+                    assert_eq!(back.get(i), pattern(p, i), "got from {p}, {size} bytes, word {i}");
+                }
+            }
+            r.job.barrier.wait();
+        }
+        fake.kernel(-1);
+    });
+    fake.check();
+}
+
+#[test]
+fn two_ranks_on_two_gpus() {
+    KINDS.into_iter().for_each(|k| all_to_all(2, 2, k));
+}
+
+#[test]
+fn four_ranks_on_one_gpu() {
+    all_to_all(4, 1, Signals::NeverReset);
+}
+
+/// A strong signal follows everything before it, in GPU memory and in host memory.
+#[test]
+fn strong_signals_follow_everything() {
+    for signals in KINDS {
+        let fake = Fake::take();
+        let flags = signals.set_up(&fake);
+        job(2, 1, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let rounds = 300u64;
+            let src = fake.window(r, gpu, 1 << 16, 0);
+            let dst = fake.window(r, gpu, 1 << 16, 0);
+            let sig = fake.signals(r, gpu, 2, flags);
+            let mut host = r.window(16, 0);
+            let host_dst = r.window(16, 0);
+            let host_sig = r.window(2, 1);
+            let peer = 1 - r.rank;
+            for round in 1..=rounds {
+                let on_host = round % 3 == 0;
+                let q = |sig: &GpuWindow, to: u64| match on_host {
+                    true => r.put(0, (&host, 0), 0, (&host, 0), peer, Some((&host_sig, to, 1))),
+                    false => r.put(0, (&host, 0), 0, (&host, 0), peer, Some((sig.as_window(), to, 1))),
+                };
+                let wait = |i: usize| match on_host {
+                    true => r.wait_signal(&host_sig, i, round / 3),
+                    false => sig.wait(r, i, round - round / 3),
+                };
+                if r.rank == 0 {
+                    (0..8).for_each(|i| src.set(i, round));
+                    let mut all = vec![r.put(0, (src.as_window(), 0), 64, (dst.as_window(), 0), peer, None)];
+                    if round % 16 == 0 {
+                        all.push(r.put(0, (src.as_window(), 0), 400_000, (dst.as_window(), 64), peer, None));
+                    }
+                    all.push(r.put(0, (src.as_window(), 0), 24, (&host_dst, 0), peer, None));
+                    all.push(q(&sig, 0));
+                    all.into_iter().for_each(|q| r.wait(q));
+                    wait(1);
+                } else {
+                    wait(0);
+                    assert!((0..8).all(|i| dst.get(i) == round));
+                    assert_eq!(&host_dst.words[..3], &[round; 3]);
+                    r.wait(q(&sig, 8));
+                }
+            }
+            host.words.clear();
+        });
+        fake.check();
+    }
+}
+
+/// Many unfinished operations, many senders, one signal; the receiver does nothing.
+#[test]
+fn fan_in_adds_up() {
+    for (signals, n) in KINDS.into_iter().zip([5000, 5000, 200]) {
+        let fake = Fake::take();
+        let flags = signals.set_up(&fake);
+        job(4, 2, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, 8, 0);
+            let dst = fake.window(r, gpu, 8, 0);
+            let sig = fake.signals(r, gpu, 1, flags);
+            let requests: Vec<_> = (0..n)
+                .map(|i| {
+                    let to = (dst.as_window(), r.rank as u64 * 8);
+                    r.put(i % 2, (src.as_window(), 0), 8, to, 0, Some((sig.as_window(), 0, 3)))
+                })
+                .collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+            if r.rank == 0 {
+                sig.wait(r, 0, 3 * 4 * n as u64);
+                assert_eq!(sig.get(0), 3 * 4 * n as u64);
+            }
+        });
+        fake.check();
+    }
+}
+
+/// A kernel sets a signal back to 0 and the next one counts from there.
+#[test]
+fn kernels_reset_signals() {
+    for signals in [Signals::Added, Signals::ReadBack] {
+        let fake = Fake::take();
+        let flags = signals.set_up(&fake);
+        job(2, 1, |r| {
+            let _context = fake.enter(0);
+            let src = fake.window(r, 0, 8, 0);
+            let sig = fake.signals(r, 0, 2, flags);
+            for _ in 0..100 {
+                if r.rank == 0 {
+                    for value in [2, 3] {
+                        r.wait(r.put(
+                            0,
+                            (src.as_window(), 0),
+                            0,
+                            (src.as_window(), 0),
+                            1,
+                            Some((sig.as_window(), 0, value)),
+                        ));
+                    }
+                    sig.wait(r, 1, 1);
+                    sig.set(1, 0);
+                } else {
+                    sig.wait(r, 0, 5);
+                    assert_eq!(sig.get(0), 5);
+                    sig.set(0, 0);
+                    r.wait(r.put(0, (src.as_window(), 0), 0, (src.as_window(), 0), 0, Some((sig.as_window(), 8, 1))));
+                }
+            }
+        });
+        fake.check();
+    }
+}
+
+/// The operation fails; nothing hangs.
+fn fails(inject: impl Fn(&Fake) + Sync) {
+    let fake = Fake::take();
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 8, 0);
+        let dst = fake.window(r, 0, 8, 0);
+        if r.rank == 0 {
+            inject(&fake);
+            let mut request = null_mut();
+            // SAFETY: registered windows.
+            let put = unsafe {
+                T.iput.unwrap()(r.ctx, 0, 0, src.as_window().handle, 8, 0, dst.as_window().handle, 1, 0, &mut request)
+            };
+            assert!(put != NcclResult::SUCCESS || has_failed(r, request));
+            let mut error = false;
+            // SAFETY: plain call.
+            ok(unsafe { T.query_last_error.unwrap()(r.ctx, &mut error) });
+            assert!(error);
+        }
+        r.job.barrier.wait();
+        fake.destroy_context(0, false);
+    });
+    fake.check();
+}
+
+fn has_failed(r: &Rank, request: *mut c_void) -> bool {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let mut done = 0;
+        // SAFETY: plain call.
+        let result = unsafe { T.test.unwrap()(r.coll, request, &mut done) };
+        if result != NcclResult::SUCCESS {
+            assert_eq!(result, NcclResult::UNHANDLED_CUDA_ERROR);
+            return true;
+        }
+        assert!(done == 0, "the operation came out well");
+        assert!(std::time::Instant::now() < end, "neither done nor failed");
+    }
+}
+
+#[test]
+fn a_refused_copy_fails_the_operation() {
+    fails(|fake| fake.inject("cuMemcpyAsync", 1));
+}
+
+#[test]
+fn a_fault_on_the_gpu_fails_the_operation() {
+    fails(|fake| fake.inject("gpu", 700));
+}
+
+#[test]
+fn a_destroyed_context_fails_the_operation() {
+    fails(|fake| fake.destroy_context(0, true));
+}
+
+#[test]
+fn memory_that_cannot_be_a_window_is_refused() {
+    let fake = Fake::take();
+    job(1, 1, |r| {
+        let _context = fake.enter(0);
+        let host = [0u64; 8];
+        for at in [fake.alloc(0, 64, false, true), host.as_ptr() as u64] {
+            let mut handle = null_mut();
+            // SAFETY: refused before anything touches it.
+            let result = unsafe { T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };
+            assert_ne!(result, NcclResult::SUCCESS);
+        }
+    });
+    fake.check();
+}
+
+#[test]
+fn the_device_takes_gpu_memory_where_there_is_a_driver() {
+    let _fake = Fake::take();
+    // SAFETY: a plain structure of numbers and pointers.
+    let mut props: PropertiesV12 = unsafe { std::mem::zeroed() };
+    // SAFETY: a place for the answer.
+    ok(unsafe { T.get_properties.unwrap()(0, &mut props) });
+    assert_eq!(props.ptr_support, PTR_HOST | PTR_CUDA);
+}

@@ -1,0 +1,175 @@
+//! GPU memory of the fake CUDA driver for the ranks of `common`.
+
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use crate::common::{ok, Rank, Window};
+use nccl_plugin_api::PTR_CUDA;
+pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
+use std::ffi::{c_char, c_int, c_uint, c_void, CString};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The fake driver, its settings at their defaults. One test at a time has it.
+pub struct Fake {
+    library: libloading::Library,
+    violations: usize,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// A context that is current.
+pub struct Entered<'a>(&'a Fake);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut was: *mut c_void = null_mut();
+        // SAFETY: the fake has a function of this type.
+        unsafe { self.0.call::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(b"cuCtxPopCurrent_v2")(&mut was) };
+    }
+}
+
+impl Fake {
+    /// Waits for the turn and takes the fake.
+    pub fn take() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let exe = std::env::current_exe().unwrap();
+        let path = exe.parent().unwrap().join("libfake_cuda.so");
+        assert!(path.exists(), "{} is not there; build the package fake-cuda", path.display());
+        std::env::set_var("OXYGIN_LIBCUDA", &path);
+        std::env::set_var("OXYGIN_FABRIC", "soft");
+        // SAFETY: our own library.
+        let library = unsafe { libloading::Library::new(path) }.unwrap();
+        let mut fake = Self { library, violations: 0, _turn: turn };
+        fake.settings(false, 3);
+        fake.violations = fake.count_violations();
+        fake
+    }
+
+    /// # Safety
+    /// The fake has a function of this name and type.
+    unsafe fn call<F: Copy>(&self, name: &[u8]) -> F {
+        // SAFETY: passed on.
+        unsafe { *self.library.get::<F>(name).unwrap() }
+    }
+
+    fn count_violations(&self) -> usize {
+        // SAFETY: the fake has a function of this type.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_violations")() }
+    }
+
+    /// Fails the test if the driver was used in a way that a real one would not stand.
+    pub fn check(&self) {
+        assert_eq!(self.count_violations(), self.violations, "violations; they are in the output");
+    }
+
+    /// Whether streams add, and what each piece of work takes, µs.
+    pub fn settings(&self, can_add: bool, delay_us: u64) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool, u64)>(b"fake_settings")(can_add, delay_us) }
+    }
+
+    /// A kernel starts (1) or ends (-1).
+    pub fn kernel(&self, change: c_int) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int)>(b"fake_kernel")(change) }
+    }
+
+    /// The next call of a function fails.
+    pub fn inject(&self, name: &str, code: c_int) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            self.call::<unsafe extern "C" fn(*const c_char, c_uint, c_int)>(b"fake_inject")(name.as_ptr(), 0, code)
+        }
+    }
+
+    /// Destroys the context of a GPU, or puts it back.
+    pub fn destroy_context(&self, gpu: c_int, destroyed: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_destroy_context")(gpu, destroyed) }
+    }
+
+    /// Makes a GPU's context current on this thread.
+    pub fn enter(&self, gpu: c_int) -> Entered<'_> {
+        // SAFETY: as above.
+        unsafe {
+            let context = self.call::<extern "C" fn(c_int) -> *mut c_void>(b"fake_context")(gpu);
+            assert_eq!(self.call::<unsafe extern "C" fn(*mut c_void) -> c_int>(b"cuCtxPushCurrent_v2")(context), 0);
+        }
+        Entered(self)
+    }
+
+    /// Device memory.
+    pub fn alloc(&self, gpu: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
+        // SAFETY: as above.
+        unsafe {
+            self.call::<extern "C" fn(c_int, usize, bool, bool) -> u64>(b"fake_alloc")(gpu, bytes, private, managed)
+        }
+    }
+
+    fn register(&self, r: &Rank, gpu: c_int, words: usize, flags: u64, private: bool) -> GpuWindow {
+        let at = self.alloc(gpu, words * 8, private, false);
+        let mut window = Window { words: Vec::new(), handle: null_mut() };
+        // SAFETY: as above; device memory that stays.
+        unsafe {
+            let result =
+                T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, words * 8, PTR_CUDA, flags, &mut window.handle);
+            ok(result);
+            let alias = self.call::<extern "C" fn(u64) -> *mut u8>(b"fake_peek")(at);
+            GpuWindow { window, alias: alias.cast(), words }
+        }
+    }
+
+    /// A window in GPU memory that every GPU reaches.
+    pub fn window(&self, r: &Rank, gpu: c_int, words: usize, flags: u64) -> GpuWindow {
+        self.register(r, gpu, words, flags, false)
+    }
+
+    /// A window in memory of one GPU alone, as NCCL's signals are.
+    pub fn signals(&self, r: &Rank, gpu: c_int, words: usize, flags: u64) -> GpuWindow {
+        self.register(r, gpu, words, flags, true)
+    }
+}
+
+/// A window in GPU memory; `get` and `set` are what kernels do.
+pub struct GpuWindow {
+    window: Window,
+    alias: *mut u64,
+    words: usize,
+}
+
+impl GpuWindow {
+    /// For the calls of `Rank`.
+    pub fn as_window(&self) -> &Window {
+        &self.window
+    }
+
+    fn word(&self, i: usize) -> &AtomicU64 {
+        assert!(i < self.words);
+        // SAFETY: inside the mapping, aligned.
+        unsafe { AtomicU64::from_ptr(self.alias.add(i)) }
+    }
+
+    /// A kernel reads.
+    pub fn get(&self, i: usize) -> u64 {
+        self.word(i).load(Ordering::Acquire)
+    }
+
+    /// A kernel writes.
+    pub fn set(&self, i: usize, value: u64) {
+        self.word(i).store(value, Ordering::Release);
+    }
+
+    /// A kernel waits for a signal; this rank's progress thread meanwhile makes progress.
+    pub fn wait(&self, r: &Rank, i: usize, value: u64) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.get(i) < value {
+            // SAFETY: plain call.
+            ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            assert!(Instant::now() < end, "rank {}: signal {i} is {} after 60 s, not {value}", r.rank, self.get(i));
+        }
+    }
+}
