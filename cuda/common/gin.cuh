@@ -43,7 +43,7 @@ __device__ inline uint64_t now_ns() {
     return ns;
 }
 
-constexpr uint64_t WAIT_LIMIT_NS = 15'000'000'000;
+constexpr uint64_t WAIT_LIMIT_NS = 8'000'000'000;
 
 __device__ inline void report(Outcome* out, uint32_t kind, uint32_t where, uint64_t wanted, uint64_t found, uint64_t round) {
     if (atomicCAS_system(&out->failed, 0u, kind) != 0) return;
@@ -151,7 +151,7 @@ class World {
         CUDA(cudaStreamSynchronize(stream));
         if (out->failed)
             throw Failure(format("%s: %s %u: wanted %llu, found %llu, in round %llu", what,
-                                 out->failed == 1 ? "waited 15 s for signal, counter or place" : "wrong data at",
+                                 out->failed == 1 ? "waited 8 s for signal, counter or place" : "wrong data at",
                                  out->where, (unsigned long long)out->wanted, (unsigned long long)out->found,
                                  (unsigned long long)out->round));
         rank.barrier();
