@@ -43,8 +43,9 @@ int main(int argc, char** argv) {
             else rank.row(name.c_str(), bytes, n * bytes / ns, "GB/s");
         };
         const int scale = rank.options.quick ? 1 : 10;
-        one(1, 8, 1024, 2000 * scale, true);
-        one(most, 8, 1024, 1000 * scale, true);
+        // At least as many messages as places.
+        one(1, 8, 1024, 2048 * scale, true);
+        one(most, 8, 1024, 1024 * scale, true);
         one(1, 64 << 10, 64, 500 * scale, true);
         one(1, 64 << 20, 4, 4 * scale, false);
         one(most, 16 << 20, 2, 2 * scale, false);
