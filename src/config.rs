@@ -28,6 +28,8 @@ pub enum SoftTransport {
     Auto,
     /// Shared memory without cross-memory attach, else TCP.
     NoCma,
+    /// As `Auto`, but ranks in one process treat each other's GPU memory as ranks in different processes do.
+    Staged,
     /// TCP to every peer but oneself.
     Tcp,
 }
@@ -195,12 +197,14 @@ pub const VARIABLES: &[Variable] = &[
         name: "OXYGIN_SOFT_TRANSPORT",
         default: "auto",
         meaning: "Ways that the soft fabric may use: `auto` is shared memory with single copies where the kernel \
-                  allows them, else TCP; `no-cma` does without cross-memory attach; `tcp` is TCP to every other rank.",
-        accepted: "auto, no-cma, tcp",
+                  allows them, else TCP; `no-cma` does without cross-memory attach; `staged` moves GPU memory through \
+                  host memory even inside one process; `tcp` is TCP to every other rank.",
+        accepted: "auto, no-cma, staged, tcp",
         apply: |config, text| {
             config.soft_transport = match text {
                 "auto" => SoftTransport::Auto,
                 "no-cma" => SoftTransport::NoCma,
+                "staged" => SoftTransport::Staged,
                 "tcp" => SoftTransport::Tcp,
                 _ => return None,
             };

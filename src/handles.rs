@@ -48,23 +48,25 @@ pub trait Object: Send + Sync + 'static {
     const KIND: Kind;
 }
 
-// A handle: bits 0..4 zero | index (18) | generation (30) | kind (4) | mark (6) | bits 62, 63 zero.
+// A handle: bit 0 zero | kind (3) | index (18) | generation (30) | zeros (4) | mark (6) | bits 62, 63 zero. With entries of
+// 16 bytes the index is, in its place, the entry's offset in the table.
+const KIND_SHIFT: u32 = 1;
+const LOW_BITS: u64 = 0xf;
 const INDEX_SHIFT: u32 = 4;
 const INDEX_BITS: u32 = 18;
+const INDEX_MASK: u64 = ((1 << INDEX_BITS) - 1) << INDEX_SHIFT;
 const GENERATION_SHIFT: u32 = INDEX_SHIFT + INDEX_BITS;
 const GENERATION_BITS: u32 = 30;
-const KIND_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
 const MARK: u64 = 0b10_1101 << 56;
-const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
-const CHUNK_BITS: u32 = 9;
-const CHUNK: usize = 1 << CHUNK_BITS;
-const CHUNKS: usize = 1 << (INDEX_BITS - CHUNK_BITS);
 
+#[repr(C, align(16))]
 struct Entry {
     /// The live handle, or 0.
     handle: AtomicU64,
     object: AtomicPtr<c_void>,
 }
+
+const _: () = assert!(std::mem::size_of::<Entry>() == 1 << INDEX_SHIFT);
 
 struct Free {
     indices: Vec<u32>,
@@ -72,18 +74,15 @@ struct Free {
     generation: u64,
 }
 
-static TABLE: [AtomicPtr<Entry>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// All entries. Zero pages until they are used: 4 MiB of address space, not of memory.
+static TABLE: [Entry; 1 << INDEX_BITS] =
+    [const { Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; 1 << INDEX_BITS];
 static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 0, generation: 1 });
 
 #[inline(always)]
-fn entry(handle: u64) -> Option<&'static Entry> {
-    let index = (handle >> INDEX_SHIFT) & INDEX_MASK;
-    let chunk = TABLE[(index >> CHUNK_BITS) as usize].load(Ordering::Acquire);
-    if chunk.is_null() {
-        return None;
-    }
-    // SAFETY: a non-null chunk is an array of CHUNK entries that is never freed; the index is masked below CHUNK.
-    Some(unsafe { &*chunk.add((index as usize) & (CHUNK - 1)) })
+fn entry(handle: u64) -> &'static Entry {
+    // SAFETY: the masked bits are the offset of an entry inside the table.
+    unsafe { &*TABLE.as_ptr().byte_add((handle & INDEX_MASK) as usize) }
 }
 
 /// Puts an object into the table and returns its handle, or `None` when 2^18 objects are live.
@@ -93,15 +92,8 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
         Some(index) => index,
         None => {
             let index = free.next;
-            if u64::from(index) > INDEX_MASK {
+            if index as usize >= TABLE.len() {
                 return None;
-            }
-            let chunk = &TABLE[(index as usize) >> CHUNK_BITS];
-            if chunk.load(Ordering::Relaxed).is_null() {
-                let entries: Box<[Entry]> = (0..CHUNK)
-                    .map(|_| Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) })
-                    .collect();
-                chunk.store(Box::leak(entries).as_mut_ptr(), Ordering::Release);
             }
             free.next += 1;
             index
@@ -110,8 +102,8 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
     free.generation += 1;
     let generation = free.generation & ((1 << GENERATION_BITS) - 1);
     let handle =
-        MARK | (T::KIND as u64) << KIND_SHIFT | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT;
-    let entry = entry(handle)?;
+        MARK | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT | (T::KIND as u64) << KIND_SHIFT;
+    let entry = entry(handle);
     entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
     entry.handle.store(handle, Ordering::Release);
     Some(handle as *mut c_void)
@@ -124,15 +116,17 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
 #[inline(always)]
 pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
     let handle = handle as u64;
-    if (handle >> KIND_SHIFT) != (MARK >> KIND_SHIFT | T::KIND as u64) {
+    let entry = entry(handle);
+    // Zero is never live, although an empty entry holds it: its kind is nobody's.
+    if handle & LOW_BITS != (T::KIND as u64) << KIND_SHIFT || entry.handle.load(Ordering::Acquire) != handle {
         return None;
     }
-    let entry = entry(handle)?;
-    if entry.handle.load(Ordering::Acquire) != handle {
-        return None;
-    }
+    let object = entry.object.load(Ordering::Relaxed) as *const T;
     // SAFETY: a live handle's object came from Arc::into_raw of the type its kind stands for and has not been taken out.
-    Some(unsafe { &*(entry.object.load(Ordering::Relaxed) as *const T) })
+    unsafe {
+        std::hint::assert_unchecked(!object.is_null());
+        Some(&*object)
+    }
 }
 
 /// One more reference to the object behind a live handle.
@@ -156,10 +150,10 @@ pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     let mut free = FREE.lock();
     // SAFETY: removal is serialised by the lock, so the object stays until it is taken out below.
     unsafe { get::<T>(handle)? };
-    let entry = entry(value)?;
+    let entry = entry(value);
     entry.handle.store(0, Ordering::Release);
     let object = entry.object.swap(std::ptr::null_mut(), Ordering::AcqRel);
-    free.indices.push(((value >> INDEX_SHIFT) & INDEX_MASK) as u32);
+    free.indices.push(((value & INDEX_MASK) >> INDEX_SHIFT) as u32);
     drop(free);
     // SAFETY: the pointer came from Arc::into_raw in `insert` and left the table just now.
     Some(unsafe { Arc::from_raw(object as *const T) })

@@ -1,4 +1,4 @@
-//! GPU windows between ranks of one process, through the RMA v16 table, on the fake CUDA driver.
+//! GPU windows between ranks of one host, in one process and as though in several, through the RMA v16 table, on the fake CUDA driver.
 
 mod common;
 mod gpu_support;
@@ -41,8 +41,9 @@ impl Signals {
 
 /// Every rank, each on its own GPU (`gpus` = ranks) or all on one, puts blocks of many sizes to every rank and reads
 /// them back, from and to GPU and host memory.
-fn all_to_all(nranks: usize, gpus: usize, signals: Signals) {
+fn all_to_all(nranks: usize, gpus: usize, signals: Signals, transport: &str) {
     let fake = Fake::take();
+    fake.set_transport(transport);
     let flags = signals.set_up(&fake);
     let sizes = [0usize, 1, 4, 7, 8, 64, 4096, 100_000, 3 << 20];
     let block = (3 << 20) / 8 + 1;
@@ -103,19 +104,30 @@ fn all_to_all(nranks: usize, gpus: usize, signals: Signals) {
 
 #[test]
 fn two_ranks_on_two_gpus() {
-    KINDS.into_iter().for_each(|k| all_to_all(2, 2, k));
+    KINDS.into_iter().for_each(|k| all_to_all(2, 2, k, "auto"));
 }
 
 #[test]
 fn four_ranks_on_one_gpu() {
-    all_to_all(4, 1, Signals::NeverReset);
+    all_to_all(4, 1, Signals::NeverReset, "auto");
+}
+
+#[test]
+fn through_host_memory() {
+    all_to_all(2, 2, Signals::ReadBack, "staged");
+}
+
+#[test]
+fn four_ranks_through_host_memory() {
+    all_to_all(4, 2, Signals::NeverReset, "staged");
 }
 
 /// A strong signal follows everything before it, in GPU memory and in host memory.
 #[test]
 fn strong_signals_follow_everything() {
-    for signals in KINDS {
+    for (signals, transport) in KINDS.into_iter().flat_map(|k| [(k, "auto"), (k, "staged")]) {
         let fake = Fake::take();
+        fake.set_transport(transport);
         let flags = signals.set_up(&fake);
         job(2, 1, |r| {
             let gpu = r.rank as i32;
@@ -164,8 +176,10 @@ fn strong_signals_follow_everything() {
 /// Many unfinished operations, many senders, one signal; the receiver does nothing.
 #[test]
 fn fan_in_adds_up() {
-    for (signals, n) in KINDS.into_iter().zip([5000, 5000, 200]) {
+    let runs = KINDS.into_iter().zip([5000, 5000, 200]).flat_map(|(k, n)| [(k, n, "auto"), (k, n, "staged")]);
+    for (signals, n, transport) in runs {
         let fake = Fake::take();
+        fake.set_transport(transport);
         let flags = signals.set_up(&fake);
         job(4, 2, |r| {
             let gpu = r.rank as i32;
@@ -223,6 +237,28 @@ fn kernels_reset_signals() {
         });
         fake.check();
     }
+}
+
+/// A driver that refuses batches of copies: one by one, and nothing is lost.
+#[test]
+fn copies_go_one_by_one_where_batches_are_refused() {
+    let fake = Fake::take();
+    fake.settings(false, 200);
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 64, 0);
+        let dst = fake.window(r, 0, 64, 0);
+        if r.rank == 0 {
+            (0..64).for_each(|i| src.set(i, i as u64 + 1));
+            fake.inject("cuMemcpyBatchAsync", 1);
+            let put = |i: u64| r.put(0, (src.as_window(), i * 8), 8, (dst.as_window(), i * 8), 1, None);
+            let requests: Vec<_> = (0..64).map(put).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+        }
+        r.job.barrier.wait();
+        assert!(r.rank == 0 || (0..64).all(|i| dst.get(i) == i as u64 + 1));
+    });
+    fake.check();
 }
 
 /// The operation fails; nothing hangs.

@@ -2,6 +2,7 @@
 
 mod verbs_support;
 
+use oxygin::config::Config;
 use oxygin::fabric::{Context, ContextSpec};
 use oxygin::rma::op::Put;
 use verbs_support::*;
@@ -115,22 +116,22 @@ fn litmus(fake: &Fake, rounds: u64, job: Job) {
         for round in 1..=rounds {
             let slot = round as usize % 256;
             if slot == 0 {
-                for to in 1..n {
-                    finish(&me.contexts[0], to as u32, last[to]);
+                for (to, &seq) in last.iter().enumerate().skip(1) {
+                    finish(&me.contexts[0], to as u32, seq);
                 }
             }
             me.data.memory.store(512 + slot, round);
-            for to in 1..n {
+            for (to, seq) in last.iter_mut().enumerate().skip(1) {
                 let p = Put {
                     signal: signal(&ranks[to], 0, 1),
                     more: round % 3 != 0,
                     ..put(me, 8 * (512 + slot) as u64, &ranks[to], 0, 8)
                 };
-                last[to] = unsafe_put(me, 0, to as u32, &p);
+                *seq = unsafe_put(me, 0, to as u32, &p);
             }
         }
-        for to in 1..n {
-            finish(&me.contexts[0], to as u32, last[to]);
+        for (to, &seq) in last.iter().enumerate().skip(1) {
+            finish(&me.contexts[0], to as u32, seq);
         }
     });
     for rank in &ranks[1..] {
@@ -171,8 +172,9 @@ fn a_device_that_takes_only_part_of_chains_loses_nothing() {
 #[test]
 fn a_hundred_thousand_operations_wait_their_turn() {
     let fake = Fake::take();
-    let ranks =
-        Job { spec: ContextSpec { contexts: 1, queue_depth: 16, traffic_class: None }, ..Default::default() }.start();
+    let spec = ContextSpec { contexts: 1, queue_depth: 16, traffic_class: None };
+    let config = Config { max_operations: 100_000, ..Config::default() };
+    let ranks = Job { spec, config, ..Default::default() }.start();
     let [a, b] = &ranks[..] else { unreachable!() };
     fake.set("late", 2);
     const N: u64 = 100_000;
@@ -318,5 +320,34 @@ fn operation_numbers_wrap() {
         assert_eq!(b.signals.memory.word(0), 200);
         drop(ranks);
     }
+    fake.check_clean();
+}
+
+#[test]
+fn above_the_limit_calls_wait_and_lose_nothing() {
+    let fake = Fake::take();
+    fake.set("late", 2);
+    let config = Config { max_operations: 1024, queue_depth: 8, ..Config::default() };
+    let ranks = Job { config, ..Default::default() }.start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    assert_eq!(fake.count("last_depth"), 8);
+    let started = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut last = None;
+            for _ in 0..5000 {
+                let p = Put { signal: signal(b, 0, 1), ..put(a, 0, b, 0, 8) };
+                last = Some(unsafe_put(a, 0, 1, &p));
+                started.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            finish(&a.contexts[0], 1, last.unwrap());
+        });
+        // Four operations are with the device and 1024 wait when the next call does.
+        let count = || started.load(std::sync::atomic::Ordering::Relaxed);
+        until("the queue to fill", || count() == 1028);
+        fake.set("late", 1);
+    });
+    assert_eq!(b.signals.memory.word(0), 5000);
+    drop(ranks);
     fake.check_clean();
 }

@@ -11,6 +11,7 @@ use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
+use crate::memory::cache::WindowCache;
 use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
@@ -42,10 +43,13 @@ pub struct Coll {
     exchange: Exchange,
     fabric: AnyFabric,
     registry: Arc<Registry>,
+    cache: Arc<WindowCache>,
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
     held: Mutex<Held>,
     closed: AtomicBool,
+    /// What NCCL calls this communicator; 0 until it has a name for it.
+    handle: AtomicU64,
 }
 
 #[derive(Default)]
@@ -86,12 +90,25 @@ impl Coll {
             exchange,
             fabric,
             registry,
+            cache: Arc::default(),
             instance: listen.instance.clone(),
             held: Mutex::default(),
             closed: AtomicBool::new(false),
+            handle: AtomicU64::new(0),
         });
         listen.instance.adopt_coll(&coll);
         Ok(coll)
+    }
+
+    /// What NCCL calls this communicator.
+    pub fn handle(&self) -> *mut c_void {
+        self.handle.load(Ordering::Acquire) as *mut c_void
+    }
+
+    /// NCCL gets this handle.
+    pub fn set_handle(&self, handle: *mut c_void) {
+        self.handle.store(handle as u64, Ordering::Release);
+        self.held.lock().sets.iter().for_each(|set| set.announce(handle as u64));
     }
 
     fn check_open(&self) -> Result<()> {
@@ -120,7 +137,15 @@ impl Coll {
             AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(f, spec)?.into()),
             AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(f, spec)?.into()),
         };
-        let contexts = Arc::new(Contexts::new(Arc::downgrade(self), self.id, self.world.nranks, set as u32, queues));
+        let contexts = Arc::new(Contexts::new(
+            Arc::downgrade(self),
+            self.id,
+            self.world.nranks,
+            set as u32,
+            self.cache.clone(),
+            queues,
+        ));
+        contexts.announce(self.handle() as u64);
         let mut held = self.held.lock();
         held.sets.push(contexts.clone());
         self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
@@ -221,6 +246,7 @@ impl Coll {
             let handle = handles::insert(window.clone())
                 .ok_or_else(|| Error::system("more than 262144 objects are live; deregister unused windows"))?;
             window.handle.store(handle as u64, Ordering::Relaxed);
+            self.cache.insert(&window);
             self.held.lock().windows.push(window);
             Ok(handle)
         });
@@ -241,7 +267,7 @@ impl Coll {
             .map(|rank| {
                 let mut r = Reader::new(gathered.common(rank));
                 (|| {
-                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
+                    let remote = Remote::new(r.u64()?, r.u64()?, r.u32()?);
                     r.end()?;
                     remote.base.checked_add(remote.len)?;
                     Some(remote)
@@ -277,6 +303,8 @@ impl Coll {
             )));
         }
         if handles::remove::<Window>(handle).is_some() {
+            self.cache.remove(&window);
+            self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
             self.registry.remove(window.id);
             let mut held = self.held.lock();
             held.windows.retain(|w| !Arc::ptr_eq(w, &window));
@@ -313,6 +341,7 @@ impl Coll {
         }
         for window in &held.windows {
             self.registry.remove(window.id);
+            self.cache.remove(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
         match &self.fabric {

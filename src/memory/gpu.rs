@@ -8,6 +8,10 @@ use std::sync::Arc;
 /// window number reaches it, so that a key with this bit is never found among host windows.
 pub const GPU_BIT: u32 = 1 << 31;
 
+/// In the key of a signal's message: apply it behind what the same sender has put into GPU memory, although the signal
+/// itself is in host memory.
+pub const BEHIND_GPU_BIT: u32 = 1 << 30;
+
 /// A window in GPU memory.
 #[derive(Clone)]
 pub struct GpuMemory {

@@ -4,8 +4,9 @@ use crate::fabric::Registration;
 use crate::handles::{Kind, Object};
 use std::sync::atomic::AtomicU64;
 
-/// A window at one rank.
+/// A window at one rank. Aligned so that ranks lie a power of two apart.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
 pub struct Remote {
     /// First byte, in that rank's address space.
     pub base: u64,
@@ -13,6 +14,16 @@ pub struct Remote {
     pub len: u64,
     /// That rank's key.
     pub rkey: u32,
+    /// Aligned offsets below this are those of signals; 0 where the window does not start at a multiple of 8.
+    pub signals: u32,
+}
+
+impl Remote {
+    /// A window of `len` bytes at `base`.
+    pub fn new(base: u64, len: u64, rkey: u32) -> Self {
+        let signals = if base % 8 == 0 { (len & !7).min(u32::MAX.into()) as u32 } else { 0 };
+        Self { base, len, rkey, signals }
+    }
 }
 
 /// A window that every rank of a communicator registered together.

@@ -4,14 +4,19 @@
 //! says which one is wrong, with its value and what would be right.
 
 use super::contexts::Contexts;
+use super::lanes;
 use super::op::{Get, Put, Signal};
+use super::seq::Seq;
 use super::ticket::Ticket;
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
+use crate::fabric::verbs::{Named, Short, Side, Windows};
 use crate::handles;
+use crate::memory::cache;
 use crate::memory::window::Window;
 use nccl_plugin_api::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 /// A range of a window, as calls name it.
 #[derive(Clone, Copy)]
@@ -127,6 +132,133 @@ unsafe fn checked_put(set: &Contexts, a: &PutArgs) -> Option<Put> {
     Some(put)
 }
 
+/// The common case of a put in as few instructions as it takes: verbs, live windows, everything in order. `None` has no
+/// effect and says nothing: the long way, [`put`], finds out what is the matter.
+///
+/// # Safety
+/// As for [`put`].
+#[inline(always)]
+pub unsafe fn fast_put(ctx: *mut c_void, a: &PutArgs) -> Option<*mut c_void> {
+    // SAFETY: passed on.
+    let fast = unsafe { &handles::get::<Contexts>(ctx)?.fast };
+    if a.context as u32 >= fast.count.load(Ordering::Acquire) || a.rank >= fast.nranks {
+        return None;
+    }
+    let size = a.size as u64;
+    let mut put = Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: size, signal: None, more: a.more };
+    if size != 0 || a.signal.is_none() {
+        // SAFETY: the set keeps its window cache alive; windows outlive calls with them (handles module docs).
+        let (src, dst) =
+            unsafe { (cache::find(fast.windows, a.src.window)?, cache::find(fast.windows, a.dst.window)?) };
+        // SAFETY: the rank was checked.
+        let to = unsafe { dst.remote(a.rank) };
+        if a.src.offset.checked_add(size)? > src.len() || a.dst.offset.checked_add(size)? > to.len {
+            return None;
+        }
+        put.local = src.base().wrapping_add(a.src.offset);
+        put.lkey = src.lkey();
+        put.remote = to.base.wrapping_add(a.dst.offset);
+        put.rkey = to.rkey;
+    }
+    if let Some(s) = &a.signal {
+        // SAFETY: as above.
+        let to = unsafe { cache::find(fast.windows, s.place.window)?.remote(a.rank) };
+        if s.place.offset >= u64::from(to.signals) || s.place.offset & 7 != 0 || s.op.wrapping_sub(1) > 1 {
+            return None;
+        }
+        let value = if s.op == SIGNAL_OP_INC { 1 } else { s.value };
+        let remote = to.base.wrapping_add(s.place.offset);
+        put.signal = Some(Signal { remote, rkey: to.rkey, value, strong: s.strong });
+    }
+    // SAFETY: the context was checked, and lives as long as its set.
+    let seq = unsafe { (*fast.contexts.add(a.context as usize)).put(a.rank, &put)? };
+    let ticket = fast.ticket | (a.context as u64) << 48 | u64::from(a.rank) << 32 | u64::from(seq.0);
+    Some(ticket as *mut c_void)
+}
+
+/// The most common case of all: a put with a signal between the same windows as the last one on this (context, peer).
+/// `false`: no effect, and it says nothing; [`learn`] makes the next one find them.
+///
+/// # Safety
+/// As for [`put`].
+#[inline(always)]
+pub unsafe fn put_again(
+    ctx: *mut c_void,
+    context: i32,
+    rank: u32,
+    op: u32,
+    mut named: Named,
+    request: *mut *mut c_void,
+) -> bool {
+    // SAFETY: passed on.
+    let Some(set) = (unsafe { handles::get::<Contexts>(ctx) }) else { return false };
+    let fast = &set.fast;
+    if context as u32 >= fast.count.load(Ordering::Acquire) || rank >= fast.nranks || request.is_null() {
+        return false;
+    }
+    if op != SIGNAL_OP_ADD {
+        cold();
+        if op != SIGNAL_OP_INC {
+            return false;
+        }
+        named.value = 1;
+    }
+    // SAFETY: context and rank were checked; the request is not NULL, hence writable.
+    unsafe {
+        let Some(ticket) = (*fast.contexts.add(context as u32 as usize)).put_again(rank, &named) else { return false };
+        request.write(ticket as *mut c_void);
+    }
+    true
+}
+
+/// Tells the compiler which branch to lay out of the way.
+#[cold]
+fn cold() {}
+
+/// Remembers the windows of a put with a signal for [`put_again`], if they are in order.
+///
+/// # Safety
+/// As for [`put`].
+#[cold]
+#[inline(never)]
+pub unsafe fn learn(ctx: *mut c_void, a: &PutArgs) {
+    let _ = (|| {
+        // SAFETY: passed on.
+        let fast = unsafe { &handles::get::<Contexts>(ctx)?.fast };
+        if a.context as u32 >= fast.count.load(Ordering::Acquire) || a.rank >= fast.nranks || a.size == 0 {
+            return None;
+        }
+        let signal = a.signal.as_ref()?.place.window;
+        // SAFETY: the set keeps its window cache alive; the rank was checked.
+        unsafe {
+            let src = cache::find(fast.windows, a.src.window)?;
+            let (dst, sig) = (cache::find(fast.windows, a.dst.window)?, cache::find(fast.windows, signal)?);
+            let (dst, sig) = (dst.remote(a.rank), sig.remote(a.rank));
+            let windows = Windows {
+                src: Side { handle: a.src.window as u64, base: src.base(), end: src.len(), key: src.lkey() },
+                dst: Side { handle: a.dst.window as u64, base: dst.base, end: dst.len, key: dst.rkey },
+                sig: Side { handle: signal as u64, base: sig.base, end: sig.signals.into(), key: sig.rkey },
+            };
+            (*fast.contexts.add(a.context as usize)).remember(a.rank, &windows);
+        }
+        Some(())
+    })();
+}
+
+/// The rest of the common case of `test`: takes completions and looks again. `None` says nothing.
+///
+/// # Safety
+/// As for [`test()`]; `entry` is the request's (`lanes::find`).
+#[inline(always)]
+pub unsafe fn test_again(entry: &lanes::Entry, seq: Seq) -> Option<bool> {
+    // SAFETY: the set is not destroyed during a call with it.
+    match unsafe { entry.context().test_again(entry.completed(), seq) } {
+        Short::Done => Some(true),
+        Short::Unfinished => Some(false),
+        Short::Ask => None,
+    }
+}
+
 /// Checks and starts a put.
 ///
 /// # Safety
@@ -199,7 +331,10 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
 /// As for [`handles::get`].
 #[inline(always)]
 pub unsafe fn test(coll: &Coll, request: *mut c_void) -> Result<bool> {
-    let ticket = Ticket::decode(request);
+    let ticket = match lanes::find(coll.handle(), request) {
+        Some(found) => Ticket { seq: Seq(request as u64 as u32), ..Ticket::decode(found.ticket() as *mut c_void) },
+        None => Ticket::decode(request),
+    };
     // SAFETY: the set was made by this communicator; it is not destroyed during a call with it (handles module docs).
     if let Some(set) = unsafe { coll.set(ticket.set) } {
         if ticket.context < set.count && ticket.peer < set.nranks {

@@ -1,14 +1,17 @@
 //! A set of contexts: what `createContext` returns, on whichever fabric the communicator settled on.
 
+use super::lanes::Stretch;
 use super::op::{Get, Put};
 use super::seq::Seq;
 use super::ticket::{Ticket, MAX_RANKS};
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
+use crate::fabric::verbs::Direct;
 use crate::fabric::{soft, verbs, Context};
 use crate::handles::{Kind, Object};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Weak;
+use crate::memory::cache::{Place, WindowCache};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The contexts themselves, by fabric. One match a call; everything below is static.
 pub enum Queues {
@@ -27,20 +30,49 @@ macro_rules! on_queues {
     };
 }
 
+/// What the fast path of an operation reads of a set.
+#[repr(C)]
+pub(super) struct Fast {
+    /// Contexts that take operations the short way; 0 on other fabrics than verbs, and once the set is closed.
+    pub count: AtomicU32,
+    /// Ranks.
+    pub nranks: u32,
+    /// The window cache.
+    pub windows: *const Place,
+    /// The contexts.
+    pub contexts: *const Direct,
+    /// The set's bits of a request.
+    pub ticket: u64,
+}
+
 /// A set of contexts of one communicator.
+#[repr(C)]
 pub struct Contexts {
+    /// What the fast path reads, first: see `call::fast_put`.
+    pub(super) fast: Fast,
     /// Number of the communicator in this process.
     pub coll: u64,
     /// Ranks in it.
     pub nranks: u32,
     /// Contexts in the set.
     pub count: u32,
+    /// Keeps `fast.windows` alive.
+    _cache: Arc<WindowCache>,
+    /// Keeps `fast.contexts` alive.
+    _direct: Box<[Direct]>,
     /// This set among the communicator's, 1 to 63.
     pub set: u32,
     owner: Weak<Coll>,
     closed: AtomicBool,
+    /// Ended before `queues`, which it points into.
+    lanes: Option<Stretch>,
     queues: Queues,
 }
+
+// SAFETY: the pointers in `fast` are to what `_cache`, `_direct` and `queues` own, all of them Send and Sync.
+unsafe impl Send for Contexts {}
+// SAFETY: as above.
+unsafe impl Sync for Contexts {}
 
 impl Object for Contexts {
     const KIND: Kind = Kind::Contexts;
@@ -48,18 +80,66 @@ impl Object for Contexts {
 
 impl Contexts {
     /// A set; `queues` has at least one context.
-    pub fn new(owner: Weak<Coll>, coll: u64, nranks: u32, set: u32, queues: Queues) -> Self {
+    pub fn new(owner: Weak<Coll>, coll: u64, nranks: u32, set: u32, cache: Arc<WindowCache>, queues: Queues) -> Self {
         let count = match &queues {
             Queues::Verbs(q) => q.len(),
             Queues::Soft(q) => q.len(),
         } as u32;
         debug_assert!(nranks <= MAX_RANKS);
-        Self { owner, coll, nranks, count, set, closed: AtomicBool::new(false), queues }
+        let lanes = match &queues {
+            Queues::Verbs(q) => Self::number(q, set, nranks),
+            Queues::Soft(_) => None,
+        };
+        let direct: Box<[Direct]> = match &queues {
+            Queues::Verbs(q) => q.iter().map(verbs::VerbsContext::direct).collect(),
+            Queues::Soft(_) => Box::default(),
+        };
+        let fast = Fast {
+            count: AtomicU32::new(direct.len() as u32),
+            nranks,
+            windows: cache.start(),
+            contexts: direct.as_ptr(),
+            ticket: Ticket { set, context: 0, peer: 0, seq: Seq(0) }.encode() as u64,
+        };
+        let closed = AtomicBool::new(false);
+        Self { fast, owner, coll, nranks, count, _cache: cache, _direct: direct, set, closed, lanes, queues }
+    }
+
+    /// Gives the operations of verbs contexts their requests.
+    fn number(contexts: &[verbs::VerbsContext], set: u32, nranks: u32) -> Option<Stretch> {
+        let lanes = Stretch::take(contexts.len() * nranks as usize);
+        for (context, c) in (0..).zip(contexts) {
+            let ticket = |peer| Ticket { set, context, peer, seq: Seq(0) }.encode() as u64;
+            let at = |peer| (context * nranks + peer) as usize;
+            c.number_requests(|peer| lanes.as_ref().map_or(ticket(peer), |l| l.request(at(peer))));
+            if let Some(lanes) = &lanes {
+                (0..nranks).for_each(|peer| lanes.fill(at(peer), c.completed(peer), c.direct(), ticket(peer)));
+            }
+        }
+        lanes
+    }
+
+    /// The communicator's handle, once NCCL has it: from then on `test` knows the short way.
+    pub fn announce(&self, coll: u64) {
+        if let (Some(lanes), false) = (&self.lanes, self.closed.load(Ordering::Acquire)) {
+            lanes.announce(coll);
+        }
     }
 
     /// From here on every operation is refused: the communicator is gone.
     pub fn close(&self) {
+        self.fast.count.store(0, Ordering::Release);
+        if let Some(lanes) = &self.lanes {
+            lanes.announce(0);
+        }
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// A window's registration is about to end.
+    pub fn forget(&self, handle: u64) {
+        if let Queues::Verbs(q) = &self.queues {
+            q.iter().for_each(|c| c.forget(handle));
+        }
     }
 
     /// Takes the set out of its communicator and refuses further operations.

@@ -2,6 +2,7 @@
 
 pub mod call;
 pub mod contexts;
+pub mod lanes;
 pub mod op;
 pub mod seq;
 pub mod ticket;

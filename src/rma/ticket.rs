@@ -5,7 +5,7 @@ use super::seq::Seq;
 use std::ffi::c_void;
 
 /// Sets of contexts a communicator can have at a time; set 0 does not exist, so a request is never NULL.
-pub const MAX_SETS: usize = 64;
+pub const MAX_SETS: usize = 32;
 /// Contexts a set can have.
 pub const MAX_CONTEXTS: u32 = 1 << 10;
 /// Ranks a communicator can have.
@@ -14,7 +14,7 @@ pub const MAX_RANKS: u32 = 1 << 16;
 /// A request, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Set of contexts within the communicator, 1 to 63.
+    /// Set of contexts within the communicator, 1 to 31.
     pub set: u32,
     /// Context within the set.
     pub context: u32,
@@ -25,7 +25,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The pointer for NCCL: set in bits 58..63, context in 48..57, peer in 32..47, number in 0..31.
+    /// The pointer for NCCL: set in bits 58..62, context in 48..57, peer in 32..47, number in 0..31.
     #[inline(always)]
     pub fn encode(self) -> *mut c_void {
         (u64::from(self.set) << 58 | u64::from(self.context) << 48 | u64::from(self.peer) << 32 | u64::from(self.seq.0))
@@ -37,7 +37,7 @@ impl Ticket {
     pub fn decode(request: *mut c_void) -> Self {
         let bits = request as u64;
         Self {
-            set: (bits >> 58) as u32,
+            set: (bits >> 58) as u32 & (MAX_SETS as u32 - 1),
             context: (bits >> 48) as u32 & (MAX_CONTEXTS - 1),
             peer: (bits >> 32) as u32 & (MAX_RANKS - 1),
             seq: Seq(bits as u32),
@@ -52,7 +52,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(set in 1u32..64, context in 0..MAX_CONTEXTS, peer in 0..MAX_RANKS, seq: u32) {
+        fn round_trip(set in 1u32..32, context in 0..MAX_CONTEXTS, peer in 0..MAX_RANKS, seq: u32) {
             let ticket = Ticket { set, context, peer, seq: Seq(seq) };
             prop_assert!(!ticket.encode().is_null());
             prop_assert_eq!(Ticket::decode(ticket.encode()), ticket);

@@ -42,8 +42,9 @@ pub(super) unsafe fn connect_with(
     // SAFETY: passed on.
     let coll = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
     coll.create_contexts(&spec)?;
-    let handle = handles::insert(coll)
+    let handle = handles::insert(coll.clone())
         .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators"))?;
+    coll.set_handle(handle);
     // SAFETY: `join` refused a NULL `coll_comm`.
     unsafe { coll_comm.write(handle) };
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::guard::{guard, object};
 use super::{setup, NAME};
+use crate::fabric::verbs::Named;
 use crate::rma::call::{self, GetArgs, Place, PutArgs, SignalArgs};
 use crate::rma::contexts::Contexts;
 use nccl_plugin_api::gin_v13::{ConfigV13, GinV13};
@@ -41,19 +42,17 @@ pub(super) unsafe extern "C" fn iput(
     rank: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
+    let args = PutArgs {
+        context,
+        src: Place { offset: src_off, window: src_mhandle },
+        size,
+        dst: Place { offset: dst_off, window: dst_mhandle },
+        rank,
+        signal: None,
+        more: false,
+    };
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    guard("iput", || unsafe {
-        let args = PutArgs {
-            context,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: None,
-            more: false,
-        };
-        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
-    })
+    unsafe { setup::start_put("iput", ctx, &args, request) }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -72,24 +71,74 @@ pub(super) unsafe extern "C" fn iput_signal(
     signal_op: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: as in `iput`.
-    guard("iputSignal", || unsafe {
-        let args = PutArgs {
+    let named = Named {
+        src: src_mhandle as u64,
+        src_off,
+        size: size as u64,
+        dst: dst_mhandle as u64,
+        dst_off,
+        sig: signal_mhandle as u64,
+        sig_off: signal_off,
+        value: signal_value,
+    };
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    if unsafe { call::put_again(ctx, context, rank, signal_op, named, request) } {
+        return NcclResult::SUCCESS;
+    }
+    // Same arguments in the same order: a jump, for which the short way need not keep anything.
+    // SAFETY: passed on.
+    unsafe {
+        iput_signal_long(
+            ctx,
             context,
-            src: Place { offset: src_off, window: src_mhandle },
+            src_off,
+            src_mhandle,
             size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
+            dst_off,
+            dst_mhandle,
             rank,
-            signal: Some(SignalArgs {
-                place: Place { offset: signal_off, window: signal_mhandle },
-                value: signal_value,
-                op: signal_op,
-                strong: true,
-            }),
-            more: false,
-        };
-        setup::started(request, || call::put(object::<Contexts>(ctx)?, &args))
-    })
+            signal_off,
+            signal_mhandle,
+            signal_value,
+            signal_op,
+            request,
+        )
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline(never)]
+unsafe extern "C" fn iput_signal_long(
+    ctx: *mut c_void,
+    context: c_int,
+    src_off: u64,
+    src_mhandle: *mut c_void,
+    size: usize,
+    dst_off: u64,
+    dst_mhandle: *mut c_void,
+    rank: u32,
+    signal_off: u64,
+    signal_mhandle: *mut c_void,
+    signal_value: u64,
+    signal_op: u32,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    let args = PutArgs {
+        context,
+        src: Place { offset: src_off, window: src_mhandle },
+        size,
+        dst: Place { offset: dst_off, window: dst_mhandle },
+        rank,
+        signal: Some(SignalArgs {
+            place: Place { offset: signal_off, window: signal_mhandle },
+            value: signal_value,
+            op: signal_op,
+            strong: true,
+        }),
+        more: false,
+    };
+    // SAFETY: as in `iput_signal`.
+    unsafe { setup::start_put_signal(ctx, &args, request) }
 }
 
 #[allow(clippy::too_many_arguments)]

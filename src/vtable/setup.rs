@@ -11,11 +11,14 @@ use crate::fabric::devices::{self, Device};
 use crate::fabric::ContextSpec;
 use crate::handles::{self, Kind};
 use crate::memory::gpu;
-use crate::rma::call;
+use crate::rma::call::{self, PutArgs};
 use crate::rma::contexts::Contexts;
+use crate::rma::lanes;
+use crate::rma::seq::Seq;
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
@@ -110,7 +113,9 @@ pub unsafe extern "C" fn connect(
     // SAFETY: passed on.
     guard("connect", || unsafe {
         let coll = join(handles, nranks, rank, listen_comm, coll_comm)?;
-        store("collComm", coll_comm, insert(coll)?)
+        let handle = insert(coll.clone())?;
+        coll.set_handle(handle);
+        store("collComm", coll_comm, handle)
     })
 }
 
@@ -380,6 +385,42 @@ pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
 /// # Safety
 /// As `TestFn`.
 pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
+    let Some(entry) = lanes::find(coll_comm, request).filter(|_| !done.is_null()) else {
+        // SAFETY: passed on.
+        return unsafe { test_long(coll_comm, request, done) };
+    };
+    // SAFETY: NCCL does not destroy the objects during a call with them; `done` is not NULL, hence writable.
+    unsafe {
+        if Seq(request as u64 as u32).is_done(Seq(entry.completed().load(Ordering::Acquire))) {
+            done.write(1);
+            return NcclResult::SUCCESS;
+        }
+        test_again(entry, request, done)
+    }
+}
+
+/// An operation that was not done a moment ago.
+///
+/// # Safety
+/// As `TestFn`; `done` is writable, and the entry is that of the request.
+#[inline(never)]
+unsafe extern "C" fn test_again(entry: &lanes::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match call::test_again(entry, Seq(request as u64 as u32)) {
+            Some(is_done) => {
+                done.write(is_done as c_int);
+                NcclResult::SUCCESS
+            }
+            None => test_long(entry.coll(), request, done),
+        }
+    }
+}
+
+/// # Safety
+/// As `TestFn`.
+#[inline(never)]
+unsafe extern "C" fn test_long(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
     // SAFETY: NCCL does not destroy the objects during a call with them; `done` is NULL or writable.
     guard("test", || unsafe {
         if done.is_null() {
@@ -389,6 +430,59 @@ pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done
         done.write(is_done as c_int);
         Ok(())
     })
+}
+
+/// `iput` and `iputSignal` of tables whose operations name a context set.
+///
+/// # Safety
+/// As `PutFn`.
+#[inline(always)]
+pub(super) unsafe fn start_put(
+    name: &'static str,
+    ctx: *mut c_void,
+    args: &PutArgs,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    if !request.is_null() {
+        // SAFETY: passed on; `request` is writable.
+        unsafe {
+            if let Some(ticket) = call::fast_put(ctx, args) {
+                request.write(ticket);
+                return NcclResult::SUCCESS;
+            }
+        }
+    }
+    // SAFETY: passed on.
+    unsafe { start_put_long(name, ctx, args, request) }
+}
+
+/// `iputSignal` when [`call::put_again`] did not take it.
+///
+/// # Safety
+/// As `PutFn`.
+#[inline(never)]
+pub(super) unsafe fn start_put_signal(ctx: *mut c_void, args: &PutArgs, request: *mut *mut c_void) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe {
+        let result = start_put("iputSignal", ctx, args, request);
+        if result == NcclResult::SUCCESS {
+            call::learn(ctx, args);
+        }
+        result
+    }
+}
+
+/// # Safety
+/// As `PutFn`.
+#[inline(never)]
+unsafe fn start_put_long(
+    name: &'static str,
+    ctx: *mut c_void,
+    args: &PutArgs,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
+    guard(name, || unsafe { started(request, || call::put(object::<Contexts>(ctx)?, args)) })
 }
 
 /// ginProgress and rmaProgress of tables whose operations name a context set.

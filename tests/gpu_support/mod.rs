@@ -40,12 +40,18 @@ impl Fake {
         assert!(path.exists(), "{} is not there; build the package fake-cuda", path.display());
         std::env::set_var("OXYGIN_LIBCUDA", &path);
         std::env::set_var("OXYGIN_FABRIC", "soft");
+        std::env::remove_var("OXYGIN_SOFT_TRANSPORT");
         // SAFETY: our own library.
         let library = unsafe { libloading::Library::new(path) }.unwrap();
         let mut fake = Self { library, violations: 0, _turn: turn };
         fake.settings(false, 3);
         fake.violations = fake.count_violations();
         fake
+    }
+
+    /// Has the ranks of the next job treat each other as processes of one host.
+    pub fn set_transport(&self, transport: &str) {
+        std::env::set_var("OXYGIN_SOFT_TRANSPORT", transport);
     }
 
     /// # Safety

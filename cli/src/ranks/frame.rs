@@ -22,6 +22,8 @@ pub enum Kind {
     Gathered = 5,
     /// Hub to rank: why the run is over.
     Abort = 6,
+    /// Hub to rank over TCP, after the hello: the rank has its place.
+    Welcome = 7,
 }
 
 /// One message.
@@ -67,7 +69,7 @@ fn parse_header(header: &[u8]) -> io::Result<(usize, Kind)> {
     if len > MAX_PAYLOAD {
         return Err(bad(format!("a message of {len} bytes")));
     }
-    let kind = [Kind::Hello, Kind::Gather, Kind::Done, Kind::Fail, Kind::Gathered, Kind::Abort]
+    let kind = [Kind::Hello, Kind::Gather, Kind::Done, Kind::Fail, Kind::Gathered, Kind::Abort, Kind::Welcome]
         .into_iter()
         .find(|&k| k as u8 == header[4])
         .ok_or_else(|| bad(format!("a message of kind {}", header[4])))?;

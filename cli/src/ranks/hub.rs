@@ -115,7 +115,11 @@ impl Hub {
             match wire.poll_frame() {
                 Ok(None) if since.elapsed() < HELLO_TIME => self.strangers.push((wire, since)),
                 Ok(Some(Frame { kind: Kind::Hello, payload })) => match self.seat(&payload) {
-                    Ok(rank) => self.ranks[rank] = State::Running { wire, contribution: None },
+                    Ok(rank) if wire.send(Kind::Welcome, Vec::new()).is_ok() => {
+                        self.ranks[rank] = State::Running { wire, contribution: None };
+                    }
+                    // It hung up before it heard that it may stay, and tries again.
+                    Ok(_) => {}
                     Err(why) => drop(wire.send(Kind::Abort, why.into_bytes())),
                 },
                 _ => {}

@@ -135,36 +135,57 @@ where
     }
 }
 
-/// Connects to the hub, again and again until the deadline: it may start later than this rank.
+/// How long a rank that the hub refuses comes again: the hub may still be that of the run before, if several runs
+/// follow one another at one address.
+const REFUSED_TIME: Duration = Duration::from_secs(10);
+
+/// Takes this rank's place at the hub. Tries again and again until the deadline, because the hub may start later than
+/// this rank, and an earlier run's hub may hang up with this rank's connection in its queue.
 fn join(plan: &Plan, rank: u32, nranks: u32, root: &str) -> Result<Wire, RanksError> {
     let start = Instant::now();
-    let fail = |e: std::io::Error| {
-        RanksError(format!("cannot reach the root at {root} within {:?}: {e}; is it started there?", plan.deadline))
-    };
-    let stream = loop {
-        let attempt = root.to_socket_addrs().and_then(|addresses| {
-            let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-            for address in addresses {
-                match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-                    Ok(stream) => return Ok(stream),
-                    Err(e) => last = e,
-                }
-            }
-            Err(last)
-        });
-        match attempt {
-            Ok(stream) => break stream,
-            Err(e) if start.elapsed() > plan.deadline => return Err(fail(e)),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-    };
     let mut hello = MAGIC.to_vec();
     hello.extend(rank.to_le_bytes());
     hello.extend(nranks.to_le_bytes());
     put_bytes(&mut hello, plan.options.as_bytes());
-    let mut wire = Wire::from(stream);
-    wire.send(Kind::Hello, hello).map_err(fail)?;
-    Ok(wire)
+    let mut refused = None;
+    loop {
+        let left = plan.deadline.saturating_sub(start.elapsed());
+        let why = match greet(root, &hello, left) {
+            Ok((wire, Kind::Welcome, _)) => return Ok(wire),
+            Ok((_, _, payload)) => {
+                let why = String::from_utf8_lossy(&payload).into_owned();
+                if refused.get_or_insert_with(Instant::now).elapsed() > REFUSED_TIME {
+                    return Err(RanksError(why));
+                }
+                why
+            }
+            Err(e) => e.to_string(),
+        };
+        if left.is_zero() {
+            return Err(RanksError(format!(
+                "cannot reach the root at {root} within {:?}: {why}; is it started there?",
+                plan.deadline
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// One attempt: connects, says who this is, and waits for the answer.
+fn greet(root: &str, hello: &[u8], patience: Duration) -> std::io::Result<(Wire, Kind, Vec<u8>)> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for address in root.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+            Ok(stream) => {
+                let mut wire = Wire::from(stream);
+                wire.send(Kind::Hello, hello.to_vec())?;
+                let frame = wire.wait_frame(patience)?;
+                return Ok((wire, frame.kind, frame.payload));
+            }
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
 }
 
 /// Forks the first `here` ranks and serves all of them.

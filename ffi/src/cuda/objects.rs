@@ -6,6 +6,7 @@ use super::Cuda;
 use std::ffi::{c_int, c_uint, c_void, CStr};
 use std::fmt;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 /// A driver call that failed.
@@ -197,6 +198,8 @@ impl Drop for Context {
 pub struct Stream {
     cuda: Arc<Cuda>,
     raw: CUstream,
+    /// The driver refused a batch of copies once: one by one from then on.
+    no_batch: AtomicBool,
 }
 
 // SAFETY: streams may be used from any thread.
@@ -247,7 +250,7 @@ impl Stream {
         let mut raw = null_mut();
         // SAFETY: a place for the answer.
         cuda.check("cuStreamCreate", unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING) })?;
-        Ok(Self { cuda: cuda.clone(), raw })
+        Ok(Self { cuda: cuda.clone(), raw, no_batch: AtomicBool::new(false) })
     }
 
     /// Starts copies, after what was started before. Among themselves they have no order.
@@ -256,11 +259,13 @@ impl Stream {
     /// The ranges stay valid until the stream is past them.
     pub unsafe fn copy(&self, copies: &Copies) -> Result<(), CudaError> {
         let n = copies.len();
-        if n > 1 {
-            if let Some(batch) = self.cuda.copy_batch {
-                // SAFETY: passed on.
-                return unsafe { self.copy_batch(batch, copies) };
+        if let Some(batch) = self.cuda.copy_batch.filter(|_| n > 1 && !self.no_batch.load(Ordering::Relaxed)) {
+            // SAFETY: passed on.
+            if unsafe { self.copy_batch(batch, copies) }.is_ok() {
+                return Ok(());
             }
+            // A real fault shows again below; copies that were started before are only repeated.
+            self.no_batch.store(true, Ordering::Relaxed);
         }
         for i in 0..n {
             // SAFETY: the caller's promise.

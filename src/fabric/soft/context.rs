@@ -39,6 +39,14 @@ impl Context {
     }
 }
 
+impl Drop for Context {
+    fn drop(&mut self) {
+        for (link, place) in self.shared.links().iter().zip(&self.places) {
+            link.remove_lane(place.slot);
+        }
+    }
+}
+
 impl crate::fabric::Context for Context {
     #[inline]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {

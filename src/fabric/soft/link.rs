@@ -1,6 +1,6 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
-use super::gpu::{self, Engine, Op, Owner};
+use super::gpu::{self, Bounce, Engine, Op, Owner, Side};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
@@ -9,12 +9,13 @@ use super::local::message::{GetRequest, Header, Kind};
 use super::shared::Shared;
 use crate::config::SoftTransport;
 use crate::error::{Error, Result};
+use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
 use crate::rma::op::{Get, Put, Signal};
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ struct Local {
     inbox: PeerInbox,
     /// Its process, if cross-memory attach reaches it.
     pid: Option<libc::pid_t>,
+    /// `BEHIND_GPU_BIT` once anything went into its GPU memory this way, else 0.
+    behind: u32,
 }
 
 /// An operation that waits or runs.
@@ -65,6 +68,8 @@ struct Running {
     work: Work,
     /// Bytes already moved.
     done: u64,
+    /// The next piece of a source in GPU memory, on its way to another process.
+    bounce: Option<Bounce>,
 }
 
 /// A lane's place in the link.
@@ -73,11 +78,15 @@ struct Queue {
     tasks: VecDeque<Running>,
     /// In `active`, or being worked on without the lock, or waiting for the peer's answer.
     engaged: bool,
+    /// Its first operation waits for the peer's answer.
+    waiting: bool,
+    /// Its context is gone; another lane may have the place.
+    vacant: bool,
 }
 
 /// Something the peer asked for.
 enum Response {
-    Data { from: u64, key: u32, request: GetRequest, done: u64 },
+    Data { from: u64, key: u32, request: GetRequest, done: u64, bounce: Option<Bounce> },
     Refused(String),
 }
 
@@ -98,7 +107,6 @@ pub struct Link {
     backlog: AtomicUsize,
     /// Operations that the peer's engine has and has not completed.
     in_engine: Arc<AtomicUsize>,
-    tasks_done: AtomicU64,
 }
 
 /// How far a small operation got at once.
@@ -113,21 +121,40 @@ impl Link {
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
         let state =
             State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
-        Self {
-            peer,
-            health,
-            state: Mutex::new(state),
-            backlog: AtomicUsize::new(0),
-            in_engine: Arc::default(),
-            tasks_done: AtomicU64::new(0),
-        }
+        Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
     }
 
     /// Gives a lane a place; the returned number goes with each of its operations.
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
-        state.queues.push(Queue { lane, tasks: VecDeque::new(), engaged: false });
-        state.queues.len() as u32 - 1
+        let queue = Queue { lane, tasks: VecDeque::new(), engaged: false, waiting: false, vacant: false };
+        match state.queues.iter().position(|q| q.vacant && !q.engaged) {
+            Some(slot) => {
+                state.queues[slot] = queue;
+                slot as u32
+            }
+            None => {
+                state.queues.push(queue);
+                state.queues.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The lane's context is gone, and with it the caller's promise that memory stays valid: what waits is dropped.
+    pub fn remove_lane(&self, slot: u32) {
+        let mut state = self.state.lock();
+        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
+        self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
+        queue.tasks.clear();
+        queue.vacant = true;
+        // Neither in line nor being worked on: it waits for an answer that nobody wants any more.
+        if queue.waiting {
+            (queue.engaged, queue.waiting) = (false, false);
+        }
+        let lane = queue.lane.clone();
+        if let Route::Gpu(engine) = &state.route {
+            engine.abandon(&lane);
+        }
     }
 
     /// Whether anything waits here.
@@ -153,16 +180,18 @@ impl Link {
                         }
                         return Ok(seq);
                     }
-                    Pushed::Nothing => return self.enqueue(shared, state, slot, Running { seq, work, done: 0 }),
+                    Pushed::Nothing => {
+                        return self.enqueue(shared, state, slot, Running { seq, work, done: 0, bounce: None })
+                    }
                     Pushed::DataOnly => {
                         let done = put.len;
-                        return self.enqueue(shared, state, slot, Running { seq, work, done });
+                        return self.enqueue(shared, state, slot, Running { seq, work, done, bounce: None });
                     }
                 }
             }
         }
         let seq = lane.number();
-        self.enqueue(shared, state, slot, Running { seq, work, done: 0 })
+        self.enqueue(shared, state, slot, Running { seq, work, done: 0, bounce: None })
     }
 
     #[cold]
@@ -249,9 +278,9 @@ impl Link {
             state = next;
             moved |= !matches!(step, Step::Full);
             match step {
-                Step::Again => state.active.push_back(slot),
+                Step::Again | Step::Fetching => state.active.push_back(slot),
                 Step::Idle => state.queues[slot as usize].engaged = false,
-                Step::Waiting => {}
+                Step::Waiting => state.queues[slot as usize].waiting = true,
                 Step::Full => {
                     // Nobody else has room either; next time another lane comes first.
                     state.active.push_back(slot);
@@ -289,7 +318,8 @@ impl Link {
             let queue = &mut s.queues[slot as usize];
             let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
             let left = task.work.len() - task.done;
-            if task.work.is_on_gpu() && !matches!(s.route, Route::Gpu(_)) {
+            let on_gpu = task.work.is_on_gpu();
+            if on_gpu && !matches!(s.route, Route::Gpu(_)) {
                 match self.route_by_gpu(shared, &mut s.route) {
                     Ok(true) => {}
                     Ok(false) => return (state, Step::Full),
@@ -305,6 +335,7 @@ impl Link {
                     self.submit(shared, engine, &queue.lane, task);
                     Ok(Outcome::HandedOver)
                 }
+                (Route::Local(local), _) if on_gpu => local.push_gpu(shared, task, slot),
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid {
                     Some(pid) if left > RING_MAX => {
@@ -364,6 +395,7 @@ impl Link {
                     continue;
                 }
                 Outcome::Full => return (state, Step::Full),
+                Outcome::Fetching => return (state, Step::Fetching),
                 Outcome::Waiting => return (state, Step::Waiting),
             };
             if finished {
@@ -371,7 +403,6 @@ impl Link {
                 queue.tasks.pop_front();
                 queue.lane.complete(seq);
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
-                self.tasks_done.fetch_add(1, Ordering::Relaxed);
             }
             if budget == 0 {
                 break;
@@ -389,11 +420,12 @@ impl Link {
         engine.submit(Op::new(owner, &task.work, task.done));
     }
 
-    /// An operation touches GPU memory but the route was found without. `Ok(false)`: later, when what went the old way
-    /// has arrived.
+    /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
+    /// `Ok(false)`: later, when what went the old way has arrived.
     #[cold]
     fn route_by_gpu(&self, shared: &Shared, route: &mut Route) -> Result<bool> {
         match self.engine(shared)? {
+            None if matches!(route, Route::Local(_)) => Ok(true),
             None => Err(self.no_gpu_route()),
             Some(engine) => {
                 if let Route::Local(local) = route {
@@ -410,14 +442,18 @@ impl Link {
     #[cold]
     fn no_gpu_route(&self) -> Error {
         Error::usage(format!(
-            "rank {} is not reached inside this process: this version moves GPU memory between ranks of one process \
-             only; register host memory, or run the ranks as threads of one process with OXYGIN_SOFT_TRANSPORT unset",
+            "rank {} is reached over TCP: this version moves GPU memory between ranks on one host only; register host \
+             memory, or unset OXYGIN_SOFT_TRANSPORT where the ranks share a host",
             self.peer
         ))
     }
 
     /// The engine for a peer in this process, if any of the two has GPU memory.
     fn engine(&self, shared: &Shared) -> Result<Option<Arc<Engine>>> {
+        let apart = matches!(shared.config.soft_transport, SoftTransport::Staged | SoftTransport::Tcp);
+        if apart && self.peer != shared.world.rank {
+            return Ok(None);
+        }
         let Some(engine) = gpu::of_token(&shared.hellos[self.peer as usize].token) else { return Ok(None) };
         if !engine.is_open() {
             if !shared.engine.is_open() {
@@ -444,7 +480,7 @@ impl Link {
     fn drop_all(&self, state: &mut State) {
         for queue in &mut state.queues {
             queue.tasks.clear();
-            queue.engaged = false;
+            (queue.engaged, queue.waiting) = (false, false);
         }
         state.active.clear();
         state.responses.clear();
@@ -453,7 +489,7 @@ impl Link {
 
     fn find_route(&self, shared: &Shared, state: &mut State) {
         let now = Instant::now();
-        if matches!(state.route, Route::Unknown) && shared.config.soft_transport != SoftTransport::Tcp {
+        if matches!(state.route, Route::Unknown) {
             match self.engine(shared) {
                 Ok(None) => {}
                 Ok(Some(engine)) => {
@@ -519,7 +555,7 @@ impl Link {
                     Err(why) => (None, format!("shared memory, two copies ({why})")),
                 };
                 log::info!("rank {}: on this host, {how}", self.peer);
-                state.route = Route::Local(Box::new(Local { inbox, pid }));
+                state.route = Route::Local(Box::new(Local { inbox, pid, behind: 0 }));
             }
             Err(e) => self.use_tcp(shared, &mut state, e.message()),
         }
@@ -558,6 +594,7 @@ impl Link {
         if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
             queue.tasks.pop_front();
             queue.lane.complete(seq);
+            queue.waiting = false;
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             state.active.push_back(slot);
             drop(state);
@@ -567,7 +604,7 @@ impl Link {
 
     /// The peer asked for data, which was checked to be inside one of our windows.
     pub fn respond(&self, shared: &Shared, from: u64, key: u32, request: GetRequest) {
-        self.queue_response(shared, Response::Data { from, key, request, done: 0 });
+        self.queue_response(shared, Response::Data { from, key, request, done: 0, bounce: None });
     }
 
     /// The peer asked for something it may not have.
@@ -596,9 +633,16 @@ impl Link {
         };
         while let Some(response) = state.responses.front_mut() {
             let finished = match response {
-                Response::Data { from, key, request, done } => {
+                Response::Data { from, key, request, done, bounce } => {
                     let n = (request.len - *done).min(RING_CHUNK);
-                    if n == 0 {
+                    if n > 0 && *key & GPU_BIT != 0 {
+                        match local.push_from_gpu(shared, (*key, *from), request, done, bounce) {
+                            Ok(true) => {}
+                            Ok(false) => break,
+                            Err(e) => *response = Response::Refused(e.message().to_string()),
+                        }
+                        false
+                    } else if n == 0 {
                         let h = Header { kind: Kind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
                         // SAFETY: no payload.
                         if !unsafe { local.inbox.producer().push(h, std::ptr::null()) } {
@@ -689,6 +733,8 @@ enum Outcome {
     HandedOver,
     /// No room in the ring.
     Full,
+    /// Its bytes are on their way from the GPU.
+    Fetching,
     /// The peer's answer is awaited.
     Waiting,
 }
@@ -697,6 +743,8 @@ enum Outcome {
 enum Step {
     /// More to do.
     Again,
+    /// The head's bytes are on their way from the GPU.
+    Fetching,
     /// Nothing left.
     Idle,
     /// The ring is full.
@@ -731,6 +779,64 @@ impl Work {
 }
 
 impl Local {
+    /// One step of an operation with an end in GPU memory: a source comes over host memory, a destination is the peer's
+    /// affair.
+    fn push_gpu(&mut self, shared: &Shared, task: &mut Running, slot: u32) -> Result<Outcome> {
+        let put = match task.work {
+            Work::Get(get) => return self.push_get(&get, slot, task.seq),
+            Work::Put(put) => put,
+        };
+        if put.rkey & GPU_BIT != 0 {
+            self.behind = BEHIND_GPU_BIT;
+        }
+        if put.lkey & GPU_BIT == 0 || task.done == put.len {
+            return self.push_put(&put, task.done, true);
+        }
+        let bounce = task.bounce.get_or_insert_with(|| {
+            let from = Side::Caller { addr: put.local + task.done, gpu: true };
+            Bounce::start(&shared.engine, from, task.done, put.len - task.done)
+        });
+        if !bounce.is_full(&shared.engine)? {
+            return Ok(Outcome::Fetching);
+        }
+        let end = bounce.end();
+        let piece = Put { local: bounce.origin(), len: end, signal: None, ..put };
+        let outcome = self.push_put(&piece, task.done, true)?;
+        if matches!(outcome, Outcome::Moved(n) if task.done + n == end) {
+            task.bounce = None;
+        }
+        Ok(outcome)
+    }
+
+    /// One message of a get's data that lies in this rank's GPU memory. `false`: not now.
+    fn push_from_gpu(
+        &mut self,
+        shared: &Shared,
+        (key, from): (u32, u64),
+        request: &GetRequest,
+        done: &mut u64,
+        bounce: &mut Option<Bounce>,
+    ) -> Result<bool> {
+        let piece = bounce.get_or_insert_with(|| {
+            let from = Side::Window { key, addr: from + *done };
+            Bounce::start(&shared.engine, from, *done, request.len - *done)
+        });
+        if !piece.is_full(&shared.engine)? {
+            return Ok(false);
+        }
+        let n = (piece.end() - *done).min(RING_CHUNK);
+        let header = Header { kind: Kind::Put, len: n as u32, key: request.to_key, aux: 0, addr: request.to + *done };
+        // SAFETY: the bounce holds these bytes.
+        if !unsafe { self.inbox.producer().push(header, (piece.origin() + *done) as *const u8) } {
+            return Ok(false);
+        }
+        *done += n;
+        if *done == piece.end() {
+            *bounce = None;
+        }
+        Ok(true)
+    }
+
     #[inline]
     fn push_data(&mut self, put: &Put, done: u64, n: u64) -> bool {
         let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: 0, addr: put.remote + done };
@@ -740,7 +846,7 @@ impl Local {
 
     #[inline]
     fn push_signal(&mut self, signal: &Signal) -> bool {
-        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey, aux: 0, addr: signal.remote };
+        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey | self.behind, aux: 0, addr: signal.remote };
         // SAFETY: the payload is the value's own 8 bytes.
         unsafe { self.inbox.producer().push(header, (&signal.value as *const u64).cast()) }
     }

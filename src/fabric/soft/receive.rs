@@ -8,6 +8,7 @@ use super::local::message::{GetRequest, Kind};
 use super::local::ring::{Consumer, Malformed, Message};
 use super::shared::Shared;
 use crate::error::Error;
+use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
 use crate::memory::registry::Held;
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,6 +135,9 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
     let result = loop {
         match consumer.peek(head) {
             Ok(Some(message)) => {
+                if message.header.key & GPU_BIT != 0 && shared.received.is_full() {
+                    break Ok(());
+                }
                 apply(&message, &held, shared, sender);
                 unreleased += message.header.len as usize + 32;
                 consumer.pop(&message);
@@ -157,12 +161,12 @@ fn apply(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
         Kind::Put => match held.resolve(h.key, h.addr, u64::from(h.len)) {
             // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
             Some(to) => unsafe { place(message.payload, to, h.len as usize) },
-            None => refuse(shared, sender, "put", h.key, h.addr, u64::from(h.len)),
+            None => not_here(message, shared, sender),
         },
         Kind::Signal => match held.resolve(h.key, h.addr, 8) {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
             Some(at) if h.addr % 8 == 0 => add(at, unsafe { message.payload.cast::<u64>().read_volatile() }),
-            _ => refuse(shared, sender, "signal", h.key, h.addr, 8),
+            _ => not_here(message, shared, sender),
         },
         _ => rare(message, held, shared, sender),
     }
@@ -183,6 +187,28 @@ unsafe fn place(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// A put or signal that is in no host window: for GPU memory, or refused.
+#[cold]
+#[inline(never)]
+fn not_here(message: &Message, shared: &Shared, sender: u32) {
+    let h = message.header;
+    let (received, engine) = (&shared.received, &shared.engine);
+    match h.kind {
+        Kind::Put if h.key & GPU_BIT != 0 && engine.is_open() => {
+            // SAFETY: the payload is `len` bytes inside the ring.
+            let bytes = unsafe { std::slice::from_raw_parts(message.payload, h.len as usize) };
+            received.put(engine, sender, bytes.into(), h.key, h.addr);
+        }
+        Kind::Signal if h.key & (GPU_BIT | BEHIND_GPU_BIT) != 0 && engine.is_open() => {
+            // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
+            let value = unsafe { message.payload.cast::<u64>().read_volatile() };
+            received.signal(engine, sender, h.key, h.addr, value);
+        }
+        Kind::Put => refuse(shared, sender, "put", h.key, h.addr, u64::from(h.len)),
+        _ => refuse(shared, sender, "signal", h.key, h.addr, 8),
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
@@ -195,11 +221,19 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
             if let Some(request) = GetRequest::parse(&payload) {
                 match held.resolve(h.key, h.addr, request.len) {
                     Some(_) => link.respond(shared, h.addr, h.key, request),
+                    // Checked where the bytes are fetched.
+                    None if h.key & GPU_BIT != 0 && shared.engine.is_open() => {
+                        link.respond(shared, h.addr, h.key, request)
+                    }
                     None => refuse(shared, sender, "get", h.key, h.addr, request.len),
                 }
             }
         }
-        Kind::GetDone => link.get_done(shared, h.key, Seq(h.aux)),
+        Kind::GetDone => {
+            if !shared.received.get_done(&shared.engine, sender, h.key, Seq(h.aux)) {
+                link.get_done(shared, h.key, Seq(h.aux));
+            }
+        }
         Kind::Refused => {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));

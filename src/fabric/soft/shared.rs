@@ -1,6 +1,6 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
 
-use super::gpu::Engine;
+use super::gpu::{Engine, Received};
 use super::hello::SoftHello;
 use super::lane::Health;
 use super::link::Link;
@@ -45,6 +45,8 @@ pub struct Shared {
     pub inbox: Inbox,
     /// This rank's GPU.
     pub engine: Arc<Engine>,
+    /// What other processes put there.
+    pub received: Received,
     links: Box<[Link]>,
     receiver: Mutex<Receiver>,
     tcp: Tcp,
@@ -83,7 +85,9 @@ impl Shared {
         let receiver = Mutex::new(Receiver::new(&inbox, n));
         let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| crate::error::Error::system(format!("eventfd failed: {e}")))?;
+        let links: Box<[Link]> = health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect();
         Ok(Self {
+            received: Received::new(&links),
             world,
             config,
             registry,
@@ -91,7 +95,7 @@ impl Shared {
             contact,
             inbox,
             engine,
-            links: health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect(),
+            links,
             receiver,
             tcp,
             tcp_in_use: AtomicBool::new(false),
@@ -194,6 +198,9 @@ impl Shared {
             Some(mut receiver) => receiver.drain(self),
             None => false,
         };
+        if self.received.is_busy() {
+            moved |= self.received.advance(self);
+        }
         for (at, word) in self.pending.iter().enumerate() {
             if word.load(Ordering::Relaxed) != 0 {
                 moved |= self.advance_links(at, word);

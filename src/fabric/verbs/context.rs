@@ -1,5 +1,6 @@
 //! One context as `rma` sees it.
 
+use super::hot::{Named, Windows};
 use super::lane::{Kind, Op};
 use super::lock::Spin;
 use super::outcome::Outcomes;
@@ -10,43 +11,60 @@ use crate::error::{Error, Result};
 use crate::fabric::Context;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
-use oxygin_ffi::verbs::Qp;
-use std::sync::atomic::Ordering;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Operations that a context holds before it makes the caller wait. NCCL keeps at most 32 × maxRecvs a peer.
-const BACKLOG_LIMIT: usize = 128 << 10;
-
 /// What a context and its progress thread share.
+///
+/// The queues come first, and contexts point here, so that the data path computes no addresses in between.
+#[repr(C)]
 pub(super) struct Shared {
-    /// Ended first: nothing arrives in the buffers of `queues` any more.
-    _qps: Vec<Qp>,
     queues: Spin<Queues>,
     outcomes: Outcomes,
     cq: Arc<oxygin_ffi::verbs::Cq>,
     /// Own memory that the device writes during atomics; ended after the queue pairs.
     scratch: Arc<super::regions::Scratch>,
     regions: Arc<DeviceRegions>,
-    timeout: Duration,
+    limits: Limits,
+}
+
+/// How much a context holds, and when it complains.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Operations that wait before a call waits with them: `OXYGIN_MAX_OPERATIONS`.
+    pub operations: usize,
+    /// How long a call waits before the log says so.
+    pub timeout: Duration,
 }
 
 impl Shared {
     pub(super) fn new(
-        qps: Vec<Qp>,
         queues: Queues,
         outcomes: Outcomes,
         cq: Arc<oxygin_ffi::verbs::Cq>,
         scratch: Arc<super::regions::Scratch>,
         regions: Arc<DeviceRegions>,
-        timeout: Duration,
+        limits: Limits,
     ) -> Self {
-        Self { _qps: qps, queues: Spin::new(queues), outcomes, cq, scratch, regions, timeout }
+        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, limits }
     }
 
     #[inline(always)]
     fn advance(&self) {
         self.queues.lock().advance(&self.outcomes);
+    }
+
+    /// The rest of `test`, apart from it so that an operation that is done already costs no more than reading so.
+    #[inline(never)]
+    fn test_again(&self, peer: u32, seq: Seq) -> Tested {
+        self.advance();
+        match self.outcomes.completed.get(peer as usize) {
+            Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
+            _ if !self.outcomes.has_error() => Tested::Unfinished,
+            _ => Tested::Suspect,
+        }
     }
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
@@ -56,10 +74,30 @@ impl Shared {
             let mut queues = self.queues.lock();
             let taken = queues.poll(&self.outcomes);
             queues.advance(&self.outcomes);
-            if taken == 0 {
+            if taken <= 0 {
                 return Ok(());
             }
         }
+    }
+
+    /// The rest of `put`: somebody else has the lock, or the lane is at its limit or shut.
+    #[cold]
+    #[inline(never)]
+    fn put_long(&self, peer: u32, put: &Put) -> Result<Seq> {
+        {
+            let mut queues = self.queues.lock();
+            // SAFETY: as `VerbsContext::put`, whose caller promised.
+            if let Some(seq) = unsafe { queues.put(peer, put) } {
+                return Ok(seq);
+            }
+            if queues.reopen(peer, &self.outcomes) {
+                // SAFETY: as above.
+                if let Some(seq) = unsafe { queues.put(peer, put) } {
+                    return Ok(seq);
+                }
+            }
+        }
+        self.issue(peer, Op::put(put), put.more)
     }
 
     /// The way of everything that the fast path does not take.
@@ -69,15 +107,16 @@ impl Shared {
         loop {
             self.outcomes.check(peer)?;
             let mut queues = self.queues.lock();
-            if queues.backlogged < BACKLOG_LIMIT {
+            if queues.backlogged < self.limits.operations {
                 return queues.enqueue(peer, op, more, &self.outcomes).ok_or_else(|| no_such_peer(peer));
             }
             queues.advance(&self.outcomes);
             drop(queues);
-            if since.elapsed() > self.timeout {
+            if since.elapsed() > self.limits.timeout {
                 log::warn!(
-                    "{BACKLOG_LIMIT} operations are unfinished and none has moved for {:?}; still waiting to send to rank {peer}",
-                    self.timeout
+                    "a call has waited {:?} for room to send to rank {peer}, {} operations are in front (OXYGIN_MAX_OPERATIONS); it goes on waiting",
+                    self.limits.timeout,
+                    self.limits.operations
                 );
                 since = Instant::now();
             }
@@ -86,11 +125,27 @@ impl Shared {
     }
 }
 
+/// What a second look at an operation found. One byte, returned in a register.
+#[derive(PartialEq, Eq)]
+enum Tested {
+    Done,
+    Unfinished,
+    /// Unfinished, and something on this context failed.
+    Suspect,
+}
+
 /// One context over verbs.
 pub struct VerbsContext {
+    /// What `shared` points to, without the counts of the `Arc` in front.
+    at: NonNull<Shared>,
     shared: Arc<Shared>,
     progress: Option<Arc<Progress>>,
 }
+
+// SAFETY: `at` is another way to `shared`, which is Send and Sync.
+unsafe impl Send for VerbsContext {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsContext {}
 
 impl VerbsContext {
     pub(super) fn new(shared: Shared, progress: Option<Arc<Progress>>) -> Self {
@@ -98,18 +153,138 @@ impl VerbsContext {
         if let Some(progress) = &progress {
             progress.add(&shared);
         }
-        Self { shared, progress }
+        Self { at: NonNull::from(&*shared), shared, progress }
+    }
+
+    #[inline(always)]
+    fn shared(&self) -> &Shared {
+        // SAFETY: points into `self.shared`, which lives as long as this object.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// The short way to a context, for whoever keeps the context alive beside it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Direct(NonNull<Shared>);
+
+/// What the short way found of an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Short {
+    /// It is complete.
+    Done,
+    /// Not yet.
+    Unfinished,
+    /// The long way knows more.
+    Ask,
+}
+
+impl Direct {
+    /// As a plain pointer.
+    pub fn into_raw(self) -> *mut std::ffi::c_void {
+        self.0.as_ptr().cast()
+    }
+
+    /// From [`Direct::into_raw`].
+    ///
+    /// # Safety
+    /// The pointer came from there.
+    #[inline(always)]
+    pub unsafe fn from_raw(raw: *mut std::ffi::c_void) -> Self {
+        // SAFETY: into_raw gives no NULL.
+        Self(unsafe { NonNull::new_unchecked(raw.cast()) })
+    }
+
+    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. `None` has no effect.
+    ///
+    /// # Safety
+    /// As for [`Context::put`]; the context lives.
+    #[inline(always)]
+    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<Seq> {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        let mut queues = shared.queues.try_lock()?;
+        // SAFETY: the caller's promise.
+        unsafe { queues.put(peer, put) }
+    }
+
+    /// Posts a put with a signal between the same windows as the last one to this peer. `None` has no effect.
+    ///
+    /// # Safety
+    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives.
+    #[inline(always)]
+    pub unsafe fn put_again(self, peer: u32, named: &Named) -> Option<u64> {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        let mut queues = shared.queues.try_lock()?;
+        // SAFETY: the caller's promise.
+        unsafe { queues.put_again(peer, named) }
+    }
+
+    /// Remembers the windows of a put with a signal, for [`Direct::put_again`].
+    ///
+    /// # Safety
+    /// The context lives.
+    #[cold]
+    pub unsafe fn remember(self, peer: u32, windows: &Windows) {
+        // SAFETY: the context lives (caller).
+        let mut queues = unsafe { self.0.as_ref() }.queues.lock();
+        if queues.messages.is_none() {
+            if let Some(lane) = queues.lanes.get_mut(peer as usize) {
+                lane.hot.remember(windows);
+            }
+        }
+    }
+
+    /// Takes completions and looks at an operation again.
+    ///
+    /// # Safety
+    /// The context lives.
+    #[inline(always)]
+    pub unsafe fn test_again(self, completed: &AtomicU32, seq: Seq) -> Short {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        shared.advance();
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            Short::Done
+        } else if shared.outcomes.has_error() {
+            Short::Ask
+        } else {
+            Short::Unfinished
+        }
     }
 }
 
 impl VerbsContext {
+    /// Makes every lane forget a window, before its registration ends.
+    pub fn forget(&self, handle: u64) {
+        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(handle));
+    }
+
+    /// Gives each peer's requests their upper half.
+    pub fn number_requests(&self, request: impl Fn(u32) -> u64) {
+        for (peer, lane) in (0..).zip(&mut self.shared.queues.lock().lanes) {
+            lane.request = request(peer);
+        }
+    }
+
+    /// Where the newest complete operation to `peer` shows; lives as long as the context.
+    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
+        &raw const self.shared.outcomes.completed[peer as usize]
+    }
+
+    /// The short way to this context.
+    pub fn direct(&self) -> Direct {
+        Direct(self.at)
+    }
+
     /// Lets the numbers of operations to `peer` go on after `number`, so that tests see them wrap. Nothing may be
     /// unfinished.
     #[doc(hidden)]
     pub fn renumber(&self, peer: u32, number: u32) {
         let mut queues = self.shared.queues.lock();
         if let Some(lane) = queues.lanes.get_mut(peer as usize) {
-            (lane.issued, lane.sent) = (number, number);
+            lane.renumber(number);
             self.shared.outcomes.complete(peer, number);
         }
     }
@@ -129,13 +304,17 @@ fn no_such_peer(peer: u32) -> Error {
 }
 
 impl Context for VerbsContext {
-    #[inline]
+    // Always: the tables' functions build the operation right in front of this, and then it never touches memory.
+    #[inline(always)]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
-        // SAFETY: the caller's promise.
-        if let Some(seq) = unsafe { self.shared.queues.lock().put(peer, put) } {
-            return Ok(seq);
+        let shared = self.shared();
+        if let Some(mut queues) = shared.queues.try_lock() {
+            // SAFETY: the caller's promise.
+            if let Some(seq) = unsafe { queues.put(peer, put) } {
+                return Ok(seq);
+            }
         }
-        self.shared.issue(peer, Op::put(put), put.more)
+        shared.put_long(peer, put)
     }
 
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
@@ -173,18 +352,18 @@ impl Context for VerbsContext {
         shared.issue(peer, op, false).map(Some)
     }
 
-    #[inline]
+    #[inline(always)]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        let shared = &*self.shared;
+        let shared = self.shared();
         let Some(completed) = shared.outcomes.completed.get(peer as usize) else { return Err(no_such_peer(peer)) };
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             return Ok(true);
         }
-        shared.advance();
-        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
-            return Ok(true);
+        match shared.test_again(peer, seq) {
+            Tested::Done => Ok(true),
+            Tested::Unfinished => Ok(false),
+            Tested::Suspect => shared.outcomes.verdict(peer),
         }
-        shared.outcomes.check(peer).map(|()| false)
     }
 
     fn progress(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! One (context, peer): its queue pair, the room in its send queue, and the operations that wait for room.
 
+use super::hot::Hot;
 use super::ticket::Ticket;
 use crate::rma::op::{Get, Put, Signal};
 use oxygin_ffi::verbs::types::ibv_qp;
@@ -78,64 +79,69 @@ pub enum Next {
     Signal(Signal),
 }
 
-/// What a failing work request was about, kept for the message. 16 bytes, so that a ring of them stays small.
+/// What a failing work request was about, kept for the message. Small and written with two stores, because every
+/// operation writes one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Logged {
     /// Address at the peer.
     pub remote: u64,
-    /// Bytes, capped.
+    /// Bytes, capped; [`LOG_GET`] set for a get.
     pub len: u32,
-    /// `LOG_*`.
-    pub what: u32,
 }
 
-/// A put.
-pub const LOG_PUT: u32 = 1;
-/// A put with a signal.
-pub const LOG_PUT_SIGNAL: u32 = 2;
-/// A signal alone.
-pub const LOG_SIGNAL: u32 = 3;
-/// A get.
-pub const LOG_GET: u32 = 4;
+/// Set in the length of a get.
+const LOG_GET: u32 = 1 << 31;
 
 impl Logged {
     /// Of an operation.
     pub fn of(op: &Op) -> Self {
-        let (remote, what) = match (op.kind, op.signal) {
-            (Kind::Get | Kind::Flush, _) => (op.remote, LOG_GET),
-            (Kind::Put, None) => (op.remote, LOG_PUT),
-            (Kind::Put, Some(s)) if op.len == 0 => (s.remote, LOG_SIGNAL),
-            (Kind::Put, Some(_)) => (op.remote, LOG_PUT_SIGNAL),
-        };
-        Self { remote, len: op.len.min(u32::MAX.into()) as u32, what }
+        let len = op.len.min((LOG_GET - 1).into()) as u32;
+        match (op.kind, op.signal) {
+            (Kind::Get | Kind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
+            (Kind::Put, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
+            (Kind::Put, _) => Self { remote: op.remote, len },
+        }
     }
 }
 
 impl std::fmt::Display for Logged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (start, end) = (self.remote, self.remote.wrapping_add(self.len.into()));
-        match self.what {
-            LOG_PUT => write!(f, "a put of {} bytes to {start:#x}..{end:#x}", self.len),
-            LOG_PUT_SIGNAL => write!(f, "a put of {} bytes to {start:#x}..{end:#x} with a signal", self.len),
-            LOG_SIGNAL => write!(f, "a signal at {start:#x}"),
-            LOG_GET => write!(f, "a get of {} bytes from {start:#x}..{end:#x}", self.len),
-            _ => f.write_str("no operation of this rank"),
+        let len = self.len & !LOG_GET;
+        let (start, end) = (self.remote, self.remote.wrapping_add(len.into()));
+        match (self.len & LOG_GET != 0, len) {
+            (true, _) => write!(f, "a get of {len} bytes from {start:#x}..{end:#x}"),
+            (false, 0) => write!(f, "a signal at {start:#x}"),
+            (false, _) => write!(f, "a put of {len} bytes to {start:#x}..{end:#x}"),
         }
     }
 }
 
-/// The state of one (context, peer), under the context's lock.
+/// Operations in the send queue at most, so that what each was about can be told. A power of two.
+pub const NOTED: usize = 256;
+
+/// The state of one (context, peer), under the context's lock. Aligned so that lanes lie a power of two apart and share
+/// no cache line.
+///
+/// A lane is *open* while operations go straight to the device. Each of them then counts as two send queue entries,
+/// which is the most it takes, so that counting operations is enough and completions have nothing to give back. Anything
+/// else shuts the lane: then entries are counted one by one (`used`), until nothing waits any more.
+#[repr(align(128))]
 pub struct Lane {
     /// Where work requests go.
     pub qp: *mut ibv_qp,
-    /// The `wr_id` of operation 0 with one entry.
+    /// The `wr_id` of operation 0.
     pub tag: u64,
-    /// Free entries of the send queue.
-    pub room: u32,
+    /// The request of operation 0, once the context belongs to a set.
+    pub request: u64,
     /// The newest operation's number.
     pub issued: u32,
-    /// Operations may go straight to the device: nothing waits, nothing failed, signals are atomics.
-    pub direct: bool,
+    /// The first number that may not go straight to the device: the next one while the lane is shut.
+    stop: u32,
+    log: Box<[Logged; NOTED]>,
+    /// Puts with signals between the windows of the last one.
+    pub hot: Hot,
+    /// Operations go straight to the device up to `stop`.
+    open: bool,
     /// In the context's list of lanes with something to do.
     pub waiting: bool,
     /// No more operations: the queue pair is broken.
@@ -143,8 +149,12 @@ pub struct Lane {
     /// A flush's local read is under way; nothing behind it may start.
     pub flushing: bool,
     /// Entries of the send queue.
-    pub depth: u32,
-    /// The newest operation that is wholly in the send queue. Only kept while not `direct`.
+    depth: u32,
+    /// Entries taken while shut and not given back yet.
+    used: u32,
+    /// The newest operation that went straight to the device, when the lane was last shut.
+    straight: u32,
+    /// The newest operation that is wholly in the send queue. Only kept while shut.
     pub sent: u32,
     /// Entries taken by work requests behind which no completion comes yet.
     pub unsignalled: u32,
@@ -154,46 +164,119 @@ pub struct Lane {
     pub backlog: VecDeque<Op>,
     /// Where a get brought device memory since the last flush: address, local key.
     pub flush_from: Option<(u64, u32)>,
-    /// Operations in the send queue by number; a power of two of at least `depth` entries.
-    pub log: Box<[Logged]>,
 }
 
 // SAFETY: the pointer is to a libibverbs object, which may be used from any thread.
 unsafe impl Send for Lane {}
 
 impl Lane {
-    /// A lane without operations.
-    pub fn new(qp: *mut ibv_qp, peer: u32, depth: u32, direct: bool) -> Self {
+    /// A lane without operations, shut.
+    pub fn new(qp: *mut ibv_qp, peer: u32, depth: u32) -> Self {
         Self {
             qp,
-            tag: Ticket::send(peer, 0, 1),
-            room: depth,
+            tag: Ticket::operation(peer, 0),
+            request: 0,
             issued: 0,
-            direct,
+            stop: 1,
+            log: Box::new([Logged::default(); NOTED]),
+            hot: Hot::new(),
+            open: false,
             waiting: false,
             failed: false,
             flushing: false,
             depth,
+            used: 0,
+            straight: 0,
             sent: 0,
             unsignalled: 0,
             offset: 0,
             backlog: VecDeque::new(),
             flush_from: None,
-            log: vec![Logged::default(); depth.next_power_of_two() as usize].into(),
         }
     }
 
-    /// Notes what operation `number` is about.
+    /// Whether operation `number`, the next one, may go straight to the device.
+    #[inline(always)]
+    pub fn admits(&self, number: u32) -> bool {
+        number != self.stop
+    }
+
+    /// Whether operations go straight to the device.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Free entries of the send queue; `completed` is the newest operation that is complete.
+    pub fn room(&self, completed: u32) -> u32 {
+        let newest = if self.open { self.issued } else { self.straight };
+        let straight = (newest.wrapping_sub(completed) as i32).max(0) as u32;
+        self.depth.saturating_sub(self.used).saturating_sub(2 * straight)
+    }
+
+    /// Operations go the long way from the one after `straight` on.
+    pub fn shut(&mut self, straight: u32) {
+        if self.open {
+            self.open = false;
+            self.straight = straight;
+            self.sent = straight;
+        }
+        self.stop = self.issued.wrapping_add(1);
+    }
+
+    /// Operations go straight to the device, as many as there is room for; false when there is none. Nothing waits.
+    pub fn open(&mut self, completed: u32) -> bool {
+        if !self.open {
+            // Whatever is in the queue counts as if it had gone straight there: more than it takes, never less.
+            self.straight = self.issued;
+        }
+        let operations = (self.room(completed) / 2).min(NOTED as u32);
+        if operations == 0 {
+            self.shut(self.issued);
+            return false;
+        }
+        self.open = true;
+        self.stop = self.issued.wrapping_add(operations).wrapping_add(1);
+        true
+    }
+
+    /// Gives the next operation its number.
+    pub fn number(&mut self) -> u32 {
+        self.issued = self.issued.wrapping_add(1);
+        self.stop = self.issued.wrapping_add(1);
+        self.issued
+    }
+
+    /// Lets numbers go on after `number`.
+    pub fn renumber(&mut self, number: u32) {
+        (self.issued, self.sent, self.straight) = (number, number, number);
+        self.stop = number.wrapping_add(1);
+        self.open = false;
+    }
+
+    /// Takes entries while shut.
+    pub fn take(&mut self, slots: u32) {
+        self.used += slots;
+    }
+
+    /// Gives them back.
+    pub fn give(&mut self, slots: u32) {
+        self.used = self.used.saturating_sub(slots);
+    }
+
+    /// Whether the send queue is empty.
+    pub fn is_drained(&self, completed: u32) -> bool {
+        self.room(completed) == self.depth
+    }
+
+    /// Notes what operation `number` is about: at most [`NOTED`] of them are in the send queue.
     #[inline(always)]
     pub fn note(&mut self, number: u32, logged: Logged) {
-        let at = number as usize & (self.log.len().wrapping_sub(1));
-        // SAFETY: the length is a power of two, so the mask keeps the index below it.
-        unsafe { *self.log.get_unchecked_mut(at) = logged };
+        self.log[number as usize % NOTED] = logged;
     }
 
     /// What operation `number` is about.
     pub fn noted(&self, number: u32) -> Logged {
-        self.log.get(number as usize & (self.log.len() - 1)).copied().unwrap_or_default()
+        self.log[number as usize % NOTED]
     }
 }
 
@@ -203,14 +286,53 @@ mod tests {
 
     #[test]
     fn operations_are_split_and_signalled_last() {
-        let signal = Some(Signal { remote: 8, rkey: 1, value: 2, strong: true });
+        let add = Signal { remote: 8, rkey: 1, value: 2, strong: true };
+        let signal = Some(add);
         let op = |len, signal| Op { kind: Kind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
         assert_eq!(op(0, None).next(0, 10), (Next::Data(0), true));
         assert_eq!(op(10, None).next(0, 10), (Next::Data(10), true));
         assert_eq!(op(11, None).next(0, 10), (Next::Data(10), false));
         assert_eq!(op(11, None).next(10, 10), (Next::Data(1), true));
         assert_eq!(op(11, signal).next(10, 10), (Next::Data(1), false));
-        assert_eq!(op(11, signal).next(11, 10), (Next::Signal(signal.unwrap()), true));
-        assert_eq!(op(0, signal).next(0, 10), (Next::Signal(signal.unwrap()), true));
+        assert_eq!(op(11, signal).next(11, 10), (Next::Signal(add), true));
+        assert_eq!(op(0, signal).next(0, 10), (Next::Signal(add), true));
+    }
+
+    #[test]
+    fn an_open_lane_admits_half_its_entries_and_a_shut_one_none() {
+        let mut lane = Lane::new(std::ptr::null_mut(), 3, 8);
+        assert!(!lane.admits(1), "lanes start shut");
+        assert!(lane.open(0));
+        for number in 1..=4 {
+            assert!(lane.admits(number));
+            lane.issued = number;
+        }
+        assert!(!lane.admits(5), "eight entries hold four operations of two");
+        assert!(!lane.open(0) && !lane.is_open());
+        assert_eq!((lane.sent, lane.room(0), lane.room(3)), (4, 0, 6));
+        assert_eq!(lane.number(), 5);
+        assert!(!lane.admits(6));
+        lane.take(5);
+        assert_eq!((lane.room(3), lane.room(4)), (1, 3));
+        // Reopened with five entries still out: operation 5 counts once as those and once as two.
+        assert!(!lane.open(4));
+        lane.give(5);
+        assert!(lane.open(4));
+        assert!(lane.admits(6));
+        assert!(!lane.is_drained(4) && lane.is_drained(5));
+    }
+
+    #[test]
+    fn limits_survive_the_wrap() {
+        let mut lane = Lane::new(std::ptr::null_mut(), 0, 8);
+        lane.renumber(u32::MAX - 1);
+        assert!(lane.open(u32::MAX - 1));
+        for number in [u32::MAX, 0, 1, 2] {
+            assert!(lane.admits(number));
+            lane.issued = number;
+        }
+        assert!(!lane.admits(3));
+        assert!(lane.open(1));
+        assert!(lane.admits(3));
     }
 }

@@ -35,6 +35,16 @@ impl<T> Spin<T> {
         Guard(self)
     }
 
+    /// Takes the value if it is free.
+    #[inline(always)]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        if self.held.swap(true, Ordering::Acquire) {
+            None
+        } else {
+            Some(Guard(self))
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn wait(&self) {
@@ -42,7 +52,7 @@ impl<T> Spin<T> {
         loop {
             while self.held.load(Ordering::Relaxed) {
                 round += 1;
-                if round.is_multiple_of(64) {
+                if round % 64 == 0 {
                     std::thread::yield_now();
                 } else {
                     std::hint::spin_loop();

@@ -7,6 +7,7 @@ mod context;
 mod devices;
 mod gid;
 mod hca;
+mod hot;
 mod lane;
 mod lock;
 mod message;
@@ -19,10 +20,11 @@ mod status;
 mod ticket;
 pub mod wire;
 
-pub use context::VerbsContext;
+pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
+pub use hot::{Named, Side, Windows};
 pub use setup::Pending;
 
 use crate::config::Config;
@@ -38,8 +40,11 @@ use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use wire::Hello;
+
+/// Bytes of one work request at most, whatever ports take: long messages hold others up on some devices, and one bit of
+/// a length marks gets in the log.
+const MAX_MESSAGE: u32 = 1 << 30;
 
 /// What all ranks said.
 struct Joined {
@@ -48,7 +53,7 @@ struct Joined {
     /// Every device carries out atomics; else all signals go by message. One answer for all pairs, because additions
     /// of a device and of a processor to one word are not atomic to each other on most devices.
     atomics: bool,
-    /// Largest message that every port takes.
+    /// Largest message that every port takes, and no more than [`MAX_MESSAGE`].
     max_msg: u32,
 }
 
@@ -66,7 +71,9 @@ pub struct VerbsFabric {
     limits: ibv_device_attr,
     relaxed: bool,
     dma_buf: bool,
-    timeout: Duration,
+    /// `OXYGIN_QUEUE_DEPTH`, or 0.
+    queue_depth: u32,
+    hold: context::Limits,
     scratch: Arc<Scratch>,
     registry: Arc<Registry>,
     keys: Arc<Keys>,
@@ -129,7 +136,8 @@ impl VerbsFabric {
             limits,
             relaxed: device.relaxed_ordering,
             dma_buf: config.dma_buf,
-            timeout: config.timeout,
+            queue_depth: config.queue_depth,
+            hold: context::Limits { operations: config.max_operations as usize, timeout: config.timeout },
             scratch,
             registry,
             keys: Arc::default(),
@@ -214,7 +222,7 @@ impl Fabric for VerbsFabric {
         let joined = Joined {
             world,
             atomics: parsed.iter().all(|h| h.atomics),
-            max_msg: parsed.iter().map(|h| h.max_msg_sz).min().unwrap_or(self.hello.max_msg_sz),
+            max_msg: parsed.iter().map(|h| h.max_msg_sz).min().unwrap_or(MAX_MESSAGE).min(MAX_MESSAGE),
             hellos: parsed,
         };
         self.joined.set(joined).map_err(|_| Error::internal("the ranks were introduced to each other twice"))

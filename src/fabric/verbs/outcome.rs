@@ -40,15 +40,27 @@ impl Outcomes {
         }
     }
 
+    /// The newest operation to `peer` that is complete.
+    pub fn completed(&self, peer: u32) -> u32 {
+        self.completed.get(peer as usize).map_or(0, |count| count.load(Ordering::Acquire))
+    }
+
     /// The error that ended the lane to `peer`, if one did.
     #[inline]
     pub fn check(&self, peer: u32) -> Result<()> {
         if self.any.load(Ordering::Acquire) {
             if let Some(error) = self.errors.get(peer as usize).and_then(OnceLock::get) {
-                return Err(error.clone());
+                return Err(error.clone().logged());
             }
         }
         Ok(())
+    }
+
+    /// What `test` says of an unfinished operation after something failed.
+    #[cold]
+    #[inline(never)]
+    pub fn verdict(&self, peer: u32) -> Result<bool> {
+        self.check(peer).map(|()| false)
     }
 
     /// Whether anything failed.
@@ -69,8 +81,9 @@ impl Outcomes {
 
     /// An error completion in words.
     #[cold]
-    pub fn explain(&self, peer: u32, wc: &ibv_wc, logged: &Logged) -> String {
+    pub fn explain(&self, peer: u32, wc: &ibv_wc, logged: Option<Logged>) -> String {
         let (meaning, remedy) = meaning(wc.status);
+        let logged = logged.map_or_else(|| "no operation of this rank".to_owned(), |l| l.to_string());
         format!(
             "queue pair {} towards rank {peer} failed on {logged}: {} (status {}, vendor error {:#x}): {meaning}; {remedy}",
             wc.qp_num,

@@ -1,13 +1,14 @@
 //! One context: its completion queue and its lanes, under the context's lock. Here is the data path.
 
-use super::lane::{Kind, Lane, Logged, Next, Op, LOG_PUT, LOG_PUT_SIGNAL, LOG_SIGNAL};
+use super::hot::Named;
+use super::lane::{Kind, Lane, Logged, Next, Op, NOTED};
 use super::message::Messages;
 use super::outcome::Outcomes;
-use super::ticket::{Ticket, SLOT};
-use crate::rma::op::Put;
+use super::ticket::Ticket;
+use crate::rma::op::{Put, Signal};
 use crate::rma::seq::Seq;
 use oxygin_ffi::verbs::types::*;
-use std::mem::MaybeUninit;
+use oxygin_ffi::verbs::Qp;
 use std::ptr::{addr_of_mut, null_mut, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -45,7 +46,8 @@ struct Step {
     messages: u32,
 }
 
-fn blank() -> ibv_send_wr {
+/// A work request that does nothing yet.
+pub(super) fn blank() -> ibv_send_wr {
     ibv_send_wr {
         wr_id: 0,
         next: null_mut(),
@@ -82,7 +84,11 @@ pub struct Device {
 /// A context's queues.
 pub struct Queues {
     device: Device,
+    /// Ended before `messages`: nothing arrives in their buffers any more.
+    _qps: Vec<Qp>,
     templates: NonNull<Templates>,
+    /// The work request of the fast path that the device refused last.
+    bad: *mut ibv_send_wr,
     chain: NonNull<Chain>,
     completions: Box<[ibv_wc; BATCH]>,
     /// By peer.
@@ -111,7 +117,13 @@ impl Drop for Queues {
 
 impl Queues {
     /// Queues over connected lanes.
-    pub fn new(device: Device, lanes: Vec<Lane>, messages: Option<Messages>) -> Self {
+    pub fn new(
+        device: Device,
+        qps: Vec<Qp>,
+        lanes: Vec<Lane>,
+        messages: Option<Messages>,
+        outcomes: &Outcomes,
+    ) -> Self {
         let templates = NonNull::from(Box::leak(Box::new(Templates {
             put: ibv_send_wr { send_flags: IBV_SEND_SIGNALED, num_sge: 1, ..blank() },
             put_sge: ibv_sge::default(),
@@ -138,16 +150,26 @@ impl Queues {
             sges: [ibv_sge::default(); CHAIN],
             steps: [Step::default(); CHAIN],
         });
-        Self {
+        let mut queues = Self {
             device,
+            _qps: qps,
             templates,
+            bad: null_mut(),
             chain: NonNull::from(Box::leak(chain)),
             completions: Box::new([ibv_wc::default(); BATCH]),
             waiting: Vec::with_capacity(lanes.len()),
             lanes: lanes.into(),
             backlogged: 0,
             messages,
+        };
+        for lane in &mut queues.lanes {
+            lane.hot.link(device.scratch, device.scratch_lkey);
         }
+        for peer in 0..queues.lanes.len() as u32 {
+            // Nothing to post: this opens the lane.
+            let _ = queues.pump(peer, outcomes);
+        }
+        queues
     }
 
     /// Posts a put straight to the device when nothing stands in the way; `None`: take the long way.
@@ -157,17 +179,15 @@ impl Queues {
     #[inline(always)]
     pub unsafe fn put(&mut self, peer: u32, put: &Put) -> Option<Seq> {
         let lane = self.lanes.get_mut(peer as usize)?;
-        if !lane.direct || put.more || lane.room < 2 {
+        let number = lane.issued.wrapping_add(1);
+        if put.more || !lane.admits(number) {
             return None;
         }
-        let number = lane.issued.wrapping_add(1);
         let id = lane.tag + u64::from(number);
         let t = self.templates.as_ptr();
         let fits = put.len.wrapping_sub(1) < self.device.max_msg;
-        let mut bad = MaybeUninit::<*mut ibv_send_wr>::uninit();
-        let rc;
-        // SAFETY: `t` is this object's own and behind the lock; the queue pair is live; the caller vouches for the
-        // local range, and the device checks keys and ranges.
+        let (first, logged);
+        // SAFETY: `t` is this object's own and behind the lock.
         unsafe {
             match &put.signal {
                 Some(signal) => {
@@ -178,15 +198,13 @@ impl Queues {
                         (*t).data.wr_id = id;
                         (*t).data_sge = ibv_sge { addr: put.local, length: put.len as u32, lkey: put.lkey };
                         (*t).data.wr.rdma = ibv_wr_rdma { remote_addr: put.remote, rkey: put.rkey };
-                        (*t).signal.wr_id = id + SLOT;
-                        lane.note(number, Logged { remote: put.remote, len: put.len as u32, what: LOG_PUT_SIGNAL });
-                        lane.room -= 2;
-                        rc = (self.device.post_send)(lane.qp, addr_of_mut!((*t).data), bad.as_mut_ptr());
+                        (*t).signal.wr_id = id;
+                        first = addr_of_mut!((*t).data);
+                        logged = Logged { remote: put.remote, len: put.len as u32 };
                     } else if put.len == 0 {
                         (*t).signal.wr_id = id;
-                        lane.note(number, Logged { remote: signal.remote, len: 0, what: LOG_SIGNAL });
-                        lane.room -= 1;
-                        rc = (self.device.post_send)(lane.qp, addr_of_mut!((*t).signal), bad.as_mut_ptr());
+                        first = addr_of_mut!((*t).signal);
+                        logged = Logged { remote: signal.remote, len: 0 };
                     } else {
                         return None;
                     }
@@ -195,41 +213,116 @@ impl Queues {
                     (*t).put.wr_id = id;
                     (*t).put_sge = ibv_sge { addr: put.local, length: put.len as u32, lkey: put.lkey };
                     (*t).put.wr.rdma = ibv_wr_rdma { remote_addr: put.remote, rkey: put.rkey };
-                    lane.note(number, Logged { remote: put.remote, len: put.len as u32, what: LOG_PUT });
-                    lane.room -= 1;
-                    rc = (self.device.post_send)(lane.qp, addr_of_mut!((*t).put), bad.as_mut_ptr());
+                    first = addr_of_mut!((*t).put);
+                    logged = Logged { remote: put.remote, len: put.len as u32 };
                 }
                 None => return None,
             }
         }
+        lane.note(number, logged);
         lane.issued = number;
+        // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and ranges.
+        let rc = unsafe { (self.device.post_send)(lane.qp, first, &mut self.bad) };
         if rc != 0 {
-            // SAFETY: a failing post_send has said which work request it refused.
-            let bad = unsafe { bad.assume_init() };
-            self.refused(peer, put, rc, bad);
+            self.refused();
         }
         Some(Seq(number))
     }
 
-    /// The device refused a put of the fast path, or the signal behind it: what it did not take waits.
+    /// Posts a put with a signal between the windows that the lane remembers; `None`, with no effect: other windows, or
+    /// something stands in the way. Returns the request.
+    ///
+    /// # Safety
+    /// As for `Context::put`; `peer` is one of the lanes.
+    #[inline(always)]
+    pub unsafe fn put_again(&mut self, peer: u32, named: &Named) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
+        let number = lane.issued.wrapping_add(1);
+        if !lane.admits(number) || named.size.wrapping_sub(1) >= self.device.max_msg || !lane.hot.fill(named) {
+            return None;
+        }
+        let id = lane.tag + u64::from(number);
+        let request = lane.request + u64::from(number);
+        lane.hot.data.wr_id = id;
+        lane.hot.signal.wr_id = id;
+        lane.note(number, Logged { remote: lane.hot.remote(), len: named.size as u32 });
+        lane.issued = number;
+        // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and ranges.
+        let rc = unsafe { (self.device.post_send)(lane.qp, &mut lane.hot.data, &mut self.bad) };
+        if rc != 0 {
+            self.refused_again(peer);
+        }
+        Some(request)
+    }
+
+    /// As [`Queues::refused`], for the work requests of a lane's own.
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, peer: u32, put: &Put, rc: i32, bad: *mut ibv_send_wr) {
-        let t = self.templates.as_ptr();
+    fn refused_again(&mut self, peer: u32) {
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
-        let both = put.signal.is_some() && put.len > 0;
-        // SAFETY: only the address is taken.
-        let took_data = both && bad == unsafe { addr_of_mut!((*t).signal) };
-        lane.room += if took_data || !both { 1 } else { 2 };
-        lane.direct = false;
-        lane.sent = lane.issued.wrapping_sub(1);
-        lane.unsignalled = u32::from(took_data);
-        lane.offset = if took_data { put.len } else { 0 };
-        lane.backlog.push_back(Op::put(put));
+        let op = lane.hot.op();
+        let taken = u32::from(self.bad.cast_const() == &raw const lane.hot.signal);
+        self.keep_refused(peer, op, taken);
+    }
+
+    /// What the device did not take of the newest operation waits: the signal alone when `taken` is 1.
+    fn keep_refused(&mut self, peer: u32, op: Op, taken: u32) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        lane.shut(lane.issued.wrapping_sub(1));
+        lane.take(taken);
+        lane.unsignalled = taken;
+        lane.offset = if taken == 1 { op.len } else { 0 };
+        lane.backlog.push_back(op);
         self.backlogged += 1;
         self.wait(peer);
-        // Whether it is want of room or worse is found out when it is posted again.
-        log::trace!("post_send to rank {peer}: errno {rc}; waiting");
+    }
+
+    /// The device refused a put of the fast path, or the signal behind it: what it did not take waits. Everything is
+    /// still in the templates, so that the fast path keeps nothing for this. Whether it was want of room or worse is
+    /// found out when it is posted again.
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self) {
+        // SAFETY: `templates` is this object's own.
+        let t = unsafe { self.templates.as_ref() };
+        let put = Op {
+            kind: Kind::Put,
+            local: t.put_sge.addr,
+            lkey: t.put_sge.lkey,
+            // SAFETY: the template of a put has this part.
+            rkey: unsafe { t.put.wr.rdma }.rkey,
+            // SAFETY: as above.
+            remote: unsafe { t.put.wr.rdma }.remote_addr,
+            len: t.put_sge.length.into(),
+            signal: None,
+        };
+        // SAFETY: the template of the signal has this part.
+        let atomic = unsafe { t.signal.wr.atomic };
+        let signal =
+            Some(Signal { remote: atomic.remote_addr, rkey: atomic.rkey, value: atomic.compare_add, strong: true });
+        // SAFETY: the template of the data has this part.
+        let data = unsafe { t.data.wr.rdma };
+        let both = Op {
+            local: t.data_sge.addr,
+            lkey: t.data_sge.lkey,
+            rkey: data.rkey,
+            remote: data.remote_addr,
+            len: t.data_sge.length.into(),
+            signal,
+            ..put
+        };
+        let at = self.bad.cast_const();
+        // Data goes out with the signal of the same number.
+        let with_data = t.data.wr_id == t.signal.wr_id;
+        let (id, op, taken) = if at == &raw const t.put {
+            (Ticket(t.put.wr_id), put, 0)
+        } else if at == &raw const t.signal && !with_data {
+            (Ticket(t.signal.wr_id), Op { len: 0, ..both }, 0)
+        } else {
+            (Ticket(t.signal.wr_id), both, u32::from(at == &raw const t.signal))
+        };
+        self.keep_refused(id.peer(), op, taken);
     }
 
     /// Puts a lane into the list of those to look at again.
@@ -245,12 +338,8 @@ impl Queues {
     /// Takes an operation the long way: behind what waits already, or behind a `more` hint.
     pub fn enqueue(&mut self, peer: u32, op: Op, more: bool, outcomes: &Outcomes) -> Option<Seq> {
         let lane = self.lanes.get_mut(peer as usize)?;
-        if lane.direct {
-            lane.direct = false;
-            lane.sent = lane.issued;
-        }
-        lane.issued = lane.issued.wrapping_add(1);
-        let seq = Seq(lane.issued);
+        lane.shut(lane.issued);
+        let seq = Seq(lane.number());
         lane.backlog.push_back(op);
         let held = more && lane.backlog.len() < CHAIN;
         self.backlogged += 1;
@@ -258,6 +347,13 @@ impl Queues {
             self.wait(peer);
         }
         Some(seq)
+    }
+
+    /// Makes room on an open lane that has reached its limit; whether there is some.
+    pub fn reopen(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        self.poll(outcomes);
+        let completed = outcomes.completed(peer);
+        self.lanes.get_mut(peer as usize).is_some_and(|lane| lane.is_open() && lane.open(completed))
     }
 
     /// Takes completions and lets waiting lanes advance.
@@ -269,35 +365,52 @@ impl Queues {
         }
     }
 
-    /// Takes one batch of completions; returns how many.
+    /// Takes one batch of completions; returns how many, negative when the device refuses.
     #[inline(always)]
-    pub fn poll(&mut self, outcomes: &Outcomes) -> usize {
+    pub fn poll(&mut self, outcomes: &Outcomes) -> i32 {
         let first = self.completions.as_mut_ptr();
         // SAFETY: the queue is live and the array holds BATCH completions.
         let n = unsafe { (self.device.poll_cq)(self.device.cq, BATCH as i32, first) };
-        if n <= 0 {
-            if n < 0 {
-                self.lost(outcomes);
-            }
-            return 0;
-        }
-        let n = n as usize;
-        for i in 0..n {
-            // SAFETY: poll_cq wrote n completions, at most BATCH.
-            let wc = unsafe { &*first.add(i) };
+        let completed = outcomes.completed.as_ptr();
+        let mut at: *const ibv_wc = first;
+        let mut left = n;
+        while left > 0 {
+            // SAFETY: poll_cq wrote n completions, and n - left of them are behind.
+            let wc = unsafe { &*at };
             let ticket = Ticket(wc.wr_id);
-            if wc.status != IBV_WC_SUCCESS || !ticket.is_send() {
-                let wc = *wc;
-                self.unusual(&wc, outcomes);
-                continue;
+            if wc.status != IBV_WC_SUCCESS || !ticket.is_operation() {
+                break;
             }
-            if let Some(lane) = self.lanes.get_mut(ticket.peer()) {
-                lane.room += ticket.slots();
-                // SAFETY: there are as many completion counts as lanes.
-                unsafe { outcomes.completed.get_unchecked(ticket.peer()) }.store(ticket.number(), Ordering::Release);
-            }
+            debug_assert!(ticket.operation_peer() < outcomes.completed.len());
+            // SAFETY: this wr_id was made for one of the lanes, and there are as many counts as lanes.
+            unsafe { &*completed.add(ticket.operation_peer()) }.store(ticket.number(), Ordering::Release);
+            // SAFETY: at most one past the last.
+            at = unsafe { at.add(1) };
+            left -= 1;
+        }
+        if left != 0 {
+            self.unusual_from(n, left, outcomes);
         }
         n
+    }
+
+    /// The last `left` of `n` completions, the first of which is no operation of the fast path that went well.
+    #[cold]
+    #[inline(never)]
+    fn unusual_from(&mut self, n: i32, left: i32, outcomes: &Outcomes) {
+        if n < 0 {
+            self.lost(outcomes);
+            return;
+        }
+        for i in (n - left)..n {
+            let Some(&wc) = self.completions.get(i as usize) else { return };
+            let ticket = Ticket(wc.wr_id);
+            if wc.status == IBV_WC_SUCCESS && ticket.is_operation() {
+                outcomes.complete(ticket.peer(), ticket.number());
+            } else {
+                self.unusual(&wc, outcomes);
+            }
+        }
     }
 
     #[cold]
@@ -310,38 +423,34 @@ impl Queues {
         }
     }
 
-    /// An error, a received message, or a flush.
-    #[cold]
-    #[inline(never)]
+    /// An error, the end of a chain, a flush, or a received message.
     fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let ticket = Ticket(wc.wr_id);
-        let peer = ticket.peer() as u32;
+        let peer = ticket.peer();
         if wc.status != IBV_WC_SUCCESS {
-            if ticket.is_flush() {
-                // The broken queue pair is the one to this rank itself.
-                let rank = self.device.rank;
-                self.fail(rank, outcomes, || outcomes.explain(rank, wc, &Logged::default()));
+            self.broken(wc, outcomes);
+            return;
+        }
+        if let Some(slots) = ticket.chain_slots() {
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.give(slots);
             }
-            let logged = match (self.lanes.get(ticket.peer()), ticket.is_send()) {
-                (Some(lane), true) => lane.noted(ticket.number()),
-                _ => Logged::default(),
-            };
-            self.fail(peer, outcomes, || outcomes.explain(peer, wc, &logged));
+            outcomes.complete(peer, ticket.number());
             return;
         }
         if ticket.is_flush() {
             if let Some(own) = self.lanes.get_mut(self.device.rank as usize) {
-                own.room += 1;
+                own.give(1);
             }
-            if let Some(lane) = self.lanes.get_mut(ticket.peer()) {
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
                 lane.flushing = false;
                 lane.sent = ticket.number();
-                outcomes.complete(peer, ticket.number());
             }
+            outcomes.complete(peer, ticket.number());
             self.wait(peer);
             return;
         }
-        let Some(messages) = &mut self.messages else { return };
+        let (Some(messages), true) = (&mut self.messages, ticket.is_receive()) else { return };
         match messages.received(peer, ticket.number(), wc.byte_len) {
             Ok(()) => {
                 if messages.owes(peer) {
@@ -350,6 +459,21 @@ impl Queues {
             }
             Err(sentence) => self.fail(peer, outcomes, || sentence),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn broken(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
+        let ticket = Ticket(wc.wr_id);
+        let peer = ticket.peer();
+        if ticket.is_flush() {
+            // The broken queue pair is the one to this rank itself.
+            let rank = self.device.rank;
+            self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
+        }
+        let ours = ticket.is_operation() || ticket.chain_slots().is_some();
+        let logged = self.lanes.get(peer as usize).filter(|_| ours).map(|lane| lane.noted(ticket.number()));
+        self.fail(peer, outcomes, || outcomes.explain(peer, wc, logged));
     }
 
     /// Ends a lane: what waits is dropped, everything unfinished fails.
@@ -362,7 +486,7 @@ impl Queues {
             return;
         }
         lane.failed = true;
-        lane.direct = false;
+        lane.shut(lane.issued);
         self.backlogged -= lane.backlog.len();
         lane.backlog = Default::default();
         outcomes.fail(peer, sentence());
@@ -401,15 +525,15 @@ impl Queues {
         if lane.backlog.capacity() > 4096 {
             lane.backlog.shrink_to(64);
         }
-        if !lane.direct && !by_message && lane.unsignalled == 0 {
-            lane.direct = true;
+        if !by_message && !lane.is_open() && lane.unsignalled == 0 {
+            lane.open(outcomes.completed(peer));
         }
         false
     }
 
     /// Posts one chain from the front of a lane's backlog; returns whether another may follow.
     fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
-        let count = self.build(peer);
+        let count = self.build(peer, outcomes.completed(peer));
         if count == 0 {
             return self.post_flush(peer, outcomes);
         }
@@ -431,7 +555,7 @@ impl Queues {
             lane.backlog.drain(..step.ops as usize);
             lane.offset = step.offset;
             lane.sent = lane.sent.wrapping_add(step.ops);
-            lane.room -= taken as u32;
+            lane.take(taken as u32);
             // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
             lane.unsignalled = if taken == count { 0 } else { lane.unsignalled + taken as u32 };
             self.backlogged -= step.ops as usize;
@@ -446,13 +570,13 @@ impl Queues {
     }
 
     /// Fills the chain with the next work requests of a lane; returns how many.
-    fn build(&mut self, peer: u32) -> usize {
+    fn build(&mut self, peer: u32, completed: u32) -> usize {
         let chain = self.chain.as_ptr();
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return 0 };
         if lane.failed || lane.flushing {
             return 0;
         }
-        let limit = (lane.room as usize).min(CHAIN);
+        let limit = (lane.room(completed) as usize).min(CHAIN);
         let mut step = Step { ops: 0, offset: lane.offset, messages: 0 };
         let mut count = 0;
         while count < limit {
@@ -461,6 +585,9 @@ impl Queues {
                 break;
             }
             let number = lane.sent.wrapping_add(step.ops).wrapping_add(1);
+            if number.wrapping_sub(completed) as usize > NOTED {
+                break;
+            }
             let (next, last) = op.next(step.offset, self.device.max_msg);
             let mut wr = blank();
             let sge = match next {
@@ -504,7 +631,7 @@ impl Queues {
                 (*chain).sges[count] = sge;
                 wr.sg_list = addr_of_mut!((*chain).sges[count]);
                 // Only an error brings this one back, and then the operation it belongs to is wanted.
-                wr.wr_id = Ticket::send(peer, number, 1);
+                wr.wr_id = Ticket::operation(peer, number);
                 (*chain).wrs[count] = wr;
                 if count > 0 {
                     (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
@@ -518,7 +645,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = Ticket::send(peer, lane.sent.wrapping_add(step.ops), slots);
+            end.wr_id = Ticket::chain(peer, lane.sent.wrapping_add(step.ops), slots);
         }
         count
     }
@@ -526,10 +653,16 @@ impl Queues {
     /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.
     fn post_flush(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let own = self.device.rank;
-        let ready = self.lanes.get(own as usize).is_some_and(|own| !own.failed && own.room > 0);
+        let free = |own: &Lane| !own.failed && own.room(outcomes.completed(self.device.rank)) > 0;
+        let ready = self.lanes.get(own as usize).is_some_and(free);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let Some(&op) = lane.backlog.front() else { return false };
-        if op.kind != Kind::Flush || lane.flushing || lane.failed || lane.room < lane.depth || !ready {
+        if op.kind != Kind::Flush
+            || lane.flushing
+            || lane.failed
+            || !lane.is_drained(outcomes.completed(peer))
+            || !ready
+        {
             return false;
         }
         let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
@@ -551,8 +684,11 @@ impl Queues {
             return false;
         }
         if let Some(own) = self.lanes.get_mut(own as usize) {
-            own.room -= 1;
+            // Its limit was for operations alone.
+            own.shut(own.issued);
+            own.take(1);
         }
+        self.wait(own);
         if let Some(lane) = self.lanes.get_mut(peer as usize) {
             lane.backlog.pop_front();
             lane.flushing = true;
@@ -565,12 +701,12 @@ impl Queues {
     fn announce(&mut self, peer: u32, outcomes: &Outcomes) {
         let Some(messages) = &mut self.messages else { return };
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
-        if lane.failed || lane.room == 0 {
+        if lane.failed || lane.room(outcomes.completed(peer)) == 0 {
             return;
         }
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let mut wr = ibv_send_wr {
-            wr_id: Ticket::send(peer, lane.sent, lane.unsignalled + 1),
+            wr_id: Ticket::chain(peer, lane.sent, lane.unsignalled + 1),
             sg_list: &mut sge,
             num_sge: 1,
             send_flags: IBV_SEND_SIGNALED,
@@ -581,7 +717,7 @@ impl Queues {
         // SAFETY: the queue pair is live and the source word belongs to `messages`, which outlives it.
         let rc = unsafe { (self.device.post_send)(lane.qp, &mut wr, &mut bad) };
         if rc == 0 {
-            lane.room -= 1;
+            lane.take(1);
             lane.unsignalled = 0;
             messages.announced(peer);
         } else {

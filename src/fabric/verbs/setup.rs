@@ -7,7 +7,6 @@ use super::message::Messages;
 use super::outcome::Outcomes;
 use super::progress::Progress;
 use super::queues::{Device, Queues};
-use super::ticket::MAX_SLOTS;
 use super::wire::QpInfo;
 use super::{Joined, Qps, VerbsFabric};
 use crate::error::{Error, Result};
@@ -34,6 +33,9 @@ struct PendingContext {
     depth: u32,
 }
 
+/// Entries of a send queue at most: operations take two of them and no more than 256 are noted.
+const MAX_DEPTH: u32 = 512;
+
 /// Entries of each queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
@@ -53,7 +55,7 @@ fn sizes(wanted: u32, nranks: u32, atomics: bool, limits: &ibv_device_attr) -> R
     let share = completions / nranks;
     let receives = if atomics { 0 } else { (if nranks <= 64 { 32 } else { 16 }).min(max_wr).min(share / 4) };
     let wanted = if wanted == 0 { usual } else { wanted.max(4) };
-    let depth = wanted.min(max_wr).min(MAX_SLOTS).min(share.saturating_sub(receives));
+    let depth = wanted.min(max_wr).min(MAX_DEPTH).min(share.saturating_sub(receives));
     if depth < 4 || (!atomics && receives == 0) {
         return Err(Error::system(format!(
             "{nranks} ranks need {} completions a context, the device has {completions} (and {max_wr} work requests a \
@@ -70,7 +72,8 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
     if spec.contexts == 0 {
         return Err(Error::argument("createContext was asked for 0 contexts; ask for at least one"));
     }
-    let sizes = sizes(spec.queue_depth, nranks, joined.atomics, &fabric.limits)?;
+    let wanted = if fabric.queue_depth > 0 { fabric.queue_depth } else { spec.queue_depth };
+    let sizes = sizes(wanted, nranks, joined.atomics, &fabric.limits)?;
     let progress = if joined.atomics { None } else { Some(fabric.progress()?) };
     let mut random = Psns::new()?;
     let mut contexts = Vec::with_capacity(spec.contexts as usize);
@@ -192,7 +195,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
             if let Some(messages) = &mut context.messages {
                 messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
             }
-            lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth, joined.atomics));
+            lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth));
         }
         let (scratch, scratch_lkey) = fabric.scratch.place();
         let device = Device {
@@ -208,13 +211,12 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let verbs = fabric.device().verbs().clone();
         let outcomes = Outcomes::new(joined.world.nranks, number, fabric.label.clone(), verbs);
         let shared = Shared::new(
-            context.qps,
-            Queues::new(device, lanes, context.messages),
+            Queues::new(device, context.qps, lanes, context.messages, &outcomes),
             outcomes,
             context.cq,
             fabric.scratch.clone(),
             fabric.regions.clone(),
-            fabric.timeout,
+            fabric.hold,
         );
         done.push(VerbsContext::new(shared, pending.progress.clone()));
     }
@@ -263,7 +265,7 @@ mod tests {
                         };
                         assert!(s.completions <= cqe as u32);
                         assert_eq!(s.completions, nranks * (s.depth + s.receives));
-                        assert!(s.depth <= wr as u32 && s.depth >= 4 && s.depth <= MAX_SLOTS);
+                        assert!(s.depth <= wr as u32 && s.depth >= 4 && s.depth <= MAX_DEPTH);
                         assert_eq!(atomics, s.receives == 0);
                     }
                 }

@@ -8,6 +8,7 @@
 #![allow(non_snake_case, reason = "the driver's own names")]
 #![allow(clippy::missing_safety_doc, reason = "the driver's functions; its manual says what they need")]
 #![allow(missing_docs, reason = "as above")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
 mod memory;
 mod stream;

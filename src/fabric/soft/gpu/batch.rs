@@ -25,6 +25,9 @@ pub struct Batch {
     pub outward: Vec<Outward>,
     /// Where the last operation in `ops` adds, if it is a signal: the next addition there needs no store of its own.
     last_signal: Option<u64>,
+    /// Signals that were read from memory, and their values once this flight is done. A kernel that resets a signal
+    /// does so between its signals, never among several that are on their way.
+    read: Vec<(u64, u64)>,
 }
 
 /// How far an operation got.
@@ -59,6 +62,7 @@ impl Batch {
         self.finished.clear();
         self.outward.clear();
         self.last_signal = None;
+        self.read.clear();
     }
 
     /// The last thing that a flight does.
@@ -153,12 +157,7 @@ impl Batch {
         }
         match s.windows.add(signal.rkey, signal.remote, signal.value) {
             Ok(sum) => {
-                let store = MemOp::write64(signal.remote, sum);
-                match self.ops.last_mut().filter(|_| self.last_signal == Some(signal.remote)) {
-                    Some(last) => *last = store,
-                    None => self.ops.push(store),
-                }
-                self.last_signal = Some(signal.remote);
+                self.store_signal(signal.remote, sum);
                 Ok(Step::Done)
             }
             Err(true) => self.add_to_memory(s, op, signal),
@@ -166,12 +165,28 @@ impl Batch {
         }
     }
 
+    /// Stores a signal's new value; over the last one's if that is the same signal.
+    fn store_signal(&mut self, at: u64, value: u64) {
+        let store = MemOp::write64(at, value);
+        match self.ops.last_mut().filter(|_| self.last_signal == Some(at)) {
+            Some(last) => *last = store,
+            None => self.ops.push(store),
+        }
+        self.last_signal = Some(at);
+    }
+
     /// A signal whose value is in GPU memory alone.
     fn add_to_memory(&mut self, s: &mut State, op: &mut Op, signal: &Signal) -> Result<Step> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
-        self.last_signal = None;
         if device.can_add {
             self.ops.push(MemOp::add64(signal.remote, signal.value));
+            self.last_signal = None;
+            return Ok(Step::Done);
+        }
+        if let Some((_, value)) = self.read.iter_mut().find(|(at, _)| *at == signal.remote) {
+            *value = value.wrapping_add(signal.value);
+            let sum = *value;
+            self.store_signal(signal.remote, sum);
             return Ok(Step::Done);
         }
         match op.reading {
@@ -184,7 +199,9 @@ impl Batch {
             }
             Some(flight) if s.landed < flight => Ok(Step::Later { progress: false }),
             Some(_) => {
-                self.ops.push(MemOp::write64(signal.remote, device.scratch_value().wrapping_add(signal.value)));
+                let sum = device.scratch_value().wrapping_add(signal.value);
+                self.read.push((signal.remote, sum));
+                self.store_signal(signal.remote, sum);
                 Ok(Step::Done)
             }
         }

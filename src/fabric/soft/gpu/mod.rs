@@ -1,4 +1,4 @@
-//! Transfers that touch GPU memory, between ranks of one process.
+//! Transfers that touch GPU memory: between ranks of one process directly, to others through host memory.
 //!
 //! Each rank has an [`Engine`]: one stream in its own CUDA context, on which everything that its peers (and it itself)
 //! put into its memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then
@@ -10,16 +10,21 @@
 //! by the stream itself where the driver can, else read, added to and written back.
 
 mod batch;
+mod bounce;
 mod device;
 mod op;
+mod received;
 mod staging;
 mod state;
 
+pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
+pub use received::Received;
 
 use self::device::Device;
 use self::state::State;
 use crate::error::{Error, Result};
+use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
@@ -124,6 +129,14 @@ impl Engine {
         }
     }
 
+    /// Drops what waits on a lane and waits for what is in flight: its memory may go.
+    pub fn abandon(&self, lane: &Arc<Lane>) {
+        let mut state = self.state.lock();
+        state.queue.extend(self.incoming.lock().drain(..));
+        state.forget(lane);
+        self.drain(&mut state);
+    }
+
     /// Waits for the flights that are up. `false`: they are still up.
     fn drain(&self, state: &mut State) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
@@ -143,6 +156,11 @@ impl Engine {
     pub fn submit(&self, op: Op) {
         self.incoming.lock().push(op);
         self.poll();
+    }
+
+    /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does too.
+    pub fn submit_later(&self, op: Op) {
+        self.incoming.lock().push(op);
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.

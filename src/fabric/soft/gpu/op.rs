@@ -75,6 +75,8 @@ pub struct Op {
     pub signal: Option<Signal>,
     /// The flight that reads the signal's present value, where nothing else can add to it.
     pub reading: Option<u64>,
+    /// Bytes that `from` points to, where nobody else keeps them.
+    pub kept: Option<Box<[u8]>>,
 }
 
 impl Op {
@@ -90,6 +92,7 @@ impl Op {
                 done,
                 signal: p.signal,
                 reading: None,
+                kept: None,
             },
             Work::Get(g) => Self {
                 owner,
@@ -99,7 +102,26 @@ impl Op {
                 done,
                 signal: None,
                 reading: None,
+                kept: None,
             },
         }
+    }
+
+    /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
+    pub fn copy(owner: Owner, from: Side, to: Side, len: u64) -> Self {
+        Self { owner, from, to, len, done: 0, signal: None, reading: None, kept: None }
+    }
+
+    /// Bytes that arrived for a GPU window.
+    pub fn received(owner: Owner, bytes: Box<[u8]>, key: u32, addr: u64) -> Self {
+        let from = Side::Caller { addr: bytes.as_ptr() as u64, gpu: false };
+        let len = bytes.len() as u64;
+        Self { kept: Some(bytes), ..Self::copy(owner, from, Side::Window { key, addr }, len) }
+    }
+
+    /// A signal that arrived.
+    pub fn signalled(owner: Owner, signal: Signal) -> Self {
+        let nowhere = Side::Caller { addr: 0, gpu: false };
+        Self { signal: Some(signal), ..Self::copy(owner, nowhere, nowhere, 0) }
     }
 }

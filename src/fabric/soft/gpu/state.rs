@@ -5,9 +5,11 @@ use super::device::{Device, STAGING_BYTES};
 use super::op::{Op, Owner, Side};
 use super::staging::Staging;
 use crate::error::Error;
+use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, GPU_BIT};
 use crate::memory::registry::{Extent, Registry};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Flights that are up at once: one that runs and one behind it, so that the GPU does not idle between them.
@@ -119,6 +121,17 @@ impl State {
             moved: Instant::now(),
             batch: Batch::default(),
             failure: None,
+        }
+    }
+
+    /// Drops what waits on a lane.
+    pub fn forget(&mut self, lane: &Arc<Lane>) {
+        for _ in 0..self.queue.len() {
+            match self.queue.pop_front() {
+                Some(op) if Arc::ptr_eq(&op.owner.lane, lane) => op.owner.give_up(),
+                Some(op) => self.queue.push_back(op),
+                None => break,
+            }
         }
     }
 

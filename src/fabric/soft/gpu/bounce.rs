@@ -1,0 +1,62 @@
+//! GPU memory on its way to another process: a piece of it in host memory.
+
+use super::{Engine, Op, Owner, Side};
+use crate::error::Result;
+use crate::fabric::soft::lane::{Health, Lane};
+use crate::rma::seq::Seq;
+use std::sync::atomic::AtomicUsize;
+use std::sync::Arc;
+
+/// Bytes of a piece.
+const PIECE: u64 = 1 << 20;
+
+/// A piece, being filled or full.
+pub struct Bounce {
+    /// Where in the operation it starts.
+    at: u64,
+    bytes: Box<[u8]>,
+    lane: Arc<Lane>,
+    seq: Seq,
+}
+
+impl Bounce {
+    /// Starts to bring the bytes from `from`, which is `at` bytes into an operation of which `left` remain.
+    pub fn start(engine: &Engine, from: Side, at: u64, left: u64) -> Self {
+        let bytes = vec![0; left.min(PIECE) as usize].into_boxed_slice();
+        let lane = Arc::new(Lane::new(u32::MAX, engine.rank, Arc::<Health>::default()));
+        let seq = lane.number();
+        let owner = Owner { lane: lane.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
+        // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives
+        // them up, never back (see `drop`).
+        let to = Side::Caller { addr: bytes.as_ptr() as u64, gpu: false };
+        engine.submit(Op::copy(owner, from, to, bytes.len() as u64));
+        Self { at, bytes, lane, seq }
+    }
+
+    /// Whether the bytes are there.
+    pub fn is_full(&self, engine: &Engine) -> Result<bool> {
+        if self.lane.test(self.seq)? {
+            return Ok(true);
+        }
+        engine.poll();
+        self.lane.test(self.seq)
+    }
+
+    /// Where the operation would start if it were in host memory as this piece is.
+    pub fn origin(&self) -> u64 {
+        (self.bytes.as_ptr() as u64).wrapping_sub(self.at)
+    }
+
+    /// Where in the operation it ends.
+    pub fn end(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        if !matches!(self.lane.test(self.seq), Ok(true)) {
+            std::mem::forget(std::mem::take(&mut self.bytes));
+        }
+    }
+}
