@@ -178,7 +178,7 @@ pub static ncclGinPlugin_v11: GinV11 = GinV11 {
     init: Some(setup::init),
     devices: Some(setup::devices),
     get_properties: Some(setup::get_properties_v11),
-    listen: Some(setup::listen),
+    listen: Some(setup::listen_any),
     connect: Some(connect),
     create_context: Some(create_context),
     reg_mr_sym: Some(setup::gin_reg),
@@ -192,5 +192,5 @@ pub static ncclGinPlugin_v11: GinV11 = GinV11 {
     test: Some(setup::test),
     gin_progress: Some(setup::coll_progress),
     query_last_error: Some(setup::query_last_error),
-    finalize: Some(setup::finalize),
+    finalize: Some(setup::finalize_any),
 };

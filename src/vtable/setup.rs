@@ -81,12 +81,45 @@ pub unsafe extern "C" fn listen(
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
 ) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe { listen_with(ctx, dev, handle, listen_comm, false) }
+}
+
+/// `listen` of the tables that NCCL 2.29.7 and 2.30 load: 2.29.7 keeps one plugin context a communicator and
+/// overwrites oxygin's with that of its own RMA plugin, NULL where that one finds no device. The context is used
+/// if it is oxygin's, and made anew otherwise.
+///
+/// # Safety
+/// As `ListenFn`, but any `ctx`.
+pub unsafe extern "C" fn listen_any(
+    ctx: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe { listen_with(ctx, dev, handle, listen_comm, true) }
+}
+
+/// # Safety
+/// As `ListenFn`; any `ctx` if `foreign`.
+unsafe fn listen_with(
+    ctx: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+    foreign: bool,
+) -> NcclResult {
     guard("listen", || {
         if handle.is_null() || listen_comm.is_null() {
             return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
         }
         // SAFETY: NCCL does not finalize an instance during a call with it.
-        let instance = unsafe { handles::clone::<Instance>(ctx) }.ok_or_else(|| dead(Kind::Instance, ctx))?;
+        let instance = unsafe { handles::clone::<Instance>(ctx) };
+        let instance = match instance {
+            None if foreign => Arc::new(Instance::new(Config::from_env(), 0)),
+            other => other.ok_or_else(|| dead(Kind::Instance, ctx))?,
+        };
         device(dev)?;
         let listener = Arc::new(Listener::open(&instance.config)?);
         let bytes = listener.handle();
@@ -378,6 +411,20 @@ pub unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> NcclResult {
 pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
     guard("finalize", || {
         handles::remove::<Instance>(ctx).ok_or_else(|| dead(Kind::Instance, ctx))?.close();
+        Ok(())
+    })
+}
+
+/// `finalize` beside [`listen_any`]: a context that is not oxygin's is none of its business.
+///
+/// # Safety
+/// As `FinalizeFn`, but any `ctx`.
+pub unsafe extern "C" fn finalize_any(ctx: *mut c_void) -> NcclResult {
+    guard("finalize", || {
+        match handles::remove::<Instance>(ctx) {
+            Some(instance) => instance.close(),
+            None => log::info!("finalize: the context {ctx:p} is another plugin's; left alone"),
+        }
         Ok(())
     })
 }
