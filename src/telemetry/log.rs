@@ -40,9 +40,12 @@ fn level(level: Level) -> c_int {
     }
 }
 
-/// NCCL shows INIT by default and NET on demand: what moves data is NET, the rest is set-up.
-fn subsystem(target: &str) -> c_ulong {
-    if target.contains("::fabric") || target.contains("::rma") || target.contains("::proxy") {
+/// NCCL drops what belongs to a subsystem that is not asked for, warnings too; its own belong to all (`NCCL_ALL`). Of the
+/// rest it shows INIT by default and NET on demand: what moves data is NET, the rest is set-up.
+fn subsystem(level: Level, target: &str) -> c_ulong {
+    if level <= Level::Warn {
+        c_ulong::MAX
+    } else if target.contains("::fabric") || target.contains("::rma") || target.contains("::proxy") {
         SUBSYS_NET
     } else {
         SUBSYS_INIT
@@ -72,7 +75,7 @@ impl Log for Forward {
         unsafe {
             logger(
                 level(record.level()),
-                subsystem(record.target()),
+                subsystem(record.level(), record.target()),
                 file.as_ptr(),
                 line,
                 c"%s".as_ptr(),
@@ -135,7 +138,7 @@ mod tests {
         assert_eq!(
             seen,
             [
-                (LOG_WARN, SUBSYS_INIT, "%s", "telemetry test 100%s"),
+                (LOG_WARN, c_ulong::MAX, "%s", "telemetry test 100%s"),
                 (LOG_INFO, SUBSYS_NET, "%s", "telemetry test with a NUL\\0inside"),
                 (LOG_TRACE, SUBSYS_INIT, "%s", "telemetry test"),
             ]
