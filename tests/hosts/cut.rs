@@ -18,6 +18,8 @@ const SIZE: usize = 32 << 10;
 const NOTICE: Duration = Duration::from_secs(10);
 /// How long the rounds among the others go on after the error.
 const AFTERWARDS: Duration = Duration::from_secs(2);
+/// How long a rank stays afterwards: longer than the time between the first and the last rank's notice.
+const STAY: Duration = Duration::from_secs(5);
 
 /// The state of what this rank sends to one peer: one put with a signal at a time.
 struct Stream {
@@ -104,6 +106,12 @@ fn body(ranks: &mut Ranks, library: &str) -> Result<Vec<u8>, Box<dyn Error>> {
             None if start.elapsed() > Duration::from_secs(60) => return Err("no error within 60 s".into()),
             _ => {}
         }
+    }
+    // The others may have noticed later and still send here: stay for them. (The tools' own barrier needs all ranks.)
+    let end = Instant::now() + STAY;
+    while Instant::now() < end {
+        let _ = session.progress();
+        std::thread::sleep(Duration::from_millis(1));
     }
     let text = log::warnings_since(mark).into_iter().map(|l| l.text).collect::<Vec<_>>().join(" / ");
     if !session.has_error()? {
