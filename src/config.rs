@@ -227,6 +227,13 @@ pub const VARIABLES: &[Variable] = &[
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },
     Variable {
+        name: "OXYGIN_LIBRDMACM",
+        default: "librdmacm.so.1",
+        meaning: "The RDMA connection manager's library to load, by name or path; only iWARP devices need it.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
         name: "OXYGIN_LIBCUDA",
         default: "libcuda.so.1",
         meaning: "The CUDA driver library to load, by name or path.",

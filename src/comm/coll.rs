@@ -8,7 +8,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, DeviceKind};
 use crate::fabric::soft::SoftFabric;
-use crate::fabric::verbs::VerbsFabric;
+use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
 use crate::memory::cache::WindowCache;
@@ -393,7 +393,7 @@ impl Opened {
     }
 
     fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
-        match settle(hellos)? {
+        match settle(hellos, verbs::mismatch)? {
             Settled::Verbs => {
                 let fabric = self.verbs.map_err(Error::internal)?;
                 log::info!("fabric verbs: every rank has a usable port");

@@ -62,7 +62,7 @@ impl Shared {
         self.advance();
         match self.outcomes.completed.get(peer as usize) {
             Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
-            _ if !self.outcomes.has_error() => Tested::Unfinished,
+            _ if !self.outcomes.is_suspect() => Tested::Unfinished,
             _ => Tested::Suspect,
         }
     }
@@ -247,7 +247,7 @@ impl Direct {
         shared.advance();
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             Short::Done
-        } else if shared.outcomes.has_error() {
+        } else if shared.outcomes.is_suspect() {
             Short::Ask
         } else {
             Short::Unfinished

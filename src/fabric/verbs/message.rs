@@ -58,10 +58,10 @@ struct Peer {
 unsafe impl Send for Messages {}
 
 impl Messages {
-    /// Posts `receives` receives on each of `qps` (by peer), which are in INIT.
+    /// Posts `receives` receives on each of `qps` (by peer, where its messages arrive), which are in INIT.
     pub fn new(
         pd: &Arc<Pd>,
-        qps: &[Qp],
+        qps: &[&Qp],
         receives: u32,
         post_recv: PostRecv,
         registry: Arc<Registry>,
