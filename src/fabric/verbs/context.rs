@@ -37,6 +37,9 @@ pub(super) struct Limits {
     pub operations: usize,
     /// How long a call waits before the log says so.
     pub timeout: Duration,
+    /// Whether the signal thread sleeps through completions that no peer marked as solicited. Not on iWARP: soft-iWARP
+    /// takes no received message for a solicited one.
+    pub solicited: bool,
 }
 
 impl Shared {
@@ -69,7 +72,7 @@ impl Shared {
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
     pub(super) fn serve(&self) -> std::io::Result<()> {
-        self.cq.arm(true)?;
+        self.cq.arm(self.limits.solicited)?;
         loop {
             let mut queues = self.queues.lock();
             let taken = queues.poll(&self.outcomes);

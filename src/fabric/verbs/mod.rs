@@ -153,7 +153,11 @@ impl VerbsFabric {
             relaxed: device.relaxed_ordering,
             dma_buf: config.dma_buf,
             queue_depth: config.queue_depth,
-            hold: context::Limits { operations: config.max_operations as usize, timeout: config.timeout },
+            hold: context::Limits {
+                operations: config.max_operations as usize,
+                timeout: config.timeout,
+                solicited: !device.iwarp,
+            },
             scratch,
             registry,
             keys: Arc::default(),

@@ -754,7 +754,11 @@ impl Queues {
     #[cold]
     #[inline(never)]
     fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
-        let errno = if rc > 0 { rc } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
+        // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
+        let errno = match rc {
+            -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+            rc => rc.saturating_abs(),
+        };
         if matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
             return;
         }

@@ -10,6 +10,7 @@
 #![allow(clippy::missing_safety_doc)]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the C ABI of libibverbs: callers pass what that ABI says")]
 
+mod rdmacm;
 mod settings;
 mod world;
 

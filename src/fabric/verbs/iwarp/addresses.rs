@@ -10,13 +10,13 @@ use std::sync::Arc;
 pub struct Addresses(Vec<(String, u8, IpAddr)>);
 
 impl Addresses {
-    /// Asks the connection manager for every address of this host, IPv4 first. The error is a sentence with a remedy.
+    /// Asks the connection manager for every address of this host: IPv4 first, loopback last. The error is a sentence with a remedy.
     pub fn find() -> Result<Self, String> {
         let cm = RdmaCm::load().map_err(|e| e.to_string())?;
         let channel = open(&cm)?;
         let present = interfaces::present().map_err(|e| e.message().to_string())?;
         let mut candidates: Vec<IpAddr> = present.iter().map(|p| p.address.ip()).filter(is_candidate).collect();
-        candidates.sort_by_key(IpAddr::is_ipv6);
+        candidates.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6()));
         let mut found = Vec::new();
         for ip in candidates {
             let id = Id::new(&channel).map_err(|e| format!("the RDMA connection manager makes no identifier: {e}"))?;
@@ -45,14 +45,13 @@ pub fn open(cm: &Arc<RdmaCm>) -> Result<Arc<EventChannel>, String> {
     })
 }
 
-/// Loopback addresses belong to every device and reach no other host; link-local ones mean something else on each
-/// interface.
+/// Link-local addresses mean something else on each interface.
 fn is_candidate(ip: &IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.segments()[0] & 0xffc0 == 0xfe80,
     };
-    !ip.is_loopback() && !ip.is_unspecified() && !link_local
+    !ip.is_unspecified() && !link_local
 }
 
 /// The address in the form of a GID, as hellos carry it.
@@ -79,7 +78,7 @@ mod tests {
             assert_eq!(from_gid(to_gid(ip)), ip);
             assert!(is_candidate(&ip));
         }
-        for text in ["127.0.0.1", "::1", "0.0.0.0", "fe80::1", "169.254.3.4"] {
+        for text in ["0.0.0.0", "fe80::1", "169.254.3.4"] {
             assert!(!is_candidate(&text.parse().unwrap()), "{text}");
         }
     }
