@@ -29,7 +29,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let (config, variables) = env::variables(&all);
     let report = Report::new(vec![
         nccl::plugins(&variable),
-        verbs::verbs(Path::new("/sys"), Path::new("/dev")),
+        verbs::verbs(Path::new("/sys"), Path::new("/dev"), &config),
         host::soft(),
         host::interfaces(&config),
         gpu::gpu(),

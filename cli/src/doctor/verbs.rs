@@ -1,13 +1,14 @@
 //! RDMA devices: the library, the device files, the ports and their addresses, as sysfs shows them.
 
 use super::report::Section;
-use oxygin::fabric::verbs::HcaFilter;
+use oxygin::config::Config;
+use oxygin::fabric::verbs::{devices, HcaFilter};
 use oxygin_ffi::verbs::{DeviceRef, Verbs};
 use std::fs;
 use std::path::Path;
 
 /// Looks at everything the verbs fabric needs.
-pub fn verbs(sys: &Path, dev: &Path) -> Section {
+pub fn verbs(sys: &Path, dev: &Path, config: &Config) -> Section {
     let mut section = Section::new("Verbs fabric");
     let demanded = std::env::var("OXYGIN_FABRIC").is_ok_and(|v| v == "verbs");
     let mut usable = library(&mut section);
@@ -25,6 +26,7 @@ pub fn verbs(sys: &Path, dev: &Path) -> Section {
     for name in &names {
         ports += device(&mut section, sys, dev, name, &choice);
     }
+    ports += iwarp(&mut section, config);
     usable &= ports > 0;
     memlock(&mut section, !names.is_empty());
     match (usable, demanded) {
@@ -73,8 +75,9 @@ fn library(section: &mut Section) -> bool {
 fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &HcaFilter) -> usize {
     let home = sys.join("class/infiniband").join(name);
     let accessible = device_file(section, sys, dev, name);
-    if read(&home.join("node_type")).starts_with('4') {
-        section.note(name, "an iWARP device");
+    // What iWARP needs, sysfs does not show: `iwarp` asks the fabric.
+    if is_iwarp(&home) {
+        return 0;
     }
     let mut usable = 0;
     for port in entries(&home.join("ports")) {
@@ -98,6 +101,35 @@ fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &Hc
         } else {
             section.ok(subject, format!("{link}, {rate}, {} GIDs, first {}", gids.len(), gids[0]));
             usable += 1;
+        }
+    }
+    usable
+}
+
+fn is_iwarp(home: &Path) -> bool {
+    read(&home.join("node_type")).starts_with('4')
+}
+
+/// Describes iWARP ports in the fabric's own words; returns how many would be used.
+fn iwarp(section: &mut Section, config: &Config) -> usize {
+    let mut usable = 0;
+    for port in devices(config).unwrap_or_default().iter().filter(|d| d.iwarp) {
+        let subject = format!("{} port {}", port.name, port.port);
+        match (&port.problem, port.gid) {
+            (None, Some(gid)) => {
+                let from = std::net::Ipv6Addr::from(gid.gid.raw).to_canonical();
+                let speed = f64::from(port.speed_mbps) / 1000.0;
+                section.ok(
+                    subject,
+                    format!("iWARP, {speed} Gb/sec, connected through the RDMA connection manager from {from}"),
+                );
+                usable += 1;
+            }
+            (problem, _) => {
+                let problem = problem.clone().unwrap_or_else(|| "it was never examined".into());
+                let (why, remedy) = problem.split_once("; ").unwrap_or((&problem, "see docs/verbs.md"));
+                section.no(subject, why, remedy);
+            }
         }
     }
     usable
@@ -209,6 +241,10 @@ mod tests {
         assert!(said[0].1.contains("2 GIDs, first 0000:0000:0000:0000:0000:ffff:0a00:0001"), "{said:?}");
 
         assert_eq!(port(&root, "^rxe0"), (0, vec![(Verdict::No, "NCCL_IB_HCA leaves it out".into())]));
+
+        write(&root, "class/infiniband/rxe0/node_type", "4: RNIC\n");
+        assert_eq!(port(&root, ""), (0, Vec::new()), "iWARP is described elsewhere");
+        write(&root, "class/infiniband/rxe0/node_type", "1: CA\n");
 
         fs::remove_file(root.join("infiniband/uverbs0")).expect("remove");
         assert!(port(&root, "").1[0].1.contains("infiniband/uverbs0: No such file"));
