@@ -1,12 +1,13 @@
 //! The devices that NCCL sees: each usable RDMA port, or the one software device.
 
-use super::verbs::{self, DeviceInfo};
+use super::verbs::{self, peermem, DeviceInfo};
 use crate::config::{Config, FabricChoice};
 use crate::memory::gpu;
 use nccl_plugin_api::{
-    PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_CUDA, PTR_HOST,
+    PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_CUDA, PTR_DMABUF, PTR_HOST,
 };
 use std::ffi::{c_int, CString};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// What a device is.
@@ -82,7 +83,7 @@ fn find(config: &Config) -> Found {
     if usable.is_empty() {
         return Found { devices: vec![soft()], no_verbs };
     }
-    Found { devices: usable.into_iter().map(port).collect(), no_verbs }
+    Found { devices: usable.into_iter().map(|info| port(info, config)).collect(), no_verbs }
 }
 
 fn soft() -> Device {
@@ -97,15 +98,29 @@ fn soft() -> Device {
     }
 }
 
-fn port(info: DeviceInfo) -> Device {
+fn port(info: DeviceInfo, config: &Config) -> Device {
     Device {
         name: CString::new(info.name.clone()).unwrap_or_default(),
         pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
         guid: info.guid,
         speed: info.speed_mbps,
         port: info.port.into(),
-        ptr_support: PTR_HOST,
+        ptr_support: memory_kinds(
+            info.dma_buf && config.dma_buf,
+            peermem(Path::new("/sys")).is_some(),
+            gpu::has_driver,
+        ),
         kind: DeviceKind::Verbs(Box::new(info)),
+    }
+}
+
+/// What a port takes, by what device and kernel can; `has_gpus` is asked only where it matters.
+fn memory_kinds(dma_buf: bool, peermem: bool, has_gpus: impl Fn() -> bool) -> c_int {
+    match (dma_buf, peermem) {
+        (false, false) => PTR_HOST,
+        _ if !has_gpus() => PTR_HOST,
+        (true, _) => PTR_HOST | PTR_CUDA | PTR_DMABUF,
+        (false, true) => PTR_HOST | PTR_CUDA,
     }
 }
 
@@ -157,5 +172,18 @@ impl Device {
             rail_id: UNDEFINED_ID,
             plane_id: UNDEFINED_ID,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_memory_is_announced_where_it_can_be_registered() {
+        assert_eq!(memory_kinds(false, false, || true), PTR_HOST);
+        assert_eq!(memory_kinds(true, true, || false), PTR_HOST);
+        assert_eq!(memory_kinds(false, true, || true), PTR_HOST | PTR_CUDA);
+        assert_eq!(memory_kinds(true, false, || true), PTR_HOST | PTR_CUDA | PTR_DMABUF);
     }
 }

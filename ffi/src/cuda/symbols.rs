@@ -51,6 +51,7 @@ macro_rules! driver {
         pub struct Cuda {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
             pub(super) copy_batch: Option<CopyBatch>,
+            pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             library: Library,
         }
 
@@ -63,6 +64,7 @@ macro_rules! driver {
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
                     },)*
                     copy_batch: copy_batch(&library),
+                    range_handle: super::dmabuf::resolve(&library),
                     library,
                 })
             }

@@ -6,12 +6,14 @@ mod connect;
 mod context;
 mod devices;
 mod gid;
+mod gpu;
 mod hca;
 mod hot;
 mod lane;
 mod lock;
 mod message;
 mod outcome;
+mod peermem;
 mod progress;
 mod queues;
 mod regions;
@@ -25,6 +27,7 @@ pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
 pub use hot::{Named, Side, Windows};
+pub use peermem::peermem;
 pub use setup::Pending;
 
 use crate::config::Config;
@@ -33,11 +36,13 @@ use crate::fabric::{ContextSpec, Fabric, Region, Registration, World};
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use connect::Origin;
+use gpu::Gpu;
 use message::Keys;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd, Qp};
 use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use wire::Hello;
@@ -70,7 +75,7 @@ pub struct VerbsFabric {
     hello: Hello,
     limits: ibv_device_attr,
     relaxed: bool,
-    dma_buf: bool,
+    gpu: Gpu,
     /// `OXYGIN_QUEUE_DEPTH`, or 0.
     queue_depth: u32,
     hold: context::Limits,
@@ -135,7 +140,7 @@ impl VerbsFabric {
             hello,
             limits,
             relaxed: device.relaxed_ordering,
-            dma_buf: config.dma_buf,
+            gpu: Gpu::new(config.dma_buf, peermem(Path::new("/sys"))),
             queue_depth: config.queue_depth,
             hold: context::Limits { operations: config.max_operations as usize, timeout: config.timeout },
             scratch,
@@ -167,6 +172,24 @@ impl VerbsFabric {
         let started = Arc::new(Progress::start(channel)?);
         *progress = Some(started.clone());
         Ok(started)
+    }
+
+    /// Has tests believe that the kernel has a peer memory module, or none.
+    #[doc(hidden)]
+    pub fn pretend_peermem(&mut self, module: Option<&'static str>) {
+        self.gpu.peermem = module;
+    }
+
+    /// Registers a region, in relaxed order where signals do not forbid it and the device can.
+    fn register_region(&self, region: &Region) -> std::io::Result<Mr> {
+        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
+        match self.register_memory(region, access) {
+            // An old kernel or driver that does not drop the optional flag by itself.
+            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                self.register_memory(region, Access { relaxed: false, ..access })
+            }
+            other => other,
+        }
     }
 
     fn register_memory(&self, region: &Region, access: Access) -> std::io::Result<Mr> {
@@ -241,18 +264,10 @@ impl Fabric for VerbsFabric {
             // Devices refuse empty regions; no work request can name a byte of one.
             return Ok(Registration { lkey: 0, rkey: 0, guard: Box::new(()) });
         }
-        if region.dma_buf.is_some() && !self.dma_buf {
+        if region.dma_buf.is_some() && !self.gpu.dma_buf {
             return Err(Error::usage("a DMA-BUF was to be registered although NCCL_DMABUF_ENABLE=0"));
         }
-        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
-        let mr = match self.register_memory(region, access) {
-            // An old kernel or driver that does not drop the optional flag by itself.
-            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                self.register_memory(region, Access { relaxed: false, ..access })
-            }
-            other => other,
-        };
-        let mr = mr.map_err(|e| {
+        let mr = self.register_region(region).map_err(|e| {
             Error::system(registration(region.len, &e))
                 .context(format_args!("window {} at {:#x} on {}", region.id, region.base, self.label))
         })?;

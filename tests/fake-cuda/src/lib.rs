@@ -10,6 +10,7 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod dmabuf;
 mod memory;
 mod stream;
 mod world;
@@ -83,6 +84,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
     match which {
         CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => unsafe { give(value, dmabuf::is_supported() as c_int) },
         _ => CUDA_ERROR_INVALID_VALUE,
     }
 }
