@@ -56,6 +56,7 @@ pub struct Job {
 }
 
 /// Memory that a rank registered.
+#[allow(dead_code, reason = "not every test file has windows in host memory")]
 pub struct Window {
     pub words: Vec<u64>,
     pub handle: *mut c_void,
@@ -95,6 +96,7 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
+    #[allow(dead_code, reason = "as above")]
     pub fn window(&self, words: usize, flags: u64) -> Window {
         let mut w = Window { words: vec![0; words], handle: null_mut() };
         // SAFETY: the vector does not move or shrink while registered.
@@ -198,6 +200,7 @@ impl Rank {
         }
     }
 
+    #[allow(dead_code, reason = "as above")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
