@@ -10,6 +10,7 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod devices;
 mod dmabuf;
 mod memory;
 mod stream;
