@@ -86,7 +86,9 @@ fn ranks_put_signal_get_and_flush_gpu_memory() {
             r.job.barrier.wait();
             [&src_window, &dst_window, &sums_window].into_iter().for_each(|w| r.dereg(w));
         }
+        r.job.barrier.wait();
         assert_eq!(open_exports(), 0);
+        r.job.barrier.wait();
         // Managed memory on one rank: every rank hears of it at once.
         let memory = cuda.alloc(r.rank as i32, 8, false, r.rank == 1);
         let mut handle = null_mut();

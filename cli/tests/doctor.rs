@@ -87,6 +87,9 @@ fn devices_are_those_of_the_library_that_is_loaded_and_gpu_memory_is_judged_for_
     } else {
         assert_eq!(gpu["verdict"], "no", "{gpu}");
         assert!(gpu["remedy"].as_str().unwrap_or_default().contains("nvidia-peermem"), "{gpu}");
+        let port = about(&report, "Verbs fabric", "fake_0 port 1");
+        assert!(port["detail"].as_str().unwrap_or_default().contains("cannot register GPU memory"), "{port}");
+        assert_eq!(about(&report, "Verbs fabric", "verbs fabric")["verdict"], "note", "auto takes the soft fabric");
     }
 
     let (code, report) = doctor(&[("OXYGIN_LIBIBVERBS", "/nowhere/libibverbs.so.1"), ("OXYGIN_FABRIC", "verbs")]);

@@ -10,6 +10,7 @@ mod report;
 mod verbs;
 
 use oxygin::fabric::verbs::peermem;
+use oxygin::memory::gpu::has_driver;
 use report::Report;
 use std::error::Error;
 use std::path::Path;
@@ -33,7 +34,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let (gpu, exports) = gpu::gpu();
     let soft = host::soft();
     let sys = Path::new("/sys");
-    let (verbs, ports) = verbs::verbs(sys, &config);
+    let (verbs, ports) = verbs::verbs(sys, &config, has_driver());
     let report = Report::new(vec![
         nccl::plugins(&variable),
         verbs,

@@ -2,15 +2,17 @@
 
 use super::report::Section;
 use oxygin::config::{Config, FabricChoice};
-use oxygin::fabric::verbs::{devices, DeviceInfo};
+use oxygin::fabric::devices::gpu_obstacle;
+use oxygin::fabric::verbs::{devices, peermem, DeviceInfo};
 use oxygin_ffi::verbs::types::{IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND};
 use oxygin_ffi::verbs::Verbs;
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// Looks at everything the verbs fabric needs. Returns the ports too, none where there is no library.
-pub fn verbs(sys: &Path, config: &Config) -> (Section, Vec<DeviceInfo>) {
+/// Looks at everything the verbs fabric needs. `has_gpus`: a CUDA driver is here. Returns the ports too, none where there
+/// is no library.
+pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<DeviceInfo>) {
     let mut section = Section::new("Verbs fabric");
     let kernel = entries(&sys.join("class/infiniband"));
     // Held, so that the library is loaded once for all that follows.
@@ -39,8 +41,14 @@ pub fn verbs(sys: &Path, config: &Config) -> (Section, Vec<DeviceInfo>) {
         ),
         _ => {}
     }
-    ports.iter().for_each(|port| describe(&mut section, port));
-    let usable = ports.iter().filter(|p| p.is_usable()).count();
+    let mut usable = 0;
+    for port in &ports {
+        let judged = has_gpus && config.fabric == FabricChoice::Auto && port.is_usable();
+        let obstacle =
+            judged.then(|| gpu_obstacle(port.dma_buf && config.dma_buf, port.atomics, peermem(sys))).flatten();
+        describe(&mut section, port, port.problem.as_ref().or(obstacle.as_ref()));
+        usable += usize::from(port.is_usable() && obstacle.is_none());
+    }
     memlock(&mut section, !ports.is_empty());
     match (usable, config.fabric == FabricChoice::Verbs) {
         (0, true) => section.wrong(
@@ -58,9 +66,9 @@ pub fn verbs(sys: &Path, config: &Config) -> (Section, Vec<DeviceInfo>) {
 }
 
 /// One port: what it offers, or why it cannot be used.
-fn describe(section: &mut Section, port: &DeviceInfo) {
+fn describe(section: &mut Section, port: &DeviceInfo, problem: Option<&String>) {
     let subject = format!("{} port {}", port.name, port.port);
-    if let Some(problem) = &port.problem {
+    if let Some(problem) = problem {
         return refuse(section, &subject, problem);
     }
     let link = match port.link_layer {
