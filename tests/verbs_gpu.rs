@@ -276,9 +276,31 @@ fn odd_addresses_are_found_in_their_pages() {
     let registration = ranks[1].fabric.register_gpu(&region, &at).unwrap();
     ranks[0].data.memory.store(0, 5);
     let p = Put { rkey: registration.rkey, remote: region.base + 16, ..put(&ranks[0], 0, &ranks[1], 0, 8) };
-    // SAFETY: as above.
+    // SAFETY: windows outlive the operation.
     finish(&ranks[0].contexts[0], 1, unsafe { ranks[0].contexts[0].put(1, &p) }.unwrap());
     assert_eq!(memory.get((4088 + 16) / 8), 5);
+    drop((registration, ranks));
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
+fn a_descriptor_may_begin_before_the_window() {
+    let (fake, cuda) = take();
+    let ranks = Job::default().start();
+    let memory = cuda.alloc(1, 2048, false, false);
+    let fd = cuda.export(1, &memory);
+    let region = Region { id: 10, base: memory.at + 8192, len: 4096, strict: false, dma_buf: Some((fd, 8192)) };
+    let at = gpu::inspect(region.base, region.len, false).unwrap();
+    let registration = ranks[1].fabric.register_gpu(&region, &at).unwrap();
+    // SAFETY: our own descriptor.
+    unsafe { libc::close(fd) };
+    way(&said()[0], "the caller's DMA-BUF", &[]);
+    ranks[0].data.memory.store(0, 6);
+    let p = Put { rkey: registration.rkey, remote: region.base, ..put(&ranks[0], 0, &ranks[1], 0, 8) };
+    // SAFETY: windows outlive the operation.
+    finish(&ranks[0].contexts[0], 1, unsafe { ranks[0].contexts[0].put(1, &p) }.unwrap());
+    assert_eq!((memory.get(0), memory.get(1024)), (0, 6));
     drop((registration, ranks));
     fake.check_clean();
     cuda.check();
@@ -300,12 +322,17 @@ fn when_every_way_fails_one_sentence_has_all_reasons_and_the_remedies() {
     };
     fake.set("dmabuf_errno", libc::ENOMEM.into());
     let given = "by the caller's DMA-BUF: Cannot allocate memory";
-    refused(true, &[given, "by a DMA-BUF: Cannot", "over PCIe: cuMem", "the kernel has no peer memory module loaded"]);
+    refused(
+        true,
+        &[given, "by a DMA-BUF: Cannot", "BAR1", "over PCIe: cuMem", "the kernel has no peer memory module loaded"],
+    );
     fake.set("dmabuf", 0);
     refused(true, &["by the caller's DMA-BUF: Operation not supported", "no peer memory module"]);
     cuda.exports(exports::NOT_SUPPORTED);
     fake.set("dmabuf", 1);
     refused(false, &["GPU 0 exports none", "no peer memory module"]);
+    cuda.exports(exports::NOT_CAPABLE);
+    refused(false, &["it was allocated without gpuDirectRDMACapable", "by a DMA-BUF: cuMemGetHandle"]);
     drop(ranks);
     // A module that is loaded and does not know this memory.
     let mut ranks = Job::default().start();

@@ -17,6 +17,8 @@ pub mod exports {
     pub const REFUSED: c_int = 2;
     /// Only mapped over PCIe.
     pub const PCIE_ONLY: c_int = 3;
+    /// No range, because memory was allocated without a thought of RDMA.
+    pub const NOT_CAPABLE: c_int = 4;
 }
 
 type Resolve = extern "C" fn(c_int, u64, usize) -> *mut u8;

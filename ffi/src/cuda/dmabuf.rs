@@ -12,6 +12,8 @@ pub const CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED: c_int = 124;
 pub const CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_uint = 1;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE` (CUDA 12.8 and later).
 pub const CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE: c_ulonglong = 1;
+/// `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE` (CUDA 11.3 and later).
+pub const CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: c_uint = 15;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
 
@@ -41,6 +43,16 @@ impl Context {
         // SAFETY: a place for the answer; a driver that does not know the attribute fails.
         let code = unsafe { (self.cuda.device_attribute)(&mut value, which, self.device) };
         self.cuda.range_handle.is_some() && code == CUDA_SUCCESS && value != 0
+    }
+
+    /// Whether memory was allocated in a way that lets other devices reach it; `None`: the driver does not say.
+    pub fn is_rdma_capable(&self, at: CUdeviceptr) -> Option<bool> {
+        let mut which = CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE;
+        let mut value: u64 = 0;
+        let mut place: *mut c_void = (&raw mut value).cast();
+        // SAFETY: one attribute and a place that is large enough whatever its size.
+        let code = unsafe { (self.cuda.pointer_attributes)(1, &mut which, &mut place, at) };
+        (code == CUDA_SUCCESS).then_some(value & 0xff != 0)
     }
 
     /// Exports `bytes` of device memory from `at` on, both multiples of the page size. Offset 0 of the descriptor is `at`.

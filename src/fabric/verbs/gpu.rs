@@ -76,6 +76,12 @@ impl VerbsFabric {
         self.admit(&region, gpu, &place)?;
         let mut failed = Vec::new();
         let Some((way, mr)) = self.first_that_works(&region, memory, &mut failed) else {
+            if memory.context.is_rdma_capable(region.base) == Some(false) {
+                failed.insert(
+                    0,
+                    "it was allocated without gpuDirectRDMACapable (ncclMemAlloc and cudaMalloc set it)".into(),
+                );
+            }
             let failed = failed.join("; ");
             return Err(Error::system(format!("{place} cannot be registered with {}: {failed}; {REMEDY}", self.label)));
         };
@@ -153,7 +159,13 @@ impl VerbsFabric {
                 Ok(mr) => return Some((way, mr)),
                 Err(Refused::Export(why)) => failed.push(format!("by {way}: {why}")),
                 Err(Refused::Registration(e)) => {
-                    failed.push(format!("by {way}: {e}"));
+                    let hint = match e.raw_os_error() {
+                        Some(libc::ENOMEM) => {
+                            " (raise `ulimit -l`; or the GPU's BAR1 is full, see nvidia-smi -q -d MEMORY)"
+                        }
+                        _ => "",
+                    };
+                    failed.push(format!("by {way}: {e}{hint}"));
                     if is_unknown_to_kernel(&e) {
                         return None;
                     }

@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 static MODE: AtomicI32 = AtomicI32::new(0);
 
 /// Memory is exported (0), the device says that it is not (1), ranges are refused (2), or are unless they are to be
-/// mapped over PCIe (3).
+/// mapped over PCIe (3), or are because memory was allocated without a thought of RDMA (4).
 #[no_mangle]
 pub extern "C" fn fake_dma_buf(mode: c_int) {
     MODE.store(mode, Ordering::Release);
@@ -23,6 +23,11 @@ pub extern "C" fn fake_dma_buf(mode: c_int) {
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 pub fn is_supported() -> bool {
     MODE.load(Ordering::Acquire) != 1
+}
+
+/// `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE`.
+pub fn is_rdma_capable() -> bool {
+    MODE.load(Ordering::Acquire) != 4
 }
 
 #[no_mangle]
@@ -40,7 +45,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     let over_pcie = flags == CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE;
     let refused = match MODE.load(Ordering::Acquire) {
         1 => return CUDA_ERROR_NOT_SUPPORTED,
-        2 => true,
+        2 | 4 => true,
         3 => !over_pcie,
         _ => over_pcie,
     };

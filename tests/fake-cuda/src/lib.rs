@@ -148,6 +148,9 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
                     place.cast::<c_uint>().write(if found.is_some() { CU_MEMORYTYPE_DEVICE } else { 0 })
                 }
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<u8>().write(found.is_some_and(|m| m.managed) as u8),
+                CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+                    place.cast::<bool>().write(dmabuf::is_rdma_capable())
+                }
                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => place.cast::<c_int>().write(found.map_or(-2, |m| m.device)),
                 _ => return CUDA_ERROR_INVALID_VALUE,
             }
