@@ -56,7 +56,6 @@ pub struct Job {
 }
 
 /// Memory that a rank registered.
-#[allow(dead_code, reason = "not every test file has windows in host memory")]
 pub struct Window {
     pub words: Vec<u64>,
     pub handle: *mut c_void,
@@ -96,7 +95,6 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
-    #[allow(dead_code, reason = "as above")]
     pub fn window(&self, words: usize, flags: u64) -> Window {
         let mut w = Window { words: vec![0; words], handle: null_mut() };
         // SAFETY: the vector does not move or shrink while registered.
@@ -200,7 +198,6 @@ impl Rank {
         }
     }
 
-    #[allow(dead_code, reason = "as above")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
