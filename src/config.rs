@@ -158,7 +158,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "OXYGIN_FABRIC",
         default: "auto",
         meaning: "How bytes move: RDMA through libibverbs, or shared memory and TCP. `auto` takes verbs where every \
-                  rank has a usable port, else soft.",
+                  rank has a usable port (with GPUs: one that takes GPU memory), else soft.",
         accepted: "auto, verbs, soft",
         apply: |config, text| {
             config.fabric = match text {
@@ -340,7 +340,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NCCL_DMABUF_ENABLE",
         default: "1",
-        meaning: "Whether GPU memory may be registered by DMA-BUF descriptor. 0: no.",
+        meaning:
+            "Whether GPU memory may be registered with RDMA devices by DMA-BUF. 0: only by address, with a peer memory \
+                  module.",
         accepted: "0 or another integer",
         apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
     },

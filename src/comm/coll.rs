@@ -216,29 +216,29 @@ impl Coll {
         })
     }
 
-    /// Registers memory on every rank. Collective.
+    /// Registers memory on every rank. Collective. `gpu`: it is GPU memory, or why it cannot be used, which the other
+    /// ranks learn at once.
     pub fn register(
         &self,
         base: u64,
         len: u64,
         strict: bool,
         dma_buf: Option<(std::os::fd::RawFd, u64)>,
-        gpu: Option<&GpuMemory>,
+        gpu: Option<Result<GpuMemory>>,
     ) -> Result<*mut c_void> {
         self.check_open()?;
         let id = self.held.lock().ids.take();
         let region = Region { id, base, len, strict, dma_buf };
+        let is_gpu = gpu.is_some();
         let mine = match (&self.fabric, gpu) {
+            (_, Some(Err(why))) => Err(why),
             (AnyFabric::Verbs(f), None) => f.register(&region),
             (AnyFabric::Soft(f), None) => f.register(&region),
-            (AnyFabric::Soft(f), Some(memory)) => f.register_gpu(&region, memory),
-            (AnyFabric::Verbs(_), Some(_)) => Err(Error::usage(
-                "type = 2 (CUDA), but over RDMA devices this version moves host memory only; register host memory \
-                 (type 1), or set OXYGIN_FABRIC=soft",
-            )),
+            (AnyFabric::Soft(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
+            (AnyFabric::Verbs(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
         };
         // The CPU must not touch GPU memory: such windows are known to the fabric alone.
-        if mine.is_ok() && gpu.is_none() {
+        if mine.is_ok() && !is_gpu {
             self.registry.insert(id, Extent { base, len });
         }
         let window = self.exchange_window(&region, mine).and_then(|window| {

@@ -264,11 +264,11 @@ fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
     let gpu = match a.ptr_type {
         PTR_CUDA => {
             let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
-            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
+            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset))
         }
         _ => None,
     };
-    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu.as_ref())
+    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu)
 }
 
 /// Registers and stores the handle in one or two places.

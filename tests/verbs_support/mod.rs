@@ -9,7 +9,7 @@ use oxygin::memory::registry::{Extent, Registry};
 use oxygin::rma::op::{Get, Put, Signal};
 use oxygin::rma::seq::Seq;
 use std::ffi::{c_char, CString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,13 +35,36 @@ pub fn fake_path() -> PathBuf {
     path
 }
 
+/// A copy of the fake that lacks a symbol.
+pub fn without(name: &str) -> PathBuf {
+    let mut bytes = std::fs::read(fake_path()).unwrap();
+    let needle = [b"\0", name.as_bytes(), b"\0"].concat();
+    let mut found = 0;
+    for at in 0..bytes.len() - needle.len() {
+        if bytes[at..at + needle.len()] == needle[..] {
+            bytes[at + 2] = b'?';
+            found += 1;
+        }
+    }
+    assert!(found > 0, "{name} is not in the fake");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libfake_without_{name}.so"));
+    // A file of its own each time: it may be loaded already.
+    let _ = std::fs::remove_file(&path);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
 impl Fake {
     /// Waits for the turn and takes the fake.
     pub fn take() -> Self {
+        Self::take_from(&fake_path())
+    }
+
+    /// The same, of a fake elsewhere.
+    pub fn take_from(path: &Path) -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = fake_path();
-        std::env::set_var("OXYGIN_LIBIBVERBS", &path);
-        std::env::set_var("OXYGIN_LIBRDMACM", &path);
+        std::env::set_var("OXYGIN_LIBIBVERBS", path);
+        std::env::set_var("OXYGIN_LIBRDMACM", path);
         // SAFETY: our own library.
         let library = unsafe { libloading::Library::new(path) }.unwrap();
         let fake = Self { library, _turn: turn };

@@ -3,10 +3,12 @@
 //! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
 //! functions are resolved at run time. Nothing here waits for the GPU.
 
+mod dmabuf;
 mod objects;
 mod symbols;
 mod types;
 
+pub use dmabuf::*;
 pub use objects::*;
 pub use symbols::{Cuda, ENV_PATH, SONAME};
 pub use types::*;

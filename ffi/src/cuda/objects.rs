@@ -42,7 +42,7 @@ pub struct Pointer {
 }
 
 impl Cuda {
-    fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
+    pub(super) fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
         if code == CUDA_SUCCESS {
             return Ok(());
         }
@@ -117,9 +117,9 @@ impl Cuda {
 /// A context that calls are made in. Contexts are the application's (or the device's primary one); this keeps none
 /// alive but a primary one that it retained itself.
 pub struct Context {
-    cuda: Arc<Cuda>,
+    pub(super) cuda: Arc<Cuda>,
     raw: CUcontext,
-    device: CUdevice,
+    pub(super) device: CUdevice,
     retained: bool,
 }
 

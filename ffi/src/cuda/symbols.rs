@@ -50,6 +50,7 @@ macro_rules! driver {
         /// The functions of the driver. Holds the library.
         pub struct Cuda {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+            pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
             library: Library,
         }
@@ -62,6 +63,7 @@ macro_rules! driver {
                         // SAFETY: the driver's function of this (versioned) name has this signature.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
                     },)*
+                    range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
                     library,
                 })

@@ -322,7 +322,7 @@ impl Context for VerbsContext {
 
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
         let seq = self.shared.issue(peer, Op::get(get), get.more)?;
-        if self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
+        if get.len > 0 && self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
             if let Some(lane) = self.shared.queues.lock().lanes.get_mut(peer as usize) {
                 lane.flush_from = Some((get.local, get.lkey));
             }

@@ -189,7 +189,8 @@ impl Messages {
         let at = window.filter(|_| addr % 8 == 0).and_then(|window| held.resolve(window, addr, 8));
         let Some(at) = at else {
             return Err(format!(
-                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window"
+                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window in host memory; \
+                 without remote atomics signals cannot go to GPU memory"
             ));
         };
         // SAFETY: eight aligned bytes of a window that stays while the registry is held; everybody adds atomically.

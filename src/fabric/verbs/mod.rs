@@ -6,6 +6,7 @@ mod connect;
 mod context;
 mod devices;
 mod gid;
+mod gpu;
 mod hca;
 mod hot;
 mod iwarp;
@@ -14,6 +15,7 @@ mod lock;
 mod message;
 mod outcome;
 mod pairs;
+mod peermem;
 mod progress;
 mod queues;
 mod regions;
@@ -27,6 +29,7 @@ pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
 pub use hot::{Named, Side, Windows};
+pub use peermem::peermem;
 pub use setup::Pending;
 
 use crate::config::Config;
@@ -35,6 +38,7 @@ use crate::fabric::{ContextSpec, Fabric, Region, Registration, World};
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use connect::Origin;
+use gpu::Gpu;
 use iwarp::Home;
 use message::Keys;
 use oxygin_ffi::rdmacm::RdmaCm;
@@ -42,6 +46,7 @@ use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd};
 use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use wire::Hello;
@@ -76,7 +81,7 @@ pub struct VerbsFabric {
     hello: Hello,
     limits: ibv_device_attr,
     relaxed: bool,
-    dma_buf: bool,
+    gpu: Gpu,
     /// `OXYGIN_QUEUE_DEPTH`, or 0.
     queue_depth: u32,
     hold: context::Limits,
@@ -151,7 +156,7 @@ impl VerbsFabric {
             hello,
             limits,
             relaxed: device.relaxed_ordering,
-            dma_buf: config.dma_buf,
+            gpu: Gpu::new(config.dma_buf, peermem(Path::new("/sys"))),
             queue_depth: config.queue_depth,
             hold: context::Limits {
                 operations: config.max_operations as usize,
@@ -187,6 +192,24 @@ impl VerbsFabric {
         let started = Arc::new(Progress::start(channel)?);
         *progress = Some(started.clone());
         Ok(started)
+    }
+
+    /// Has tests believe that the kernel has a peer memory module, or none.
+    #[doc(hidden)]
+    pub fn pretend_peermem(&mut self, module: Option<&'static str>) {
+        self.gpu.peermem = module;
+    }
+
+    /// Registers a region, in relaxed order where signals do not forbid it and the device can.
+    fn register_region(&self, region: &Region) -> std::io::Result<Mr> {
+        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
+        match self.register_memory(region, access) {
+            // An old kernel or driver that does not drop the optional flag by itself.
+            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                self.register_memory(region, Access { relaxed: false, ..access })
+            }
+            other => other,
+        }
     }
 
     fn register_memory(&self, region: &Region, access: Access) -> std::io::Result<Mr> {
@@ -250,18 +273,10 @@ impl Fabric for VerbsFabric {
             // Devices refuse empty regions; no work request can name a byte of one.
             return Ok(Registration { lkey: 0, rkey: 0, guard: Box::new(()) });
         }
-        if region.dma_buf.is_some() && !self.dma_buf {
+        if region.dma_buf.is_some() && !self.gpu.dma_buf {
             return Err(Error::usage("a DMA-BUF was to be registered although NCCL_DMABUF_ENABLE=0"));
         }
-        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
-        let mr = match self.register_memory(region, access) {
-            // An old kernel or driver that does not drop the optional flag by itself.
-            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                self.register_memory(region, Access { relaxed: false, ..access })
-            }
-            other => other,
-        };
-        let mr = mr.map_err(|e| {
+        let mr = self.register_region(region).map_err(|e| {
             Error::system(registration(region.len, &e))
                 .context(format_args!("window {} at {:#x} on {}", region.id, region.base, self.label))
         })?;

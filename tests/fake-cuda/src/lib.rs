@@ -10,6 +10,8 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod devices;
+mod dmabuf;
 mod memory;
 mod stream;
 mod world;
@@ -83,6 +85,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
     match which {
         CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => unsafe { give(value, dmabuf::is_supported() as c_int) },
         _ => CUDA_ERROR_INVALID_VALUE,
     }
 }
@@ -145,6 +148,9 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
                     place.cast::<c_uint>().write(if found.is_some() { CU_MEMORYTYPE_DEVICE } else { 0 })
                 }
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<u8>().write(found.is_some_and(|m| m.managed) as u8),
+                CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+                    place.cast::<bool>().write(dmabuf::is_rdma_capable())
+                }
                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => place.cast::<c_int>().write(found.map_or(-2, |m| m.device)),
                 _ => return CUDA_ERROR_INVALID_VALUE,
             }

@@ -28,8 +28,12 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("open_errno", 0),
     // Registrations fail with this errno.
     ("reg_errno", 0),
-    // DMA-BUFs can be registered: as memfds, which are mapped.
+    // DMA-BUFs can be registered: those of `fake_verbs_gpu`, else memfds, which are mapped.
     ("dmabuf", 1),
+    // Registrations of DMA-BUFs fail with this errno.
+    ("dmabuf_errno", 0),
+    // GPU memory can be registered by its address.
+    ("peermem", 0),
     // 0: post_send carries everything out at once. 1: polls carry out a little of some queue pair. 2: nothing moves.
     ("late", 0),
     // Every n-th post_send takes a part of its chain only and says ENOMEM.

@@ -357,10 +357,14 @@ impl World {
                 }
             }
             IBV_WR_RDMA_READ if pair.attr.max_rd_atomic == 0 => IBV_WC_LOC_QP_OP_ERR,
-            IBV_WR_RDMA_READ => match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
-                Some(from) => copy(from, local, len),
-                None => IBV_WC_REM_ACCESS_ERR,
-            },
+            IBV_WR_RDMA_READ => {
+                self.settings.note("last_read_key", rdma.rkey.into());
+                self.settings.note("last_read_bytes", len as i64);
+                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
+                    Some(from) => copy(from, local, len),
+                    None => IBV_WC_REM_ACCESS_ERR,
+                }
+            }
             IBV_WR_ATOMIC_FETCH_AND_ADD if !atomics || len != 8 || pair.attr.max_rd_atomic == 0 => {
                 IBV_WC_REM_INV_REQ_ERR
             }
