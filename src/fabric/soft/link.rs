@@ -167,6 +167,7 @@ impl Link {
     #[inline]
     pub fn post(&self, shared: &Shared, lane: &Lane, slot: u32, work: Work) -> Result<Seq> {
         self.health.check()?;
+        shared.keep_busy();
         let mut state = self.state.lock();
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
             if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {

@@ -179,6 +179,13 @@ impl Shared {
         moved
     }
 
+    /// A caller posts: polling without a find is not idling then, and must not slow down (`rest`). A sender whose peer
+    /// sends nothing back finds nothing in any of its polls.
+    #[inline(always)]
+    pub fn keep_busy(&self) {
+        self.idle.store(0, Ordering::Relaxed);
+    }
+
     /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.
     #[inline]
     fn rest(&self) {
