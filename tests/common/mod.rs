@@ -198,6 +198,7 @@ impl Rank {
         }
     }
 
+    #[allow(dead_code, reason = "not every test file has signals in host memory")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.

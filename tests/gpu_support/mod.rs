@@ -46,6 +46,8 @@ impl Fake {
         let mut fake = Self { library, violations: 0, _turn: turn };
         fake.settings(false, 3);
         fake.costs(0, 0, 0);
+        fake.hold(0);
+        fake.calm();
         std::env::remove_var("OXYGIN_GPU_ISSUE");
         fake.violations = fake.count_violations();
         fake
@@ -85,6 +87,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(u64, u64, u64)>(b"fake_costs")(call, copy, gpu) }
     }
 
+    /// Copies of so many bytes and more wait until this is called with 0.
+    pub fn hold(&self, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(usize)>(b"fake_hold")(bytes) }
+    }
+
     /// How often a driver function was called so far.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
@@ -106,6 +114,11 @@ impl Fake {
     /// The next call of a function fails.
     pub fn inject(&self, name: &str, code: c_int) {
         self.inject_after(name, 0, code);
+    }
+
+    fn calm(&self) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn()>(b"fake_calm")() }
     }
 
     /// A function fails after `after` more calls of it.

@@ -369,11 +369,21 @@ pub extern "C" fn fake_kernel(change: c_int) {
     world().kernel(change);
 }
 
-/// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the stream's own work.
+/// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the streams' own work, of which all
+/// that was queued before is done first.
 #[no_mangle]
 pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: CUresult) {
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    while name == "gpu" && stream::are_busy() {
+        std::thread::yield_now();
+    }
     world().inject(name, after, code);
+}
+
+/// Forgets injected errors whose turn has not come.
+#[no_mangle]
+pub extern "C" fn fake_calm() {
+    world().calm();
 }
 
 /// A destroyed context refuses to be pushed.
@@ -393,6 +403,12 @@ pub extern "C" fn fake_settings(can_add: bool, delay_us: u64) {
 #[no_mangle]
 pub extern "C" fn fake_costs(call: u64, copy: u64, gpu: u64) {
     world().set_costs(call, copy, gpu);
+}
+
+/// Copies of so many bytes and more wait until this is called with 0.
+#[no_mangle]
+pub extern "C" fn fake_hold(bytes: usize) {
+    world().hold(bytes);
 }
 
 /// How often a function was called since the process began.

@@ -13,6 +13,14 @@ pub enum Work {
     Ops(Vec<MemOp>),
 }
 
+/// Pieces of work of all streams that are not done.
+static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any stream has work.
+pub fn are_busy() -> bool {
+    UNFINISHED.load(Ordering::Acquire) > 0
+}
+
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 const ILLEGAL_ADDRESS: CUresult = 700;
 
@@ -50,12 +58,19 @@ impl FakeStream {
                     } else {
                         std::thread::sleep(Duration::from_micros(delay));
                     }
+                    if let Work::Copies(copies) = &work {
+                        let most = copies.iter().map(|c| c.2).max().unwrap_or(0);
+                        while world().is_held(most) {
+                            std::thread::sleep(Duration::from_micros(50));
+                        }
+                    }
                     if code == CUDA_SUCCESS {
                         code = run(work);
                     }
                     own.error.store(code, Ordering::Release);
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
+                UNFINISHED.fetch_sub(1, Ordering::AcqRel);
             }
         });
         Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
@@ -82,6 +97,7 @@ impl FakeStream {
             run(Work::Ops(early));
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
+        UNFINISHED.fetch_add(1, Ordering::AcqRel);
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {

@@ -57,6 +57,7 @@ struct Inner {
     call_ns: u64,
     copy_ns: u64,
     gpu_ns: u64,
+    held_bytes: usize,
     calls: HashMap<&'static str, u64>,
 }
 
@@ -93,6 +94,10 @@ impl World {
 
     pub fn inject(&mut self, name: String, after: u32, code: CUresult) {
         self.inner().injected.insert(name, (after, code));
+    }
+
+    pub fn calm(&mut self) {
+        self.inner().injected.clear();
     }
 
     pub fn violation(&mut self, what: &str) {
@@ -149,6 +154,16 @@ impl World {
     /// When the GPU begins after the call, and how long a copy takes there; 0: no such model.
     pub fn gpu_ns(&mut self) -> (u64, u64) {
         (self.inner().gpu_ns, self.inner().copy_ns)
+    }
+
+    /// From how many bytes on copies do not run now; 0: all run.
+    pub fn hold(&mut self, bytes: usize) {
+        self.inner().held_bytes = bytes;
+    }
+
+    pub fn is_held(&mut self, bytes: usize) -> bool {
+        let from = self.inner().held_bytes;
+        from != 0 && bytes >= from
     }
 
     /// Counts a call; returns what it costs.
