@@ -345,3 +345,86 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
         key & !GPU_BIT
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::lane::Lane;
+    use crate::rma::seq::Seq;
+    use oxygin_ffi::cuda::MemOpKind;
+    use std::sync::atomic::AtomicUsize;
+
+    const X: u64 = 0x1000;
+    const Y: u64 = 0x2000;
+
+    fn op(lane: &Arc<Lane>) -> Op {
+        let owner = Owner { lane: lane.clone(), seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) };
+        let nowhere = Side::Caller { addr: 0, gpu: false };
+        Op::copy(owner, nowhere, nowhere, 0)
+    }
+
+    fn stores(batch: &Batch) -> Vec<(u64, u64, bool)> {
+        let parts = |m: &MemOp| match m.parse() {
+            Some((at, MemOpKind::Write64(value))) => (at, value, m.is_unfenced()),
+            other => panic!("{other:?}"),
+        };
+        batch.ops.iter().map(parts).collect()
+    }
+
+    #[test]
+    fn a_signal_joins_its_last_store_unless_its_lane_would_overtake_itself() {
+        let (a, b) = (Arc::new(Lane::new(0, 0, Arc::default())), Arc::new(Lane::new(1, 0, Arc::default())));
+        let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
+            let mut batch = Batch { merge: true, ..Batch::default() };
+            signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value));
+            stores(&batch).into_iter().map(|(at, value, _)| (at, value)).collect::<Vec<_>>()
+        };
+        assert_eq!(run(&[(&a, X, 1), (&b, Y, 1), (&a, X, 2), (&b, Y, 2)]), [(X, 2), (Y, 2)]);
+        assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&a, X, 3)]), [(X, 3)]);
+        assert_eq!(run(&[(&a, X, 1), (&a, Y, 1), (&a, X, 2)]), [(X, 1), (Y, 1), (X, 2)]);
+        // b's own addition to X is in the first entry, but its Y came after.
+        assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&b, Y, 1), (&b, X, 3)]), [(X, 2), (Y, 1), (X, 3)]);
+    }
+
+    #[test]
+    fn only_a_first_signal_alone_goes_without_a_barrier() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.store_signal(&op(&lane), X, 1);
+        batch.store_signal(&op(&lane), Y, 1);
+        batch.raise_flag(0x3000, 1);
+        assert_eq!(stores(&batch), [(X, 1, true), (Y, 1, false), (0x3000, 1, false)]);
+        // What joins it may come with a copy.
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.store_signal(&op(&lane), X, 1);
+        batch.copy(0x4000, 0x5000, 8);
+        batch.store_signal(&op(&lane), X, 2);
+        assert_eq!(stores(&batch), [(X, 2, false)]);
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.copy(0x4000, 0x5000, 8);
+        batch.store_signal(&op(&lane), X, 1);
+        assert_eq!(stores(&batch), [(X, 1, false)]);
+    }
+
+    #[test]
+    fn copies_join_within_their_windows() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let between = |window, key| {
+            let (from, to) = (Side::Caller { addr: 0, gpu: true }, Side::Window { key, addr: 0 });
+            Op { from, to, window, ..op(&lane) }
+        };
+        let mut batch = Batch { merge: true, ..Batch::default() };
+        let mut put = |window, key, to, from| {
+            batch.copy_on_device(&between(window, key), to, from, 8);
+            batch.copies.len()
+        };
+        assert_eq!(put(1, 2, 0x100, 0x200), 1);
+        assert_eq!(put(1, 2, 0x108, 0x208), 1);
+        // Another window, at either end; only one end continues; an unknown window.
+        assert_eq!(put(1, 3, 0x110, 0x210), 2);
+        assert_eq!(put(4, 2, 0x110, 0x210), 3);
+        assert_eq!(put(1, 2, 0x110, 0x218), 4);
+        assert_eq!(put(0, 2, 0x110, 0x210), 5);
+        assert_eq!(put(1, 2, 0x110, 0x210), 5);
+    }
+}

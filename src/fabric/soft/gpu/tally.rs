@@ -73,3 +73,25 @@ impl Tally {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_has_all_counts() {
+        let (mut t, busy) = (Tally::default(), AtomicU64::new(9));
+        assert_eq!(t.line(3, &busy), None);
+        for flight in 0..SAMPLE + 1 {
+            let sample = t.before_launch();
+            assert_eq!(sample.is_some(), flight % SAMPLE == 0);
+            t.launched(sample.as_ref(), 3, 2, 1);
+            sample.into_iter().for_each(|s| t.landed(s));
+        }
+        t.bulk(4);
+        let line = t.line(3, &busy).expect("there were flights");
+        for part in ["rank 3: 17 flights of 3.0 operations", "34 copies, 17 signals", "4 large", "9 polls found"] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
