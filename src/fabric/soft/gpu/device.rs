@@ -87,6 +87,12 @@ impl Device {
         self.streams.iter().try_for_each(|s| s.is_done().map(drop))
     }
 
+    /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.
+    pub fn is_idle(&self) -> bool {
+        let Ok(_current) = self.context.enter() else { return true };
+        self.streams.iter().all(|s| s.is_done().unwrap_or(true))
+    }
+
     /// The number of the last flight that is done.
     #[inline]
     pub fn flag(&self, way: Way) -> u64 {

@@ -164,7 +164,7 @@ impl Engine {
     /// Waits for the flights that are up. `false`: they are still up.
     fn drain(&self, state: &mut State) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
-        while state.has_flights() {
+        while state.is_touching_memory() {
             if !state.land(&self.registry) {
                 state.check(self.rank);
                 if Instant::now() > end {

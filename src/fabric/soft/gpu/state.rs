@@ -149,6 +149,12 @@ impl State {
         !self.small.is_empty() || !self.bulk.is_empty()
     }
 
+    /// Whether the GPU may still read or write what operations named: flights that are up, and after a refused call
+    /// whatever was started before the refusal.
+    pub fn is_touching_memory(&self) -> bool {
+        self.has_flights() || self.failure.is_some() && self.device.as_ref().is_some_and(|d| !d.is_idle())
+    }
+
     /// Starts what can start and completes what is done. Returns whether something is under way.
     pub fn advance(&mut self, rank: u32, registry: &Registry) -> bool {
         let mut moved = self.land(registry);

@@ -29,8 +29,10 @@ impl Default for Tuning {
 }
 
 /// What `parse` takes, for people.
-pub const ACCEPTED: &str = "words with commas between: copy=any|device|batch, fenced, split, flights=1..4, \
-                            gather=1..1024, bulk=BYTES (0: off), merge=0|1";
+pub const ACCEPTED: &str =
+    "words with commas between: copy=any, copy=device or copy=batch (the call for a lone copy), \
+                            fenced (a barrier before every store), split (the flag in a call of its own), \
+                            flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
