@@ -1,6 +1,7 @@
 //! One rank's streams and pinned memory on its GPU.
 
-use oxygin_ffi::cuda::{Calls, Context, Copies, CudaError, MemOp, Pinned, Stream};
+use super::tuning::Tuning;
+use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -25,7 +26,8 @@ pub enum Way {
 /// Streams of our own in the rank's context, and pinned memory beside it.
 pub struct Device {
     context: Arc<Context>,
-    streams: ManuallyDrop<[Stream; 2]>,
+    /// By way; the second one only where large copies have a stream of their own.
+    streams: ManuallyDrop<Vec<Stream>>,
     pinned: ManuallyDrop<Pinned>,
     /// Streams can add to memory there.
     pub can_add: bool,
@@ -33,10 +35,11 @@ pub struct Device {
 
 impl Device {
     /// Makes both. Set-up only: allocations may wait for kernels.
-    pub fn open(context: Arc<Context>, calls: Calls) -> Result<Self, CudaError> {
+    pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
         let (streams, pinned) = {
             let _current = context.enter()?;
-            let streams = [Stream::create(context.cuda(), calls)?, Stream::create(context.cuda(), calls)?];
+            let ways = if tuning.bulk > 0 { 2 } else { 1 };
+            let streams = (0..ways).map(|_| Stream::create(context.cuda(), tuning.calls)).collect::<Result<_, _>>()?;
             let pinned = Pinned::alloc(context.cuda(), STAGING_AT + STAGING_BYTES as usize)?;
             (ManuallyDrop::new(streams), ManuallyDrop::new(pinned))
         };
@@ -48,7 +51,7 @@ impl Device {
 
     /// Has the driver load whatever copies and memory operations need before a kernel can be in the way.
     fn warm_up(&self) -> Result<(), CudaError> {
-        for way in [Way::Small, Way::Bulk] {
+        for &way in &[Way::Small, Way::Bulk][..self.streams.len()] {
             let mut copies = Copies::default();
             copies.push(self.staging(0), self.staging(64), 8);
             copies.push(self.staging(128), self.staging(192), 8);

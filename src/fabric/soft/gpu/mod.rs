@@ -116,8 +116,7 @@ impl Engine {
     }
 
     fn open(&self, state: &mut State, context: Arc<Context>) -> Result<()> {
-        let device =
-            Device::open(context, state.tuning.calls).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
+        let device = Device::open(context, &state.tuning).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
         log::info!(
             "rank {}: GPU {}, copies on streams of our own; signals that kernels reset are {}",
             self.rank,

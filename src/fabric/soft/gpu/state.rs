@@ -174,13 +174,18 @@ impl State {
         moved || self.has_flights()
     }
 
-    /// Whether a flight is worth its cost now: while one is up, operations gather.
+    /// Whether a flight is worth its cost now. While one is up operations gather, but for those that cost the driver
+    /// little (no copy) or the GPU much.
     fn may_start(&self) -> bool {
         let up = self.small.flights.len();
         match self.queue.front() {
             None => false,
             Some(_) if up == 0 => true,
-            Some(op) => up < self.tuning.flights && (self.queue.len() >= self.tuning.gather || op.len >= LARGE),
+            Some(op) => {
+                let left = op.len - op.done;
+                let has_no_copy = left == 0 || left <= 8 && !op.from.is_on_gpu();
+                up < self.tuning.flights && (self.queue.len() >= self.tuning.gather || left >= LARGE || has_no_copy)
+            }
         }
     }
 
