@@ -3,7 +3,7 @@
 //! Each rank has an [`Engine`]: one stream in its own CUDA context, on which everything that its peers (and it itself)
 //! put into its memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then
 //! a store to pinned memory that says "done", which the CPU polls. While flights are up, new operations gather for the
-//! next one. Large copies have a stream of their own ([`parked`]). Nothing here waits for the GPU.
+//! next one. Large copies have a stream of their own (`parked`). Nothing here waits for the GPU.
 //!
 //! Signals belong to the receiver: its engine knows each one's value and writes the sum, in its own context, because
 //! memory that NCCL allocated for signals is mapped for its own GPU alone. A signal that kernels may reset is added to
