@@ -74,7 +74,7 @@ impl Shared {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
         let inbox = Inbox::create(n, token)?;
-        let engine = Engine::new(world.rank, token, registry.clone());
+        let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
             .iter()

@@ -8,7 +8,7 @@ use crate::memory::gpu::BEHIND_GPU_BIT;
 use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// Messages on their way into GPU memory before no more are read: 64 MiB of the largest.
@@ -24,8 +24,13 @@ struct WaitingGet {
 
 /// Everything that arrived and is not in place yet. Used by whoever reads the inbox, one at a time.
 pub struct Received {
-    /// By sender.
+    /// By sender. A lane's health is its own: what fails here is the sender's to learn, and the way to tell it stays
+    /// open.
     lanes: Box<[Arc<Lane>]>,
+    /// Senders that were told.
+    told: Box<[AtomicBool]>,
+    /// Something was on its way since `advance` last looked for failures.
+    unseen: AtomicBool,
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     gets: Mutex<Vec<WaitingGet>>,
@@ -34,9 +39,11 @@ pub struct Received {
 impl Received {
     /// Nothing yet.
     pub fn new(links: &[Link]) -> Self {
-        let lane = |l: &Link| Arc::new(Lane::new(u32::MAX, l.peer, l.health.clone()));
+        let lane = |l: &Link| Arc::new(Lane::new(u32::MAX, l.peer, Arc::default()));
         Self {
             lanes: links.iter().map(lane).collect(),
+            told: links.iter().map(|_| AtomicBool::new(false)).collect(),
+            unseen: AtomicBool::new(false),
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
             gets: Mutex::default(),
@@ -46,7 +53,9 @@ impl Received {
     /// Whether anything is on its way.
     #[inline]
     pub fn is_busy(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) != 0 || self.waiting.load(Ordering::Relaxed) != 0
+        self.backlog.load(Ordering::Relaxed) != 0
+            || self.waiting.load(Ordering::Relaxed) != 0
+            || self.unseen.load(Ordering::Relaxed)
     }
 
     /// Whether so much is on its way that no more shall be read.
@@ -58,6 +67,7 @@ impl Received {
         let lane = self.lanes[sender as usize].clone();
         let seq = lane.number();
         self.backlog.fetch_add(1, Ordering::Relaxed);
+        self.unseen.store(true, Ordering::Relaxed);
         Owner { lane, seq, backlog: self.backlog.clone() }
     }
 
@@ -89,6 +99,9 @@ impl Received {
     #[cold]
     pub fn advance(&self, shared: &Shared) -> bool {
         let moving = shared.engine.poll();
+        // A failure is there before the count falls (`Owner::give_up`).
+        self.unseen.store(self.backlog.load(Ordering::Acquire) != 0, Ordering::Relaxed);
+        self.lanes.iter().filter(|lane| lane.health.has_failed()).for_each(|lane| self.refuse(shared, lane));
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return moving;
         }
@@ -99,8 +112,9 @@ impl Received {
                 done.push((g.sender, g.slot, g.seq));
                 false
             }
-            // The link has failed, and the get with it.
-            Err(_) => {
+            // The data of a get of this rank's own found no place.
+            Err(why) => {
+                shared.link(g.sender).health.fail(why);
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 false
             }
@@ -110,5 +124,13 @@ impl Received {
             shared.link(sender).get_done(shared, slot, seq);
         }
         moving || !done.is_empty()
+    }
+
+    /// Tells a sender, once, that what it put here found no place.
+    #[cold]
+    fn refuse(&self, shared: &Shared, lane: &Lane) {
+        if let (Err(why), false) = (lane.health.check(), self.told[lane.peer as usize].swap(true, Ordering::Relaxed)) {
+            shared.link(lane.peer).refuse(shared, why.message().to_string());
+        }
     }
 }
