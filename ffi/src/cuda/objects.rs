@@ -42,7 +42,7 @@ pub struct Pointer {
 }
 
 impl Cuda {
-    fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
+    pub(super) fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
         if code == CUDA_SUCCESS {
             return Ok(());
         }
@@ -50,7 +50,7 @@ impl Cuda {
     }
 
     #[cold]
-    fn error(&self, call: &'static str, code: CUresult) -> CudaError {
+    pub(super) fn error(&self, call: &'static str, code: CUresult) -> CudaError {
         let mut text = std::ptr::null();
         // SAFETY: stores NULL or a static string.
         let name = unsafe {

@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::share::Sharing;
 use super::types::*;
 use crate::{Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -51,6 +52,7 @@ macro_rules! driver {
         pub struct Cuda {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
             pub(super) copy_batch: Option<CopyBatch>,
+            pub(super) sharing: Option<Sharing>,
             library: Library,
         }
 
@@ -63,6 +65,7 @@ macro_rules! driver {
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
                     },)*
                     copy_batch: copy_batch(&library),
+                    sharing: Sharing::resolve(&library),
                     library,
                 })
             }

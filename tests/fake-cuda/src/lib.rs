@@ -11,6 +11,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
 mod memory;
+mod share;
 mod stream;
 mod world;
 
@@ -56,6 +57,8 @@ macro_rules! blocking {
         }
     };
 }
+
+pub(crate) use {blocking, call, in_context};
 
 #[no_mangle]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             let place = *places.add(i);
             match *which.add(i) {
                 CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    let known = found.filter(|m| !m.private).map(|m| context_of(m.device));
+                    let known = found.filter(|m| m.only.is_none()).map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {

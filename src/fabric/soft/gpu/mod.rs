@@ -14,6 +14,7 @@ mod bounce;
 mod device;
 mod op;
 mod received;
+pub mod share;
 mod staging;
 mod state;
 
@@ -105,6 +106,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Where its GPU's calls are made; `None` before it has a GPU window and after it is closed.
+    pub fn context(&self) -> Option<Arc<Context>> {
+        self.state.lock().device.as_ref().map(Device::context)
+    }
+
+    /// Waits for what is in flight. `false`: the GPU may still be at work.
+    pub fn settle(&self) -> bool {
+        let mut state = self.state.lock();
+        self.drain(&mut state) && state.failure.is_none()
+    }
+
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
     /// context.
     pub fn open_like(&self, other: &Engine) -> Result<()> {
@@ -173,8 +185,8 @@ impl Engine {
         state.advance(self.rank, &self.registry)
     }
 
-    /// Ends everything; operations that are unfinished fail.
-    pub fn close(&self) {
+    /// Ends everything; operations that are unfinished fail. `false`: the GPU may still be at work.
+    pub fn close(&self) -> bool {
         let mut state = self.state.lock();
         // After an error the GPU may still write what was started before it.
         let idle = self.drain(&mut state) && state.failure.is_none();
@@ -182,5 +194,6 @@ impl Engine {
         if let Some(device) = state.device.take() {
             device.close(idle);
         }
+        idle
     }
 }
