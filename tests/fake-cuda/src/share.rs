@@ -51,8 +51,9 @@ pub unsafe extern "C" fn cuMemRelease(handle: CUmemHandle) -> CUresult {
 #[no_mangle]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut CUmemHandle, at: *mut c_void) -> CUresult {
     call!("cuMemRetainAllocationHandle");
-    match world().find(at as u64, 1).filter(|m| m.kind == Kind::Mapped) {
-        Some(memory) => unsafe { give(handle, world().retain(memory.of)) },
+    let mut world = world();
+    match world.find(at as u64, 1).filter(|m| m.kind == Kind::Mapped) {
+        Some(memory) => unsafe { give(handle, world.retain(memory.of)) },
         None => CUDA_ERROR_INVALID_VALUE,
     }
 }
@@ -305,4 +306,10 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
 #[no_mangle]
 pub extern "C" fn fake_foreign() -> usize {
     world().foreign()
+}
+
+/// How many copies this process's streams have made.
+#[no_mangle]
+pub extern "C" fn fake_copies() -> usize {
+    world().copies()
 }

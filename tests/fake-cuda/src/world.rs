@@ -54,6 +54,7 @@ struct Inner {
     injected: HashMap<String, (u32, CUresult)>,
     destroyed: Vec<usize>,
     kernels: i32,
+    copies: usize,
     violations: usize,
     can_add: bool,
     delay_us: u64,
@@ -112,6 +113,14 @@ impl World {
 
     pub fn kernel(&mut self, change: c_int) {
         self.inner().kernels += change;
+    }
+
+    pub fn count_copy(&mut self) {
+        self.inner().copies += 1;
+    }
+
+    pub fn copies(&mut self) -> usize {
+        self.inner().copies
     }
 
     pub fn kernels(&mut self) -> c_int {
