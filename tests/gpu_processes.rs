@@ -93,7 +93,11 @@ fn all_to_all(place: &Place, memory: Memory, shared: bool, set_up: impl Fn(&Fake
             } else {
                 sig.wait(&r, sender, round as u64 + 1);
                 for i in 0..size / 8 {
-                    assert_eq!(dst.get(sender * block + i), pattern(sender, i), "from {sender}, {size} bytes, word {i}");
+                    assert_eq!(
+                        dst.get(sender * block + i),
+                        pattern(sender, i),
+                        "from {sender}, {size} bytes, word {i}"
+                    );
                 }
                 if shared {
                     assert_eq!(fake.copies() - copies, 1, "{memory:?}, {size} bytes: copies at the receiver");
@@ -366,8 +370,9 @@ fn windows_come_and_go_under_traffic() {
                 place.barrier();
                 let copies = fake.copies();
                 src.set(8190, round);
-                let requests: Vec<_> =
-                    (0..64).map(|i| r.put(i % 2, (src.as_window(), 65_472), 4096, (dst.as_window(), 0), peer, None)).collect();
+                let requests: Vec<_> = (0..64)
+                    .map(|i| r.put(i % 2, (src.as_window(), 65_472), 4096, (dst.as_window(), 0), peer, None))
+                    .collect();
                 requests.into_iter().for_each(|q| r.wait(q));
                 assert_eq!(fake.copies(), copies, "through host memory");
                 r.dereg(src.as_window());

@@ -268,9 +268,9 @@ impl Coll {
         offer: &[u8],
     ) -> Result<Window> {
         let step = "regMrSym";
-        let mine_said = mine.as_ref().map(|m| {
-            contribution(Writer::new().u64(region.base).u64(region.len).u32(m.rkey).bytes(offer).finish())
-        });
+        let mine_said = mine
+            .as_ref()
+            .map(|m| contribution(Writer::new().u64(region.base).u64(region.len).u32(m.rkey).bytes(offer).finish()));
         let gathered: Gathered = self.exchange.step(step, mine_said)?;
         let registration = mine?;
         let mut offers = Vec::new();

@@ -137,7 +137,8 @@ impl Fake {
     pub fn segments(&self, gpu: c_int, sizes: &[usize], exportable: bool) -> u64 {
         // SAFETY: as above.
         unsafe {
-            let alloc = self.call::<unsafe extern "C" fn(c_int, *const usize, usize, bool) -> u64>(b"fake_alloc_segments");
+            let alloc =
+                self.call::<unsafe extern "C" fn(c_int, *const usize, usize, bool) -> u64>(b"fake_alloc_segments");
             alloc(gpu, sizes.as_ptr(), sizes.len(), exportable)
         }
     }

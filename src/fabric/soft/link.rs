@@ -96,7 +96,13 @@ struct Queue {
 
 /// Something the peer asked for.
 enum Response {
-    Data { from: u64, key: u32, request: GetRequest, done: u64, bounce: Option<Bounce> },
+    Data {
+        from: u64,
+        key: u32,
+        request: GetRequest,
+        done: u64,
+        bounce: Option<Bounce>,
+    },
     Refused(String),
     /// Its pulls up to this one are done.
     Pulled(Seq),
