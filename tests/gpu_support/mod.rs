@@ -155,7 +155,11 @@ impl Fake {
     }
 
     fn register(&self, r: &Rank, gpu: c_int, words: usize, flags: u64, private: bool) -> GpuWindow {
-        let at = self.alloc(gpu, words * 8, private, false);
+        self.register_at(r, self.alloc(gpu, words * 8, private, false), words, flags)
+    }
+
+    /// A window over device memory.
+    pub fn register_at(&self, r: &Rank, at: u64, words: usize, flags: u64) -> GpuWindow {
         let mut window = Window { words: Vec::new(), handle: null_mut() };
         // SAFETY: as above; device memory that stays.
         unsafe {
@@ -165,6 +169,28 @@ impl Fake {
             let alias = self.call::<extern "C" fn(u64) -> *mut u8>(b"fake_peek")(at);
             GpuWindow { window, alias: alias.cast(), words }
         }
+    }
+
+    /// Allocations side by side, made so that they can be exported or not.
+    pub fn segments(&self, gpu: c_int, sizes: &[usize], exportable: bool) -> u64 {
+        // SAFETY: as above.
+        unsafe {
+            let alloc =
+                self.call::<unsafe extern "C" fn(c_int, *const usize, usize, bool) -> u64>(b"fake_alloc_segments");
+            alloc(gpu, sizes.as_ptr(), sizes.len(), exportable)
+        }
+    }
+
+    /// Pieces of other processes' memory that are mapped here.
+    pub fn foreign(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_foreign")() }
+    }
+
+    /// Copies that this process's streams have made.
+    pub fn copies(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_copies")() }
     }
 
     /// A window in GPU memory that every GPU reaches.

@@ -50,7 +50,7 @@ impl Cuda {
     }
 
     #[cold]
-    fn error(&self, call: &'static str, code: CUresult) -> CudaError {
+    pub(super) fn error(&self, call: &'static str, code: CUresult) -> CudaError {
         let mut text = std::ptr::null();
         // SAFETY: stores NULL or a static string.
         let name = unsafe {

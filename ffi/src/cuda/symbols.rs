@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::share::Sharing;
 use super::types::*;
 use crate::{Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -52,6 +53,7 @@ macro_rules! driver {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
             pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
+            pub(super) sharing: Option<Sharing>,
             library: Library,
         }
 
@@ -65,6 +67,7 @@ macro_rules! driver {
                     },)*
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
+                    sharing: Sharing::resolve(&library),
                     library,
                 })
             }

@@ -44,7 +44,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         for (link, place) in self.shared.links().iter().zip(&self.places) {
-            link.remove_lane(place.slot);
+            link.remove_lane(&self.shared, place.slot);
         }
     }
 }

@@ -13,6 +13,7 @@
 mod devices;
 mod dmabuf;
 mod memory;
+mod share;
 mod stream;
 mod world;
 
@@ -43,7 +44,7 @@ unsafe fn give<T>(place: *mut T, value: T) -> CUresult {
 macro_rules! call {
     ($name:literal) => {
         let spent = world().count($name);
-        spin(spent);
+        crate::spin(spent);
         let code = world().injected($name);
         if code != CUDA_SUCCESS {
             return code;
@@ -71,6 +72,8 @@ macro_rules! blocking {
         }
     };
 }
+
+pub(crate) use {blocking, call, in_context};
 
 #[no_mangle]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
@@ -155,7 +158,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             let place = *places.add(i);
             match *which.add(i) {
                 CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    let known = found.filter(|m| !m.private).map(|m| context_of(m.device));
+                    let known = found.filter(|m| m.only.is_none()).map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {

@@ -119,6 +119,7 @@ fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
             for (to, from, n) in copies.into_iter().rev() {
+                world().count_copy();
                 let to = world().resolve(to, n);
                 let from = world().resolve(from, n);
                 let (Some(to), Some(from)) = (to, from) else { return ILLEGAL_ADDRESS };

@@ -15,6 +15,7 @@ mod device;
 mod op;
 mod parked;
 mod received;
+pub mod share;
 mod staging;
 mod state;
 mod tally;
@@ -128,6 +129,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Where its GPU's calls are made; `None` before it has a GPU window and after it is closed.
+    pub fn context(&self) -> Option<Arc<Context>> {
+        self.state.lock().device.as_ref().map(Device::context)
+    }
+
+    /// Waits for what is in flight. `false`: the GPU may still be at work.
+    pub fn settle(&self) -> bool {
+        let mut state = self.state.lock();
+        self.drain(&mut state) && state.failure.is_none()
+    }
+
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
     /// context.
     pub fn open_like(&self, other: &Engine) -> Result<()> {
@@ -227,8 +239,8 @@ impl Engine {
         }
     }
 
-    /// Ends everything; operations that are unfinished fail.
-    pub fn close(&self) {
+    /// Ends everything; operations that are unfinished fail. `false`: the GPU may still be at work.
+    pub fn close(&self) -> bool {
         let mut state = self.state.lock();
         self.take(&mut state);
         // After an error the GPU may still write what was started before it.
@@ -241,5 +253,6 @@ impl Engine {
         if let Some(device) = state.device.take() {
             device.close(idle);
         }
+        idle
     }
 }

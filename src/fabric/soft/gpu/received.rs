@@ -1,13 +1,16 @@
 //! What other processes put into this rank's GPU memory: it arrives in host memory and goes on by the rank's own engine.
 
+use super::share::Use;
 use super::{Engine, Op, Owner, Side};
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::link::Link;
+use crate::fabric::soft::local::message::PullRequest;
 use crate::fabric::soft::shared::Shared;
 use crate::memory::gpu::BEHIND_GPU_BIT;
 use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -22,6 +25,14 @@ struct WaitingGet {
     seq: Seq,
 }
 
+/// A sender's bytes on their way from its GPU memory.
+struct Pull {
+    behind: Seq,
+    sender: u32,
+    number: Seq,
+    _source: Use,
+}
+
 /// Everything that arrived and is not in place yet. Used by whoever reads the inbox, one at a time.
 pub struct Received {
     /// By sender. A lane's health is its own: what fails here is the sender's to learn, and the way to tell it stays
@@ -34,6 +45,8 @@ pub struct Received {
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     gets: Mutex<Vec<WaitingGet>>,
+    /// In their order, which is that of the engine.
+    pulls: Mutex<VecDeque<Pull>>,
 }
 
 impl Received {
@@ -47,6 +60,7 @@ impl Received {
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
             gets: Mutex::default(),
+            pulls: Mutex::default(),
         }
     }
 
@@ -82,6 +96,41 @@ impl Received {
         engine.submit_later(Op::signalled(self.owner(sender), signal));
     }
 
+    /// Bytes for a GPU window that lie in memory which the sender shares, at `from`.
+    pub fn pull(&self, engine: &Engine, sender: u32, to: (u32, u64), request: &PullRequest, from: u64, source: Use) {
+        let owner = self.owner(sender);
+        let pull = Pull { behind: owner.seq, sender, number: Seq(request.number), _source: source };
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.pulls.lock().push_back(pull);
+        let (from, to) = (Side::Caller { addr: from, gpu: true }, Side::Window { key: to.0, addr: to.1 });
+        let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
+        engine.submit_later(Op { signal, ..Op::copy(owner, from, to, request.len) });
+    }
+
+    /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.
+    fn finish_pulls(&self, shared: &Shared) -> bool {
+        let mut done: Vec<(u32, Seq)> = Vec::new();
+        {
+            let mut pulls = self.pulls.lock();
+            while let Some(pull) = pulls.front() {
+                match self.lanes[pull.sender as usize].test(pull.behind) {
+                    Ok(false) => break,
+                    Ok(true) => match done.iter_mut().find(|(sender, _)| *sender == pull.sender) {
+                        Some((_, number)) => *number = pull.number,
+                        None => done.push((pull.sender, pull.number)),
+                    },
+                    Err(_) => {}
+                }
+                pulls.pop_front();
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        for &(sender, number) in &done {
+            shared.link(sender).acknowledge(shared, number);
+        }
+        !done.is_empty()
+    }
+
     /// The end of a get's data. `false`: nothing is on its way, the get is done.
     pub fn get_done(&self, engine: &Engine, sender: u32, slot: u32, seq: Seq) -> bool {
         if !self.is_busy() {
@@ -98,13 +147,14 @@ impl Received {
     /// Moves what can move. Returns whether anything is under way.
     #[cold]
     pub fn advance(&self, shared: &Shared) -> bool {
-        let moving = shared.engine.poll();
+        let mut moving = shared.engine.poll();
         // A failure is there before the count falls (`Owner::give_up`).
         self.unseen.store(self.backlog.load(Ordering::Acquire) != 0, Ordering::Relaxed);
         self.lanes.iter().filter(|lane| lane.health.has_failed()).for_each(|lane| self.refuse(shared, lane));
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return moving;
         }
+        moving |= self.finish_pulls(shared);
         let mut done = Vec::new();
         self.gets.lock().retain(|g| match self.lanes[g.sender as usize].test(g.behind) {
             Ok(false) => true,
