@@ -93,22 +93,25 @@ impl SoftFabric {
 
     /// Registers GPU memory.
     pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
-        let engine = self.shared()?.engine.clone();
-        let key = engine.add_window(region.id, Extent { base: region.base, len: region.len }, memory)?;
-        let guard = GpuWindow { engine, id: region.id };
+        let shared = self.shared()?.clone();
+        let extent = Extent { base: region.base, len: region.len };
+        let key = shared.engine.add_window(region.id, extent, memory)?;
+        let guard = GpuWindow { shared, id: region.id };
+        guard.shared.add_gpu_window(region.id, extent, memory)?;
         Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
     }
 }
 
 /// Ends a registration of GPU memory.
 struct GpuWindow {
-    engine: Arc<gpu::Engine>,
+    shared: Arc<Shared>,
     id: u32,
 }
 
 impl Drop for GpuWindow {
     fn drop(&mut self) {
-        self.engine.remove_window(self.id);
+        self.shared.tcp().gpu().remove_window(self.id);
+        self.shared.engine.remove_window(self.id);
     }
 }
 

@@ -25,10 +25,15 @@ pub struct Device {
 impl Device {
     /// Makes both. Set-up only: allocations may wait for kernels.
     pub fn open(context: Arc<Context>) -> Result<Self, CudaError> {
+        Self::open_with(context, STAGING_BYTES)
+    }
+
+    /// The same with so many bytes of staging memory, at least 256.
+    pub fn open_with(context: Arc<Context>, staging_bytes: u64) -> Result<Self, CudaError> {
         let (stream, pinned) = {
             let _current = context.enter()?;
             let stream = Stream::create(context.cuda())?;
-            let pinned = Pinned::alloc(context.cuda(), STAGING_AT + STAGING_BYTES as usize)?;
+            let pinned = Pinned::alloc(context.cuda(), STAGING_AT + staging_bytes as usize)?;
             (ManuallyDrop::new(stream), ManuallyDrop::new(pinned))
         };
         let can_add = context.has_stream_add();
@@ -103,9 +108,9 @@ impl Device {
         self.pinned.device() + STAGING_AT as u64 + offset
     }
 
-    /// The CPU's address of it; `offset` is below `STAGING_BYTES`.
+    /// The CPU's address of it; `offset` is below the size of the staging memory.
     pub fn staging_host(&self, offset: u64) -> *mut u8 {
-        debug_assert!(offset < STAGING_BYTES);
+        debug_assert!((offset as usize) < self.pinned.bytes() - STAGING_AT);
         // SAFETY: inside the pinned memory.
         unsafe { self.pinned.host().add(STAGING_AT + offset as usize) }
     }

@@ -14,12 +14,16 @@ mod bounce;
 mod device;
 mod op;
 mod received;
+mod stager;
 mod staging;
 mod state;
+mod way;
 
 pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
 pub use received::Received;
+pub use stager::Stager;
+pub use way::Lease;
 
 use self::device::Device;
 use self::state::State;

@@ -49,6 +49,11 @@ impl Received {
         self.backlog.load(Ordering::Relaxed) != 0 || self.waiting.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether anything of this sender is on its way.
+    pub fn is_busy_with(&self, sender: u32) -> bool {
+        self.is_busy() && self.lanes.get(sender as usize).is_some_and(|lane| !lane.is_idle())
+    }
+
     /// Whether so much is on its way that no more shall be read.
     pub fn is_full(&self) -> bool {
         self.backlog.load(Ordering::Relaxed) >= FULL

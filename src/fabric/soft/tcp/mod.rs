@@ -7,6 +7,7 @@
 mod dial;
 mod door;
 mod flights;
+mod gpu;
 mod inlet;
 mod link;
 mod order;
@@ -25,11 +26,12 @@ use crate::fabric::World;
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use door::Door;
+pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -94,7 +96,7 @@ struct Joined {
 
 /// TCP connections of one communicator.
 ///
-/// Memory named by operations must be host memory. No thread of its own: somebody calls [`Tcp::progress`] whenever
+/// GPU memory goes through pinned memory of `gpu`. No thread of its own: somebody calls [`Tcp::progress`] whenever
 /// [`Tcp::as_fd`] is readable.
 pub struct Tcp {
     poller: Poller,
@@ -109,6 +111,9 @@ pub struct Tcp {
     /// Peers with a flush due.
     deferred: Mutex<Vec<u32>>,
     any_deferred: AtomicBool,
+    gpu: Arc<Gpu>,
+    /// Halves of peers that wait for this rank's GPU.
+    staging: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -162,8 +167,20 @@ impl Tcp {
             joined: OnceLock::new(),
             deferred: Mutex::default(),
             any_deferred: AtomicBool::new(false),
+            gpu: Arc::default(),
+            staging: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// What is known of this rank's GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Connections for bulk that this rank opens, if it talks to every other of `nranks`.
+    pub fn bulk_conns(&self, nranks: u32) -> u32 {
+        (self.conns as u32 - 1) * nranks.saturating_sub(1)
     }
 
     /// Where this rank listens: what peers need to know.
@@ -179,7 +196,7 @@ impl Tcp {
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
             return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
         }
-        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.conns)).collect();
+        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.conns, &self.gpu)).collect();
         if self.joined.set(Joined { world, peers }).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
@@ -212,7 +229,7 @@ impl Tcp {
             self.poller.heard_flush();
             return false;
         }
-        let mut moved = self.flush_deferred();
+        let mut moved = self.flush_deferred() | self.advance_staged();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         for e in self.poller.ready(&mut events) {
             let (bits, token) = (e.events, e.u64);
@@ -302,6 +319,18 @@ impl Tcp {
         if !self.any_deferred.swap(true, Ordering::AcqRel) {
             self.poller.arm_flush(FLUSH);
         }
+    }
+
+    /// Moves on what waited for this rank's GPU. Returns whether flights are up, or anything moved.
+    #[inline]
+    fn advance_staged(&self) -> bool {
+        if self.staging.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        // First, so that a flight that lands now is seen below.
+        let up = self.gpu.poll();
+        let peers = self.joined.get().map_or(&[][..], |j| &j.peers);
+        peers.iter().fold(up, |moved, p| moved | self.advance_staged_of(p))
     }
 
     fn flush_deferred(&self) -> bool {

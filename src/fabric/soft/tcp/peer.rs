@@ -1,6 +1,7 @@
 //! One peer: its link, its connections to us, and who drives them.
 
 use super::dial::Dialer;
+use super::gpu::Gpu;
 use super::link::{refusal, Link, Lost, Phase};
 use super::serve::{Outcome, Serving};
 use super::sock;
@@ -12,7 +13,8 @@ use crate::fabric::World;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Staged bytes that are sent without waiting for more.
@@ -36,18 +38,25 @@ pub struct Peer {
     serving: Mutex<Serving>,
     /// It said goodbye.
     left: AtomicBool,
+    /// Whether the link, and what is served, wait for this rank's GPU or for slots.
+    staging: [AtomicBool; 2],
 }
 
+/// Which half of a peer, in `Peer::staging`.
+const LINK: usize = 0;
+const SERVING: usize = 1;
+
 impl Peer {
-    pub fn new(rank: u32, info: PeerInfo, stripes: usize) -> Self {
+    pub fn new(rank: u32, info: PeerInfo, stripes: usize, gpu: &Arc<Gpu>) -> Self {
         Self {
             rank,
             info,
-            link: Mutex::new(Link::new(stripes)),
+            link: Mutex::new(Link::new(stripes, gpu.clone())),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
-            serving: Mutex::default(),
+            serving: Mutex::new(Serving::new(rank, gpu.clone())),
             left: AtomicBool::new(false),
+            staging: Default::default(),
         }
     }
 
@@ -65,6 +74,18 @@ impl Peer {
             _ => e.to_string(),
         };
         Error::remote(format!("lost the TCP connection with rank {rank} at {at}: {why}"))
+    }
+
+    /// Notes whether a half waits for this rank's GPU; `all` counts the halves that do.
+    fn note(&self, half: usize, staging: bool, all: &AtomicUsize) {
+        if self.staging[half].load(Ordering::Relaxed) == staging {
+            return;
+        }
+        self.staging[half].store(staging, Ordering::Relaxed);
+        match staging {
+            true => all.fetch_add(1, Ordering::AcqRel),
+            false => all.fetch_sub(1, Ordering::AcqRel),
+        };
     }
 
     fn has_left(&self) -> Error {
@@ -116,7 +137,9 @@ impl Tcp {
             moved |= self.settle(peer, &mut link);
         }
         for _ in 0..ROUNDS {
+            peer.note(LINK, link.is_staging(), &self.staging);
             drop(link);
+            self.gpu.settle(&self.poller);
             // Against the store in `nudge`: either we see it, or its try_lock sees the link free.
             fence(Ordering::SeqCst);
             if !peer.pending.load(Ordering::Acquire) {
@@ -128,7 +151,9 @@ impl Tcp {
             }
             moved |= self.settle(peer, &mut link);
         }
+        peer.note(LINK, link.is_staging(), &self.staging);
         drop(link);
+        self.gpu.settle(&self.poller);
         self.defer(peer.rank);
         Some(moved)
     }
@@ -183,6 +208,11 @@ impl Tcp {
                 return true;
             }
         };
+        if let Some(e) = link.fault.take() {
+            link.cut_off();
+            peer.fail(e.context(format!("towards rank {}", peer.rank)));
+            return true;
+        }
         self.watch(peer, link);
         moved
     }
@@ -282,6 +312,7 @@ impl Tcp {
             }
             Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
             Lost::Refused(..) => None,
+            Lost::Gpu(e) => Some(e.context(format!("towards rank {}", peer.rank))),
             Lost::Io(e) => Some(peer.lost(stripe, &e)),
         };
         link.cut_off();
@@ -310,7 +341,45 @@ impl Tcp {
     pub(super) fn serve_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
         let Some(mut serving) = peer.serving.try_lock() else { return false };
         let must_read = bits & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
-        match serving.advance(stripe, &self.registry, must_read) {
+        let outcome = self.serve(peer, &mut serving, stripe, must_read);
+        peer.note(SERVING, serving.is_staging(), &self.staging);
+        drop(serving);
+        self.gpu.settle(&self.poller);
+        outcome.unwrap_or_else(|()| {
+            self.nudge(peer);
+            true
+        })
+    }
+
+    /// Moves on what waited for this rank's GPU.
+    pub(super) fn advance_staged_of(&self, peer: &Peer) -> bool {
+        let mut moved = false;
+        if peer.staging[LINK].load(Ordering::Relaxed) {
+            moved |= self.nudge(peer);
+            let mut first = 0;
+            while let Some(stripe) = peer.link.try_lock().and_then(|link| link.starved(first)) {
+                moved |= self.link_event(peer, stripe, libc::EPOLLIN as u32);
+                first = stripe + 1;
+            }
+        }
+        if peer.staging[SERVING].load(Ordering::Relaxed) {
+            let stripes = peer.serving.try_lock().map_or(0, |s| s.stripes());
+            for stripe in 0..stripes {
+                moved |= self.serve_event(peer, stripe, 0);
+            }
+        }
+        moved
+    }
+
+    /// `Err`: the connection is over.
+    fn serve(&self, peer: &Peer, serving: &mut Serving, stripe: usize, must_read: bool) -> Result<bool, ()> {
+        let advanced = serving.advance(stripe, &self.registry, must_read);
+        if let Some(e) = serving.fault.take() {
+            peer.fail(e.context(format!("from rank {}", peer.rank)));
+            serving.drop_conn(stripe);
+            return Err(());
+        }
+        match advanced {
             Ok(Outcome::Open(moved)) => {
                 let wanted = serving.wanted(stripe);
                 if let Some(conn) = serving.conn(stripe) {
@@ -320,7 +389,7 @@ impl Tcp {
                         let _ = self.poller.change(conn.fd().as_raw_fd(), wanted, token);
                     }
                 }
-                return moved;
+                return Ok(moved);
             }
             Ok(Outcome::Closed) => {
                 serving.drop_conn(stripe);
@@ -340,9 +409,7 @@ impl Tcp {
                 serving.drop_conn(stripe);
             }
         }
-        drop(serving);
-        self.nudge(peer);
-        true
+        Err(())
     }
 
     pub(super) fn close_peer(&self, peer: &Peer, is_self: bool, deadline: Instant) {
@@ -360,11 +427,14 @@ impl Tcp {
         }
         unfinished |= link.is_busy();
         link.cut_off();
+        peer.note(LINK, false, &self.staging);
         drop(link);
         if unfinished && !is_self {
             let rank = peer.rank;
             peer.fail(Error::usage(format!("the communicator was closed with operations to rank {rank} unfinished")));
         }
-        peer.serving.lock().close();
+        let mut serving = peer.serving.lock();
+        serving.close();
+        peer.note(SERVING, false, &self.staging);
     }
 }

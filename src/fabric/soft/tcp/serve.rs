@@ -1,13 +1,20 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod staged;
+
+use super::gpu::Gpu;
 use super::inlet::{Got, Inlet};
 use super::order::{Order, EXPRESS};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
+use crate::error::Error;
+use crate::fabric::soft::gpu::Lease;
+use crate::memory::gpu::GPU_BIT;
 use crate::memory::registry::{Held, Registry};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes received on one connection before others get their turn.
@@ -27,6 +34,8 @@ struct Landing {
     got: usize,
     /// The bytes are thrown away.
     refused: bool,
+    /// Where they go on their way to GPU memory.
+    way: staged::Way,
 }
 
 /// An answer on its way out.
@@ -36,6 +45,8 @@ struct Answer {
     sent: usize,
     /// Header alone.
     bare: bool,
+    /// The bytes, if they come from GPU memory.
+    lease: Option<Lease>,
 }
 
 impl Answer {
@@ -53,6 +64,12 @@ pub struct Inbound {
     refused: bool,
     goodbye: bool,
     used: bool,
+    /// Puts on their way to GPU memory, and those that must not overtake them.
+    storing: VecDeque<staged::Storing>,
+    /// The put that arrives is for GPU memory and finds no slot: the connection is not read.
+    starved: bool,
+    /// The first answer's bytes are on their way from the GPU, or find no slot.
+    fetching: bool,
     /// What epoll watches for.
     pub interest: u32,
 }
@@ -71,9 +88,23 @@ pub enum Outcome {
 pub struct Serving {
     conns: Vec<Option<Inbound>>,
     orders: HashMap<u32, Order<Bell>>,
+    sender: u32,
+    gpu: Arc<Gpu>,
+    /// Why transfers to or from this rank's GPU cannot go on.
+    pub fault: Option<Error>,
 }
 
 impl Serving {
+    /// No connections of rank `sender` yet.
+    pub fn new(sender: u32, gpu: Arc<Gpu>) -> Self {
+        Self { sender, gpu, ..Self::default() }
+    }
+
+    /// Connections that there are or will be.
+    pub fn stripes(&self) -> usize {
+        self.conns.len()
+    }
+
     /// Takes a greeted connection as stripe `stripe` of `stripes`. Refuses one that would displace a connection in use
     /// or contradicts the others.
     pub fn admit(&mut self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
@@ -91,6 +122,9 @@ impl Serving {
             refused: false,
             goodbye: false,
             used: false,
+            storing: VecDeque::new(),
+            starved: false,
+            fetching: false,
             interest,
         });
         true
@@ -123,10 +157,17 @@ impl Serving {
     pub fn advance(&mut self, stripe: usize, registry: &Registry, must_read: bool) -> io::Result<Outcome> {
         let stripes = self.conns.len();
         let Some(conn) = self.conns.get_mut(stripe).and_then(Option::as_mut) else { return Ok(Outcome::Open(false)) };
-        let mut lanes = Lanes { orders: &mut self.orders, stripe, stripes };
-        let (mut total, mut moved) = (0, false);
+        let (gpu, fault) = (&*self.gpu, &mut self.fault);
+        let mut lanes = Lanes { orders: &mut self.orders, stripe, stripes, sender: self.sender, gpu, fault };
+        let mut total = 0;
+        let mut moved = conn.advance_staged(&mut lanes, registry);
+        if std::mem::take(&mut conn.starved) {
+            // What is staged comes first.
+            conn.take_frames(&mut lanes, registry)?;
+            moved |= !conn.starved;
+        }
         let mut dry = conn.is_backlogged() && !must_read;
-        while !dry && total < TURN {
+        while !dry && !conn.starved && total < TURN {
             let got = conn.receive(registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
@@ -140,7 +181,7 @@ impl Serving {
             }
             dry |= conn.is_backlogged();
         }
-        moved |= conn.answer(registry)?;
+        moved |= conn.answer(&mut lanes, registry)?;
         conn.used |= moved;
         Ok(Outcome::Open(moved))
     }
@@ -148,8 +189,8 @@ impl Serving {
     /// What epoll should watch for on a stripe: bytes unless backlogged, room if answers wait for it.
     pub fn wanted(&mut self, stripe: usize) -> u32 {
         let Some(conn) = self.conn(stripe) else { return 0 };
-        let read = if conn.is_backlogged() { 0 } else { libc::EPOLLIN };
-        let write = if conn.answers.is_empty() { 0 } else { libc::EPOLLOUT };
+        let read = if conn.is_backlogged() || conn.starved { 0 } else { libc::EPOLLIN };
+        let write = if conn.answers.is_empty() || conn.fetching { 0 } else { libc::EPOLLOUT };
         (read | write) as u32
     }
 }
@@ -159,6 +200,9 @@ struct Lanes<'a> {
     orders: &'a mut HashMap<u32, Order<Bell>>,
     stripe: usize,
     stripes: usize,
+    sender: u32,
+    gpu: &'a Gpu,
+    fault: &'a mut Option<Error>,
 }
 
 impl Inbound {
@@ -177,6 +221,12 @@ impl Inbound {
             return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
         };
         let left = landing.place.len as usize - landing.got;
+        if let (Some(to), false) = (landing.way.place(landing.got), landing.refused) {
+            // SAFETY: the rest of a slot, or of a buffer, of the payload's size that is this put's alone.
+            let got = unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
+            landing.got += got.direct;
+            return Ok(got);
+        }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
             // deregistration wait for the peer.
@@ -205,7 +255,7 @@ impl Inbound {
         let held = registry.hold();
         loop {
             if self.landing.is_some() {
-                if !self.land(&held) {
+                if !self.has_place(lanes) || !self.land(&held) {
                     return Ok(());
                 }
                 self.landed(lanes, &held);
@@ -225,17 +275,23 @@ impl Inbound {
                         false => [0; MAX_STRIPES],
                     };
                     self.inlet.consume(header);
-                    self.landing =
-                        Some(Landing { context, place, bell: bell.map(|b| (b, counts)), got: 0, refused: false });
-                    if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
+                    let bell = bell.map(|b| (b, counts));
+                    let way = staged::Way::of(&place, lanes)?;
+                    self.landing = Some(Landing { context, place, bell, got: 0, refused: false, way });
+                    if place.len > 0 && place.rkey & GPU_BIT != 0 {
+                        if !lanes.gpu.holds(place.rkey, place.addr, place.len as u64) {
+                            self.refuse(Refusal::Put);
+                        }
+                    } else if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
                         self.refuse(Refusal::Put);
                     }
                 }
                 Frame::Get { context, place } => {
                     self.inlet.consume(HEADER);
-                    if held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
+                    let on_gpu = staged::may_fetch(&place, lanes.gpu);
+                    if on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
                         let header = Frame::Data { len: place.len }.emit();
-                        self.answers.push_back(Answer { header, place, sent: 0, bare: false });
+                        self.answers.push_back(Answer { header, place, sent: 0, bare: false, lease: None });
                     } else {
                         self.say_refused(Refusal::Get, context, place);
                     }
@@ -258,7 +314,12 @@ impl Inbound {
         let left = landing.place.len as usize - landing.got;
         let staged = self.inlet.staged();
         let n = left.min(staged.len());
-        if n > 0 {
+        if let (Some(to), true, false) = (landing.way.place(landing.got), n > 0, landing.refused) {
+            // SAFETY: `n` bytes of the slot or buffer, which is this put's alone; the stage is ours.
+            unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
+            self.inlet.consume(n);
+            landing.got += n;
+        } else if n > 0 {
             let to = held.resolve(landing.place.rkey, landing.place.addr.wrapping_add(landing.got as u64), n as u64);
             match to {
                 Some(to) if !landing.refused => {
@@ -280,14 +341,33 @@ impl Inbound {
         left == n
     }
 
-    /// The current put is complete: counts it, and rings what is due.
+    /// The current put is complete: it is in place, or goes on to GPU memory.
     fn landed(&mut self, lanes: &mut Lanes, held: &Held) {
-        let Some(Landing { context, place, bell, refused, .. }) = self.landing.take() else { return };
+        let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
+        let way = if refused { staged::Way::Direct } else { way };
+        if let staged::Way::Engine(bytes) = way {
+            lanes.gpu.put(lanes.sender, bytes, place.rkey, place.addr);
+        } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
+            match self.store(lanes, way, &place) {
+                Some(lease) => return self.storing.push_back(staged::Storing { lease, context, place, bell, refused }),
+                None => {
+                    self.say_refused(Refusal::Put, context, place);
+                    refused = true;
+                }
+            }
+        }
+        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
+    }
+
+    /// A put is in place: counts it, and rings what is due.
+    fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
+        let staged::Storing { context, place, bell, refused, .. } = put;
+        let to = (lanes.gpu, lanes.sender);
         // A signal must not announce bytes that are not there.
         let bell = bell.filter(|_| !refused);
         if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
             if let Some((bell, _)) = bell {
-                self.ring(context, &bell, held);
+                self.ring(to, context, &bell, held);
             }
             return;
         }
@@ -301,20 +381,23 @@ impl Inbound {
             order.arrived(lanes.stripe);
         }
         while let Some(bell) = order.release() {
-            self.ring(context, &bell, held);
+            self.ring(to, context, &bell, held);
         }
         match bell {
             Some((bell, counts)) if bell.counted => {
                 if let Some(bell) = order.rings(counts, bell) {
-                    self.ring(context, &bell, held);
+                    self.ring(to, context, &bell, held);
                 }
             }
-            Some((bell, _)) => self.ring(context, &bell, held),
+            Some((bell, _)) => self.ring(to, context, &bell, held),
             None => {}
         }
     }
 
-    fn ring(&mut self, context: u32, bell: &Bell, held: &Held) {
+    fn ring(&mut self, (gpu, sender): (&Gpu, u32), context: u32, bell: &Bell, held: &Held) {
+        if staged::ring_behind(gpu, sender, bell, held) {
+            return;
+        }
         match held.resolve(bell.rkey, bell.addr, 8) {
             Some(word) if bell.addr % 8 == 0 => {
                 // SAFETY: eight aligned bytes of a registered window, which stays one while `held` lives; everybody
@@ -336,19 +419,23 @@ impl Inbound {
     fn say_refused(&mut self, why: Refusal, context: u32, place: Place) {
         if !std::mem::replace(&mut self.refused, true) || why == Refusal::Get {
             let header = Frame::Refused { why, context, place }.emit();
-            self.answers.push_back(Answer { header, place, sent: 0, bare: true });
+            self.answers.push_back(Answer { header, place, sent: 0, bare: true, lease: None });
         }
     }
 
     /// Sends answers until the kernel takes no more or the turn is over.
-    fn answer(&mut self, registry: &Registry) -> io::Result<bool> {
+    fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
         const VECTORS: usize = 32;
+        self.fetch_answers(lanes);
         let mut total = 0;
         while !self.answers.is_empty() && total < TURN {
             let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
             let (mut n, mut offered) = (0, 0);
             let held = registry.hold();
             for a in self.answers.iter().take(VECTORS / 2) {
+                if !a.is_here() {
+                    break;
+                }
                 let header = &a.header[a.sent.min(HEADER)..];
                 if !header.is_empty() {
                     io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
@@ -357,15 +444,21 @@ impl Inbound {
                 let done = a.sent.saturating_sub(HEADER);
                 if !a.bare && a.place.len as usize > done {
                     let len = a.place.len as usize - done;
-                    let from = held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64);
+                    let from = match &a.lease {
+                        Some(lease) => Some(lease.host().wrapping_add(done)),
+                        None => held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64),
+                    };
                     let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
                     io[n] = libc::iovec { iov_base: from.cast(), iov_len: len };
                     n += 1;
                 }
                 offered += a.len() - a.sent;
             }
+            if n == 0 {
+                break;
+            }
             // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
-            // stay so while `held` lives.
+            // stay so while `held` lives, or in slots of these answers.
             let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
                 Moved::Bytes(n) => n,
                 _ => 0,
@@ -385,7 +478,9 @@ impl Inbound {
             if sent < offered {
                 break;
             }
+            self.fetch_answers(lanes);
         }
+        self.fetching = self.answers.front().is_some_and(|a| !a.is_here());
         Ok(total > 0)
     }
 }
