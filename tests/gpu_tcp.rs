@@ -223,6 +223,7 @@ fn gets_bring_every_byte() {
                 let round = (1 - r.rank) as u64 * 2 + from as u64;
                 all[to].check(round, 0, 0, 64 * piece, 0, "64 at once");
             }
+            r.job.barrier.wait();
             fake.kernel(-1);
         });
         fake.check();
