@@ -35,11 +35,12 @@ const SIZES: [usize; 16] = [
     3 * CHUNK,
 ];
 
-/// The fake driver, ranks apart, `stripes` connections for bulk.
-fn apart(stripes: u32) -> Fake {
+/// The fake driver, ranks apart, `stripes` connections for bulk served by `threads` threads.
+fn apart(stripes: u32, threads: u32) -> Fake {
     let fake = Fake::take();
     fake.set_transport("tcp");
     std::env::set_var("OXYGIN_TCP_STRIPES", stripes.to_string());
+    std::env::set_var("OXYGIN_TCP_THREADS", threads.to_string());
     fake
 }
 
@@ -124,8 +125,8 @@ const WAYS: [(bool, bool); 3] = [(true, true), (false, true), (true, false)];
 
 /// Every size, aligned and not, GPU to GPU, host to GPU and GPU to host, signals on either side: stamped anew each time,
 /// and all there when the signal is.
-fn stamped(signals: Signals, stripes: u32) {
-    let fake = apart(stripes);
+fn stamped(signals: Signals, stripes: u32, threads: u32) {
+    let fake = apart(stripes, threads);
     let flags = signals.set_up(&fake);
     job(2, 1, |r| {
         let gpu = r.rank as i32;
@@ -179,19 +180,25 @@ fn host_round(round: u64) -> bool {
 
 #[test]
 fn every_message_is_there_when_its_signal_is() {
-    KINDS.into_iter().for_each(|k| stamped(k, 1));
+    KINDS.into_iter().for_each(|k| stamped(k, 1, 0));
 }
 
 #[test]
 fn every_message_is_there_when_its_signal_is_over_three_stripes() {
-    stamped(Signals::NeverReset, 3);
+    stamped(Signals::NeverReset, 3, 0);
+}
+
+#[test]
+fn every_message_is_there_when_its_signal_is_by_several_threads() {
+    stamped(Signals::NeverReset, 3, 4);
+    stamped(Signals::ReadBack, 2, 1);
 }
 
 /// Gets of every size, from and to GPU and host memory, several at once.
 #[test]
 fn gets_bring_every_byte() {
-    for stripes in [1, 3] {
-        let fake = apart(stripes);
+    for (stripes, threads) in [(1, 0), (3, 0), (3, 2)] {
+        let fake = apart(stripes, threads);
         job(2, 2, |r| {
             let gpu = r.rank as i32;
             let _context = fake.enter(gpu);
@@ -233,8 +240,8 @@ fn gets_bring_every_byte() {
 /// A strong signal follows everything before it on its lane: small and large puts, to both sides of the bus.
 #[test]
 fn strong_signals_follow_everything() {
-    for (signals, stripes) in [(KINDS[0], 1), (KINDS[0], 3), (KINDS[1], 2), (KINDS[2], 2)] {
-        let fake = apart(stripes);
+    for (signals, stripes, threads) in [(0, 1, 0), (0, 3, 0), (0, 3, 3), (1, 2, 2), (1, 2, 0), (2, 2, 2)] {
+        let (signals, fake) = (KINDS[signals], apart(stripes, threads));
         let flags = signals.set_up(&fake);
         job(2, 1, |r| {
             let gpu = r.rank as i32;
@@ -285,10 +292,19 @@ fn strong_signals_follow_everything() {
     }
 }
 
-/// Four ranks, each on its GPU, in eight contexts at once, blocks of all sizes from and to all.
 #[test]
 fn all_to_all() {
-    let fake = apart(2);
+    all_at_once(2, 0);
+}
+
+#[test]
+fn all_to_all_by_several_threads() {
+    all_at_once(2, 3);
+}
+
+/// Four ranks, each on its GPU, in eight contexts at once, blocks of all sizes from and to all.
+fn all_at_once(stripes: u32, threads: u32) {
+    let fake = apart(stripes, threads);
     let flags = Signals::NeverReset.set_up(&fake);
     let (n, block) = (4usize, 100_000usize);
     job(n, 8, |r| {
@@ -332,7 +348,7 @@ fn all_to_all() {
 #[test]
 fn fan_in_adds_up() {
     for (signals, n) in KINDS.into_iter().zip([3000, 3000, 150]) {
-        let fake = apart(1);
+        let fake = apart(1, 0);
         let flags = signals.set_up(&fake);
         job(4, 2, |r| {
             let gpu = r.rank as i32;
@@ -365,7 +381,7 @@ fn fan_in_adds_up() {
 /// On a slow GPU: messages of one context pass while a large put of another is under way.
 #[test]
 fn small_ones_pass_a_large_put() {
-    let fake = apart(1);
+    let fake = apart(1, 0);
     let flags = Signals::NeverReset.set_up(&fake);
     let words = 16 * CHUNK / 8 * 4;
     job(2, 2, |r| {
@@ -418,7 +434,11 @@ fn must_fail(r: &Rank, request: *mut c_void) {
 
 /// Rank 0's GPU fails: rank 0's operation does, and rank 1 learns that something is wrong.
 fn fails(bytes: usize, inject: impl Fn(&Fake) + Sync) {
-    let fake = apart(1);
+    [0, 2].into_iter().for_each(|threads| fails_by(bytes, threads, &inject));
+}
+
+fn fails_by(bytes: usize, threads: u32, inject: &(impl Fn(&Fake) + Sync)) {
+    let fake = apart(1, threads);
     job(2, 1, |r| {
         let _context = fake.enter(r.rank as i32);
         let src = fake.window(r, r.rank as i32, BYTES / 8, 0);
@@ -472,8 +492,8 @@ fn a_destroyed_context_fails_the_operation() {
 /// Ranks leave with large and small traffic both ways unfinished; then a new communicator works.
 #[test]
 fn teardown_with_traffic_in_flight() {
-    let fake = apart(2);
-    for _ in 0..3 {
+    for threads in [0, 0, 2, 2] {
+        let fake = apart(2, threads);
         job(2, 2, |r| {
             let gpu = r.rank as i32;
             let _context = fake.enter(gpu);
@@ -486,14 +506,18 @@ fn teardown_with_traffic_in_flight() {
                 r.get(n as i32 % 2, (dst.as_window(), 0), size, (src.as_window(), 0), 1 - r.rank);
             }
         });
+        fake.check();
     }
-    fake.check();
 }
 
 /// A window goes with traffic for it in flight: nothing touches it afterwards, the sender is told.
 #[test]
 fn a_deregistered_window_stays_untouched() {
-    let fake = apart(1);
+    [0, 2].into_iter().for_each(deregister);
+}
+
+fn deregister(threads: u32) {
+    let fake = apart(1, threads);
     job(2, 1, |r| {
         let gpu = r.rank as i32;
         let _context = fake.enter(gpu);

@@ -23,7 +23,7 @@ use self::shared::Shared;
 use self::tcp::Tcp;
 use super::{ContextSpec, Fabric, Region, Registration, World};
 use crate::comm::interfaces;
-use crate::config::Config;
+use crate::config::{Config, SoftTransport};
 use crate::error::{Error, Result};
 use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::{Extent, Registry};
@@ -42,7 +42,8 @@ pub struct SoftFabric {
     /// Until `join` moves them into `shared`.
     parts: Mutex<Option<(Contact, Tcp)>>,
     shared: OnceLock<Arc<Shared>>,
-    thread: Mutex<Option<Thread>>,
+    /// The helper thread, and the movers.
+    threads: Mutex<Vec<Thread>>,
     contexts: AtomicU32,
 }
 
@@ -56,7 +57,7 @@ impl SoftFabric {
         let probe: Box<[u8; 16]> = Box::new(probe.try_into().map_err(|_| Error::internal("probe"))?);
         let contact = Contact::open()?;
         let bind: Vec<_> = interfaces::choose(config)?.into_iter().map(|i| i.address).collect();
-        let tcp = Tcp::open(&bind, token, config.tcp_stripes, registry.clone())?;
+        let tcp = Tcp::open(&bind, token, config.tcp_stripes.unwrap_or(1), registry.clone())?;
         let hello = SoftHello {
             token,
             contact: contact.name().to_vec(),
@@ -71,7 +72,7 @@ impl SoftFabric {
             _probe: probe,
             parts: Mutex::new(Some((contact, tcp))),
             shared: OnceLock::new(),
-            thread: Mutex::new(None),
+            threads: Mutex::default(),
             contexts: AtomicU32::new(0),
         })
     }
@@ -84,9 +85,8 @@ impl SoftFabric {
     pub fn close(&self) {
         let Some(shared) = self.shared.get() else { return };
         shared.request_stop();
-        if let Some(thread) = self.thread.lock().take() {
-            thread.join();
-        }
+        shared.tcp().wake_movers();
+        self.threads.lock().drain(..).for_each(Thread::join);
         shared.tcp().close();
         shared.engine.close();
     }
@@ -135,11 +135,21 @@ impl Fabric for SoftFabric {
     fn join(&self, world: World, hellos: &[&[u8]]) -> Result<()> {
         let hellos =
             hellos.iter().enumerate().map(|(r, m)| SoftHello::parse(r as u32, m)).collect::<Result<Vec<_>>>()?;
-        let (contact, tcp) =
+        let (contact, mut tcp) =
             self.parts.lock().take().ok_or_else(|| Error::internal("the soft fabric joined its ranks twice"))?;
+        // Peers that share an address with this rank are on this host, and never come by TCP unless told to.
+        let here = |h: &SoftHello| h.tcp.iter().any(|a| self.hello.tcp.iter().any(|b| a.ip() == b.ip()));
+        if world.nranks > 1 && (self.config.soft_transport == SoftTransport::Tcp || !hellos.iter().all(here)) {
+            let movers = self.config.tcp_threads.unwrap_or_else(thread::movers);
+            tcp.set_movers(movers, self.config.tcp_stripes.unwrap_or((movers / 2).clamp(1, 16)))?;
+        }
         let shared = Arc::new(Shared::new(world, self.config.clone(), self.registry.clone(), hellos, contact, tcp)?);
-        *self.thread.lock() = Some(thread::start(shared.clone())?);
-        let _ = self.shared.set(shared);
+        // Before threads: whatever fails from here on, `close` ends those that run.
+        let _ = self.shared.set(shared.clone());
+        self.threads.lock().push(thread::start(shared.clone())?);
+        for number in 0..shared.tcp().movers() {
+            self.threads.lock().push(thread::start_mover(shared.clone(), number)?);
+        }
         Ok(())
     }
 

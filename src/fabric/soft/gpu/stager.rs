@@ -122,6 +122,18 @@ impl Stager {
         self.ways().fold(false, |up, way| way.poll() | up)
     }
 
+    /// How many flights have landed, ever.
+    #[inline]
+    pub fn landed(&self) -> u64 {
+        self.ways().map(|way| way.landed()).sum()
+    }
+
+    /// Whether a stream has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.ways().any(|way| way.has_failed())
+    }
+
     /// Whether a slot came back that somebody had gone without, since this was last asked.
     #[inline]
     pub fn was_fed(&self) -> bool {

@@ -146,6 +146,18 @@ impl Way {
         self.failed.store(true, Ordering::Release);
     }
 
+    /// How many flights have landed, ever.
+    #[inline]
+    pub fn landed(&self) -> u64 {
+        self.device.flag()
+    }
+
+    /// Whether the stream has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
     /// Whether flights are up. Asks the stream for an error if they have been for long.
     #[inline]
     pub fn poll(&self) -> bool {

@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::gpu::{Engine, Received, Stager};
 use crate::memory::gpu::{GpuMemory, GPU_BIT};
 use crate::memory::registry::Extent;
+use crate::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Empty until there is a GPU window.
@@ -13,6 +15,15 @@ use std::sync::{Arc, OnceLock};
 pub struct Gpu {
     stager: OnceLock<Stager>,
     engine: OnceLock<(Arc<Engine>, Arc<Received>)>,
+    /// Several threads serve a sender, but its operations reach the engine one by one.
+    order: Mutex<()>,
+    /// Flights that had landed when somebody last looked; and whether a slot came back that others wait for.
+    landed: AtomicU64,
+    fed: AtomicBool,
+    /// Somebody found the engine full.
+    full: AtomicBool,
+    /// The engine got something to do.
+    stirred: AtomicBool,
 }
 
 impl Gpu {
@@ -58,12 +69,18 @@ impl Gpu {
 
     /// Whether so much is on its way through the engine that no more shall be read.
     pub fn is_full(&self) -> bool {
-        self.engine.get().is_some_and(|(_, received)| received.is_full())
+        let full = self.engine.get().is_some_and(|(_, received)| received.is_full());
+        if full {
+            self.full.store(true, Ordering::Release);
+        }
+        full
     }
 
     /// A small put of `sender` arrived for GPU memory.
     pub fn put(&self, sender: u32, bytes: Box<[u8]>, key: u32, addr: u64) {
         if let Some((engine, received)) = self.engine.get() {
+            let _order = self.order.lock();
+            self.stirred.store(true, Ordering::Release);
             received.put(engine, sender, bytes, key, addr);
         }
     }
@@ -73,6 +90,8 @@ impl Gpu {
     pub fn signal(&self, sender: u32, key: u32, addr: u64, value: u64) -> bool {
         match self.engine.get() {
             Some((engine, received)) if key & GPU_BIT != 0 || received.is_busy_with(sender) => {
+                let _order = self.order.lock();
+                self.stirred.store(true, Ordering::Release);
                 received.signal(engine, sender, key, addr, value);
                 true
             }
@@ -86,14 +105,41 @@ impl Gpu {
         if let Some(stager) = self.stager() {
             stager.launch();
             if stager.was_fed() {
+                self.fed.store(true, Ordering::Release);
                 poller.arm_flush(FLUSH);
             }
         }
     }
 
-    /// Whether flights are up.
+    /// Whether the engine got something to do since this was last asked: somebody has to poll it.
     #[inline]
-    pub fn poll(&self) -> bool {
-        self.stager().is_some_and(Stager::poll)
+    pub fn was_stirred(&self) -> bool {
+        self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the next caller of [`Gpu::poll`] will look again.
+    pub fn is_renewed(&self) -> bool {
+        self.fed.load(Ordering::Acquire)
+    }
+
+    /// Has the next caller of [`Gpu::poll`] look again.
+    #[inline]
+    pub fn renew(&self) {
+        self.fed.store(true, Ordering::Release);
+    }
+
+    /// Whether flights are up, and whether anybody who waits for one or for a slot should look again.
+    #[inline]
+    pub fn poll(&self) -> (bool, bool) {
+        let Some(stager) = self.stager() else { return (false, false) };
+        let up = stager.poll();
+        let landed = stager.landed();
+        let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        news |= self.fed.swap(false, Ordering::AcqRel) | stager.has_failed();
+        if self.full.load(Ordering::Acquire) && !self.is_full() {
+            self.full.store(false, Ordering::Release);
+            news = true;
+        }
+        (up, news)
     }
 }

@@ -1,5 +1,6 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
+mod bulk;
 mod staged;
 
 use super::dial::Dial;
@@ -54,7 +55,7 @@ struct Asked {
 #[derive(Default)]
 pub struct Conn {
     /// The socket, once connected.
-    pub fd: Option<OwnedFd>,
+    pub fd: Option<Arc<OwnedFd>>,
     /// How the socket comes to be.
     pub dial: Dial,
     /// What epoll watches for.
@@ -62,6 +63,8 @@ pub struct Conn {
     /// The kernel took less than it was offered; epoll will say when it takes more.
     pub blocked: bool,
     outlet: Outlet,
+    /// The outlet is with the thread that sends.
+    lent: bool,
     inlet: Inlet,
     asked: VecDeque<Asked>,
     asked_bytes: usize,
@@ -116,6 +119,10 @@ pub struct Link {
     /// Whether a flush is due.
     pub deferred: bool,
     gpu: Arc<Gpu>,
+    /// Threads of their own send on the stripes.
+    movers: bool,
+    /// A refusal by the peer that is told once no outlet is lent.
+    pub refused: Option<Error>,
     /// A lane waits for a slot.
     hungry: bool,
     /// Why transfers from or to this rank's GPU cannot go on.
@@ -124,7 +131,7 @@ pub struct Link {
 
 impl Link {
     /// A link of `stripes` connections, none of them open.
-    pub fn new(stripes: usize, gpu: Arc<Gpu>) -> Self {
+    pub fn new(stripes: usize, gpu: Arc<Gpu>, movers: bool) -> Self {
         let mut conns = Vec::new();
         conns.resize_with(stripes, Conn::default);
         Self {
@@ -137,6 +144,8 @@ impl Link {
             last_send: None,
             deferred: false,
             gpu,
+            movers,
+            refused: None,
             hungry: false,
             fault: None,
         }
@@ -295,7 +304,8 @@ impl Link {
         loop {
             self.fill();
             let mut again = false;
-            for conn in &mut self.conns {
+            let own = if self.movers { EXPRESS + 1 } else { self.conns.len() };
+            for conn in &mut self.conns[..own] {
                 if conn.blocked || conn.outlet.is_empty() {
                     continue;
                 }
@@ -329,8 +339,9 @@ impl Link {
 
     /// What epoll should watch for on a stripe.
     pub fn wanted(&self, stripe: usize) -> u32 {
-        let write = if self.conns[stripe].outlet.is_empty() { 0 } else { libc::EPOLLOUT };
-        let read = if self.conns[stripe].starved { 0 } else { libc::EPOLLIN };
+        let conn = &self.conns[stripe];
+        let write = if conn.outlet.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
+        let read = if conn.starved { 0 } else { libc::EPOLLIN };
         (read | write) as u32
     }
 
@@ -385,8 +396,8 @@ impl Link {
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
             let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.outlet.is_lending()) {
-                sock::abort(fd);
+            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
+                sock::abort(&fd);
             }
         }
         self.phase = Phase::Down;
@@ -394,6 +405,7 @@ impl Link {
     }
 
     fn forget(&mut self) {
+        self.refused = None;
         for lane in self.lanes.iter_mut().flatten() {
             lane.clear();
             lane.queued = false;
@@ -412,6 +424,8 @@ impl Link {
     /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
     pub fn part(&mut self) -> bool {
         let mut any = false;
+        // They have ended.
+        self.movers = false;
         for lane in self.lanes.iter_mut().flatten() {
             any |= !lane.tasks.is_empty();
             lane.tasks.clear();
@@ -429,7 +443,7 @@ impl Link {
 
     /// A connection that has more to send.
     pub fn unsent(&self) -> Option<&OwnedFd> {
-        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_ref())
+        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
     }
 }
 
@@ -484,6 +498,11 @@ impl Queue {
 }
 
 impl Conn {
+    /// Whether its outlet is with the thread that sends.
+    pub fn is_lent(&self) -> bool {
+        self.lent
+    }
+
     fn may_ask(&self, len: usize) -> bool {
         self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }

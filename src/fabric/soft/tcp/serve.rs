@@ -11,11 +11,12 @@ use crate::error::Error;
 use crate::fabric::soft::gpu::Lease;
 use crate::memory::gpu::GPU_BIT;
 use crate::memory::registry::{Held, Registry};
+use crate::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes received on one connection before others get their turn.
 const TURN: usize = 512 * 1024;
@@ -70,6 +71,8 @@ pub struct Inbound {
     starved: bool,
     /// The first answer's bytes are on their way from the GPU, or find no slot.
     fetching: bool,
+    /// Whether somebody counts it among those that wait for the GPU.
+    pub noted: bool,
     /// What epoll watches for.
     pub interest: u32,
 }
@@ -83,15 +86,25 @@ pub enum Outcome {
     Closed,
 }
 
-/// All connections that one peer opened to this rank.
+/// The place of one connection.
+#[derive(Default)]
+pub struct Seat {
+    conn: Mutex<Option<Inbound>>,
+    /// Whoever holds the connection has to look at it again.
+    pub again: AtomicBool,
+}
+
+/// All connections that one peer opened to this rank. Each is served by one thread at a time, all of them by several.
 #[derive(Default)]
 pub struct Serving {
-    conns: Vec<Option<Inbound>>,
-    orders: HashMap<u32, Order<Bell>>,
+    seats: [Seat; MAX_STRIPES],
+    /// Connections that there are or will be; 0: not known yet.
+    stripes: AtomicUsize,
+    /// Held while signals are applied, so that those of a lane keep their order.
+    orders: Mutex<HashMap<u32, Order<Bell>>>,
     sender: u32,
     gpu: Arc<Gpu>,
-    /// Why transfers to or from this rank's GPU cannot go on.
-    pub fault: Option<Error>,
+    fault: Mutex<Option<Error>>,
 }
 
 impl Serving {
@@ -100,21 +113,15 @@ impl Serving {
         Self { sender, gpu, ..Self::default() }
     }
 
-    /// Connections that there are or will be.
-    pub fn stripes(&self) -> usize {
-        self.conns.len()
-    }
-
     /// Takes a greeted connection as stripe `stripe` of `stripes`. Refuses one that would displace a connection in use
     /// or contradicts the others.
-    pub fn admit(&mut self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
-        if self.conns.is_empty() {
-            self.conns.resize_with(stripes, || None);
-        }
-        if self.conns.len() != stripes || self.conns[stripe].as_ref().is_some_and(|c| c.used) {
+    pub fn admit(&self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
+        let known = self.stripes.compare_exchange(0, stripes, Ordering::AcqRel, Ordering::Acquire);
+        let mut seat = self.seats[stripe].conn.lock();
+        if known.is_err_and(|n| n != stripes) || seat.as_ref().is_some_and(|c| c.used) {
             return false;
         }
-        self.conns[stripe] = Some(Inbound {
+        *seat = Some(Inbound {
             fd,
             inlet: Inlet::default(),
             landing: None,
@@ -125,46 +132,61 @@ impl Serving {
             storing: VecDeque::new(),
             starved: false,
             fetching: false,
+            noted: seat.take().is_some_and(|c| c.noted),
             interest,
         });
         true
     }
 
-    /// The connection of a stripe.
-    pub fn conn(&mut self, stripe: usize) -> Option<&mut Inbound> {
-        self.conns.get_mut(stripe)?.as_mut()
+    /// Connections that there are or will be.
+    pub fn stripes(&self) -> usize {
+        self.stripes.load(Ordering::Acquire)
     }
 
-    /// Ends the connection of a stripe.
-    pub fn drop_conn(&mut self, stripe: usize) {
-        if let Some(c) = self.conns.get_mut(stripe) {
-            *c = None;
-        }
+    /// The place of a stripe.
+    pub fn seat(&self, stripe: usize) -> &Seat {
+        &self.seats[stripe]
+    }
+
+    /// Why transfers to or from this rank's GPU cannot go on.
+    pub fn take_fault(&self) -> Option<Error> {
+        self.fault.lock().take()
     }
 
     /// Says goodbye where that does not cut an answer in two, and closes everything.
-    pub fn close(&mut self) {
-        for c in self.conns.drain(..).flatten() {
+    pub fn close(&self) {
+        for seat in &self.seats {
+            let Some(c) = seat.conn.lock().take() else { continue };
             if c.answers.is_empty() {
                 // The peer may have gone first.
                 let _ = sock::send_whole(&c.fd, &Frame::Goodbye.emit());
             }
         }
-        self.orders.clear();
+        self.orders.lock().clear();
     }
 
-    /// Receives, applies and answers on one connection for a while.
-    pub fn advance(&mut self, stripe: usize, registry: &Registry, must_read: bool) -> io::Result<Outcome> {
-        let stripes = self.conns.len();
-        let Some(conn) = self.conns.get_mut(stripe).and_then(Option::as_mut) else { return Ok(Outcome::Open(false)) };
-        let (gpu, fault) = (&*self.gpu, &mut self.fault);
-        let mut lanes = Lanes { orders: &mut self.orders, stripe, stripes, sender: self.sender, gpu, fault };
+    /// Receives, applies and answers on one connection for a while; without `io`, only what needs no system call.
+    pub fn advance(
+        &self,
+        conn: &mut Inbound,
+        stripe: usize,
+        registry: &Registry,
+        must_read: bool,
+        io: bool,
+    ) -> io::Result<Outcome> {
+        let Self { orders, sender, gpu, fault, .. } = self;
+        let mut lanes = Lanes { orders, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
         let mut total = 0;
         let mut moved = conn.advance_staged(&mut lanes, registry);
         if std::mem::take(&mut conn.starved) {
             // What is staged comes first.
             conn.take_frames(&mut lanes, registry)?;
             moved |= !conn.starved;
+        }
+        if !io {
+            conn.fetch_answers(&mut lanes);
+            conn.fetching = conn.answers.front().is_some_and(|a| !a.is_here());
+            return Ok(Outcome::Open(moved));
         }
         let mut dry = conn.is_backlogged() && !must_read;
         while !dry && !conn.starved && total < TURN {
@@ -185,30 +207,41 @@ impl Serving {
         conn.used |= moved;
         Ok(Outcome::Open(moved))
     }
+}
 
-    /// What epoll should watch for on a stripe: bytes unless backlogged, room if answers wait for it.
-    pub fn wanted(&mut self, stripe: usize) -> u32 {
-        let Some(conn) = self.conn(stripe) else { return 0 };
-        let read = if conn.is_backlogged() || conn.starved { 0 } else { libc::EPOLLIN };
-        let write = if conn.answers.is_empty() || conn.fetching { 0 } else { libc::EPOLLOUT };
-        (read | write) as u32
+impl Seat {
+    /// The connection, if nobody else has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<Inbound>>> {
+        self.conn.try_lock()
+    }
+
+    /// The connection.
+    pub fn lock(&self) -> MutexGuard<'_, Option<Inbound>> {
+        self.conn.lock()
     }
 }
 
 /// The orders of a peer's lanes, seen from one stripe.
 struct Lanes<'a> {
-    orders: &'a mut HashMap<u32, Order<Bell>>,
+    orders: &'a Mutex<HashMap<u32, Order<Bell>>>,
     stripe: usize,
     stripes: usize,
     sender: u32,
     gpu: &'a Gpu,
-    fault: &'a mut Option<Error>,
+    fault: &'a Mutex<Option<Error>>,
 }
 
 impl Inbound {
     /// The socket.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it.
+    pub fn wanted(&self) -> u32 {
+        let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
+        let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
+        (read | write) as u32
     }
 
     fn is_backlogged(&self) -> bool {
@@ -371,11 +404,12 @@ impl Inbound {
             }
             return;
         }
-        if !lanes.orders.contains_key(&context) && lanes.orders.len() >= CONTEXTS {
+        let mut orders = lanes.orders.lock();
+        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
             self.say_refused(Refusal::Put, context, place);
             return;
         }
-        let order = lanes.orders.entry(context).or_default();
+        let order = orders.entry(context).or_default();
         // A refused chunk never counts as arrived: signals behind it must not ring.
         if lanes.stripe != EXPRESS && !refused {
             order.arrived(lanes.stripe);

@@ -53,7 +53,7 @@ impl Conn {
     #[inline]
     pub(super) fn push_chunk(&mut self, lane: &Queue, place: Place, addr: u64, owner: Owner, lease: Option<Lease>) {
         let chunk = Chunk { place, context: lane.lane.context, addr, owner, lease };
-        if chunk.lease.is_none() && self.line.is_empty() {
+        if chunk.lease.is_none() && self.line.is_empty() && !self.lent {
             return self.send_chunk(chunk);
         }
         self.line_bytes += place.len as usize;
@@ -67,9 +67,9 @@ impl Conn {
     }
 
     /// Hands chunks whose bytes have come to the socket's queue, and completes gets whose bytes are in place.
-    fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> Result<bool> {
+    fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>]) -> Result<bool> {
         let mut moved = false;
-        while let Some(chunk) = self.line.front() {
+        while let Some(chunk) = self.line.front().filter(|_| !self.lent) {
             if !chunk.lease.as_ref().map_or(Ok(true), Lease::has_landed)? {
                 break;
             }
@@ -167,7 +167,7 @@ impl Link {
         let mut moved = false;
         for conn in &mut self.conns {
             if conn.is_staging() {
-                match conn.advance_staged(&mut self.lanes, &self.gpu) {
+                match conn.advance_staged(&mut self.lanes) {
                     Ok(m) => moved |= m,
                     Err(e) => drop(self.fault.get_or_insert(e)),
                 }

@@ -84,14 +84,12 @@ impl Answer {
     }
 }
 
-impl Serving {
+impl Inbound {
     /// Whether anything waits for the GPU, or for slots.
     pub fn is_staging(&self) -> bool {
-        self.conns.iter().flatten().any(|c| !c.storing.is_empty() || c.starved || c.fetching)
+        !self.storing.is_empty() || self.starved || self.fetching
     }
-}
 
-impl Inbound {
     /// Whether the put that arrives has somewhere to go; if not, the connection is starved until it has.
     pub(super) fn has_place(&mut self, lanes: &mut Lanes) -> bool {
         let Some(landing) = &mut self.landing else { return true };
@@ -126,7 +124,7 @@ impl Inbound {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
-                    lanes.fault.get_or_insert(e);
+                    lanes.fault.lock().get_or_insert(e);
                     break;
                 }
             }
@@ -149,7 +147,7 @@ impl Inbound {
                 None => stager.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
             };
             if let Err(e) = fetched {
-                lanes.fault.get_or_insert(e);
+                lanes.fault.lock().get_or_insert(e);
             }
             if a.lease.is_none() {
                 break;
@@ -162,7 +160,7 @@ impl Lanes<'_> {
     fn slot(&mut self, place: &Place) -> Option<Lease> {
         let slot = self.gpu.opened().and_then(|s| s.slot(place.len as u64));
         slot.unwrap_or_else(|e| {
-            self.fault.get_or_insert(e);
+            self.fault.lock().get_or_insert(e);
             None
         })
     }
