@@ -7,6 +7,8 @@ use common::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
 use std::ffi::c_void;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -553,4 +555,116 @@ fn deregister(threads: u32) {
         r.job.barrier.wait();
     });
     fake.check();
+}
+
+/// Joins a job of two with another process: lines with this rank's handle out, the other's in.
+fn join_by_pipe(rank: usize, mut tell: impl Write, hear: impl Read) -> Rank {
+    Rank::join_by(&Job::new(2), rank, 2, |own| {
+        let hex: String = own.iter().map(|b| format!("{b:02x}")).collect();
+        writeln!(tell, "HANDLE {hex}").unwrap();
+        tell.flush().unwrap();
+        // The test harness writes to the same pipe, also without ending its line.
+        let mut lines = BufReader::new(hear).lines().map(Result::unwrap);
+        let line = lines.find_map(|l| l.split("HANDLE ").nth(1).map(str::to_string)).expect("a handle");
+        let mut other = [0; HANDLE_BYTES];
+        for (b, x) in other.iter_mut().zip(line.as_bytes().chunks(2)) {
+            *b = u8::from_str_radix(std::str::from_utf8(x).unwrap(), 16).unwrap();
+        }
+        if rank == 0 {
+            vec![own, other]
+        } else {
+            vec![other, own]
+        }
+    })
+}
+
+/// Large and small traffic to the other rank, kept up until something fails.
+fn keep_up(r: &Rank, src: &GpuWindow, dst: &GpuWindow, sig: &GpuWindow, on: impl Fn() -> bool) {
+    let mut requests = std::collections::VecDeque::new();
+    while on() {
+        let size = [BYTES, 64][requests.len() % 2];
+        let (context, mut request) = ((requests.len() % 2) as i32, null_mut());
+        // SAFETY: registered windows that stay.
+        let result = unsafe {
+            let (from, to) = (src.as_window().handle, dst.as_window().handle);
+            let (word, add) = (sig.as_window().handle, SIGNAL_OP_ADD);
+            let put = T.iput_signal.unwrap();
+            put(r.ctx, context, 0, from, size, 0, to, 1 - r.rank as u32, 0, word, 1, add, true, 0, &mut request)
+        };
+        if result != NcclResult::SUCCESS {
+            return;
+        }
+        requests.push_back(request);
+        while requests.len() > 8 {
+            let Some(&first) = requests.front() else { break };
+            let mut done = 0;
+            // SAFETY: plain call.
+            if unsafe { T.test.unwrap()(r.coll, first, &mut done) } != NcclResult::SUCCESS {
+                return;
+            }
+            if done != 0 {
+                requests.pop_front();
+            }
+        }
+    }
+}
+
+/// Windows of either process.
+fn windows(fake: &Fake, r: &Rank) -> [GpuWindow; 3] {
+    let gpu = r.rank as i32;
+    let flags = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
+    [fake.window(r, gpu, BYTES / 8, 0), fake.window(r, gpu, BYTES / 8, 0), fake.signals(r, gpu, 1, flags)]
+}
+
+/// A process that is killed in the middle of traffic both ways: this one learns of it, nothing hangs, all can be taken
+/// down and pinned memory is whole for what comes after.
+#[test]
+fn a_peer_that_is_killed() {
+    for threads in [0, 2] {
+        let fake = apart(2, threads);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["the_process_that_is_killed", "--exact", "--ignored", "--nocapture"])
+            .env("OXYGIN_TEST_CHILD", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let r = join_by_pipe(0, child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let _context = fake.enter(0);
+        let [src, dst, sig] = windows(&fake, &r);
+        let start = Instant::now();
+        let killed_at = std::cell::Cell::new(None);
+        let child = std::cell::RefCell::new(&mut child);
+        keep_up(&r, &src, &dst, &sig, || {
+            assert!(start.elapsed() < Duration::from_secs(60), "{} signals", sig.get(0));
+            if sig.get(0) > 20 && killed_at.get().is_none() {
+                child.borrow_mut().kill().unwrap();
+                killed_at.set(Some(Instant::now()));
+            }
+            true
+        });
+        assert!(killed_at.get().is_some(), "failed before anybody was killed");
+        child.borrow_mut().wait().unwrap();
+        let mut error = false;
+        // SAFETY: plain call.
+        ok(unsafe { T.query_last_error.unwrap()(r.ctx, &mut error) });
+        assert!(error);
+        [&src, &dst, &sig].into_iter().for_each(|w| r.dereg(w.as_window()));
+        r.leave();
+        fake.check();
+    }
+}
+
+#[test]
+#[ignore = "the other process of a_peer_that_is_killed"]
+fn the_process_that_is_killed() {
+    assert!(std::env::var_os("OXYGIN_TEST_CHILD").is_some(), "run a_peer_that_is_killed, which starts this");
+    let threads = std::env::var("OXYGIN_TCP_THREADS").unwrap().parse().unwrap();
+    let fake = apart(2, threads);
+    let r = join_by_pipe(1, std::io::stdout(), std::io::stdin());
+    let _context = fake.enter(1);
+    let [src, dst, sig] = windows(&fake, &r);
+    let start = Instant::now();
+    keep_up(&r, &src, &dst, &sig, || start.elapsed() < Duration::from_secs(100));
 }

@@ -74,17 +74,37 @@ pub fn ok(r: NcclResult) {
     assert_eq!(r, NcclResult::SUCCESS);
 }
 
+impl Job {
+    /// A job of `nranks`, none of which has joined.
+    pub fn new(nranks: usize) -> Arc<Self> {
+        let handles = Mutex::new(vec![[0; HANDLE_BYTES]; nranks]);
+        Arc::new(Self { nranks, handles, barrier: Barrier::new(nranks) })
+    }
+}
+
 impl Rank {
     pub fn join(job: &Arc<Job>, rank: usize, contexts: c_int) -> Self {
+        Self::join_by(job, rank, contexts, |handle| {
+            job.handles.lock().unwrap()[rank] = handle;
+            job.barrier.wait();
+            job.handles.lock().unwrap().clone()
+        })
+    }
+
+    /// Joins; `exchange` gives this rank's handle to the others and returns those of all.
+    pub fn join_by(
+        job: &Arc<Job>,
+        rank: usize,
+        contexts: c_int,
+        exchange: impl FnOnce([u8; HANDLE_BYTES]) -> Vec<[u8; HANDLE_BYTES]>,
+    ) -> Self {
         let (mut instance, mut listen, mut coll, mut ctx) = (null_mut(), null_mut(), null_mut(), null_mut());
         let mut handle = [0u8; HANDLE_BYTES];
         // SAFETY: all pointers are to locals that live through the calls.
         unsafe {
             ok(T.init.unwrap()(&mut instance, 1, None));
             ok(T.listen.unwrap()(instance, 0, handle.as_mut_ptr().cast(), &mut listen));
-            job.handles.lock().unwrap()[rank] = handle;
-            job.barrier.wait();
-            let mut all = job.handles.lock().unwrap().clone();
+            let mut all = exchange(handle);
             let mut pointers: Vec<*mut c_void> = all.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
             let n = job.nranks as c_int;
             ok(T.connect.unwrap()(null_mut(), pointers.as_mut_ptr(), n, rank as c_int, listen, &mut coll));
@@ -233,8 +253,7 @@ impl Rank {
 
 /// Runs `body` on `nranks` threads, each a rank with `contexts` contexts.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
-    let job =
-        Arc::new(Job { nranks, handles: Mutex::new(vec![[0; HANDLE_BYTES]; nranks]), barrier: Barrier::new(nranks) });
+    let job = Job::new(nranks);
     std::thread::scope(|s| {
         for r in 0..nranks {
             let (job, body) = (job.clone(), &body);
