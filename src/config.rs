@@ -217,7 +217,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "OXYGIN_TCP_STRIPES",
         default: "half of OXYGIN_TCP_THREADS, at least 1",
-        meaning: "Connections for bulk to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
+        meaning:
+            "Connections for bulk to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
                   and over the interfaces that NCCL_SOCKET_IFNAME selects.",
         accepted: "1 to 16",
         apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = Some(value)),

@@ -18,24 +18,8 @@ const CHUNK: usize = 256 << 10;
 /// Bytes of the windows.
 const BYTES: usize = 3 * CHUNK + 4096;
 /// Around every size where something changes.
-const SIZES: [usize; 16] = [
-    0,
-    1,
-    3,
-    4,
-    7,
-    8,
-    100,
-    4096,
-    8191,
-    8192,
-    8193,
-    CHUNK - 1,
-    CHUNK,
-    CHUNK + 1,
-    2 * CHUNK + 77,
-    3 * CHUNK,
-];
+const SIZES: [usize; 16] =
+    [0, 1, 3, 4, 7, 8, 100, 4096, 8191, 8192, 8193, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 77, 3 * CHUNK];
 
 /// The fake driver, ranks apart, `stripes` connections for bulk served by `threads` threads.
 fn apart(stripes: u32, threads: u32) -> Fake {

@@ -88,6 +88,7 @@ impl SoftFabric {
         shared.tcp().wake_movers();
         self.threads.lock().drain(..).for_each(Thread::join);
         shared.tcp().close();
+        shared.tcp().gpu().close();
         shared.engine.close();
     }
 

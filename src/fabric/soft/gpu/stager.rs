@@ -39,9 +39,7 @@ impl Stager {
     /// Allocates for `conns` connections with bulk. Set-up only.
     pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
-        let pair = || {
-            Ok([Way::open(rank, context, LARGE, large)?, Way::open(rank, context, SMALL, SMALL_SLOTS)?])
-        };
+        let pair = || Ok([Way::open(rank, context, LARGE, large)?, Way::open(rank, context, SMALL, SMALL_SLOTS)?]);
         let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
         let mib = (2 * (u64::from(large) * LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
@@ -73,7 +71,7 @@ impl Stager {
     /// Waits until everything that was started has landed.
     pub fn drain(&self) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
-        self.ways().fold(true, |all, way| way.drain(end) && all)
+        self.ways().filter(|way| !way.drain(end)).count() == 0
     }
 
     /// Whether a GPU window holds the range.

@@ -47,7 +47,16 @@ impl Gpu {
     pub fn remove_window(&self, id: u32) {
         let Some(stager) = self.stager.get() else { return };
         if !stager.remove_window(id) {
-            log::warn!("a GPU window was deregistered with transfers over TCP unfinished; they failed, or hang on the GPU");
+            log::warn!(
+                "a GPU window was deregistered with transfers over TCP unfinished; they failed, or hang on the GPU"
+            );
+        }
+    }
+
+    /// Waits for copies that are up: slots may be freed afterwards.
+    pub fn close(&self) {
+        if self.stager().is_some_and(|s| !s.drain()) {
+            log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
         }
     }
 

@@ -275,7 +275,11 @@ impl Tcp {
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
             return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
         }
-        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.conns, &self.gpu, self.pollers.len() > 1)).collect();
+        let peers = peers
+            .into_iter()
+            .enumerate()
+            .map(|(r, p)| Peer::new(r as u32, p, self.conns, &self.gpu, self.pollers.len() > 1))
+            .collect();
         if self.joined.set(Joined { world, peers }).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
@@ -336,7 +340,9 @@ impl Tcp {
                     hello.is_some_and(|h| self.admit(&mut door, i, h))
                 }),
                 Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
-                Source::Serving(peer, stripe) => self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true)),
+                Source::Serving(peer, stripe) => {
+                    self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true))
+                }
             };
         }
         moved

@@ -15,8 +15,8 @@ use crate::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 /// Bytes received on one connection before others get their turn.
 const TURN: usize = 512 * 1024;
