@@ -48,8 +48,10 @@ pub struct Config {
     pub max_operations: u32,
     /// `OXYGIN_SOFT_TRANSPORT`: which ways the soft fabric may use towards other ranks.
     pub soft_transport: SoftTransport,
-    /// `OXYGIN_TCP_STRIPES`: data connections to each peer, at least 1.
-    pub tcp_stripes: u32,
+    /// `OXYGIN_TCP_STRIPES`: connections for bulk to each peer, at least 1; by default as many as threads.
+    pub tcp_stripes: Option<u32>,
+    /// `OXYGIN_TCP_THREADS`: threads that serve them; by default by the number of cores.
+    pub tcp_threads: Option<u32>,
     /// `OXYGIN_GPU_ISSUE`: for measuring.
     pub gpu_issue: Tuning,
     /// `NCCL_SOCKET_IFNAME`, in NCCL's syntax.
@@ -84,7 +86,8 @@ impl Default for Config {
             queue_depth: 0,
             max_operations: 65_536,
             soft_transport: SoftTransport::Auto,
-            tcp_stripes: 1,
+            tcp_stripes: None,
+            tcp_threads: None,
             gpu_issue: Tuning::default(),
             socket_ifname: None,
             socket_family: None,
@@ -217,11 +220,19 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "OXYGIN_TCP_STRIPES",
-        default: "1",
-        meaning: "Data connections to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
+        default: "half of OXYGIN_TCP_THREADS, at least 1",
+        meaning:
+            "Connections for bulk to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
                   and over the interfaces that NCCL_SOCKET_IFNAME selects.",
         accepted: "1 to 16",
-        apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = value),
+        apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = Some(value)),
+    },
+    Variable {
+        name: "OXYGIN_TCP_THREADS",
+        default: "none below 8 cores; above, a quarter of the cores, at most 8",
+        meaning: "Threads of a communicator that serve these connections. With 0 the callers and the helper thread do.",
+        accepted: "0 to 32",
+        apply: |config, text| within(text, 0, 32).map(|value| config.tcp_threads = Some(value)),
     },
     Variable {
         name: "OXYGIN_GPU_ISSUE",

@@ -82,6 +82,14 @@ pub fn ok(r: NcclResult) {
     assert_eq!(r, NcclResult::SUCCESS);
 }
 
+impl Job {
+    /// A job of `nranks`, none of which has joined.
+    pub fn new(nranks: usize) -> Arc<Self> {
+        let handles = Mutex::new(vec![[0; HANDLE_BYTES]; nranks]);
+        Arc::new(Self { nranks, handles, barrier: Barrier::new(nranks) })
+    }
+}
+
 impl Rank {
     pub fn join(job: &Arc<Job>, rank: usize, contexts: c_int) -> Self {
         Self::join_by(job, rank, contexts, |handle| {
@@ -91,7 +99,7 @@ impl Rank {
         })
     }
 
-    /// `exchange` gives every rank's handle for this rank's.
+    /// Joins; `exchange` gives this rank's handle to the others and returns those of all.
     pub fn join_by(
         job: &Arc<Job>,
         rank: usize,
@@ -256,8 +264,7 @@ impl Rank {
 
 /// Runs `body` on `nranks` threads, each a rank with `contexts` contexts.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
-    let job =
-        Arc::new(Job { nranks, handles: Mutex::new(vec![[0; HANDLE_BYTES]; nranks]), barrier: Barrier::new(nranks) });
+    let job = Job::new(nranks);
     std::thread::scope(|s| {
         for r in 0..nranks {
             let (job, body) = (job.clone(), &body);

@@ -217,7 +217,8 @@ impl GpuWindow {
         &self.window
     }
 
-    fn word(&self, i: usize) -> &AtomicU64 {
+    /// As a kernel sees it.
+    pub fn word(&self, i: usize) -> &AtomicU64 {
         assert!(i < self.words);
         // SAFETY: inside the mapping, aligned.
         unsafe { AtomicU64::from_ptr(self.alias.add(i)) }

@@ -36,11 +36,21 @@ pub struct Device {
 impl Device {
     /// Makes both. Set-up only: allocations may wait for kernels.
     pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
+        let ways = if tuning.bulk > 0 { 2 } else { 1 };
+        Self::open_with(context, tuning, ways, STAGING_BYTES)
+    }
+
+    /// The same with so many streams, and so many bytes of staging memory, at least 256.
+    pub fn open_with(
+        context: Arc<Context>,
+        tuning: &Tuning,
+        ways: usize,
+        staging_bytes: u64,
+    ) -> Result<Self, CudaError> {
         let (streams, pinned) = {
             let _current = context.enter()?;
-            let ways = if tuning.bulk > 0 { 2 } else { 1 };
             let streams = (0..ways).map(|_| Stream::create(context.cuda(), tuning.calls)).collect::<Result<_, _>>()?;
-            let pinned = Pinned::alloc(context.cuda(), STAGING_AT + STAGING_BYTES as usize)?;
+            let pinned = Pinned::alloc(context.cuda(), STAGING_AT + staging_bytes as usize)?;
             (ManuallyDrop::new(streams), ManuallyDrop::new(pinned))
         };
         let can_add = context.has_stream_add();
@@ -124,9 +134,9 @@ impl Device {
         self.pinned.device() + STAGING_AT as u64 + offset
     }
 
-    /// The CPU's address of it; `offset` is below `STAGING_BYTES`.
+    /// The CPU's address of it; `offset` is below the size of the staging memory.
     pub fn staging_host(&self, offset: u64) -> *mut u8 {
-        debug_assert!(offset < STAGING_BYTES);
+        debug_assert!((offset as usize) < self.pinned.bytes() - STAGING_AT);
         // SAFETY: inside the pinned memory.
         unsafe { self.pinned.host().add(STAGING_AT + offset as usize) }
     }

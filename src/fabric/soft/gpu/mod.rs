@@ -16,6 +16,8 @@ mod op;
 mod parked;
 mod received;
 pub mod share;
+mod slots;
+mod stager;
 mod staging;
 mod state;
 mod tally;
@@ -25,6 +27,8 @@ mod tuning;
 pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
 pub use received::Received;
+pub use slots::Lease;
+pub use stager::Stager;
 pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};
 
 use self::device::Device;

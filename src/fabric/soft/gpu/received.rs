@@ -72,6 +72,11 @@ impl Received {
             || self.unseen.load(Ordering::Relaxed)
     }
 
+    /// Whether anything of this sender is on its way.
+    pub fn is_busy_with(&self, sender: u32) -> bool {
+        self.is_busy() && self.lanes.get(sender as usize).is_some_and(|lane| !lane.is_idle())
+    }
+
     /// Whether so much is on its way that no more shall be read.
     pub fn is_full(&self) -> bool {
         self.backlog.load(Ordering::Relaxed) >= FULL

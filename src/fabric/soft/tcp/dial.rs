@@ -9,6 +9,7 @@ use crate::fabric::World;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First and longest wait before another attempt.
@@ -59,8 +60,8 @@ pub struct Dialer<'a> {
     pub peer: &'a PeerInfo,
     /// Deadlines.
     pub timing: &'a Timing,
-    /// Where sockets are watched.
-    pub poller: &'a Poller,
+    /// Where the socket of a stripe is watched.
+    pub poller: &'a dyn Fn(usize) -> &'a Poller,
 }
 
 impl Dialer<'_> {
@@ -167,8 +168,8 @@ impl Dialer<'_> {
                 let to = self.address(conn.dial.attempts, stripe);
                 let fd = sock::connect(to, self.from(conn.dial.attempts, stripe, &to), self.timing)?;
                 conn.interest = libc::EPOLLOUT as u32;
-                self.poller.add(fd.as_raw_fd(), conn.interest, token)?;
-                conn.fd = Some(fd);
+                (self.poller)(stripe).add(fd.as_raw_fd(), conn.interest, token)?;
+                conn.fd = Some(Arc::new(fd));
                 conn.dial.step = Step::Connecting(now);
             }
             Step::Connecting(since) => {
@@ -190,7 +191,7 @@ impl Dialer<'_> {
                 };
                 sock::send_whole(fd, &hello.emit())?;
                 conn.interest = libc::EPOLLIN as u32;
-                self.poller.change(fd.as_raw_fd(), conn.interest, token)?;
+                (self.poller)(stripe).change(fd.as_raw_fd(), conn.interest, token)?;
                 conn.dial.step = Step::Greeted([0; HELLO], 0);
             }
             Step::Greeted(buf, have) if ready => {
