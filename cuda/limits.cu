@@ -150,11 +150,6 @@ struct Limits {
             copy8(to, from);
             write(to, i);
         });
-        two_hops("two hops, copy by the source + stream write", 8, &End::flag, [&](End& to, End& from, Word i) {
-            CUDA(cudaSetDevice(from.device));
-            CUDA(cudaMemcpyAsync(to.data, from.data, 8, cudaMemcpyDefault, from.stream));
-            if (CUresult r = write_value(from.stream, CUdeviceptr(to.flag), i, 0)) driver_check(r, "cuStreamWriteValue64 to the other GPU");
-        });
         two_hops("two hops, copy + stream write to host memory", 8, &End::host_flag, [&](End& to, End& from, Word i) {
             copy8(to, from);
             if (CUresult r = write_value(to.stream, CUdeviceptr(to.host_flag), i, 0)) driver_check(r, "cuStreamWriteValue64");
@@ -175,6 +170,12 @@ struct Limits {
             CUDA(cudaSetDevice(to.device));
             CUDA(cudaGraphLaunch(graphs[&to == &ends[0] ? 0 : 1], to.stream));
             write(to, i);
+        });
+        // Last: a driver may refuse to write to the other GPU.
+        two_hops("two hops, copy by the source + stream write", 8, &End::flag, [&](End& to, End& from, Word i) {
+            CUDA(cudaSetDevice(from.device));
+            CUDA(cudaMemcpyAsync(to.data, from.data, 8, cudaMemcpyDefault, from.stream));
+            if (CUresult r = write_value(from.stream, CUdeviceptr(to.flag), i, 0)) driver_check(r, "cuStreamWriteValue64 to the other GPU");
         });
     }
 
@@ -326,19 +327,6 @@ struct Limits {
 
     void ways_of_the_cpu() {
         CUDA(cudaSetDevice(0));
-        void* plain;
-        CUDA(cudaMalloc(&plain, 2 << 20));
-        dma_buf("cudaMalloc memory", plain, 2 << 20);
-        Segments segment({Where::GPU}, 2 << 20);
-        dma_buf("cuMemCreate memory", segment.base(), segment.bytes());
-        const auto set_access = DRIVER(cuMemSetAccess);
-        for (auto [name, type] : {std::pair{"host", CU_MEM_LOCATION_TYPE_HOST}, std::pair{"NUMA node 0", CU_MEM_LOCATION_TYPE_HOST_NUMA}}) {
-            CUmemAccessDesc access{{type, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-            const CUresult r = set_access(CUdeviceptr(segment.base()), segment.bytes(), &access, 1);
-            rank.note(format("cuMemSetAccess of GPU memory for %s: %s %d", name, r ? "error" : "works", r));
-            if (!r) mapped("cuMemSetAccess for the host", static_cast<Word*>(segment.base()), static_cast<Word*>(segment.base()));
-        }
-        segment.free();
         const std::pair<const char*, CUdevice_attribute> attributes[] = {
             {"DMA-BUF", CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED},
             {"GPUDirect RDMA", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED},
@@ -357,6 +345,19 @@ struct Limits {
         }
         text += format(" /dev/gdrdrv %s", access("/dev/gdrdrv", F_OK) == 0 ? "there" : "absent");
         rank.note(text);
+        void* plain;
+        CUDA(cudaMalloc(&plain, 2 << 20));
+        dma_buf("cudaMalloc memory", plain, 2 << 20);
+        Segments segment({Where::GPU}, 2 << 20);
+        dma_buf("cuMemCreate memory", segment.base(), segment.bytes());
+        const auto set_access = DRIVER(cuMemSetAccess);
+        for (auto [name, type] : {std::pair{"host", CU_MEM_LOCATION_TYPE_HOST}, std::pair{"NUMA node 0", CU_MEM_LOCATION_TYPE_HOST_NUMA}}) {
+            CUmemAccessDesc access{{type, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+            const CUresult r = set_access(CUdeviceptr(segment.base()), segment.bytes(), &access, 1);
+            rank.note(format("cuMemSetAccess of GPU memory for %s: %s %d", name, r ? "error" : "works", r));
+            if (!r) mapped("cuMemSetAccess for the host", static_cast<Word*>(segment.base()), static_cast<Word*>(segment.base()));
+        }
+        segment.free();
         CUDA(cudaFree(plain));
     }
 };
@@ -370,6 +371,8 @@ PROGRAM(limits) {
             (limits.*part)();
         } catch (const std::exception& error) {
             rank.note(error.what());
+            // Kernels that wait for an answer give up.
+            for (End& end : limits.ends) cudaStreamSynchronize(end.kernels);
             failures += failures.empty() ? error.what() : std::string("; ") + error.what();
         }
     if (!failures.empty()) throw Failure(failures);
