@@ -2,7 +2,7 @@
 // and contexts.
 #include "common/alltoall.cuh"
 
-namespace {
+namespace alltoall_program {
 
 PROGRAM(alltoall) {
     const size_t area = rank.options.quick ? 32 << 20 : 256 << 20;
@@ -29,4 +29,4 @@ PROGRAM(alltoall) {
     world.close();
 }
 
-}  // namespace
+}  // namespace alltoall_program

@@ -1,7 +1,7 @@
 // All-to-all with GIN only, 32 MiB to 1 GiB a rank: the figures to hold beside those of nccl_alltoall.
 #include "common/alltoall.cuh"
 
-namespace {
+namespace alltoall_large_program {
 
 PROGRAM(alltoall_large) {
     const std::vector<size_t> sizes = alltoall_sizes(rank);
@@ -32,4 +32,4 @@ PROGRAM(alltoall_large) {
     world.close();
 }
 
-}  // namespace
+}  // namespace alltoall_large_program

@@ -2,7 +2,7 @@
 // it, all of them have arrived.
 #include "common/gin.cuh"
 
-namespace {
+namespace barrier_program {
 
 __global__ void rounds_of(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierHandle_t handle, int rounds, Outcome* out) {
     ncclGin gin{comm, 0};
@@ -43,4 +43,4 @@ PROGRAM(barrier) {
     world.close();
 }
 
-}  // namespace
+}  // namespace barrier_program

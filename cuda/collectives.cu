@@ -1,7 +1,7 @@
 // Plain collectives and point-to-point with the plugin set: no GIN here, they must work as without it.
 #include "common/ranks.cuh"
 
-namespace {
+namespace collectives_program {
 
 PROGRAM(collectives) {
     rank.stage("ncclCommInitRank");
@@ -44,4 +44,4 @@ PROGRAM(collectives) {
     NCCL(ncclCommDestroy(comm));
 }
 
-}  // namespace
+}  // namespace collectives_program

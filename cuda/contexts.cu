@@ -2,7 +2,7 @@
 // context of its block, with signals of its block; all places are compared, gaps included.
 #include "common/gin.cuh"
 
-namespace {
+namespace contexts_program {
 
 constexpr int BLOCKS = 32, THREADS = 4, PIECES = 8;
 constexpr size_t PLACE = 4096;  // room for one piece
@@ -46,4 +46,4 @@ PROGRAM(contexts) {
     world.close();
 }
 
-}  // namespace
+}  // namespace contexts_program

@@ -2,7 +2,7 @@
 // moves; a counter that moves too early shows as a later message's data in an earlier one's place.
 #include "common/gin.cuh"
 
-namespace {
+namespace counters_program {
 
 constexpr int SLOTS = 4;
 
@@ -41,4 +41,4 @@ PROGRAM(counters) {
     world.close();
 }
 
-}  // namespace
+}  // namespace counters_program

@@ -2,7 +2,7 @@
 // for bandwidth, at last from rank 0 alone. Every message goes to a place of its own, and all of them are compared.
 #include "common/gin.cuh"
 
-namespace {
+namespace flood_program {
 
 __global__ void flood(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int slots, int count,
                       ncclGinSignal_t signal, Outcome* out) {
@@ -80,4 +80,4 @@ PROGRAM(flood) {
     world.close();
 }
 
-}  // namespace
+}  // namespace flood_program

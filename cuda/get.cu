@@ -1,7 +1,7 @@
 // get + flush from every rank, the own one included: once flush returns, the data are in place.
 #include "common/gin.cuh"
 
-namespace {
+namespace get_program {
 
 #if HAVE_GET
 __global__ void fetch(ncclDevComm comm, ncclWindow_t window, size_t area, size_t bytes, int round, Outcome* out) {
@@ -44,4 +44,4 @@ PROGRAM(get) {
 PROGRAM(get) { throw Absent("this NCCL's device API has no get"); }
 #endif
 
-}  // namespace
+}  // namespace get_program

@@ -2,7 +2,7 @@
 // (cudaHostAlloc, malloc): it exports every segment's handle.
 #include "common/crossing.cuh"
 
-namespace {
+namespace hostwindow_program {
 
 #if HAVE_GET
 PROGRAM(hostwindow) {
@@ -14,4 +14,4 @@ PROGRAM(hostwindow) {
 PROGRAM(hostwindow) { throw Absent("this NCCL takes no window in host memory"); }
 #endif
 
-}  // namespace
+}  // namespace hostwindow_program

@@ -1,7 +1,7 @@
 // Hybrid all-to-all: stores to the peers whose memory this GPU maps (the LSA team), GIN puts to the others.
 #include "common/gin.cuh"
 
-namespace {
+namespace hybrid_program {
 
 constexpr int BLOCKS = 4, THREADS = 256;
 
@@ -63,4 +63,4 @@ PROGRAM(hybrid) {
     world.close();
 }
 
-}  // namespace
+}  // namespace hybrid_program

@@ -10,7 +10,7 @@
 
 #include "common/vmm.cuh"
 
-namespace {
+namespace limits_program {
 
 using Word = unsigned long long;
 
@@ -378,4 +378,4 @@ PROGRAM(limits) {
     if (!failures.empty()) throw Failure(failures);
 }
 
-}  // namespace
+}  // namespace limits_program

@@ -6,7 +6,7 @@
 // With four ranks or more a "node" is two neighbouring ranks, otherwise one: there the forwarder forwards to itself.
 #include "common/gin.cuh"
 
-namespace {
+namespace moe_ht_program {
 
 constexpr int TOKENS = 256, TOP = 3, EXPERTS = 4;  // tokens a rank, experts a token, experts a rank
 constexpr int WORDS = 448, SLOTS = 8, THREADS = 128;
@@ -272,4 +272,4 @@ PROGRAM(moe_ht) {
     world.close();
 }
 
-}  // namespace
+}  // namespace moe_ht_program

@@ -4,7 +4,7 @@
 // Routing is random, rounds follow one another without the host, and every sum is compared with one made on the CPU.
 #include "common/gin.cuh"
 
-namespace {
+namespace moe_ll_program {
 
 constexpr int TOKENS = 64, TOP = 3, EXPERTS = 4;  // tokens a rank and round, experts a token, experts a rank
 constexpr int WORDS = 896;                        // 7 KiB a token
@@ -130,4 +130,4 @@ PROGRAM(moe_ll) {
     world.close();
 }
 
-}  // namespace
+}  // namespace moe_ll_program

@@ -3,7 +3,7 @@
 
 #include "common/alltoall.cuh"
 
-namespace {
+namespace nccl_alltoall_program {
 
 PROGRAM(nccl_alltoall) {
     rank.stage("ncclCommInitRank");
@@ -47,4 +47,4 @@ PROGRAM(nccl_alltoall) {
     CUDA(cudaStreamDestroy(stream));
 }
 
-}  // namespace
+}  // namespace nccl_alltoall_program

@@ -2,7 +2,7 @@
 // message as it arrives, so that a signal that overtakes its data is seen; the second is timed.
 #include "common/gin.cuh"
 
-namespace {
+namespace pingpong_program {
 
 __global__ void put_and_signal(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int rounds, bool check,
                                uint64_t base, Outcome* out) {
@@ -74,4 +74,4 @@ PROGRAM(pingpong) {
     world.close();
 }
 
-}  // namespace
+}  // namespace pingpong_program

@@ -1,7 +1,7 @@
 // Windows over several physical allocations of GPU memory: puts and gets across the boundaries.
 #include "common/crossing.cuh"
 
-namespace {
+namespace segments_program {
 
 #if HAVE_GET
 PROGRAM(segments) {
@@ -13,4 +13,4 @@ PROGRAM(segments) {
 PROGRAM(segments) { throw Absent("this NCCL takes no window over several physical allocations"); }
 #endif
 
-}  // namespace
+}  // namespace segments_program

@@ -2,7 +2,7 @@
 // over thousands of rounds. Sums must be exact.
 #include "common/gin.cuh"
 
-namespace {
+namespace signals_program {
 
 enum { INC, ADD, STRONG, WEAK, PING, ACK, SIGNALS };
 
@@ -135,4 +135,4 @@ PROGRAM(signals) {
     world.close();
 }
 
-}  // namespace
+}  // namespace signals_program

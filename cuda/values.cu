@@ -1,7 +1,7 @@
 // putValue of 1, 2, 4 and 8 bytes to every rank, the own one included; the bytes around each value stay as they were.
 #include "common/gin.cuh"
 
-namespace {
+namespace values_program {
 
 constexpr int VALUES = 64;
 
@@ -46,4 +46,4 @@ PROGRAM(values) {
     world.close();
 }
 
-}  // namespace
+}  // namespace values_program
