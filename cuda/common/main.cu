@@ -1,7 +1,7 @@
 // Runs the programs linked in, those named on the command line or all: `programs [NAME ...] --ranks N ...`. Ranks are
 // threads of one process or processes of their own; they stay for the next program as long as all goes well, so that CUDA
 // and NCCL start once. The watch, this first process, never touches CUDA: a failure, a hang or a crash costs the ranks
-// that had it, and new ones go on with the next program.
+// that had it, and new ones go on with the next program. With --separate new ones do so every time.
 //
 // For each program: `BEGIN name`, rows and notes, then `PASS name (seconds)`, `ABSENT name (seconds): why`, or
 // `FAIL name (seconds): what` and a line for each rank. `LOG file offset` says where its part of NCCL's log begins.
@@ -20,7 +20,9 @@
 
 namespace {
 
-const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --list";
+const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list";
+
+bool separate = false;  // --separate
 
 Options parse(int argc, char** argv) {
     Options o;
@@ -43,6 +45,7 @@ Options parse(int argc, char** argv) {
         else if (name == "--processes") o.processes = true;
         else if (name == "--host-size") o.processes = true, o.host_size = number();
         else if (name == "--quick") o.quick = true;
+        else if (name == "--separate") separate = true;
         else if (name == "--list") {
             for (auto& p : programs()) puts(p.name);
             exit(0);
@@ -198,6 +201,7 @@ int main(int argc, char** argv) {
             printf("PASS %s (%.2f s)\n", name, seconds);
         }
         fflush(stdout);
+        if (separate) end_all(children);
     }
     // They have nothing left to do; one that does not end is none of the programs' failures.
     for (int tenths = 0; tenths < 20 && !children.empty(); tenths++) {

@@ -136,14 +136,14 @@ def lines_of(process, deadline):
 GIVE_UP = 3
 
 
-def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, quick, log, deadline, record):
+def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flags, log, deadline, record):
     """Calls `record(result)` for each program as soon as it has ended. Returns the programs that got no call, and why: cut by
     `deadline` (time.monotonic), or because too many failed."""
     one = LAYOUTS[layout]
     shutil.rmtree(log, ignore_errors=True)
     log.mkdir(parents=True)
     command = [str(executable), *programs, "--ranks", str(one.ranks), "--gpus", str(one.gpus), "--seconds", str(seconds),
-               *one.arguments, *(["--quick"] if quick else [])]
+               *one.arguments, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                                env=environment(nccl, plugin, version, layout, gpus, log))
     # The executable ends a program that takes too long; this is for when it does not.
