@@ -61,6 +61,8 @@ FIGURES = [
     ("2gpu-loopback", ["alltoall_large"]),
     ("2gpu-hosts", ["pingpong", "flood"]),
 ]
+# What --variant repeats.
+VARIANT = ("2gpu-threads", ["pingpong", "flood"])
 
 
 def takes(layout, program, version):

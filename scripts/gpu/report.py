@@ -98,6 +98,9 @@ def matrix(folder):
                   + (f", up to {r['share']} programs on a GPU at a time" if r.get("share", 1) > 1 else ""), ""]
         if r.get("comparison"):
             lines += comparison_lines(r["comparison"]) + [""]
+        if r.get("variants"):
+            lines += [f"With other settings, {r['variants'][0]['layout']}, short runs:", ""]
+            lines += [f"* `{v['set']}`: {variant_text(v)}" for v in r["variants"]] + [""]
         layouts = layouts_of(results)
         cells = {(x["program"], x["layout"]): x for x in results}
         lines += ["| program | " + " | ".join(layouts) + " |", "|---|" + "---|" * len(layouts)]
@@ -129,7 +132,7 @@ def matrix(folder):
             if x.get("first_try"):
                 lines.append(f"* {x['program']} in {x['layout']}, first try beside others, {x['first_try']['status']}: "
                              + "; ".join(x["first_try"].get("why", []))[:300])
-            for note in x.get("notes", []):
+            for note in x.get("notes", []) if x.get("alone") else []:
                 lines.append(f"* {x['program']} in {x['layout']} notes: {note}")
         lines += ["", "<details><summary>figures</summary>", "", "| layout | program | case | bytes | value | unit |", "|---|---|---|---|---|---|"]
         for x in results:
@@ -137,6 +140,13 @@ def matrix(folder):
                 lines.append(f"| {x['layout']} | {x['program']} | {row['case']} | {row['bytes']} | {row['value']:g} | {row['unit']} |")
         lines += ["", "</details>", ""]
     (folder / "matrix.md").write_text("\n".join(lines) + "\n")
+
+
+def variant_text(variant):
+    """Its small messages in one line."""
+    found = [f"{row['case']} {row['value']:g} {row['unit']}" for x in variant["results"] for row in x["rows"] if row["bytes"] <= 8]
+    bad = [f"{x['program']} {x['status']}: {' '.join(x.get('why', []))[:200]}" for x in variant["results"] if x["status"] != "pass"]
+    return "; ".join(found + bad)
 
 
 MARKS = {"pass": ".", "absent": "a", "fail": "F", "hang": "H", "not ours": "N", "not run": "-"}
@@ -151,8 +161,10 @@ def summary(reports, most=10_000):
             verdict = "" if "target" not in c else "reached" if c["reached"] else "MISSED"
             lines.append(f"{c['what']}: {c['figure']:g} {c['unit']}{limit} ({c.get('target', 'no target')}) {verdict}"
                          + ("" if c["verified"] else " (did not pass by itself)"))
+        lines += [f"{v['set']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
         for x in r["results"]:
-            lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
+            if x.get("alone"):
+                lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
     order = [l for l in LAYOUTS if any(x["layout"] == l for r in reports for x in r["results"])]
     lines.append("matrix: . pass, r pass at the second try, F fail, H hang, N not ours, a absent, - not run; columns: "
                  + " ".join(f"{i + 1}={l}" for i, l in enumerate(order)))

@@ -11,7 +11,7 @@ import time
 from .layouts import LAYOUTS, NO_FABRIC
 
 
-def environment(nccl, plugin, version, layout, gpus, log):
+def environment(nccl, plugin, version, layout, gpus, log, extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL_", "OXYGIN_"))}
     # Kept where it is set: on some shared machines multicast must stay off.
     for name in ("NCCL_NVLS_ENABLE",):
@@ -27,6 +27,7 @@ def environment(nccl, plugin, version, layout, gpus, log):
         else:
             env.update(NCCL_GIN_PLUGIN=str(plugin))
     env.update(LAYOUTS[layout].environment)
+    env.update(extra)
     return env
 
 
@@ -136,16 +137,16 @@ def lines_of(process, deadline):
 GIVE_UP = 3
 
 
-def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flags, log, deadline, record):
+def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flags, log, deadline, record, extra=()):
     """Calls `record(result)` for each program as soon as it has ended. Returns the programs that got no call, and why: cut by
-    `deadline` (time.monotonic), or because too many failed."""
+    `deadline` (time.monotonic), or because too many failed. `extra`: variables beside the layout's own."""
     one = LAYOUTS[layout]
     shutil.rmtree(log, ignore_errors=True)
     log.mkdir(parents=True)
     command = [str(executable), *programs, "--ranks", str(one.ranks), "--gpus", str(one.gpus), "--seconds", str(seconds),
                *one.arguments, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                               env=environment(nccl, plugin, version, layout, gpus, log))
+                               env=environment(nccl, plugin, version, layout, gpus, log, dict(extra)))
     # The executable ends a program that takes too long; this is for when it does not.
     last = time.monotonic() + (seconds + 2) * len(programs) + 10
     # The one that has ended waits for the next to say where its part of NCCL's log begins.
@@ -163,8 +164,10 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
             sections.append(text[part.logs[path.name]:].decode(errors="replace"))
         facts, wrong, warnings = used("\n".join(texts), "\n".join(sections), version, plugin, layout, part.program)
         result = {"program": part.program, "layout": layout, "seconds": round(part.seconds, 2), "rows": part.rows, "used": facts}
-        if part.notes:
-            result["notes"] = part.notes
+        # What oxygin says of its work on the GPU when a communicator closes.
+        notes = part.notes + re.findall(r"(rank \d+: \d+ flights [^\n]*)", "\n".join(sections))[:2]
+        if notes:
+            result["notes"] = notes
         text = "\n".join(part.lines)
         if part.verdict == "ABSENT":
             result.update(status="absent", why=text.split(": ", 1)[-1])

@@ -52,6 +52,8 @@ def main():
                 if "OXYGIN_SOFT_TRANSPORT" in os.environ:
                     file.write("rank 1: over TCP\n")
         time.sleep(float(os.environ.get("FAKE_SECONDS", "0.01")))
+        if program == "pingpong" and "OXYGIN_GPU_ISSUE" in os.environ:
+            print(f"| pingpong | set to {os.environ['OXYGIN_GPU_ISSUE']} | 0 | 1 | x |")
         if program == "limits":
             where = "two GPUs" if gpus == 2 else "one GPU"
             for case, (size, value, unit) in LIMITS.items():
