@@ -220,33 +220,21 @@ struct Limits {
 #endif
             });
         }
-        auto batch = [&](size_t n) {
-            std::vector<CUstreamBatchMemOpParams> ops(n);
-            for (size_t i = 0; i < n; i++) {
-                ops[i].operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-                ops[i].writeValue.address = CUdeviceptr(a.flag) + 8 * i;
-                ops[i].writeValue.value64 = 1;
-            }
-            return ops;
-        };
         for (size_t n : {1, 8, 64, 128}) {
-            auto ops = batch(n);
+            auto ops = writes(n);
             calls("batched stream writes", n, [&] { return memops(a.stream, n, ops.data(), 0); });
         }
-        // The most that one call takes; a.flag has room for 131,072.
-        auto taken = [&](size_t n) {
-            auto ops = batch(n);
-            const CUresult result = memops(a.stream, n, ops.data(), 0);
-            CUDA(cudaStreamSynchronize(a.stream));
-            return result == CUDA_SUCCESS;
-        };
-        size_t good = 128, bad = 131072;
-        if (taken(bad)) good = bad;
-        while (bad - good > 1 && good < 131072) {
-            const size_t middle = (good + bad) / 2;
-            (taken(middle) ? good : bad) = middle;
+    }
+
+    // To one place each in the first end's flags, which have room for 131,072.
+    std::vector<CUstreamBatchMemOpParams> writes(size_t n) {
+        std::vector<CUstreamBatchMemOpParams> ops(n);
+        for (size_t i = 0; i < n; i++) {
+            ops[i].operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            ops[i].writeValue.address = CUdeviceptr(ends[0].flag) + 8 * i;
+            ops[i].writeValue.value64 = 1;
         }
-        row("most entries of cuStreamBatchMemOp", 0, good, "entries");
+        return ops;
     }
 
     void bandwidth() {
@@ -278,6 +266,26 @@ struct Limits {
         measure("GPU to pinned memory", 1, [&] { CUDA(cudaMemcpyAsync(pinned, a.data, bytes, cudaMemcpyDefault, a.stream)); });
         measure("pinned memory to GPU", 1, [&] { CUDA(cudaMemcpyAsync(a.data, pinned, bytes, cudaMemcpyDefault, a.stream)); });
         CUDA(cudaFreeHost(pinned));
+    }
+
+    // The most entries that one call takes, up to 4096. Last of all, as nobody says what a driver does beyond.
+    void largest_batch() {
+        rank.stage("cuStreamBatchMemOp with many entries");
+        End& a = ends[0];
+        CUDA(cudaSetDevice(a.device));
+        const auto memops = DRIVER(cuStreamBatchMemOp);
+        auto taken = [&](size_t n) {
+            auto ops = writes(n);
+            const CUresult result = memops(a.stream, n, ops.data(), 0);
+            CUDA(cudaStreamSynchronize(a.stream));
+            return result == CUDA_SUCCESS;
+        };
+        size_t good = 1, bad = 4097;
+        while (bad - good > 1) {
+            const size_t middle = (good + bad) / 2;
+            (taken(middle) ? good : bad) = middle;
+        }
+        row("most entries of cuStreamBatchMemOp", 0, good, "entries");
     }
 
     // What a CPU mapping of GPU memory costs, once there is one. `gpu` and `cpu` are the same 4096 bytes or more.
@@ -367,7 +375,7 @@ PROGRAM(limits) {
     Limits limits(rank);
     // Each on its own: what one machine cannot do says nothing about the others.
     std::string failures;
-    for (auto part : {&Limits::hops, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu}) try {
+    for (auto part : {&Limits::hops, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu, &Limits::largest_batch}) try {
             (limits.*part)();
         } catch (const std::exception& error) {
             rank.note(error.what());
