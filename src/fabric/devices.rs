@@ -109,7 +109,9 @@ fn soft() -> Device {
         guid: 0,
         speed: SOFT_SPEED,
         port: 1,
-        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA } else { PTR_HOST },
+        // Registers GPU memory by its address and ignores the descriptor, but NCCL takes windows over several physical
+        // allocations only where DMA-BUFs are welcome.
+        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA | nccl_plugin_api::PTR_DMABUF } else { PTR_HOST },
     }
 }
 
