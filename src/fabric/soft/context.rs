@@ -5,10 +5,10 @@ use super::shared::Shared;
 use crate::error::Result;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
-/// Completed tests between two polls: a caller that only ever finds its requests done must still receive.
+/// Puts between two polls: a caller that only ever finds its requests done must still receive.
 const POLL_EVERY: u32 = 64;
 
 struct Place {
@@ -20,7 +20,6 @@ struct Place {
 pub struct Context {
     shared: Arc<Shared>,
     places: Box<[Place]>,
-    tests: AtomicU32,
 }
 
 impl Context {
@@ -35,7 +34,12 @@ impl Context {
                 Place { lane, slot }
             })
             .collect();
-        Self { shared, places, tests: AtomicU32::new(0) }
+        Self { shared, places }
+    }
+
+    /// Where the newest complete operation to `peer` shows; lives as long as the context.
+    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
+        self.places[peer as usize].lane.completed()
     }
 }
 
@@ -51,7 +55,11 @@ impl crate::fabric::Context for Context {
     #[inline]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
         let place = &self.places[peer as usize];
-        self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))
+        let seq = self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))?;
+        if seq.0 % POLL_EVERY == 0 {
+            self.shared.poll();
+        }
+        Ok(seq)
     }
 
     #[inline]
@@ -69,11 +77,6 @@ impl crate::fabric::Context for Context {
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
         let lane = &self.places[peer as usize].lane;
         if lane.test(seq)? {
-            let n = self.tests.load(Ordering::Relaxed).wrapping_add(1);
-            self.tests.store(n, Ordering::Relaxed);
-            if n % POLL_EVERY == 0 {
-                self.shared.poll();
-            }
             return Ok(true);
         }
         self.shared.poll();

@@ -1,16 +1,17 @@
 //! One context as `rma` sees it.
 
-use super::hot::{Named, Windows};
+use super::hot::{Late, Named, Windows};
 use super::lane::{Kind, Op};
-use super::lock::Spin;
+use super::lock::{Guard, Spin};
 use super::outcome::Outcomes;
 use super::progress::Progress;
-use super::queues::Queues;
+use super::queues::{Queues, Taken};
 use super::regions::DeviceRegions;
 use crate::error::{Error, Result};
 use crate::fabric::Context;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -53,7 +54,18 @@ impl Shared {
 
     #[inline(always)]
     fn advance(&self) {
-        self.queues.lock().advance(&self.outcomes);
+        let mut queues = self.queues.lock();
+        let taken = queues.take(&self.outcomes.completed);
+        if !queues.is_settled(taken) {
+            self.settle(queues, taken);
+        }
+    }
+
+    /// Apart from `advance`, so that there the outcomes need not be at hand.
+    #[cold]
+    #[inline(never)]
+    fn settle(&self, mut queues: Guard<'_, Queues>, taken: Taken) {
+        queues.settle(taken, &self.outcomes);
     }
 
     /// The rest of `test`, apart from it so that an operation that is done already costs no more than reading so.
@@ -87,14 +99,10 @@ impl Shared {
         {
             let mut queues = self.queues.lock();
             // SAFETY: as `VerbsContext::put`, whose caller promised.
-            if let Some(seq) = unsafe { queues.put(peer, put) } {
-                return Ok(seq);
-            }
-            if queues.reopen(peer, &self.outcomes) {
-                // SAFETY: as above.
-                if let Some(seq) = unsafe { queues.put(peer, put) } {
-                    return Ok(seq);
-                }
+            let request = unsafe { queues.put(peer, put) };
+            // SAFETY: as above.
+            if let Some(request) = request.or_else(|| unsafe { queues.put_with_room(peer, put, &self.outcomes) }) {
+                return Ok(Seq(request as u32));
             }
         }
         self.issue(peer, Op::put(put), put.more)
@@ -168,6 +176,11 @@ impl VerbsContext {
 #[repr(transparent)]
 pub struct Direct(NonNull<Shared>);
 
+// SAFETY: it is another way to `Shared`, which is Send and Sync.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
 /// What the short way found of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Short {
@@ -181,44 +194,47 @@ pub enum Short {
 
 impl Direct {
     /// As a plain pointer.
-    pub fn into_raw(self) -> *mut std::ffi::c_void {
+    pub fn into_raw(self) -> *mut c_void {
         self.0.as_ptr().cast()
     }
 
-    /// From [`Direct::into_raw`].
+    /// From [`Direct::into_raw`], or `None` from NULL.
     ///
     /// # Safety
-    /// The pointer came from there.
+    /// A pointer that is not NULL came from there.
     #[inline(always)]
-    pub unsafe fn from_raw(raw: *mut std::ffi::c_void) -> Self {
-        // SAFETY: into_raw gives no NULL.
-        Self(unsafe { NonNull::new_unchecked(raw.cast()) })
+    pub unsafe fn from_raw(raw: *mut c_void) -> Option<Self> {
+        NonNull::new(raw.cast()).map(Self)
     }
 
-    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. `None` has no effect.
+    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. Returns its request;
+    /// `None` has no effect.
     ///
     /// # Safety
     /// As for [`Context::put`]; the context lives.
     #[inline(always)]
-    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<Seq> {
+    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<u64> {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
         let mut queues = shared.queues.try_lock()?;
         // SAFETY: the caller's promise.
-        unsafe { queues.put(peer, put) }
+        let request = unsafe { queues.put(peer, put) };
+        // SAFETY: as above.
+        request.or_else(|| unsafe { queues.put_with_room(peer, put, &shared.outcomes) })
     }
 
-    /// Posts a put with a signal between the same windows as the last one to this peer. `None` has no effect.
+    /// Posts a put with a signal between the same windows as the last one to this peer, and stores its request. `false`
+    /// has no effect.
     ///
     /// # Safety
-    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives.
+    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives; `request` is writable.
     #[inline(always)]
-    pub unsafe fn put_again(self, peer: u32, named: &Named) -> Option<u64> {
+    pub unsafe fn put_again(self, peer: u32, named: &Named, request: Late<*mut *mut c_void>) -> bool {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        let mut queues = shared.queues.try_lock()?;
+        let Some(mut queues) = shared.queues.try_lock() else { return false };
         // SAFETY: the caller's promise.
-        unsafe { queues.put_again(peer, named) }
+        unsafe { queues.put_again(peer, named, request) }
     }
 
     /// Remembers the windows of a put with a signal, for [`Direct::put_again`].
@@ -241,11 +257,11 @@ impl Direct {
     /// # Safety
     /// The context lives.
     #[inline(always)]
-    pub unsafe fn test_again(self, completed: &AtomicU32, seq: Seq) -> Short {
+    pub unsafe fn test_again<'a>(self, completed: impl FnOnce() -> &'a AtomicU32, seq: Seq) -> Short {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
         shared.advance();
-        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+        if seq.is_done(Seq(completed().load(Ordering::Acquire))) {
             Short::Done
         } else if shared.outcomes.has_error() {
             Short::Ask
@@ -264,7 +280,7 @@ impl VerbsContext {
     /// Gives each peer's requests their upper half.
     pub fn number_requests(&self, request: impl Fn(u32) -> u64) {
         for (peer, lane) in (0..).zip(&mut self.shared.queues.lock().lanes) {
-            lane.request = request(peer);
+            lane.name(request(peer));
         }
     }
 
@@ -310,8 +326,8 @@ impl Context for VerbsContext {
         let shared = self.shared();
         if let Some(mut queues) = shared.queues.try_lock() {
             // SAFETY: the caller's promise.
-            if let Some(seq) = unsafe { queues.put(peer, put) } {
-                return Ok(seq);
+            if let Some(request) = unsafe { queues.put(peer, put) } {
+                return Ok(Seq(request as u32));
             }
         }
         shared.put_long(peer, put)
@@ -340,7 +356,7 @@ impl Context for VerbsContext {
             match lane.flush_from.take().and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) {
                 Some(from) => from,
                 None => {
-                    let newest = Seq(lane.issued);
+                    let newest = Seq(lane.issued());
                     let done = shared.outcomes.completed.get(peer as usize);
                     let done = done.map_or(newest, |d| Seq(d.load(Ordering::Acquire)));
                     return Ok((!newest.is_done(done)).then_some(newest));
