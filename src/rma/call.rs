@@ -4,7 +4,7 @@
 //! ([`put_again`]), a put over verbs whose windows are where the data path looks first ([`fast_put`]), and everything else.
 //! The first two say nothing when they do not take an operation.
 
-use super::args::{GetArgs, PutArgs};
+use super::args::{GetArgs, LatePut, PutArgs};
 use super::contexts::Contexts;
 use super::op::{Get, Put, Signal};
 use super::seq::Seq;
@@ -12,7 +12,7 @@ use super::ticket::Ticket;
 use super::{explain, lanes, sets};
 use crate::comm::coll::Coll;
 use crate::error::Result;
-use crate::fabric::verbs::{Late, Named, Short, Side, Windows};
+use crate::fabric::verbs::{Short, Side, Windows};
 use crate::handles;
 use crate::memory::cache;
 use crate::memory::window::{Remote, Window};
@@ -149,21 +149,31 @@ unsafe fn checked_get(windows: &impl Find, a: &GetArgs) -> Option<Get> {
 /// # Safety
 /// As for [`put`]; a `request` that is not NULL is writable.
 #[inline(always)]
-pub unsafe fn put_again(
-    ctx: *mut c_void,
-    context: i32,
-    rank: Late<u32>,
-    named: &Named,
-    request: Late<*mut *mut c_void>,
-) -> bool {
-    let rank = rank.get();
+pub unsafe fn put_again(ctx: *mut c_void, a: &LatePut) -> bool {
+    if a.more() {
+        return false;
+    }
+    let rank = a.rank.get();
     // SAFETY: passed on.
-    let Some(set) = (unsafe { sets::find(ctx, context, rank) }) else { return false };
-    if request.get().is_null() {
+    let Some(set) = (unsafe { sets::find(ctx, a.context, rank) }) else { return false };
+    if a.request.get().is_null() {
         return false;
     }
     // SAFETY: context and rank exist; the request is not NULL, hence writable.
-    unsafe { set.context(context).put_again(rank, named, request) }
+    unsafe { set.context(a.context).put_again(rank, a) }
+}
+
+/// [`put_again`] where it failed for want of room that completions make.
+///
+/// # Safety
+/// As for [`put_again`].
+#[inline(always)]
+pub unsafe fn put_with_room(ctx: *mut c_void, a: &LatePut) -> bool {
+    let rank = a.rank.get();
+    // SAFETY: passed on; context and rank exist in what is found.
+    unsafe {
+        sets::find(ctx, a.context, rank).is_some_and(|set| set.context(a.context).make_room(rank)) && put_again(ctx, a)
+    }
 }
 
 /// Remembers the windows of a put with a signal for [`put_again`], if they are in order.

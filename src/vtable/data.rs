@@ -3,13 +3,12 @@
 use super::guard::{guard, null, object};
 use crate::comm::coll::Coll;
 use crate::error::Result;
-use crate::fabric::verbs::{Late, Named};
-use crate::rma::args::{Place, PutArgs};
+use crate::rma::args::{LatePut, PutArgs};
 use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use crate::rma::lanes;
 use crate::rma::seq::Seq;
-use nccl_plugin_api::{NcclResult, OPT_AGGREGATE};
+use nccl_plugin_api::NcclResult;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
@@ -37,31 +36,20 @@ pub(super) unsafe fn start_put(
     unsafe { start_put_long(name, ctx, args, request) }
 }
 
-/// `iputSignal` of tables whose operations name a context set. What came on the stack is read where it is used, and the
-/// arguments are put together only for the long way.
+/// `iputSignal` of tables whose operations name a context set.
 ///
 /// # Safety
 /// As `PutFn`.
 #[inline(always)]
-pub(super) unsafe fn start_put_signal(
-    ctx: *mut c_void,
-    context: c_int,
-    rank: Late<u32>,
-    named: Named,
-    strong: Late<bool>,
-    hints: Late<u32>,
-    request: Late<*mut *mut c_void>,
-) -> NcclResult {
+pub(super) unsafe fn start_put_signal(ctx: *mut c_void, put: LatePut) -> NcclResult {
     // SAFETY: passed on.
-    if hints.get() & OPT_AGGREGATE == 0 && unsafe { call::put_again(ctx, context, rank, &named, request) } {
-        return NcclResult::SUCCESS;
+    unsafe {
+        if call::put_again(ctx, &put) {
+            return NcclResult::SUCCESS;
+        }
+        // A copy: only what is passed on has to be in memory, and only from here on.
+        start_put_signal_long(ctx, &{ put })
     }
-    let (src, dst) = (Place::new(named.src_off, named.src), Place::new(named.dst_off, named.dst.get()));
-    let args = PutArgs::new(context, src, named.size as usize, dst, rank.get())
-        .with_signal(Place::new(named.sig_off.get(), named.sig.get()), named.value.get(), named.op.get(), strong.get())
-        .with_hints(hints.get());
-    // SAFETY: passed on.
-    unsafe { start_put_signal_long(ctx, &args, request.get()) }
 }
 
 /// `iputSignal` when [`call::put_again`] did not take it.
@@ -70,12 +58,16 @@ pub(super) unsafe fn start_put_signal(
 /// As `PutFn`.
 #[cold]
 #[inline(never)]
-unsafe fn start_put_signal_long(ctx: *mut c_void, args: &PutArgs, request: *mut *mut c_void) -> NcclResult {
+unsafe fn start_put_signal_long(ctx: *mut c_void, put: &LatePut) -> NcclResult {
     // SAFETY: passed on.
     unsafe {
-        let result = start_put("iputSignal", ctx, args, request);
+        if call::put_with_room(ctx, put) {
+            return NcclResult::SUCCESS;
+        }
+        let args = put.args();
+        let result = start_put("iputSignal", ctx, &args, put.request.get());
         if result == NcclResult::SUCCESS {
-            call::learn(ctx, args);
+            call::learn(ctx, &args);
         }
         result
     }
@@ -147,6 +139,17 @@ pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done
     }
 }
 
+/// The answer "not yet", apart so that the other one is given without a detour.
+///
+/// # Safety
+/// `done` is writable.
+#[inline(never)]
+unsafe extern "C" fn unfinished(done: *mut c_int) -> NcclResult {
+    // SAFETY: the caller's promise.
+    unsafe { done.write(0) };
+    NcclResult::SUCCESS
+}
+
 /// An operation that was not done a moment ago.
 ///
 /// # Safety
@@ -156,10 +159,11 @@ unsafe extern "C" fn test_again(entry: &lanes::Entry, request: *mut c_void, done
     // SAFETY: the caller's promise.
     unsafe {
         match call::test_again(entry, Seq(request as u64 as u32)) {
-            Some(is_done) => {
-                done.write(is_done as c_int);
+            Some(true) => {
+                done.write(1);
                 NcclResult::SUCCESS
             }
+            Some(false) => unfinished(done),
             None => test_long(entry.coll(), request, done),
         }
     }
@@ -181,7 +185,7 @@ unsafe extern "C" fn test_long(coll_comm: *mut c_void, request: *mut c_void, don
 }
 
 /// `iputSignal` of a table whose operations name a set of contexts; `$extra` are the arguments that its version has
-/// between the signal's code and the request, `$strong` and `$hints` references to what they say.
+/// between the signal's operation and the request, `$strong` and `$hints` what they say.
 macro_rules! iput_signal {
     ($visibility:vis ($($extra:ident: $kind:ty),*) strong: $strong:expr, hints: $hints:expr) => {
         #[allow(clippy::too_many_arguments)]
@@ -201,20 +205,24 @@ macro_rules! iput_signal {
             $($extra: $kind,)*
             request: *mut *mut c_void,
         ) -> NcclResult {
-            let named = Named {
-                src: src_mhandle,
+            let put = LatePut {
+                context,
                 src_off,
-                size: size as u64,
-                dst: Late(&dst_mhandle),
+                src: src_mhandle,
+                size,
                 dst_off,
-                sig: Late(&signal_mhandle),
+                dst: Late(&dst_mhandle),
+                rank: Late(&rank),
                 sig_off: Late(&signal_off),
-                op: Late(&signal_op),
+                sig: Late(&signal_mhandle),
                 value: Late(&signal_value),
+                op: Late(&signal_op),
+                strong: $strong,
+                hints: $hints,
+                request: Late(&request),
             };
-            let (rank, request) = (Late(&rank), Late(&request));
             // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-            unsafe { data::start_put_signal(ctx, context, rank, named, Late($strong), Late($hints), request) }
+            unsafe { data::start_put_signal(ctx, put) }
         }
     };
 }

@@ -3,8 +3,7 @@
 use super::data::{self, iput_signal};
 use super::guard::{guard, object};
 use super::{setup, NAME};
-use crate::fabric::verbs::{Late, Named};
-use crate::rma::args::{GetArgs, Place, PutArgs};
+use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
 use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use nccl_plugin_api::gin_v13::{ConfigV13, GinV13};
@@ -49,7 +48,7 @@ pub(super) unsafe extern "C" fn iput(
     unsafe { data::start_put("iput", ctx, &args, request) }
 }
 
-iput_signal! { pub(super) () strong: &true, hints: &0 }
+iput_signal! { pub(super) () strong: true, hints: None }
 
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe extern "C" fn iget(

@@ -3,9 +3,7 @@
 use super::data::{self, iput_signal};
 use super::guard::guard;
 use super::{setup, NAME};
-use crate::fabric::verbs::{Late, Named};
-use crate::rma::args::{Place, PutArgs};
-use crate::rma::call;
+use crate::rma::args::{Late, LatePut};
 use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -23,7 +21,7 @@ pub(super) unsafe extern "C" fn create_context(
     })
 }
 
-iput_signal! { pub(super) (is_strong_signal: bool) strong: &is_strong_signal, hints: &0 }
+iput_signal! { pub(super) (is_strong_signal: bool) strong: is_strong_signal, hints: None }
 
 /// The table.
 #[no_mangle]

@@ -4,8 +4,7 @@ use super::data::{self, iput_signal};
 use super::guard::{guard, object};
 use super::rma_v14::create_context;
 use super::{setup, NAME};
-use crate::fabric::verbs::{Late, Named};
-use crate::rma::args::{GetArgs, Place, PutArgs};
+use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
 use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use nccl_plugin_api::rma_v15::RmaV15;
@@ -31,7 +30,7 @@ pub(super) unsafe extern "C" fn iput(
     unsafe { data::start_put("iput", ctx, &args, request) }
 }
 
-iput_signal! { pub(super) (is_strong_signal: bool, opt_flags: u32) strong: &is_strong_signal, hints: &opt_flags }
+iput_signal! { pub(super) (is_strong_signal: bool, opt_flags: u32) strong: is_strong_signal, hints: Some(Late(&opt_flags)) }
 
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe extern "C" fn iget(

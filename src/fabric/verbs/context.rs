@@ -1,6 +1,6 @@
 //! One context as `rma` sees it.
 
-use super::hot::{Late, Named, Windows};
+use super::hot::Windows;
 use super::lane::{Kind, Op};
 use super::lock::{Guard, Spin};
 use super::outcome::Outcomes;
@@ -9,6 +9,7 @@ use super::queues::{Queues, Taken};
 use super::regions::DeviceRegions;
 use crate::error::{Error, Result};
 use crate::fabric::Context;
+use crate::rma::args::LatePut;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
 use std::ffi::c_void;
@@ -54,42 +55,35 @@ impl Shared {
 
     #[inline(always)]
     fn advance(&self) {
-        let mut queues = self.queues.lock();
-        let taken = queues.take(&self.outcomes.completed);
-        if !queues.is_settled(taken) {
-            self.settle(queues, taken);
+        self.queues.lock().advance(&self.outcomes);
+    }
+
+    /// What is to be said of an operation after progress was made.
+    #[inline(always)]
+    fn look(&self, completed: &AtomicU32, seq: Seq) -> Short {
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            Short::Done
+        } else if self.outcomes.has_error() {
+            Short::Ask
+        } else {
+            Short::Unfinished
         }
     }
 
-    /// Apart from `advance`, so that there the outcomes need not be at hand.
+    /// The same where more was to do; apart, so that elsewhere less has to be kept at hand.
     #[cold]
     #[inline(never)]
-    fn settle(&self, mut queues: Guard<'_, Queues>, taken: Taken) {
+    fn settle(&self, mut queues: Guard<'_, Queues>, taken: Taken, completed: &AtomicU32, seq: Seq) -> Short {
         queues.settle(taken, &self.outcomes);
-    }
-
-    /// The rest of `test`, apart from it so that an operation that is done already costs no more than reading so.
-    #[inline(never)]
-    fn test_again(&self, peer: u32, seq: Seq) -> Tested {
-        self.advance();
-        match self.outcomes.completed.get(peer as usize) {
-            Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
-            _ if !self.outcomes.has_error() => Tested::Unfinished,
-            _ => Tested::Suspect,
-        }
+        drop(queues);
+        self.look(completed, seq)
     }
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
     pub(super) fn serve(&self) -> std::io::Result<()> {
         self.cq.arm(true)?;
-        loop {
-            let mut queues = self.queues.lock();
-            let taken = queues.poll(&self.outcomes);
-            queues.advance(&self.outcomes);
-            if taken <= 0 {
-                return Ok(());
-            }
-        }
+        while self.queues.lock().advance(&self.outcomes) {}
+        Ok(())
     }
 
     /// The rest of `put`: somebody else has the lock, or the lane is at its limit or shut.
@@ -99,7 +93,7 @@ impl Shared {
         {
             let mut queues = self.queues.lock();
             // SAFETY: as `VerbsContext::put`, whose caller promised.
-            let request = unsafe { queues.put(peer, put) };
+            let request = unsafe { queues.put(peer, put, &self.outcomes) };
             // SAFETY: as above.
             if let Some(request) = request.or_else(|| unsafe { queues.put_with_room(peer, put, &self.outcomes) }) {
                 return Ok(Seq(request as u32));
@@ -131,15 +125,6 @@ impl Shared {
             std::thread::yield_now();
         }
     }
-}
-
-/// What a second look at an operation found. One byte, returned in a register.
-#[derive(PartialEq, Eq)]
-enum Tested {
-    Done,
-    Unfinished,
-    /// Unfinished, and something on this context failed.
-    Suspect,
 }
 
 /// One context over verbs.
@@ -181,14 +166,14 @@ unsafe impl Send for Direct {}
 // SAFETY: as above.
 unsafe impl Sync for Direct {}
 
-/// What the short way found of an operation.
+/// What a second look at an operation found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Short {
     /// It is complete.
     Done,
     /// Not yet.
     Unfinished,
-    /// The long way knows more.
+    /// Not yet, and something on this context failed: the long way knows more.
     Ask,
 }
 
@@ -218,7 +203,7 @@ impl Direct {
         let shared = unsafe { self.0.as_ref() };
         let mut queues = shared.queues.try_lock()?;
         // SAFETY: the caller's promise.
-        let request = unsafe { queues.put(peer, put) };
+        let request = unsafe { queues.put(peer, put, &shared.outcomes) };
         // SAFETY: as above.
         request.or_else(|| unsafe { queues.put_with_room(peer, put, &shared.outcomes) })
     }
@@ -227,14 +212,27 @@ impl Direct {
     /// has no effect.
     ///
     /// # Safety
-    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives; `request` is writable.
+    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives; what the request goes to is
+    /// writable.
     #[inline(always)]
-    pub unsafe fn put_again(self, peer: u32, named: &Named, request: Late<*mut *mut c_void>) -> bool {
+    pub unsafe fn put_again(self, peer: u32, put: &LatePut) -> bool {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
         let Some(mut queues) = shared.queues.try_lock() else { return false };
         // SAFETY: the caller's promise.
-        unsafe { queues.put_again(peer, named, request) }
+        unsafe { queues.put_again(peer, put, &shared.outcomes) }
+    }
+
+    /// Makes room towards a peer where [`Direct::put_again`] had none; whether there is some now.
+    ///
+    /// # Safety
+    /// The context lives.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn make_room(self, peer: u32) -> bool {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        shared.queues.try_lock().is_some_and(|mut queues| queues.is_full(peer) && queues.reopen(peer, &shared.outcomes))
     }
 
     /// Remembers the windows of a put with a signal, for [`Direct::put_again`].
@@ -260,14 +258,12 @@ impl Direct {
     pub unsafe fn test_again<'a>(self, completed: impl FnOnce() -> &'a AtomicU32, seq: Seq) -> Short {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        shared.advance();
-        if seq.is_done(Seq(completed().load(Ordering::Acquire))) {
-            Short::Done
-        } else if shared.outcomes.has_error() {
-            Short::Ask
-        } else {
-            Short::Unfinished
+        let mut queues = shared.queues.lock();
+        if let Err(taken) = queues.take(&shared.outcomes) {
+            return shared.settle(queues, taken, completed(), seq);
         }
+        drop(queues);
+        shared.look(completed(), seq)
     }
 }
 
@@ -326,7 +322,7 @@ impl Context for VerbsContext {
         let shared = self.shared();
         if let Some(mut queues) = shared.queues.try_lock() {
             // SAFETY: the caller's promise.
-            if let Some(request) = unsafe { queues.put(peer, put) } {
+            if let Some(request) = unsafe { queues.put(peer, put, &shared.outcomes) } {
                 return Ok(Seq(request as u32));
             }
         }
@@ -375,10 +371,11 @@ impl Context for VerbsContext {
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             return Ok(true);
         }
-        match shared.test_again(peer, seq) {
-            Tested::Done => Ok(true),
-            Tested::Unfinished => Ok(false),
-            Tested::Suspect => shared.outcomes.verdict(peer),
+        shared.advance();
+        match shared.look(completed, seq) {
+            Short::Done => Ok(true),
+            Short::Unfinished => Ok(false),
+            Short::Ask => shared.outcomes.verdict(peer),
         }
     }
 

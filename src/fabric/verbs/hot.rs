@@ -7,10 +7,9 @@
 
 use super::lane::{Kind, Logged, Op};
 use super::ticket::Ticket;
+use crate::rma::args::LatePut;
 use crate::rma::op::{Put, Signal};
-use nccl_plugin_api::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use oxygin_ffi::verbs::types::*;
-use std::ffi::c_void;
 use std::ptr::{addr_of_mut, null_mut};
 
 /// A window's extent on one side.
@@ -38,61 +37,6 @@ pub struct Windows {
     pub dst: Side,
     /// Where the signal is, at the peer.
     pub sig: Side,
-}
-
-/// An argument that came on the stack, read where it is used. Read at the start of a function, as compilers do, a dozen
-/// of them take registers that must be saved for the caller first, which costs more than the operation's own work.
-#[derive(Clone, Copy)]
-pub struct Late<'a, T>(pub &'a T);
-
-impl<T: Copy> Late<'_, T> {
-    /// The argument.
-    #[inline(always)]
-    pub fn get(self) -> T {
-        // SAFETY: from a reference; volatile, so that it stays where it is.
-        unsafe { std::ptr::from_ref(self.0).read_volatile() }
-    }
-}
-
-/// A put with a signal as the tables name it.
-#[derive(Clone, Copy)]
-pub struct Named<'a> {
-    /// Handle of the source window.
-    pub src: *mut c_void,
-    /// Offset there.
-    pub src_off: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Handle of the destination window.
-    pub dst: Late<'a, *mut c_void>,
-    /// Offset there.
-    pub dst_off: u64,
-    /// Handle of the signal's window.
-    pub sig: Late<'a, *mut c_void>,
-    /// Offset there.
-    pub sig_off: Late<'a, u64>,
-    /// `SIGNAL_OP_*`.
-    pub op: Late<'a, u32>,
-    /// What to add.
-    pub value: Late<'a, u64>,
-}
-
-impl Named<'_> {
-    /// What to add, `None` for an operation that does not exist.
-    #[inline(always)]
-    fn addend(&self) -> Option<u64> {
-        match self.op.get() {
-            SIGNAL_OP_ADD => Some(self.value.get()),
-            op => one(op),
-        }
-    }
-}
-
-/// The rest of [`Named::addend`], out of the way.
-#[cold]
-#[inline(always)]
-fn one(op: u32) -> Option<u64> {
-    (op == SIGNAL_OP_INC).then_some(1)
 }
 
 /// Work requests and memory of a lane. They point at one another: it must not move once [`Hot::link`]ed.
@@ -186,21 +130,29 @@ impl Hot {
     /// Fills in a put with a signal between the remembered windows and says which work request comes first; `None`:
     /// other windows, or a range that is not inside, and the work requests mean nothing.
     #[inline(always)]
-    pub fn again(&mut self, a: &Named) -> Option<*mut ibv_send_wr> {
+    pub fn again(&mut self, a: &LatePut) -> Option<*mut ibv_send_wr> {
+        // Checks one after the other and what changes an argument at the end, so that few values are alive at a time.
         if a.src as u64 != self.src || a.dst.get() as u64 != self.dst || a.sig.get() as u64 != self.sig {
             return None;
         }
-        let (from_end, to_end) = (a.src_off.checked_add(a.size)?, a.dst_off.checked_add(a.size)?);
-        let sig_off = a.sig_off.get();
-        if from_end > self.src_end || to_end > self.dst_end || sig_off >= self.sig_end || sig_off & 7 != 0 {
+        self.signal.wr.atomic.compare_add = a.addend()?;
+        if a.src_off.checked_add(a.size as u64)? > self.src_end {
             return None;
         }
-        let value = a.addend()?;
+        if a.dst_off.checked_add(a.size as u64)? > self.dst_end {
+            return None;
+        }
+        if a.sig_off.get() >= self.sig_end {
+            return None;
+        }
+        let sig_off = a.sig_off.get();
+        if sig_off & 7 != 0 {
+            return None;
+        }
+        self.signal.wr.atomic.remote_addr = self.sig_base.wrapping_add(sig_off);
         self.data_sge.addr = self.src_base.wrapping_add(a.src_off);
         self.data_sge.length = a.size as u32;
         self.data.wr.rdma.remote_addr = self.dst_base.wrapping_add(a.dst_off);
-        self.signal.wr.atomic.remote_addr = self.sig_base.wrapping_add(sig_off);
-        self.signal.wr.atomic.compare_add = value;
         Some(addr_of_mut!(self.data))
     }
 
@@ -253,6 +205,11 @@ impl Hot {
         } else {
             (both, u32::from(std::ptr::eq(bad, &self.signal)))
         }
+    }
+
+    /// Whether this is one of the work requests.
+    pub fn holds(&self, wr: *const ibv_send_wr) -> bool {
+        [&self.data, &self.signal, &self.put].into_iter().any(|own| std::ptr::eq(own, wr))
     }
 
     /// Where the data of the last put with a signal goes, for the log.

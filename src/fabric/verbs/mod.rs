@@ -24,7 +24,7 @@ pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
-pub use hot::{Late, Named, Side, Windows};
+pub use hot::{Side, Windows};
 pub use setup::Pending;
 
 use crate::config::Config;

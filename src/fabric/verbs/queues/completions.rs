@@ -4,7 +4,7 @@ use super::super::outcome::Outcomes;
 use super::super::ticket::Ticket;
 use super::Queues;
 use oxygin_ffi::verbs::types::*;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Completions taken by one poll.
 pub(super) const BATCH: usize = 32;
@@ -12,74 +12,65 @@ pub(super) const BATCH: usize = 32;
 /// How far [`Queues::take`] got.
 #[derive(Clone, Copy)]
 pub struct Taken {
-    /// Completions in the batch; negative: the device refuses.
-    n: i32,
-    /// Those that it did not look at, the last ones; negative with `n`.
+    /// The first completion of the batch that it did not take.
+    next: *const ibv_wc,
+    /// How many there are from there on; negative: the device refuses.
     left: i32,
 }
 
 impl Queues {
     /// Takes one batch of completions as far as they are those of operations that went straight to the device, and well.
-    /// What else there is to do is for [`Queues::settle`].
+    /// Returns whether there were any, or `Err`: there is more to do, by [`Queues::settle`].
     #[inline(always)]
-    pub fn take(&mut self, completed: &[AtomicU32]) -> Taken {
+    pub fn take(&mut self, outcomes: &Outcomes) -> Result<bool, Taken> {
         let first = self.completions.as_mut_ptr();
         // SAFETY: the queue is live and the array holds BATCH completions.
-        let n = unsafe { (self.device.poll_cq)(self.device.cq, BATCH as i32, first) };
-        let mut at: *const ibv_wc = first;
-        let mut left = n;
+        let mut left = unsafe { (self.device.poll_cq)(self.device.cq, BATCH as i32, first) };
+        let completed = outcomes.completed.as_ptr();
+        let mut next: *const ibv_wc = first;
         while left > 0 {
-            // SAFETY: poll_cq wrote n completions, and n - left of them are behind.
-            let wc = unsafe { &*at };
+            // SAFETY: poll_cq wrote as many completions as it says.
+            let wc = unsafe { &*next };
             let ticket = Ticket(wc.wr_id);
             if wc.status != IBV_WC_SUCCESS || !ticket.is_next() {
-                break;
+                return Err(Taken { next, left });
             }
-            debug_assert!(ticket.next_peer() < completed.len());
+            debug_assert!(ticket.next_peer() < outcomes.completed.len());
             // SAFETY: this wr_id was made for one of the lanes, and there are as many counts as lanes.
-            let count = unsafe { completed.get_unchecked(ticket.next_peer()) };
+            let count = unsafe { &*completed.add(ticket.next_peer()) };
             // Written under the context's lock only.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
             // SAFETY: at most one past the last.
-            at = unsafe { at.add(1) };
+            next = unsafe { next.add(1) };
             left -= 1;
         }
-        Taken { n, left }
+        if left < 0 || !self.waiting.is_empty() {
+            return Err(Taken { next, left });
+        }
+        Ok(!std::ptr::eq(next, first))
     }
 
-    /// Whether nothing else is to do.
-    #[inline(always)]
-    pub fn is_settled(&self, taken: Taken) -> bool {
-        taken.left == 0 && self.waiting.is_empty()
-    }
-
-    /// The rest of the batch, and what waits.
+    /// The rest of the batch, and what waits. Returns whether there were completions.
     #[cold]
     #[inline(never)]
-    pub fn settle(&mut self, taken: Taken, outcomes: &Outcomes) {
+    pub fn settle(&mut self, taken: Taken, outcomes: &Outcomes) -> bool {
+        let any = taken.left > 0 || !std::ptr::eq(taken.next, self.completions.as_ptr());
         if taken.left != 0 {
             self.unusual_from(taken, outcomes);
         }
         self.pump_all(outcomes);
-    }
-
-    /// Takes one batch of completions, whatever they are; returns how many, negative when the device refuses.
-    pub fn poll(&mut self, outcomes: &Outcomes) -> i32 {
-        let taken = self.take(&outcomes.completed);
-        if taken.left != 0 {
-            self.unusual_from(taken, outcomes);
-        }
-        taken.n
+        any
     }
 
     /// The completions that are left, the first of which is not that of an operation that went straight, and well.
-    fn unusual_from(&mut self, Taken { n, left }: Taken, outcomes: &Outcomes) {
-        if n < 0 {
+    fn unusual_from(&mut self, taken: Taken, outcomes: &Outcomes) {
+        if taken.left < 0 {
             self.lost(outcomes);
             return;
         }
-        for i in (n - left)..n {
-            let Some(&wc) = self.completions.get(i as usize) else { return };
+        for i in 0..taken.left as usize {
+            // SAFETY: the batch has as many from `next` on; they are read before the next poll.
+            let wc = unsafe { *taken.next.add(i) };
             let ticket = Ticket(wc.wr_id);
             if wc.status == IBV_WC_SUCCESS && ticket.is_next() {
                 let peer = ticket.peer();
@@ -92,10 +83,10 @@ impl Queues {
 
     #[cold]
     #[inline(never)]
-    fn lost(&mut self, outcomes: &Outcomes) {
+    pub(super) fn lost(&mut self, outcomes: &Outcomes) {
         for peer in 0..self.lanes.len() as u32 {
             self.fail(peer, outcomes, || {
-                "the completion queue cannot be read; look for the device in the kernel log".into()
+                "the device's library gives no answer that makes sense; look for the device in the kernel log".into()
             });
         }
     }

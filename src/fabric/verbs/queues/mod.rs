@@ -45,8 +45,6 @@ pub struct Queues {
     _qps: Vec<Qp>,
     /// By peer.
     pub lanes: Box<[Lane]>,
-    /// The lane whose own work requests were posted last.
-    posting: u32,
     /// The work request of those that the device refused.
     bad: *mut ibv_send_wr,
     /// Lanes with something to do that no completion will bring about by itself.
@@ -75,7 +73,6 @@ impl Queues {
         let mut queues = Self {
             device,
             _qps: qps,
-            posting: 0,
             bad: null_mut(),
             waiting: Vec::with_capacity(lanes.len()),
             lanes: lanes.into(),
@@ -118,17 +115,22 @@ impl Queues {
         Some(seq)
     }
 
+    /// Whether an open lane has reached its limit.
+    pub fn is_full(&self, peer: u32) -> bool {
+        self.lanes.get(peer as usize).is_some_and(|lane| lane.is_open() && lane.admits().is_none())
+    }
+
     /// Makes room on an open lane that has reached its limit; whether there is some.
     pub fn reopen(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
-        self.poll(outcomes);
+        self.advance(outcomes);
         let completed = outcomes.completed(peer);
         self.lanes.get_mut(peer as usize).is_some_and(|lane| lane.is_open() && lane.open(completed))
     }
 
-    /// Takes completions and lets waiting lanes advance.
-    pub fn advance(&mut self, outcomes: &Outcomes) {
-        self.poll(outcomes);
-        self.pump_all(outcomes);
+    /// Takes one batch of completions and lets waiting lanes advance. Returns whether there were completions.
+    #[inline(always)]
+    pub fn advance(&mut self, outcomes: &Outcomes) -> bool {
+        self.take(outcomes).unwrap_or_else(|taken| self.settle(taken, outcomes))
     }
 
     /// Ends a lane: what waits is dropped, everything unfinished fails.

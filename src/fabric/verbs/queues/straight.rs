@@ -1,12 +1,13 @@
 //! Operations that go straight to the device, by their lane's own work requests.
 
-use super::super::hot::{Late, Named};
-use super::super::lane::Logged;
+use super::super::lane::{Lane, Logged};
 use super::super::outcome::Outcomes;
 use super::Queues;
+use crate::rma::args::LatePut;
 use crate::rma::op::Put;
 use oxygin_ffi::verbs::types::ibv_send_wr;
 use std::ffi::c_void;
+use std::ptr::null_mut;
 
 impl Queues {
     /// Posts a put when nothing stands in the way and returns its request; `None`, with no effect: take the long way.
@@ -14,15 +15,16 @@ impl Queues {
     /// # Safety
     /// As for `Context::put`.
     #[inline(always)]
-    pub unsafe fn put(&mut self, peer: u32, put: &Put) -> Option<u64> {
+    pub unsafe fn put(&mut self, peer: u32, put: &Put, outcomes: &Outcomes) -> Option<u64> {
         let lane = self.lanes.get_mut(peer as usize)?;
         let request = lane.admits()?;
         if put.more || put.len > self.device.max_msg || (put.len == 0 && put.signal.is_none()) {
             return None;
         }
         let (first, logged) = lane.hot.fill(put);
-        // SAFETY: there is a lane of this peer, and its work requests are filled in; the caller vouches for the range.
-        unsafe { self.post(peer, request, first, logged) };
+        let lane = &raw mut *lane;
+        // SAFETY: the lane's work requests are filled in; the caller vouches for the range.
+        unsafe { self.post(lane, request, first, logged, outcomes) };
         Some(request)
     }
 
@@ -37,58 +39,71 @@ impl Queues {
             return None;
         }
         // SAFETY: passed on.
-        unsafe { self.put(peer, put) }
+        unsafe { self.put(peer, put, outcomes) }
     }
 
     /// Posts a put with a signal between the windows that the lane remembers and stores its request; `false`, with no
     /// effect: other windows, or something stands in the way.
     ///
     /// # Safety
-    /// As for `Context::put`; `peer` is one of the lanes; `to` is writable.
+    /// As for `Context::put`; `peer` is one of the lanes; what the request goes to is writable.
     #[inline(always)]
-    pub unsafe fn put_again(&mut self, peer: u32, named: &Named, to: Late<*mut *mut c_void>) -> bool {
+    pub unsafe fn put_again(&mut self, peer: u32, a: &LatePut, outcomes: &Outcomes) -> bool {
+        // A bare signal, or more than one message.
+        if (a.size as u64).wrapping_sub(1) >= self.device.max_msg {
+            return false;
+        }
         // SAFETY: the caller's promise.
         let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
         let Some(request) = lane.admits() else { return false };
-        if named.size.wrapping_sub(1) >= self.device.max_msg {
-            return false;
-        }
-        let Some(first) = lane.hot.again(named) else { return false };
-        let logged = Logged { remote: lane.hot.remote(), len: named.size as u32 };
+        let Some(first) = lane.hot.again(a) else { return false };
+        let logged = Logged { remote: lane.hot.remote(), len: a.size as u32 };
         // Before the device is called, so that nothing has to be kept for afterwards.
         // SAFETY: writable (caller).
-        unsafe { to.get().write(request as *mut c_void) };
+        unsafe { a.request.get().write(request as *mut c_void) };
+        let lane = &raw mut *lane;
         // SAFETY: as in `put`.
-        unsafe { self.post(peer, request, first, logged) };
+        unsafe { self.post(lane, request, first, logged, outcomes) };
         true
     }
 
     /// Hands a lane's own work requests to the device.
     ///
     /// # Safety
-    /// `peer` is one of the lanes, and the work requests from `first` on are its own and filled in.
+    /// `lane` is one of the lanes, and the work requests from `first` on are its own and filled in.
     #[inline(always)]
-    unsafe fn post(&mut self, peer: u32, request: u64, first: *mut ibv_send_wr, logged: Logged) {
+    unsafe fn post(
+        &mut self,
+        lane: *mut Lane,
+        request: u64,
+        first: *mut ibv_send_wr,
+        logged: Logged,
+        outcomes: &Outcomes,
+    ) {
         // SAFETY: the caller's promise.
-        let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
+        let lane = unsafe { &mut *lane };
         lane.note(request as u32, logged);
         lane.admit(request);
-        self.posting = peer;
         // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and ranges.
         let rc = unsafe { (self.device.post_send)(lane.qp, first, &mut self.bad) };
         if rc != 0 {
-            self.refused();
+            self.refused(outcomes);
         }
     }
 
     /// The device refused the newest operation, or the signal behind its data: what it did not take waits. Everything is
-    /// still in the work requests, so that nothing is kept for this. Whether it was want of room or worse is found out
+    /// still in the work requests, whose addresses tell the lane, so that nothing is kept for this. Whether it was want of room or worse is found out
     /// when it is posted again.
     #[cold]
     #[inline(never)]
-    fn refused(&mut self) {
-        let (peer, bad) = (self.posting, self.bad);
-        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+    fn refused(&mut self, outcomes: &Outcomes) {
+        let bad = std::mem::replace(&mut self.bad, null_mut());
+        let Some(peer) = self.lanes.iter().position(|lane| lane.hot.holds(bad)) else {
+            // It broke the interface's promise to say which one: nobody knows what it took.
+            self.lost(outcomes);
+            return;
+        };
+        let lane = &mut self.lanes[peer];
         let number = lane.issued();
         let (op, taken) = lane.hot.refused(bad, lane.noted(number).len == 0);
         lane.shut(number.wrapping_sub(1));
@@ -97,6 +112,6 @@ impl Queues {
         lane.offset = if taken == 1 { op.len } else { 0 };
         lane.backlog.push_back(op);
         self.backlogged += 1;
-        self.wait(peer);
+        self.wait(peer as u32);
     }
 }
