@@ -128,8 +128,7 @@ impl Contexts {
     pub fn close(&self) {
         let handle = self.handle.swap(0, Ordering::AcqRel);
         if handle != 0 {
-            // SAFETY: a set is not closed during a call with it (handles module docs).
-            unsafe { sets::retract(handle as *mut c_void) };
+            sets::retract(handle as *mut c_void);
         }
         if let Some(lanes) = &self.lanes {
             lanes.announce(0);

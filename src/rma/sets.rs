@@ -1,6 +1,6 @@
 //! Where the data path finds the contexts that a handle stands for: an entry at each handle's place, with what an
-//! operation needs of the set beside the handle. One comparison tells a live handle of the right kind; an entry that
-//! nobody has holds 0 contexts, so whatever is asked of it, it has none.
+//! operation needs of the set beside the handle. One comparison tells a live handle of the right kind: an entry that
+//! nobody has holds 0, and the place of NULL is nobody's and has no contexts.
 //!
 //! Only sets over verbs are here. What is not found takes the long way, through `handles`.
 
@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Entry {
     /// The set's handle.
     handle: AtomicU64,
-    /// Written before `handle`, and not changed while a call with that handle is under way. (A NULL handle's place is
-    /// nobody's.)
+    /// Written before `handle`, and not changed while a call with that handle is under way.
     set: UnsafeCell<Set>,
 }
 
@@ -61,15 +60,9 @@ pub unsafe fn publish(handle: *mut c_void, contexts: &[Direct], nranks: u32, win
     entry.handle.store(handle as u64, Ordering::Release);
 }
 
-/// Operations no longer find the set.
-///
-/// # Safety
-/// As for [`publish`]: no operation uses the handle any more.
-pub unsafe fn retract(handle: *mut c_void) {
-    let entry = entry(handle as u64);
-    entry.handle.store(0, Ordering::Release);
-    // SAFETY: nobody looks at it (caller).
-    unsafe { entry.set.get().write(NOBODY) };
+/// Operations no longer find the set. If the place has the next owner already, it stays that one's.
+pub fn retract(handle: *mut c_void) {
+    let _ = entry(handle as u64).handle.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
 }
 
 /// A published set that has a certain context, and whose communicator has a certain rank.

@@ -232,7 +232,7 @@ impl Direct {
     pub unsafe fn make_room(self, peer: u32) -> bool {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        shared.queues.try_lock().is_some_and(|mut queues| queues.is_full(peer) && queues.reopen(peer, &shared.outcomes))
+        shared.queues.try_lock().is_some_and(|mut queues| queues.reopen(peer, &shared.outcomes))
     }
 
     /// Remembers the windows of a put with a signal, for [`Direct::put_again`].

@@ -115,13 +115,12 @@ impl Queues {
         Some(seq)
     }
 
-    /// Whether an open lane has reached its limit.
-    pub fn is_full(&self, peer: u32) -> bool {
-        self.lanes.get(peer as usize).is_some_and(|lane| lane.is_open() && lane.admits().is_none())
-    }
-
     /// Makes room on an open lane that has reached its limit; whether there is some.
     pub fn reopen(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        // Not the others: completions would bring them nothing, and what waits behind a hint would be rung too early.
+        if !self.lanes.get(peer as usize).is_some_and(|lane| lane.is_open() && lane.admits().is_none()) {
+            return false;
+        }
         self.advance(outcomes);
         let completed = outcomes.completed(peer);
         self.lanes.get_mut(peer as usize).is_some_and(|lane| lane.is_open() && lane.open(completed))
