@@ -278,7 +278,7 @@ impl Coll {
             .map(|rank| {
                 let mut r = Reader::new(gathered.common(rank));
                 (|| {
-                    let remote = Remote::new(r.u64()?, r.u64()?, r.u32()?);
+                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
                     offers.push(r.bytes()?);
                     r.end()?;
                     remote.base.checked_add(remote.len)?;

@@ -76,6 +76,11 @@ impl Lane {
         self.completed.store(seq.0, Ordering::Release);
     }
 
+    /// Where the newest complete operation shows.
+    pub fn completed(&self) -> *const AtomicU32 {
+        &raw const self.completed
+    }
+
     /// Whether nothing is unfinished.
     #[inline]
     pub fn is_idle(&self) -> bool {

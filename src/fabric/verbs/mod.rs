@@ -28,7 +28,7 @@ pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
-pub use hot::{Named, Side, Windows};
+pub use hot::{Side, Windows};
 pub use peermem::peermem;
 pub use setup::Pending;
 

@@ -3,7 +3,8 @@
 //! ranks meet after that, and then both ends may send.
 
 use crate::error::{Error, Result};
-use crate::fabric::verbs::queues::{blank, Device};
+use crate::fabric::verbs::hot::blank;
+use crate::fabric::verbs::queues::Device;
 use crate::fabric::verbs::status::meaning;
 use oxygin_ffi::verbs::types::*;
 use std::collections::BTreeSet;
