@@ -6,6 +6,7 @@
 //! cannot be used is reported once a process, with what would be accepted, and
 //! the default takes its place: a typing error must not end a job.
 
+use crate::fabric::soft::gpu::{Tuning, TUNING_ACCEPTED};
 use crate::sync::Mutex;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub struct Config {
     pub soft_transport: SoftTransport,
     /// `OXYGIN_TCP_STRIPES`: data connections to each peer, at least 1.
     pub tcp_stripes: u32,
+    /// `OXYGIN_GPU_ISSUE`: for measuring.
+    pub gpu_issue: Tuning,
     /// `NCCL_SOCKET_IFNAME`, in NCCL's syntax.
     pub socket_ifname: Option<String>,
     /// `NCCL_SOCKET_FAMILY`: `libc::AF_INET`, `libc::AF_INET6`, or any.
@@ -82,6 +85,7 @@ impl Default for Config {
             max_operations: 65_536,
             soft_transport: SoftTransport::Auto,
             tcp_stripes: 1,
+            gpu_issue: Tuning::default(),
             socket_ifname: None,
             socket_family: None,
             comm_id: None,
@@ -220,9 +224,23 @@ pub const VARIABLES: &[Variable] = &[
         apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = value),
     },
     Variable {
+        name: "OXYGIN_GPU_ISSUE",
+        default: "copy=any,flights=2,gather=8,bulk=4194304,merge=1",
+        meaning: "For measuring: which driver calls move GPU memory on one host, and what gathers for one of them.",
+        accepted: TUNING_ACCEPTED,
+        apply: |config, text| Tuning::parse(text).map(|value| config.gpu_issue = value),
+    },
+    Variable {
         name: "OXYGIN_LIBIBVERBS",
         default: "libibverbs.so.1",
         meaning: "The verbs library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "OXYGIN_LIBRDMACM",
+        default: "librdmacm.so.1",
+        meaning: "The RDMA connection manager's library to load, by name or path; only iWARP devices need it.",
         accepted: "a library name or path",
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },

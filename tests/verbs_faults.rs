@@ -233,7 +233,6 @@ fn devices_that_cannot_be_used_say_why() {
         ("port_state", 1, "port 1 of fake_0 is down"),
         ("gids", 0, "has no GID"),
         ("link_layer", 0, "neither InfiniBand nor Ethernet"),
-        ("iwarp", 1, "iWARP"),
         ("open_errno", libc::EACCES.into(), "give this user read and write access"),
         ("open_errno", libc::ENOENT.into(), "load the module ib_uverbs"),
         ("max_qp_wr", 2, "too small"),
@@ -274,7 +273,7 @@ fn hellos_that_do_not_fit_are_refused_by_rank() {
     version_one[13] = 1;
     for (bytes, words) in [
         (&b"junk"[..], "the hello of rank 1"),
-        (&infiniband[..], "rank 1 is on InfiniBand and rank 0 on Ethernet"),
+        (&infiniband[..], "rank 1 is on InfiniBand and rank 0 on RoCE"),
         (&version_one[..], "rank 1 uses a RoCE v1 GID"),
     ] {
         let e = fabric.join(world, &[&good, bytes]).unwrap_err();

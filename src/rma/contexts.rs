@@ -215,7 +215,11 @@ impl Contexts {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        on_queues!(self, q => q.iter().try_for_each(|c| c.progress()))
+        match &self.queues {
+            Queues::Verbs(q) => q.iter().try_for_each(|c| c.progress()),
+            // They share everything that can advance.
+            Queues::Soft(q) => q.iter().take(1).try_for_each(|c| c.progress()),
+        }
     }
 
     /// Whether anything failed on any of them.

@@ -55,6 +55,14 @@ pub struct Job {
     pub barrier: Barrier,
 }
 
+impl Job {
+    /// For a rank whose peers are in other processes.
+    #[allow(dead_code, reason = "one test file has processes")]
+    pub fn apart(nranks: usize) -> Arc<Self> {
+        Arc::new(Self { nranks, handles: Mutex::default(), barrier: Barrier::new(1) })
+    }
+}
+
 /// Memory that a rank registered.
 pub struct Window {
     pub words: Vec<u64>,
@@ -76,15 +84,27 @@ pub fn ok(r: NcclResult) {
 
 impl Rank {
     pub fn join(job: &Arc<Job>, rank: usize, contexts: c_int) -> Self {
+        Self::join_by(job, rank, contexts, |handle| {
+            job.handles.lock().unwrap()[rank] = handle;
+            job.barrier.wait();
+            job.handles.lock().unwrap().clone()
+        })
+    }
+
+    /// `exchange` gives every rank's handle for this rank's.
+    pub fn join_by(
+        job: &Arc<Job>,
+        rank: usize,
+        contexts: c_int,
+        exchange: impl FnOnce([u8; HANDLE_BYTES]) -> Vec<[u8; HANDLE_BYTES]>,
+    ) -> Self {
         let (mut instance, mut listen, mut coll, mut ctx) = (null_mut(), null_mut(), null_mut(), null_mut());
         let mut handle = [0u8; HANDLE_BYTES];
         // SAFETY: all pointers are to locals that live through the calls.
         unsafe {
             ok(T.init.unwrap()(&mut instance, 1, None));
             ok(T.listen.unwrap()(instance, 0, handle.as_mut_ptr().cast(), &mut listen));
-            job.handles.lock().unwrap()[rank] = handle;
-            job.barrier.wait();
-            let mut all = job.handles.lock().unwrap().clone();
+            let mut all = exchange(handle);
             let mut pointers: Vec<*mut c_void> = all.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
             let n = job.nranks as c_int;
             ok(T.connect.unwrap()(null_mut(), pointers.as_mut_ptr(), n, rank as c_int, listen, &mut coll));
@@ -95,6 +115,7 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
+    #[allow(dead_code, reason = "not every test file has host memory")]
     pub fn window(&self, words: usize, flags: u64) -> Window {
         let mut w = Window { words: vec![0; words], handle: null_mut() };
         // SAFETY: the vector does not move or shrink while registered.
@@ -187,6 +208,7 @@ impl Rank {
         request
     }
 
+    #[allow(dead_code, reason = "not every test file waits for one at a time")]
     pub fn wait(&self, request: *mut c_void) {
         let end = Instant::now() + Duration::from_secs(60);
         let mut done = 0;
@@ -198,6 +220,7 @@ impl Rank {
         }
     }
 
+    #[allow(dead_code, reason = "not every test file has signals in host memory")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.

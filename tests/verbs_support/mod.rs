@@ -64,6 +64,7 @@ impl Fake {
     pub fn take_from(path: &Path) -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         std::env::set_var("OXYGIN_LIBIBVERBS", path);
+        std::env::set_var("OXYGIN_LIBRDMACM", path);
         // SAFETY: our own library.
         let library = unsafe { libloading::Library::new(path) }.unwrap();
         let fake = Self { library, _turn: turn };
@@ -97,7 +98,9 @@ impl Fake {
     /// Nothing overran, nothing is left.
     pub fn check_clean(&self) {
         assert_eq!(self.count("completion_overruns"), 0, "a completion queue overran");
-        for what in ["lists", "contexts", "pds", "regions", "channels", "cqs", "qps"] {
+        for what in
+            ["lists", "contexts", "pds", "regions", "channels", "cqs", "qps", "cm_channels", "cm_ids", "cm_events"]
+        {
             assert_eq!(self.count(&format!("live_{what}")), 0, "{what} are left");
         }
         assert_eq!(self.count("misuse"), 0);
@@ -195,7 +198,10 @@ impl Job {
     /// Everything up to the first operation.
     pub fn start(&self) -> Vec<Rank> {
         let fabrics = self.fabrics();
-        let contexts = connect(&fabrics, &self.spec);
+        let contexts = match devices(&self.config).unwrap()[0].iwarp {
+            true => connect_together(&fabrics, &self.spec).into_iter().map(Result::unwrap).collect(),
+            false => connect(&fabrics, &self.spec),
+        };
         fabrics
             .into_iter()
             .zip(contexts)
@@ -235,6 +241,31 @@ pub fn connect(fabrics: &[(VerbsFabric, Arc<Registry>)], spec: &ContextSpec) -> 
             fabrics[me].0.finish_contexts(pending, &from).unwrap()
         })
         .collect()
+}
+
+/// The same with a thread a rank: iWARP devices are connected by all ranks at once.
+pub fn connect_together(
+    fabrics: &[(VerbsFabric, Arc<Registry>)],
+    spec: &ContextSpec,
+) -> Vec<oxygin::error::Result<Vec<VerbsContext>>> {
+    let prepared: Vec<(Pending, Vec<u8>)> = fabrics.iter().map(|f| f.0.prepare_contexts(spec).unwrap()).collect();
+    let n = fabrics.len();
+    let (pendings, slices): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+    let slices = &slices;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = pendings
+            .into_iter()
+            .enumerate()
+            .map(|(me, pending)| {
+                scope.spawn(move || {
+                    let from: Vec<&[u8]> =
+                        slices.iter().map(|all| all.chunks(all.len() / n).nth(me).unwrap()).collect();
+                    fabrics[me].0.finish_contexts(pending, &from)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
 }
 
 /// A put of `len` bytes from `from`'s data window at `local` to `to`'s at `remote`.

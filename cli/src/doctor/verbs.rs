@@ -76,8 +76,17 @@ fn describe(section: &mut Section, port: &DeviceInfo, problem: Option<&String>) 
         IBV_LINK_LAYER_ETHERNET => "Ethernet",
         _ => "unknown link layer",
     };
-    let gid = port.gid.map_or("no GID".into(), |g| format!("GID {} ({})", g.index, Ipv6Addr::from(g.gid.raw)));
-    section.ok(&subject, format!("{link}, {} Mbit/s, {gid}", port.speed_mbps));
+    let found = match port.gid {
+        Some(gid) if port.iwarp => {
+            let from = Ipv6Addr::from(gid.gid.raw).to_canonical();
+            format!("iWARP, {} Mbit/s, connected through the RDMA connection manager from {from}", port.speed_mbps)
+        }
+        Some(gid) => {
+            format!("{link}, {} Mbit/s, GID {} ({})", port.speed_mbps, gid.index, Ipv6Addr::from(gid.gid.raw))
+        }
+        None => format!("{link}, {} Mbit/s, no GID", port.speed_mbps),
+    };
+    section.ok(&subject, found);
     if !port.atomics {
         section.note(subject, "no remote atomics: signals travel as messages that the receiver applies");
     }

@@ -82,6 +82,12 @@ impl Lane {
         self.posted.load(Ordering::Relaxed) == self.completed.load(Ordering::Acquire)
     }
 
+    /// Whether `seq` is the first one that is not locally complete.
+    #[inline]
+    pub fn is_oldest(&self, seq: Seq) -> bool {
+        Seq(self.completed.load(Ordering::Acquire)).next() == seq
+    }
+
     /// Whether `seq` is locally complete; an error when the peer failed first.
     #[inline]
     pub fn test(&self, seq: Seq) -> Result<bool> {

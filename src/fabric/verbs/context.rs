@@ -37,6 +37,9 @@ pub(super) struct Limits {
     pub operations: usize,
     /// How long a call waits before the log says so.
     pub timeout: Duration,
+    /// Whether the signal thread sleeps through completions that no peer marked as solicited. Not on iWARP: soft-iWARP
+    /// takes no received message for a solicited one.
+    pub solicited: bool,
 }
 
 impl Shared {
@@ -62,14 +65,14 @@ impl Shared {
         self.advance();
         match self.outcomes.completed.get(peer as usize) {
             Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
-            _ if !self.outcomes.has_error() => Tested::Unfinished,
+            _ if !self.outcomes.is_suspect() => Tested::Unfinished,
             _ => Tested::Suspect,
         }
     }
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
     pub(super) fn serve(&self) -> std::io::Result<()> {
-        self.cq.arm(true)?;
+        self.cq.arm(self.limits.solicited)?;
         loop {
             let mut queues = self.queues.lock();
             let taken = queues.poll(&self.outcomes);
@@ -247,7 +250,7 @@ impl Direct {
         shared.advance();
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             Short::Done
-        } else if shared.outcomes.has_error() {
+        } else if shared.outcomes.is_suspect() {
             Short::Ask
         } else {
             Short::Unfinished

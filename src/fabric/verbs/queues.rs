@@ -4,11 +4,11 @@ use super::hot::Named;
 use super::lane::{Kind, Lane, Logged, Next, Op, NOTED};
 use super::message::Messages;
 use super::outcome::Outcomes;
+use super::pairs::Pairs;
 use super::ticket::Ticket;
 use crate::rma::op::{Put, Signal};
 use crate::rma::seq::Seq;
 use oxygin_ffi::verbs::types::*;
-use oxygin_ffi::verbs::Qp;
 use std::ptr::{addr_of_mut, null_mut, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -79,13 +79,15 @@ pub struct Device {
     pub scratch_lkey: u32,
     /// This rank.
     pub rank: u32,
+    /// Whether a peer that closes its end ends this one: receives come back flushed then, and that is no failure.
+    pub closes: bool,
 }
 
 /// A context's queues.
 pub struct Queues {
     device: Device,
     /// Ended before `messages`: nothing arrives in their buffers any more.
-    _qps: Vec<Qp>,
+    _pairs: Pairs,
     templates: NonNull<Templates>,
     /// The work request of the fast path that the device refused last.
     bad: *mut ibv_send_wr,
@@ -119,7 +121,7 @@ impl Queues {
     /// Queues over connected lanes.
     pub fn new(
         device: Device,
-        qps: Vec<Qp>,
+        pairs: Pairs,
         lanes: Vec<Lane>,
         messages: Option<Messages>,
         outcomes: &Outcomes,
@@ -152,7 +154,7 @@ impl Queues {
         });
         let mut queues = Self {
             device,
-            _qps: qps,
+            _pairs: pairs,
             templates,
             bad: null_mut(),
             chain: NonNull::from(Box::leak(chain)),
@@ -471,9 +473,32 @@ impl Queues {
             let rank = self.device.rank;
             self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
         }
+        if self.device.closes && ticket.is_receive() && wc.status == IBV_WC_WR_FLUSH_ERR && self.is_idle(peer, outcomes)
+        {
+            self.close(peer, outcomes);
+            return;
+        }
         let ours = ticket.is_operation() || ticket.chain_slots().is_some();
         let logged = self.lanes.get(peer as usize).filter(|_| ours).map(|lane| lane.noted(ticket.number()));
         self.fail(peer, outcomes, || outcomes.explain(peer, wc, logged));
+    }
+
+    /// Whether every operation to `peer` is complete.
+    fn is_idle(&self, peer: u32, outcomes: &Outcomes) -> bool {
+        let completed = outcomes.completed(peer);
+        self.lanes.get(peer as usize).is_some_and(|l| l.backlog.is_empty() && l.is_drained(completed))
+    }
+
+    /// The peer closed its end while nothing was unfinished: later operations fail.
+    #[cold]
+    fn close(&mut self, peer: u32, outcomes: &Outcomes) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        if lane.failed {
+            return;
+        }
+        lane.failed = true;
+        lane.shut(lane.issued);
+        outcomes.close(peer);
     }
 
     /// Ends a lane: what waits is dropped, everything unfinished fails.
@@ -729,7 +754,11 @@ impl Queues {
     #[cold]
     #[inline(never)]
     fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
-        let errno = if rc > 0 { rc } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
+        // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
+        let errno = match rc {
+            -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+            rc => rc.saturating_abs(),
+        };
         if matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
             return;
         }

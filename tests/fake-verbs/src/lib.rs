@@ -11,6 +11,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the C ABI of libibverbs: callers pass what that ABI says")]
 
 mod gpu;
+mod rdmacm;
 mod settings;
 mod world;
 

@@ -41,6 +41,16 @@ const DEFAULTS: &[(&str, i64)] = &[
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),
+    // iWARP: rdma_create_event_channel fails with this errno.
+    ("cm_errno", 0),
+    // iWARP: whether the host's addresses lead to the device.
+    ("cm_address", 1),
+    // iWARP: an errno that addresses are not resolved for; -1: no answer.
+    ("cm_resolve", 0),
+    // iWARP: an errno that connections are not made for; -1: no answer.
+    ("cm_connect", 0),
+    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token.
+    ("cm_garbage", 0),
     // Seed of everything random.
     ("seed", 1),
 ];

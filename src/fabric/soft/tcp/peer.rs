@@ -5,7 +5,7 @@ use super::link::{refusal, Link, Lost, Phase};
 use super::serve::{Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{PeerInfo, Source, Tcp, TICK};
+use super::{PeerInfo, Source, Tcp, FLUSH, TICK};
 use crate::error::Error;
 use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
@@ -18,8 +18,12 @@ use std::time::{Duration, Instant};
 /// Staged bytes that are sent without waiting for more.
 const FLUSH_AT: usize = 32 * 1024;
 
-/// A post this soon after the last send is part of a burst: it is staged, and leaves with those that follow.
+/// A post this soon after the last one, or the last send, may be part of a burst.
 const BURST: Duration = Duration::from_micros(2);
+
+/// The second such post in a row is: it is staged, and leaves with those that follow. A put and the signal that somebody
+/// posts behind it are none.
+const STREAK: u32 = 2;
 
 /// Rounds of work left by others that one caller does before it leaves the rest to `progress`.
 const ROUNDS: usize = 16;
@@ -93,9 +97,17 @@ impl Tcp {
                 return false;
             }
             let staged = link.only_staged().is_some_and(|n| n < FLUSH_AT);
-            let wait = staged && (more || link.last_send.is_some_and(|t| t.elapsed() < BURST));
-            if wait && !std::mem::replace(&mut link.deferred, true) {
-                self.defer(peer.rank);
+            let now = Instant::now();
+            let overdue = link.deferred.is_some_and(|since| now - since >= FLUSH);
+            let soon = link.last_use.replace(now).is_some_and(|t| now - t < BURST);
+            link.streak = if soon { link.streak.saturating_add(1) } else { 0 };
+            let wait = staged && !overdue && (more || link.streak >= STREAK);
+            if wait {
+                self.any_fresh.store(true, Ordering::Relaxed);
+                if link.deferred.is_none() {
+                    link.deferred = Some(now);
+                    self.defer(peer.rank, now);
+                }
             }
             wait
         });
@@ -129,7 +141,7 @@ impl Tcp {
             moved |= self.settle(peer, &mut link);
         }
         drop(link);
-        self.defer(peer.rank);
+        self.defer(peer.rank, Instant::now());
         Some(moved)
     }
 
@@ -156,7 +168,7 @@ impl Tcp {
     /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
     fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
         self.take_inbox(peer, link);
-        link.deferred = false;
+        link.deferred = None;
         if link.phase == Phase::Deaf {
             let _ = link.pump();
             self.watch(peer, link);
