@@ -290,6 +290,7 @@ fn a_descriptor_may_begin_before_the_window() {
     let ranks = Job::default().start();
     let memory = cuda.alloc(1, 2048, false, false);
     let fd = cuda.export(1, &memory);
+    assert_eq!(open_exports(), 1, "this one shows");
     let region = Region { id: 10, base: memory.at + 8192, len: 4096, strict: false, dma_buf: Some((fd, 8192)) };
     let at = gpu::inspect(region.base, region.len, false).unwrap();
     let registration = ranks[1].fabric.register_gpu(&region, &at).unwrap();

@@ -40,7 +40,7 @@ pub struct ContextSpec {
 pub struct Region {
     /// Window number, the same on every rank of the communicator.
     pub id: u32,
-    /// First byte, an address in this process (or a GPU address, later).
+    /// First byte, an address in this process, of host or GPU memory.
     pub base: u64,
     /// Bytes.
     pub len: u64,
