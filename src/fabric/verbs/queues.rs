@@ -79,7 +79,7 @@ pub struct Device {
     pub scratch_lkey: u32,
     /// This rank.
     pub rank: u32,
-    /// Whether a peer that closes its end ends this one: receives come back flushed then, and that is no failure.
+    /// Whether a peer that closes its end ends this one: what is posted comes back flushed then.
     pub closes: bool,
 }
 
@@ -473,8 +473,8 @@ impl Queues {
             let rank = self.device.rank;
             self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
         }
-        if self.device.closes && ticket.is_receive() && wc.status == IBV_WC_WR_FLUSH_ERR && self.is_idle(peer, outcomes)
-        {
+        let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !ticket.is_flush();
+        if self.device.closes && flushed && self.is_idle(peer, outcomes) {
             self.close(peer, outcomes);
             return;
         }
@@ -485,8 +485,7 @@ impl Queues {
 
     /// Whether every operation to `peer` is complete.
     fn is_idle(&self, peer: u32, outcomes: &Outcomes) -> bool {
-        let completed = outcomes.completed(peer);
-        self.lanes.get(peer as usize).is_some_and(|l| l.backlog.is_empty() && l.is_drained(completed))
+        self.lanes.get(peer as usize).is_some_and(|lane| lane.issued == outcomes.completed(peer))
     }
 
     /// The peer closed its end while nothing was unfinished: later operations fail.
