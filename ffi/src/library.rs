@@ -71,6 +71,18 @@ impl Library {
         NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) })
     }
 
+    /// Keeps it in the process after this object went, for a library that leaves things behind when it is unloaded.
+    pub fn keep(&self) {
+        let Ok(name) = CString::new(self.path.as_str()) else { return };
+        let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+        // SAFETY: `name` is a C string; the library is open already, so that nothing of it runs.
+        let again = unsafe { libc::dlopen(name.as_ptr(), flags) };
+        if !again.is_null() {
+            // SAFETY: gives back the reference that was just taken; the mark stays.
+            unsafe { libc::dlclose(again) };
+        }
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &str {
         &self.path

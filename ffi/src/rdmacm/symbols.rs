@@ -103,7 +103,10 @@ impl RdmaCm {
         }
         // SAFETY: the administrator's librdmacm, or what the user put in its place.
         let library = unsafe { Library::open(path, REMEDY) }?;
-        let cm = Arc::new(Self::resolve(library)?);
+        let cm = Self::resolve(library)?;
+        // It never closes the devices that it opened, so that each unloading would leave their descriptors behind.
+        cm.library.keep();
+        let cm = Arc::new(cm);
         *loaded = Some((path.to_owned(), Arc::downgrade(&cm)));
         Ok(cm)
     }

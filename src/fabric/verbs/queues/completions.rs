@@ -139,8 +139,8 @@ impl Queues {
             let rank = self.device.rank;
             self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
         }
-        if self.device.closes && ticket.is_receive() && wc.status == IBV_WC_WR_FLUSH_ERR && self.is_idle(peer, outcomes)
-        {
+        let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !ticket.is_flush();
+        if self.device.closes && flushed && self.is_idle(peer, outcomes) {
             self.close(peer, outcomes);
             return;
         }

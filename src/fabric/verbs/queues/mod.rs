@@ -36,7 +36,7 @@ pub struct Device {
     pub scratch_lkey: u32,
     /// This rank.
     pub rank: u32,
-    /// Whether a peer that closes its end ends this one: receives come back flushed then, and that is no failure.
+    /// Whether a peer that closes its end ends this one: what is posted comes back flushed then.
     pub closes: bool,
 }
 
@@ -152,8 +152,7 @@ impl Queues {
 
     /// Whether every operation to `peer` is complete.
     fn is_idle(&self, peer: u32, outcomes: &Outcomes) -> bool {
-        let completed = outcomes.completed(peer);
-        self.lanes.get(peer as usize).is_some_and(|l| l.backlog.is_empty() && l.is_drained(completed))
+        self.lanes.get(peer as usize).is_some_and(|lane| lane.issued() == outcomes.completed(peer))
     }
 
     /// The peer closed its end while nothing was unfinished: later operations fail.
