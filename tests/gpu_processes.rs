@@ -463,7 +463,7 @@ fn a_fault_on_the_receivers_gpu_fails_the_senders_operation() {
     });
 }
 
-/// Rank 1 is killed while copies are on their way: into it, out of it, or got by it.
+/// Rank 1 is killed while copies are on their way: into it (`from` 0), out of it (1), or fetched from it (2).
 fn killed(place: &Place, from: usize) {
     let fake = Fake::take();
     fake.settings(false, 2000);
@@ -489,6 +489,14 @@ fn killed(place: &Place, from: usize) {
         let requests: Vec<_> = (0..1000).map(|_| put(1)).collect();
         fails(&r, requests[999]);
     } else {
+        if from == 2 {
+            // More than the engine starts before the death is noticed.
+            for _ in 0..20_000 {
+                let (from, to, mut request) = (src.as_window().handle, dst.as_window().handle, null_mut());
+                // SAFETY: registered windows. Fails once the death is noticed.
+                let _ = unsafe { T.iget.unwrap()(r.ctx, 0, 0, from, 1 << 20, 0, to, 1, 0, &mut request) };
+            }
+        }
         let end = Instant::now() + Duration::from_secs(60);
         let mut error = false;
         while !error {
@@ -518,4 +526,9 @@ fn a_receiver_is_killed() {
 #[test]
 fn a_sender_is_killed() {
     processes("a_sender_is_killed", 2, &[1], |p| killed(p, 1));
+}
+
+#[test]
+fn the_owner_of_what_is_fetched_is_killed() {
+    processes("the_owner_of_what_is_fetched_is_killed", 2, &[1], |p| killed(p, 2));
 }
