@@ -1,6 +1,6 @@
 //! What the soft fabric's TCP transport does over loopback, beside iperf3 (one stream) and bare sockets.
 //!
-//! `cargo run --release --example tcp_bench [ROUNDS]`. Two processes: this one, and a child that is the other rank.
+//! `cargo run --release --example tcp_bench [ROUNDS] [WHAT]`; `threads` tries stripes and threads for bulk. Two processes: this one, and a child that is the other rank.
 
 use oxygin::fabric::soft::lane::{Health, Lane, Task, Work};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
@@ -19,19 +19,20 @@ const WINDOW: usize = 64 << 20;
 const LARGE: usize = 16 << 20;
 
 struct Rank {
-    tcp: Tcp,
+    tcp: Arc<Tcp>,
     memory: Vec<u64>,
     lane: Arc<Lane>,
     remote: u64,
 }
 
-fn open(rank: u32, stripes: u32, mut tell: impl Write, mut hear: impl BufRead) -> Rank {
+fn open(rank: u32, stripes: u32, movers: u32, mut tell: impl Write, mut hear: impl BufRead) -> Rank {
     // Written, so that no page is the shared zero page; signals start at 0.
     let mut memory = vec![1u64; WINDOW / 8];
     memory[WINDOW / 8 - 8..].fill(0);
     let registry = Arc::new(Registry::default());
     registry.insert(0, Extent { base: memory.as_ptr() as u64, len: WINDOW as u64 });
-    let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [rank as u8; 16], stripes, registry).unwrap();
+    let mut tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [rank as u8; 16], stripes, registry).unwrap();
+    tcp.set_movers(movers, stripes).unwrap();
     writeln!(tell, "{} {}", tcp.addresses()[0], memory.as_ptr() as u64).unwrap();
     tell.flush().unwrap();
     let mut line = String::new();
@@ -46,6 +47,11 @@ fn open(rank: u32, stripes: u32, mut tell: impl Write, mut hear: impl BufRead) -
     let peers = vec![info(0), info(1)];
     let lane = Arc::new(Lane::new(0, 1 - rank, peers[1 - rank as usize].health.clone()));
     tcp.join(World { rank, nranks: 2 }, peers).unwrap();
+    let tcp = Arc::new(tcp);
+    for number in 0..movers as usize {
+        let tcp = tcp.clone();
+        std::thread::spawn(move || tcp.move_bulk(number, || false));
+    }
     Rank { tcp, memory, lane, remote: remote.parse().unwrap() }
 }
 
@@ -103,8 +109,8 @@ impl Rank {
 }
 
 /// Answers signal 1 on signal 1, sleeping, and signal 0 on signal 0, spinning.
-fn child(stripes: u32, spin: bool) {
-    let r = open(1, stripes, std::io::stdout(), std::io::stdin().lock());
+fn child(stripes: u32, movers: u32, spin: bool) {
+    let r = open(1, stripes, movers, std::io::stdout(), std::io::stdin().lock());
     let mut seen = [0, 0];
     let parent = std::os::unix::process::parent_id();
     while std::os::unix::process::parent_id() == parent {
@@ -130,15 +136,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(stripes: u32, spin: bool) -> Self {
+    fn new(stripes: u32, movers: u32, spin: bool) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", &stripes.to_string(), &spin.to_string()])
+            .args(["child", &stripes.to_string(), &movers.to_string(), &spin.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let (tell, hear) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let rank = open(0, stripes, tell, BufReader::new(hear));
+        let rank = open(0, stripes, movers, tell, BufReader::new(hear));
         rank.sync();
         Self { rank, child }
     }
@@ -151,8 +157,9 @@ impl Drop for Pair {
     }
 }
 
-fn bandwidth(stripes: u32) -> f64 {
-    let pair = Pair::new(stripes, false);
+/// Puts of 16 MiB, Gbit/s.
+fn bandwidth(stripes: u32, movers: u32) -> f64 {
+    let pair = Pair::new(stripes, movers, false);
     let r = &pair.rank;
     let (start, mut n, mut pending) = (Instant::now(), 0u64, std::collections::VecDeque::new());
     while start.elapsed() < Duration::from_secs(3) {
@@ -167,7 +174,7 @@ fn bandwidth(stripes: u32) -> f64 {
 }
 
 fn get_bandwidth() -> f64 {
-    let pair = Pair::new(1, false);
+    let pair = Pair::new(1, 0, false);
     let r = &pair.rank;
     let (start, mut n, mut pending) = (Instant::now(), 0u64, std::collections::VecDeque::new());
     while start.elapsed() < Duration::from_secs(2) {
@@ -182,7 +189,7 @@ fn get_bandwidth() -> f64 {
 }
 
 fn rate(more: bool, signal: bool) -> f64 {
-    let pair = Pair::new(1, false);
+    let pair = Pair::new(1, 0, false);
     let r = &pair.rank;
     let (start, mut n) = (Instant::now(), 0u64);
     while start.elapsed() < Duration::from_secs(2) {
@@ -200,7 +207,7 @@ fn rate(more: bool, signal: bool) -> f64 {
 /// Half a round trip, µs.
 fn latency(spin: bool) -> f64 {
     const N: u64 = 5_000;
-    let pair = Pair::new(1, spin);
+    let pair = Pair::new(1, 0, spin);
     let r = &pair.rank;
     let mut best = f64::MAX;
     for round in 0..3 {
@@ -222,7 +229,7 @@ fn latency(spin: bool) -> f64 {
 
 /// Round trips of a signal while another context keeps large puts going: median and 99th percentile, µs.
 fn latency_behind_bulk() -> (f64, f64) {
-    let pair = Pair::new(1, false);
+    let pair = Pair::new(1, 0, false);
     let r = &pair.rank;
     let bulk = Arc::new(Lane::new(1, 1, r.lane.health.clone()));
     let (mut pending, mut took) = (std::collections::VecDeque::new(), Vec::new());
@@ -316,7 +323,7 @@ fn iperf() -> Option<f64> {
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
-        Some("child") => return child(args[2].parse().unwrap(), args[3] == "true"),
+        Some("child") => return child(args[2].parse().unwrap(), args[3].parse().unwrap(), args[4] == "true"),
         Some("raw") => return raw(&args[2], args[3] == "true"),
         _ => {}
     }
@@ -324,13 +331,19 @@ fn main() {
     let rounds: u32 = args.get(1).and_then(|a| a.parse().ok()).unwrap_or(3);
     let wants = |what: &str| only.is_empty() || only == what;
     for _ in 0..rounds {
+        if only == "threads" {
+            for (stripes, movers) in [(1, 0), (1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)] {
+                let gbits = bandwidth(stripes, movers);
+                println!("put 16 MiB: {stripes} stripes, {movers} threads a rank: {gbits:.1} Gbit/s");
+            }
+        }
         if wants("bw") {
-            let (ours, theirs) = (bandwidth(1), iperf());
+            let (ours, theirs) = (bandwidth(1, 0), iperf());
             let ratio = theirs.map_or(String::new(), |t| format!(", iperf3 {t:.1}, ratio {:.2}", ours / t));
             println!("put 16 MiB: {ours:.1} Gbit/s{ratio}");
         }
         if wants("more") {
-            println!("put 16 MiB, 2 stripes: {:.1} Gbit/s; get 16 MiB: {:.1} Gbit/s", bandwidth(2), get_bandwidth());
+            println!("put 16 MiB, 2 stripes: {:.1} Gbit/s; get 16 MiB: {:.1} Gbit/s", bandwidth(2, 0), get_bandwidth());
         }
         if wants("rate") {
             let (plain, hinted, rung) = (rate(false, false), rate(true, false), rate(false, true));

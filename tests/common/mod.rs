@@ -83,6 +83,14 @@ pub fn ok(r: NcclResult) {
     assert_eq!(r, NcclResult::SUCCESS);
 }
 
+impl Job {
+    /// A job of `nranks`, none of which has joined.
+    pub fn new(nranks: usize) -> Arc<Self> {
+        let handles = Mutex::new(vec![[0; HANDLE_BYTES]; nranks]);
+        Arc::new(Self { nranks, handles, barrier: Barrier::new(nranks) })
+    }
+}
+
 impl Rank {
     pub fn join(job: &Arc<Job>, rank: usize, contexts: c_int) -> Self {
         Self::join_by(job, rank, contexts, |handle| {
@@ -92,7 +100,7 @@ impl Rank {
         })
     }
 
-    /// `exchange` gives every rank's handle for this rank's.
+    /// Joins; `exchange` gives this rank's handle to the others and returns those of all.
     pub fn join_by(
         job: &Arc<Job>,
         rank: usize,
@@ -116,6 +124,7 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
+    #[allow(dead_code, reason = "not every test file has host memory")]
     pub fn window(&self, words: usize, flags: u64) -> Window {
         let mut w = Window { words: vec![0; words], handle: null_mut() };
         // SAFETY: the vector does not move or shrink while registered.
@@ -208,6 +217,7 @@ impl Rank {
         request
     }
 
+    #[allow(dead_code, reason = "not every test file waits for one at a time")]
     pub fn wait(&self, request: *mut c_void) {
         let end = Instant::now() + Duration::from_secs(60);
         let mut done = 0;
@@ -219,6 +229,7 @@ impl Rank {
         }
     }
 
+    #[allow(dead_code, reason = "not every test file has signals in host memory")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
@@ -254,8 +265,7 @@ impl Rank {
 
 /// Runs `body` on `nranks` threads, each a rank with `contexts` contexts.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
-    let job =
-        Arc::new(Job { nranks, handles: Mutex::new(vec![[0; HANDLE_BYTES]; nranks]), barrier: Barrier::new(nranks) });
+    let job = Job::new(nranks);
     std::thread::scope(|s| {
         for r in 0..nranks {
             let (job, body) = (job.clone(), &body);

@@ -29,6 +29,16 @@ pub struct Rank {
     pub rank: u32,
     stop: Arc<AtomicBool>,
     driver: Option<JoinHandle<()>>,
+    movers: Vec<JoinHandle<()>>,
+}
+
+/// Threads of a rank for bulk: the files `tcp_threads*` repeat the other tests with some.
+fn movers() -> u32 {
+    if module_path!().starts_with("tcp_threads") {
+        2
+    } else {
+        0
+    }
 }
 
 pub fn words(n: usize) -> Box<[AtomicU64]> {
@@ -79,7 +89,8 @@ pub fn ranks_with(n: usize, stripes: u32, data_words: usize, timing: Timing, bin
             let (data, signals) = (words(data_words), words(64));
             registry.insert(DATA, extent(&data));
             registry.insert(SIGNALS, extent(&signals));
-            let tcp = Tcp::open_with(bind, token(r), stripes, registry.clone(), timing).unwrap();
+            let mut tcp = Tcp::open_with(bind, token(r), stripes, registry.clone(), timing).unwrap();
+            tcp.set_movers(movers(), stripes).unwrap();
             Rank {
                 tcp: Arc::new(tcp),
                 registry,
@@ -89,6 +100,7 @@ pub fn ranks_with(n: usize, stripes: u32, data_words: usize, timing: Timing, bin
                 rank: r as u32,
                 stop: Arc::default(),
                 driver: None,
+                movers: Vec::new(),
             }
         })
         .collect();
@@ -98,7 +110,7 @@ pub fn ranks_with(n: usize, stripes: u32, data_words: usize, timing: Timing, bin
             .map(|p| PeerInfo { addresses: addresses[p].clone(), token: token(p), health: rank.health[p].clone() })
             .collect();
         rank.tcp.join(World { rank: rank.rank, nranks: n as u32 }, peers).unwrap();
-        rank.driver = Some(drive(rank.tcp.clone(), rank.stop.clone()));
+        rank.start();
     }
     all
 }
@@ -119,14 +131,25 @@ impl Rank {
         self.freeze();
         self.tcp.close();
         self.stop = Arc::default();
-        self.driver = Some(drive(tcp.clone(), self.stop.clone()));
         self.tcp = tcp;
+        self.start();
         self
+    }
+
+    fn start(&mut self) {
+        self.driver = Some(drive(self.tcp.clone(), self.stop.clone()));
+        for number in 0..self.tcp.movers() {
+            let (tcp, stop) = (self.tcp.clone(), self.stop.clone());
+            let mover = std::thread::spawn(move || tcp.move_bulk(number, || stop.load(Ordering::Acquire)));
+            self.movers.push(mover);
+        }
     }
 
     /// Ends the driver without closing: a process that hangs.
     pub fn freeze(&mut self) {
         self.stop.store(true, Ordering::Release);
+        self.tcp.wake_movers();
+        self.movers.drain(..).for_each(|m| m.join().unwrap());
         if let Some(d) = self.driver.take() {
             d.join().unwrap();
         }

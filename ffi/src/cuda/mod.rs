@@ -4,11 +4,13 @@
 //! functions are resolved at run time. Nothing here waits for the GPU but
 //! pinned memory and closing memory of other processes.
 
+mod dmabuf;
 mod objects;
 mod share;
 mod symbols;
 mod types;
 
+pub use dmabuf::*;
 pub use objects::*;
 pub use share::*;
 pub use symbols::{Cuda, ENV_PATH, SONAME};

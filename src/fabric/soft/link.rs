@@ -199,6 +199,7 @@ impl Link {
     #[inline]
     pub fn post(&self, shared: &Shared, lane: &Lane, slot: u32, work: Work) -> Result<Seq> {
         self.health.check()?;
+        shared.keep_busy();
         let mut state = self.state.lock();
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
             if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
@@ -232,10 +233,6 @@ impl Link {
         let seq = running.seq;
         if matches!(state.route, Route::Tcp) {
             let lane = state.queues[slot as usize].lane.clone();
-            if running.work.is_on_gpu() {
-                self.health.fail(self.no_gpu_route());
-                self.health.check()?;
-            }
             // Under the lock: what one thread posts first must be first there too.
             shared.tcp().post(Task { lane, seq, work: running.work });
             return Ok(seq);
@@ -507,8 +504,7 @@ impl Link {
     #[cold]
     fn no_gpu_route(&self) -> Error {
         Error::usage(format!(
-            "rank {} is reached over TCP: this version moves GPU memory between ranks on one host only; register host \
-             memory, or unset OXYGIN_SOFT_TRANSPORT where the ranks share a host",
+            "an operation to rank {} names GPU memory, but neither rank has a GPU window; register it as type 2 (CUDA)",
             self.peer
         ))
     }
@@ -600,10 +596,6 @@ impl Link {
             queue.engaged = false;
             for task in queue.tasks.drain(..) {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
-                if task.work.is_on_gpu() {
-                    self.health.fail(self.no_gpu_route());
-                    continue;
-                }
                 shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
             }
         }

@@ -23,7 +23,7 @@ use self::shared::Shared;
 use self::tcp::Tcp;
 use super::{ContextSpec, Fabric, Region, Registration, World};
 use crate::comm::interfaces;
-use crate::config::Config;
+use crate::config::{Config, SoftTransport};
 use crate::error::{Error, Result};
 use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::{Extent, Registry};
@@ -46,7 +46,8 @@ pub struct SoftFabric {
     /// Until `join` moves them into `shared`.
     parts: Mutex<Option<(Contact, Tcp)>>,
     shared: OnceLock<Arc<Shared>>,
-    thread: Mutex<Option<Thread>>,
+    /// The helper thread, and the movers.
+    threads: Mutex<Vec<Thread>>,
     contexts: AtomicU32,
 }
 
@@ -60,7 +61,7 @@ impl SoftFabric {
         let probe: Box<[u8; 16]> = Box::new(probe.try_into().map_err(|_| Error::internal("probe"))?);
         let contact = Contact::open()?;
         let bind: Vec<_> = interfaces::choose(config)?.into_iter().map(|i| i.address).collect();
-        let tcp = Tcp::open(&bind, token, config.tcp_stripes, registry.clone())?;
+        let tcp = Tcp::open(&bind, token, config.tcp_stripes.unwrap_or(1), registry.clone())?;
         let hello = SoftHello {
             token,
             contact: contact.name().to_vec(),
@@ -75,7 +76,7 @@ impl SoftFabric {
             _probe: probe,
             parts: Mutex::new(Some((contact, tcp))),
             shared: OnceLock::new(),
-            thread: Mutex::new(None),
+            threads: Mutex::default(),
             contexts: AtomicU32::new(0),
         })
     }
@@ -91,10 +92,10 @@ impl SoftFabric {
             shared.flush(FLUSH_WITHIN);
         }
         shared.request_stop();
-        if let Some(thread) = self.thread.lock().take() {
-            thread.join();
-        }
+        shared.tcp().wake_movers();
+        self.threads.lock().drain(..).for_each(Thread::join);
         shared.tcp().close();
+        shared.tcp().gpu().close();
         let idle = shared.engine.close();
         shared.share.close(idle);
     }
@@ -102,9 +103,11 @@ impl SoftFabric {
     /// Registers GPU memory.
     pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
         let shared = self.shared()?.clone();
-        let key = shared.engine.add_window(region.id, extent(region), memory)?;
+        let extent = extent(region);
+        let key = shared.engine.add_window(region.id, extent, memory)?;
         shared.inbox.set_window(region.id, true);
         let guard = GpuWindow { shared, id: region.id };
+        guard.shared.add_gpu_window(region.id, extent, memory)?;
         Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
     }
 
@@ -146,6 +149,7 @@ impl Drop for GpuWindow {
         let (shared, id) = (&self.shared, self.id);
         shared.share.withdraw(shared, id);
         shared.inbox.set_window(id, false);
+        shared.tcp().gpu().remove_window(id);
         shared.engine.remove_window(id);
         shared.share.retire(shared, id, false);
     }
@@ -171,11 +175,21 @@ impl Fabric for SoftFabric {
     fn join(&self, world: World, hellos: &[&[u8]]) -> Result<()> {
         let hellos =
             hellos.iter().enumerate().map(|(r, m)| SoftHello::parse(r as u32, m)).collect::<Result<Vec<_>>>()?;
-        let (contact, tcp) =
+        let (contact, mut tcp) =
             self.parts.lock().take().ok_or_else(|| Error::internal("the soft fabric joined its ranks twice"))?;
+        // Peers that share an address with this rank are on this host, and never come by TCP unless told to.
+        let here = |h: &SoftHello| h.tcp.iter().any(|a| self.hello.tcp.iter().any(|b| a.ip() == b.ip()));
+        if world.nranks > 1 && (self.config.soft_transport == SoftTransport::Tcp || !hellos.iter().all(here)) {
+            let movers = self.config.tcp_threads.unwrap_or_else(thread::movers);
+            tcp.set_movers(movers, self.config.tcp_stripes.unwrap_or((movers / 2).clamp(1, 16)))?;
+        }
         let shared = Arc::new(Shared::new(world, self.config.clone(), self.registry.clone(), hellos, contact, tcp)?);
-        *self.thread.lock() = Some(thread::start(shared.clone())?);
-        let _ = self.shared.set(shared);
+        // Before threads: whatever fails from here on, `close` ends those that run.
+        let _ = self.shared.set(shared.clone());
+        self.threads.lock().push(thread::start(shared.clone())?);
+        for number in 0..shared.tcp().movers() {
+            self.threads.lock().push(thread::start_mover(shared.clone(), number)?);
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
 
 use super::gpu::share::Share;
-use super::gpu::{Engine, Received};
+use super::gpu::{self, Engine, Received};
 use super::hello::SoftHello;
 use super::lane::Health;
 use super::link::Link;
@@ -9,10 +9,11 @@ use super::local::contact::{Contact, Event};
 use super::local::inbox::Inbox;
 use super::receive::Receiver;
 use super::tcp::{PeerInfo, Tcp};
-use crate::config::Config;
+use crate::config::{Config, SoftTransport};
 use crate::error::Result;
 use crate::fabric::World;
-use crate::memory::registry::Registry;
+use crate::memory::gpu::GpuMemory;
+use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,7 +48,7 @@ pub struct Shared {
     /// This rank's GPU.
     pub engine: Arc<Engine>,
     /// What other processes put there.
-    pub received: Received,
+    pub received: Arc<Received>,
     /// Windows there that processes of this host share.
     pub share: Share,
     links: Box<[Link]>,
@@ -77,20 +78,22 @@ impl Shared {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
         let inbox = Inbox::create(n, token)?;
-        let engine = Engine::new(world.rank, token, registry.clone());
+        let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
             .iter()
             .zip(&health)
             .map(|(h, health)| PeerInfo { addresses: h.tcp.clone(), token: h.token, health: health.clone() })
             .collect();
+        let links: Box<[Link]> = health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect();
+        let received = Arc::new(Received::new(&links));
+        tcp.gpu().set_engine(engine.clone(), received.clone());
         tcp.join(world, peers)?;
         let receiver = Mutex::new(Receiver::new(&inbox, n));
         let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| crate::error::Error::system(format!("eventfd failed: {e}")))?;
-        let links: Box<[Link]> = health.into_iter().enumerate().map(|(r, h)| Link::new(r as u32, h)).collect();
         Ok(Self {
-            received: Received::new(&links),
+            received,
             share: Share::new(&config, n),
             world,
             config,
@@ -145,6 +148,16 @@ impl Shared {
         self.contact.wake(&self.hellos[peer as usize].contact);
     }
 
+    /// Lets peers on other hosts, and operations to them, touch a GPU window. Nothing is set up where all ranks are in this
+    /// process.
+    pub fn add_gpu_window(&self, id: u32, extent: Extent, memory: &GpuMemory) -> Result<()> {
+        let forced = self.config.soft_transport == SoftTransport::Tcp && self.world.nranks > 1;
+        if !forced && self.hellos.iter().all(|h| gpu::of_token(&h.token).is_some()) {
+            return Ok(());
+        }
+        self.tcp.gpu().add_window(id, extent, memory, self.tcp.bulk_conns(self.world.nranks))
+    }
+
     /// Something waits on a link.
     pub fn mark_pending(&self, peer: u32) {
         self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::Relaxed);
@@ -181,6 +194,13 @@ impl Shared {
             self.rest();
         }
         moved
+    }
+
+    /// A caller posts: polling without a find is not idling then, and must not slow down (`rest`). A sender whose peer
+    /// sends nothing back finds nothing in any of its polls.
+    #[inline(always)]
+    pub fn keep_busy(&self) {
+        self.idle.store(0, Ordering::Relaxed);
     }
 
     /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.

@@ -1,4 +1,6 @@
-//! The helper thread: receives for a rank that is not calling in, and sleeps while there is nothing to do.
+//! The helper thread, and those that serve bulk over TCP.
+//!
+//! The helper thread receives for a rank that is not calling in, and sleeps while there is nothing to do.
 //!
 //! While callers poll, it naps: it only wakes to see that they still do. Once nobody has polled for a nap's length it
 //! works itself, and when nothing moves any more it asks its peers to wake it and sleeps without a timer.
@@ -77,6 +79,26 @@ pub fn start(shared: Arc<Shared>) -> Result<Thread> {
     shared.request_stop();
     thread.join();
     Err(Error::internal("the helper thread could not mark this rank as alive"))
+}
+
+/// Cores below which the callers and the helper thread serve all connections: more threads would only take turns.
+const FEW_CORES: u32 = 8;
+/// Most movers without being told: eight at some 3 GiB/s are more than a host's network.
+const MOVERS: u32 = 8;
+
+/// How many threads serve bulk on this machine.
+pub fn movers() -> u32 {
+    match std::thread::available_parallelism().map_or(1, |n| n.get() as u32) {
+        cores if cores < FEW_CORES => 0,
+        cores => (cores / 4).min(MOVERS),
+    }
+}
+
+/// Starts a thread that serves some of the connections for bulk. It ends after `Shared::request_stop` and
+/// `Tcp::wake_movers`.
+pub fn start_mover(shared: Arc<Shared>, number: usize) -> Result<Thread> {
+    let name = format!("oxygin-{}-{number}", shared.world.rank);
+    Thread::spawn(&name, STACK, move || shared.tcp().move_bulk(number, || shared.is_stopping()))
 }
 
 fn run(shared: &Shared, bed: &Bed) {

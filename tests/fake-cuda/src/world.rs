@@ -58,6 +58,11 @@ struct Inner {
     violations: usize,
     can_add: bool,
     delay_us: u64,
+    call_ns: u64,
+    copy_ns: u64,
+    gpu_ns: u64,
+    held_bytes: usize,
+    calls: HashMap<&'static str, u64>,
 }
 
 /// Physical memory and how many handles and mappings keep it.
@@ -100,6 +105,10 @@ impl World {
 
     pub fn inject(&mut self, name: String, after: u32, code: CUresult) {
         self.inner().injected.insert(name, (after, code));
+    }
+
+    pub fn calm(&mut self) {
+        self.inner().injected.clear();
     }
 
     pub fn violation(&mut self, what: &str) {
@@ -150,6 +159,40 @@ impl World {
 
     pub fn delay_us(&mut self) -> u64 {
         self.inner().delay_us
+    }
+
+    pub fn set_costs(&mut self, call: u64, copy: u64, gpu: u64) {
+        let inner = self.inner();
+        (inner.call_ns, inner.copy_ns, inner.gpu_ns) = (call, copy, gpu);
+    }
+
+    pub fn copy_ns(&mut self) -> u64 {
+        self.inner().copy_ns
+    }
+
+    /// When the GPU begins after the call, and how long a copy takes there; 0: no such model.
+    pub fn gpu_ns(&mut self) -> (u64, u64) {
+        (self.inner().gpu_ns, self.inner().copy_ns)
+    }
+
+    /// From how many bytes on copies do not run now; 0: all run.
+    pub fn hold(&mut self, bytes: usize) {
+        self.inner().held_bytes = bytes;
+    }
+
+    pub fn is_held(&mut self, bytes: usize) -> bool {
+        let from = self.inner().held_bytes;
+        from != 0 && bytes >= from
+    }
+
+    /// Counts a call; returns what it costs.
+    pub fn count(&mut self, name: &'static str) -> u64 {
+        *self.inner().calls.entry(name).or_default() += 1;
+        self.inner().call_ns
+    }
+
+    pub fn calls(&mut self, name: &str) -> u64 {
+        self.inner().calls.get(name).copied().unwrap_or(0)
     }
 
     pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {

@@ -2,7 +2,6 @@
 
 use super::share::Use;
 use super::{Engine, Op, Owner, Side};
-use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::link::Link;
 use crate::fabric::soft::local::message::PullRequest;
@@ -12,7 +11,7 @@ use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// Messages on their way into GPU memory before no more are read: 64 MiB of the largest.
@@ -36,8 +35,13 @@ struct Pull {
 
 /// Everything that arrived and is not in place yet. Used by whoever reads the inbox, one at a time.
 pub struct Received {
-    /// By sender.
+    /// By sender. A lane's health is its own: what fails here is the sender's to learn, and the way to tell it stays
+    /// open.
     lanes: Box<[Arc<Lane>]>,
+    /// Senders that were told.
+    told: Box<[AtomicBool]>,
+    /// Something was on its way since `advance` last looked for failures.
+    unseen: AtomicBool,
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     gets: Mutex<Vec<WaitingGet>>,
@@ -48,9 +52,11 @@ pub struct Received {
 impl Received {
     /// Nothing yet.
     pub fn new(links: &[Link]) -> Self {
-        let lane = |l: &Link| Arc::new(Lane::new(u32::MAX, l.peer, l.health.clone()));
+        let lane = |l: &Link| Arc::new(Lane::new(u32::MAX, l.peer, Arc::default()));
         Self {
             lanes: links.iter().map(lane).collect(),
+            told: links.iter().map(|_| AtomicBool::new(false)).collect(),
+            unseen: AtomicBool::new(false),
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
             gets: Mutex::default(),
@@ -61,7 +67,14 @@ impl Received {
     /// Whether anything is on its way.
     #[inline]
     pub fn is_busy(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) != 0 || self.waiting.load(Ordering::Relaxed) != 0
+        self.backlog.load(Ordering::Relaxed) != 0
+            || self.waiting.load(Ordering::Relaxed) != 0
+            || self.unseen.load(Ordering::Relaxed)
+    }
+
+    /// Whether anything of this sender is on its way.
+    pub fn is_busy_with(&self, sender: u32) -> bool {
+        self.is_busy() && self.lanes.get(sender as usize).is_some_and(|lane| !lane.is_idle())
     }
 
     /// Whether so much is on its way that no more shall be read.
@@ -73,6 +86,7 @@ impl Received {
         let lane = self.lanes[sender as usize].clone();
         let seq = lane.number();
         self.backlog.fetch_add(1, Ordering::Relaxed);
+        self.unseen.store(true, Ordering::Relaxed);
         Owner { lane, seq, backlog: self.backlog.clone() }
     }
 
@@ -98,10 +112,9 @@ impl Received {
         engine.submit_later(Op { signal, ..Op::copy(owner, from, to, request.len) });
     }
 
-    /// Acknowledges the pulls that are done, and says to the sender of one that failed why.
+    /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.
     fn finish_pulls(&self, shared: &Shared) -> bool {
         let mut done: Vec<(u32, Seq)> = Vec::new();
-        let mut failed: Vec<(u32, Error)> = Vec::new();
         {
             let mut pulls = self.pulls.lock();
             while let Some(pull) = pulls.front() {
@@ -111,9 +124,6 @@ impl Received {
                         Some((_, number)) => *number = pull.number,
                         None => done.push((pull.sender, pull.number)),
                     },
-                    Err(why) if failed.iter().all(|(sender, _)| *sender != pull.sender) => {
-                        failed.push((pull.sender, why))
-                    }
                     Err(_) => {}
                 }
                 pulls.pop_front();
@@ -122,9 +132,6 @@ impl Received {
         }
         for &(sender, number) in &done {
             shared.link(sender).acknowledge(shared, number);
-        }
-        for (sender, why) in &failed {
-            shared.link(*sender).refuse(shared, why.message().to_string());
         }
         !done.is_empty()
     }
@@ -146,6 +153,9 @@ impl Received {
     #[cold]
     pub fn advance(&self, shared: &Shared) -> bool {
         let mut moving = shared.engine.poll();
+        // A failure is there before the count falls (`Owner::give_up`).
+        self.unseen.store(self.backlog.load(Ordering::Acquire) != 0, Ordering::Relaxed);
+        self.lanes.iter().filter(|lane| lane.health.has_failed()).for_each(|lane| self.refuse(shared, lane));
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return moving;
         }
@@ -157,8 +167,9 @@ impl Received {
                 done.push((g.sender, g.slot, g.seq));
                 false
             }
-            // The link has failed, and the get with it.
-            Err(_) => {
+            // The data of a get of this rank's own found no place.
+            Err(why) => {
+                shared.link(g.sender).health.fail(why);
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 false
             }
@@ -168,5 +179,13 @@ impl Received {
             shared.link(sender).get_done(shared, slot, seq);
         }
         moving || !done.is_empty()
+    }
+
+    /// Tells a sender, once, that what it put here found no place.
+    #[cold]
+    fn refuse(&self, shared: &Shared, lane: &Lane) {
+        if let (Err(why), false) = (lane.health.check(), self.told[lane.peer as usize].swap(true, Ordering::Relaxed)) {
+            shared.link(lane.peer).refuse(shared, why.message().to_string());
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::fabric::World;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First and longest wait before another attempt.
@@ -35,6 +36,14 @@ pub struct Dial {
     step: Step,
     attempts: u32,
     trouble: Option<(SocketAddr, io::Error)>,
+    refusals: Option<Refusals>,
+}
+
+/// Attempts in a row that were refused: nothing else came of them.
+#[derive(Clone, Copy, Debug)]
+struct Refusals {
+    since: Instant,
+    count: usize,
 }
 
 /// What dialing needs to know.
@@ -51,8 +60,8 @@ pub struct Dialer<'a> {
     pub peer: &'a PeerInfo,
     /// Deadlines.
     pub timing: &'a Timing,
-    /// Where sockets are watched.
-    pub poller: &'a Poller,
+    /// Where the socket of a stripe is watched.
+    pub poller: &'a dyn Fn(usize) -> &'a Poller,
 }
 
 impl Dialer<'_> {
@@ -79,18 +88,42 @@ impl Dialer<'_> {
         }
         if let Err(e) = self.try_step(link, stripe, ready, token, now) {
             let address = self.address(link.conns[stripe].dial.attempts, stripe);
+            let refused = e.kind() == io::ErrorKind::ConnectionRefused;
             let conn = &mut link.conns[stripe];
             conn.fd = None;
             let wait = (WAIT * (1 << conn.dial.attempts.min(7))).min(LONGEST_WAIT);
             conn.dial.attempts += 1;
             conn.dial.trouble = Some((address, e));
             conn.dial.step = Step::Waiting(now + wait);
+            if !refused {
+                conn.dial.refusals = None;
+            } else {
+                let refusals = conn.dial.refusals.get_or_insert(Refusals { since: now, count: 0 });
+                refusals.count += 1;
+                let everywhere = refusals.count >= self.peer.addresses.len();
+                if everywhere && now - refusals.since >= self.timing.refused {
+                    return Err(self.refused(&conn.dial));
+                }
+            }
         }
         if link.conns.iter().all(|c| matches!(c.dial.step, Step::Ready)) {
             link.phase = Phase::Up;
             link.deadline = None;
         }
         Ok(())
+    }
+
+    #[cold]
+    fn refused(&self, dial: &Dial) -> Error {
+        let list = |all: &[SocketAddr]| all.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+        let why = dial.trouble.as_ref().map_or(String::new(), |(_, e)| e.to_string());
+        Error::remote(format!(
+            "rank {} refuses connections at {}, where it has listened, {} attempts in a row: {why}; its process has \
+             ended, or a firewall rejects: look into that rank's own log",
+            self.rank,
+            list(&self.peer.addresses),
+            dial.refusals.map_or(0, |r| r.count),
+        ))
     }
 
     fn give_up(&self, link: &Link, stripe: usize) -> Error {
@@ -135,8 +168,8 @@ impl Dialer<'_> {
                 let to = self.address(conn.dial.attempts, stripe);
                 let fd = sock::connect(to, self.from(conn.dial.attempts, stripe, &to), self.timing)?;
                 conn.interest = libc::EPOLLOUT as u32;
-                self.poller.add(fd.as_raw_fd(), conn.interest, token)?;
-                conn.fd = Some(fd);
+                (self.poller)(stripe).add(fd.as_raw_fd(), conn.interest, token)?;
+                conn.fd = Some(Arc::new(fd));
                 conn.dial.step = Step::Connecting(now);
             }
             Step::Connecting(since) => {
@@ -158,7 +191,7 @@ impl Dialer<'_> {
                 };
                 sock::send_whole(fd, &hello.emit())?;
                 conn.interest = libc::EPOLLIN as u32;
-                self.poller.change(fd.as_raw_fd(), conn.interest, token)?;
+                (self.poller)(stripe).change(fd.as_raw_fd(), conn.interest, token)?;
                 conn.dial.step = Step::Greeted([0; HELLO], 0);
             }
             Step::Greeted(buf, have) if ready => {

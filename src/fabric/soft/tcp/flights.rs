@@ -1,5 +1,6 @@
 //! The operations of one lane that have not all left: cut into frames, finished out of order, completed in order.
 
+use crate::fabric::soft::gpu::Lease;
 use crate::fabric::soft::lane::{Lane, Task};
 use crate::rma::seq::Seq;
 use std::collections::VecDeque;
@@ -29,6 +30,10 @@ pub struct Queue {
     pub bulk: bool,
     /// Whether the lane is on the ring.
     pub queued: bool,
+    /// The bytes of the small puts from GPU memory among the first `looked` tasks, in their order.
+    pub fetched: VecDeque<Lease>,
+    /// See `fetched`.
+    pub looked: usize,
     flights: VecDeque<Flight>,
     first: u64,
 }
@@ -44,9 +49,18 @@ impl Queue {
             counts: Counts::default(),
             bulk: false,
             queued: false,
+            fetched: VecDeque::new(),
+            looked: 0,
             flights: VecDeque::new(),
             first: 0,
         }
+    }
+
+    /// The first task is done with.
+    #[inline]
+    pub fn pop(&mut self) {
+        self.tasks.pop_front();
+        self.looked = self.looked.saturating_sub(1);
     }
 
     /// Operation `seq` has no bytes that we still need.
@@ -93,6 +107,8 @@ impl Queue {
     /// Gives everything up.
     pub fn clear(&mut self) {
         self.tasks = VecDeque::new();
+        self.fetched = VecDeque::new();
+        self.looked = 0;
         self.flights = VecDeque::new();
         self.cut = 0;
     }

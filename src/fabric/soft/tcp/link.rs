@@ -1,18 +1,25 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
+mod bulk;
+mod staged;
+
 use super::dial::Dial;
 use super::flights::Queue;
+use super::gpu::Gpu;
 use super::inlet::Inlet;
 use super::order::EXPRESS;
 use super::outlet::{Outlet, Owner};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
 use crate::error::Error;
+use crate::fabric::soft::gpu::Lease;
 use crate::fabric::soft::lane::{Task, Work};
+use crate::memory::gpu::GPU_BIT;
 use crate::rma::op::{Get, Put};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Payload of a frame. Lanes take turns after each, so this is what a signal waits for.
@@ -20,6 +27,8 @@ pub const CHUNK: usize = 256 * 1024;
 
 /// Puts up to this size are copied to the stage and are locally complete at once.
 pub const SMALL: usize = 8 * 1024;
+
+const _: () = assert!(CHUNK as u64 <= crate::fabric::soft::gpu::Stager::LARGE);
 
 /// Small operations of one lane in a turn, in bytes of frames.
 const SMALL_TURN: usize = 16 * 1024;
@@ -34,6 +43,9 @@ const GETS: usize = 1024;
 /// A get request that waits for its answer.
 struct Asked {
     to: u64,
+    lkey: u32,
+    /// Where the bytes go on their way to GPU memory.
+    lease: Option<Lease>,
     len: usize,
     got: usize,
     owner: Owner,
@@ -43,7 +55,7 @@ struct Asked {
 #[derive(Default)]
 pub struct Conn {
     /// The socket, once connected.
-    pub fd: Option<OwnedFd>,
+    pub fd: Option<Arc<OwnedFd>>,
     /// How the socket comes to be.
     pub dial: Dial,
     /// What epoll watches for.
@@ -51,11 +63,20 @@ pub struct Conn {
     /// The kernel took less than it was offered; epoll will say when it takes more.
     pub blocked: bool,
     outlet: Outlet,
+    /// The outlet is with the thread that sends.
+    lent: bool,
     inlet: Inlet,
     asked: VecDeque<Asked>,
     asked_bytes: usize,
     /// The front of `asked` is being answered.
     landing: bool,
+    /// Its bytes are for GPU memory and no slot is free: the connection is not read.
+    starved: bool,
+    /// Chunks that wait for their bytes to come from the GPU, or behind such, in the order of sending.
+    line: VecDeque<staged::Chunk>,
+    line_bytes: usize,
+    /// Answers on their way to GPU memory.
+    storing: VecDeque<(Lease, Owner)>,
 }
 
 /// What became of a lane's turn.
@@ -93,15 +114,26 @@ pub struct Link {
     next: usize,
     /// When connecting is given up.
     pub deadline: Option<Instant>,
-    /// When bytes were last handed to the kernel.
-    pub last_send: Option<Instant>,
-    /// Whether a flush is due.
-    pub deferred: bool,
+    /// When an operation was last posted, or bytes were last handed to the kernel.
+    pub last_use: Option<Instant>,
+    /// Posts in a row that came soon after the one before, or after a send.
+    pub streak: u32,
+    /// Since when a flush is due.
+    pub deferred: Option<Instant>,
+    gpu: Arc<Gpu>,
+    /// Threads of their own send on the stripes.
+    movers: bool,
+    /// A refusal by the peer that is told once no outlet is lent.
+    pub refused: Option<Error>,
+    /// A lane waits for a slot.
+    hungry: bool,
+    /// Why transfers from or to this rank's GPU cannot go on.
+    pub fault: Option<Error>,
 }
 
 impl Link {
     /// A link of `stripes` connections, none of them open.
-    pub fn new(stripes: usize) -> Self {
+    pub fn new(stripes: usize, gpu: Arc<Gpu>, movers: bool) -> Self {
         let mut conns = Vec::new();
         conns.resize_with(stripes, Conn::default);
         Self {
@@ -111,14 +143,20 @@ impl Link {
             ring: VecDeque::new(),
             next: 0,
             deadline: None,
-            last_send: None,
-            deferred: false,
+            last_use: None,
+            streak: 0,
+            deferred: None,
+            gpu,
+            movers,
+            refused: None,
+            hungry: false,
+            fault: None,
         }
     }
 
     /// Bytes staged on all connections, if none of them waits for room and nothing else is on its way.
     pub fn only_staged(&self) -> Option<usize> {
-        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.outlet.borrowed() > 0) {
+        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.outlet.borrowed() + c.line_bytes > 0) {
             return None;
         }
         Some(self.conns.iter().map(|c| c.outlet.staged()).sum())
@@ -148,13 +186,16 @@ impl Link {
             if let Work::Put(put) = &task.work {
                 let stripes = self.conns.len();
                 let conn = &mut self.conns[EXPRESS];
-                if put.len as usize <= SMALL && stage(lane, conn, put, stripes) {
+                if put.len as usize <= SMALL && !staged::is_from_gpu(put) && stage(lane, conn, put, stripes) {
                     lane.done(task.seq);
                     return;
                 }
             }
         }
         lane.tasks.push_back(task);
+        if let Err(e) = staged::prefetch(lane, &self.gpu) {
+            self.fault.get_or_insert(e);
+        }
         if !std::mem::replace(&mut lane.queued, true) {
             self.ring.push_back(at as u32);
         }
@@ -163,6 +204,7 @@ impl Link {
     /// Gives lanes their turns until every connection has enough to send.
     fn fill(&mut self) {
         let mut blocked = 0;
+        self.hungry = false;
         while blocked < self.ring.len() {
             let Some(at) = self.ring.pop_front() else { return };
             match self.turn(at as usize) {
@@ -185,16 +227,27 @@ impl Link {
 
     fn turn(&mut self, at: usize) -> Turn {
         let stripes = self.conns.len();
-        let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
         let mut small = 0;
-        while let Some(task) = lane.tasks.front() {
+        loop {
+            let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
+            let Some(task) = lane.tasks.front() else { return Turn::Empty };
             let (seq, work) = (task.seq, task.work);
             match work {
+                Work::Put(put) if staged::is_from_gpu(&put) => match self.turn_staged(at, seq, &put) {
+                    Turn::Empty => {
+                        small += HEADER + put.len as usize;
+                        if small >= SMALL_TURN {
+                            return Turn::Moved;
+                        }
+                    }
+                    Turn::Blocked if small > 0 => return Turn::Moved,
+                    turn => return turn,
+                },
                 Work::Put(put) if put.len as usize <= SMALL => {
                     if !stage(lane, &mut self.conns[EXPRESS], &put, stripes) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
-                    lane.tasks.pop_front();
+                    lane.pop();
                     lane.done(seq);
                     small += HEADER + put.len as usize;
                     if small >= SMALL_TURN {
@@ -205,28 +258,20 @@ impl Link {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
-                    let Some(stripe) = free(&self.conns, self.next) else {
+                    let Some(stripe) = free(&self.conns, self.next, CHUNK) else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
                     self.next = stripe;
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-                    let conn = &mut self.conns[stripe];
-                    head(lane, conn, place, None, stripes);
-                    conn.outlet.borrow(put.local + lane.cut, len, Owner { lane: at as u32, flight: id });
-                    lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
-                    lane.bulk = true;
-                    if let (true, Some(mut signal)) = (last, put.signal) {
-                        // Behind all of the put's chunks, so never merely weak.
-                        signal.strong = true;
-                        let nothing = Place { len: 0, ..place };
-                        head(lane, &mut self.conns[EXPRESS], nothing, Some(signal), stripes);
-                    }
+                    let owner = Owner { lane: at as u32, flight: id };
+                    self.conns[stripe].push_chunk(lane, place, put.local + lane.cut, owner, None);
+                    finish_chunk(lane, &mut self.conns, stripe, &put, place, last);
                     lane.advance(id, len, last);
                     return Turn::Moved;
                 }
                 Work::Get(get) if get.len == 0 => {
-                    lane.tasks.pop_front();
+                    lane.pop();
                     lane.done(seq);
                 }
                 Work::Get(get) => {
@@ -251,7 +296,6 @@ impl Link {
                 }
             }
         }
-        Turn::Empty
     }
 
     /// Sends what the kernel takes, for a turn. Returns whether anything moved.
@@ -259,11 +303,12 @@ impl Link {
         if !matches!(self.phase, Phase::Up | Phase::Deaf) {
             return Ok(false);
         }
-        let (mut total, mut moved) = (0, false);
+        let (mut total, mut moved) = (0, self.advance_staged());
         loop {
             self.fill();
             let mut again = false;
-            for conn in &mut self.conns {
+            let own = if self.movers { EXPRESS + 1 } else { self.conns.len() };
+            for conn in &mut self.conns[..own] {
                 if conn.blocked || conn.outlet.is_empty() {
                     continue;
                 }
@@ -290,15 +335,17 @@ impl Link {
         }
         self.fill();
         if moved {
-            self.last_send = Some(Instant::now());
+            self.last_use = Some(Instant::now());
         }
         Ok(moved)
     }
 
     /// What epoll should watch for on a stripe.
     pub fn wanted(&self, stripe: usize) -> u32 {
-        let write = if self.conns[stripe].outlet.is_empty() { 0 } else { libc::EPOLLOUT };
-        (libc::EPOLLIN | write) as u32
+        let conn = &self.conns[stripe];
+        let write = if conn.outlet.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
+        let read = if conn.starved { 0 } else { libc::EPOLLIN };
+        (read | write) as u32
     }
 
     /// Receives answers on a stripe. `true`: something came.
@@ -306,9 +353,16 @@ impl Link {
         let conn = &mut self.conns[stripe];
         let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
         let mut total = 0;
+        if conn.starved && self.phase != Phase::Deaf {
+            // What is staged comes first.
+            conn.take_answers(&mut self.lanes, &self.gpu)?;
+        }
         loop {
+            if conn.starved && self.phase != Phase::Deaf {
+                return Ok(total > 0);
+            }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing => Some(((a.to + a.got as u64) as *mut u8, a.len - a.got)),
+                Some(a) if conn.landing => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
@@ -320,7 +374,7 @@ impl Link {
             if self.phase == Phase::Deaf {
                 conn.inlet.consume(conn.inlet.staged().len());
             } else {
-                conn.take_answers(&mut self.lanes)?;
+                conn.take_answers(&mut self.lanes, &self.gpu)?;
             }
             if got.ended {
                 return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
@@ -345,8 +399,8 @@ impl Link {
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
             let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.outlet.is_lending()) {
-                sock::abort(fd);
+            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
+                sock::abort(&fd);
             }
         }
         self.phase = Phase::Down;
@@ -354,6 +408,7 @@ impl Link {
     }
 
     fn forget(&mut self) {
+        self.refused = None;
         for lane in self.lanes.iter_mut().flatten() {
             lane.clear();
             lane.queued = false;
@@ -362,18 +417,27 @@ impl Link {
         for conn in &mut self.conns {
             conn.asked.clear();
             conn.landing = false;
+            conn.starved = false;
+            conn.line.clear();
+            conn.line_bytes = 0;
+            conn.storing.clear();
         }
     }
 
     /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
     pub fn part(&mut self) -> bool {
         let mut any = false;
+        // They have ended.
+        self.movers = false;
         for lane in self.lanes.iter_mut().flatten() {
             any |= !lane.tasks.is_empty();
             lane.tasks.clear();
         }
         self.ring.clear();
         for conn in &mut self.conns {
+            any |= !conn.line.is_empty();
+            conn.line.clear();
+            conn.line_bytes = 0;
             conn.outlet.copy(&Frame::Goodbye.emit());
             conn.blocked = false;
         }
@@ -382,7 +446,7 @@ impl Link {
 
     /// A connection that has more to send.
     pub fn unsent(&self) -> Option<&OwnedFd> {
-        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_ref())
+        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
     }
 }
 
@@ -393,6 +457,8 @@ pub enum Lost {
     Io(io::Error),
     /// The peer closed in good order.
     Goodbye,
+    /// This rank's GPU failed.
+    Gpu(Error),
     /// The peer refused an operation.
     Refused(Refusal, u32, Place),
 }
@@ -429,25 +495,33 @@ impl Queue {
         self.cut += len as u64;
         if last {
             self.cut = 0;
-            self.tasks.pop_front();
+            self.pop();
         }
     }
 }
 
 impl Conn {
+    /// Whether its outlet is with the thread that sends.
+    pub fn is_lent(&self) -> bool {
+        self.lent
+    }
+
     fn may_ask(&self, len: usize) -> bool {
         self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }
 
-    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>]) -> std::result::Result<(), Lost> {
+    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
         loop {
             if self.landing {
+                if !self.has_place(gpu).map_err(Lost::Gpu)? {
+                    return Ok(());
+                }
                 let Some(a) = self.asked.front_mut() else { break };
                 let staged = self.inlet.staged();
                 let n = staged.len().min(a.len - a.got);
                 // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
                 // ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), (a.to + a.got as u64) as *mut u8, n) };
+                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
                 a.got += n;
                 let (owner, done, len) = (a.owner, a.got == a.len, a.len);
                 self.inlet.consume(n);
@@ -456,7 +530,9 @@ impl Conn {
                 }
                 self.landing = false;
                 self.asked_bytes -= len;
-                self.asked.pop_front();
+                if self.asked.pop_front().is_some_and(|a| self.store(a, gpu)) {
+                    continue;
+                }
                 if let Some(lane) = &mut lanes[owner.lane as usize] {
                     lane.finished(owner.flight);
                 }
@@ -476,10 +552,22 @@ impl Conn {
     }
 }
 
-/// A stripe that takes a chunk, from number `first` (0: the first stripe) on.
-fn free(conns: &[Conn], first: usize) -> Option<usize> {
+/// A stripe that takes a chunk, from number `first` (0: the first stripe) on: one that has less than `limit` bytes to send.
+fn free(conns: &[Conn], first: usize, limit: usize) -> Option<usize> {
     let n = conns.len() - 1;
-    (0..n).map(|i| 1 + (first + i) % n).find(|&s| conns[s].outlet.borrowed() < CHUNK)
+    (0..n).map(|i| 1 + (first + i) % n).find(|&s| conns[s].outlet.borrowed() + conns[s].line_bytes < limit)
+}
+
+/// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.
+fn finish_chunk(lane: &mut Queue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
+    lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
+    lane.bulk = true;
+    if let (true, Some(mut signal)) = (last, put.signal) {
+        // Behind all of the put's chunks, so never merely weak.
+        signal.strong = true;
+        let (nothing, stripes) = (Place { len: 0, ..place }, conns.len());
+        head(lane, &mut conns[EXPRESS], nothing, Some(signal), stripes);
+    }
 }
 
 /// Stages a small put and its signal; `false`: no room now.
@@ -514,6 +602,6 @@ fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::
 fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
     let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
     conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, len, got: 0, owner });
+    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
     conn.asked_bytes += len;
 }

@@ -7,6 +7,7 @@
 mod dial;
 mod door;
 mod flights;
+mod gpu;
 mod inlet;
 mod link;
 mod order;
@@ -25,19 +26,32 @@ use crate::fabric::World;
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use door::Door;
+pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How often deadlines are looked after while there are any.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long a deferred flush waits for somebody to call [`Tcp::progress`], or for more to send along.
+/// How long a mover spins after it has moved something.
+const LINGER: Duration = Duration::from_micros(50);
+
+/// Halves of a connection's work: what this rank asks of a peer, and what the peer asks of this rank.
+const LINK: usize = 0;
+const SERVING: usize = 1;
+
+/// How long a deferred flush waits for more to send along while its caller posts and makes progress in turn. Progress
+/// twice without a post in between means that nobody has more.
 const FLUSH: Duration = Duration::from_micros(20);
+
+/// How long it waits where the caller stops calling at all. Setting the timer costs up to 20 µs in a virtual machine, so
+/// it runs out once in a while rather than being set anew for each flush.
+const SILENCE: Duration = Duration::from_micros(500);
 
 /// What this rank knows of another.
 pub struct PeerInfo {
@@ -94,10 +108,11 @@ struct Joined {
 
 /// TCP connections of one communicator.
 ///
-/// Memory named by operations must be host memory. No thread of its own: somebody calls [`Tcp::progress`] whenever
+/// GPU memory goes through pinned memory of `gpu`. No thread of its own: somebody calls [`Tcp::progress`] whenever
 /// [`Tcp::as_fd`] is readable.
 pub struct Tcp {
-    poller: Poller,
+    /// The callers' own, then one for each mover.
+    pollers: Vec<Poller>,
     token: [u8; 16],
     /// Connections opened to a peer: the express one and the stripes.
     conns: usize,
@@ -109,6 +124,16 @@ pub struct Tcp {
     /// Peers with a flush due.
     deferred: Mutex<Vec<u32>>,
     any_deferred: AtomicBool,
+    /// When the first of them was deferred, ns after `start`.
+    deferred_at: AtomicU64,
+    start: Instant,
+    /// The flush timer runs.
+    flush_armed: AtomicBool,
+    /// Something was staged since [`Tcp::progress`] was last called. A hint: who misses it sends early or late by a call.
+    any_fresh: AtomicBool,
+    gpu: Arc<Gpu>,
+    /// Halves of peers that wait for this rank's GPU.
+    staging: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -152,7 +177,7 @@ impl Tcp {
             listeners.push(l);
         }
         Ok(Self {
-            poller,
+            pollers: vec![poller],
             token,
             conns: stripes as usize + 1,
             timing,
@@ -162,8 +187,95 @@ impl Tcp {
             joined: OnceLock::new(),
             deferred: Mutex::default(),
             any_deferred: AtomicBool::new(false),
+            deferred_at: AtomicU64::new(0),
+            start: Instant::now(),
+            flush_armed: AtomicBool::new(false),
+            any_fresh: AtomicBool::new(false),
+            gpu: Arc::default(),
+            staging: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// Has `stripes` connections for bulk to each peer, as in [`Tcp::open`], served by `movers` threads, each of which calls
+    /// [`Tcp::move_bulk`] until it is to end. Before [`Tcp::join`].
+    pub fn set_movers(&mut self, movers: u32, stripes: u32) -> Result<()> {
+        self.conns = stripes as usize + 1;
+        self.pollers.truncate(1);
+        for _ in 0..movers {
+            let poller = Poller::new(Source::Tick.token(), Source::Flush.token());
+            self.pollers.push(poller.map_err(|e| Error::system(format!("epoll or timerfd: {e}")))?);
+        }
+        Ok(())
+    }
+
+    /// Threads that serve the connections for bulk.
+    pub fn movers(&self) -> usize {
+        self.pollers.len() - 1
+    }
+
+    /// What mover `number` does until `end` says that it is to end; it looks after [`Tcp::wake_movers`].
+    pub fn move_bulk(&self, number: usize, end: impl Fn() -> bool) {
+        let Some(poller) = self.pollers.get(number + 1) else { return };
+        let mut last = Instant::now();
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        while !end() {
+            let mut moved = self.advance_staged();
+            let sleep = if !moved && last.elapsed() > LINGER { -1 } else { 0 };
+            for e in poller.wait(&mut events, sleep) {
+                let bits = e.events;
+                let (out, other) = (bits & libc::EPOLLOUT as u32, bits & !(libc::EPOLLOUT as u32));
+                moved |= match Source::of(e.u64) {
+                    Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| {
+                        // Also what makes a connection.
+                        self.link_event(p, stripe, bits) | (out != 0 && self.send_bulk(p, stripe)) | (other != 0)
+                    }),
+                    Source::Serving(peer, stripe) => {
+                        self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true))
+                    }
+                    _ => {
+                        poller.heard_flush();
+                        false
+                    }
+                };
+            }
+            if self.gpu.was_stirred() {
+                // The engine is the callers' and the helper thread's.
+                self.pollers[0].arm_flush(Duration::from_nanos(1));
+            }
+            if moved {
+                last = Instant::now();
+            }
+        }
+    }
+
+    /// Has the movers look whether they are to end.
+    pub fn wake_movers(&self) {
+        self.pollers[1..].iter().for_each(|p| p.arm_flush(Duration::from_nanos(1)));
+    }
+
+    /// Whether callers serve a connection themselves.
+    fn is_own(&self, stripe: usize) -> bool {
+        stripe == order::EXPRESS || self.movers() == 0
+    }
+
+    /// Who watches a connection: callers, or a mover. The two halves of a stripe go to different ones, if there are two.
+    fn poller_of(&self, rank: u32, stripe: usize, half: usize) -> &Poller {
+        if self.is_own(stripe) {
+            return &self.pollers[0];
+        }
+        let number = (rank as usize * (self.conns - 1) + stripe - 1) * 2 + half;
+        &self.pollers[1 + number % self.movers()]
+    }
+
+    /// What is known of this rank's GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Connections for bulk that this rank opens, if it talks to every other of `nranks`.
+    pub fn bulk_conns(&self, nranks: u32) -> u32 {
+        (self.conns as u32 - 1) * nranks.saturating_sub(1)
     }
 
     /// Where this rank listens: what peers need to know.
@@ -179,7 +291,11 @@ impl Tcp {
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
             return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
         }
-        let peers = peers.into_iter().enumerate().map(|(r, p)| Peer::new(r as u32, p, self.conns)).collect();
+        let peers = peers
+            .into_iter()
+            .enumerate()
+            .map(|(r, p)| Peer::new(r as u32, p, self.conns, &self.gpu, self.pollers.len() > 1))
+            .collect();
         if self.joined.set(Joined { world, peers }).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
@@ -208,28 +324,31 @@ impl Tcp {
     pub fn progress(&self) -> bool {
         if self.closed.load(Ordering::Acquire) {
             // A timer that fired would keep the descriptor readable.
-            self.poller.heard_tick();
-            self.poller.heard_flush();
+            self.pollers[0].heard_tick();
+            self.pollers[0].heard_flush();
             return false;
         }
-        let mut moved = self.flush_deferred();
+        let mut moved = !self.gathers() && self.flush_deferred();
+        moved |= self.advance_staged();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        for e in self.poller.ready(&mut events) {
+        for e in self.pollers[0].ready(&mut events) {
             let (bits, token) = (e.events, e.u64);
             moved |= match Source::of(token) {
                 Source::Tick => {
-                    self.poller.heard_tick();
+                    self.pollers[0].heard_tick();
                     self.tick();
                     false
                 }
                 Source::Flush => {
-                    self.poller.heard_flush();
+                    self.pollers[0].heard_flush();
+                    // Against `defer`: either it sees that the timer does not run, or we see what it deferred.
+                    self.flush_armed.store(false, Ordering::SeqCst);
                     self.flush_deferred()
                 }
                 Source::Listener(i) => self.door.try_lock().is_some_and(|mut door| {
-                    self.poller.arm_tick(TICK);
+                    self.pollers[0].arm_tick(TICK);
                     let (l, c) = (|i| Source::Listener(i).token(), |i| Source::Caller(i).token());
-                    door.accept(i, &self.poller, &self.timing, l, c)
+                    door.accept(i, &self.pollers[0], &self.timing, l, c)
                 }),
                 Source::Caller(i) => self.door.try_lock().is_some_and(|mut door| {
                     if bits & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
@@ -240,7 +359,9 @@ impl Tcp {
                     hello.is_some_and(|h| self.admit(&mut door, i, h))
                 }),
                 Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
-                Source::Serving(peer, stripe) => self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits)),
+                Source::Serving(peer, stripe) => {
+                    self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true))
+                }
             };
         }
         moved
@@ -248,7 +369,7 @@ impl Tcp {
 
     /// An epoll descriptor that is readable when [`Tcp::progress`] has something to do. Open as long as this object.
     pub fn as_fd(&self) -> RawFd {
-        self.poller.fd()
+        self.pollers[0].fd()
     }
 
     /// Sends what was promised (for at most [`Timing::linger`]), takes leave of the peers and closes every connection.
@@ -273,7 +394,7 @@ impl Tcp {
     /// Lets a greeted caller in, if it knows this communicator; before `join` it has to wait.
     fn admit(&self, door: &mut Door, at: usize, hello: wire::Hello) -> bool {
         let Some(Joined { world, peers }) = self.joined.get() else {
-            door.keep(at, &self.poller, Source::Caller(at).token());
+            door.keep(at, &self.pollers[0], Source::Caller(at).token());
             return false;
         };
         let Some(fd) = door.take(at) else { return false };
@@ -287,25 +408,56 @@ impl Tcp {
 
     fn tick(&self) {
         let l = |i| Source::Listener(i).token();
-        let mut again = self.door.try_lock().is_none_or(|mut door| door.expire(&self.poller, &self.timing, l));
+        let mut again = self.door.try_lock().is_none_or(|mut door| door.expire(&self.pollers[0], &self.timing, l));
         for peer in self.joined.get().iter().flat_map(|j| &j.peers) {
             again |= self.dial_tick(peer);
         }
         if again {
-            self.poller.arm_tick(TICK);
+            self.pollers[0].arm_tick(TICK);
         }
     }
 
     /// Leaves a flush to the next call of `progress`, and sees to it that there is one.
-    fn defer(&self, peer: u32) {
+    fn defer(&self, peer: u32, now: Instant) {
         self.deferred.lock().push(peer);
-        if !self.any_deferred.swap(true, Ordering::AcqRel) {
-            self.poller.arm_flush(FLUSH);
+        if !self.any_deferred.load(Ordering::Relaxed) {
+            self.deferred_at.store((now - self.start).as_nanos() as u64, Ordering::Relaxed);
+        }
+        self.any_deferred.store(true, Ordering::SeqCst);
+        if !self.flush_armed.swap(true, Ordering::SeqCst) {
+            self.pollers[0].arm_flush(SILENCE);
         }
     }
 
+    /// Whether a deferred flush is better left alone for now: a caller that posts and makes progress in turn is about to
+    /// post more, and each send costs it a system call of some 10 µs.
+    fn gathers(&self) -> bool {
+        if !self.any_fresh.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.any_fresh.store(false, Ordering::Relaxed);
+        let at = Duration::from_nanos(self.deferred_at.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(at) < FLUSH
+    }
+
+    /// Moves on what waited for this rank's GPU. Returns whether flights are up, or anything moved.
+    #[inline]
+    fn advance_staged(&self) -> bool {
+        if self.staging.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        // First, so that a flight that lands now is seen below.
+        let (up, news) = self.gpu.poll();
+        if !news {
+            return up;
+        }
+        let peers = self.joined.get().map_or(&[][..], |j| &j.peers);
+        let moved = peers.iter().fold(up, |moved, p| moved | self.advance_staged_of(p));
+        moved | self.gpu.is_renewed()
+    }
+
     fn flush_deferred(&self) -> bool {
-        if !self.any_deferred.load(Ordering::Acquire) || !self.any_deferred.swap(false, Ordering::AcqRel) {
+        if !self.any_deferred.load(Ordering::SeqCst) || !self.any_deferred.swap(false, Ordering::SeqCst) {
             return false;
         }
         let due = std::mem::take(&mut *self.deferred.lock());

@@ -1,6 +1,7 @@
 //! The sending end of a connection: headers and small payloads copied to a stage, large payloads borrowed.
 
 use super::sock::{self, Moved};
+use crate::fabric::soft::gpu::Lease;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
@@ -26,6 +27,8 @@ struct Segment {
     addr: u64,
     len: usize,
     owner: Owner,
+    /// The pinned memory that `addr` is in, if it comes from a GPU.
+    lease: Option<Lease>,
 }
 
 /// Bytes on their way to the kernel, in order.
@@ -72,7 +75,7 @@ impl Outlet {
         }
         match self.segments.back_mut() {
             Some(s) if s.len == 0 => s.staged += n,
-            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: NOBODY }),
+            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: NOBODY, lease: None }),
         }
     }
 
@@ -103,14 +106,14 @@ impl Outlet {
         }
     }
 
-    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone.
+    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `lease` goes with them.
     #[inline]
-    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner) {
+    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, lease: Option<Lease>) {
         debug_assert!(len > 0);
         self.borrowed += len;
         match self.segments.back_mut() {
-            Some(s) if s.len == 0 => (s.addr, s.len, s.owner) = (addr, len, owner),
-            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner }),
+            Some(s) if s.len == 0 => (s.addr, s.len, s.owner, s.lease) = (addr, len, owner, lease),
+            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner, lease }),
         }
     }
 
@@ -212,8 +215,8 @@ mod tests {
         let mut o = Outlet::default();
         let (first, second) = (Owner { lane: 1, flight: 5 }, Owner { lane: 2, flight: 6 });
         o.copy(b"head");
-        o.borrow(large.as_ptr() as u64, large.len(), first);
-        o.borrow(large.as_ptr() as u64, 10, second);
+        o.borrow(large.as_ptr() as u64, large.len(), first, None);
+        o.borrow(large.as_ptr() as u64, 10, second, None);
         o.copy(b"tail");
         let mut gone = Vec::new();
         // SAFETY: `large` is alive.
@@ -232,7 +235,7 @@ mod tests {
         let mut large = vec![7u8; 1000];
         let mut o = Outlet::default();
         o.copy(b"head");
-        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, flight: 5 });
+        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, flight: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
         unsafe { o.take_over() };

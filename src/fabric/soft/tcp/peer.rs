@@ -1,28 +1,37 @@
 //! One peer: its link, its connections to us, and who drives them.
 
 use super::dial::Dialer;
+use super::gpu::Gpu;
 use super::link::{refusal, Link, Lost, Phase};
-use super::serve::{Outcome, Serving};
+use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{PeerInfo, Source, Tcp, TICK};
+use super::{PeerInfo, Source, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::Error;
 use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Staged bytes that are sent without waiting for more.
 const FLUSH_AT: usize = 32 * 1024;
 
-/// A post this soon after the last send is part of a burst: it is staged, and leaves with those that follow.
+/// A post this soon after the last one, or the last send, may be part of a burst.
 const BURST: Duration = Duration::from_micros(2);
+
+/// The second such post in a row is: it is staged, and leaves with those that follow. A put and the signal that somebody
+/// posts behind it are none.
+const STREAK: u32 = 2;
 
 /// Rounds of work left by others that one caller does before it leaves the rest to `progress`.
 const ROUNDS: usize = 16;
+
+/// Bytes that a thread sends on a stripe before it looks at its others.
+const BULK_TURN: usize = 1 << 20;
 
 /// A peer. Its two halves are locked apart; nobody waits for either lock but `close` and set-up.
 pub struct Peer {
@@ -33,21 +42,26 @@ pub struct Peer {
     inbox: Mutex<VecDeque<Task>>,
     /// Whoever holds the link has to look around again: the inbox, or the peer's state, changed.
     pending: AtomicBool,
-    serving: Mutex<Serving>,
+    serving: Serving,
     /// It said goodbye.
     left: AtomicBool,
+    /// Whether the link waits for this rank's GPU or for slots, and how many connections that are served do.
+    link_staging: AtomicBool,
+    serving_staging: AtomicUsize,
 }
 
 impl Peer {
-    pub fn new(rank: u32, info: PeerInfo, stripes: usize) -> Self {
+    pub fn new(rank: u32, info: PeerInfo, stripes: usize, gpu: &Arc<Gpu>, movers: bool) -> Self {
         Self {
             rank,
             info,
-            link: Mutex::new(Link::new(stripes)),
+            link: Mutex::new(Link::new(stripes, gpu.clone(), movers)),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
-            serving: Mutex::default(),
+            serving: Serving::new(rank, gpu.clone()),
             left: AtomicBool::new(false),
+            link_staging: AtomicBool::new(false),
+            serving_staging: AtomicUsize::new(0),
         }
     }
 
@@ -73,6 +87,37 @@ impl Peer {
 }
 
 impl Tcp {
+    /// Notes whether the link waits for this rank's GPU. The caller holds it.
+    fn note_link(&self, peer: &Peer, staging: bool) {
+        if peer.link_staging.swap(staging, Ordering::AcqRel) != staging {
+            self.count_staging(staging);
+        }
+    }
+
+    /// The same for a connection that is served.
+    fn note_served(&self, peer: &Peer, noted: &mut bool, staging: bool) {
+        if std::mem::replace(noted, staging) != staging {
+            match staging {
+                true => peer.serving_staging.fetch_add(1, Ordering::AcqRel),
+                false => peer.serving_staging.fetch_sub(1, Ordering::AcqRel),
+            };
+            self.count_staging(staging);
+        }
+    }
+
+    fn count_staging(&self, more: bool) {
+        match more {
+            true => {
+                self.staging.fetch_add(1, Ordering::AcqRel);
+                // What landed meanwhile was news to nobody.
+                self.gpu.renew();
+            }
+            false => {
+                self.staging.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
     pub(super) fn post_to(&self, peer: &Peer, task: Task) {
         if peer.info.health.has_failed() {
             return;
@@ -93,9 +138,17 @@ impl Tcp {
                 return false;
             }
             let staged = link.only_staged().is_some_and(|n| n < FLUSH_AT);
-            let wait = staged && (more || link.last_send.is_some_and(|t| t.elapsed() < BURST));
-            if wait && !std::mem::replace(&mut link.deferred, true) {
-                self.defer(peer.rank);
+            let now = Instant::now();
+            let overdue = link.deferred.is_some_and(|since| now - since >= FLUSH);
+            let soon = link.last_use.replace(now).is_some_and(|t| now - t < BURST);
+            link.streak = if soon { link.streak.saturating_add(1) } else { 0 };
+            let wait = staged && !overdue && (more || link.streak >= STREAK);
+            if wait {
+                self.any_fresh.store(true, Ordering::Relaxed);
+                if link.deferred.is_none() {
+                    link.deferred = Some(now);
+                    self.defer(peer.rank, now);
+                }
             }
             wait
         });
@@ -116,7 +169,9 @@ impl Tcp {
             moved |= self.settle(peer, &mut link);
         }
         for _ in 0..ROUNDS {
+            self.note_link(peer, link.is_staging());
             drop(link);
+            self.gpu.settle(&self.pollers[0]);
             // Against the store in `nudge`: either we see it, or its try_lock sees the link free.
             fence(Ordering::SeqCst);
             if !peer.pending.load(Ordering::Acquire) {
@@ -128,8 +183,10 @@ impl Tcp {
             }
             moved |= self.settle(peer, &mut link);
         }
+        self.note_link(peer, link.is_staging());
         drop(link);
-        self.defer(peer.rank);
+        self.gpu.settle(&self.pollers[0]);
+        self.defer(peer.rank, Instant::now());
         Some(moved)
     }
 
@@ -156,7 +213,11 @@ impl Tcp {
     /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
     fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
         self.take_inbox(peer, link);
-        link.deferred = false;
+        link.deferred = None;
+        if let Some(e) = link.refused.take_if(|_| !link.conns.iter().any(|c| c.is_lent())) {
+            link.abandon();
+            peer.fail(e);
+        }
         if link.phase == Phase::Deaf {
             let _ = link.pump();
             self.watch(peer, link);
@@ -172,7 +233,7 @@ impl Tcp {
             return false;
         }
         if link.phase == Phase::Idle && link.is_busy() {
-            self.poller.arm_tick(TICK);
+            self.pollers[0].arm_tick(TICK);
             let result = self.with_dialer(peer, |d| d.start(link, |s| Source::Link(peer.rank, s).token()));
             self.dialed(peer, link, result);
         }
@@ -183,6 +244,11 @@ impl Tcp {
                 return true;
             }
         };
+        if let Some(e) = link.fault.take() {
+            link.cut_off();
+            peer.fail(e.context(format!("towards rank {}", peer.rank)));
+            return true;
+        }
         self.watch(peer, link);
         moved
     }
@@ -197,7 +263,8 @@ impl Tcp {
             let conn = &mut link.conns[stripe];
             if let (Some(fd), true) = (&conn.fd, conn.interest != wanted) {
                 conn.interest = wanted;
-                let _ = self.poller.change(fd.as_raw_fd(), wanted, Source::Link(peer.rank, stripe).token());
+                let token = Source::Link(peer.rank, stripe).token();
+                let _ = self.poller_of(peer.rank, stripe, LINK).change(fd.as_raw_fd(), wanted, token);
             }
         }
     }
@@ -210,7 +277,7 @@ impl Tcp {
             rank: peer.rank,
             peer: &peer.info,
             timing: &self.timing,
-            poller: &self.poller,
+            poller: &|stripe| self.poller_of(peer.rank, stripe, LINK),
         })
     }
 
@@ -264,6 +331,10 @@ impl Tcp {
             }
             false
         });
+        if driven.is_none() {
+            // Also called without an event that would come again.
+            self.gpu.renew();
+        }
         driven.unwrap_or(false) | received
     }
 
@@ -272,8 +343,9 @@ impl Tcp {
         let error = match why {
             _ if link.phase == Phase::Deaf => None,
             Lost::Refused(why, context, place) if !peer.info.health.has_failed() => {
-                link.abandon();
-                peer.fail(refusal(peer.rank, why, context, &place));
+                // Frames that another thread sends are still the operations'.
+                link.refused.get_or_insert(refusal(peer.rank, why, context, &place));
+                self.settle(peer, link);
                 return;
             }
             Lost::Goodbye => {
@@ -282,6 +354,7 @@ impl Tcp {
             }
             Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
             Lost::Refused(..) => None,
+            Lost::Gpu(e) => Some(e.context(format!("towards rank {}", peer.rank))),
             Lost::Io(e) => Some(peer.lost(stripe, &e)),
         };
         link.cut_off();
@@ -296,36 +369,108 @@ impl Tcp {
         let answer = Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, ..hello }.emit();
         let interest = libc::EPOLLIN as u32;
         let raw = fd.as_raw_fd();
-        let mut serving = peer.serving.lock();
         if self.closed.load(Ordering::Acquire) || sock::send_whole(&fd, &answer).is_err() {
             return;
         }
-        if !serving.admit(fd, hello.stripe as usize, hello.stripes as usize, interest) {
+        let stripe = hello.stripe as usize;
+        let poller = self.poller_of(peer.rank, stripe, SERVING);
+        // Held until it is watched: nobody serves it before, and a second one finds it there.
+        if !std::ptr::eq(poller, &self.pollers[0]) {
+            self.pollers[0].remove(raw);
+        }
+        let watched = match std::ptr::eq(poller, &self.pollers[0]) {
+            true => poller.change(raw, 0, token),
+            false => poller.add(raw, 0, token),
+        };
+        if !peer.serving.admit(fd, stripe, hello.stripes as usize, interest) {
             log::warn!("rank {} opened TCP data connection {} twice: dropped", peer.rank, hello.stripe);
-        } else if self.poller.change(raw, interest, token).is_err() {
-            serving.drop_conn(hello.stripe as usize);
+        } else if watched.and_then(|()| poller.change(raw, interest, token)).is_err() {
+            *peer.serving.seat(stripe).lock() = None;
         }
     }
 
-    pub(super) fn serve_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
-        let Some(mut serving) = peer.serving.try_lock() else { return false };
+    /// Serves a connection; without `io`, only what needs no system call.
+    pub(super) fn serve_event(&self, peer: &Peer, stripe: usize, bits: u32, io: bool) -> bool {
         let must_read = bits & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
-        match serving.advance(stripe, &self.registry, must_read) {
-            Ok(Outcome::Open(moved)) => {
-                let wanted = serving.wanted(stripe);
-                if let Some(conn) = serving.conn(stripe) {
-                    if conn.interest != wanted {
-                        conn.interest = wanted;
-                        let token = Source::Serving(peer.rank, stripe).token();
-                        let _ = self.poller.change(conn.fd().as_raw_fd(), wanted, token);
-                    }
+        let seat = peer.serving.seat(stripe);
+        let mut moved = false;
+        for _ in 0..ROUNDS {
+            seat.again.store(true, Ordering::Release);
+            fence(Ordering::SeqCst);
+            // Whoever has it looks again.
+            let Some(mut guard) = seat.try_lock() else { return moved };
+            seat.again.store(false, Ordering::Release);
+            fence(Ordering::SeqCst);
+            let Some(conn) = guard.as_mut() else { return moved };
+            let outcome = self.serve(peer, conn, stripe, must_read, io);
+            let staging = outcome.is_ok() && conn.is_staging();
+            self.note_served(peer, &mut conn.noted, staging);
+            if outcome.is_err() {
+                *guard = None;
+            }
+            drop(guard);
+            self.gpu.settle(&self.pollers[0]);
+            match outcome {
+                Ok(m) => moved |= m,
+                Err(()) => {
+                    self.nudge(peer);
+                    return true;
                 }
+            }
+            fence(Ordering::SeqCst);
+            if !seat.again.load(Ordering::Acquire) {
                 return moved;
             }
-            Ok(Outcome::Closed) => {
-                serving.drop_conn(stripe);
-                peer.left.store(true, Ordering::Release);
+        }
+        self.gpu.renew();
+        self.pollers[0].arm_flush(FLUSH);
+        moved
+    }
+
+    /// Moves on what waited for this rank's GPU.
+    pub(super) fn advance_staged_of(&self, peer: &Peer) -> bool {
+        let mut moved = false;
+        if peer.link_staging.load(Ordering::Acquire) {
+            moved |= self.nudge(peer);
+            let mut first = 0;
+            loop {
+                let Some(link) = peer.link.try_lock() else {
+                    self.gpu.renew();
+                    break;
+                };
+                let Some(stripe) = link.starved(first) else { break };
+                drop(link);
+                moved |= self.link_event(peer, stripe, libc::EPOLLIN as u32);
+                first = stripe + 1;
             }
+        }
+        if peer.serving_staging.load(Ordering::Acquire) > 0 {
+            for stripe in 0..peer.serving.stripes() {
+                moved |= self.serve_event(peer, stripe, 0, self.is_own(stripe));
+            }
+        }
+        moved
+    }
+
+    /// `Err`: the connection is over.
+    fn serve(&self, peer: &Peer, conn: &mut Inbound, stripe: usize, must_read: bool, io: bool) -> Result<bool, ()> {
+        let advanced = peer.serving.advance(conn, stripe, &self.registry, must_read, io);
+        if let Some(e) = peer.serving.take_fault() {
+            peer.fail(e.context(format!("from rank {}", peer.rank)));
+            return Err(());
+        }
+        match advanced {
+            Ok(Outcome::Open(moved)) => {
+                let wanted = conn.wanted();
+                if conn.interest != wanted {
+                    conn.interest = wanted;
+                    let token = Source::Serving(peer.rank, stripe).token();
+                    let poller = self.poller_of(peer.rank, stripe, SERVING);
+                    let _ = poller.change(conn.fd().as_raw_fd(), wanted, token);
+                }
+                return Ok(moved);
+            }
+            Ok(Outcome::Closed) => peer.left.store(true, Ordering::Release),
             Err(e) => {
                 let fault = matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT);
                 if !peer.left.load(Ordering::Acquire) {
@@ -337,12 +482,32 @@ impl Tcp {
                         peer.fail(error);
                     }
                 }
-                serving.drop_conn(stripe);
             }
         }
-        drop(serving);
-        self.nudge(peer);
-        true
+        Err(())
+    }
+
+    /// Sends on a stripe for a while, on a thread of its own.
+    pub(super) fn send_bulk(&self, peer: &Peer, stripe: usize) -> bool {
+        let (mut total, mut loan) = (0, None);
+        loop {
+            let mut link = peer.link.lock();
+            if let Some(Err(e)) = loan.take().map(|l| link.take_back(l)) {
+                self.end_link(peer, &mut link, stripe, Lost::Io(e));
+            }
+            self.settle(peer, &mut link);
+            loan = if total < BULK_TURN { link.lend(stripe) } else { None };
+            self.note_link(peer, link.is_staging());
+            drop(link);
+            self.gpu.settle(&self.pollers[0]);
+            fence(Ordering::SeqCst);
+            if loan.is_none() && peer.pending.load(Ordering::Acquire) {
+                self.nudge(peer);
+            }
+            let Some(l) = &mut loan else { return total > 0 };
+            // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
+            total += unsafe { l.send() };
+        }
     }
 
     pub(super) fn close_peer(&self, peer: &Peer, is_self: bool, deadline: Instant) {
@@ -360,11 +525,12 @@ impl Tcp {
         }
         unfinished |= link.is_busy();
         link.cut_off();
+        self.note_link(peer, false);
         drop(link);
         if unfinished && !is_self {
             let rank = peer.rank;
             peer.fail(Error::usage(format!("the communicator was closed with operations to rank {rank} unfinished")));
         }
-        peer.serving.lock().close();
+        peer.serving.close();
     }
 }

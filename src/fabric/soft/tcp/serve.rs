@@ -1,14 +1,22 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod staged;
+
+use super::gpu::Gpu;
 use super::inlet::{Got, Inlet};
 use super::order::{Order, EXPRESS};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
+use crate::error::Error;
+use crate::fabric::soft::gpu::Lease;
+use crate::memory::gpu::GPU_BIT;
 use crate::memory::registry::{Held, Registry};
+use crate::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 /// Bytes received on one connection before others get their turn.
 const TURN: usize = 512 * 1024;
@@ -27,6 +35,8 @@ struct Landing {
     got: usize,
     /// The bytes are thrown away.
     refused: bool,
+    /// Where they go on their way to GPU memory.
+    way: staged::Way,
 }
 
 /// An answer on its way out.
@@ -36,6 +46,8 @@ struct Answer {
     sent: usize,
     /// Header alone.
     bare: bool,
+    /// The bytes, if they come from GPU memory.
+    lease: Option<Lease>,
 }
 
 impl Answer {
@@ -53,6 +65,14 @@ pub struct Inbound {
     refused: bool,
     goodbye: bool,
     used: bool,
+    /// Puts on their way to GPU memory, and those that must not overtake them.
+    storing: VecDeque<staged::Storing>,
+    /// The put that arrives is for GPU memory and finds no slot: the connection is not read.
+    starved: bool,
+    /// The first answer's bytes are on their way from the GPU, or find no slot.
+    fetching: bool,
+    /// Whether somebody counts it among those that wait for the GPU.
+    pub noted: bool,
     /// What epoll watches for.
     pub interest: u32,
 }
@@ -66,24 +86,42 @@ pub enum Outcome {
     Closed,
 }
 
-/// All connections that one peer opened to this rank.
+/// The place of one connection.
+#[derive(Default)]
+pub struct Seat {
+    conn: Mutex<Option<Inbound>>,
+    /// Whoever holds the connection has to look at it again.
+    pub again: AtomicBool,
+}
+
+/// All connections that one peer opened to this rank. Each is served by one thread at a time, all of them by several.
 #[derive(Default)]
 pub struct Serving {
-    conns: Vec<Option<Inbound>>,
-    orders: HashMap<u32, Order<Bell>>,
+    seats: [Seat; MAX_STRIPES],
+    /// Connections that there are or will be; 0: not known yet.
+    stripes: AtomicUsize,
+    /// Held while signals are applied, so that those of a lane keep their order.
+    orders: Mutex<HashMap<u32, Order<Bell>>>,
+    sender: u32,
+    gpu: Arc<Gpu>,
+    fault: Mutex<Option<Error>>,
 }
 
 impl Serving {
+    /// No connections of rank `sender` yet.
+    pub fn new(sender: u32, gpu: Arc<Gpu>) -> Self {
+        Self { sender, gpu, ..Self::default() }
+    }
+
     /// Takes a greeted connection as stripe `stripe` of `stripes`. Refuses one that would displace a connection in use
     /// or contradicts the others.
-    pub fn admit(&mut self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
-        if self.conns.is_empty() {
-            self.conns.resize_with(stripes, || None);
-        }
-        if self.conns.len() != stripes || self.conns[stripe].as_ref().is_some_and(|c| c.used) {
+    pub fn admit(&self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
+        let known = self.stripes.compare_exchange(0, stripes, Ordering::AcqRel, Ordering::Acquire);
+        let mut seat = self.seats[stripe].conn.lock();
+        if known.is_err_and(|n| n != stripes) || seat.as_ref().is_some_and(|c| c.used) {
             return false;
         }
-        self.conns[stripe] = Some(Inbound {
+        *seat = Some(Inbound {
             fd,
             inlet: Inlet::default(),
             landing: None,
@@ -91,42 +129,67 @@ impl Serving {
             refused: false,
             goodbye: false,
             used: false,
+            storing: VecDeque::new(),
+            starved: false,
+            fetching: false,
+            noted: seat.take().is_some_and(|c| c.noted),
             interest,
         });
         true
     }
 
-    /// The connection of a stripe.
-    pub fn conn(&mut self, stripe: usize) -> Option<&mut Inbound> {
-        self.conns.get_mut(stripe)?.as_mut()
+    /// Connections that there are or will be.
+    pub fn stripes(&self) -> usize {
+        self.stripes.load(Ordering::Acquire)
     }
 
-    /// Ends the connection of a stripe.
-    pub fn drop_conn(&mut self, stripe: usize) {
-        if let Some(c) = self.conns.get_mut(stripe) {
-            *c = None;
-        }
+    /// The place of a stripe.
+    pub fn seat(&self, stripe: usize) -> &Seat {
+        &self.seats[stripe]
+    }
+
+    /// Why transfers to or from this rank's GPU cannot go on.
+    pub fn take_fault(&self) -> Option<Error> {
+        self.fault.lock().take()
     }
 
     /// Says goodbye where that does not cut an answer in two, and closes everything.
-    pub fn close(&mut self) {
-        for c in self.conns.drain(..).flatten() {
+    pub fn close(&self) {
+        for seat in &self.seats {
+            let Some(c) = seat.conn.lock().take() else { continue };
             if c.answers.is_empty() {
                 // The peer may have gone first.
                 let _ = sock::send_whole(&c.fd, &Frame::Goodbye.emit());
             }
         }
-        self.orders.clear();
+        self.orders.lock().clear();
     }
 
-    /// Receives, applies and answers on one connection for a while.
-    pub fn advance(&mut self, stripe: usize, registry: &Registry, must_read: bool) -> io::Result<Outcome> {
-        let stripes = self.conns.len();
-        let Some(conn) = self.conns.get_mut(stripe).and_then(Option::as_mut) else { return Ok(Outcome::Open(false)) };
-        let mut lanes = Lanes { orders: &mut self.orders, stripe, stripes };
-        let (mut total, mut moved) = (0, false);
+    /// Receives, applies and answers on one connection for a while; without `io`, only what needs no system call.
+    pub fn advance(
+        &self,
+        conn: &mut Inbound,
+        stripe: usize,
+        registry: &Registry,
+        must_read: bool,
+        io: bool,
+    ) -> io::Result<Outcome> {
+        let Self { orders, sender, gpu, fault, .. } = self;
+        let mut lanes = Lanes { orders, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
+        let mut total = 0;
+        let mut moved = conn.advance_staged(&mut lanes, registry);
+        if std::mem::take(&mut conn.starved) {
+            // What is staged comes first.
+            conn.take_frames(&mut lanes, registry)?;
+            moved |= !conn.starved;
+        }
+        if !io {
+            conn.fetch_answers(&mut lanes);
+            conn.fetching = conn.answers.front().is_some_and(|a| !a.is_here());
+            return Ok(Outcome::Open(moved));
+        }
         let mut dry = conn.is_backlogged() && !must_read;
-        while !dry && total < TURN {
+        while !dry && !conn.starved && total < TURN {
             let got = conn.receive(registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
@@ -140,31 +203,45 @@ impl Serving {
             }
             dry |= conn.is_backlogged();
         }
-        moved |= conn.answer(registry)?;
+        moved |= conn.answer(&mut lanes, registry)?;
         conn.used |= moved;
         Ok(Outcome::Open(moved))
     }
+}
 
-    /// What epoll should watch for on a stripe: bytes unless backlogged, room if answers wait for it.
-    pub fn wanted(&mut self, stripe: usize) -> u32 {
-        let Some(conn) = self.conn(stripe) else { return 0 };
-        let read = if conn.is_backlogged() { 0 } else { libc::EPOLLIN };
-        let write = if conn.answers.is_empty() { 0 } else { libc::EPOLLOUT };
-        (read | write) as u32
+impl Seat {
+    /// The connection, if nobody else has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<Inbound>>> {
+        self.conn.try_lock()
+    }
+
+    /// The connection.
+    pub fn lock(&self) -> MutexGuard<'_, Option<Inbound>> {
+        self.conn.lock()
     }
 }
 
 /// The orders of a peer's lanes, seen from one stripe.
 struct Lanes<'a> {
-    orders: &'a mut HashMap<u32, Order<Bell>>,
+    orders: &'a Mutex<HashMap<u32, Order<Bell>>>,
     stripe: usize,
     stripes: usize,
+    sender: u32,
+    gpu: &'a Gpu,
+    fault: &'a Mutex<Option<Error>>,
 }
 
 impl Inbound {
     /// The socket.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it.
+    pub fn wanted(&self) -> u32 {
+        let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
+        let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
+        (read | write) as u32
     }
 
     fn is_backlogged(&self) -> bool {
@@ -177,6 +254,12 @@ impl Inbound {
             return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
         };
         let left = landing.place.len as usize - landing.got;
+        if let (Some(to), false) = (landing.way.place(landing.got), landing.refused) {
+            // SAFETY: the rest of a slot, or of a buffer, of the payload's size that is this put's alone.
+            let got = unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
+            landing.got += got.direct;
+            return Ok(got);
+        }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
             // deregistration wait for the peer.
@@ -205,7 +288,7 @@ impl Inbound {
         let held = registry.hold();
         loop {
             if self.landing.is_some() {
-                if !self.land(&held) {
+                if !self.has_place(lanes) || !self.land(&held) {
                     return Ok(());
                 }
                 self.landed(lanes, &held);
@@ -225,17 +308,23 @@ impl Inbound {
                         false => [0; MAX_STRIPES],
                     };
                     self.inlet.consume(header);
-                    self.landing =
-                        Some(Landing { context, place, bell: bell.map(|b| (b, counts)), got: 0, refused: false });
-                    if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
+                    let bell = bell.map(|b| (b, counts));
+                    let way = staged::Way::of(&place, lanes)?;
+                    self.landing = Some(Landing { context, place, bell, got: 0, refused: false, way });
+                    if place.len > 0 && place.rkey & GPU_BIT != 0 {
+                        if !lanes.gpu.holds(place.rkey, place.addr, place.len as u64) {
+                            self.refuse(Refusal::Put);
+                        }
+                    } else if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
                         self.refuse(Refusal::Put);
                     }
                 }
                 Frame::Get { context, place } => {
                     self.inlet.consume(HEADER);
-                    if held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
+                    let on_gpu = staged::may_fetch(&place, lanes.gpu);
+                    if on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
                         let header = Frame::Data { len: place.len }.emit();
-                        self.answers.push_back(Answer { header, place, sent: 0, bare: false });
+                        self.answers.push_back(Answer { header, place, sent: 0, bare: false, lease: None });
                     } else {
                         self.say_refused(Refusal::Get, context, place);
                     }
@@ -258,7 +347,12 @@ impl Inbound {
         let left = landing.place.len as usize - landing.got;
         let staged = self.inlet.staged();
         let n = left.min(staged.len());
-        if n > 0 {
+        if let (Some(to), true, false) = (landing.way.place(landing.got), n > 0, landing.refused) {
+            // SAFETY: `n` bytes of the slot or buffer, which is this put's alone; the stage is ours.
+            unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
+            self.inlet.consume(n);
+            landing.got += n;
+        } else if n > 0 {
             let to = held.resolve(landing.place.rkey, landing.place.addr.wrapping_add(landing.got as u64), n as u64);
             match to {
                 Some(to) if !landing.refused => {
@@ -280,41 +374,64 @@ impl Inbound {
         left == n
     }
 
-    /// The current put is complete: counts it, and rings what is due.
+    /// The current put is complete: it is in place, or goes on to GPU memory.
     fn landed(&mut self, lanes: &mut Lanes, held: &Held) {
-        let Some(Landing { context, place, bell, refused, .. }) = self.landing.take() else { return };
+        let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
+        let way = if refused { staged::Way::Direct } else { way };
+        if let staged::Way::Engine(bytes) = way {
+            lanes.gpu.put(lanes.sender, bytes, place.rkey, place.addr);
+        } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
+            match self.store(lanes, way, &place) {
+                Some(lease) => return self.storing.push_back(staged::Storing { lease, context, place, bell, refused }),
+                None => {
+                    self.say_refused(Refusal::Put, context, place);
+                    refused = true;
+                }
+            }
+        }
+        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
+    }
+
+    /// A put is in place: counts it, and rings what is due.
+    fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
+        let staged::Storing { context, place, bell, refused, .. } = put;
+        let to = (lanes.gpu, lanes.sender);
         // A signal must not announce bytes that are not there.
         let bell = bell.filter(|_| !refused);
         if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
             if let Some((bell, _)) = bell {
-                self.ring(context, &bell, held);
+                self.ring(to, context, &bell, held);
             }
             return;
         }
-        if !lanes.orders.contains_key(&context) && lanes.orders.len() >= CONTEXTS {
+        let mut orders = lanes.orders.lock();
+        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
             self.say_refused(Refusal::Put, context, place);
             return;
         }
-        let order = lanes.orders.entry(context).or_default();
+        let order = orders.entry(context).or_default();
         // A refused chunk never counts as arrived: signals behind it must not ring.
         if lanes.stripe != EXPRESS && !refused {
             order.arrived(lanes.stripe);
         }
         while let Some(bell) = order.release() {
-            self.ring(context, &bell, held);
+            self.ring(to, context, &bell, held);
         }
         match bell {
             Some((bell, counts)) if bell.counted => {
                 if let Some(bell) = order.rings(counts, bell) {
-                    self.ring(context, &bell, held);
+                    self.ring(to, context, &bell, held);
                 }
             }
-            Some((bell, _)) => self.ring(context, &bell, held),
+            Some((bell, _)) => self.ring(to, context, &bell, held),
             None => {}
         }
     }
 
-    fn ring(&mut self, context: u32, bell: &Bell, held: &Held) {
+    fn ring(&mut self, (gpu, sender): (&Gpu, u32), context: u32, bell: &Bell, held: &Held) {
+        if staged::ring_behind(gpu, sender, bell, held) {
+            return;
+        }
         match held.resolve(bell.rkey, bell.addr, 8) {
             Some(word) if bell.addr % 8 == 0 => {
                 // SAFETY: eight aligned bytes of a registered window, which stays one while `held` lives; everybody
@@ -336,19 +453,23 @@ impl Inbound {
     fn say_refused(&mut self, why: Refusal, context: u32, place: Place) {
         if !std::mem::replace(&mut self.refused, true) || why == Refusal::Get {
             let header = Frame::Refused { why, context, place }.emit();
-            self.answers.push_back(Answer { header, place, sent: 0, bare: true });
+            self.answers.push_back(Answer { header, place, sent: 0, bare: true, lease: None });
         }
     }
 
     /// Sends answers until the kernel takes no more or the turn is over.
-    fn answer(&mut self, registry: &Registry) -> io::Result<bool> {
+    fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
         const VECTORS: usize = 32;
+        self.fetch_answers(lanes);
         let mut total = 0;
         while !self.answers.is_empty() && total < TURN {
             let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
             let (mut n, mut offered) = (0, 0);
             let held = registry.hold();
             for a in self.answers.iter().take(VECTORS / 2) {
+                if !a.is_here() {
+                    break;
+                }
                 let header = &a.header[a.sent.min(HEADER)..];
                 if !header.is_empty() {
                     io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
@@ -357,15 +478,21 @@ impl Inbound {
                 let done = a.sent.saturating_sub(HEADER);
                 if !a.bare && a.place.len as usize > done {
                     let len = a.place.len as usize - done;
-                    let from = held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64);
+                    let from = match &a.lease {
+                        Some(lease) => Some(lease.host().wrapping_add(done)),
+                        None => held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64),
+                    };
                     let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
                     io[n] = libc::iovec { iov_base: from.cast(), iov_len: len };
                     n += 1;
                 }
                 offered += a.len() - a.sent;
             }
+            if n == 0 {
+                break;
+            }
             // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
-            // stay so while `held` lives.
+            // stay so while `held` lives, or in slots of these answers.
             let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
                 Moved::Bytes(n) => n,
                 _ => 0,
@@ -385,7 +512,9 @@ impl Inbound {
             if sent < offered {
                 break;
             }
+            self.fetch_answers(lanes);
         }
+        self.fetching = self.answers.front().is_some_and(|a| !a.is_here());
         Ok(total > 0)
     }
 }

@@ -26,13 +26,18 @@ fn target(stripes: usize) -> Target {
     let base = memory[MARGIN..].as_ptr() as u64;
     registry.insert(1, Extent { base, len: 8 * WORDS as u64 });
     let (initiator, ours) = UnixStream::pair().unwrap();
-    let mut serving = Serving::default();
+    let serving = Serving::default();
     assert!(serving.admit(ours.into(), 0, stripes, 0));
     initiator.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Target { serving, registry, memory, initiator }
 }
 
 impl Target {
+    fn advance(&self, stripe: usize) -> io::Result<Outcome> {
+        let mut seat = self.serving.seat(stripe).lock();
+        self.serving.advance(seat.as_mut().expect("a connection"), stripe, &self.registry, false, true)
+    }
+
     fn base(&self) -> u64 {
         self.memory[MARGIN..].as_ptr() as u64
     }
@@ -41,7 +46,7 @@ impl Target {
     fn take(&mut self, bytes: &[u8]) -> bool {
         self.initiator.write_all(bytes).unwrap();
         loop {
-            match self.serving.advance(0, &self.registry, false) {
+            match self.advance(0) {
                 Ok(Outcome::Open(true)) => {}
                 Ok(Outcome::Open(false)) => return true,
                 Ok(Outcome::Closed) | Err(_) => return false,
@@ -185,7 +190,7 @@ fn a_signal_waits_for_what_its_counts_name() {
     assert!(t.take(&ring));
     assert_eq!(t.window()[WORDS - 1], UNTOUCHED);
     (&other).write_all(&put(t.base(), 8, None)).unwrap();
-    t.serving.advance(1, &t.registry, false).unwrap();
+    t.advance(1).unwrap();
     assert_eq!(t.window()[WORDS - 1], UNTOUCHED + 1);
 }
 
@@ -193,8 +198,8 @@ fn a_signal_waits_for_what_its_counts_name() {
 fn a_goodbye_is_an_orderly_end_and_silence_is_not() {
     let mut t = target(1);
     t.initiator.write_all(&Frame::Goodbye.emit()).unwrap();
-    assert!(matches!(t.serving.advance(0, &t.registry, false), Ok(Outcome::Closed)));
-    let mut t = target(1);
+    assert!(matches!(t.advance(0), Ok(Outcome::Closed)));
+    let t = target(1);
     t.initiator.shutdown(std::net::Shutdown::Both).unwrap();
-    assert!(t.serving.advance(0, &t.registry, false).is_err());
+    assert!(t.advance(0).is_err());
 }

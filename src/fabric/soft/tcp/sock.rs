@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct Timing {
     /// From the first operation to a peer until its connections are up.
     pub connect: Duration,
+    /// For how long a peer's every address may refuse connections. It has said that it listens there.
+    pub refused: Duration,
     /// From accepting a connection until its greeting is complete.
     pub greeting: Duration,
     /// How long a host may be silent while something is outstanding.
@@ -23,6 +25,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(8),
+            refused: Duration::from_secs(1),
             greeting: Duration::from_secs(5),
             // A lost host must show within 10 s.
             silence: Duration::from_secs(8),
@@ -153,8 +156,8 @@ pub fn receive_into(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<Moved> {
     unsafe { receive(fd.as_raw_fd(), &io) }
 }
 
-/// Closes so that the peer sees a reset: what was begun on this connection cannot be finished.
-pub fn abort(fd: OwnedFd) {
+/// Has the peer see a reset when `fd` is closed: what was begun on this connection cannot be finished.
+pub fn abort(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of::<libc::linger>() as libc::socklen_t;
     // SAFETY: `linger` lives through the call; `size` is its size. A failure leaves an ordinary close.
@@ -212,10 +215,20 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }
 
+    /// Watches `fd` no more.
+    pub fn remove(&self, fd: RawFd) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
+    }
+
     /// What is ready now.
     pub fn ready<'a>(&self, events: &'a mut [libc::epoll_event; EVENTS]) -> &'a [libc::epoll_event] {
+        self.wait(events, 0)
+    }
+
+    /// What is ready within `for_ms` milliseconds (-1: whenever that is).
+    pub fn wait<'a>(&self, events: &'a mut [libc::epoll_event; EVENTS], for_ms: i32) -> &'a [libc::epoll_event] {
         // SAFETY: the array has room for EVENTS entries and is borrowed mutably.
-        let n = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), EVENTS as i32, 0) };
+        let n = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), EVENTS as i32, for_ms) };
         &events[..n.max(0) as usize]
     }
 

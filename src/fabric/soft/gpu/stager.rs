@@ -1,0 +1,153 @@
+//! GPU memory on its way to and from sockets: pinned slots with a stream for each direction, and for large and small.
+//!
+//! Everything is allocated when the first GPU window is registered, before a kernel can be in the s. Large and small
+//! transfers have streams and slots of their own, so that a small one waits neither for the copies nor for the room of
+//! another context's large ones.
+
+use super::slots::{Lease, Slots};
+use super::DRAIN_WITHIN;
+use crate::error::{Error, Result};
+use crate::memory::gpu::GPU_BIT;
+use crate::memory::registry::Extent;
+use crate::sync::RwLock;
+use oxygin_ffi::cuda::Context;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of a large slot: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
+pub const LARGE: u64 = 256 << 10;
+/// Bytes of a small slot: the largest payload of the express connection.
+pub const SMALL: u64 = 8 << 10;
+/// Small slots of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
+const SMALL_SLOTS: u32 = 64;
+/// Fewest and most large slots of a direction: 8 and 32 MiB.
+const LARGE_SLOTS: (u32, u32) = (32, 128);
+
+/// Pinned memory of one rank, its streams, and which GPU memory they may touch.
+pub struct Stager {
+    windows: RwLock<Vec<Option<Extent>>>,
+    /// From the GPU, large and small.
+    fetch: [Arc<Slots>; 2],
+    /// To the GPU, large and small.
+    store: [Arc<Slots>; 2],
+}
+
+impl Stager {
+    /// See [`LARGE`].
+    pub const LARGE: u64 = LARGE;
+
+    /// Allocates for `conns` connections with bulk. Set-up only.
+    pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
+        let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
+        let pair = || Ok([Slots::open(rank, context, LARGE, large)?, Slots::open(rank, context, SMALL, SMALL_SLOTS)?]);
+        let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
+        let mib = (2 * (u64::from(large) * LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
+        log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
+        Ok(this)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Arc<Slots>> {
+        self.fetch.iter().chain(&self.store)
+    }
+
+    /// Lets transfers touch a GPU window.
+    pub fn add_window(&self, id: u32, extent: Extent) {
+        let mut windows = self.windows.write();
+        let at = id as usize;
+        if windows.len() <= at {
+            windows.resize(at + 1, None);
+        }
+        windows[at] = Some(extent);
+    }
+
+    /// Ends that; waits until nothing that was started touches the window any more. `false`: it still does.
+    pub fn remove_window(&self, id: u32) -> bool {
+        if let Some(slot) = self.windows.write().get_mut(id as usize) {
+            *slot = None;
+        }
+        self.drain()
+    }
+
+    /// Waits until everything that was started has landed.
+    pub fn drain(&self) -> bool {
+        let end = Instant::now() + DRAIN_WITHIN;
+        self.slots().filter(|s| !s.drain(end)).count() == 0
+    }
+
+    /// Whether a GPU window holds the range.
+    pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
+        key & GPU_BIT != 0 && holds(&self.windows.read(), key, addr, len)
+    }
+
+    /// Starts to bring `len` bytes, at most [`LARGE`], from a window to a slot. `None`: no slot is free now.
+    pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<Lease>> {
+        let slots = &self.fetch[usize::from(len <= SMALL)];
+        // Held until the copy is queued: a window that goes waits for what was queued.
+        let windows = self.windows.read();
+        if !holds(&windows, key, addr, len) {
+            return Err(gone(key, addr, len));
+        }
+        let Some(mut lease) = slots.take()? else { return Ok(None) };
+        slots.copy(&mut lease, addr, len, false);
+        Ok(Some(lease))
+    }
+
+    /// A slot for `len` bytes, at most [`LARGE`], that will go to GPU memory. `None`: none is free now.
+    pub fn slot(&self, len: u64) -> Result<Option<Lease>> {
+        self.store[usize::from(len <= SMALL)].take()
+    }
+
+    /// Starts to bring the `len` bytes in a slot of [`Stager::slot`] to a window. `false`: the window is gone.
+    pub fn store(&self, lease: &mut Lease, key: u32, addr: u64, len: u64) -> bool {
+        let slots = &self.store[usize::from(lease.bytes() == SMALL)];
+        let windows = self.windows.read();
+        let holds = holds(&windows, key, addr, len);
+        if holds && len > 0 {
+            slots.copy(lease, addr, len, true);
+        }
+        holds
+    }
+
+    /// Starts what was queued.
+    #[inline]
+    pub fn launch(&self) {
+        self.slots().for_each(|s| s.launch());
+    }
+
+    /// The same; returns whether flights are up.
+    #[inline]
+    pub fn poll(&self) -> bool {
+        self.slots().fold(false, |up, s| s.poll() | up)
+    }
+
+    /// How many flights have landed, ever.
+    #[inline]
+    pub fn landed(&self) -> u64 {
+        self.slots().map(|s| s.landed()).sum()
+    }
+
+    /// Whether a stream has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.slots().any(|s| s.has_failed())
+    }
+
+    /// Whether a slot came back that somebody had gone without, since this was last asked.
+    #[inline]
+    pub fn was_fed(&self) -> bool {
+        self.slots().fold(false, |fed, s| s.was_fed() | fed)
+    }
+}
+
+fn holds(windows: &[Option<Extent>], key: u32, addr: u64, len: u64) -> bool {
+    windows.get((key & !GPU_BIT) as usize).is_some_and(|w| w.is_some_and(|e| e.holds(addr, len)))
+}
+
+#[cold]
+fn gone(key: u32, addr: u64, len: u64) -> Error {
+    Error::usage(format!(
+        "{len} bytes at {addr:#x} are not inside GPU window {}, or it was deregistered; deregister after the last \
+         operation",
+        key & !GPU_BIT
+    ))
+}

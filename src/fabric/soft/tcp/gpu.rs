@@ -1,0 +1,154 @@
+//! What TCP knows of this rank's GPU: pinned slots for bulk, and the engine that owns signals and takes small puts.
+
+use super::sock::Poller;
+use super::FLUSH;
+use crate::error::{Error, Result};
+use crate::fabric::soft::gpu::{Engine, Received, Stager};
+use crate::memory::gpu::{GpuMemory, GPU_BIT};
+use crate::memory::registry::Extent;
+use crate::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Empty until there is a GPU window.
+#[derive(Default)]
+pub struct Gpu {
+    stager: OnceLock<Stager>,
+    engine: OnceLock<(Arc<Engine>, Arc<Received>)>,
+    /// Several threads serve a sender, but its operations reach the engine one by one.
+    order: Mutex<()>,
+    /// Flights that had landed when somebody last looked; and whether a slot came back that others wait for.
+    landed: AtomicU64,
+    fed: AtomicBool,
+    /// Somebody found the engine full.
+    full: AtomicBool,
+    /// The engine got something to do.
+    stirred: AtomicBool,
+}
+
+impl Gpu {
+    /// Tells which engine is this rank's. Once, before anything moves.
+    pub fn set_engine(&self, engine: Arc<Engine>, received: Arc<Received>) {
+        let _ = self.engine.set((engine, received));
+    }
+
+    /// Lets peers, and operations to them, touch a GPU window; the first one opens the pinned memory, for `conns`
+    /// connections with bulk. Set-up calls come one at a time.
+    pub fn add_window(&self, id: u32, extent: Extent, memory: &GpuMemory, conns: u32) -> Result<()> {
+        let Some((engine, _)) = self.engine.get() else { return Ok(()) };
+        if self.stager.get().is_none() {
+            let _ = self.stager.set(Stager::open(engine.rank, &memory.context, conns)?);
+        }
+        self.opened()?.add_window(id, extent);
+        Ok(())
+    }
+
+    /// Ends that; waits until nothing touches it any more.
+    pub fn remove_window(&self, id: u32) {
+        let Some(stager) = self.stager.get() else { return };
+        if !stager.remove_window(id) {
+            log::warn!(
+                "a GPU window was deregistered with transfers over TCP unfinished; they failed, or hang on the GPU"
+            );
+        }
+    }
+
+    /// Waits for copies that are up: slots may be freed afterwards.
+    pub fn close(&self) {
+        if self.stager().is_some_and(|s| !s.drain()) {
+            log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
+        }
+    }
+
+    /// The pinned memory, if there is any.
+    #[inline]
+    pub fn stager(&self) -> Option<&Stager> {
+        self.stager.get()
+    }
+
+    /// The pinned memory, for a transfer that needs it.
+    pub fn opened(&self) -> Result<&Stager> {
+        self.stager.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
+    }
+
+    /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
+    pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
+        key & GPU_BIT != 0 && self.stager().is_some_and(|s| s.holds(key, addr, len))
+    }
+
+    /// Whether so much is on its way through the engine that no more shall be read.
+    pub fn is_full(&self) -> bool {
+        let full = self.engine.get().is_some_and(|(_, received)| received.is_full());
+        if full {
+            self.full.store(true, Ordering::Release);
+        }
+        full
+    }
+
+    /// A small put of `sender` arrived for GPU memory.
+    pub fn put(&self, sender: u32, bytes: Box<[u8]>, key: u32, addr: u64) {
+        if let Some((engine, received)) = self.engine.get() {
+            let _order = self.order.lock();
+            self.stirred.store(true, Ordering::Release);
+            received.put(engine, sender, bytes, key, addr);
+        }
+    }
+
+    /// A signal of `sender`, in GPU memory or, behind what it put there, in host memory. `false`: it is in host memory
+    /// and nothing is in front of it.
+    pub fn signal(&self, sender: u32, key: u32, addr: u64, value: u64) -> bool {
+        match self.engine.get() {
+            Some((engine, received)) if key & GPU_BIT != 0 || received.is_busy_with(sender) => {
+                let _order = self.order.lock();
+                self.stirred.store(true, Ordering::Release);
+                received.signal(engine, sender, key, addr, value);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Starts copies that were queued, and has somebody call `progress` if slots came back that others wait for.
+    #[inline]
+    pub fn settle(&self, poller: &Poller) {
+        if let Some(stager) = self.stager() {
+            stager.launch();
+            if stager.was_fed() {
+                self.fed.store(true, Ordering::Release);
+                poller.arm_flush(FLUSH);
+            }
+        }
+    }
+
+    /// Whether the engine got something to do since this was last asked: somebody has to poll it.
+    #[inline]
+    pub fn was_stirred(&self) -> bool {
+        self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the next caller of [`Gpu::poll`] will look again.
+    pub fn is_renewed(&self) -> bool {
+        self.fed.load(Ordering::Acquire)
+    }
+
+    /// Has the next caller of [`Gpu::poll`] look again.
+    #[inline]
+    pub fn renew(&self) {
+        self.fed.store(true, Ordering::Release);
+    }
+
+    /// Whether flights are up, and whether anybody who waits for one or for a slot should look again.
+    #[inline]
+    pub fn poll(&self) -> (bool, bool) {
+        let Some(stager) = self.stager() else { return (false, false) };
+        let up = stager.poll();
+        let landed = stager.landed();
+        let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        news |= self.fed.swap(false, Ordering::AcqRel) | stager.has_failed();
+        if self.full.load(Ordering::Acquire) && !self.is_full() {
+            self.full.store(false, Ordering::Release);
+            news = true;
+        }
+        (up, news)
+    }
+}

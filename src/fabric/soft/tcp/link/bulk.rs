@@ -1,0 +1,62 @@
+//! Stripes that threads of their own send on: they take a stripe's outlet along, so that the link is free meanwhile.
+
+use super::*;
+
+/// What goes with a thread that sends.
+pub struct Loan {
+    stripe: usize,
+    fd: Arc<OwnedFd>,
+    outlet: Outlet,
+    /// Payloads that the kernel has taken whole.
+    gone: Vec<Owner>,
+    result: io::Result<Option<bool>>,
+}
+
+impl Loan {
+    /// Sends once. Returns the bytes that the kernel took.
+    ///
+    /// # Safety
+    /// As for `Outlet::send`.
+    pub unsafe fn send(&mut self) -> usize {
+        let before = self.outlet.borrowed() + self.outlet.staged();
+        let gone = &mut self.gone;
+        // SAFETY: the caller's promise.
+        self.result = unsafe { self.outlet.send(self.fd.as_raw_fd(), |owner| gone.push(owner)) };
+        before - self.outlet.borrowed() - self.outlet.staged()
+    }
+}
+
+impl Link {
+    /// The outlet of a stripe, if it has anything to send and its socket may take it.
+    pub fn lend(&mut self, stripe: usize) -> Option<Loan> {
+        if !matches!(self.phase, Phase::Up | Phase::Deaf) {
+            return None;
+        }
+        let conn = &mut self.conns[stripe];
+        if conn.blocked || conn.lent || conn.outlet.is_empty() {
+            return None;
+        }
+        let fd = conn.fd.clone()?;
+        conn.lent = true;
+        let outlet = std::mem::take(&mut conn.outlet);
+        Some(Loan { stripe, fd, outlet, gone: Vec::new(), result: Ok(None) })
+    }
+
+    /// Takes it back. Where the connection is over, nobody wants it any more.
+    pub fn take_back(&mut self, loan: Loan) -> io::Result<()> {
+        let conn = &mut self.conns[loan.stripe];
+        if !conn.fd.as_ref().is_some_and(|fd| Arc::ptr_eq(fd, &loan.fd)) {
+            return Ok(());
+        }
+        conn.lent = false;
+        conn.outlet = loan.outlet;
+        conn.blocked = loan.result? == Some(false);
+        for owner in loan.gone {
+            if let Some(lane) = &mut self.lanes[owner.lane as usize] {
+                lane.finished(owner.flight);
+            }
+        }
+        self.last_use = Some(Instant::now());
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Operations whose bytes come from this rank's GPU, or go there: through pinned slots, several on their way at once.
+
+use super::*;
+use crate::error::Result;
+use crate::rma::seq::Seq;
+
+/// Chunks of GPU memory that a stripe has on its way: one that the socket takes, the others coming from the GPU.
+const AHEAD: usize = 4;
+/// Small puts of a lane whose bytes are fetched before their turn.
+const PREFETCH: usize = 32;
+
+/// A chunk for a stripe.
+pub struct Chunk {
+    place: Place,
+    context: u32,
+    addr: u64,
+    owner: Owner,
+    lease: Option<Lease>,
+}
+
+/// Whether the source is GPU memory.
+#[inline]
+pub fn is_from_gpu(put: &Put) -> bool {
+    put.lkey & GPU_BIT != 0 && put.len > 0
+}
+
+/// Starts to fetch the bytes of a lane's next small puts, as far as there are slots.
+#[inline]
+pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
+    while lane.looked < lane.tasks.len().min(PREFETCH) {
+        match &lane.tasks[lane.looked].work {
+            Work::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
+                let Some(lease) = gpu.opened()?.fetch(p.lkey, p.local, p.len)? else { break };
+                lane.fetched.push_back(lease);
+            }
+            _ => {}
+        }
+        lane.looked += 1;
+    }
+    Ok(())
+}
+
+impl Asked {
+    /// Where the next byte goes.
+    pub(super) fn place(&self) -> *mut u8 {
+        let start = self.lease.as_ref().map_or(self.to as *mut u8, Lease::host);
+        start.wrapping_add(self.got)
+    }
+}
+
+impl Conn {
+    /// Queues a chunk behind those that are on their way.
+    #[inline]
+    pub(super) fn push_chunk(&mut self, lane: &Queue, place: Place, addr: u64, owner: Owner, lease: Option<Lease>) {
+        let chunk = Chunk { place, context: lane.lane.context, addr, owner, lease };
+        if chunk.lease.is_none() && self.line.is_empty() && !self.lent {
+            return self.send_chunk(chunk);
+        }
+        self.line_bytes += place.len as usize;
+        self.line.push_back(chunk);
+    }
+
+    #[inline]
+    fn send_chunk(&mut self, c: Chunk) {
+        self.outlet.copy(&Frame::Put { context: c.context, place: c.place, bell: None }.emit());
+        self.outlet.borrow(c.addr, c.place.len as usize, c.owner, c.lease);
+    }
+
+    /// Hands chunks whose bytes have come to the socket's queue, and completes gets whose bytes are in place.
+    fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>]) -> Result<bool> {
+        let mut moved = false;
+        while let Some(chunk) = self.line.front().filter(|_| !self.lent) {
+            if !chunk.lease.as_ref().map_or(Ok(true), Lease::has_landed)? {
+                break;
+            }
+            let Some(chunk) = self.line.pop_front() else { break };
+            self.line_bytes -= chunk.place.len as usize;
+            self.send_chunk(chunk);
+            moved = true;
+        }
+        while self.storing.front().map_or(Ok(false), |(lease, _)| lease.has_landed())? {
+            let Some((_, owner)) = self.storing.pop_front() else { break };
+            if let Some(lane) = &mut lanes[owner.lane as usize] {
+                lane.finished(owner.flight);
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn is_staging(&self) -> bool {
+        !self.line.is_empty() || !self.storing.is_empty() || self.starved
+    }
+
+    /// Whether the answer that arrives has somewhere to go; if not, the connection is starved until it has.
+    pub(super) fn has_place(&mut self, gpu: &Gpu) -> Result<bool> {
+        self.starved = match self.asked.front_mut() {
+            Some(a) if a.lkey & GPU_BIT != 0 && a.lease.is_none() => {
+                a.lease = gpu.opened()?.slot(a.len as u64)?;
+                a.lease.is_none()
+            }
+            _ => false,
+        };
+        Ok(!self.starved)
+    }
+
+    /// Starts to bring a complete answer to GPU memory. `false`: it is in place.
+    pub(super) fn store(&mut self, asked: Asked, gpu: &Gpu) -> bool {
+        let Some(mut lease) = asked.lease else { return false };
+        // A window that is gone gets nothing, and nobody waits for it.
+        if let Some(stager) = gpu.stager() {
+            stager.store(&mut lease, asked.lkey, asked.to, asked.len as u64);
+        }
+        self.storing.push_back((lease, asked.owner));
+        true
+    }
+}
+
+impl Link {
+    /// A turn of a lane whose first operation is a put from GPU memory. `Empty`: it was small and is done with.
+    pub(super) fn turn_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Turn {
+        self.try_staged(at, seq, put).unwrap_or_else(|e| {
+            self.fault.get_or_insert(e);
+            Turn::Blocked
+        })
+    }
+
+    fn try_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Result<Turn> {
+        let Some(lane) = self.lanes[at].as_deref_mut() else { return Ok(Turn::Blocked) };
+        let stripes = self.conns.len();
+        if put.len as usize <= SMALL {
+            prefetch(lane, &self.gpu)?;
+            let Some(lease) = lane.fetched.front() else {
+                self.hungry = true;
+                return Ok(Turn::Blocked);
+            };
+            let from = Put { local: lease.host() as u64, ..*put };
+            if !lease.has_landed()? || !stage(lane, &mut self.conns[EXPRESS], &from, stripes) {
+                return Ok(Turn::Blocked);
+            }
+            lane.fetched.pop_front();
+            lane.pop();
+            lane.done(seq);
+            return Ok(Turn::Empty);
+        }
+        let Some(stripe) = free(&self.conns, self.next, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
+        let left = put.len - lane.cut;
+        let len = left.min(CHUNK as u64) as usize;
+        let Some(lease) = self.gpu.opened()?.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
+            self.hungry = true;
+            return Ok(Turn::Blocked);
+        };
+        self.next = stripe;
+        let id = lane.begin_or_go_on(seq);
+        let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
+        let owner = Owner { lane: at as u32, flight: id };
+        let addr = lease.host() as u64;
+        self.conns[stripe].push_chunk(lane, place, addr, owner, Some(lease));
+        let last = left == len as u64;
+        finish_chunk(lane, &mut self.conns, stripe, put, place, last);
+        lane.advance(id, len, last);
+        Ok(Turn::Moved)
+    }
+
+    /// Moves on what copies from or to the GPU have finished. Returns whether there was any.
+    pub(super) fn advance_staged(&mut self) -> bool {
+        let mut moved = false;
+        for conn in &mut self.conns {
+            if conn.is_staging() {
+                match conn.advance_staged(&mut self.lanes) {
+                    Ok(m) => moved |= m,
+                    Err(e) => drop(self.fault.get_or_insert(e)),
+                }
+            }
+        }
+        moved
+    }
+
+    /// A connection that is not read for want of a slot, from number `first` on.
+    pub fn starved(&self, first: usize) -> Option<usize> {
+        (first..self.conns.len()).find(|&i| self.conns[i].starved)
+    }
+
+    /// Whether anything waits for the GPU, or for room on the way from or to it.
+    pub fn is_staging(&self) -> bool {
+        self.gpu.stager().is_some()
+            && (self.hungry
+                || self.conns.iter().any(Conn::is_staging)
+                || self.ring.iter().any(|&l| self.lanes[l as usize].as_ref().is_some_and(|l| !l.fetched.is_empty())))
+    }
+}

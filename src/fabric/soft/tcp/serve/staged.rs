@@ -1,0 +1,167 @@
+//! What a peer puts into this rank's GPU memory, and gets from it: through pinned slots, several on their way at once.
+//!
+//! Puts on the express connection are small: the engine takes them, in the order of its stream, and so it does with
+//! signals. Chunks on a stripe go to a slot and from there to their place; they count as arrived when they are there, in
+//! the order of their arrival.
+
+use super::*;
+use crate::fabric::soft::gpu::Stager;
+
+/// Answers of a connection whose bytes are fetched before their turn.
+const AHEAD: usize = 4;
+
+/// How a put's bytes get to their place.
+pub enum Way {
+    /// Straight, or nowhere.
+    Direct,
+    /// All of them, to the engine.
+    Engine(Box<[u8]>),
+    /// Through a slot, once there is one.
+    Slot(Option<Lease>),
+}
+
+impl Way {
+    /// The way of a put that begins.
+    pub(super) fn of(place: &Place, lanes: &Lanes) -> io::Result<Self> {
+        if place.rkey & GPU_BIT == 0 || place.len == 0 {
+            return Ok(Way::Direct);
+        }
+        if lanes.stripe == EXPRESS {
+            return Ok(Way::Engine(vec![0; place.len as usize].into()));
+        }
+        if u64::from(place.len) > Stager::LARGE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
+        }
+        Ok(Way::Slot(None))
+    }
+
+    /// Where byte number `at` of the payload goes, unless it goes straight to its place.
+    pub fn place(&mut self, at: usize) -> Option<*mut u8> {
+        match self {
+            Way::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
+            Way::Slot(lease) => lease.as_ref().map(|l| l.host().wrapping_add(at)),
+            Way::Direct => None,
+        }
+    }
+
+    /// Whether it is by a slot.
+    pub fn is_slot(&self) -> bool {
+        matches!(self, Way::Slot(_))
+    }
+}
+
+/// A put that has arrived here but perhaps not at its place.
+pub struct Storing {
+    /// The slot that it is in.
+    pub lease: Option<Lease>,
+    pub context: u32,
+    pub place: Place,
+    pub bell: Option<(Bell, Counts)>,
+    pub refused: bool,
+}
+
+/// Whether a get may have these bytes of GPU memory.
+pub fn may_fetch(place: &Place, gpu: &Gpu) -> bool {
+    u64::from(place.len) <= Stager::LARGE && gpu.holds(place.rkey, place.addr, place.len as u64)
+}
+
+/// Hands a signal to the engine if it is in GPU memory or must follow what is on its way there.
+pub fn ring_behind(gpu: &Gpu, sender: u32, bell: &Bell, held: &Held) -> bool {
+    let good = match bell.rkey & GPU_BIT {
+        0 => held.resolve(bell.rkey, bell.addr, 8).is_some(),
+        _ => gpu.holds(bell.rkey, bell.addr, 8),
+    };
+    good && bell.addr % 8 == 0 && gpu.signal(sender, bell.rkey, bell.addr, bell.value)
+}
+
+impl Answer {
+    /// Whether its bytes can be sent.
+    pub fn is_here(&self) -> bool {
+        self.bare
+            || self.place.len == 0
+            || self.place.rkey & GPU_BIT == 0
+            || self.lease.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
+    }
+}
+
+impl Inbound {
+    /// Whether anything waits for the GPU, or for slots.
+    pub fn is_staging(&self) -> bool {
+        !self.storing.is_empty() || self.starved || self.fetching
+    }
+
+    /// Whether the put that arrives has somewhere to go; if not, the connection is starved until it has.
+    pub(super) fn has_place(&mut self, lanes: &mut Lanes) -> bool {
+        let Some(landing) = &mut self.landing else { return true };
+        if landing.refused {
+            return true;
+        }
+        self.starved = match &mut landing.way {
+            Way::Direct => false,
+            Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
+            Way::Slot(lease) => {
+                if lease.is_none() {
+                    *lease = lanes.slot(&landing.place);
+                }
+                lease.is_none()
+            }
+        };
+        !self.starved
+    }
+
+    /// Starts to bring a complete chunk to its place. `None`: the window is gone.
+    pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<Lease>> {
+        let Way::Slot(Some(mut lease)) = way else { return Some(None) };
+        let stager = lanes.gpu.stager()?;
+        stager.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
+    }
+
+    /// Counts chunks that are in place by now.
+    pub(super) fn advance_staged(&mut self, lanes: &mut Lanes, registry: &Registry) -> bool {
+        let mut moved = false;
+        while let Some(first) = self.storing.front() {
+            match first.lease.as_ref().map_or(Ok(true), Lease::has_landed) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    lanes.fault.lock().get_or_insert(e);
+                    break;
+                }
+            }
+            let Some(put) = self.storing.pop_front() else { break };
+            self.arrived(lanes, &registry.hold(), put);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Starts to bring the bytes of the first answers from the GPU.
+    pub(super) fn fetch_answers(&mut self, lanes: &mut Lanes) {
+        let Some(stager) = lanes.gpu.stager() else { return };
+        for a in self.answers.iter_mut().take(AHEAD) {
+            if a.bare || a.place.len == 0 || a.place.rkey & GPU_BIT == 0 {
+                continue;
+            }
+            let fetched = match &a.lease {
+                Some(lease) => lease.has_landed().map(drop),
+                None => stager.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
+            };
+            if let Err(e) = fetched {
+                lanes.fault.lock().get_or_insert(e);
+            }
+            if a.lease.is_none() {
+                break;
+            }
+        }
+    }
+}
+
+impl Lanes<'_> {
+    fn slot(&mut self, place: &Place) -> Option<Lease> {
+        let slot = self.gpu.opened().and_then(|s| s.slot(place.len as u64));
+        slot.unwrap_or_else(|e| {
+            self.fault.lock().get_or_insert(e);
+            None
+        })
+    }
+}
