@@ -64,6 +64,7 @@ impl Driver {
 
     fn create(&self, device: c_int, bytes: usize) -> CUmemHandle {
         type Create = unsafe extern "C" fn(*mut CUmemHandle, usize, *const CUmemAllocationProp, u64) -> c_int;
+        // SAFETY: plain data, for which zero is a value.
         let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
         (properties.kind, properties.requested_handle_types) = (1, 1);
         (properties.location.kind, properties.location.id) = (1, device);
@@ -101,10 +102,9 @@ impl Driver {
     fn malloc(&self) -> u64 {
         let mut at = 0;
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { self.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2")(&mut at, SIZE) },
-            0
-        );
+        let code =
+            unsafe { self.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2")(&mut at, SIZE) };
+        assert_eq!(code, 0);
         at
     }
 }

@@ -1,5 +1,7 @@
 //! Ranks as threads of one process, driven through the RMA v16 table as NCCL drives it.
 
+#![allow(dead_code, reason = "every test file uses its own part")]
+
 use nccl_plugin_api::rma_v14::ConfigV14;
 use nccl_plugin_api::*;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
@@ -57,7 +59,6 @@ pub struct Job {
 
 impl Job {
     /// For a rank whose peers are in other processes.
-    #[allow(dead_code, reason = "one test file has processes")]
     pub fn apart(nranks: usize) -> Arc<Self> {
         Arc::new(Self { nranks, handles: Mutex::default(), barrier: Barrier::new(1) })
     }

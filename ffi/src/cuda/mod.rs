@@ -1,7 +1,8 @@
 //! The CUDA driver: just what moving bytes needs.
 //!
 //! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
-//! functions are resolved at run time. Nothing here waits for the GPU but allocating, mapping and unmapping.
+//! functions are resolved at run time. Nothing here waits for the GPU but
+//! pinned memory and closing memory of other processes.
 
 mod dmabuf;
 mod objects;

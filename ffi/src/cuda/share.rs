@@ -2,7 +2,7 @@
 //!
 //! Two kinds of memory, two ways. What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped
 //! where the importer likes; what cuMemAlloc or cudaMalloc made travels as 64 bytes and is mapped where the driver
-//! likes. Exporting waits for nothing. Mapping and unmapping may wait for kernels: set-up and tear-down only.
+//! likes. Nothing here waits for a running kernel but the drop of [`Opened`].
 
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUDA_SUCCESS};
 use super::{Cuda, CudaError};
@@ -237,7 +237,8 @@ impl Drop for Mapped {
     }
 }
 
-/// An allocation of another process, opened by its 64 bytes. The driver counts how often a process opens one.
+/// An allocation of another process, opened by its 64 bytes. The driver counts how often a process opens one. Its drop
+/// waits for running kernels.
 pub struct Opened {
     cuda: Arc<Cuda>,
     base: CUdeviceptr,

@@ -154,7 +154,7 @@ impl Link {
     /// Gives a lane a place; the returned number goes with each of its operations.
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
-        let outs = Outs::new(self.peer);
+        let outs = Outs::new(self.peer, self.health.clone());
         let queue = Queue { lane, tasks: VecDeque::new(), outs, engaged: false, waiting: false, vacant: false };
         match state.queues.iter().position(|q| q.vacant && !q.engaged && q.outs.is_empty()) {
             Some(slot) => {

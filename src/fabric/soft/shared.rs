@@ -265,6 +265,7 @@ impl Shared {
         if self.attached.load(Ordering::Relaxed) > 0 {
             self.links.iter().for_each(Link::look);
         }
+        self.share.reap(self);
     }
 
     /// Answers what came to the contact socket. Called by the helper thread, and by who waits for an answer.

@@ -43,10 +43,10 @@ pub enum Next {
 }
 
 impl Outs {
-    /// None, for a lane to `peer`.
-    pub fn new(peer: u32) -> Self {
-        // A health of its own: a failure is taken from there to the link's.
-        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(u32::MAX, peer, Arc::<Health>::default())) }
+    /// None, for a lane to `peer`. `health` is the link's: once it has failed, what the engine has not started it gives
+    /// up, because the peer's memory may be unmapped then.
+    pub fn new(peer: u32, health: Arc<Health>) -> Self {
+        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(u32::MAX, peer, health)) }
     }
 
     /// Whether nothing is out.
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_follows_waits_for_what_is_out() {
-        let mut outs = Outs::new(1);
+        let mut outs = Outs::new(1, Arc::default());
         outs.push(Seq(1), Until::Pulled(Seq(10)), None);
         outs.push(Seq(2), Until::Before, None);
         let fetch = outs.fetches.number();
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_failed_fetch_is_an_error() {
-        let mut outs = Outs::new(1);
+        let mut outs = Outs::new(1, Arc::default());
         let fetch = outs.fetches.number();
         outs.push(Seq(1), Until::Fetched(fetch), None);
         outs.fetches.health.fail(crate::error::Error::remote("broken"));

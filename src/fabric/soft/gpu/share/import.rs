@@ -60,6 +60,13 @@ impl Import {
     }
 }
 
+impl Import {
+    /// Whether dropping it waits for no kernel.
+    pub fn closes_at_once(&self) -> bool {
+        matches!(*self.mapping, Mapping::Segments(_))
+    }
+}
+
 impl Drop for Import {
     fn drop(&mut self) {
         // A context that is gone has taken its mappings with it.

@@ -1,11 +1,12 @@
 //! GPU windows that processes of one host share: what a rank puts, the receiver's own engine fetches from the sender's
 //! memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches likewise.
 //!
-//! Windows are exported and mapped at registration, never later. Mapping may wait for kernels, and NCCL registers
-//! before kernels use a window, on all ranks together; so there are no descriptors to keep, and every rank knows before
-//! the first operation who has mapped what: one more all-gather, in which each rank says whose windows it has.
-//! Unmapping has the same trouble and happens in deregistration and closing alone. A window that this rank has
-//! deregistered stays mapped while its owner still has it, because the owner may still send from it.
+//! Windows are exported and mapped at registration, never later: it is collective, so there are no descriptors to keep,
+//! no operation has to wait for a mapping, and every rank knows before the first operation who has mapped what, by one
+//! more all-gather in which each rank says whose windows it has. None of its calls waits for a running kernel (measured
+//! on an H200 with driver 580: sharing an allocation takes 0.5 ms, unmapping 0.2 ms); only cuIpcCloseMemHandle does, so
+//! memory of cudaMalloc is closed in deregistration and closing alone. A window that this rank has deregistered stays
+//! mapped while its owner still has it, because the owner may still send from it.
 //!
 //! Descriptors travel through the contact sockets, each made when a peer asks and closed when it is sent. What cannot
 //! be shared goes through host memory as before; one line a peer says why.
@@ -77,6 +78,8 @@ pub struct Share {
     given: RwLock<Vec<Option<Given>>>,
     /// By rank, then window number.
     imports: RwLock<Box<[Vec<Option<Import>>]>>,
+    /// Windows are mapped that this rank has deregistered itself.
+    has_retired: AtomicBool,
     /// Peers about which the log has a line: that windows are mapped, that one is not.
     told: Box<[(AtomicBool, AtomicBool)]>,
 }
@@ -92,6 +95,7 @@ impl Share {
             answers: Mutex::default(),
             given: RwLock::default(),
             imports: RwLock::new((0..nranks).map(|_| Vec::new()).collect()),
+            has_retired: AtomicBool::new(false),
             told: (0..nranks).map(|_| Default::default()).collect(),
         }
     }
@@ -280,6 +284,9 @@ impl Share {
             for (id, import) in (0..).zip(imports.iter_mut()) {
                 let Some(import) = import else { continue };
                 import.is_retired |= id == window;
+                if import.is_retired {
+                    self.has_retired.store(true, Ordering::Relaxed);
+                }
                 over.push((rank, id, import.is_retired));
             }
         }
@@ -306,6 +313,40 @@ impl Share {
         } else {
             // The GPU may still read: the mappings are left to the process.
             std::mem::forget(gone);
+        }
+    }
+
+    /// Unmaps what this rank deregistered earlier than its owner, now that the owner has as well. Waits for nothing.
+    #[inline]
+    pub fn reap(&self, shared: &Shared) {
+        if self.has_retired.load(Ordering::Relaxed) {
+            self.reap_retired(shared);
+        }
+    }
+
+    #[cold]
+    fn reap_retired(&self, shared: &Shared) {
+        let mut retired = Vec::new();
+        for (rank, imports) in (0..).zip(self.imports.read().iter()) {
+            let windows = (0..).zip(imports).filter(|(_, i)| i.as_ref().is_some_and(|i| i.is_retired));
+            retired.extend(windows.map(|(id, _)| (rank, id)));
+        }
+        self.has_retired.store(!retired.is_empty(), Ordering::Relaxed);
+        retired.retain(|&(rank, id)| {
+            let link = shared.link(rank);
+            // After a failure copies may be in flight that nobody counts any more.
+            !link.health.has_failed() && !link.may_have_window(id)
+        });
+        let mut gone = Vec::new();
+        if !retired.is_empty() {
+            let mut imports = self.imports.write();
+            for (rank, id) in retired {
+                let place = &mut imports[rank as usize][id as usize];
+                let may_go = |i: &Import| i.is_retired && i.closes_at_once() && i.uses.load(Ordering::Acquire) == 0;
+                if place.as_ref().is_some_and(may_go) {
+                    gone.extend(place.take());
+                }
+            }
         }
     }
 
