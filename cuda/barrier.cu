@@ -2,6 +2,8 @@
 // it, all of them have arrived.
 #include "common/gin.cuh"
 
+namespace barrier_program {
+
 __global__ void rounds_of(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierHandle_t handle, int rounds, Outcome* out) {
     ncclGin gin{comm, 0};
     const ncclTeam world = ncclTeamWorld(comm);
@@ -30,15 +32,15 @@ __global__ void rounds_of(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierH
     gin.flush(ncclCoopThread());
 }
 
-int main(int argc, char** argv) {
-    run_ranks("barrier", argc, argv, [](Rank& rank) {
-        World world(rank, 1 << 20, {.barriers = 1});
-        world.fill(0, 8192, 0);
-        const int rounds = rank.options.quick ? 200 : 3000;
-        world.run("barrier", [&] {
-            rounds_of<<<1, 32, 0, world.stream>>>(world.device, world.window, world.barrier, rounds, world.out);
-        });
-        rank.row("values to all + barrier", 8, world.out->nanoseconds / 1e3, "us");
-        world.close();
+PROGRAM(barrier) {
+    World world(rank, 1 << 20, {.barriers = 1});
+    world.fill(0, 8192, 0);
+    const int rounds = rank.options.quick ? 200 : 3000;
+    world.run("barrier", [&] {
+        rounds_of<<<1, 32, 0, world.stream>>>(world.device, world.window, world.barrier, rounds, world.out);
     });
+    rank.row("values to all + barrier", 8, world.out->nanoseconds / 1e3, "us");
+    world.close();
 }
+
+}  // namespace barrier_program

@@ -2,6 +2,8 @@
 // context of its block, with signals of its block; all places are compared, gaps included.
 #include "common/gin.cuh"
 
+namespace contexts_program {
+
 constexpr int BLOCKS = 32, THREADS = 4, PIECES = 8;
 constexpr size_t PLACE = 4096;  // room for one piece
 
@@ -25,23 +27,23 @@ __global__ void scatter(ncclDevComm comm, ncclWindow_t window, size_t receive, O
     atomicMax_system(reinterpret_cast<unsigned long long*>(&out->nanoseconds), now_ns() - started);
 }
 
-int main(int argc, char** argv) {
-    run_ranks("contexts", argc, argv, [](Rank& rank) {
-        const int pieces = BLOCKS * THREADS * PIECES;
-        const size_t area = pieces * PLACE;
-        World world(rank, area * (1 + rank.count()), {.signals = BLOCKS, .contexts = 16});
-        std::vector<uint64_t> data(area / 8);
-        for (size_t i = 0; i < data.size(); i++) data[i] = mix(rank.index, i);
-        world.write(0, data);
-        world.fill(area, area * rank.count(), 0xEE);
-        world.run("scatter", [&] { scatter<<<BLOCKS, THREADS, 0, world.stream>>>(world.device, world.window, area, world.out); });
-        for (int from = 0; from < rank.count(); from++)
-            world.verify("scatter", area * (1 + from), area / 8, [&](size_t i) {
-                const size_t index = i * 8 / PLACE, at = i * 8 % PLACE;
-                return at < piece_bytes(from, rank.index, index) ? mix(from, i) : 0xEEEEEEEEEEEEEEEEull;
-            });
-        std::string name = format("%d blocks x %d, %u contexts", BLOCKS, THREADS, world.device.ginContextCount);
-        rank.row(name.c_str(), 0, pieces * rank.count() * 1e3 / world.out->nanoseconds, "M/s");
-        world.close();
-    });
+PROGRAM(contexts) {
+    const int pieces = BLOCKS * THREADS * PIECES;
+    const size_t area = pieces * PLACE;
+    World world(rank, area * (1 + rank.count()), {.signals = BLOCKS, .contexts = 16});
+    std::vector<uint64_t> data(area / 8);
+    for (size_t i = 0; i < data.size(); i++) data[i] = mix(rank.index, i);
+    world.write(0, data);
+    world.fill(area, area * rank.count(), 0xEE);
+    world.run("scatter", [&] { scatter<<<BLOCKS, THREADS, 0, world.stream>>>(world.device, world.window, area, world.out); });
+    for (int from = 0; from < rank.count(); from++)
+        world.verify("scatter", area * (1 + from), area / 8, [&](size_t i) {
+            const size_t index = i * 8 / PLACE, at = i * 8 % PLACE;
+            return at < piece_bytes(from, rank.index, index) ? mix(from, i) : 0xEEEEEEEEEEEEEEEEull;
+        });
+    std::string name = format("%d blocks x %d, %u contexts", BLOCKS, THREADS, world.device.ginContextCount);
+    rank.row(name.c_str(), 0, pieces * rank.count() * 1e3 / world.out->nanoseconds, "M/s");
+    world.close();
 }
+
+}  // namespace contexts_program

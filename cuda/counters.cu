@@ -2,6 +2,8 @@
 // moves; a counter that moves too early shows as a later message's data in an earlier one's place.
 #include "common/gin.cuh"
 
+namespace counters_program {
+
 constexpr int SLOTS = 4;
 
 __global__ void reuse(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int count, Outcome* out) {
@@ -25,18 +27,18 @@ __global__ void reuse(ncclDevComm comm, ncclWindow_t window, size_t receive, siz
     out->nanoseconds = (now_ns() - started) / count;
 }
 
-int main(int argc, char** argv) {
-    run_ranks("counters", argc, argv, [](Rank& rank) {
-        const size_t bytes = 1024, area = 4 << 20;
-        const int count = rank.options.quick ? 400 : 4000, left = (rank.index + rank.count() - 1) % rank.count();
-        World world(rank, 2 * area, {.signals = 1, .counters = SLOTS});
-        world.fill(area, area, 0xEE);
-        world.run("put + signal + counter", [&] {
-            reuse<<<1, 1, 0, world.stream>>>(world.device, world.window, area, bytes, count, world.out);
-        });
-        world.verify("put + counter", area, count * bytes / 8,
-                     [&](size_t i) { return mix(left, i / (bytes / 8), i % (bytes / 8) * 8); });
-        rank.row("put + signal + counter", bytes, world.out->nanoseconds / 1e3, "us");
-        world.close();
+PROGRAM(counters) {
+    const size_t bytes = 1024, area = 4 << 20;
+    const int count = rank.options.quick ? 400 : 4000, left = (rank.index + rank.count() - 1) % rank.count();
+    World world(rank, 2 * area, {.signals = 1, .counters = SLOTS});
+    world.fill(area, area, 0xEE);
+    world.run("put + signal + counter", [&] {
+        reuse<<<1, 1, 0, world.stream>>>(world.device, world.window, area, bytes, count, world.out);
     });
+    world.verify("put + counter", area, count * bytes / 8,
+                 [&](size_t i) { return mix(left, i / (bytes / 8), i % (bytes / 8) * 8); });
+    rank.row("put + signal + counter", bytes, world.out->nanoseconds / 1e3, "us");
+    world.close();
 }
+
+}  // namespace counters_program

@@ -6,6 +6,8 @@
 // With four ranks or more a "node" is two neighbouring ranks, otherwise one: there the forwarder forwards to itself.
 #include "common/gin.cuh"
 
+namespace moe_ht_program {
+
 constexpr int TOKENS = 256, TOP = 3, EXPERTS = 4;  // tokens a rank, experts a token, experts a rank
 constexpr int WORDS = 448, SLOTS = 8, THREADS = 128;
 constexpr int HEADER = 3;  // source rank, token, which ranks of the node want it (0: the end)
@@ -246,28 +248,28 @@ __global__ void combine(ncclDevComm comm, ncclWindow_t window, Plan plan, Outcom
     give_back(role, block / plan.nodes, block % plan.nodes);
 }
 
-int main(int argc, char** argv) {
-    run_ranks("moe_ht", argc, argv, [](Rank& rank) {
-        const Plan plan{rank.count()};
-        World world(rank, (plan.end() + 4095) / 4096 * 4096, {.signals = plan.signals(), .contexts = 4});
-        world.fill(0, world.bytes, 0xEE);
-        world.fill(plan.sums(), size_t(TOKENS) * WORDS * 8, 0);
-        const int blocks = 2 * plan.nodes + plan.ranks, me = rank.index;
-        world.run("dispatch", [&] { dispatch<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, plan, world.out); });
-        for (int from = 0; from < plan.ranks; from++)
-            world.verify("dispatch", plan.token(from, 0), size_t(TOKENS) * WORDS, [&](size_t i) {
-                const int t = i / WORDS;
-                return wanted(from, t, me, plan.experts()) ? token_word(from, t, i % WORDS) : 0xEEEEEEEEEEEEEEEEull;
-            });
-        rank.row("dispatch by forwarders", MESSAGE, TOKENS, "tokens");
-        world.run("combine", [&] { combine<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, plan, world.out); });
-        world.verify("combine", plan.sums(), size_t(TOKENS) * WORDS, [&](size_t i) {
+PROGRAM(moe_ht) {
+    const Plan plan{rank.count()};
+    World world(rank, (plan.end() + 4095) / 4096 * 4096, {.signals = plan.signals(), .contexts = 4});
+    world.fill(0, world.bytes, 0xEE);
+    world.fill(plan.sums(), size_t(TOKENS) * WORDS * 8, 0);
+    const int blocks = 2 * plan.nodes + plan.ranks, me = rank.index;
+    world.run("dispatch", [&] { dispatch<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, plan, world.out); });
+    for (int from = 0; from < plan.ranks; from++)
+        world.verify("dispatch", plan.token(from, 0), size_t(TOKENS) * WORDS, [&](size_t i) {
             const int t = i / WORDS;
-            uint64_t sum = 0;
-            for (int by = 0; by < plan.ranks; by++) sum += answer(me, t, by, plan.experts(), token_word(me, t, i % WORDS));
-            return sum;
+            return wanted(from, t, me, plan.experts()) ? token_word(from, t, i % WORDS) : 0xEEEEEEEEEEEEEEEEull;
         });
-        rank.row("combine by forwarders", MESSAGE, TOKENS, "tokens");
-        world.close();
+    rank.row("dispatch by forwarders", MESSAGE, TOKENS, "tokens");
+    world.run("combine", [&] { combine<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, plan, world.out); });
+    world.verify("combine", plan.sums(), size_t(TOKENS) * WORDS, [&](size_t i) {
+        const int t = i / WORDS;
+        uint64_t sum = 0;
+        for (int by = 0; by < plan.ranks; by++) sum += answer(me, t, by, plan.experts(), token_word(me, t, i % WORDS));
+        return sum;
     });
+    rank.row("combine by forwarders", MESSAGE, TOKENS, "tokens");
+    world.close();
 }
+
+}  // namespace moe_ht_program

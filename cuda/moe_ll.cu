@@ -4,6 +4,8 @@
 // Routing is random, rounds follow one another without the host, and every sum is compared with one made on the CPU.
 #include "common/gin.cuh"
 
+namespace moe_ll_program {
+
 constexpr int TOKENS = 64, TOP = 3, EXPERTS = 4;  // tokens a rank and round, experts a token, experts a rank
 constexpr int WORDS = 896;                        // 7 KiB a token
 constexpr int THREADS = 256;
@@ -105,27 +107,27 @@ __global__ void combine(ncclWindow_t window, Plan plan, int round) {
     }
 }
 
-int main(int argc, char** argv) {
-    run_ranks("moe_ll", argc, argv, [](Rank& rank) {
-        const int rounds = rank.options.quick ? 6 : 30, n = rank.count(), experts = EXPERTS * n;
-        const Plan plan{n};
-        World world(rank, (plan.sums(rounds) + 4095) / 4096 * 4096, {.signals = plan.signals(), .contexts = 4});
-        world.fill(0, world.bytes, 0xEE);
-        world.run("dispatch and combine", [&] {
-            for (int round = 0; round < rounds; round++) {
-                round_of<<<n, THREADS, 0, world.stream>>>(world.device, world.window, plan, round, world.out);
-                combine<<<8, THREADS, 0, world.stream>>>(world.window, plan, round);
-            }
-        });
-        for (int round = 0; round < rounds; round++)
-            world.verify("combine", plan.sums(round), size_t(TOKENS) * WORDS, [&](size_t i) {
-                uint64_t sum = 0;
-                const int t = i / WORDS;
-                for (int k = 0; k < TOP; k++)
-                    sum += answer(chosen(rank.index, round, t, k, experts), token_word(rank.index, round, t, i % WORDS)) * (k + 1);
-                return sum;
-            });
-        rank.row("low-latency rounds", MESSAGE, rounds, "rounds");
-        world.close();
+PROGRAM(moe_ll) {
+    const int rounds = rank.options.quick ? 6 : 30, n = rank.count(), experts = EXPERTS * n;
+    const Plan plan{n};
+    World world(rank, (plan.sums(rounds) + 4095) / 4096 * 4096, {.signals = plan.signals(), .contexts = 4});
+    world.fill(0, world.bytes, 0xEE);
+    world.run("dispatch and combine", [&] {
+        for (int round = 0; round < rounds; round++) {
+            round_of<<<n, THREADS, 0, world.stream>>>(world.device, world.window, plan, round, world.out);
+            combine<<<8, THREADS, 0, world.stream>>>(world.window, plan, round);
+        }
     });
+    for (int round = 0; round < rounds; round++)
+        world.verify("combine", plan.sums(round), size_t(TOKENS) * WORDS, [&](size_t i) {
+            uint64_t sum = 0;
+            const int t = i / WORDS;
+            for (int k = 0; k < TOP; k++)
+                sum += answer(chosen(rank.index, round, t, k, experts), token_word(rank.index, round, t, i % WORDS)) * (k + 1);
+            return sum;
+        });
+    rank.row("low-latency rounds", MESSAGE, rounds, "rounds");
+    world.close();
 }
+
+}  // namespace moe_ll_program

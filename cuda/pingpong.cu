@@ -2,6 +2,8 @@
 // message as it arrives, so that a signal that overtakes its data is seen; the second is timed.
 #include "common/gin.cuh"
 
+namespace pingpong_program {
+
 __global__ void put_and_signal(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int rounds, bool check,
                                uint64_t base, Outcome* out) {
     ncclGin gin{comm, 0};
@@ -46,30 +48,30 @@ __global__ void signal_only(ncclDevComm comm, int rounds, uint64_t base, Outcome
     gin.flush(ncclCoopThread());
 }
 
-int main(int argc, char** argv) {
-    run_ranks("pingpong", argc, argv, [](Rank& rank) {
-        if (rank.count() != 2) throw Failure("takes two ranks");
-        const size_t area = 16 << 20;
-        const int rounds = rank.options.quick ? 200 : 2000;
-        World world(rank, 2 * area);
-        uint64_t base = 0;
-        for (size_t bytes : {size_t{8}, size_t{1} << 10, size_t{64} << 10, size_t{1} << 20, area}) {
-            const int n = bytes > (1 << 20) ? rounds / 10 : rounds;
-            for (bool check : {true, false}) {
-                std::vector<uint64_t> data(bytes / 8);
-                for (size_t i = 0; i < data.size(); i++) data[i] = mix(rank.index, i, bytes);
-                world.write(0, data);
-                world.run("put + signal", [&] {
-                    put_and_signal<<<1, 1, 0, world.stream>>>(world.device, world.window, area, bytes, n, check, base, world.out);
-                });
-                base += n;
-                if (check) continue;
-                world.verify("put + signal", area, bytes / 8, [&](size_t i) { return mix(1 - rank.index, i, bytes); });
-                rank.row("put + signal round trip", bytes, world.out->nanoseconds / 1e3, "us");
-            }
+PROGRAM(pingpong) {
+    if (rank.count() != 2) throw Failure("takes two ranks");
+    const size_t area = rank.options.quick ? 4 << 20 : 16 << 20;
+    const int rounds = rank.options.quick ? 100 : 2000;
+    World world(rank, 2 * area);
+    uint64_t base = 0;
+    for (size_t bytes : {size_t{8}, size_t{1} << 10, size_t{64} << 10, size_t{1} << 20, area}) {
+        const int n = bytes > (1 << 20) ? rounds / 10 : rounds;
+        for (bool check : {true, false}) {
+            std::vector<uint64_t> data(bytes / 8);
+            for (size_t i = 0; i < data.size(); i++) data[i] = mix(rank.index, i, bytes);
+            world.write(0, data);
+            world.run("put + signal", [&] {
+                put_and_signal<<<1, 1, 0, world.stream>>>(world.device, world.window, area, bytes, n, check, base, world.out);
+            });
+            base += n;
+            if (check) continue;
+            world.verify("put + signal", area, bytes / 8, [&](size_t i) { return mix(1 - rank.index, i, bytes); });
+            rank.row("put + signal round trip", bytes, world.out->nanoseconds / 1e3, "us");
         }
-        world.run("signal only", [&] { signal_only<<<1, 1, 0, world.stream>>>(world.device, rounds, base, world.out); });
-        rank.row("signal round trip", 0, world.out->nanoseconds / 1e3, "us");
-        world.close();
-    });
+    }
+    world.run("signal only", [&] { signal_only<<<1, 1, 0, world.stream>>>(world.device, rounds, base, world.out); });
+    rank.row("signal round trip", 0, world.out->nanoseconds / 1e3, "us");
+    world.close();
 }
+
+}  // namespace pingpong_program

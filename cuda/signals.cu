@@ -2,6 +2,8 @@
 // over thousands of rounds. Sums must be exact.
 #include "common/gin.cuh"
 
+namespace signals_program {
+
 enum { INC, ADD, STRONG, WEAK, PING, ACK, SIGNALS };
 
 // Every rank signals every rank, itself included.
@@ -95,42 +97,42 @@ __global__ void resets(ncclDevComm comm, int rounds, uint64_t acks, Outcome* out
     gin.flush(ncclCoopThread());
 }
 
-int main(int argc, char** argv) {
-    run_ranks("signals", argc, argv, [](Rank& rank) {
-        const size_t va_inc = 0, va_add = 64, receive = 16 << 20;
-        const int scale = rank.options.quick ? 1 : 10, n = rank.count();
-        // Signals by address want a window whose writes stay in order.
-        World world(rank, 2 * receive, {.signals = SIGNALS, .window_flags = NCCL_WIN_STRICT_ORDERING});
-        world.fill(0, 2 * receive, 0);
-        int count = 50 * scale;
-        world.run("inc and add, by index and address",
-                  [&] { sums<<<1, 1, 0, world.stream>>>(world.device, world.window, va_inc, va_add, count, world.out); });
-        uint64_t total = 0;
-        for (int i = 0; i < count; i++) total += (uint64_t(i) << 33) + rank.index + 1;
-        world.run("exact sums", [&] {
-            exact<<<1, 1, 0, world.stream>>>(world.device, world.window, va_inc, va_add, uint64_t(count) * n, total * n, world.out);
-        });
-        rank.row("exact sums", 0, 4.0 * count * n, "signals");
-        uint64_t acks = 0;
-        for (size_t bytes : {size_t{8}, size_t{256} << 10}) {
-            const int rounds = 20 * scale, puts = 16;
-            world.run("strong signal after puts", [&] {
-                strong<<<1, 1, 0, world.stream>>>(world.device, world.window, receive, bytes, puts, rounds, acks, world.out);
-            });
-            acks += rounds;
-            rank.row("strong signal after 16 puts", bytes, rounds, "rounds");
-        }
-#if HAVE_WEAK_SIGNALS
-        const int rounds = 50 * scale;
-        world.run("weak signal", [&] {
-            weak<<<1, 1, 0, world.stream>>>(world.device, world.window, receive, 64 << 10, rounds, acks, world.out);
+PROGRAM(signals) {
+    const size_t va_inc = 0, va_add = 64, receive = 16 << 20;
+    const int scale = rank.options.quick ? 1 : 10, n = rank.count();
+    // Signals by address want a window whose writes stay in order.
+    World world(rank, 2 * receive, {.signals = SIGNALS, .window_flags = NCCL_WIN_STRICT_ORDERING});
+    world.fill(0, 2 * receive, 0);
+    int count = 50 * scale;
+    world.run("inc and add, by index and address",
+              [&] { sums<<<1, 1, 0, world.stream>>>(world.device, world.window, va_inc, va_add, count, world.out); });
+    uint64_t total = 0;
+    for (int i = 0; i < count; i++) total += (uint64_t(i) << 33) + rank.index + 1;
+    world.run("exact sums", [&] {
+        exact<<<1, 1, 0, world.stream>>>(world.device, world.window, va_inc, va_add, uint64_t(count) * n, total * n, world.out);
+    });
+    rank.row("exact sums", 0, 4.0 * count * n, "signals");
+    uint64_t acks = 0;
+    for (size_t bytes : {size_t{8}, size_t{256} << 10}) {
+        const int rounds = 20 * scale, puts = 16;
+        world.run("strong signal after puts", [&] {
+            strong<<<1, 1, 0, world.stream>>>(world.device, world.window, receive, bytes, puts, rounds, acks, world.out);
         });
         acks += rounds;
-        rank.row("put + weak signal", 64 << 10, rounds, "rounds");
-#endif
-        const int times = 500 * scale;
-        world.run("reset", [&] { resets<<<1, 1, 0, world.stream>>>(world.device, times, acks, world.out); });
-        rank.row("signal, reset, acknowledge", 0, world.out->nanoseconds / 1e3, "us");
-        world.close();
+        rank.row("strong signal after 16 puts", bytes, rounds, "rounds");
+    }
+#if HAVE_WEAK_SIGNALS
+    const int rounds = 50 * scale;
+    world.run("weak signal", [&] {
+        weak<<<1, 1, 0, world.stream>>>(world.device, world.window, receive, 64 << 10, rounds, acks, world.out);
     });
+    acks += rounds;
+    rank.row("put + weak signal", 64 << 10, rounds, "rounds");
+#endif
+    const int times = 500 * scale;
+    world.run("reset", [&] { resets<<<1, 1, 0, world.stream>>>(world.device, times, acks, world.out); });
+    rank.row("signal, reset, acknowledge", 0, world.out->nanoseconds / 1e3, "us");
+    world.close();
 }
+
+}  // namespace signals_program

@@ -1,6 +1,8 @@
 // putValue of 1, 2, 4 and 8 bytes to every rank, the own one included; the bytes around each value stay as they were.
 #include "common/gin.cuh"
 
+namespace values_program {
+
 constexpr int VALUES = 64;
 
 template <typename T>
@@ -35,13 +37,13 @@ void one(Rank& rank, World& world, size_t offset, ncclGinSignal_t signal) {
     rank.row("putValue + signal", sizeof(T), VALUES * rank.count() * 1e3 / world.out->nanoseconds, "M/s");
 }
 
-int main(int argc, char** argv) {
-    run_ranks("values", argc, argv, [](Rank& rank) {
-        World world(rank, 4 << 20);
-        one<uint8_t>(rank, world, 0, 0);
-        one<uint16_t>(rank, world, 1 << 20, 1);
-        one<uint32_t>(rank, world, 2 << 20, 2);
-        one<uint64_t>(rank, world, 3 << 20, 3);
-        world.close();
-    });
+PROGRAM(values) {
+    World world(rank, 4 << 20);
+    one<uint8_t>(rank, world, 0, 0);
+    one<uint16_t>(rank, world, 1 << 20, 1);
+    one<uint32_t>(rank, world, 2 << 20, 2);
+    one<uint64_t>(rank, world, 3 << 20, 3);
+    world.close();
 }
+
+}  // namespace values_program

@@ -6,6 +6,7 @@
 //! cannot be used is reported once a process, with what would be accepted, and
 //! the default takes its place: a typing error must not end a job.
 
+use crate::fabric::soft::gpu::{Tuning, TUNING_ACCEPTED};
 use crate::sync::Mutex;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -51,6 +52,8 @@ pub struct Config {
     pub tcp_stripes: Option<u32>,
     /// `OXYGIN_TCP_THREADS`: threads that serve them; by default by the number of cores.
     pub tcp_threads: Option<u32>,
+    /// `OXYGIN_GPU_ISSUE`: for measuring.
+    pub gpu_issue: Tuning,
     /// `NCCL_SOCKET_IFNAME`, in NCCL's syntax.
     pub socket_ifname: Option<String>,
     /// `NCCL_SOCKET_FAMILY`: `libc::AF_INET`, `libc::AF_INET6`, or any.
@@ -85,6 +88,7 @@ impl Default for Config {
             soft_transport: SoftTransport::Auto,
             tcp_stripes: None,
             tcp_threads: None,
+            gpu_issue: Tuning::default(),
             socket_ifname: None,
             socket_family: None,
             comm_id: None,
@@ -161,7 +165,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "OXYGIN_FABRIC",
         default: "auto",
         meaning: "How bytes move: RDMA through libibverbs, or shared memory and TCP. `auto` takes verbs where every \
-                  rank has a usable port, else soft.",
+                  rank has a usable port (with GPUs: one that takes GPU memory), else soft.",
         accepted: "auto, verbs, soft",
         apply: |config, text| {
             config.fabric = match text {
@@ -231,9 +235,23 @@ pub const VARIABLES: &[Variable] = &[
         apply: |config, text| within(text, 0, 32).map(|value| config.tcp_threads = Some(value)),
     },
     Variable {
+        name: "OXYGIN_GPU_ISSUE",
+        default: "copy=any,flights=2,gather=8,bulk=4194304,merge=1",
+        meaning: "For measuring: which driver calls move GPU memory on one host, and what gathers for one of them.",
+        accepted: TUNING_ACCEPTED,
+        apply: |config, text| Tuning::parse(text).map(|value| config.gpu_issue = value),
+    },
+    Variable {
         name: "OXYGIN_LIBIBVERBS",
         default: "libibverbs.so.1",
         meaning: "The verbs library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "OXYGIN_LIBRDMACM",
+        default: "librdmacm.so.1",
+        meaning: "The RDMA connection manager's library to load, by name or path; only iWARP devices need it.",
         accepted: "a library name or path",
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },
@@ -344,7 +362,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NCCL_DMABUF_ENABLE",
         default: "1",
-        meaning: "Whether GPU memory may be registered by DMA-BUF descriptor. 0: no.",
+        meaning:
+            "Whether GPU memory may be registered with RDMA devices by DMA-BUF. 0: only by address, with a peer memory \
+                  module.",
         accepted: "0 or another integer",
         apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
     },

@@ -74,10 +74,21 @@ struct Free {
     generation: u64,
 }
 
+/// Places that a live handle can have.
+pub const PLACES: usize = 1 << INDEX_BITS;
+
+/// The place of a handle, for tables of what is wanted of its object; below [`PLACES`] whatever the handle is. No two live
+/// handles have the same.
+#[inline(always)]
+pub fn place(handle: u64) -> usize {
+    ((handle & INDEX_MASK) >> INDEX_SHIFT) as usize
+}
+
 /// All entries. Zero pages until they are used: 4 MiB of address space, not of memory.
-static TABLE: [Entry; 1 << INDEX_BITS] =
-    [const { Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; 1 << INDEX_BITS];
-static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 0, generation: 1 });
+static TABLE: [Entry; PLACES] =
+    [const { Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; PLACES];
+// The first place stays free: it is that of NULL.
+static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 1, generation: 1 });
 
 #[inline(always)]
 fn entry(handle: u64) -> &'static Entry {

@@ -38,6 +38,11 @@ impl<T> Mutex<T> {
 pub struct RwLock<T>(std::sync::RwLock<T>);
 
 impl<T> RwLock<T> {
+    /// An unlocked value.
+    pub const fn new(value: T) -> Self {
+        Self(std::sync::RwLock::new(value))
+    }
+
     /// Waits for a share of the lock.
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {

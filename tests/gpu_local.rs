@@ -340,5 +340,6 @@ fn the_device_takes_gpu_memory_where_there_is_a_driver() {
     let mut props: PropertiesV12 = unsafe { std::mem::zeroed() };
     // SAFETY: a place for the answer.
     ok(unsafe { T.get_properties.unwrap()(0, &mut props) });
-    assert_eq!(props.ptr_support, PTR_HOST | PTR_CUDA);
+    // DMA-BUFs too: NCCL refuses windows of several segments elsewhere.
+    assert_eq!(props.ptr_support, PTR_HOST | PTR_CUDA | nccl_plugin_api::PTR_DMABUF);
 }

@@ -4,10 +4,12 @@ mod tcp;
 
 use oxygin::fabric::soft::lane::Work;
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
+use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
+use oxygin::fabric::World;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tcp::*;
 
@@ -259,6 +261,46 @@ fn nobody_at_the_address_is_an_error_that_says_so() {
     let seq = all[0].post(&lane, Work::Put(put(address(&all[0].data), 4096, 8)));
     let e = wait_error(&lane, seq);
     assert!(e.contains("rank 1") && e.contains(&at.to_string()) && e.contains("refused (os error 111)"), "{e}");
+}
+
+#[test]
+fn a_refusing_address_is_not_waited_for_as_long_as_a_silent_one() {
+    let _guard = alone();
+    // Nothing here lasts as long as that.
+    let timing = Timing { connect: 10 * PATIENCE, ..Timing::default() };
+    let mut all = ranks_with(2, 1, 8, timing, &[localhost(), "127.0.0.2:0".parse().unwrap()]);
+    let gone = all.pop().unwrap();
+    let at = gone.tcp.addresses();
+    drop(gone);
+    let lane = all[0].lane(0, 1);
+    let seq = all[0].post(&lane, Work::Put(put(address(&all[0].data), 4096, 8)));
+    let e = wait_error(&lane, seq);
+    assert!(at.iter().all(|a| e.contains(&a.to_string())), "{e}");
+    assert!(e.contains("rank 1 refuses") && e.contains("refused (os error 111)"), "{e}");
+}
+
+#[test]
+fn a_peer_that_listens_late_is_reached() {
+    let _guard = alone();
+    let mut all = ranks(2, 1, 8);
+    let mut late = all.pop().unwrap();
+    let at = late.tcp.addresses();
+    late.freeze();
+    late.tcp.close();
+    let lane = all[0].lane(9, 1);
+    let mut ring = put(0, 0, 0);
+    ring.signal = bell(&late.signals[9], 1, true);
+    let seq = all[0].post(&lane, Work::Put(ring));
+    // Long enough for a few refusals.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!lane.test(seq).unwrap());
+    let tcp = Arc::new(Tcp::open(&at, token(1), 1, late.registry.clone()).unwrap());
+    let peers = [all[0].tcp.addresses(), at].into_iter().enumerate();
+    let peers = peers.map(|(r, addresses)| PeerInfo { addresses, token: token(r), health: late.health[r].clone() });
+    tcp.join(World { rank: 1, nranks: 2 }, peers.collect()).unwrap();
+    let late = late.adopt(tcp);
+    wait(&lane, seq);
+    until("signal", || late.signals[9].load(SeqCst) == 1);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod tcp;
 
 use oxygin::fabric::soft::lane::Work;
 use oxygin::fabric::soft::tcp::CHUNK;
+use oxygin::rma::op::Put;
 use std::sync::atomic::Ordering::SeqCst;
 use tcp::*;
 
@@ -89,6 +90,44 @@ fn small_puts_are_visible_at_their_signal() {
         }
         wait(&lane, last.unwrap());
     });
+}
+
+/// What a burst leaves staged goes out by itself when its caller falls silent, or at once when that one has no more.
+#[test]
+fn the_end_of_a_burst_is_not_left_behind() {
+    for silent in [true, false] {
+        let mut all = ranks(2, 1, 8);
+        let b = all.pop().unwrap();
+        let mut a = all.pop().unwrap();
+        let lane = a.lane(0, 1);
+        let mut ring = put(0, 0, 0);
+        ring.signal = bell(&b.signals[0], 1, true);
+        wait(&lane, a.post(&lane, Work::Put(ring)));
+        until("first", || b.signals[0].load(SeqCst) == 1);
+        a.freeze();
+        for round in 1..=200 {
+            for _ in 0..10 {
+                // The hint makes sure that it is staged.
+                a.post(&lane, Work::Put(Put { more: true, ..ring }));
+            }
+            if silent {
+                // Nobody calls until the descriptor says so.
+                let start = std::time::Instant::now();
+                while b.signals[0].load(SeqCst) != 1 + 10 * round {
+                    let mut p = libc::pollfd { fd: a.tcp.as_fd(), events: libc::POLLIN, revents: 0 };
+                    // SAFETY: one pollfd.
+                    if unsafe { libc::poll(&mut p, 1, 1) } == 1 {
+                        a.tcp.progress();
+                    }
+                    assert!(start.elapsed() < PATIENCE, "round {round}: the descriptor stays quiet");
+                }
+            } else {
+                a.tcp.progress();
+                a.tcp.progress();
+                until("burst", || b.signals[0].load(SeqCst) == 1 + 10 * round);
+            }
+        }
+    }
 }
 
 #[test]

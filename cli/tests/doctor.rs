@@ -49,3 +49,52 @@ fn what_was_asked_for_and_cannot_work_is_named() {
         assert!(wrong.iter().any(|w| w == subject), "{subject} is not among {wrong:?}");
     }
 }
+
+/// A fake library of the tests.
+fn fake(name: &str) -> String {
+    let exe = std::env::current_exe().expect("this program");
+    let path = exe.parent().expect("a folder").join(name);
+    assert!(path.exists(), "{} is not there; build the fakes", path.display());
+    path.to_string_lossy().into_owned()
+}
+
+fn about<'a>(report: &'a Value, title: &str, subject: &str) -> &'a Value {
+    let sections = report["sections"].as_array().expect("sections");
+    let section = sections.iter().find(|s| s["title"] == title).unwrap_or_else(|| panic!("no {title}: {report:#}"));
+    let findings = section["findings"].as_array().expect("findings");
+    findings.iter().find(|f| f["subject"] == subject).unwrap_or_else(|| panic!("no {subject}: {section:#}"))
+}
+
+#[test]
+fn devices_are_those_of_the_library_that_is_loaded_and_gpu_memory_is_judged_for_each() {
+    let (verbs, cuda) = (fake("libfake_verbs.so"), fake("libfake_cuda.so"));
+    let base = [("OXYGIN_LIBIBVERBS", &*verbs), ("OXYGIN_LIBCUDA", &*cuda)];
+    let (code, report) = doctor(&[&base[..], &[("NCCL_IB_HCA", "fake_1")]].concat());
+    assert_eq!(code, Some(0), "{report:#}");
+    assert!(about(&report, "Verbs fabric", "libibverbs")["detail"].as_str().unwrap_or("").contains("libfake_verbs.so"));
+    let left_out = about(&report, "Verbs fabric", "fake_0 port 1");
+    assert_eq!((&left_out["verdict"], left_out["remedy"].is_string()), (&"no".into(), true), "{left_out}");
+    assert_eq!(about(&report, "Verbs fabric", "fake_1 port 1")["verdict"], "ok");
+    assert_eq!(about(&report, "Verbs fabric", "verbs fabric")["detail"], "would be used, 1 port(s)");
+    let gpu = about(&report, "GPU memory over RDMA", "fake_1");
+    assert_eq!((&gpu["verdict"], &gpu["detail"]), (&"ok".into(), &"GPU memory is registered by DMA-BUF".into()));
+    assert_eq!(about(&report, "GPU memory", "GPU 1")["verdict"], "ok");
+
+    let (_, report) = doctor(&[&base[..], &[("NCCL_DMABUF_ENABLE", "0")]].concat());
+    let gpu = about(&report, "GPU memory over RDMA", "fake_0");
+    if std::path::Path::new("/sys/module/nvidia_peermem").exists() {
+        assert_eq!(gpu["verdict"], "ok", "{gpu}");
+    } else {
+        assert_eq!(gpu["verdict"], "no", "{gpu}");
+        assert!(gpu["remedy"].as_str().unwrap_or_default().contains("nvidia-peermem"), "{gpu}");
+        let port = about(&report, "Verbs fabric", "fake_0 port 1");
+        assert!(port["detail"].as_str().unwrap_or_default().contains("cannot register GPU memory"), "{port}");
+        assert_eq!(about(&report, "Verbs fabric", "verbs fabric")["verdict"], "note", "auto takes the soft fabric");
+    }
+
+    let (code, report) = doctor(&[("OXYGIN_LIBIBVERBS", "/nowhere/libibverbs.so.1"), ("OXYGIN_FABRIC", "verbs")]);
+    assert_eq!(code, Some(1));
+    let missing = about(&report, "Verbs fabric", "libibverbs");
+    assert!(missing["detail"].as_str().unwrap_or_default().contains("/nowhere/libibverbs.so.1"), "{missing}");
+    assert!(missing["remedy"].as_str().unwrap_or_default().contains("install rdma-core"), "{missing}");
+}

@@ -115,6 +115,8 @@ fn both_directions_all_to_all_and_weak_signals() {
 fn a_receiver_that_only_looks_at_memory_receives() {
     let report = run_json("--local 2 --test latency,rate -n 50 --no-progress --op put-signal");
     assert_eq!(rows(&report).len(), 2);
+    let report = run_json("--local 2 --test latency,rate -n 50 --receiver-sleeps");
+    assert_eq!(rows(&report).len(), 2);
 }
 
 #[test]

@@ -100,6 +100,7 @@ struct Needs {
     int contexts = 4;
     int barriers = 0;     // world GIN barriers, in World::barrier
     int window_flags = 0;  // beside NCCL_WIN_COLL_SYMMETRIC
+    void* memory = nullptr;  // the caller's, as large as the window; otherwise ncclMemAlloc's
 };
 
 // One rank's communicator, window, device communicator and stream. Collective to make and to close.
@@ -115,7 +116,9 @@ class World {
             throw Failure(format("NCCL offers GIN type %d, not 2, the proxy: no GIN or RMA plugin in use", (int)properties.ginType));
 
         rank.stage("ncclCommWindowRegister");
-        NCCL(ncclMemAlloc(&memory, bytes));
+        memory = needs.memory;
+        if (!memory) NCCL(ncclMemAlloc(&allocated_, bytes));
+        if (!memory) memory = allocated_;
         NCCL(ncclCommWindowRegister(comm, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC | needs.window_flags));
 
         rank.stage("ncclDevCommCreate");
@@ -160,13 +163,13 @@ class World {
     // Copies on this rank's stream, in order with its kernels; no other rank's kernel may be running.
     std::vector<uint64_t> read(size_t offset, size_t words) {
         std::vector<uint64_t> data(words);
-        CUDA(cudaMemcpyAsync(data.data(), static_cast<char*>(memory) + offset, words * 8, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaMemcpyAsync(data.data(), static_cast<char*>(memory) + offset, words * 8, cudaMemcpyDefault, stream));
         CUDA(cudaStreamSynchronize(stream));
         return data;
     }
 
     void write(size_t offset, const std::vector<uint64_t>& data) {
-        CUDA(cudaMemcpyAsync(static_cast<char*>(memory) + offset, data.data(), data.size() * 8, cudaMemcpyHostToDevice, stream));
+        CUDA(cudaMemcpyAsync(static_cast<char*>(memory) + offset, data.data(), data.size() * 8, cudaMemcpyDefault, stream));
         CUDA(cudaStreamSynchronize(stream));
     }
 
@@ -192,7 +195,7 @@ class World {
         rank.barrier();
         NCCL(ncclDevCommDestroy(comm, &device));
         NCCL(ncclCommWindowDeregister(comm, window));
-        NCCL(ncclMemFree(memory));
+        if (allocated_) NCCL(ncclMemFree(allocated_));
         CUDA(cudaFreeHost(out));
         CUDA(cudaStreamDestroy(stream));
         NCCL(ncclCommDestroy(comm));
@@ -207,4 +210,7 @@ class World {
     ncclGinBarrierHandle_t barrier{};
     cudaStream_t stream{};
     Outcome* out{};
+
+  private:
+    void* allocated_{};
 };

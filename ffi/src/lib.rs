@@ -4,6 +4,7 @@
 
 pub mod cuda;
 mod library;
+pub mod rdmacm;
 pub mod verbs;
 
 pub use library::{Library, Missing};

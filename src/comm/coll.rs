@@ -8,7 +8,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, DeviceKind};
 use crate::fabric::soft::SoftFabric;
-use crate::fabric::verbs::VerbsFabric;
+use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{ContextSpec, Fabric, Region, World};
 use crate::handles::{self, Kind, Object};
 use crate::memory::cache::WindowCache;
@@ -216,32 +216,36 @@ impl Coll {
         })
     }
 
-    /// Registers memory on every rank. Collective.
+    /// Registers memory on every rank. Collective. `gpu`: it is GPU memory, or why it cannot be used, which the other
+    /// ranks learn at once.
     pub fn register(
         &self,
         base: u64,
         len: u64,
         strict: bool,
         dma_buf: Option<(std::os::fd::RawFd, u64)>,
-        gpu: Option<&GpuMemory>,
+        gpu: Option<Result<GpuMemory>>,
     ) -> Result<*mut c_void> {
         self.check_open()?;
         let id = self.held.lock().ids.take();
         let region = Region { id, base, len, strict, dma_buf };
+        let is_gpu = gpu.is_some();
         let mine = match (&self.fabric, gpu) {
+            (_, Some(Err(why))) => Err(why),
             (AnyFabric::Verbs(f), None) => f.register(&region),
             (AnyFabric::Soft(f), None) => f.register(&region),
-            (AnyFabric::Soft(f), Some(memory)) => f.register_gpu(&region, memory),
-            (AnyFabric::Verbs(_), Some(_)) => Err(Error::usage(
-                "type = 2 (CUDA), but over RDMA devices this version moves host memory only; register host memory \
-                 (type 1), or set OXYGIN_FABRIC=soft",
-            )),
+            (AnyFabric::Soft(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
+            (AnyFabric::Verbs(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
         };
         // The CPU must not touch GPU memory: such windows are known to the fabric alone.
-        if mine.is_ok() && gpu.is_none() {
+        if mine.is_ok() && !is_gpu {
             self.registry.insert(id, Extent { base, len });
         }
-        let window = self.exchange_window(&region, mine).and_then(|window| {
+        let offer = match &self.fabric {
+            AnyFabric::Soft(f) if mine.is_ok() => f.offer(&region, is_gpu),
+            _ => Vec::new(),
+        };
+        let window = self.exchange_window(&region, mine, &offer).and_then(|window| {
             let window = Arc::new(window);
             let handle = handles::insert(window.clone())
                 .ok_or_else(|| Error::system("more than 262144 objects are live; deregister unused windows"))?;
@@ -257,17 +261,25 @@ impl Coll {
         window
     }
 
-    fn exchange_window(&self, region: &Region, mine: Result<crate::fabric::Registration>) -> Result<Window> {
+    fn exchange_window(
+        &self,
+        region: &Region,
+        mine: Result<crate::fabric::Registration>,
+        offer: &[u8],
+    ) -> Result<Window> {
         let step = "regMrSym";
-        let mine_said =
-            mine.as_ref().map(|m| contribution(Writer::new().u64(region.base).u64(region.len).u32(m.rkey).finish()));
+        let mine_said = mine
+            .as_ref()
+            .map(|m| contribution(Writer::new().u64(region.base).u64(region.len).u32(m.rkey).bytes(offer).finish()));
         let gathered: Gathered = self.exchange.step(step, mine_said)?;
         let registration = mine?;
+        let mut offers = Vec::new();
         let remote = (0..self.world.nranks)
             .map(|rank| {
                 let mut r = Reader::new(gathered.common(rank));
                 (|| {
-                    let remote = Remote::new(r.u64()?, r.u64()?, r.u32()?);
+                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
+                    offers.push(r.bytes()?);
                     r.end()?;
                     remote.base.checked_add(remote.len)?;
                     Some(remote)
@@ -275,6 +287,7 @@ impl Coll {
                 .ok_or_else(|| Error::remote(format!("{step}: rank {rank} sent a malformed description of its window")))
             })
             .collect::<Result<Box<[_]>>>()?;
+        self.share_window(region, &remote, &offers)?;
         Ok(Window {
             coll: self.id,
             id: region.id,
@@ -285,6 +298,20 @@ impl Coll {
             registration,
             handle: AtomicU64::new(0),
         })
+    }
+
+    /// A second step where any rank's window can be shared among processes of one host.
+    fn share_window(&self, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
+        let AnyFabric::Soft(fabric) = &self.fabric else { return Ok(()) };
+        // All ranks have the same offers, so all come to the step or none.
+        if offers.iter().all(|o| o.is_empty()) {
+            return Ok(());
+        }
+        let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
+        let taken = fabric.take_offers(region, &extents, offers);
+        let gathered = self.exchange.step("regMrSym (shared)", taken.as_ref().map(|t| contribution(t.clone())))?;
+        let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();
+        fabric.settle_offers(region, &reports)
     }
 
     /// Ends a registration of this communicator.
@@ -393,7 +420,7 @@ impl Opened {
     }
 
     fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
-        match settle(hellos)? {
+        match settle(hellos, verbs::mismatch)? {
             Settled::Verbs => {
                 let fabric = self.verbs.map_err(Error::internal)?;
                 log::info!("fabric verbs: every rank has a usable port");

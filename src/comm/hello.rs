@@ -74,8 +74,9 @@ pub enum Settled {
     Soft(String),
 }
 
-/// Decides, from what all ranks said, alike on every rank.
-pub fn settle(hellos: &[Hello]) -> Result<Settled> {
+/// Decides, from what all ranks said, alike on every rank. `mismatch` says why ranks with these verbs hellos cannot be
+/// connected to each other.
+pub fn settle(hellos: &[Hello], mismatch: impl Fn(&[&[u8]]) -> Option<String>) -> Result<Settled> {
     let asks = |choice| hellos.iter().position(|h| h.choice == choice);
     let lacks = hellos.iter().enumerate().find_map(|(rank, h)| Some((rank, h.verbs.as_ref().err()?)));
     match (asks(FabricChoice::Verbs), asks(FabricChoice::Soft), lacks) {
@@ -88,7 +89,14 @@ pub fn settle(hellos: &[Hello]) -> Result<Settled> {
         ))),
         (_, Some(s), _) => Ok(Settled::Soft(format!("rank {s} has OXYGIN_FABRIC=soft"))),
         (_, None, Some((rank, why))) => Ok(Settled::Soft(format!("rank {rank} cannot use verbs: {why}"))),
-        (_, None, None) => Ok(Settled::Verbs),
+        (demanded, None, None) => {
+            let verbs: Vec<&[u8]> = hellos.iter().filter_map(|h| h.verbs.as_deref().ok()).collect();
+            match (mismatch(&verbs), demanded) {
+                (None, _) => Ok(Settled::Verbs),
+                (Some(why), None) => Ok(Settled::Soft(why)),
+                (Some(why), Some(v)) => Err(Error::usage(format!("rank {v} has OXYGIN_FABRIC=verbs, but {why}"))),
+            }
+        }
     }
 }
 
@@ -125,12 +133,22 @@ mod tests {
         ];
         for (ranks, want, words) in table {
             let hellos: Vec<_> = ranks.iter().map(|&(c, v)| hello(c, v)).collect();
-            match (settle(&hellos), want) {
+            match (settle(&hellos, |_| None), want) {
                 (Ok(Settled::Verbs), Ok(true)) => {}
                 (Ok(Settled::Soft(why)), Ok(false)) => assert!(why.contains(words), "{why}"),
                 (Err(e), Err(())) => assert!(e.message().contains(words), "{e}"),
                 (got, _) => panic!("{ranks:?}: {got:?}"),
             }
         }
+    }
+
+    #[test]
+    fn devices_that_do_not_fit_each_other_leave_the_soft_fabric() {
+        let mismatch = |verbs: &[&[u8]]| (verbs.len() == 2).then(|| "rank 1 is on iWARP".to_owned());
+        let auto = [hello(FabricChoice::Auto, true), hello(FabricChoice::Auto, true)];
+        assert_eq!(settle(&auto, mismatch).unwrap(), Settled::Soft("rank 1 is on iWARP".into()));
+        let demanded = [hello(FabricChoice::Auto, true), hello(FabricChoice::Verbs, true)];
+        let e = settle(&demanded, mismatch).unwrap_err();
+        assert!(e.message().contains("rank 1 has OXYGIN_FABRIC=verbs, but rank 1 is on iWARP"), "{e}");
     }
 }

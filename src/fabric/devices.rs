@@ -1,12 +1,13 @@
 //! The devices that NCCL sees: each usable RDMA port, or the one software device.
 
-use super::verbs::{self, DeviceInfo};
+use super::verbs::{self, peermem, DeviceInfo};
 use crate::config::{Config, FabricChoice};
 use crate::memory::gpu;
 use nccl_plugin_api::{
-    PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_CUDA, PTR_HOST,
+    PropertiesV11, PropertiesV12, VDeviceProps4, VDeviceProps8, DEVICE_GIN_PROXY, PTR_CUDA, PTR_DMABUF, PTR_HOST,
 };
 use std::ffi::{c_int, CString};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// What a device is.
@@ -70,9 +71,15 @@ fn find(config: &Config) -> Found {
     if config.fabric == FabricChoice::Soft {
         return Found { devices: vec![soft()], no_verbs: "OXYGIN_FABRIC=soft".into() };
     }
+    let (has_gpus, peermem) = (gpu::has_driver(), peermem(Path::new("/sys")));
     let (usable, no_verbs) = match verbs::devices(config) {
         Err(missing) => (Vec::new(), missing.to_string()),
-        Ok(ports) => {
+        Ok(mut ports) => {
+            if has_gpus && config.fabric == FabricChoice::Auto {
+                for port in ports.iter_mut().filter(|p| p.is_usable()) {
+                    port.problem = gpu_obstacle(port.dma_buf && config.dma_buf, port.atomics, peermem);
+                }
+            }
             let problems: Vec<_> =
                 ports.iter().filter_map(|p| Some(format!("{}:{} {}", p.name, p.port, p.problem.as_ref()?))).collect();
             let why = if ports.is_empty() { "there is no RDMA device".into() } else { problems.join("; ") };
@@ -82,7 +89,16 @@ fn find(config: &Config) -> Found {
     if usable.is_empty() {
         return Found { devices: vec![soft()], no_verbs };
     }
-    Found { devices: usable.into_iter().map(port).collect(), no_verbs }
+    Found {
+        devices: usable
+            .into_iter()
+            .map(|info| {
+                let kinds = memory_kinds(has_gpus, info.dma_buf && config.dma_buf, peermem);
+                port(info, kinds)
+            })
+            .collect(),
+        no_verbs,
+    }
 }
 
 fn soft() -> Device {
@@ -93,19 +109,48 @@ fn soft() -> Device {
         guid: 0,
         speed: SOFT_SPEED,
         port: 1,
-        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA } else { PTR_HOST },
+        // Registers GPU memory by its address and ignores the descriptor, but NCCL takes windows over several physical
+        // allocations only where DMA-BUFs are welcome.
+        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA | nccl_plugin_api::PTR_DMABUF } else { PTR_HOST },
     }
 }
 
-fn port(info: DeviceInfo) -> Device {
+fn port(info: DeviceInfo, ptr_support: c_int) -> Device {
     Device {
         name: CString::new(info.name.clone()).unwrap_or_default(),
         pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
         guid: info.guid,
         speed: info.speed_mbps,
         port: info.port.into(),
-        ptr_support: PTR_HOST,
+        ptr_support,
         kind: DeviceKind::Verbs(Box::new(info)),
+    }
+}
+
+/// Why `auto` leaves a port alone where there are GPUs, with the remedy: the signals that NCCL allocates, and mostly the
+/// data too, are in GPU memory. `dma_buf`: it registers DMA-BUFs and may. `None`: it takes GPU memory, as far as can be
+/// told without asking the GPU.
+pub fn gpu_obstacle(dma_buf: bool, atomics: bool, peermem: Option<&str>) -> Option<String> {
+    if !dma_buf && peermem.is_none() {
+        return Some(
+            "cannot register GPU memory: it registers no DMA-BUFs (or NCCL_DMABUF_ENABLE=0) and no peer memory module is \
+             loaded; modprobe nvidia-peermem, or set OXYGIN_FABRIC=verbs if all windows are in host memory"
+                .into(),
+        );
+    }
+    (!atomics).then(|| {
+        "has no remote atomics, so that signals cannot go to GPU memory; set OXYGIN_FABRIC=verbs if all signals are in \
+         host memory"
+            .into()
+    })
+}
+
+/// What a port takes.
+fn memory_kinds(has_gpus: bool, dma_buf: bool, peermem: Option<&str>) -> c_int {
+    match (has_gpus, dma_buf, peermem) {
+        (false, ..) | (_, false, None) => PTR_HOST,
+        (true, true, _) => PTR_HOST | PTR_CUDA | PTR_DMABUF,
+        (true, false, Some(_)) => PTR_HOST | PTR_CUDA,
     }
 }
 
@@ -156,6 +201,30 @@ impl Device {
             max_multi_request_size: p.max_multi_request_size,
             rail_id: UNDEFINED_ID,
             plane_id: UNDEFINED_ID,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_memory_is_announced_where_it_can_be_registered() {
+        let module = Some("nvidia_peermem");
+        assert_eq!(memory_kinds(true, false, None), PTR_HOST);
+        assert_eq!(memory_kinds(false, true, module), PTR_HOST);
+        assert_eq!(memory_kinds(true, false, module), PTR_HOST | PTR_CUDA);
+        assert_eq!(memory_kinds(true, true, None), PTR_HOST | PTR_CUDA | PTR_DMABUF);
+    }
+
+    #[test]
+    fn auto_takes_ports_that_can_do_what_gpus_need() {
+        assert_eq!(gpu_obstacle(true, true, None), None);
+        assert_eq!(gpu_obstacle(false, true, Some("nvidia_peermem")), None);
+        for (dma_buf, atomics, part) in [(false, true, "modprobe nvidia-peermem"), (true, false, "remote atomics")] {
+            let why = gpu_obstacle(dma_buf, atomics, None).expect("an obstacle");
+            assert!(why.contains(part) && why.contains("; ") && why.contains("OXYGIN_FABRIC=verbs"), "{why}");
         }
     }
 }

@@ -14,15 +14,17 @@ pub struct Remote {
     pub len: u64,
     /// That rank's key.
     pub rkey: u32,
-    /// Aligned offsets below this are those of signals; 0 where the window does not start at a multiple of 8.
-    pub signals: u32,
 }
 
 impl Remote {
-    /// A window of `len` bytes at `base`.
-    pub fn new(base: u64, len: u64, rkey: u32) -> Self {
-        let signals = if base % 8 == 0 { (len & !7).min(u32::MAX.into()) as u32 } else { 0 };
-        Self { base, len, rkey, signals }
+    /// Offsets below this that are multiples of 8 are those of signals; 0 where the window does not start at such an
+    /// address.
+    pub fn signals(&self) -> u64 {
+        if self.base % 8 == 0 {
+            self.len & !7
+        } else {
+            0
+        }
     }
 }
 

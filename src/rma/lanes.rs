@@ -1,9 +1,10 @@
-//! Where `test` finds an operation's outcome: one entry a (context, peer) of every verbs context in the process, named
-//! by the upper half of the request. With it the usual answer costs some twenty instructions.
+//! Where `test` finds an operation's outcome: one entry a (context, peer) of every context in the process, named by the
+//! upper half of the request. With it the usual answer costs some twenty instructions.
 //!
 //! A request is the entry's number in bits 32 and up and the operation's number below. Requests of the other form
-//! (`ticket`) have bit 58 or a higher one set and are no number of an entry.
+//! (`ticket`), for when the table is full, have bit 58 or a higher one set and are no number of an entry.
 
+use super::ticket::Ticket;
 use crate::fabric::verbs::Direct;
 use crate::sync::Mutex;
 use std::ffi::c_void;
@@ -20,7 +21,7 @@ pub struct Entry {
     coll: AtomicU64,
     /// The newest operation that is complete.
     completed: AtomicPtr<AtomicU32>,
-    /// The context (a `Direct`).
+    /// The context (a `Direct`) if it is over verbs, or NULL.
     context: AtomicPtr<c_void>,
     /// The set of contexts, context and peer: the request in the other form, without the operation's number.
     ticket: AtomicU64,
@@ -68,11 +69,11 @@ impl Stretch {
     }
 
     /// Fills entry `i`. `completed` and `context` live until the stretch is dropped.
-    pub fn fill(&self, i: usize, completed: *const AtomicU32, context: Direct, ticket: u64) {
+    pub fn fill(&self, i: usize, completed: *const AtomicU32, context: Option<Direct>, ticket: Ticket) {
         let entry = &TABLE[self.first + i];
         entry.completed.store(completed.cast_mut(), Ordering::Relaxed);
-        entry.context.store(context.into_raw(), Ordering::Relaxed);
-        entry.ticket.store(ticket, Ordering::Relaxed);
+        entry.context.store(context.map_or(null_mut(), Direct::into_raw), Ordering::Relaxed);
+        entry.ticket.store(ticket.encode() as u64, Ordering::Relaxed);
     }
 
     /// The communicator's handle, once there is one.
@@ -81,6 +82,7 @@ impl Stretch {
     }
 
     /// The request of operation 0 of entry `i`.
+    #[inline(always)]
     pub fn request(&self, i: usize) -> u64 {
         ((self.first + i) as u64) << 32
     }
@@ -108,12 +110,12 @@ impl Entry {
         }
     }
 
-    /// The context.
+    /// The context, if it is over verbs.
     ///
     /// # Safety
     /// As for [`Entry::completed`].
     #[inline(always)]
-    pub unsafe fn context(&self) -> Direct {
+    pub unsafe fn context(&self) -> Option<Direct> {
         // SAFETY: a live entry holds what `fill` stored.
         unsafe { Direct::from_raw(self.context.load(Ordering::Relaxed)) }
     }

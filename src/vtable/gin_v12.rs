@@ -2,8 +2,9 @@
 
 use super::gin_v11::{connect_with, create_context_of, destroy_context, set_of};
 use super::guard::guard;
-use super::{setup, NAME};
-use crate::rma::call::{self, Place, PutArgs, SignalArgs};
+use super::{data, setup, NAME};
+use crate::rma::args::{Place, PutArgs};
+use crate::rma::call;
 use nccl_plugin_api::gin_v12::GinV12;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -51,16 +52,9 @@ unsafe extern "C" fn iput(
 ) -> NcclResult {
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
     guard("iput", || unsafe {
-        let args = PutArgs {
-            context: connection_id,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: None,
-            more: false,
-        };
-        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+        let args =
+            PutArgs::new(connection_id, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank);
+        data::started(request, || call::put(set_of(coll_comm)?, &args))
     })
 }
 
@@ -82,21 +76,10 @@ unsafe extern "C" fn iput_signal(
 ) -> NcclResult {
     // SAFETY: as in `iput`.
     guard("iputSignal", || unsafe {
-        let args = PutArgs {
-            context: connection_id,
-            src: Place { offset: src_off, window: src_mhandle },
-            size,
-            dst: Place { offset: dst_off, window: dst_mhandle },
-            rank,
-            signal: Some(SignalArgs {
-                place: Place { offset: signal_off, window: signal_mhandle },
-                value: signal_value,
-                op: signal_op,
-                strong: true,
-            }),
-            more: false,
-        };
-        setup::started(request, || call::put(set_of(coll_comm)?, &args))
+        let args =
+            PutArgs::new(connection_id, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank)
+                .with_signal(Place::new(signal_off, signal_mhandle), signal_value, signal_op, true);
+        data::started(request, || call::put(set_of(coll_comm)?, &args))
     })
 }
 
@@ -119,7 +102,7 @@ pub static ncclGinPlugin_v12: GinV12 = GinV12 {
     close_listen: Some(setup::close_listen),
     iput: Some(iput),
     iput_signal: Some(iput_signal),
-    test: Some(setup::test),
+    test: Some(data::test),
     gin_progress: Some(setup::coll_progress),
     query_last_error: Some(setup::query_last_error),
     finalize: Some(setup::finalize_any),

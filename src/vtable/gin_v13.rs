@@ -1,9 +1,10 @@
 //! GIN v13, and RMA v13, which is the same table: operations name a context of a set; all signals are strong.
 
+use super::data::{self, iput_signal};
 use super::guard::{guard, object};
 use super::{setup, NAME};
-use crate::fabric::verbs::Named;
-use crate::rma::call::{self, GetArgs, Place, PutArgs, SignalArgs};
+use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
+use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use nccl_plugin_api::gin_v13::{ConfigV13, GinV13};
 use nccl_plugin_api::*;
@@ -42,104 +43,12 @@ pub(super) unsafe extern "C" fn iput(
     rank: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    let args = PutArgs {
-        context,
-        src: Place { offset: src_off, window: src_mhandle },
-        size,
-        dst: Place { offset: dst_off, window: dst_mhandle },
-        rank,
-        signal: None,
-        more: false,
-    };
+    let args = PutArgs::new(context, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank);
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    unsafe { setup::start_put("iput", ctx, &args, request) }
+    unsafe { data::start_put("iput", ctx, &args, request) }
 }
 
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe extern "C" fn iput_signal(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let named = Named {
-        src: src_mhandle as u64,
-        src_off,
-        size: size as u64,
-        dst: dst_mhandle as u64,
-        dst_off,
-        sig: signal_mhandle as u64,
-        sig_off: signal_off,
-        value: signal_value,
-    };
-    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    if unsafe { call::put_again(ctx, context, rank, signal_op, named, request) } {
-        return NcclResult::SUCCESS;
-    }
-    // Same arguments in the same order: a jump, for which the short way need not keep anything.
-    // SAFETY: passed on.
-    unsafe {
-        iput_signal_long(
-            ctx,
-            context,
-            src_off,
-            src_mhandle,
-            size,
-            dst_off,
-            dst_mhandle,
-            rank,
-            signal_off,
-            signal_mhandle,
-            signal_value,
-            signal_op,
-            request,
-        )
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-#[inline(never)]
-unsafe extern "C" fn iput_signal_long(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let args = PutArgs {
-        context,
-        src: Place { offset: src_off, window: src_mhandle },
-        size,
-        dst: Place { offset: dst_off, window: dst_mhandle },
-        rank,
-        signal: Some(SignalArgs {
-            place: Place { offset: signal_off, window: signal_mhandle },
-            value: signal_value,
-            op: signal_op,
-            strong: true,
-        }),
-        more: false,
-    };
-    // SAFETY: as in `iput_signal`.
-    unsafe { setup::start_put_signal(ctx, &args, request) }
-}
+iput_signal! { pub(super) () strong: true, hints: None }
 
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe extern "C" fn iget(
@@ -155,15 +64,14 @@ pub(super) unsafe extern "C" fn iget(
 ) -> NcclResult {
     // SAFETY: as in `iput`; the destination stays writable until the request is done.
     guard("iget", || unsafe {
-        let args = GetArgs {
+        let args = GetArgs::new(
             context,
-            remote: Place { offset: remote_off, window: remote_mhandle },
+            Place::new(remote_off, remote_mhandle),
             size,
-            local: Place { offset: local_off, window: local_mhandle },
+            Place::new(local_off, local_mhandle),
             rank,
-            more: false,
-        };
-        setup::started(request, || call::get(object::<Contexts>(ctx)?, &args))
+        );
+        data::started(request, || call::get(object::<Contexts>(ctx)?, &args))
     })
 }
 
@@ -185,8 +93,8 @@ pub(super) const TABLE: GinV13 = GinV13 {
     iput: Some(iput),
     iput_signal: Some(iput_signal),
     iget: Some(iget),
-    iflush: Some(setup::iflush),
-    test: Some(setup::test),
+    iflush: Some(data::iflush),
+    test: Some(data::test),
     gin_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error),
     finalize: Some(setup::finalize),

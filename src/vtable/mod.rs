@@ -1,5 +1,6 @@
 //! The exported tables: one thin adapter a version over the calls in `setup` and `data`.
 
+pub mod data;
 pub mod guard;
 pub mod setup;
 

@@ -1,9 +1,9 @@
 //! RMA v14: signals are strong or weak.
 
+use super::data::{self, iput_signal};
 use super::guard::guard;
 use super::{setup, NAME};
-use crate::fabric::verbs::Named;
-use crate::rma::call::{self, Place, PutArgs, SignalArgs};
+use crate::rma::args::{Late, LatePut};
 use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -21,94 +21,7 @@ pub(super) unsafe extern "C" fn create_context(
     })
 }
 
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe extern "C" fn iput_signal(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    is_strong_signal: bool,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let named = Named {
-        src: src_mhandle as u64,
-        src_off,
-        size: size as u64,
-        dst: dst_mhandle as u64,
-        dst_off,
-        sig: signal_mhandle as u64,
-        sig_off: signal_off,
-        value: signal_value,
-    };
-    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    if unsafe { call::put_again(ctx, context, rank, signal_op, named, request) } {
-        return NcclResult::SUCCESS;
-    }
-    // Same arguments in the same order: a jump, for which the short way need not keep anything.
-    // SAFETY: passed on.
-    unsafe {
-        iput_signal_long(
-            ctx,
-            context,
-            src_off,
-            src_mhandle,
-            size,
-            dst_off,
-            dst_mhandle,
-            rank,
-            signal_off,
-            signal_mhandle,
-            signal_value,
-            signal_op,
-            is_strong_signal,
-            request,
-        )
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-#[inline(never)]
-unsafe extern "C" fn iput_signal_long(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    is_strong_signal: bool,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let args = PutArgs {
-        context,
-        src: Place { offset: src_off, window: src_mhandle },
-        size,
-        dst: Place { offset: dst_off, window: dst_mhandle },
-        rank,
-        signal: Some(SignalArgs {
-            place: Place { offset: signal_off, window: signal_mhandle },
-            value: signal_value,
-            op: signal_op,
-            strong: is_strong_signal,
-        }),
-        more: false,
-    };
-    // SAFETY: as in `iput_signal`.
-    unsafe { setup::start_put_signal(ctx, &args, request) }
-}
+iput_signal! { pub(super) (is_strong_signal: bool) strong: is_strong_signal, hints: None }
 
 /// The table.
 #[no_mangle]
@@ -130,8 +43,8 @@ pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
     iput: Some(super::gin_v13::iput),
     iput_signal: Some(iput_signal),
     iget: Some(super::gin_v13::iget),
-    iflush: Some(setup::iflush),
-    test: Some(setup::test),
+    iflush: Some(data::iflush),
+    test: Some(data::test),
     rma_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error),
     finalize: Some(setup::finalize),

@@ -1,10 +1,11 @@
 //! RMA v15: operations carry `OPT_*` hints.
 
+use super::data::{self, iput_signal};
 use super::guard::{guard, object};
 use super::rma_v14::create_context;
 use super::{setup, NAME};
-use crate::fabric::verbs::Named;
-use crate::rma::call::{self, GetArgs, Place, PutArgs, SignalArgs};
+use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
+use crate::rma::call;
 use crate::rma::contexts::Contexts;
 use nccl_plugin_api::rma_v15::RmaV15;
 use nccl_plugin_api::*;
@@ -23,110 +24,13 @@ pub(super) unsafe extern "C" fn iput(
     opt_flags: u32,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    let args = PutArgs {
-        context,
-        src: Place { offset: src_off, window: src_mhandle },
-        size,
-        dst: Place { offset: dst_off, window: dst_mhandle },
-        rank,
-        signal: None,
-        more: opt_flags & OPT_AGGREGATE != 0,
-    };
+    let args = PutArgs::new(context, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank)
+        .with_hints(opt_flags);
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    unsafe { setup::start_put("iput", ctx, &args, request) }
+    unsafe { data::start_put("iput", ctx, &args, request) }
 }
 
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe extern "C" fn iput_signal(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    is_strong_signal: bool,
-    opt_flags: u32,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let named = Named {
-        src: src_mhandle as u64,
-        src_off,
-        size: size as u64,
-        dst: dst_mhandle as u64,
-        dst_off,
-        sig: signal_mhandle as u64,
-        sig_off: signal_off,
-        value: signal_value,
-    };
-    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    if opt_flags & OPT_AGGREGATE == 0 && unsafe { call::put_again(ctx, context, rank, signal_op, named, request) } {
-        return NcclResult::SUCCESS;
-    }
-    // Same arguments in the same order: a jump, for which the short way need not keep anything.
-    // SAFETY: passed on.
-    unsafe {
-        iput_signal_long(
-            ctx,
-            context,
-            src_off,
-            src_mhandle,
-            size,
-            dst_off,
-            dst_mhandle,
-            rank,
-            signal_off,
-            signal_mhandle,
-            signal_value,
-            signal_op,
-            is_strong_signal,
-            opt_flags,
-            request,
-        )
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-#[inline(never)]
-unsafe extern "C" fn iput_signal_long(
-    ctx: *mut c_void,
-    context: c_int,
-    src_off: u64,
-    src_mhandle: *mut c_void,
-    size: usize,
-    dst_off: u64,
-    dst_mhandle: *mut c_void,
-    rank: u32,
-    signal_off: u64,
-    signal_mhandle: *mut c_void,
-    signal_value: u64,
-    signal_op: u32,
-    is_strong_signal: bool,
-    opt_flags: u32,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    let args = PutArgs {
-        context,
-        src: Place { offset: src_off, window: src_mhandle },
-        size,
-        dst: Place { offset: dst_off, window: dst_mhandle },
-        rank,
-        signal: Some(SignalArgs {
-            place: Place { offset: signal_off, window: signal_mhandle },
-            value: signal_value,
-            op: signal_op,
-            strong: is_strong_signal,
-        }),
-        more: opt_flags & OPT_AGGREGATE != 0,
-    };
-    // SAFETY: as in `iput_signal`.
-    unsafe { setup::start_put_signal(ctx, &args, request) }
-}
+iput_signal! { pub(super) (is_strong_signal: bool, opt_flags: u32) strong: is_strong_signal, hints: Some(Late(&opt_flags)) }
 
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe extern "C" fn iget(
@@ -143,15 +47,15 @@ pub(super) unsafe extern "C" fn iget(
 ) -> NcclResult {
     // SAFETY: as in `iput`; the destination stays writable until the request is done.
     guard("iget", || unsafe {
-        let args = GetArgs {
+        let args = GetArgs::new(
             context,
-            remote: Place { offset: remote_off, window: remote_mhandle },
+            Place::new(remote_off, remote_mhandle),
             size,
-            local: Place { offset: local_off, window: local_mhandle },
+            Place::new(local_off, local_mhandle),
             rank,
-            more: opt_flags & OPT_AGGREGATE != 0,
-        };
-        setup::started(request, || call::get(object::<Contexts>(ctx)?, &args))
+        )
+        .with_hints(opt_flags);
+        data::started(request, || call::get(object::<Contexts>(ctx)?, &args))
     })
 }
 
@@ -175,8 +79,8 @@ pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
     iput: Some(iput),
     iput_signal: Some(iput_signal),
     iget: Some(iget),
-    iflush: Some(setup::iflush),
-    test: Some(setup::test),
+    iflush: Some(data::iflush),
+    test: Some(data::test),
     rma_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error),
     finalize: Some(setup::finalize),

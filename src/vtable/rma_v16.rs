@@ -3,7 +3,7 @@
 use super::guard::{guard, object, store};
 use super::rma_v14::create_context;
 use super::rma_v15::{iget, iput, iput_signal};
-use super::{setup, NAME};
+use super::{data, setup, NAME};
 use crate::comm::coll::Coll;
 use nccl_plugin_api::rma_v16::{RmaPropertiesV16, RmaV16};
 use nccl_plugin_api::NcclResult;
@@ -39,8 +39,8 @@ pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
     iput: Some(iput),
     iput_signal: Some(iput_signal),
     iget: Some(iget),
-    iflush: Some(setup::iflush),
-    test: Some(setup::test),
+    iflush: Some(data::iflush),
+    test: Some(data::test),
     rma_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error),
     finalize: Some(setup::finalize),

@@ -11,14 +11,10 @@ use crate::fabric::devices::{self, Device};
 use crate::fabric::ContextSpec;
 use crate::handles::{self, Kind};
 use crate::memory::gpu;
-use crate::rma::call::{self, PutArgs};
 use crate::rma::contexts::Contexts;
-use crate::rma::lanes;
-use crate::rma::seq::Seq;
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
@@ -209,7 +205,9 @@ pub(super) unsafe fn create_context(
     // SAFETY: NCCL does not close a communicator during a call with it.
     let coll = unsafe { handles::clone::<Coll>(coll_comm) }.ok_or_else(|| dead(Kind::Coll, coll_comm))?;
     let set = coll.create_contexts(&spec(n_contexts, queue_depth, traffic)?)?;
-    let handle = insert(set)?;
+    let handle = insert(set.clone())?;
+    // SAFETY: the handle was made just now and nobody has it.
+    unsafe { set.publish(handle) };
     coll.instance.adopt_contexts(handle);
     // SAFETY: `ctx` is not NULL.
     unsafe { store("ginCtx", ctx, handle) }
@@ -264,11 +262,11 @@ fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
     let gpu = match a.ptr_type {
         PTR_CUDA => {
             let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
-            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
+            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset))
         }
         _ => None,
     };
-    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu.as_ref())
+    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu)
 }
 
 /// Registers and stores the handle in one or two places.
@@ -429,109 +427,6 @@ pub unsafe extern "C" fn finalize_any(ctx: *mut c_void) -> NcclResult {
     })
 }
 
-/// # Safety
-/// As `TestFn`.
-pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
-    let Some(entry) = lanes::find(coll_comm, request).filter(|_| !done.is_null()) else {
-        // SAFETY: passed on.
-        return unsafe { test_long(coll_comm, request, done) };
-    };
-    // SAFETY: NCCL does not destroy the objects during a call with them; `done` is not NULL, hence writable.
-    unsafe {
-        if Seq(request as u64 as u32).is_done(Seq(entry.completed().load(Ordering::Acquire))) {
-            done.write(1);
-            return NcclResult::SUCCESS;
-        }
-        test_again(entry, request, done)
-    }
-}
-
-/// An operation that was not done a moment ago.
-///
-/// # Safety
-/// As `TestFn`; `done` is writable, and the entry is that of the request.
-#[inline(never)]
-unsafe extern "C" fn test_again(entry: &lanes::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match call::test_again(entry, Seq(request as u64 as u32)) {
-            Some(is_done) => {
-                done.write(is_done as c_int);
-                NcclResult::SUCCESS
-            }
-            None => test_long(entry.coll(), request, done),
-        }
-    }
-}
-
-/// # Safety
-/// As `TestFn`.
-#[inline(never)]
-unsafe extern "C" fn test_long(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
-    // SAFETY: NCCL does not destroy the objects during a call with them; `done` is NULL or writable.
-    guard("test", || unsafe {
-        if done.is_null() {
-            return Err(null("done"));
-        }
-        let is_done = call::test(object::<Coll>(coll_comm)?, request)?;
-        done.write(is_done as c_int);
-        Ok(())
-    })
-}
-
-/// `iput` and `iputSignal` of tables whose operations name a context set.
-///
-/// # Safety
-/// As `PutFn`.
-#[inline(always)]
-pub(super) unsafe fn start_put(
-    name: &'static str,
-    ctx: *mut c_void,
-    args: &PutArgs,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    if !request.is_null() {
-        // SAFETY: passed on; `request` is writable.
-        unsafe {
-            if let Some(ticket) = call::fast_put(ctx, args) {
-                request.write(ticket);
-                return NcclResult::SUCCESS;
-            }
-        }
-    }
-    // SAFETY: passed on.
-    unsafe { start_put_long(name, ctx, args, request) }
-}
-
-/// `iputSignal` when [`call::put_again`] did not take it.
-///
-/// # Safety
-/// As `PutFn`.
-#[inline(never)]
-pub(super) unsafe fn start_put_signal(ctx: *mut c_void, args: &PutArgs, request: *mut *mut c_void) -> NcclResult {
-    // SAFETY: passed on.
-    unsafe {
-        let result = start_put("iputSignal", ctx, args, request);
-        if result == NcclResult::SUCCESS {
-            call::learn(ctx, args);
-        }
-        result
-    }
-}
-
-/// # Safety
-/// As `PutFn`.
-#[inline(never)]
-unsafe fn start_put_long(
-    name: &'static str,
-    ctx: *mut c_void,
-    args: &PutArgs,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    guard(name, || unsafe { started(request, || call::put(object::<Contexts>(ctx)?, args)) })
-}
-
 /// ginProgress and rmaProgress of tables whose operations name a context set.
 ///
 /// # Safety
@@ -555,44 +450,4 @@ pub unsafe extern "C" fn coll_progress(coll_comm: *mut c_void) -> NcclResult {
 pub unsafe extern "C" fn query_last_error(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
     // SAFETY: NCCL does not destroy the set during a call with it; `has_error` is NULL or writable.
     guard("queryLastError", || unsafe { store("hasError", has_error, object::<Contexts>(ctx)?.has_error()) })
-}
-
-/// Starts an operation and stores its request.
-///
-/// # Safety
-/// `request` is NULL or writable.
-#[inline(always)]
-pub(super) unsafe fn started(
-    request: *mut *mut c_void,
-    start: impl FnOnce() -> Result<crate::rma::ticket::Ticket>,
-) -> Result<()> {
-    if request.is_null() {
-        return Err(null("request"));
-    }
-    let ticket = start()?;
-    // SAFETY: not NULL, hence writable (caller).
-    unsafe { request.write(ticket.encode()) };
-    Ok(())
-}
-
-/// `iflush` of every version that has it.
-///
-/// # Safety
-/// As `FlushFn`.
-pub unsafe extern "C" fn iflush(
-    ctx: *mut c_void,
-    context: c_int,
-    mhandle: *mut c_void,
-    rank: u32,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: NCCL does not destroy the objects during a call with them; `request` is NULL or writable.
-    guard("iflush", || unsafe {
-        if request.is_null() {
-            return Err(null("request"));
-        }
-        let ticket = call::flush(object::<Contexts>(ctx)?, context, mhandle, rank)?;
-        request.write(ticket.map_or(std::ptr::null_mut(), |t| t.encode()));
-        Ok(())
-    })
 }

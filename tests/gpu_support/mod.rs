@@ -45,6 +45,10 @@ impl Fake {
         let library = unsafe { libloading::Library::new(path) }.unwrap();
         let mut fake = Self { library, violations: 0, _turn: turn };
         fake.settings(false, 3);
+        fake.costs(0, 0, 0);
+        fake.hold(0);
+        fake.calm();
+        std::env::remove_var("OXYGIN_GPU_ISSUE");
         fake.violations = fake.count_violations();
         fake
     }
@@ -77,6 +81,30 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(bool, u64)>(b"fake_settings")(can_add, delay_us) }
     }
 
+    /// What a call, a copy, and the GPU's beginning cost, ns.
+    pub fn costs(&self, call: u64, copy: u64, gpu: u64) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(u64, u64, u64)>(b"fake_costs")(call, copy, gpu) }
+    }
+
+    /// Copies of so many bytes and more wait until this is called with 0.
+    pub fn hold(&self, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(usize)>(b"fake_hold")(bytes) }
+    }
+
+    /// How often a driver function was called so far.
+    pub fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as above.
+        unsafe { self.call::<unsafe extern "C" fn(*const c_char) -> u64>(b"fake_calls")(name.as_ptr()) }
+    }
+
+    /// How the ranks of the next jobs use the driver.
+    pub fn set_issue(&self, how: &str) {
+        std::env::set_var("OXYGIN_GPU_ISSUE", how);
+    }
+
     /// A kernel starts (1) or ends (-1).
     pub fn kernel(&self, change: c_int) {
         // SAFETY: as above.
@@ -85,10 +113,20 @@ impl Fake {
 
     /// The next call of a function fails.
     pub fn inject(&self, name: &str, code: c_int) {
+        self.inject_after(name, 0, code);
+    }
+
+    fn calm(&self) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn()>(b"fake_calm")() }
+    }
+
+    /// A function fails after `after` more calls of it.
+    pub fn inject_after(&self, name: &str, after: u32, code: c_int) {
         let name = CString::new(name).unwrap();
         // SAFETY: as above.
         unsafe {
-            self.call::<unsafe extern "C" fn(*const c_char, c_uint, c_int)>(b"fake_inject")(name.as_ptr(), 0, code)
+            self.call::<unsafe extern "C" fn(*const c_char, c_uint, c_int)>(b"fake_inject")(name.as_ptr(), after, code)
         }
     }
 
@@ -117,7 +155,11 @@ impl Fake {
     }
 
     fn register(&self, r: &Rank, gpu: c_int, words: usize, flags: u64, private: bool) -> GpuWindow {
-        let at = self.alloc(gpu, words * 8, private, false);
+        self.register_at(r, self.alloc(gpu, words * 8, private, false), words, flags)
+    }
+
+    /// A window over device memory.
+    pub fn register_at(&self, r: &Rank, at: u64, words: usize, flags: u64) -> GpuWindow {
         let mut window = Window { words: Vec::new(), handle: null_mut() };
         // SAFETY: as above; device memory that stays.
         unsafe {
@@ -127,6 +169,28 @@ impl Fake {
             let alias = self.call::<extern "C" fn(u64) -> *mut u8>(b"fake_peek")(at);
             GpuWindow { window, alias: alias.cast(), words }
         }
+    }
+
+    /// Allocations side by side, made so that they can be exported or not.
+    pub fn segments(&self, gpu: c_int, sizes: &[usize], exportable: bool) -> u64 {
+        // SAFETY: as above.
+        unsafe {
+            let alloc =
+                self.call::<unsafe extern "C" fn(c_int, *const usize, usize, bool) -> u64>(b"fake_alloc_segments");
+            alloc(gpu, sizes.as_ptr(), sizes.len(), exportable)
+        }
+    }
+
+    /// Pieces of other processes' memory that are mapped here.
+    pub fn foreign(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_foreign")() }
+    }
+
+    /// Copies that this process's streams have made.
+    pub fn copies(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_copies")() }
     }
 
     /// A window in GPU memory that every GPU reaches.

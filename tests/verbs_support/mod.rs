@@ -9,7 +9,7 @@ use oxygin::memory::registry::{Extent, Registry};
 use oxygin::rma::op::{Get, Put, Signal};
 use oxygin::rma::seq::Seq;
 use std::ffi::{c_char, CString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,12 +35,36 @@ pub fn fake_path() -> PathBuf {
     path
 }
 
+/// A copy of the fake that lacks a symbol.
+pub fn without(name: &str) -> PathBuf {
+    let mut bytes = std::fs::read(fake_path()).unwrap();
+    let needle = [b"\0", name.as_bytes(), b"\0"].concat();
+    let mut found = 0;
+    for at in 0..bytes.len() - needle.len() {
+        if bytes[at..at + needle.len()] == needle[..] {
+            bytes[at + 2] = b'?';
+            found += 1;
+        }
+    }
+    assert!(found > 0, "{name} is not in the fake");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libfake_without_{name}.so"));
+    // A file of its own each time: it may be loaded already.
+    let _ = std::fs::remove_file(&path);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
 impl Fake {
     /// Waits for the turn and takes the fake.
     pub fn take() -> Self {
+        Self::take_from(&fake_path())
+    }
+
+    /// The same, of a fake elsewhere.
+    pub fn take_from(path: &Path) -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = fake_path();
-        std::env::set_var("OXYGIN_LIBIBVERBS", &path);
+        std::env::set_var("OXYGIN_LIBIBVERBS", path);
+        std::env::set_var("OXYGIN_LIBRDMACM", path);
         // SAFETY: our own library.
         let library = unsafe { libloading::Library::new(path) }.unwrap();
         let fake = Self { library, _turn: turn };
@@ -74,7 +98,9 @@ impl Fake {
     /// Nothing overran, nothing is left.
     pub fn check_clean(&self) {
         assert_eq!(self.count("completion_overruns"), 0, "a completion queue overran");
-        for what in ["lists", "contexts", "pds", "regions", "channels", "cqs", "qps"] {
+        for what in
+            ["lists", "contexts", "pds", "regions", "channels", "cqs", "qps", "cm_channels", "cm_ids", "cm_events"]
+        {
             assert_eq!(self.count(&format!("live_{what}")), 0, "{what} are left");
         }
         assert_eq!(self.count("misuse"), 0);
@@ -172,7 +198,10 @@ impl Job {
     /// Everything up to the first operation.
     pub fn start(&self) -> Vec<Rank> {
         let fabrics = self.fabrics();
-        let contexts = connect(&fabrics, &self.spec);
+        let contexts = match devices(&self.config).unwrap()[0].iwarp {
+            true => connect_together(&fabrics, &self.spec).into_iter().map(Result::unwrap).collect(),
+            false => connect(&fabrics, &self.spec),
+        };
         fabrics
             .into_iter()
             .zip(contexts)
@@ -212,6 +241,31 @@ pub fn connect(fabrics: &[(VerbsFabric, Arc<Registry>)], spec: &ContextSpec) -> 
             fabrics[me].0.finish_contexts(pending, &from).unwrap()
         })
         .collect()
+}
+
+/// The same with a thread a rank: iWARP devices are connected by all ranks at once.
+pub fn connect_together(
+    fabrics: &[(VerbsFabric, Arc<Registry>)],
+    spec: &ContextSpec,
+) -> Vec<oxygin::error::Result<Vec<VerbsContext>>> {
+    let prepared: Vec<(Pending, Vec<u8>)> = fabrics.iter().map(|f| f.0.prepare_contexts(spec).unwrap()).collect();
+    let n = fabrics.len();
+    let (pendings, slices): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+    let slices = &slices;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = pendings
+            .into_iter()
+            .enumerate()
+            .map(|(me, pending)| {
+                scope.spawn(move || {
+                    let from: Vec<&[u8]> =
+                        slices.iter().map(|all| all.chunks(all.len() / n).nth(me).unwrap()).collect();
+                    fabrics[me].0.finish_contexts(pending, &from)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
 }
 
 /// A put of `len` bytes from `from`'s data window at `local` to `to`'s at `remote`.

@@ -1,6 +1,7 @@
 //! Memory that the ranks of one case and the process that started them share: where each rank is, and a way to
 //! gather small messages and to stop together.
 
+use super::findings::stopped;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -112,19 +113,22 @@ impl Control {
         unsafe { (&mut *me.messages[side].get())[..mine.len()].copy_from_slice(mine) };
         me.lengths[side].store(mine.len() as u64, Ordering::Relaxed);
         me.epoch.store(epoch + 1, Ordering::Release);
-        let deadline = Instant::now() + limit;
+        let start = Instant::now();
         let mut found = Vec::with_capacity(among.len());
         for &peer in among {
             let other = self.rank(peer);
             while other.epoch.load(Ordering::Acquire) <= epoch {
                 me.beat.fetch_add(1, Ordering::Relaxed);
-                if self.aborted() {
-                    return Err(ABORTED.into());
-                }
-                if Instant::now() > deadline {
+                let what = || {
                     let late = among.iter().filter(|&&p| self.rank(p).epoch.load(Ordering::Acquire) <= epoch);
                     let late = late.map(usize::to_string).collect::<Vec<_>>().join(", ");
-                    return Err(format!("waited {} s for rank(s) {late} to reach the same step", limit.as_secs()));
+                    format!("rank(s) {late} to reach the same step")
+                };
+                if self.aborted() {
+                    return Err(stopped(start.elapsed(), what()));
+                }
+                if start.elapsed() > limit {
+                    return Err(format!("waited {} s for {}", limit.as_secs(), what()));
                 }
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -142,9 +146,6 @@ impl Drop for Control {
         unsafe { libc::munmap(self.aborted.cast(), self.bytes) };
     }
 }
-
-/// What a wait returns when another rank failed first.
-pub const ABORTED: &str = "stopped, because another rank failed";
 
 #[cfg(test)]
 mod tests {

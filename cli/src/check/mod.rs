@@ -2,6 +2,7 @@
 
 mod cases;
 mod control;
+mod findings;
 mod pattern;
 mod report;
 mod runner;

@@ -1,7 +1,8 @@
 //! Runs one case: forks the ranks, watches them, ends those that hang, and sums up.
 
 use super::cases::{Case, Tally};
-use super::control::{Control, ABORTED, CALLS};
+use super::control::{Control, CALLS};
+use super::findings::{is_echo, Findings};
 use super::report::{Progress, Row, Verdict};
 use super::world::{Remote, Seat};
 use crate::plugin::{log, Kind};
@@ -49,6 +50,9 @@ struct Child {
     beat: u64,
     beat_at: Instant,
     said: Option<Verdicts>,
+    /// It stayed in a call; said already.
+    hung: bool,
+    killed: bool,
     over: bool,
 }
 
@@ -77,7 +81,7 @@ pub fn run(case: &Case, kind: Kind, options: &Options) -> Row {
             match spawn(case, kind, options, &control, slot) {
                 Ok(child) => children.push(child),
                 Err(e) => {
-                    children.iter().for_each(|c: &Child| kill(c.pid));
+                    children.iter_mut().for_each(kill);
                     return Err(e);
                 }
             }
@@ -140,7 +144,16 @@ fn spawn(case: &Case, kind: Kind, options: &Options, control: &Control, slot: us
                 libc::close(fds[1]);
                 std::fs::File::from_raw_fd(fds[0])
             };
-            Ok(Child { pid, pipe, beat: 0, beat_at: Instant::now(), said: None, over: false })
+            Ok(Child {
+                pid,
+                pipe,
+                beat: 0,
+                beat_at: Instant::now(),
+                said: None,
+                hung: false,
+                killed: false,
+                over: false,
+            })
         }
     }
 }
@@ -197,18 +210,25 @@ fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &P
         Err(e) => return failed(e.to_string()),
     };
     let mut sum = Verdicts { bytes: 0, tally: Tally::default(), failure: None };
+    let mut findings = Findings::default();
     for (rank, end) in ends {
+        let echo = matches!(end, End::Aborted(_));
         let one = match end {
             End::Done(text) => serde_json::from_slice(&text).unwrap_or_else(|e| failed(e.to_string())),
-            End::Failed(why) | End::Died(why) | End::Aborted(why) => failed(format!("rank {rank}: {why}")),
+            End::Failed(why) | End::Died(why) | End::Aborted(why) => failed(why),
         };
         sum.bytes += one.bytes;
         sum.tally.rounds += one.tally.rounds;
         sum.tally.wrong += one.tally.wrong;
         sum.tally.first = sum.tally.first.or(one.tally.first);
         sum.tally.note = sum.tally.note.or(one.tally.note);
-        sum.failure = sum.failure.or(one.failure.map(|why| format!("rank {rank}: {why}")));
+        match one.failure {
+            Some(why) if echo || is_echo(&why) || why.contains(ranks::ENDED) => findings.add_echo(rank as usize, why),
+            Some(why) => findings.add(format!("rank {rank}: {why}")),
+            None => {}
+        }
     }
+    sum.failure = findings.in_words();
     sum
 }
 
@@ -222,7 +242,7 @@ fn watch(
 ) -> (Vec<Verdicts>, Option<String>) {
     let mut progress = Progress::new(format!("{} {}", case.name, kind.label()));
     let local = options.place.is_none();
-    let mut failure: Option<String> = None;
+    let mut findings = Findings::default();
     let mut aborted_at = None;
     while children.iter().any(|c| !c.over) {
         for (slot, child) in children.iter_mut().enumerate().filter(|(_, c)| !c.over) {
@@ -232,15 +252,19 @@ fn watch(
             if let Some(status) = ended(child) {
                 child.over = true;
                 let why = match (&child.said, status) {
-                    (Some(said), _) => said.failure.clone().map(|why| (why == ABORTED, why)),
-                    (None, Some(9)) if doomed => None,
-                    (None, Some(signal)) => Some((false, format!("ended by signal {signal} ({})", within(call)))),
-                    (None, None) => Some((false, format!("ended without a word ({})", within(call)))),
+                    (Some(said), _) => said.failure.clone(),
+                    (None, Some(9)) if doomed || child.hung => None,
+                    (None, _) if child.killed => Some(format!("did not stop and was killed {}", within(call))),
+                    (None, Some(signal)) => Some(format!("ended by signal {signal} ({})", within(call))),
+                    (None, None) => Some(format!("ended without a word ({})", within(call))),
                 };
-                if let Some((secondary, why)) = why {
+                if let Some(why) = why {
                     control.abort();
-                    if !secondary && failure.is_none() {
-                        failure = Some(if local { format!("rank {slot}: {why}") } else { why });
+                    match local {
+                        true if child.killed || is_echo(&why) => findings.add_echo(slot, why),
+                        true => findings.add(format!("rank {slot}: {why}")),
+                        // It sums up all ranks already.
+                        false => findings.add(why),
                     }
                 }
                 continue;
@@ -251,17 +275,17 @@ fn watch(
             }
             // A rank that waits for another host beats only when the answer comes.
             let patience = options.limit * if local { 1 } else { 5 } + STUCK_GRACE;
-            if child.beat_at.elapsed() > patience {
-                let still = format!("rank {slot} hangs: {} for {} s", within(call), patience.as_secs());
-                failure.get_or_insert(still);
+            if child.beat_at.elapsed() > patience && !child.killed {
+                findings.add(format!("rank {slot} hangs: {} for {} s", within(call), patience.as_secs()));
                 control.abort();
-                kill(child.pid);
+                child.hung = true;
+                kill(child);
             }
         }
         if control.aborted() {
             let since = *aborted_at.get_or_insert_with(Instant::now);
             if since.elapsed() > ABORT_GRACE {
-                children.iter().filter(|c| !c.over).for_each(|c| kill(c.pid));
+                children.iter_mut().filter(|c| !c.over && !c.killed).for_each(kill);
             }
         }
         let slowest = (0..control.nranks())
@@ -273,8 +297,7 @@ fn watch(
     }
     progress.end();
     let said: Vec<Verdicts> = children.into_iter().filter_map(|c| c.said).collect();
-    let secondary = said.iter().find_map(|s| s.failure.clone());
-    (said, failure.or(secondary))
+    (said, findings.in_words())
 }
 
 fn within(call: &str) -> String {
@@ -297,7 +320,8 @@ fn ended(child: &mut Child) -> Option<Option<i32>> {
     Some(libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)))
 }
 
-fn kill(pid: libc::pid_t) {
+fn kill(child: &mut Child) {
+    child.killed = true;
     // SAFETY: a child of this process that has not been waited for.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    unsafe { libc::kill(child.pid, libc::SIGKILL) };
 }

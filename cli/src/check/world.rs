@@ -1,6 +1,7 @@
 //! One rank of one case: a communicator over the plugin under test, windows, and operations whose waits end.
 
-use super::control::{Control, ABORTED, CALLS};
+use super::control::{Control, CALLS};
+use super::findings::stopped;
 use crate::plugin::{self, code_name, log, ContextConfig, Get, Kind, Plugin, Put, Signal, Table, Target};
 use nccl_plugin_api::{NcclResult, DEVICE_GIN_PROXY, HANDLE_BYTES, PTR_HOST};
 use std::cell::Cell;
@@ -108,10 +109,10 @@ impl Seat<'_> {
             }
             if spin % 64 == 63 {
                 self.beat();
-                if self.control.aborted() {
-                    return Err(ABORTED.into());
-                }
                 let waited = start.elapsed();
+                if self.control.aborted() {
+                    return Err(stopped(waited, what()));
+                }
                 if waited > self.limit {
                     return Err(format!("waited {} s for {}", self.limit.as_secs(), what()));
                 }

@@ -2,6 +2,7 @@
 
 use super::child;
 use super::report::Section;
+use oxygin_ffi::cuda::{ENV_PATH, SONAME};
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::time::Duration;
@@ -11,18 +12,25 @@ const ATTRIBUTE_RDMA: c_int = 116;
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const ATTRIBUTE_DMA_BUF: c_int = 124;
 
-/// Looks at GPUs.
-pub fn gpu() -> Section {
+/// The driver's own line; GPUs have the others.
+const DRIVER: &str = "CUDA driver";
+
+/// Looks at GPUs. Says too whether all of them export DMA-BUFs; `None` where there is no GPU. Forks.
+pub fn gpu() -> (Section, Option<bool>) {
     let mut section = Section::new("GPU memory");
+    let mut exports = None;
     // cuInit starts threads and may take long: not in this process.
     match child::ask(Duration::from_secs(60), query) {
         Ok(text) => {
             for line in text.lines() {
                 let (subject, detail) = line.split_once('\t').unwrap_or(("GPU", line));
+                if subject != DRIVER {
+                    exports = Some(exports != Some(false) && detail.contains("DMA-BUF yes"));
+                }
                 section.ok(subject, detail);
             }
         }
-        Err(e) => section.no("CUDA driver", e, "host memory works without; for GPUs install the NVIDIA driver"),
+        Err(e) => section.no(DRIVER, e, "host memory works without; for GPUs install the NVIDIA driver"),
     }
     if let Ok(version) = std::fs::read_to_string("/proc/driver/nvidia/version") {
         section.note("kernel driver", version.lines().next().unwrap_or_default());
@@ -45,7 +53,7 @@ pub fn gpu() -> Section {
             section.no("DMA-BUF", format!("kernel {release} is older than 5.12"), "a newer kernel, or nvidia_peermem")
         }
     }
-    section
+    (section, exports)
 }
 
 fn kernel_exports_dma_buf(release: &str) -> bool {
@@ -59,7 +67,9 @@ fn query() -> Result<String, String> {
     type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
     // SAFETY: the driver library; its functions have these types in every CUDA version, and get valid places.
     unsafe {
-        let cuda = libloading::Library::new("libcuda.so.1").map_err(|e| e.to_string())?;
+        // As the library finds it.
+        let path = std::env::var(ENV_PATH).ok().filter(|p| !p.is_empty()).unwrap_or(SONAME.into());
+        let cuda = libloading::Library::new(path).map_err(|e| e.to_string())?;
         let symbol = |e: libloading::Error| e.to_string();
         let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> c_int> = cuda.get(b"cuInit").map_err(symbol)?;
         let version: libloading::Symbol<'_, Get> = cuda.get(b"cuDriverGetVersion").map_err(symbol)?;
@@ -74,7 +84,7 @@ fn query() -> Result<String, String> {
         version(&mut cuda_version);
         count(&mut devices);
         let (major, minor) = (cuda_version / 1000, cuda_version % 1000 / 10);
-        let mut text = format!("CUDA driver\tfor CUDA {major}.{minor}, {devices} GPU(s)\n");
+        let mut text = format!("{DRIVER}\tfor CUDA {major}.{minor}, {devices} GPU(s)\n");
         for device in 0..devices {
             let mut buffer = [0_u8; 256];
             name(buffer.as_mut_ptr().cast(), 255, device);

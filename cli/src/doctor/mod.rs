@@ -3,11 +3,14 @@
 pub(crate) mod child;
 mod env;
 mod gpu;
+mod gpu_rdma;
 mod host;
 mod nccl;
 mod report;
 mod verbs;
 
+use oxygin::fabric::verbs::peermem;
+use oxygin::memory::gpu::has_driver;
 use report::Report;
 use std::error::Error;
 use std::path::Path;
@@ -27,12 +30,18 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         .collect();
     let variable = |name: &str| all.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let (config, variables) = env::variables(&all);
+    // What forks comes before libraries that may start threads.
+    let (gpu, exports) = gpu::gpu();
+    let soft = host::soft();
+    let sys = Path::new("/sys");
+    let (verbs, ports) = verbs::verbs(sys, &config, has_driver());
     let report = Report::new(vec![
         nccl::plugins(&variable),
-        verbs::verbs(Path::new("/sys"), Path::new("/dev")),
-        host::soft(),
+        verbs,
+        gpu_rdma::section(&ports, config.dma_buf, exports, peermem(sys)),
+        soft,
         host::interfaces(&config),
-        gpu::gpu(),
+        gpu,
         nccl::nccl(&variable),
         variables,
     ]);

@@ -1,140 +1,103 @@
-//! RDMA devices: the library, the device files, the ports and their addresses, as sysfs shows them.
+//! RDMA devices, as the library itself sees them: its loader, its list of ports, its reasons.
 
 use super::report::Section;
-use oxygin::fabric::verbs::HcaFilter;
-use oxygin_ffi::verbs::{DeviceRef, Verbs};
+use oxygin::config::{Config, FabricChoice};
+use oxygin::fabric::devices::gpu_obstacle;
+use oxygin::fabric::verbs::{devices, peermem, DeviceInfo};
+use oxygin_ffi::verbs::types::{IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND};
+use oxygin_ffi::verbs::Verbs;
 use std::fs;
+use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// Looks at everything the verbs fabric needs.
-pub fn verbs(sys: &Path, dev: &Path) -> Section {
+/// Looks at everything the verbs fabric needs. `has_gpus`: a CUDA driver is here. Returns the ports too, none where there
+/// is no library.
+pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<DeviceInfo>) {
     let mut section = Section::new("Verbs fabric");
-    let demanded = std::env::var("OXYGIN_FABRIC").is_ok_and(|v| v == "verbs");
-    let mut usable = library(&mut section);
-    let names = entries(&sys.join("class/infiniband"));
-    if names.is_empty() {
-        section.no(
+    let kernel = entries(&sys.join("class/infiniband"));
+    // Held, so that the library is loaded once for all that follows.
+    let loaded = Verbs::load();
+    let ports = match &loaded {
+        Ok(verbs) => {
+            section.ok("libibverbs", format!("{} loads", verbs.path()));
+            devices(config)
+        }
+        Err(missing) => Err(missing.clone()),
+    };
+    let ports = ports.unwrap_or_else(|missing| {
+        refuse(&mut section, if loaded.is_ok() { "devices" } else { "libibverbs" }, missing.sentence());
+        Vec::new()
+    });
+    match (ports.is_empty(), kernel.is_empty()) {
+        (true, true) => section.no(
             "devices",
             "the kernel knows no RDMA device",
             "load the NIC's driver (mlx5_ib …); for a test device: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev IFACE",
-        );
+        ),
+        (true, false) => section.no(
+            "devices",
+            format!("the kernel has {}, the library shows none", kernel.join(", ")),
+            "install the library of the device's provider (Debian, Ubuntu: ibverbs-providers)",
+        ),
+        _ => {}
     }
-    let hca = std::env::var("NCCL_IB_HCA").ok().filter(|v| !v.is_empty());
-    let choice = HcaFilter::parse(hca.as_deref().unwrap_or_default());
-    let mut ports = 0;
-    for name in &names {
-        ports += device(&mut section, sys, dev, name, &choice);
+    let mut usable = 0;
+    for port in &ports {
+        let judged = has_gpus && config.fabric == FabricChoice::Auto && port.is_usable();
+        let obstacle =
+            judged.then(|| gpu_obstacle(port.dma_buf && config.dma_buf, port.atomics, peermem(sys))).flatten();
+        describe(&mut section, port, port.problem.as_ref().or(obstacle.as_ref()));
+        usable += usize::from(port.is_usable() && obstacle.is_none());
     }
-    usable &= ports > 0;
-    memlock(&mut section, !names.is_empty());
-    match (usable, demanded) {
-        (true, _) => section.ok("verbs fabric", format!("would be used, {ports} port(s)")),
-        (false, true) => section.wrong(
+    memlock(&mut section, !ports.is_empty());
+    match (usable, config.fabric == FabricChoice::Verbs) {
+        (0, true) => section.wrong(
             "OXYGIN_FABRIC",
             "verbs is demanded and cannot work here for the reasons above",
             "follow them, or set OXYGIN_FABRIC=auto",
         ),
-        (false, false) => section.note("verbs fabric", "would not be used; the soft fabric takes over"),
+        (0, false) => section.note("verbs fabric", "would not be used; the soft fabric takes over"),
+        (n, _) if config.fabric == FabricChoice::Soft => {
+            section.note("verbs fabric", format!("OXYGIN_FABRIC=soft: not used, although {n} port(s) could be"));
+        }
+        (n, _) => section.ok("verbs fabric", format!("would be used, {n} port(s)")),
     }
-    section
+    (section, ports)
 }
 
-/// Loads the library as the plugin does and asks every device for its atomics.
-fn library(section: &mut Section) -> bool {
-    let verbs = match Verbs::load() {
-        Ok(verbs) => verbs,
-        Err(e) => {
-            section.no("libibverbs", e.to_string(), "install it (Debian, Ubuntu: libibverbs1 ibverbs-providers)");
-            return false;
-        }
+/// One port: what it offers, or why it cannot be used.
+fn describe(section: &mut Section, port: &DeviceInfo, problem: Option<&String>) {
+    let subject = format!("{} port {}", port.name, port.port);
+    if let Some(problem) = problem {
+        return refuse(section, &subject, problem);
+    }
+    let link = match port.link_layer {
+        IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+        IBV_LINK_LAYER_ETHERNET => "Ethernet",
+        _ => "unknown link layer",
     };
-    section.ok("libibverbs", format!("{} loads", verbs.path()));
-    for device in DeviceRef::all(&verbs).unwrap_or_default() {
-        let name = device.name();
-        match device.open().and_then(|open| open.query_device()) {
-            Ok(limits) if limits.atomic_cap == 0 => {
-                section.note(name, "no remote atomics: signals travel as messages that the receiver applies");
-            }
-            Ok(limits) => section.ok(
-                name,
-                format!("remote atomics; {} reads or atomics under way a queue pair", limits.max_qp_init_rd_atom),
-            ),
-            Err(e) => section.no(
-                name,
-                format!("it cannot be opened: {e}"),
-                "look at the permissions of /dev/infiniband and at the provider library for this device",
-            ),
+    let found = match port.gid {
+        Some(gid) if port.iwarp => {
+            let from = Ipv6Addr::from(gid.gid.raw).to_canonical();
+            format!("iWARP, {} Mbit/s, connected through the RDMA connection manager from {from}", port.speed_mbps)
         }
-    }
-    true
-}
-
-/// Describes one device; returns how many of its ports would be used.
-fn device(section: &mut Section, sys: &Path, dev: &Path, name: &str, choice: &HcaFilter) -> usize {
-    let home = sys.join("class/infiniband").join(name);
-    let accessible = device_file(section, sys, dev, name);
-    if read(&home.join("node_type")).starts_with('4') {
-        section.note(name, "an iWARP device");
-    }
-    let mut usable = 0;
-    for port in entries(&home.join("ports")) {
-        let subject = format!("{name} port {port}");
-        let at = home.join("ports").join(&port);
-        let (state, rate, link) = (read(&at.join("state")), read(&at.join("rate")), read(&at.join("link_layer")));
-        let gids = usable_gids(&at);
-        if !port.parse().is_ok_and(|number| choice.allows(name, number)) {
-            section.no(subject, "NCCL_IB_HCA leaves it out", "name it there, or unset it");
-        } else if !state.starts_with('4') {
-            let state = state.split_once(": ").map_or(state.as_str(), |(_, s)| s).to_owned();
-            section.no(
-                subject,
-                format!("the port is {state}, not ACTIVE"),
-                "ip link set IFACE up; check the cable, the switch and (InfiniBand) the subnet manager",
-            );
-        } else if gids.is_empty() {
-            section.no(subject, "no GID", "give the network interface an address, or look at NCCL_IB_GID_INDEX");
-        } else if !accessible {
-            section.no(subject, "active, but its device file cannot be opened", "see above");
-        } else {
-            section.ok(subject, format!("{link}, {rate}, {} GIDs, first {}", gids.len(), gids[0]));
-            usable += 1;
+        Some(gid) => {
+            format!("{link}, {} Mbit/s, GID {} ({})", port.speed_mbps, gid.index, Ipv6Addr::from(gid.gid.raw))
         }
-    }
-    usable
-}
-
-fn device_file(section: &mut Section, sys: &Path, dev: &Path, name: &str) -> bool {
-    let verbs = sys.join("class/infiniband_verbs");
-    let uverbs = entries(&verbs).into_iter().find(|u| read(&verbs.join(u).join("ibdev")) == name);
-    let Some(uverbs) = uverbs else {
-        section.no(name, "no uverbs device for it", "modprobe ib_uverbs");
-        return false;
+        None => format!("{link}, {} Mbit/s, no GID", port.speed_mbps),
     };
-    let file = dev.join("infiniband").join(&uverbs);
-    match fs::OpenOptions::new().read(true).write(true).open(&file) {
-        Ok(_) => true,
-        Err(e) => {
-            let remedy = "give the user read and write access, and pass /dev/infiniband into the container";
-            section.no(name, format!("{}: {e}", file.display()), remedy);
-            false
-        }
+    section.ok(&subject, found);
+    if !port.atomics {
+        section.note(subject, "no remote atomics: signals travel as messages that the receiver applies");
     }
 }
 
-/// GIDs that are not zero, RoCE v2 ones with an IPv4 address first, as NCCL's NET prefers them.
-fn usable_gids(port: &Path) -> Vec<String> {
-    let mut gids = Vec::new();
-    for index in entries(&port.join("gids")) {
-        let gid = read(&port.join("gids").join(&index));
-        if gid.is_empty() || gid.chars().all(|c| c == '0' || c == ':') {
-            continue;
-        }
-        let kind = read(&port.join("gid_attrs/types").join(&index));
-        let v4 = gid.starts_with("0000:0000:0000:0000:0000:ffff:");
-        gids.push((!kind.contains("v2"), !v4, index.parse().unwrap_or(u32::MAX), format!("{gid} ({kind})")));
+/// The library's sentences end in the remedy.
+fn refuse(section: &mut Section, subject: &str, sentence: &str) {
+    match sentence.split_once("; ") {
+        Some((detail, remedy)) => section.no(subject, detail, remedy),
+        None => section.no(subject, sentence, "docs/troubleshooting.md"),
     }
-    gids.sort();
-    gids.into_iter().map(|g| g.3).collect()
 }
 
 fn memlock(section: &mut Section, matters: bool) {
@@ -161,65 +124,4 @@ fn entries(dir: &Path) -> Vec<String> {
         .unwrap_or_default();
     names.sort();
     names
-}
-
-fn read(file: &Path) -> String {
-    fs::read_to_string(file).map(|s| s.trim().to_owned()).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::report::Verdict;
-    use super::*;
-
-    fn write(root: &Path, file: &str, text: &str) {
-        let path = root.join(file);
-        fs::create_dir_all(path.parent().expect("a file has a folder")).expect("create");
-        fs::write(path, text).expect("write");
-    }
-
-    fn machine(name: &str) -> std::path::PathBuf {
-        let root = std::env::temp_dir().join(format!("oxygin-doctor-{}-{name}", std::process::id()));
-        let port = "class/infiniband/rxe0/ports/1";
-        write(&root, "class/infiniband/rxe0/node_type", "1: CA\n");
-        write(&root, &format!("{port}/state"), "4: ACTIVE\n");
-        write(&root, &format!("{port}/rate"), "10 Gb/sec (1X QDR)\n");
-        write(&root, &format!("{port}/link_layer"), "Ethernet\n");
-        write(&root, &format!("{port}/gids/0"), "fe80:0000:0000:0000:0000:00ff:fe00:0001\n");
-        write(&root, &format!("{port}/gids/1"), "0000:0000:0000:0000:0000:ffff:0a00:0001\n");
-        write(&root, &format!("{port}/gids/2"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
-        write(&root, &format!("{port}/gid_attrs/types/0"), "RoCE v2\n");
-        write(&root, &format!("{port}/gid_attrs/types/1"), "RoCE v2\n");
-        write(&root, "class/infiniband_verbs/uverbs0/ibdev", "rxe0\n");
-        write(&root, "infiniband/uverbs0", "");
-        root
-    }
-
-    fn port(root: &Path, choice: &str) -> (usize, Vec<(Verdict, String)>) {
-        let mut section = Section::new("t");
-        let usable = device(&mut section, root, root, "rxe0", &HcaFilter::parse(choice));
-        (usable, section.findings.into_iter().map(|f| (f.verdict, f.detail)).collect())
-    }
-
-    #[test]
-    fn a_good_port_is_used_and_each_fault_is_named() {
-        let root = machine("faults");
-        let (usable, said) = port(&root, "");
-        assert_eq!(usable, 1, "{said:?}");
-        assert!(said[0].1.contains("2 GIDs, first 0000:0000:0000:0000:0000:ffff:0a00:0001"), "{said:?}");
-
-        assert_eq!(port(&root, "^rxe0"), (0, vec![(Verdict::No, "NCCL_IB_HCA leaves it out".into())]));
-
-        fs::remove_file(root.join("infiniband/uverbs0")).expect("remove");
-        assert!(port(&root, "").1[0].1.contains("infiniband/uverbs0: No such file"));
-        write(&root, "infiniband/uverbs0", "");
-
-        write(&root, "class/infiniband/rxe0/ports/1/state", "1: DOWN\n");
-        assert_eq!(port(&root, "").1, [(Verdict::No, "the port is DOWN, not ACTIVE".into())]);
-        write(&root, "class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n");
-
-        fs::remove_dir_all(root.join("class/infiniband/rxe0/ports/1/gids")).expect("remove");
-        assert_eq!(port(&root, "").1, [(Verdict::No, "no GID".into())]);
-        fs::remove_dir_all(root).expect("clean up");
-    }
 }

@@ -136,6 +136,11 @@ pub struct Args {
     #[arg(long)]
     pub no_progress: bool,
 
+    /// A rank that only receives a stream sleeps 0.2 ms between looks, as perftest's server sleeps until its client is
+    /// done; for plugins that deliver without being called
+    #[arg(long)]
+    pub receiver_sleeps: bool,
+
     /// Also measure this machine between the same two processes: a bare flag ping-pong in shared memory, a plain
     /// cross-process copy, a copy inside one process
     #[arg(long, requires = "local")]

@@ -30,6 +30,8 @@ pub struct Lane {
     pub slot: usize,
     /// Call test and progress while waiting.
     pub progress: bool,
+    /// Sleep while only receiving a stream.
+    pub sleeps: bool,
     /// Give the core away while waiting: there are more ranks than cores.
     pub yields: bool,
     /// How long to wait.
@@ -56,6 +58,7 @@ impl Lane {
             contexts,
             slot,
             progress: !args.no_progress,
+            sleeps: args.receiver_sleeps,
             yields: false,
             patience: args.patience(),
             strong: !args.weak,

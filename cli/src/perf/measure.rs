@@ -373,6 +373,9 @@ impl<'a> Run<'a> {
         if self.args.no_progress {
             text += ", waiting ranks look at memory only";
         }
+        if self.args.receiver_sleeps {
+            text += ", receiver sleeps";
+        }
         text
     }
 }

@@ -7,10 +7,13 @@ use super::lane::{Fault, Lane, Wait};
 use super::samples::Round;
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Small messages move on through this many bytes, so that not one cache line takes all (as in perftest).
 const CYCLE: usize = 4096;
+
+/// How long a rank that only receives sleeps between two looks, if it is to: nothing beside a round's 50 ms and more.
+const SLEEP: Duration = Duration::from_micros(200);
 
 /// What is streamed.
 #[derive(Clone, Copy, Debug)]
@@ -274,6 +277,9 @@ pub fn run(
         if moved {
             wait = Wait::default();
         } else {
+            if lane.sleeps && to.is_empty() {
+                std::thread::sleep(SLEEP);
+            }
             lane.pause(&mut wait, || {
                 let sending = senders.iter().filter(|s| !matches!(s.phase, Phase::Over)).map(Sender::waits_for);
                 let receiving = receivers.iter().filter(|r| !r.over).map(Receiver::waits_for);

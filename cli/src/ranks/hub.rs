@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How long local ranks may take to leave after the run was aborted, before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
+/// What a rank hears that waits for one that is over.
+pub const ENDED: &str = "has ended and will not come to step";
 /// How long a connection may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
@@ -223,7 +225,7 @@ impl Hub {
                 State::Ended(End::Died(_)) if self.tolerate_deaths => answer.push(0),
                 State::Ended(_) => {
                     let step = self.step.as_ref().map_or("", |s| &s.name);
-                    let why = format!("rank {r} has ended and will not come to step '{step}'");
+                    let why = format!("rank {r} {ENDED} '{step}'");
                     return self.abort(&why);
                 }
             }

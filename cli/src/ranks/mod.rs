@@ -11,6 +11,7 @@ mod session;
 mod window;
 mod wire;
 
+pub use hub::ENDED;
 pub use launch::{run, Outcome, Place, Plan};
 pub use session::{Session, SessionError, SetUpTimes, Spec};
 pub use window::Memory;

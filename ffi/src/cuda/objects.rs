@@ -42,7 +42,7 @@ pub struct Pointer {
 }
 
 impl Cuda {
-    fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
+    pub(super) fn check(&self, call: &'static str, code: CUresult) -> Result<(), CudaError> {
         if code == CUDA_SUCCESS {
             return Ok(());
         }
@@ -50,7 +50,7 @@ impl Cuda {
     }
 
     #[cold]
-    fn error(&self, call: &'static str, code: CUresult) -> CudaError {
+    pub(super) fn error(&self, call: &'static str, code: CUresult) -> CudaError {
         let mut text = std::ptr::null();
         // SAFETY: stores NULL or a static string.
         let name = unsafe {
@@ -117,9 +117,9 @@ impl Cuda {
 /// A context that calls are made in. Contexts are the application's (or the device's primary one); this keeps none
 /// alive but a primary one that it retained itself.
 pub struct Context {
-    cuda: Arc<Cuda>,
+    pub(super) cuda: Arc<Cuda>,
     raw: CUcontext,
-    device: CUdevice,
+    pub(super) device: CUdevice,
     retained: bool,
 }
 
@@ -198,6 +198,7 @@ impl Drop for Context {
 pub struct Stream {
     cuda: Arc<Cuda>,
     raw: CUstream,
+    calls: Calls,
     /// The driver refused a batch of copies once: one by one from then on.
     no_batch: AtomicBool,
 }
@@ -207,20 +208,59 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
+/// Which call starts a copy that goes alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoneCopy {
+    /// `cuMemcpyAsync`.
+    #[default]
+    Any,
+    /// `cuMemcpyDtoDAsync` where both ends are GPU memory, else `cuMemcpyAsync`.
+    Device,
+    /// `cuMemcpyBatchAsync`.
+    Batch,
+}
+
+/// Which of several calls with the same effect a stream uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// A copy that goes alone.
+    pub lone_copy: LoneCopy,
+    /// The last store of a list goes in a call of its own (`cuStreamWriteValue64`), after the others.
+    pub split: bool,
+}
+
 /// Copies of one call.
 #[derive(Default)]
 pub struct Copies {
     to: Vec<CUdeviceptr>,
     from: Vec<CUdeviceptr>,
     bytes: Vec<usize>,
+    /// One of the ends of one of them may be in host memory.
+    host: bool,
 }
 
 impl Copies {
-    /// Adds one.
-    pub fn push(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+    /// Adds one; both ends are in GPU memory.
+    pub fn push_on_device(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
         self.to.push(to);
         self.from.push(from);
         self.bytes.push(bytes);
+    }
+
+    /// Adds one between any two addresses.
+    pub fn push(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        self.host = true;
+        self.push_on_device(to, from, bytes);
+    }
+
+    /// Makes the copy at place `i` longer, if this one begins at both ends where that ends.
+    pub fn join(&mut self, i: usize, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> bool {
+        let n = self.bytes[i] as u64;
+        let follows = self.to[i] + n == to && self.from[i] + n == from;
+        if follows {
+            self.bytes[i] += bytes;
+        }
+        follows
     }
 
     /// How many there are.
@@ -238,19 +278,27 @@ impl Copies {
         self.to.clear();
         self.from.clear();
         self.bytes.clear();
+        self.host = false;
     }
 }
 
-/// Operations that one cuStreamBatchMemOp takes.
-const MEM_OPS_MAX: usize = 256;
+/// Operations that one cuStreamBatchMemOp takes: the driver API's manual says of `count` "Must be less than 256", and
+/// driver 580 refuses 257 with CUDA_ERROR_INVALID_VALUE.
+pub const MEM_OPS_MAX: usize = 255;
+/// Copies that go in one cuMemcpyBatchAsync. The manual names no limit; 256 were measured.
+const COPIES_MAX: usize = 256;
 
 impl Stream {
-    /// A stream in the current context.
-    pub fn create(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
-        let mut raw = null_mut();
+    /// A stream in the current context, of the highest priority: what it does is short, and kernels wait for it.
+    pub fn create(cuda: &Arc<Cuda>, calls: Calls) -> Result<Self, CudaError> {
+        let (mut lowest, mut highest, mut raw) = (0, 0, null_mut());
+        // SAFETY: places for the answers.
+        let code = unsafe { (cuda.priority_range)(&mut lowest, &mut highest) };
+        cuda.check("cuCtxGetStreamPriorityRange", code)?;
         // SAFETY: a place for the answer.
-        cuda.check("cuStreamCreate", unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING) })?;
-        Ok(Self { cuda: cuda.clone(), raw, no_batch: AtomicBool::new(false) })
+        let code = unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, highest) };
+        cuda.check("cuStreamCreateWithPriority", code)?;
+        Ok(Self { cuda: cuda.clone(), raw, calls, no_batch: AtomicBool::new(false) })
     }
 
     /// Starts copies, after what was started before. Among themselves they have no order.
@@ -259,26 +307,38 @@ impl Stream {
     /// The ranges stay valid until the stream is past them.
     pub unsafe fn copy(&self, copies: &Copies) -> Result<(), CudaError> {
         let n = copies.len();
-        if let Some(batch) = self.cuda.copy_batch.filter(|_| n > 1 && !self.no_batch.load(Ordering::Relaxed)) {
+        let batched = n > 1 || (n == 1 && self.calls.lone_copy == LoneCopy::Batch);
+        if let Some(batch) = self.cuda.copy_batch.filter(|_| batched && !self.no_batch.load(Ordering::Relaxed)) {
             // SAFETY: passed on.
-            if unsafe { self.copy_batch(batch, copies) }.is_ok() {
+            if (0..n).step_by(COPIES_MAX).all(|at| unsafe { self.copy_batch(batch, copies, at) }.is_ok()) {
                 return Ok(());
             }
             // A real fault shows again below; copies that were started before are only repeated.
             self.no_batch.store(true, Ordering::Relaxed);
         }
+        let on_device = self.calls.lone_copy == LoneCopy::Device && !copies.host;
         for i in 0..n {
-            // SAFETY: the caller's promise.
-            let code = unsafe { (self.cuda.copy)(copies.to[i], copies.from[i], copies.bytes[i], self.raw) };
-            self.cuda.check("cuMemcpyAsync", code)?;
+            let (to, from, bytes) = (copies.to[i], copies.from[i], copies.bytes[i]);
+            if on_device {
+                // SAFETY: the caller's promise.
+                let code = unsafe { (self.cuda.copy_on_device)(to, from, bytes, self.raw) };
+                self.cuda.check("cuMemcpyDtoDAsync", code)?;
+            } else {
+                // SAFETY: the caller's promise.
+                let code = unsafe { (self.cuda.copy)(to, from, bytes, self.raw) };
+                self.cuda.check("cuMemcpyAsync", code)?;
+            }
         }
         Ok(())
     }
 
+    /// Up to `COPIES_MAX` copies from number `at` on, which exists.
+    ///
     /// # Safety
     /// As for `copy`.
-    unsafe fn copy_batch(&self, batch: CopyBatch, c: &Copies) -> Result<(), CudaError> {
-        let (to, from, bytes, n) = (c.to.as_ptr(), c.from.as_ptr(), c.bytes.as_ptr(), c.len());
+    unsafe fn copy_batch(&self, batch: CopyBatch, c: &Copies, at: usize) -> Result<(), CudaError> {
+        let n = (c.len() - at).min(COPIES_MAX);
+        let (to, from, bytes) = (c.to[at..].as_ptr(), c.from[at..].as_ptr(), c.bytes[at..].as_ptr());
         let attributes =
             CUmemcpyAttributes { src_access_order: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, ..Default::default() };
         let (first, mut failed) = (0usize, 0usize);
@@ -292,12 +352,23 @@ impl Stream {
         self.cuda.check("cuMemcpyBatchAsync", code)
     }
 
-    /// Starts stores and additions, in their order, after what was started before.
+    /// Starts stores and additions, in their order, after what was started before. A store without a barrier may
+    /// become visible earlier.
     ///
     /// # Safety
     /// The words stay valid until the stream is past them.
     pub unsafe fn mem_ops(&self, ops: &mut [MemOp]) -> Result<(), CudaError> {
-        for chunk in ops.chunks_mut(MEM_OPS_MAX) {
+        let whole = ops.len() - usize::from(self.calls.split && ops.len() > 1);
+        let (first, last) = ops.split_at_mut(whole);
+        for chunk in first.chunks_mut(MEM_OPS_MAX).chain(last.chunks_mut(1)) {
+            if let (true, [MemOp([.., flags, _, _])]) = (self.calls.split, &*chunk) {
+                if let Some((at, MemOpKind::Write64(value))) = chunk[0].parse() {
+                    // SAFETY: the word is the caller's promise.
+                    let code = unsafe { (self.cuda.write64)(self.raw, at, value, *flags as c_uint) };
+                    self.cuda.check("cuStreamWriteValue64", code)?;
+                    continue;
+                }
+            }
             // SAFETY: as many as said; the words are the caller's promise.
             let code = unsafe { (self.cuda.mem_ops)(self.raw, chunk.len() as c_uint, chunk.as_mut_ptr(), 0) };
             self.cuda.check("cuStreamBatchMemOp", code)?;

@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::share::Sharing;
 use super::types::*;
 use crate::{Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -50,7 +51,9 @@ macro_rules! driver {
         /// The functions of the driver. Holds the library.
         pub struct Cuda {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+            pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
+            pub(super) sharing: Option<Sharing>,
             library: Library,
         }
 
@@ -62,7 +65,9 @@ macro_rules! driver {
                         // SAFETY: the driver's function of this (versioned) name has this signature.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
                     },)*
+                    range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
+                    sharing: Sharing::resolve(&library),
                     library,
                 })
             }
@@ -93,14 +98,20 @@ driver! {
     current_device: c"cuCtxGetDevice" fn(*mut CUdevice);
     /// What the driver knows of an address.
     pointer_attributes: c"cuPointerGetAttributes" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
+    /// The priorities that streams of the current context can have: lowest and highest, the latter the smaller number.
+    priority_range: c"cuCtxGetStreamPriorityRange" fn(*mut c_int, *mut c_int);
     /// Makes a stream.
-    stream_create: c"cuStreamCreate" fn(*mut CUstream, c_uint);
+    stream_create: c"cuStreamCreateWithPriority" fn(*mut CUstream, c_uint, c_int);
     /// Ends it once its work is done; does not wait.
     stream_destroy: c"cuStreamDestroy_v2" fn(CUstream);
     /// Whether its work is done, or failed.
     stream_query: c"cuStreamQuery" fn(CUstream);
     /// A copy between any two addresses.
     copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    /// A copy between two addresses in GPU memory.
+    copy_on_device: c"cuMemcpyDtoDAsync_v2" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    /// One store in stream order.
+    write64: c"cuStreamWriteValue64_v2" fn(CUstream, CUdeviceptr, u64, c_uint);
     /// Stores and additions in stream order.
     mem_ops: c"cuStreamBatchMemOp_v2" fn(CUstream, c_uint, *mut MemOp, c_uint);
     /// Pinned host memory.

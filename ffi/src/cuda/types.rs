@@ -43,6 +43,9 @@ pub const CU_MEMORYTYPE_DEVICE: c_uint = 2;
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`: streams can add to memory (CUDA 13 and later).
 pub const CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
 
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: the store may become visible before stores that were issued before it.
+pub const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER: c_uint = 1;
+
 const CU_STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 const CU_STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 const CU_STREAM_MEM_OP_ATOMIC_REDUCTION: c_uint = 8;
@@ -82,6 +85,26 @@ impl MemOp {
     pub fn add64(at: CUdeviceptr, value: u64) -> Self {
         // operation and flags, then the operator and the data type, each 32 bits.
         Self([CU_STREAM_MEM_OP_ATOMIC_REDUCTION.into(), REDUCTION_ADD | REDUCTION_U64 << 32, at, value, 0, 0])
+    }
+
+    /// The addition of [`MemOp::add64`] with `value` more.
+    pub fn plus(mut self, value: u64) -> Self {
+        debug_assert!(matches!(self.parse(), Some((_, MemOpKind::Add64(_)))));
+        self.0[3] = self.0[3].wrapping_add(value);
+        self
+    }
+
+    /// The store without the memory barrier before it: it may become visible before stores that were issued before it.
+    pub fn unfenced(mut self) -> Self {
+        debug_assert!(matches!(self.parse(), Some((_, MemOpKind::Write32(_) | MemOpKind::Write64(_)))));
+        self.0[3] = CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER.into();
+        self
+    }
+
+    /// Whether it is a store without a memory barrier.
+    pub fn is_unfenced(&self) -> bool {
+        let is_store = !matches!(self.parse(), Some((_, MemOpKind::Add64(_))) | None);
+        is_store && self.0[3] as c_uint & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0
     }
 
     /// The address and what happens there; `None`: an operation that oxygin does not use.

@@ -55,7 +55,7 @@ fn hellos() -> Vec<Vec<u8>> {
 fn hello(input: &[u8]) {
     if let Ok(hello) = Hello::parse(1, input) {
         assert_eq!(Hello::parse(1, &hello.encode()).expect("our own"), hello);
-        let _ = settle(&[hello.clone(), hello]);
+        let _ = settle(&[hello.clone(), hello], |_| None);
     }
 }
 

@@ -16,6 +16,7 @@ fn hellos() -> Vec<Vec<u8>> {
         active_mtu: 3,
         grh_required: true,
         atomics: true,
+        iwarp: false,
         lid: 0,
         max_rd_atomic: 16,
         max_dest_rd_atomic: 16,
@@ -23,7 +24,11 @@ fn hellos() -> Vec<Vec<u8>> {
         gid: [9; 16],
         max_msg_sz: 1 << 30,
     };
-    vec![hello.emit(), Hello { link_layer: 1, lid: 7, atomics: false, ..hello }.emit()]
+    vec![
+        hello.emit(),
+        Hello { link_layer: 1, lid: 7, atomics: false, ..hello }.emit(),
+        Hello { iwarp: true, ..hello }.emit(),
+    ]
 }
 
 fn hello(input: &[u8]) {
@@ -34,11 +39,11 @@ fn hello(input: &[u8]) {
 
 /// The number of contexts in one byte, then the slice.
 fn slices() -> Vec<Vec<u8>> {
-    let info = QpInfo { qpn: 17, psn: 0xff_ffff, credit_addr: 0x1000, credit_rkey: 5 };
+    let info = QpInfo { qpn: 17, psn: 0xff_ffff, credit_addr: 0x1000, credit_rkey: 5, port: 7 };
     [0u8, 1, 3]
         .map(|n| {
             let mut slice = vec![n];
-            QpInfo::emit_slice(&vec![info; n.into()], 64, &mut slice);
+            QpInfo::emit_slice(&vec![info; n.into()], 64, &[9; 16], &mut slice);
             slice
         })
         .to_vec()
@@ -46,9 +51,9 @@ fn slices() -> Vec<Vec<u8>> {
 
 fn slice(mut input: &[u8]) {
     let [n] = take(&mut input);
-    if let Ok(infos) = QpInfo::parse_slice(input, n.into(), 64) {
+    if let Ok((infos, token)) = QpInfo::parse_slice(input, n.into(), 64) {
         let mut again = Vec::new();
-        QpInfo::emit_slice(&infos, 64, &mut again);
+        QpInfo::emit_slice(&infos, 64, &token, &mut again);
         assert_eq!(again, input);
     }
 }

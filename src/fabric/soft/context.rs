@@ -8,8 +8,10 @@ use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-/// Completed tests between two polls: a caller that only ever finds its requests done must still receive.
+/// Puts between two polls: a caller that only ever finds its requests done must still receive.
 const POLL_EVERY: u32 = 64;
+/// Tests of operations that are not the oldest unfinished one of their lane, between two polls.
+const LATER_EVERY: u32 = 16;
 
 struct Place {
     lane: Arc<Lane>,
@@ -20,6 +22,7 @@ struct Place {
 pub struct Context {
     shared: Arc<Shared>,
     places: Box<[Place]>,
+    /// Counts tests of later operations; one caller at a time as for everything in a context, so no more than a hint.
     tests: AtomicU32,
 }
 
@@ -37,12 +40,17 @@ impl Context {
             .collect();
         Self { shared, places, tests: AtomicU32::new(0) }
     }
+
+    /// Where the newest complete operation to `peer` shows; lives as long as the context.
+    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
+        self.places[peer as usize].lane.completed()
+    }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         for (link, place) in self.shared.links().iter().zip(&self.places) {
-            link.remove_lane(place.slot);
+            link.remove_lane(&self.shared, place.slot);
         }
     }
 }
@@ -51,7 +59,11 @@ impl crate::fabric::Context for Context {
     #[inline]
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
         let place = &self.places[peer as usize];
-        self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))
+        let seq = self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))?;
+        if seq.0 % POLL_EVERY == 0 {
+            self.shared.poll();
+        }
+        Ok(seq)
     }
 
     #[inline]
@@ -69,12 +81,16 @@ impl crate::fabric::Context for Context {
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
         let lane = &self.places[peer as usize].lane;
         if lane.test(seq)? {
+            return Ok(true);
+        }
+        // Requests complete in order: only the oldest one's test has news to wait for. NCCL tests all of them, up to
+        // 256, for each operation that it starts; whoever spins on a later one still makes progress.
+        if !lane.is_oldest(seq) {
             let n = self.tests.load(Ordering::Relaxed).wrapping_add(1);
             self.tests.store(n, Ordering::Relaxed);
-            if n % POLL_EVERY == 0 {
-                self.shared.poll();
+            if n % LATER_EVERY != 0 {
+                return Ok(false);
             }
-            return Ok(true);
         }
         self.shared.poll();
         lane.test(seq)
@@ -88,6 +104,6 @@ impl crate::fabric::Context for Context {
 
     fn has_error(&self) -> bool {
         self.shared.look_at_peers();
-        self.places.iter().any(|p| p.lane.health.has_failed())
+        self.shared.engine.has_failed() || self.places.iter().any(|p| p.lane.health.has_failed())
     }
 }

@@ -76,10 +76,21 @@ impl Lane {
         self.completed.store(seq.0, Ordering::Release);
     }
 
+    /// Where the newest complete operation shows.
+    pub fn completed(&self) -> *const AtomicU32 {
+        &raw const self.completed
+    }
+
     /// Whether nothing is unfinished.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.posted.load(Ordering::Relaxed) == self.completed.load(Ordering::Acquire)
+    }
+
+    /// Whether `seq` is the first one that is not locally complete.
+    #[inline]
+    pub fn is_oldest(&self, seq: Seq) -> bool {
+        Seq(self.completed.load(Ordering::Acquire)).next() == seq
     }
 
     /// Whether `seq` is locally complete; an error when the peer failed first.

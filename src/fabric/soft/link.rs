@@ -1,5 +1,11 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+mod outs;
+mod share;
+
+use self::outs::{Outs, Until};
+use self::share::Pulls;
+use super::gpu::share::Use;
 use super::gpu::{self, Bounce, Engine, Op, Owner, Side};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
@@ -33,6 +39,8 @@ const BURST: usize = 64;
 const MAX_BACKLOG: usize = 1 << 20;
 /// How long a peer in this network namespace may take to answer before TCP is used instead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// A question that was not repeated for so long starts anew.
+const FORGET_QUESTION: Duration = Duration::from_secs(1);
 /// Between two questions to a peer that has not answered.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -76,6 +84,8 @@ struct Running {
 struct Queue {
     lane: Arc<Lane>,
     tasks: VecDeque<Running>,
+    /// Operations that the peer or this rank's engine finishes.
+    outs: Outs,
     /// In `active`, or being worked on without the lock, or waiting for the peer's answer.
     engaged: bool,
     /// Its first operation waits for the peer's answer.
@@ -86,8 +96,16 @@ struct Queue {
 
 /// Something the peer asked for.
 enum Response {
-    Data { from: u64, key: u32, request: GetRequest, done: u64, bounce: Option<Bounce> },
+    Data {
+        from: u64,
+        key: u32,
+        request: GetRequest,
+        done: u64,
+        bounce: Option<Bounce>,
+    },
     Refused(String),
+    /// Its pulls up to this one are done.
+    Pulled(Seq),
 }
 
 struct State {
@@ -95,6 +113,9 @@ struct State {
     queues: Vec<Queue>,
     active: VecDeque<u32>,
     responses: VecDeque<Response>,
+    pulls: Pulls,
+    /// Seen closed while operations were unfinished: their end may still be in the ring.
+    is_closing: bool,
 }
 
 /// This rank's side towards one peer.
@@ -119,16 +140,23 @@ enum Pushed {
 impl Link {
     /// A link nobody has used.
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
-        let state =
-            State { route: Route::Unknown, queues: Vec::new(), active: VecDeque::new(), responses: VecDeque::new() };
+        let state = State {
+            route: Route::Unknown,
+            queues: Vec::new(),
+            active: VecDeque::new(),
+            responses: VecDeque::new(),
+            pulls: Pulls::default(),
+            is_closing: false,
+        };
         Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
     }
 
     /// Gives a lane a place; the returned number goes with each of its operations.
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
-        let queue = Queue { lane, tasks: VecDeque::new(), engaged: false, waiting: false, vacant: false };
-        match state.queues.iter().position(|q| q.vacant && !q.engaged) {
+        let outs = Outs::new(self.peer);
+        let queue = Queue { lane, tasks: VecDeque::new(), outs, engaged: false, waiting: false, vacant: false };
+        match state.queues.iter().position(|q| q.vacant && !q.engaged && q.outs.is_empty()) {
             Some(slot) => {
                 state.queues[slot] = queue;
                 slot as u32
@@ -141,7 +169,7 @@ impl Link {
     }
 
     /// The lane's context is gone, and with it the caller's promise that memory stays valid: what waits is dropped.
-    pub fn remove_lane(&self, slot: u32) {
+    pub fn remove_lane(&self, shared: &Shared, slot: u32) {
         let mut state = self.state.lock();
         let Some(queue) = state.queues.get_mut(slot as usize) else { return };
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
@@ -150,6 +178,10 @@ impl Link {
         // Neither in line nor being worked on: it waits for an answer that nobody wants any more.
         if queue.waiting {
             (queue.engaged, queue.waiting) = (false, false);
+        }
+        if !queue.outs.is_empty() {
+            shared.engine.abandon(&queue.outs.fetches);
+            self.backlog.fetch_sub(queue.outs.abandon(), Ordering::Relaxed);
         }
         let lane = queue.lane.clone();
         if let Route::Gpu(engine) = &state.route {
@@ -167,6 +199,7 @@ impl Link {
     #[inline]
     pub fn post(&self, shared: &Shared, lane: &Lane, slot: u32, work: Work) -> Result<Seq> {
         self.health.check()?;
+        shared.keep_busy();
         let mut state = self.state.lock();
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
             if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
@@ -220,6 +253,7 @@ impl Link {
             self.health.check()?;
         }
         let small = running.work.len() <= RING_MAX;
+        let on_gpu = running.work.is_on_gpu();
         let queue = &mut state.queues[slot as usize];
         queue.tasks.push_back(running);
         if !queue.engaged {
@@ -228,7 +262,12 @@ impl Link {
         }
         self.backlog.fetch_add(1, Ordering::Relaxed);
         shared.mark_pending(self.peer);
-        let now = small && matches!(state.route, Route::Own | Route::Unknown);
+        // A source in GPU memory costs its length nothing here: others fetch it.
+        let now = match state.route {
+            Route::Own | Route::Unknown => small,
+            Route::Local(_) => on_gpu && state.queues[slot as usize].tasks.len() == 1,
+            _ => false,
+        };
         drop(state);
         if now {
             self.advance(shared);
@@ -254,7 +293,10 @@ impl Link {
     /// Moves what can move. Returns whether anything did.
     pub fn advance(&self, shared: &Shared) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
-        if self.health.has_failed() {
+        let has_failed = self.health.has_failed();
+        // A peer that waits for this rank is told that it waits in vain.
+        let owes = has_failed && state.responses.iter().any(|r| matches!(r, Response::Refused(_)));
+        if has_failed && !owes {
             self.drop_all(&mut state);
             return false;
         }
@@ -266,6 +308,20 @@ impl Link {
             return false;
         }
         let mut moved = self.send_responses(shared, &mut state);
+        if has_failed {
+            if state.responses.is_empty() {
+                self.drop_all(&mut state);
+            }
+            if let Route::Local(local) = &mut state.route {
+                if local.inbox.publish() {
+                    shared.wake(self.peer);
+                }
+            }
+            return moved;
+        }
+        if !state.pulls.slots.is_empty() {
+            moved |= self.settle(shared, &mut state);
+        }
         let mut turns = state.active.len();
         while turns > 0 {
             turns -= 1;
@@ -331,7 +387,9 @@ impl Link {
                     self.submit(shared, engine, &queue.lane, task);
                     Ok(Outcome::HandedOver)
                 }
-                (Route::Local(local), _) if on_gpu => local.push_gpu(shared, task, slot),
+                (Route::Local(local), _) if on_gpu => {
+                    local.push_gpu(shared, task, slot, self.peer, (&mut s.pulls, &queue.outs))
+                }
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid {
                     Some(pid) if left > RING_MAX => {
@@ -390,6 +448,15 @@ impl Link {
                     self.backlog.fetch_sub(1, Ordering::Relaxed);
                     continue;
                 }
+                Outcome::Out(until, used) => {
+                    let seq = task.seq;
+                    queue.tasks.pop_front();
+                    if queue.outs.is_empty() {
+                        state.pulls.slots.push(slot);
+                    }
+                    state.queues[slot as usize].outs.push(seq, until, Some(used));
+                    continue;
+                }
                 Outcome::Full => return (state, Step::Full),
                 Outcome::Fetching => return (state, Step::Fetching),
                 Outcome::Waiting => return (state, Step::Waiting),
@@ -397,8 +464,7 @@ impl Link {
             if finished {
                 let seq = task.seq;
                 queue.tasks.pop_front();
-                queue.lane.complete(seq);
-                self.backlog.fetch_sub(1, Ordering::Relaxed);
+                self.finish(&mut state, slot, seq);
             }
             if budget == 0 {
                 break;
@@ -475,9 +541,11 @@ impl Link {
     fn drop_all(&self, state: &mut State) {
         for queue in &mut state.queues {
             queue.tasks.clear();
+            queue.outs.clear();
             (queue.engaged, queue.waiting) = (false, false);
         }
         state.active.clear();
+        state.pulls.slots.clear();
         state.responses.clear();
         self.backlog.store(0, Ordering::Relaxed);
     }
@@ -503,6 +571,8 @@ impl Link {
             Route::Unknown if shared.config.soft_transport == SoftTransport::Tcp => {
                 return self.use_tcp(shared, state, "OXYGIN_SOFT_TRANSPORT=tcp");
             }
+            // Nothing had to go there for a while, so nobody asked again.
+            Route::Asking { last, .. } if now - last > FORGET_QUESTION => now,
             Route::Asking { since, .. } if now - since > ANSWER_WITHIN => {
                 return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
             }
@@ -584,9 +654,8 @@ impl Link {
         let Some(queue) = state.queues.get_mut(slot as usize) else { return };
         if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
             queue.tasks.pop_front();
-            queue.lane.complete(seq);
             queue.waiting = false;
-            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            self.finish(&mut state, slot, seq);
             state.active.push_back(slot);
             drop(state);
             self.advance(shared);
@@ -661,6 +730,12 @@ impl Link {
                         false
                     }
                 }
+                Response::Pulled(number) => {
+                    if !local.push_pulled(*number) {
+                        break;
+                    }
+                    true
+                }
                 Response::Refused(why) => {
                     let bytes = &why.as_bytes()[..why.len().min(512)];
                     let h = Header { kind: Kind::Refused, len: bytes.len() as u32, key: 0, aux: 0, addr: 0 };
@@ -698,6 +773,10 @@ impl Link {
             }
             alive::State::Closed => {
                 if self.backlog.load(Ordering::Relaxed) != 0 {
+                    // What it sent last is read before the next look.
+                    if !std::mem::replace(&mut state.is_closing, true) {
+                        return;
+                    }
                     self.health.fail(Error::remote(format!(
                         "rank {} has closed its communicator while operations to it were unfinished",
                         self.peer
@@ -722,6 +801,8 @@ enum Outcome {
     Finished,
     /// Whoever has it now completes it.
     HandedOver,
+    /// It is on its way by somebody else's hands and complete after this; the window must stay meanwhile.
+    Out(Until, Use),
     /// No room in the ring.
     Full,
     /// Its bytes are on their way from the GPU.
@@ -772,9 +853,21 @@ impl Work {
 impl Local {
     /// One step of an operation with an end in GPU memory: a source comes over host memory, a destination is the peer's
     /// affair.
-    fn push_gpu(&mut self, shared: &Shared, task: &mut Running, slot: u32) -> Result<Outcome> {
+    fn push_gpu(
+        &mut self,
+        shared: &Shared,
+        task: &mut Running,
+        slot: u32,
+        peer: u32,
+        (pulls, outs): (&mut Pulls, &Outs),
+    ) -> Result<Outcome> {
         let put = match task.work {
-            Work::Get(get) => return self.push_get(&get, slot, task.seq),
+            Work::Get(get) => {
+                return match self.fetch(shared, &get, peer, &outs.fetches)? {
+                    Some(outcome) => Ok(outcome),
+                    None => self.push_get(&get, slot, task.seq),
+                }
+            }
             Work::Put(put) => put,
         };
         if put.rkey & GPU_BIT != 0 {
@@ -782,6 +875,11 @@ impl Local {
         }
         if put.lkey & GPU_BIT == 0 || task.done == put.len {
             return self.push_put(&put, task.done, true);
+        }
+        if task.done == 0 && task.bounce.is_none() {
+            if let Some(outcome) = self.push_pull(shared, &put, peer, pulls) {
+                return Ok(outcome);
+            }
         }
         let bounce = task.bounce.get_or_insert_with(|| {
             let from = Side::Caller { addr: put.local + task.done, gpu: true };

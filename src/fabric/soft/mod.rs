@@ -31,6 +31,10 @@ use crate::sync::Mutex;
 use crate::thread::Thread;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How long closing waits until peers know that what they wait for is done.
+const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
 /// One communicator's software fabric.
 pub struct SoftFabric {
@@ -84,23 +88,54 @@ impl SoftFabric {
     /// Ends the helper thread and all connections. Operations that are unfinished stay so.
     pub fn close(&self) {
         let Some(shared) = self.shared.get() else { return };
+        if !shared.is_stopping() {
+            shared.flush(FLUSH_WITHIN);
+        }
         shared.request_stop();
         shared.tcp().wake_movers();
         self.threads.lock().drain(..).for_each(Thread::join);
         shared.tcp().close();
         shared.tcp().gpu().close();
-        shared.engine.close();
+        let idle = shared.engine.close();
+        shared.share.close(idle);
     }
 
     /// Registers GPU memory.
     pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
         let shared = self.shared()?.clone();
-        let extent = Extent { base: region.base, len: region.len };
+        let extent = extent(region);
         let key = shared.engine.add_window(region.id, extent, memory)?;
+        shared.inbox.set_window(region.id, true);
         let guard = GpuWindow { shared, id: region.id };
         guard.shared.add_gpu_window(region.id, extent, memory)?;
         Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
     }
+
+    /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
+    /// is no GPU memory, or holds signals, which nobody puts from.
+    pub fn offer(&self, region: &Region, is_gpu: bool) -> Vec<u8> {
+        match self.shared.get() {
+            Some(shared) if is_gpu && !region.strict => shared.share.offer(&shared.engine, region.id, extent(region)),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Maps what peers on this host offered; each has the window at one of `extents`. Returns what they are to know.
+    pub fn take_offers(&self, region: &Region, extents: &[Extent], offers: &[&[u8]]) -> Result<Vec<u8>> {
+        let shared = self.shared()?;
+        Ok(shared.share.fetch(shared, region.id, extents, offers))
+    }
+
+    /// Learns who has mapped this rank's window, from what each rank's `take_offers` returned.
+    pub fn settle_offers(&self, region: &Region, reports: &[&[u8]]) -> Result<()> {
+        let shared = self.shared()?;
+        shared.share.settle(shared.world.rank, region.id, extent(region), reports);
+        Ok(())
+    }
+}
+
+fn extent(region: &Region) -> Extent {
+    Extent { base: region.base, len: region.len }
 }
 
 /// Ends a registration of GPU memory.
@@ -111,8 +146,12 @@ struct GpuWindow {
 
 impl Drop for GpuWindow {
     fn drop(&mut self) {
-        self.shared.tcp().gpu().remove_window(self.id);
-        self.shared.engine.remove_window(self.id);
+        let (shared, id) = (&self.shared, self.id);
+        shared.share.withdraw(shared, id);
+        shared.inbox.set_window(id, false);
+        shared.tcp().gpu().remove_window(id);
+        shared.engine.remove_window(id);
+        shared.share.retire(shared, id, false);
     }
 }
 

@@ -4,7 +4,7 @@
 //! write it again. A ring that stays empty for a while cools down.
 
 use super::local::inbox::Inbox;
-use super::local::message::{GetRequest, Kind};
+use super::local::message::{GetRequest, Kind, PullRequest};
 use super::local::ring::{Consumer, Malformed, Message};
 use super::shared::Shared;
 use crate::error::Error;
@@ -168,6 +168,7 @@ fn apply(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
             Some(at) if h.addr % 8 == 0 => add(at, unsafe { message.payload.cast::<u64>().read_volatile() }),
             _ => not_here(message, shared, sender),
         },
+        Kind::Pull => pull(message, shared, sender),
         _ => rare(message, held, shared, sender),
     }
 }
@@ -209,6 +210,29 @@ fn not_here(message: &Message, shared: &Shared, sender: u32) {
     }
 }
 
+/// Bytes that the sender wants fetched from its GPU memory.
+fn pull(message: &Message, shared: &Shared, sender: u32) {
+    let h = message.header;
+    // SAFETY: a pull's payload has this many bytes (Header::parse); copied, because the sender may still change it.
+    let payload = unsafe { message.payload.cast::<[u8; PullRequest::LEN]>().read_volatile() };
+    let Some(request) = PullRequest::parse(&payload) else {
+        return refuse(shared, sender, "malformed copy", h.key, h.addr, 0);
+    };
+    match shared.share.find(sender, request.window, request.from, request.len) {
+        Some((from, source)) if h.key & GPU_BIT != 0 => {
+            shared.received.pull(&shared.engine, sender, (h.key, h.addr), &request, from, source)
+        }
+        Some(_) => refuse(shared, sender, "copy", h.key, h.addr, request.len),
+        None => {
+            let why = format!(
+                "{} bytes at {:#x} of its window {} are not shared with rank {}",
+                request.len, request.from, request.window, shared.world.rank
+            );
+            shared.link(sender).refuse(shared, why);
+        }
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
@@ -238,7 +262,8 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));
         }
-        Kind::Pad | Kind::Put | Kind::Signal => {}
+        Kind::Pulled => link.pulled(shared, Seq(h.aux)),
+        Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull => {}
     }
 }
 

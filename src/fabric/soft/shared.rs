@@ -1,5 +1,6 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread.
 
+use super::gpu::share::Share;
 use super::gpu::{self, Engine, Received};
 use super::hello::SoftHello;
 use super::lane::Health;
@@ -48,6 +49,8 @@ pub struct Shared {
     pub engine: Arc<Engine>,
     /// What other processes put there.
     pub received: Arc<Received>,
+    /// Windows there that processes of this host share.
+    pub share: Share,
     links: Box<[Link]>,
     receiver: Mutex<Receiver>,
     tcp: Tcp,
@@ -75,7 +78,7 @@ impl Shared {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
         let inbox = Inbox::create(n, token)?;
-        let engine = Engine::new(world.rank, token, registry.clone());
+        let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
             .iter()
@@ -91,6 +94,7 @@ impl Shared {
             .map_err(|e| crate::error::Error::system(format!("eventfd failed: {e}")))?;
         Ok(Self {
             received,
+            share: Share::new(&config, n),
             world,
             config,
             registry,
@@ -192,6 +196,13 @@ impl Shared {
         moved
     }
 
+    /// A caller posts: polling without a find is not idling then, and must not slow down (`rest`). A sender whose peer
+    /// sends nothing back finds nothing in any of its polls.
+    #[inline(always)]
+    pub fn keep_busy(&self) {
+        self.idle.store(0, Ordering::Relaxed);
+    }
+
     /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.
     #[inline]
     fn rest(&self) {
@@ -256,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// Answers what came to the contact socket. Called by the helper thread.
+    /// Answers what came to the contact socket. Called by the helper thread, and by who waits for an answer.
     pub fn answer_contacts(&self) {
         while let Some(event) = self.contact.receive(&self.hellos[self.world.rank as usize].token) {
             match event {
@@ -271,6 +282,7 @@ impl Shared {
                         link.attach(self, inbox, pid);
                     }
                 }
+                Event::Sharing { rank, body, file } => self.share.on_datagram(self, rank, &body, file),
                 Event::Woken => {}
             }
         }
@@ -298,6 +310,16 @@ impl Shared {
     /// Whether the receiver has nothing to read, looked at after `set_sleeping`.
     pub fn cool_down(&self) -> bool {
         self.receiver.lock().cool_down(self)
+    }
+
+    /// Sends what peers wait for and only has to be sent, before this rank goes.
+    pub fn flush(&self, within: Duration) {
+        let end = Instant::now() + within;
+        while (self.received.is_busy() || self.links.iter().any(Link::owes)) && Instant::now() < end {
+            if !self.step() {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Asks the helper thread to end.

@@ -57,6 +57,17 @@ pub fn init(qp: &Qp, origin: &Origin, atomics: bool) -> Result<()> {
     })
 }
 
+/// RESET to INIT for iWARP, which knows no more than these attributes: the connection manager does the rest.
+pub fn init_iwarp(qp: &Qp) -> Result<()> {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_INIT,
+        qp_access_flags: IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+        ..Default::default()
+    };
+    qp.modify(&attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS)
+        .map_err(|e| Error::system(format!("queue pair {} to INIT: {e}", qp.number())))
+}
+
 /// INIT to RTR and RTS. `psn` is the first packet number that this end sends.
 pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, psn: u32) -> Result<()> {
     let attr = ready_to_receive(origin, mine, target, tc);
@@ -163,6 +174,7 @@ mod tests {
             active_mtu: 5,
             grh_required: false,
             atomics: true,
+            iwarp: false,
             lid: 17,
             max_rd_atomic: 16,
             max_dest_rd_atomic: 8,

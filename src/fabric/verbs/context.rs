@@ -1,16 +1,18 @@
 //! One context as `rma` sees it.
 
-use super::hot::{Named, Windows};
+use super::hot::Windows;
 use super::lane::{Kind, Op};
-use super::lock::Spin;
+use super::lock::{Guard, Spin};
 use super::outcome::Outcomes;
 use super::progress::Progress;
-use super::queues::Queues;
+use super::queues::{Queues, Taken};
 use super::regions::DeviceRegions;
 use crate::error::{Error, Result};
 use crate::fabric::Context;
+use crate::rma::args::LatePut;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -37,6 +39,9 @@ pub(super) struct Limits {
     pub operations: usize,
     /// How long a call waits before the log says so.
     pub timeout: Duration,
+    /// Whether the signal thread sleeps through completions that no peer marked as solicited. Not on iWARP: soft-iWARP
+    /// takes no received message for a solicited one.
+    pub solicited: bool,
 }
 
 impl Shared {
@@ -56,28 +61,32 @@ impl Shared {
         self.queues.lock().advance(&self.outcomes);
     }
 
-    /// The rest of `test`, apart from it so that an operation that is done already costs no more than reading so.
-    #[inline(never)]
-    fn test_again(&self, peer: u32, seq: Seq) -> Tested {
-        self.advance();
-        match self.outcomes.completed.get(peer as usize) {
-            Some(completed) if seq.is_done(Seq(completed.load(Ordering::Acquire))) => Tested::Done,
-            _ if !self.outcomes.has_error() => Tested::Unfinished,
-            _ => Tested::Suspect,
+    /// What is to be said of an operation after progress was made.
+    #[inline(always)]
+    fn look(&self, completed: &AtomicU32, seq: Seq) -> Short {
+        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
+            Short::Done
+        } else if self.outcomes.is_suspect() {
+            Short::Ask
+        } else {
+            Short::Unfinished
         }
+    }
+
+    /// The same where more was to do; apart, so that elsewhere less has to be kept at hand.
+    #[cold]
+    #[inline(never)]
+    fn settle(&self, mut queues: Guard<'_, Queues>, taken: Taken, completed: &AtomicU32, seq: Seq) -> Short {
+        queues.settle(taken, &self.outcomes);
+        drop(queues);
+        self.look(completed, seq)
     }
 
     /// Takes everything that has arrived, with the queue armed for what comes later.
     pub(super) fn serve(&self) -> std::io::Result<()> {
-        self.cq.arm(true)?;
-        loop {
-            let mut queues = self.queues.lock();
-            let taken = queues.poll(&self.outcomes);
-            queues.advance(&self.outcomes);
-            if taken <= 0 {
-                return Ok(());
-            }
-        }
+        self.cq.arm(self.limits.solicited)?;
+        while self.queues.lock().advance(&self.outcomes) {}
+        Ok(())
     }
 
     /// The rest of `put`: somebody else has the lock, or the lane is at its limit or shut.
@@ -87,14 +96,10 @@ impl Shared {
         {
             let mut queues = self.queues.lock();
             // SAFETY: as `VerbsContext::put`, whose caller promised.
-            if let Some(seq) = unsafe { queues.put(peer, put) } {
-                return Ok(seq);
-            }
-            if queues.reopen(peer, &self.outcomes) {
-                // SAFETY: as above.
-                if let Some(seq) = unsafe { queues.put(peer, put) } {
-                    return Ok(seq);
-                }
+            let request = unsafe { queues.put(peer, put, &self.outcomes) };
+            // SAFETY: as above.
+            if let Some(request) = request.or_else(|| unsafe { queues.put_with_room(peer, put, &self.outcomes) }) {
+                return Ok(Seq(request as u32));
             }
         }
         self.issue(peer, Op::put(put), put.more)
@@ -123,15 +128,6 @@ impl Shared {
             std::thread::yield_now();
         }
     }
-}
-
-/// What a second look at an operation found. One byte, returned in a register.
-#[derive(PartialEq, Eq)]
-enum Tested {
-    Done,
-    Unfinished,
-    /// Unfinished, and something on this context failed.
-    Suspect,
 }
 
 /// One context over verbs.
@@ -168,57 +164,78 @@ impl VerbsContext {
 #[repr(transparent)]
 pub struct Direct(NonNull<Shared>);
 
-/// What the short way found of an operation.
+// SAFETY: it is another way to `Shared`, which is Send and Sync.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
+/// What a second look at an operation found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Short {
     /// It is complete.
     Done,
     /// Not yet.
     Unfinished,
-    /// The long way knows more.
+    /// Not yet, and something on this context failed: the long way knows more.
     Ask,
 }
 
 impl Direct {
     /// As a plain pointer.
-    pub fn into_raw(self) -> *mut std::ffi::c_void {
+    pub fn into_raw(self) -> *mut c_void {
         self.0.as_ptr().cast()
     }
 
-    /// From [`Direct::into_raw`].
+    /// From [`Direct::into_raw`], or `None` from NULL.
     ///
     /// # Safety
-    /// The pointer came from there.
+    /// A pointer that is not NULL came from there.
     #[inline(always)]
-    pub unsafe fn from_raw(raw: *mut std::ffi::c_void) -> Self {
-        // SAFETY: into_raw gives no NULL.
-        Self(unsafe { NonNull::new_unchecked(raw.cast()) })
+    pub unsafe fn from_raw(raw: *mut c_void) -> Option<Self> {
+        NonNull::new(raw.cast()).map(Self)
     }
 
-    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. `None` has no effect.
+    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. Returns its request;
+    /// `None` has no effect.
     ///
     /// # Safety
     /// As for [`Context::put`]; the context lives.
     #[inline(always)]
-    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<Seq> {
+    pub unsafe fn put(self, peer: u32, put: &Put) -> Option<u64> {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
         let mut queues = shared.queues.try_lock()?;
         // SAFETY: the caller's promise.
-        unsafe { queues.put(peer, put) }
+        let request = unsafe { queues.put(peer, put, &shared.outcomes) };
+        // SAFETY: as above.
+        request.or_else(|| unsafe { queues.put_with_room(peer, put, &shared.outcomes) })
     }
 
-    /// Posts a put with a signal between the same windows as the last one to this peer. `None` has no effect.
+    /// Posts a put with a signal between the same windows as the last one to this peer, and stores its request. `false`
+    /// has no effect.
     ///
     /// # Safety
-    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives.
+    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives; what the request goes to is
+    /// writable.
     #[inline(always)]
-    pub unsafe fn put_again(self, peer: u32, named: &Named) -> Option<u64> {
+    pub unsafe fn put_again(self, peer: u32, put: &LatePut) -> bool {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        let mut queues = shared.queues.try_lock()?;
+        let Some(mut queues) = shared.queues.try_lock() else { return false };
         // SAFETY: the caller's promise.
-        unsafe { queues.put_again(peer, named) }
+        unsafe { queues.put_again(peer, put, &shared.outcomes) }
+    }
+
+    /// Makes room towards a peer where [`Direct::put_again`] had none; whether there is some now.
+    ///
+    /// # Safety
+    /// The context lives.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn make_room(self, peer: u32) -> bool {
+        // SAFETY: the context lives (caller).
+        let shared = unsafe { self.0.as_ref() };
+        shared.queues.try_lock().is_some_and(|mut queues| queues.reopen(peer, &shared.outcomes))
     }
 
     /// Remembers the windows of a put with a signal, for [`Direct::put_again`].
@@ -241,17 +258,15 @@ impl Direct {
     /// # Safety
     /// The context lives.
     #[inline(always)]
-    pub unsafe fn test_again(self, completed: &AtomicU32, seq: Seq) -> Short {
+    pub unsafe fn test_again<'a>(self, completed: impl FnOnce() -> &'a AtomicU32, seq: Seq) -> Short {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
-        shared.advance();
-        if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
-            Short::Done
-        } else if shared.outcomes.has_error() {
-            Short::Ask
-        } else {
-            Short::Unfinished
+        let mut queues = shared.queues.lock();
+        if let Err(taken) = queues.take(&shared.outcomes) {
+            return shared.settle(queues, taken, completed(), seq);
         }
+        drop(queues);
+        shared.look(completed(), seq)
     }
 }
 
@@ -264,7 +279,7 @@ impl VerbsContext {
     /// Gives each peer's requests their upper half.
     pub fn number_requests(&self, request: impl Fn(u32) -> u64) {
         for (peer, lane) in (0..).zip(&mut self.shared.queues.lock().lanes) {
-            lane.request = request(peer);
+            lane.name(request(peer));
         }
     }
 
@@ -310,8 +325,8 @@ impl Context for VerbsContext {
         let shared = self.shared();
         if let Some(mut queues) = shared.queues.try_lock() {
             // SAFETY: the caller's promise.
-            if let Some(seq) = unsafe { queues.put(peer, put) } {
-                return Ok(seq);
+            if let Some(request) = unsafe { queues.put(peer, put, &shared.outcomes) } {
+                return Ok(Seq(request as u32));
             }
         }
         shared.put_long(peer, put)
@@ -319,7 +334,7 @@ impl Context for VerbsContext {
 
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
         let seq = self.shared.issue(peer, Op::get(get), get.more)?;
-        if self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
+        if get.len > 0 && self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
             if let Some(lane) = self.shared.queues.lock().lanes.get_mut(peer as usize) {
                 lane.flush_from = Some((get.local, get.lkey));
             }
@@ -340,7 +355,7 @@ impl Context for VerbsContext {
             match lane.flush_from.take().and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) {
                 Some(from) => from,
                 None => {
-                    let newest = Seq(lane.issued);
+                    let newest = Seq(lane.issued());
                     let done = shared.outcomes.completed.get(peer as usize);
                     let done = done.map_or(newest, |d| Seq(d.load(Ordering::Acquire)));
                     return Ok((!newest.is_done(done)).then_some(newest));
@@ -359,10 +374,11 @@ impl Context for VerbsContext {
         if seq.is_done(Seq(completed.load(Ordering::Acquire))) {
             return Ok(true);
         }
-        match shared.test_again(peer, seq) {
-            Tested::Done => Ok(true),
-            Tested::Unfinished => Ok(false),
-            Tested::Suspect => shared.outcomes.verdict(peer),
+        shared.advance();
+        match shared.look(completed, seq) {
+            Short::Done => Ok(true),
+            Short::Unfinished => Ok(false),
+            Short::Ask => shared.outcomes.verdict(peer),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry};
 use super::hca::HcaFilter;
+use super::iwarp::{to_gid, Addresses};
 use crate::config::Config;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Context, DeviceRef, Pd, Verbs};
@@ -27,11 +28,13 @@ pub struct DeviceInfo {
     pub link_layer: u8,
     /// Whether the device carries out 64-bit remote atomics.
     pub atomics: bool,
+    /// Whether it speaks iWARP: connected through the RDMA connection manager.
+    pub iwarp: bool,
     /// Whether data regions get relaxed ordering where the device knows it.
     pub relaxed_ordering: bool,
     /// Whether the kernel driver registers DMA-BUFs.
     pub dma_buf: bool,
-    /// The GID that connections start from.
+    /// The GID that connections start from; on iWARP the IP address, IPv4 as `::ffff:a.b.c.d`.
     pub gid: Option<GidEntry>,
     /// Why the port cannot be used, with the remedy; `None`: it can.
     pub problem: Option<String>,
@@ -59,11 +62,22 @@ pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
         _ => Missing::new(format!("RDMA devices cannot be listed: {e}")),
     })?;
     let filter = HcaFilter::parse(config.ib_hca.as_deref().unwrap_or(""));
-    Ok(refs.iter().flat_map(|device| ports(&verbs, device, config, &filter)).collect())
+    // The connection manager opens every device: not for nothing.
+    let addresses = if refs.iter().any(DeviceRef::is_iwarp) { Addresses::find() } else { Ok(Addresses::default()) };
+    let wishes = Wishes { config, filter, addresses };
+    Ok(refs.iter().flat_map(|device| ports(&verbs, device, &wishes)).collect())
+}
+
+/// What ports are held against.
+struct Wishes<'a> {
+    config: &'a Config,
+    filter: HcaFilter,
+    /// Of iWARP devices, or why there are none.
+    addresses: Result<Addresses, String>,
 }
 
 /// The ports of one device; a device that cannot even be opened counts as one unusable port.
-fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, config: &Config, filter: &HcaFilter) -> Vec<DeviceInfo> {
+fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceInfo> {
     let mut info = DeviceInfo {
         name: device.name(),
         port: 1,
@@ -72,6 +86,7 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, config: &Config, filter: &HcaFi
         speed_mbps: 0,
         link_layer: 0,
         atomics: false,
+        iwarp: device.is_iwarp(),
         relaxed_ordering: verbs.has_optional_access(),
         dma_buf: false,
         gid: None,
@@ -108,12 +123,13 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, config: &Config, filter: &HcaFi
         }
     };
     info.guid = attr.sys_image_guid;
-    info.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
+    // iWARP has no opcode for them before RFC 7306, and no device here speaks that.
+    info.atomics = attr.atomic_cap != IBV_ATOMIC_NONE && !info.iwarp;
     info.dma_buf = verbs.has_dmabuf() && knows_dmabuf(&context);
     (1..=attr.phys_port_cnt)
         .map(|port| {
             let mut info = DeviceInfo { port, ..info.clone() };
-            if let Err(problem) = examine(&mut info, &context, attr, config, filter) {
+            if let Err(problem) = examine(&mut info, &context, attr, wishes) {
                 info.problem = Some(problem);
             }
             info
@@ -122,27 +138,17 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, config: &Config, filter: &HcaFi
 }
 
 /// Fills in what the port says; the error is why it cannot be used.
-fn examine(
-    info: &mut DeviceInfo,
-    context: &Context,
-    attr: ibv_device_attr,
-    config: &Config,
-    filter: &HcaFilter,
-) -> Result<(), String> {
+fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wishes: &Wishes) -> Result<(), String> {
+    let config = wishes.config;
     let (name, port) = (info.name.clone(), info.port);
     let state = context.query_port(port).map_err(|e| format!("port {port} of {name} cannot be read: {e}"))?;
     info.attr = Some((attr, state));
     info.link_layer = state.link_layer;
     let rate = info.device.sysfs().join(format!("ports/{port}/rate"));
     info.speed_mbps = read(&rate).and_then(|t| parse_rate(&t)).unwrap_or_else(|| lane_speed(&state));
-    if !filter.allows(&name, port) {
+    if !wishes.filter.allows(&name, port) {
         let list = config.ib_hca.as_deref().unwrap_or("");
         return Err(format!("NCCL_IB_HCA={list} leaves {name}:{port} out"));
-    }
-    if info.device.is_iwarp() {
-        return Err(format!(
-            "{name} speaks iWARP, whose connections only the RDMA connection manager can make; oxygin does not use it yet"
-        ));
     }
     if state.state != IBV_PORT_ACTIVE {
         return Err(format!(
@@ -157,7 +163,7 @@ fn examine(
             state.link_layer
         ));
     }
-    if config.ib_pkey >= state.pkey_tbl_len.max(1) {
+    if !info.iwarp && config.ib_pkey >= state.pkey_tbl_len.max(1) {
         return Err(format!(
             "NCCL_IB_PKEY={} is past the end of the P_Key table of {name}:{port}, which has {} entries",
             config.ib_pkey, state.pkey_tbl_len
@@ -169,8 +175,23 @@ fn examine(
             attr.max_qp_wr, attr.max_cqe, state.max_msg_sz
         ));
     }
-    info.gid = Some(choose_gid(context, info, &state, config)?);
+    info.gid = Some(if info.iwarp { address(info, wishes)? } else { choose_gid(context, info, &state, config)? });
     Ok(())
+}
+
+/// The IP address of an iWARP port, in place of a GID.
+fn address(info: &DeviceInfo, wishes: &Wishes) -> Result<GidEntry, String> {
+    let name = &info.name;
+    let addresses = wishes.addresses.as_ref().map_err(|why| {
+        format!("{name} speaks iWARP, whose connections only the RDMA connection manager can make: {why}")
+    })?;
+    let ip = addresses.of(name, info.port).ok_or_else(|| {
+        format!(
+            "{name} speaks iWARP and no IP address of this host leads to it; give its network interface an address and \
+             bring it up (`rdma link` names the interface)"
+        )
+    })?;
+    Ok(GidEntry { index: 0, gid: ibv_gid { raw: to_gid(ip) }, kind: IBV_GID_TYPE_IB })
 }
 
 fn choose_gid(

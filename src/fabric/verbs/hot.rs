@@ -1,9 +1,14 @@
-//! A lane's memory of its last put with a signal: the windows, checked, and work requests that already hold their keys.
-//! An operation between the same windows only fills in what differs.
+//! A lane's own work requests, filled in beforehand but for what differs from operation to operation: zeroing 128 bytes
+//! for each would cost more than the whole rest. With them goes the memory of the last put with a signal: its windows,
+//! checked, whose keys the work requests hold. The next one between the same windows only fills in addresses.
 //!
 //! The memory is of window handles. Before a window's registration ends, whoever ends it makes every lane forget
 //! (`Direct::forget`), so a handle that is found here is live.
 
+use super::lane::{Kind, Logged, Op};
+use super::ticket::Ticket;
+use crate::rma::args::LatePut;
+use crate::rma::op::{Put, Signal};
 use oxygin_ffi::verbs::types::*;
 use std::ptr::{addr_of_mut, null_mut};
 
@@ -34,28 +39,7 @@ pub struct Windows {
     pub sig: Side,
 }
 
-/// A put with a signal as the tables name it.
-#[derive(Clone, Copy)]
-pub struct Named {
-    /// Handle of the source window.
-    pub src: u64,
-    /// Offset there.
-    pub src_off: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Handle of the destination window.
-    pub dst: u64,
-    /// Offset there.
-    pub dst_off: u64,
-    /// Handle of the signal's window.
-    pub sig: u64,
-    /// Offset there.
-    pub sig_off: u64,
-    /// What to add.
-    pub value: u64,
-}
-
-/// What a lane remembers. Its work requests point at one another: it must not move once [`Hot::link`]ed.
+/// Work requests and memory of a lane. They point at one another: it must not move once [`Hot::link`]ed.
 #[repr(C)]
 pub struct Hot {
     src: u64,
@@ -69,20 +53,35 @@ pub struct Hot {
     sig_end: u64,
     data_sge: ibv_sge,
     signal_sge: ibv_sge,
-    pub(super) data: ibv_send_wr,
-    pub(super) signal: ibv_send_wr,
+    put_sge: ibv_sge,
+    /// Data in front of `signal`. No completion comes for it alone.
+    data: ibv_send_wr,
+    /// Behind `data`, or alone.
+    signal: ibv_send_wr,
+    /// Data without a signal.
+    put: ibv_send_wr,
+}
+
+/// A work request that does nothing yet.
+pub(super) fn blank() -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id: 0,
+        next: null_mut(),
+        sg_list: null_mut(),
+        num_sge: 0,
+        opcode: IBV_WR_RDMA_WRITE,
+        send_flags: 0,
+        imm_data: 0,
+        wr: ibv_wr_remote { atomic: ibv_wr_atomic::default() },
+        qp_type: 0,
+        rest: [0; 6],
+    }
 }
 
 impl Hot {
     /// Remembers nothing.
-    pub fn new() -> Self {
-        let data = ibv_send_wr { num_sge: 1, ..super::queues::blank() };
-        let signal = ibv_send_wr {
-            opcode: IBV_WR_ATOMIC_FETCH_AND_ADD,
-            send_flags: IBV_SEND_SIGNALED,
-            num_sge: 1,
-            ..super::queues::blank()
-        };
+    pub fn new(peer: u32) -> Self {
+        let data = ibv_send_wr { wr_id: Ticket::next(peer), num_sge: 1, ..blank() };
         Self {
             src: NOBODY,
             src_base: 0,
@@ -95,8 +94,10 @@ impl Hot {
             sig_end: 0,
             data_sge: ibv_sge::default(),
             signal_sge: ibv_sge::default(),
+            put_sge: ibv_sge::default(),
             data,
-            signal,
+            signal: ibv_send_wr { opcode: IBV_WR_ATOMIC_FETCH_AND_ADD, send_flags: IBV_SEND_SIGNALED, ..data },
+            put: ibv_send_wr { send_flags: IBV_SEND_SIGNALED, ..data },
         }
     }
 
@@ -106,7 +107,7 @@ impl Hot {
         self.data.sg_list = addr_of_mut!(self.data_sge);
         self.data.next = addr_of_mut!(self.signal);
         self.signal.sg_list = addr_of_mut!(self.signal_sge);
-        self.signal.next = null_mut();
+        self.put.sg_list = addr_of_mut!(self.put_sge);
     }
 
     /// Remembers these windows.
@@ -126,48 +127,92 @@ impl Hot {
         }
     }
 
-    /// Fills in the work requests; `false`: other windows, or a range that is not inside, and the work requests mean
-    /// nothing.
+    /// Fills in a put with a signal between the remembered windows and says which work request comes first; `None`:
+    /// other windows, or a range that is not inside, and the work requests mean nothing.
     #[inline(always)]
-    pub fn fill(&mut self, a: &Named) -> bool {
-        if a.src != self.src || a.dst != self.dst || a.sig != self.sig {
-            return false;
+    pub fn again(&mut self, a: &LatePut) -> Option<*mut ibv_send_wr> {
+        // Checks one after the other and what changes an argument at the end, so that few values are alive at a time.
+        if a.src as u64 != self.src || a.dst.get() as u64 != self.dst || a.sig.get() as u64 != self.sig {
+            return None;
         }
-        let (Some(from_end), Some(to_end)) = (a.src_off.checked_add(a.size), a.dst_off.checked_add(a.size)) else {
-            return false;
-        };
-        if from_end > self.src_end || to_end > self.dst_end || a.sig_off >= self.sig_end || a.sig_off & 7 != 0 {
-            return false;
+        self.signal.wr.atomic.compare_add = a.addend()?;
+        if a.src_off.checked_add(a.size as u64)? > self.src_end {
+            return None;
         }
+        if a.dst_off.checked_add(a.size as u64)? > self.dst_end {
+            return None;
+        }
+        if a.sig_off.get() >= self.sig_end {
+            return None;
+        }
+        let sig_off = a.sig_off.get();
+        if sig_off & 7 != 0 {
+            return None;
+        }
+        self.signal.wr.atomic.remote_addr = self.sig_base.wrapping_add(sig_off);
         self.data_sge.addr = self.src_base.wrapping_add(a.src_off);
         self.data_sge.length = a.size as u32;
         self.data.wr.rdma.remote_addr = self.dst_base.wrapping_add(a.dst_off);
-        self.signal.wr.atomic.remote_addr = self.sig_base.wrapping_add(a.sig_off);
-        self.signal.wr.atomic.compare_add = a.value;
-        true
+        Some(addr_of_mut!(self.data))
     }
 
-    /// What the work requests say, for when the device refuses them.
-    pub fn op(&self) -> super::lane::Op {
+    /// The same for any put of at most one message; says also what to note.
+    #[inline(always)]
+    pub fn fill(&mut self, put: &Put) -> (*mut ibv_send_wr, Logged) {
+        let sge = ibv_sge { addr: put.local, length: put.len as u32, lkey: put.lkey };
+        let rdma = ibv_wr_rdma { remote_addr: put.remote, rkey: put.rkey };
+        let Some(signal) = &put.signal else {
+            self.put_sge = sge;
+            self.put.wr.rdma = rdma;
+            return (addr_of_mut!(self.put), Logged { remote: put.remote, len: put.len as u32 });
+        };
         // SAFETY: the union's parts are plain numbers.
-        let (rdma, atomic) = unsafe { (self.data.wr.rdma, self.signal.wr.atomic) };
-        super::lane::Op {
-            kind: super::lane::Kind::Put,
-            local: self.data_sge.addr,
-            lkey: self.data_sge.lkey,
-            rkey: rdma.rkey,
-            remote: rdma.remote_addr,
-            len: self.data_sge.length.into(),
-            signal: Some(crate::rma::op::Signal {
-                remote: atomic.remote_addr,
-                rkey: atomic.rkey,
-                value: atomic.compare_add,
-                strong: true,
-            }),
+        let (sig_key, dst_key) = unsafe { (self.signal.wr.atomic.rkey, self.data.wr.rdma.rkey) };
+        let same_data = put.len == 0 || (put.lkey == self.data_sge.lkey && put.rkey == dst_key);
+        if signal.rkey != sig_key || !same_data {
+            // The memory is of windows with the keys that the work requests hold.
+            self.src = NOBODY;
+        }
+        self.signal.wr.atomic.remote_addr = signal.remote;
+        self.signal.wr.atomic.compare_add = signal.value;
+        self.signal.wr.atomic.rkey = signal.rkey;
+        if put.len == 0 {
+            return (addr_of_mut!(self.signal), Logged { remote: signal.remote, len: 0 });
+        }
+        self.data_sge = sge;
+        self.data.wr.rdma = rdma;
+        (addr_of_mut!(self.data), Logged { remote: put.remote, len: put.len as u32 })
+    }
+
+    /// The operation that the work requests say, and how many of them the device took before it refused `bad`. `alone`:
+    /// of a signal without data.
+    pub fn refused(&self, bad: *const ibv_send_wr, alone: bool) -> (Op, u32) {
+        let of = |wr: &ibv_send_wr, sge: &ibv_sge, signal| {
+            // SAFETY: the work request of a write has this part.
+            let rdma = unsafe { wr.wr.rdma };
+            let (local, lkey, len) = (sge.addr, sge.lkey, sge.length.into());
+            Op { kind: Kind::Put, local, lkey, rkey: rdma.rkey, remote: rdma.remote_addr, len, signal }
+        };
+        if std::ptr::eq(bad, &self.put) {
+            return (of(&self.put, &self.put_sge, None), 0);
+        }
+        // SAFETY: the work request of the signal has this part.
+        let atomic = unsafe { self.signal.wr.atomic };
+        let (remote, rkey, value) = (atomic.remote_addr, atomic.rkey, atomic.compare_add);
+        let both = of(&self.data, &self.data_sge, Some(Signal { remote, rkey, value, strong: true }));
+        if alone {
+            (Op { len: 0, ..both }, 0)
+        } else {
+            (both, u32::from(std::ptr::eq(bad, &self.signal)))
         }
     }
 
-    /// Where the data goes, for the log.
+    /// Whether this is one of the work requests.
+    pub fn holds(&self, wr: *const ibv_send_wr) -> bool {
+        [&self.data, &self.signal, &self.put].into_iter().any(|own| std::ptr::eq(own, wr))
+    }
+
+    /// Where the data of the last put with a signal goes, for the log.
     #[inline(always)]
     pub fn remote(&self) -> u64 {
         // SAFETY: the union's parts are plain numbers.

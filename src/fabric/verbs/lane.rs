@@ -1,7 +1,6 @@
 //! One (context, peer): its queue pair, the room in its send queue, and the operations that wait for room.
 
 use super::hot::Hot;
-use super::ticket::Ticket;
 use crate::rma::op::{Get, Put, Signal};
 use oxygin_ffi::verbs::types::ibv_qp;
 use std::collections::VecDeque;
@@ -79,8 +78,7 @@ pub enum Next {
     Signal(Signal),
 }
 
-/// What a failing work request was about, kept for the message. Small and written with two stores, because every
-/// operation writes one.
+/// What a failing work request was about, kept for the message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Logged {
     /// Address at the peer.
@@ -119,27 +117,26 @@ impl std::fmt::Display for Logged {
 /// Operations in the send queue at most, so that what each was about can be told. A power of two.
 pub const NOTED: usize = 256;
 
-/// The state of one (context, peer), under the context's lock. Aligned so that lanes lie a power of two apart and share
-/// no cache line.
+/// What the last [`NOTED`] operations were about, by number. Every operation writes a note: two arrays, because an
+/// element of 8 or 4 bytes is addressed without a computation, and in the lane, so that no pointer is followed.
+struct Notes {
+    remote: [u64; NOTED],
+    len: [u32; NOTED],
+}
+
+/// The state of one (context, peer), under the context's lock. Lanes share no cache line.
 ///
 /// A lane is *open* while operations go straight to the device. Each of them then counts as two send queue entries,
 /// which is the most it takes, so that counting operations is enough and completions have nothing to give back. Anything
 /// else shuts the lane: then entries are counted one by one (`used`), until nothing waits any more.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Lane {
     /// Where work requests go.
     pub qp: *mut ibv_qp,
-    /// The `wr_id` of operation 0.
-    pub tag: u64,
-    /// The request of operation 0, once the context belongs to a set.
-    pub request: u64,
-    /// The newest operation's number.
-    pub issued: u32,
+    /// The request of the newest operation: below, its number; above, what the set of contexts calls this lane.
+    newest: u64,
     /// The first number that may not go straight to the device: the next one while the lane is shut.
     stop: u32,
-    log: Box<[Logged; NOTED]>,
-    /// Puts with signals between the windows of the last one.
-    pub hot: Hot,
     /// Operations go straight to the device up to `stop`.
     open: bool,
     /// In the context's list of lanes with something to do.
@@ -148,6 +145,8 @@ pub struct Lane {
     pub failed: bool,
     /// A flush's local read is under way; nothing behind it may start.
     pub flushing: bool,
+    /// The work requests of operations that go straight to the device.
+    pub hot: Hot,
     /// Entries of the send queue.
     depth: u32,
     /// Entries taken while shut and not given back yet.
@@ -164,6 +163,7 @@ pub struct Lane {
     pub backlog: VecDeque<Op>,
     /// Where a get brought device memory since the last flush: address, local key.
     pub flush_from: Option<(u64, u32)>,
+    notes: Notes,
 }
 
 // SAFETY: the pointer is to a libibverbs object, which may be used from any thread.
@@ -174,16 +174,13 @@ impl Lane {
     pub fn new(qp: *mut ibv_qp, peer: u32, depth: u32) -> Self {
         Self {
             qp,
-            tag: Ticket::operation(peer, 0),
-            request: 0,
-            issued: 0,
+            newest: 0,
             stop: 1,
-            log: Box::new([Logged::default(); NOTED]),
-            hot: Hot::new(),
             open: false,
             waiting: false,
             failed: false,
             flushing: false,
+            hot: Hot::new(peer),
             depth,
             used: 0,
             straight: 0,
@@ -192,13 +189,36 @@ impl Lane {
             offset: 0,
             backlog: VecDeque::new(),
             flush_from: None,
+            notes: Notes { remote: [0; NOTED], len: [0; NOTED] },
         }
     }
 
-    /// Whether operation `number`, the next one, may go straight to the device.
+    /// The newest operation's number.
+    pub fn issued(&self) -> u32 {
+        self.newest as u32
+    }
+
+    /// The request of the next operation if that may go straight to the device.
     #[inline(always)]
-    pub fn admits(&self, number: u32) -> bool {
-        number != self.stop
+    pub fn admits(&self) -> Option<u64> {
+        // Never carries into the upper half: see `open`.
+        let request = self.newest + 1;
+        (request as u32 != self.stop).then_some(request)
+    }
+
+    /// That operation goes there now.
+    #[inline(always)]
+    pub fn admit(&mut self, request: u64) {
+        self.newest = request;
+    }
+
+    /// What the upper half of this lane's requests is from here on.
+    pub fn name(&mut self, request: u64) {
+        self.newest = request + u64::from(self.issued());
+    }
+
+    fn set_issued(&mut self, number: u32) {
+        self.newest = self.newest >> 32 << 32 | u64::from(number);
     }
 
     /// Whether operations go straight to the device.
@@ -208,7 +228,7 @@ impl Lane {
 
     /// Free entries of the send queue; `completed` is the newest operation that is complete.
     pub fn room(&self, completed: u32) -> u32 {
-        let newest = if self.open { self.issued } else { self.straight };
+        let newest = if self.open { self.issued() } else { self.straight };
         let straight = (newest.wrapping_sub(completed) as i32).max(0) as u32;
         self.depth.saturating_sub(self.used).saturating_sub(2 * straight)
     }
@@ -220,35 +240,38 @@ impl Lane {
             self.straight = straight;
             self.sent = straight;
         }
-        self.stop = self.issued.wrapping_add(1);
+        self.stop = self.issued().wrapping_add(1);
     }
 
     /// Operations go straight to the device, as many as there is room for; false when there is none. Nothing waits.
+    /// Numbers wrap on the long way only, so that there the next request is the last one plus one.
     pub fn open(&mut self, completed: u32) -> bool {
         if !self.open {
             // Whatever is in the queue counts as if it had gone straight there: more than it takes, never less.
-            self.straight = self.issued;
+            self.straight = self.issued();
         }
-        let operations = (self.room(completed) / 2).min(NOTED as u32);
+        let operations = (self.room(completed) / 2).min(NOTED as u32).min(u32::MAX - self.issued());
         if operations == 0 {
-            self.shut(self.issued);
+            self.shut(self.issued());
             return false;
         }
         self.open = true;
-        self.stop = self.issued.wrapping_add(operations).wrapping_add(1);
+        self.stop = self.issued().wrapping_add(operations).wrapping_add(1);
         true
     }
 
     /// Gives the next operation its number.
     pub fn number(&mut self) -> u32 {
-        self.issued = self.issued.wrapping_add(1);
-        self.stop = self.issued.wrapping_add(1);
-        self.issued
+        let number = self.issued().wrapping_add(1);
+        self.set_issued(number);
+        self.stop = number.wrapping_add(1);
+        number
     }
 
     /// Lets numbers go on after `number`.
     pub fn renumber(&mut self, number: u32) {
-        (self.issued, self.sent, self.straight) = (number, number, number);
+        self.set_issued(number);
+        (self.sent, self.straight) = (number, number);
         self.stop = number.wrapping_add(1);
         self.open = false;
     }
@@ -271,12 +294,15 @@ impl Lane {
     /// Notes what operation `number` is about: at most [`NOTED`] of them are in the send queue.
     #[inline(always)]
     pub fn note(&mut self, number: u32, logged: Logged) {
-        self.log[number as usize % NOTED] = logged;
+        let at = number as usize % NOTED;
+        self.notes.remote[at] = logged.remote;
+        self.notes.len[at] = logged.len;
     }
 
     /// What operation `number` is about.
     pub fn noted(&self, number: u32) -> Logged {
-        self.log[number as usize % NOTED]
+        let at = number as usize % NOTED;
+        Logged { remote: self.notes.remote[at], len: self.notes.len[at] }
     }
 }
 
@@ -301,38 +327,44 @@ mod tests {
     #[test]
     fn an_open_lane_admits_half_its_entries_and_a_shut_one_none() {
         let mut lane = Lane::new(std::ptr::null_mut(), 3, 8);
-        assert!(!lane.admits(1), "lanes start shut");
+        assert!(lane.admits().is_none(), "lanes start shut");
+        lane.name(7 << 32);
         assert!(lane.open(0));
         for number in 1..=4 {
-            assert!(lane.admits(number));
-            lane.issued = number;
+            assert_eq!(lane.admits(), Some(7 << 32 | number));
+            lane.admit(7 << 32 | number);
         }
-        assert!(!lane.admits(5), "eight entries hold four operations of two");
+        assert!(lane.admits().is_none(), "eight entries hold four operations of two");
         assert!(!lane.open(0) && !lane.is_open());
         assert_eq!((lane.sent, lane.room(0), lane.room(3)), (4, 0, 6));
         assert_eq!(lane.number(), 5);
-        assert!(!lane.admits(6));
+        assert!(lane.admits().is_none());
         lane.take(5);
         assert_eq!((lane.room(3), lane.room(4)), (1, 3));
         // Reopened with five entries still out: operation 5 counts once as those and once as two.
         assert!(!lane.open(4));
         lane.give(5);
         assert!(lane.open(4));
-        assert!(lane.admits(6));
+        assert_eq!(lane.admits(), Some(7 << 32 | 6));
         assert!(!lane.is_drained(4) && lane.is_drained(5));
     }
 
     #[test]
-    fn limits_survive_the_wrap() {
+    fn numbers_wrap_on_the_long_way_and_leave_the_upper_half_alone() {
         let mut lane = Lane::new(std::ptr::null_mut(), 0, 8);
+        lane.name(7 << 32);
         lane.renumber(u32::MAX - 1);
         assert!(lane.open(u32::MAX - 1));
-        for number in [u32::MAX, 0, 1, 2] {
-            assert!(lane.admits(number));
-            lane.issued = number;
+        assert_eq!(lane.admits(), Some(7 << 32 | u64::from(u32::MAX)));
+        lane.admit(7 << 32 | u64::from(u32::MAX));
+        assert!(lane.admits().is_none());
+        assert!(!lane.open(u32::MAX) && !lane.is_open(), "the next number is 0");
+        assert_eq!(lane.number(), 0);
+        assert!(lane.open(0));
+        for number in [1, 2, 3, 4] {
+            assert_eq!(lane.admits(), Some(7 << 32 | number));
+            lane.admit(7 << 32 | number);
         }
-        assert!(!lane.admits(3));
-        assert!(lane.open(1));
-        assert!(lane.admits(3));
+        assert!(lane.admits().is_none());
     }
 }

@@ -1,14 +1,17 @@
-//! The lock of a context: one exchange to take, one plain store to release. Held for a few hundred instructions, never
+//! The lock of a context: two instructions to take (a bit set and looked at in one), one plain store to release. Held for a few hundred instructions, never
 //! across a system call that may block, so waiting is spinning with yields; a futex would double the instructions of
 //! the uncontended case, which is nearly all of them.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A value that one thread at a time may touch.
+/// A value that one thread at a time may touch. What holds the lock holds its address: the flag comes first, so that this
+/// is the address of the whole.
+#[repr(C)]
 pub struct Spin<T> {
-    held: AtomicBool,
+    /// Bit 0: somebody has it.
+    held: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -23,26 +26,28 @@ pub struct Guard<'a, T>(&'a Spin<T>);
 impl<T> Spin<T> {
     /// A free lock around `value`.
     pub fn new(value: T) -> Self {
-        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { held: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Waits until the value is free and takes it.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.held.swap(true, Ordering::Acquire) {
+        if !self.take() {
             self.wait();
         }
         Guard(self)
     }
 
+    /// Whether it was free and is taken now.
+    #[inline(always)]
+    fn take(&self) -> bool {
+        self.held.fetch_or(1, Ordering::Acquire) & 1 == 0
+    }
+
     /// Takes the value if it is free.
     #[inline(always)]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        if self.held.swap(true, Ordering::Acquire) {
-            None
-        } else {
-            Some(Guard(self))
-        }
+        self.take().then(|| Guard(self))
     }
 
     #[cold]
@@ -50,7 +55,7 @@ impl<T> Spin<T> {
     fn wait(&self) {
         let mut round = 0u32;
         loop {
-            while self.held.load(Ordering::Relaxed) {
+            while self.held.load(Ordering::Relaxed) != 0 {
                 round += 1;
                 if round % 64 == 0 {
                     std::thread::yield_now();
@@ -58,7 +63,7 @@ impl<T> Spin<T> {
                     std::hint::spin_loop();
                 }
             }
-            if !self.held.swap(true, Ordering::Acquire) {
+            if self.take() {
                 return;
             }
         }
@@ -85,7 +90,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.held.store(false, Ordering::Release);
+        self.0.held.store(0, Ordering::Release);
     }
 }
 

@@ -30,11 +30,20 @@ const CREDIT_OUT: usize = 8;
 /// Which window a remote key names.
 pub type Keys = RwLock<HashMap<u32, u32>>;
 
+/// A cache line. No message lies across two of them, nor across two pages, which soft-iWARP up to Linux 6.12 at least
+/// would send with the wrong bytes.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; LINE / 8]);
+
+/// Bytes of a line.
+const LINE: usize = 64;
+
 /// A context's messages.
 pub struct Messages {
     // Ended before the memory is freed.
     mr: Mr,
-    memory: Box<[AtomicU64]>,
+    memory: Box<[Line]>,
     receives: u32,
     post_recv: PostRecv,
     peers: Vec<Peer>,
@@ -58,21 +67,21 @@ struct Peer {
 unsafe impl Send for Messages {}
 
 impl Messages {
-    /// Posts `receives` receives on each of `qps` (by peer), which are in INIT.
+    /// Posts `receives` receives on each of `qps` (by peer, where its messages arrive), which are in INIT.
     pub fn new(
         pd: &Arc<Pd>,
-        qps: &[Qp],
+        qps: &[&Qp],
         receives: u32,
         post_recv: PostRecv,
         registry: Arc<Registry>,
         keys: Arc<Keys>,
     ) -> Result<Self> {
-        let words = qps.len() * Self::span(receives) / 8;
-        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let bytes = qps.len() * Self::span(receives);
+        let memory: Box<[Line]> = (0..bytes.div_ceil(LINE)).map(|_| Line::default()).collect();
         let access = Access { atomic: false, relaxed: false };
         // SAFETY: the memory is owned below and freed after the region.
-        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, words * 8, access) }
-            .map_err(|e| Error::system(format!("registering {} bytes for signal messages: {e}", words * 8)))?;
+        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, bytes, access) }
+            .map_err(|e| Error::system(format!("registering {bytes} bytes for signal messages: {e}")))?;
         let peers = qps
             .iter()
             .map(|qp| Peer { qp: qp.as_ptr(), sent: 0, taken: 0, announced: 0, credit: ibv_wr_rdma::default() })
@@ -99,7 +108,8 @@ impl Messages {
     }
 
     fn word(&self, peer: u32, offset: usize) -> Option<&AtomicU64> {
-        self.memory.get((peer as usize * Self::span(self.receives) + offset) / 8)
+        let at = peer as usize * Self::span(self.receives) + offset;
+        self.memory.get(at / LINE)?.0.get(at % LINE / 8)
     }
 
     /// Address and key of the word in which `peer` says how many messages it has taken.
@@ -179,7 +189,8 @@ impl Messages {
         let at = window.filter(|_| addr % 8 == 0).and_then(|window| held.resolve(window, addr, 8));
         let Some(at) = at else {
             return Err(format!(
-                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window"
+                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window in host memory; \
+                 without remote atomics signals cannot go to GPU memory"
             ));
         };
         // SAFETY: eight aligned bytes of a window that stays while the registry is held; everybody adds atomically.

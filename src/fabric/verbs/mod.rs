@@ -6,12 +6,16 @@ mod connect;
 mod context;
 mod devices;
 mod gid;
+mod gpu;
 mod hca;
 mod hot;
+mod iwarp;
 mod lane;
 mod lock;
 mod message;
 mod outcome;
+mod pairs;
+mod peermem;
 mod progress;
 mod queues;
 mod regions;
@@ -24,7 +28,8 @@ pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
-pub use hot::{Named, Side, Windows};
+pub use hot::{Side, Windows};
+pub use peermem::peermem;
 pub use setup::Pending;
 
 use crate::config::Config;
@@ -33,11 +38,15 @@ use crate::fabric::{ContextSpec, Fabric, Region, Registration, World};
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
 use connect::Origin;
+use gpu::Gpu;
+use iwarp::Home;
 use message::Keys;
+use oxygin_ffi::rdmacm::RdmaCm;
 use oxygin_ffi::verbs::types::*;
-use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd, Qp};
+use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd};
 use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use wire::Hello;
@@ -63,6 +72,8 @@ pub struct VerbsFabric {
     /// Device and port, for messages.
     label: String,
     origin: Origin,
+    /// On iWARP devices.
+    iwarp: Option<Home>,
     /// `NCCL_IB_TC`, else 0.
     traffic_class: u8,
     /// `NCCL_IB_SL` was given.
@@ -70,7 +81,7 @@ pub struct VerbsFabric {
     hello: Hello,
     limits: ibv_device_attr,
     relaxed: bool,
-    dma_buf: bool,
+    gpu: Gpu,
     /// `OXYGIN_QUEUE_DEPTH`, or 0.
     queue_depth: u32,
     hold: context::Limits,
@@ -97,13 +108,22 @@ impl VerbsFabric {
         let context = opened.map_err(|e| Error::system(format!("opening {label}: {e}")))?;
         let pd = Pd::new(&context).map_err(|e| Error::system(format!("a protection domain on {label}: {e}")))?;
         let scratch = Arc::new(Scratch::new(&pd).map_err(|e| e.context(&label))?);
-        let atomics = limits.atomic_cap != IBV_ATOMIC_NONE;
+        let iwarp = match device.iwarp {
+            true => Some(Home {
+                cm: RdmaCm::load().map_err(|e| Error::system(e.sentence()).context(&label))?,
+                address: iwarp::from_gid(gid.gid.raw),
+                device: device.name.clone(),
+                patience: config.timeout / 2,
+            }),
+            false => None,
+        };
         let count = |n: i32| n.clamp(1, 255) as u8;
         let hello = Hello {
             link_layer: port.link_layer,
             active_mtu: port.active_mtu.clamp(IBV_MTU_256, IBV_MTU_4096) as u8,
             grh_required: port.flags & IBV_QPF_GRH_REQUIRED != 0,
-            atomics,
+            atomics: device.atomics,
+            iwarp: device.iwarp,
             lid: port.lid,
             max_rd_atomic: count(limits.max_qp_init_rd_atom),
             max_dest_rd_atomic: count(limits.max_qp_rd_atom),
@@ -116,7 +136,7 @@ impl VerbsFabric {
             gid.index,
             std::net::Ipv6Addr::from(gid.gid.raw),
             connect::mtu_bytes(port.active_mtu),
-            if atomics { "with" } else { "no" },
+            if device.atomics { "with" } else { "no" },
             device.speed_mbps
         );
         Ok(Self {
@@ -130,14 +150,19 @@ impl VerbsFabric {
                 timeout: config.ib_timeout,
                 retry_cnt: config.ib_retry_cnt,
             },
+            iwarp,
             traffic_class: config.ib_tc.unwrap_or(0),
             sl_given: config.ib_sl.is_some(),
             hello,
             limits,
             relaxed: device.relaxed_ordering,
-            dma_buf: config.dma_buf,
+            gpu: Gpu::new(config.dma_buf, peermem(Path::new("/sys"))),
             queue_depth: config.queue_depth,
-            hold: context::Limits { operations: config.max_operations as usize, timeout: config.timeout },
+            hold: context::Limits {
+                operations: config.max_operations as usize,
+                timeout: config.timeout,
+                solicited: !device.iwarp,
+            },
             scratch,
             registry,
             keys: Arc::default(),
@@ -167,6 +192,24 @@ impl VerbsFabric {
         let started = Arc::new(Progress::start(channel)?);
         *progress = Some(started.clone());
         Ok(started)
+    }
+
+    /// Has tests believe that the kernel has a peer memory module, or none.
+    #[doc(hidden)]
+    pub fn pretend_peermem(&mut self, module: Option<&'static str>) {
+        self.gpu.peermem = module;
+    }
+
+    /// Registers a region, in relaxed order where signals do not forbid it and the device can.
+    fn register_region(&self, region: &Region) -> std::io::Result<Mr> {
+        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
+        match self.register_memory(region, access) {
+            // An old kernel or driver that does not drop the optional flag by itself.
+            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                self.register_memory(region, Access { relaxed: false, ..access })
+            }
+            other => other,
+        }
     }
 
     fn register_memory(&self, region: &Region, access: Access) -> std::io::Result<Mr> {
@@ -203,21 +246,10 @@ impl Fabric for VerbsFabric {
         for (rank, bytes) in hellos.iter().enumerate() {
             let hello = Hello::parse(bytes)
                 .map_err(|e| Error::remote(format!("the hello of rank {rank} cannot be read: {e}")))?;
-            if hello.link_layer != self.hello.link_layer {
-                return Err(Error::usage(format!(
-                    "rank {rank} is on {} and rank {} on {}; choose devices of one kind on all ranks with NCCL_IB_HCA",
-                    link_name(hello.link_layer),
-                    world.rank,
-                    link_name(self.hello.link_layer)
-                )));
-            }
-            if hello.link_layer == IBV_LINK_LAYER_ETHERNET && hello.gid_type != self.hello.gid_type {
-                return Err(Error::usage(format!(
-                    "rank {rank} uses a RoCE v{} GID and rank {} a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
-                    hello.gid_type, world.rank, self.hello.gid_type
-                )));
-            }
             parsed.push(hello);
+        }
+        if let Some(sentence) = wire::mismatch(&parsed) {
+            return Err(Error::usage(sentence));
         }
         let joined = Joined {
             world,
@@ -241,18 +273,10 @@ impl Fabric for VerbsFabric {
             // Devices refuse empty regions; no work request can name a byte of one.
             return Ok(Registration { lkey: 0, rkey: 0, guard: Box::new(()) });
         }
-        if region.dma_buf.is_some() && !self.dma_buf {
+        if region.dma_buf.is_some() && !self.gpu.dma_buf {
             return Err(Error::usage("a DMA-BUF was to be registered although NCCL_DMABUF_ENABLE=0"));
         }
-        let access = Access { atomic: self.hello.atomics, relaxed: self.relaxed && !region.strict };
-        let mr = match self.register_memory(region, access) {
-            // An old kernel or driver that does not drop the optional flag by itself.
-            Err(e) if access.relaxed && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                self.register_memory(region, Access { relaxed: false, ..access })
-            }
-            other => other,
-        };
-        let mr = mr.map_err(|e| {
+        let mr = self.register_region(region).map_err(|e| {
             Error::system(registration(region.len, &e))
                 .context(format_args!("window {} at {:#x} on {}", region.id, region.base, self.label))
         })?;
@@ -262,13 +286,13 @@ impl Fabric for VerbsFabric {
     }
 }
 
-fn link_name(link_layer: u8) -> &'static str {
-    match link_layer {
-        IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
-        IBV_LINK_LAYER_ETHERNET => "Ethernet",
-        _ => "an unknown link layer",
+/// Why ranks with these hellos cannot be connected to each other, said alike on every rank; `None`: they can, or
+/// [`Fabric::join`] says what is wrong.
+pub fn mismatch(hellos: &[&[u8]]) -> Option<String> {
+    let parsed: Vec<Hello> = hellos.iter().filter_map(|bytes| Hello::parse(bytes).ok()).collect();
+    if parsed.len() == hellos.len() {
+        wire::mismatch(&parsed)
+    } else {
+        None
     }
 }
-
-/// Queue pairs of one context, by peer.
-type Qps = Vec<Qp>;

@@ -14,7 +14,10 @@ pub struct Outcomes {
     /// By peer: the newest operation that is locally complete, and with it all before.
     pub completed: Box<[AtomicU32]>,
     errors: Box<[OnceLock<Error>]>,
+    /// Some peer has an error: whoever looks for one looks further.
     any: AtomicBool,
+    /// An operation failed, or will.
+    failed: AtomicBool,
     verbs: Arc<Verbs>,
     context: u32,
     device: String,
@@ -27,6 +30,7 @@ impl Outcomes {
             completed: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
             errors: (0..nranks).map(|_| OnceLock::new()).collect(),
             any: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             verbs,
             context,
             device,
@@ -50,6 +54,7 @@ impl Outcomes {
     pub fn check(&self, peer: u32) -> Result<()> {
         if self.any.load(Ordering::Acquire) {
             if let Some(error) = self.errors.get(peer as usize).and_then(OnceLock::get) {
+                self.failed.store(true, Ordering::Release);
                 return Err(error.clone().logged());
             }
         }
@@ -63,9 +68,28 @@ impl Outcomes {
         self.check(peer).map(|()| false)
     }
 
+    /// Whether some peer's operations may fail: [`Outcomes::check`] says whose.
+    pub fn is_suspect(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Whether anything failed.
     pub fn has_error(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The connection to a peer ended in order, with nothing unfinished: an error only to those who go on using it.
+    #[cold]
+    pub fn close(&self, peer: u32) {
+        let Some(slot) = self.errors.get(peer as usize) else { return };
+        let error = Error::remote(format!(
+            "context {}, rank {peer}, {}: the peer has closed the connection; it destroyed its context, or ended",
+            self.context, self.device
+        ));
+        if slot.set(error).is_ok() {
+            log::debug!("{}", slot.get().map_or("", Error::message));
+        }
+        self.any.store(true, Ordering::Release);
     }
 
     /// Notes and logs the first error of a peer.
@@ -76,6 +100,7 @@ impl Outcomes {
         if slot.set(error).is_ok() {
             log::warn!("{}", slot.get().map_or("", Error::message));
         }
+        self.failed.store(true, Ordering::Release);
         self.any.store(true, Ordering::Release);
     }
 

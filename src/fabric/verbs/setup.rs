@@ -1,20 +1,24 @@
 //! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
 
-use super::connect::{connect, init, Target};
+use super::connect::{connect, init, init_iwarp, Target};
 use super::context::{Shared, VerbsContext};
+use super::iwarp::{first_reads, meet, Door, FirstRead, Home, Peer, Visit};
 use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
+use super::pairs::Pairs;
 use super::progress::Progress;
 use super::queues::{Device, Queues};
-use super::wire::QpInfo;
-use super::{Joined, Qps, VerbsFabric};
+use super::wire::{QpInfo, Token};
+use super::{Joined, VerbsFabric};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Cq, Qp};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Contexts whose queue pairs are in INIT.
 pub struct Pending {
@@ -23,10 +27,14 @@ pub struct Pending {
     receives: u32,
     traffic_class: Option<u8>,
     progress: Option<Arc<Progress>>,
+    /// What this rank's listeners want to hear; zeros without any.
+    token: Token,
 }
 
 struct PendingContext {
-    qps: Qps,
+    pairs: Pairs,
+    /// iWARP: where peers connect to.
+    door: Option<Door>,
     messages: Option<Messages>,
     cq: Arc<Cq>,
     psns: Vec<u32>,
@@ -80,22 +88,27 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
     for _ in 0..spec.contexts {
         contexts.push(prepare_one(fabric, joined, &sizes, progress.as_deref(), &mut random)?);
     }
+    let mut token = Token::default();
+    if fabric.iwarp.is_some() {
+        getrandom::fill(&mut token).map_err(|e| Error::system(format!("random numbers: {e}")))?;
+    }
     let mut out = Vec::with_capacity(nranks as usize * QpInfo::slice_len(contexts.len()));
     for peer in 0..nranks {
         let infos: Vec<_> = contexts.iter().map(|c| c.describe(peer)).collect();
-        QpInfo::emit_slice(&infos, sizes.receives, &mut out);
+        QpInfo::emit_slice(&infos, sizes.receives, &token, &mut out);
     }
-    Ok((Pending { contexts, receives: sizes.receives, traffic_class: spec.traffic_class, progress }, out))
+    Ok((Pending { contexts, receives: sizes.receives, traffic_class: spec.traffic_class, progress, token }, out))
 }
 
 impl PendingContext {
     fn describe(&self, peer: u32) -> QpInfo {
         let (credit_addr, credit_rkey) = self.messages.as_ref().map_or((0, 0), |m| m.credit_word(peer));
         QpInfo {
-            qpn: self.qps.get(peer as usize).map_or(0, Qp::number),
+            qpn: self.pairs.by_peer.get(peer as usize).map_or(0, Qp::number),
             psn: self.psns.get(peer as usize).copied().unwrap_or(0),
             credit_addr,
             credit_rkey,
+            port: self.door.as_ref().map_or(0, Door::port),
         }
     }
 }
@@ -115,10 +128,14 @@ fn prepare_one(
         ))
     })?;
     let mut depth = sizes.depth;
-    let mut qps = Vec::with_capacity(nranks as usize);
-    while qps.len() < nranks as usize {
+    let mut pairs = Pairs::default();
+    // iWARP: one more, which has no lane and sends nothing.
+    let wanted = nranks as usize + usize::from(fabric.iwarp.is_some());
+    let mut made = 0;
+    while made < wanted {
+        let extra = made == nranks as usize;
         let cap = ibv_qp_cap {
-            max_send_wr: depth,
+            max_send_wr: if extra { 1 } else { depth },
             max_recv_wr: sizes.receives.max(1),
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -126,19 +143,29 @@ fn prepare_one(
         };
         match Qp::new(&fabric.pd, &cq, cap) {
             Ok(qp) => {
-                init(&qp, &fabric.origin, fabric.hello.atomics).map_err(|e| e.context(&fabric.label))?;
-                qps.push(qp);
+                let ready = if fabric.iwarp.is_some() {
+                    init_iwarp(&qp)
+                } else {
+                    init(&qp, &fabric.origin, fabric.hello.atomics)
+                };
+                ready.map_err(|e| e.context(&fabric.label))?;
+                if extra {
+                    pairs.own_end = Some(qp);
+                } else {
+                    pairs.by_peer.push(qp);
+                }
+                made += 1;
             }
             // EINVAL: within the device's limit for small work requests, but not for these.
-            Err(e) if depth >= 32 && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
+            Err(e) if depth >= 32 && !extra && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
                 log::debug!("{}: no queue pair of {depth} entries ({e}), trying {}", fabric.label, depth / 2);
                 depth /= 2;
             }
             Err(e) => {
                 return Err(Error::system(format!(
-                    "queue pair {} of {nranks} of a context on {}, {depth} entries: {e}; the device has {} queue pairs; \
+                    "queue pair {} of {wanted} of a context on {}, {depth} entries: {e}; the device has {} queue pairs; \
                      raise the limit of locked memory (`ulimit -l`), or set fewer contexts",
-                    qps.len() + 1,
+                    made + 1,
                     fabric.label,
                     fabric.limits.max_qp
                 )));
@@ -147,12 +174,16 @@ fn prepare_one(
     }
     let messages = if sizes.receives > 0 {
         let post_recv = fabric.device().post_recv().ok_or_else(|| no_call(fabric, "post_recv"))?;
-        Some(Messages::new(&fabric.pd, &qps, sizes.receives, post_recv, fabric.registry.clone(), fabric.keys.clone())?)
+        let receivers = pairs.receivers(joined.world.rank);
+        let (registry, keys) = (fabric.registry.clone(), fabric.keys.clone());
+        Some(Messages::new(&fabric.pd, &receivers, sizes.receives, post_recv, registry, keys)?)
     } else {
         None
     };
     let psns = (0..nranks).map(|_| random.next()).collect();
-    Ok(PendingContext { qps, messages, cq, psns, depth })
+    let door = fabric.iwarp.as_ref().map(|home| Door::open(&home.cm, home.address)).transpose();
+    let door = door.map_err(|e| e.context(&fabric.label))?;
+    Ok(PendingContext { pairs, door, messages, cq, psns, depth })
 }
 
 #[cold]
@@ -167,11 +198,12 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
     }
     let contexts = pending.contexts.len();
     let mut infos = Vec::with_capacity(from.len());
+    let mut tokens = Vec::with_capacity(from.len());
     for (rank, bytes) in from.iter().enumerate() {
-        infos.push(
-            QpInfo::parse_slice(bytes, contexts, pending.receives)
-                .map_err(|e| Error::remote(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?,
-        );
+        let (said, token) = QpInfo::parse_slice(bytes, contexts, pending.receives)
+            .map_err(|e| Error::remote(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?;
+        infos.push(said);
+        tokens.push(token);
     }
     let infinite_band = fabric.hello.link_layer == IBV_LINK_LAYER_INFINIBAND;
     let mut origin = fabric.origin;
@@ -180,18 +212,21 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         origin.sl = class;
     }
     let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
+    let begun = Instant::now();
     let mut done = Vec::with_capacity(contexts);
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
         let mut lanes = Vec::with_capacity(from.len());
-        for (peer, qp) in context.qps.iter().enumerate() {
-            let (Some(hello), Some(info)) = (joined.hellos.get(peer), infos.get(peer).and_then(|i| i.get(index)))
-            else {
+        let theirs: Vec<QpInfo> = infos.iter().filter_map(|i| i.get(index).copied()).collect();
+        for (peer, qp) in context.pairs.by_peer.iter().enumerate() {
+            let (Some(hello), Some(info)) = (joined.hellos.get(peer), theirs.get(peer)) else {
                 return Err(Error::internal("a peer without queue pairs"));
             };
-            let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
-            let psn = context.psns.get(peer).copied().unwrap_or(0);
-            connect(qp, &origin, &fabric.hello, &target, tc, psn)
-                .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
+            if fabric.iwarp.is_none() {
+                let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
+                let psn = context.psns.get(peer).copied().unwrap_or(0);
+                connect(qp, &origin, &fabric.hello, &target, tc, psn)
+                    .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
+            }
             if let Some(messages) = &mut context.messages {
                 messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
             }
@@ -206,12 +241,27 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
             scratch,
             scratch_lkey,
             rank: joined.world.rank,
+            closes: fabric.iwarp.is_some(),
         };
+        if let (Some(home), Some(door)) = (&fabric.iwarp, context.door.take()) {
+            let visit = Visit {
+                world: joined.world,
+                device: &home.device,
+                token: pending.token,
+                context: index as u32,
+                tos: tc,
+                end: begun + home.patience,
+                patience: home.patience,
+            };
+            let peers = iwarp_peers(fabric, joined, &context.pairs, &theirs, &tokens);
+            context.pairs.connections = Some(meet(door, visit, &peers)?);
+            first_reads(&device, &reads(joined, &context.pairs, &theirs), &fabric.label, visit.end)?;
+        }
         let number = fabric.next_context.fetch_add(1, Ordering::Relaxed);
         let verbs = fabric.device().verbs().clone();
         let outcomes = Outcomes::new(joined.world.nranks, number, fabric.label.clone(), verbs);
         let shared = Shared::new(
-            Queues::new(device, context.qps, lanes, context.messages, &outcomes),
+            Queues::new(device, context.pairs, lanes, context.messages, &outcomes),
             outcomes,
             context.cq,
             fabric.scratch.clone(),
@@ -221,6 +271,39 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         done.push(VerbsContext::new(shared, pending.progress.clone()));
     }
     Ok(done)
+}
+
+/// Who connects to whom: the lower rank to the higher, and each to itself.
+fn iwarp_peers(fabric: &VerbsFabric, joined: &Joined, pairs: &Pairs, infos: &[QpInfo], tokens: &[Token]) -> Vec<Peer> {
+    let own = joined.world.rank;
+    let each = joined.hellos.iter().zip(infos).zip(tokens).zip(&pairs.by_peer);
+    (0..)
+        .zip(each)
+        .map(|(rank, (((hello, info), token), qp))| Peer {
+            address: SocketAddr::new(Home::address_in(hello), info.port),
+            token: *token,
+            active: (own <= rank).then(|| qp.number()),
+            passive: match &pairs.own_end {
+                Some(own_end) if own == rank => Some(own_end.number()),
+                _ => (own > rank).then(|| qp.number()),
+            },
+            reads_out: fabric.hello.max_rd_atomic.min(hello.max_dest_rd_atomic),
+            reads_in: fabric.hello.max_dest_rd_atomic.min(hello.max_rd_atomic),
+        })
+        .collect()
+}
+
+/// What this rank reads first from those that it connected to: the words that they are told their credit in.
+fn reads(joined: &Joined, pairs: &Pairs, infos: &[QpInfo]) -> Vec<FirstRead> {
+    (0..)
+        .zip(pairs.by_peer.iter().zip(infos))
+        .filter(|&(peer, _)| joined.world.rank <= peer)
+        .map(|(peer, (qp, info))| FirstRead {
+            peer,
+            qp: qp.as_ptr(),
+            word: ibv_wr_rdma { remote_addr: info.credit_addr, rkey: info.credit_rkey },
+        })
+        .collect()
 }
 
 /// First packet numbers: random, so that packets of an earlier connection with the same numbers are not taken for new.

@@ -1,8 +1,10 @@
 //! What a work request carries through the device and back in `wr_id`.
 //!
-//! Bits 0..32 operation number, 32..48 peer; that is all for an operation of the fast path. Bit 63 marks everything
-//! else, so that one look at the sign tells; then bits 60..63 say what it is and bits 50..60 how many send queue entries
-//! its completion gives back.
+//! An operation that goes straight to the device has its peer there and nothing else: it is the one after those that
+//! are complete, because a queue pair completes in order and each such operation brings one completion. So the work
+//! requests of a lane keep their `wr_id` for good. Bit 63 marks everything else, so that one look at the sign tells; then
+//! bits 60..63 say what it is, 50..60 how many send queue entries its completion gives back, 32..48 are the peer and
+//! 0..32 the number of an operation or a buffer.
 
 /// Ranks that fit.
 pub const MAX_PEERS: u32 = 1 << 16;
@@ -12,6 +14,7 @@ pub const MAX_SLOTS: u32 = 0x3ff;
 const SPECIAL: u64 = 1 << 63;
 const FLUSH: u64 = SPECIAL | 1 << 60;
 const CHAIN: u64 = SPECIAL | 2 << 60;
+const PART: u64 = SPECIAL | 3 << 60;
 const KIND: u64 = 7 << 60 | SPECIAL;
 
 /// A decoded `wr_id`.
@@ -19,54 +22,67 @@ const KIND: u64 = 7 << 60 | SPECIAL;
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// Of operation `number`.
-    #[inline(always)]
-    pub const fn operation(peer: u32, number: u32) -> u64 {
+    /// Of the operation after those that are complete.
+    pub const fn next(peer: u32) -> u64 {
+        peer as u64
+    }
+
+    const fn numbered(peer: u32, number: u32) -> u64 {
         number as u64 | (peer as u64) << 32
+    }
+
+    /// Of a part of operation `number`, inside a chain.
+    pub fn part(peer: u32, number: u32) -> u64 {
+        Self::numbered(peer, number) | PART
     }
 
     /// Of the end of a chain: everything up to operation `number` is complete and `slots` entries are free.
     pub fn chain(peer: u32, number: u32, slots: u32) -> u64 {
         debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
-        Self::operation(peer, number) | u64::from(slots) << 50 | CHAIN
+        Self::numbered(peer, number) | u64::from(slots) << 50 | CHAIN
     }
 
     /// Of a receive into buffer `index`.
     pub fn receive(peer: u32, index: u32) -> u64 {
-        Self::operation(peer, index) | SPECIAL
+        Self::numbered(peer, index) | SPECIAL
     }
 
     /// Of the local read of flush `number` towards `peer`.
     pub fn flush(peer: u32, number: u32) -> u64 {
-        Self::operation(peer, number) | FLUSH
+        Self::numbered(peer, number) | FLUSH
     }
 
-    /// Whether it is an operation of the fast path.
+    /// Whether it is the operation after those that are complete.
     #[inline(always)]
-    pub fn is_operation(self) -> bool {
+    pub fn is_next(self) -> bool {
         self.0 as i64 >= 0
     }
 
-    /// Operation or buffer number.
+    /// Peer of such an operation, as an index.
     #[inline(always)]
-    pub fn number(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// Peer of an operation of the fast path.
-    #[inline(always)]
-    pub fn operation_peer(self) -> usize {
-        (self.0 >> 32) as usize
+    pub fn next_peer(self) -> usize {
+        self.0 as usize
     }
 
     /// Peer.
     pub fn peer(self) -> u32 {
-        (self.0 >> 32) as u32 & (MAX_PEERS - 1)
+        let peer = if self.is_next() { self.0 } else { self.0 >> 32 };
+        peer as u32 & (MAX_PEERS - 1)
+    }
+
+    /// Operation or buffer number; means nothing for the next operation.
+    pub fn number(self) -> u32 {
+        self.0 as u32
     }
 
     /// Entries given back, when it is the end of a chain.
     pub fn chain_slots(self) -> Option<u32> {
         (self.0 & KIND == CHAIN).then_some((self.0 >> 50) as u32 & MAX_SLOTS)
+    }
+
+    /// Whether it is a part of an operation inside a chain.
+    pub fn is_part(self) -> bool {
+        self.0 & KIND == PART
     }
 
     /// Whether it is a flush.
@@ -86,16 +102,19 @@ mod tests {
 
     #[test]
     fn fields_come_back() {
-        let t = Ticket(Ticket::operation(MAX_PEERS - 1, u32::MAX));
-        assert_eq!((t.operation_peer(), t.peer(), t.number()), (MAX_PEERS as usize - 1, MAX_PEERS - 1, u32::MAX));
-        assert!(t.is_operation() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
+        let t = Ticket(Ticket::next(MAX_PEERS - 1));
+        assert_eq!((t.next_peer(), t.peer()), (MAX_PEERS as usize - 1, MAX_PEERS - 1));
+        assert!(t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
+        let t = Ticket(Ticket::part(MAX_PEERS - 1, u32::MAX));
+        assert_eq!((t.peer(), t.number()), (MAX_PEERS - 1, u32::MAX));
+        assert!(!t.is_next() && t.is_part() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
         let t = Ticket(Ticket::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS));
         assert_eq!((t.peer(), t.number(), t.chain_slots()), (MAX_PEERS - 1, u32::MAX, Some(MAX_SLOTS)));
-        assert!(!t.is_operation() && !t.is_flush() && !t.is_receive());
+        assert!(!t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
         let t = Ticket(Ticket::receive(7, 31));
-        assert!(!t.is_operation() && !t.is_flush() && t.is_receive() && t.chain_slots().is_none());
+        assert!(!t.is_next() && !t.is_part() && !t.is_flush() && t.is_receive() && t.chain_slots().is_none());
         assert_eq!((t.peer(), t.number()), (7, 31));
         let t = Ticket(Ticket::flush(7, 31));
-        assert!(!t.is_operation() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
+        assert!(!t.is_next() && !t.is_part() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 /// "oxVB", first in every message.
 const MAGIC: u32 = u32::from_le_bytes(*b"oxVB");
 /// Of the layouts below.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Why bytes are not what they should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +80,8 @@ pub struct Hello {
     pub grh_required: bool,
     /// Whether the device carries out remote atomics.
     pub atomics: bool,
+    /// Whether it speaks iWARP; the GID is then the IP address (IPv4 as `::ffff:a.b.c.d`) to connect to.
+    pub iwarp: bool,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
     /// Reads and atomics a queue pair may have under way.
@@ -95,6 +97,15 @@ pub struct Hello {
 }
 
 impl Hello {
+    /// What it speaks, in words.
+    fn kind(&self) -> &'static str {
+        match self.link_layer {
+            _ if self.iwarp => "iWARP",
+            IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+            _ => "RoCE",
+        }
+    }
+
     /// Bytes of a hello.
     pub const LEN: usize = 40;
 
@@ -106,7 +117,7 @@ impl Hello {
         out.extend(self.lid.to_le_bytes());
         out.push(self.link_layer);
         out.push(self.active_mtu);
-        out.push(u8::from(self.grh_required) | u8::from(self.atomics) << 1);
+        out.push(u8::from(self.grh_required) | u8::from(self.atomics) << 1 | u8::from(self.iwarp) << 2);
         out.push(self.max_rd_atomic);
         out.push(self.max_dest_rd_atomic);
         out.push(self.gid_type);
@@ -137,7 +148,7 @@ impl Hello {
         let reserved = u64::from(r.u32()) | u64::from(reserved);
         field("the link layer", link_layer.into(), 1..=2)?;
         field("the MTU", active_mtu.into(), u64::from(IBV_MTU_256)..=u64::from(IBV_MTU_4096))?;
-        field("the flags", flags.into(), 0..=3)?;
+        field("the flags", flags.into(), 0..=7)?;
         field("the limit of reads and atomics", max_rd_atomic.into(), 1..=255)?;
         field("the limit of arriving reads and atomics", max_dest_rd_atomic.into(), 1..=255)?;
         field("the GID type", gid_type.into(), 0..=u64::from(IBV_GID_TYPE_ROCE_V2))?;
@@ -148,6 +159,7 @@ impl Hello {
             active_mtu,
             grh_required: flags & 1 != 0,
             atomics: flags & 2 != 0,
+            iwarp: flags & 4 != 0,
             lid,
             max_rd_atomic,
             max_dest_rd_atomic,
@@ -156,6 +168,27 @@ impl Hello {
             max_msg_sz,
         })
     }
+}
+
+/// Why the ranks' devices cannot be connected to each other, said alike on every rank; `None`: they can.
+pub fn mismatch(hellos: &[Hello]) -> Option<String> {
+    let first = hellos.first()?;
+    hellos.iter().enumerate().find_map(|(rank, hello)| {
+        if hello.kind() != first.kind() {
+            return Some(format!(
+                "rank {rank} is on {} and rank 0 on {}; choose devices of one kind on all ranks with NCCL_IB_HCA",
+                hello.kind(),
+                first.kind()
+            ));
+        }
+        let roce = hello.link_layer == IBV_LINK_LAYER_ETHERNET && !hello.iwarp;
+        (roce && hello.gid_type != first.gid_type).then(|| {
+            format!(
+                "rank {rank} uses a RoCE v{} GID and rank 0 a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
+                hello.gid_type, first.gid_type
+            )
+        })
+    })
 }
 
 /// One context's queue pair towards one peer, as that peer needs to know it.
@@ -169,11 +202,16 @@ pub struct QpInfo {
     pub credit_addr: u64,
     /// Key of that word.
     pub credit_rkey: u32,
+    /// iWARP: where the context takes connect requests; else 0.
+    pub port: u16,
 }
+
+/// Random bytes of one rank's set of contexts, which whoever connects to them by iWARP must know; else zeros.
+pub type Token = [u8; 16];
 
 impl QpInfo {
     const LEN: usize = 24;
-    const HEADER: usize = 12;
+    const HEADER: usize = 28;
 
     /// Bytes of the slice of `contexts` queue pairs.
     pub fn slice_len(contexts: usize) -> usize {
@@ -181,22 +219,24 @@ impl QpInfo {
     }
 
     /// Appends the slice for one peer.
-    pub fn emit_slice(infos: &[Self], receives: u32, out: &mut Vec<u8>) {
+    pub fn emit_slice(infos: &[Self], receives: u32, token: &Token, out: &mut Vec<u8>) {
         out.extend(MAGIC.to_le_bytes());
         out.extend(VERSION.to_le_bytes());
         out.extend((receives as u16).to_le_bytes());
         out.extend((infos.len() as u32).to_le_bytes());
+        out.extend(token);
         for info in infos {
             out.extend(info.qpn.to_le_bytes());
             out.extend(info.psn.to_le_bytes());
             out.extend(info.credit_addr.to_le_bytes());
             out.extend(info.credit_rkey.to_le_bytes());
-            out.extend([0; 4]);
+            out.extend(info.port.to_le_bytes());
+            out.extend([0; 2]);
         }
     }
 
     /// Reads the slice of a peer that made `contexts` queue pairs and as many receives on each as this rank did.
-    pub fn parse_slice(bytes: &[u8], contexts: usize, receives: u32) -> Result<Vec<Self>, Malformed> {
+    pub fn parse_slice(bytes: &[u8], contexts: usize, receives: u32) -> Result<(Vec<Self>, Token), Malformed> {
         let mut r = header(bytes)?;
         let want = Self::slice_len(contexts);
         if bytes.len() != want {
@@ -204,16 +244,19 @@ impl QpInfo {
         }
         field("the number of receives", r.u16().into(), receives.into()..=receives.into())?;
         field("the number of contexts", r.u32().into(), contexts as u64..=contexts as u64)?;
-        (0..contexts)
+        let token = r.take();
+        let infos: Result<_, _> = (0..contexts)
             .map(|_| {
-                let info = Self { qpn: r.u32(), psn: r.u32(), credit_addr: r.u64(), credit_rkey: r.u32() };
+                let info =
+                    Self { qpn: r.u32(), psn: r.u32(), credit_addr: r.u64(), credit_rkey: r.u32(), port: r.u16() };
                 field("a queue pair number", info.qpn.into(), 0..=0xff_ffff)?;
                 field("a packet number", info.psn.into(), 0..=0xff_ffff)?;
                 field("the credit word's alignment", info.credit_addr & 7, 0..=0)?;
-                field("a reserved field", r.u32().into(), 0..=0)?;
+                field("a reserved field", r.u16().into(), 0..=0)?;
                 Ok(info)
             })
-            .collect()
+            .collect();
+        Ok((infos?, token))
     }
 }
 
@@ -243,29 +286,28 @@ mod tests {
     use proptest::prelude::*;
 
     fn hello() -> impl Strategy<Value = Hello> {
-        (1u8..=2, 1u8..=5, any::<[bool; 2]>(), any::<u16>(), 1u8.., 1u8.., 0u8..=2, any::<[u8; 16]>(), 1u32..).prop_map(
-            |(link_layer, active_mtu, [grh_required, atomics], lid, rd, dest, gid_type, gid, max_msg_sz)| Hello {
-                link_layer,
-                active_mtu,
-                grh_required,
-                atomics,
-                lid,
-                max_rd_atomic: rd,
-                max_dest_rd_atomic: dest,
-                gid_type,
-                gid,
-                max_msg_sz,
+        (1u8..=2, 1u8..=5, any::<[bool; 3]>(), any::<u16>(), 1u8.., 1u8.., 0u8..=2, any::<[u8; 16]>(), 1u32..).prop_map(
+            |(link_layer, active_mtu, [grh_required, atomics, iwarp], lid, rd, dest, gid_type, gid, max_msg_sz)| {
+                Hello {
+                    link_layer,
+                    active_mtu,
+                    grh_required,
+                    atomics,
+                    iwarp,
+                    lid,
+                    max_rd_atomic: rd,
+                    max_dest_rd_atomic: dest,
+                    gid_type,
+                    gid,
+                    max_msg_sz,
+                }
             },
         )
     }
 
     fn info() -> impl Strategy<Value = QpInfo> {
-        (0u32..1 << 24, 0u32..1 << 24, any::<u64>(), any::<u32>()).prop_map(|(qpn, psn, a, credit_rkey)| QpInfo {
-            qpn,
-            psn,
-            credit_addr: a & !7,
-            credit_rkey,
-        })
+        (0u32..1 << 24, 0u32..1 << 24, any::<u64>(), any::<u32>(), any::<u16>())
+            .prop_map(|(qpn, psn, a, credit_rkey, port)| QpInfo { qpn, psn, credit_addr: a & !7, credit_rkey, port })
     }
 
     proptest! {
@@ -275,10 +317,10 @@ mod tests {
         }
 
         #[test]
-        fn slices_come_back(infos in proptest::collection::vec(info(), 0..20), receives in 0u32..1000) {
+        fn slices_come_back(infos in proptest::collection::vec(info(), 0..20), receives in 0u32..1000, token: Token) {
             let mut bytes = Vec::new();
-            QpInfo::emit_slice(&infos, receives, &mut bytes);
-            prop_assert_eq!(QpInfo::parse_slice(&bytes, infos.len(), receives), Ok(infos.clone()));
+            QpInfo::emit_slice(&infos, receives, &token, &mut bytes);
+            prop_assert_eq!(QpInfo::parse_slice(&bytes, infos.len(), receives), Ok((infos.clone(), token)));
             prop_assert!(QpInfo::parse_slice(&bytes, infos.len() + 1, receives).is_err());
             prop_assert!(QpInfo::parse_slice(&bytes, infos.len(), receives + 1).is_err());
         }

@@ -10,14 +10,28 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod devices;
+mod dmabuf;
 mod memory;
+mod share;
 mod stream;
 mod world;
 
 use oxygin_ffi::cuda::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::time::{Duration, Instant};
 use stream::{FakeStream, Work};
 use world::{context_of, current, device_of, world, INVALID_CONTEXT, POP, PUSH};
+
+/// What a call costs its caller.
+fn spin(ns: u64) {
+    if ns > 0 {
+        let end = Instant::now() + Duration::from_nanos(ns);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+    }
+}
 
 /// Stores an answer.
 unsafe fn give<T>(place: *mut T, value: T) -> CUresult {
@@ -29,6 +43,8 @@ unsafe fn give<T>(place: *mut T, value: T) -> CUresult {
 /// The injected error of a call, if its turn has come.
 macro_rules! call {
     ($name:literal) => {
+        let spent = world().count($name);
+        crate::spin(spent);
         let code = world().injected($name);
         if code != CUDA_SUCCESS {
             return code;
@@ -57,6 +73,8 @@ macro_rules! blocking {
     };
 }
 
+pub(crate) use {blocking, call, in_context};
+
 #[no_mangle]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
     call!("cuInit");
@@ -83,6 +101,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
     match which {
         CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => unsafe { give(value, dmabuf::is_supported() as c_int) },
         _ => CUDA_ERROR_INVALID_VALUE,
     }
 }
@@ -115,6 +134,7 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
 
 #[no_mangle]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
+    world().count("cuCtxPopCurrent");
     unsafe { give(context, POP() as CUcontext) }
 }
 
@@ -138,13 +158,16 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             let place = *places.add(i);
             match *which.add(i) {
                 CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    let known = found.filter(|m| !m.private).map(|m| context_of(m.device));
+                    let known = found.filter(|m| m.only.is_none()).map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
                     place.cast::<c_uint>().write(if found.is_some() { CU_MEMORYTYPE_DEVICE } else { 0 })
                 }
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<u8>().write(found.is_some_and(|m| m.managed) as u8),
+                CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+                    place.cast::<bool>().write(dmabuf::is_rdma_capable())
+                }
                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => place.cast::<c_int>().write(found.map_or(-2, |m| m.device)),
                 _ => return CUDA_ERROR_INVALID_VALUE,
             }
@@ -153,11 +176,26 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
     CUDA_SUCCESS
 }
 
+/// The highest priority of this driver's streams; real ones have -5.
+const HIGHEST: c_int = -3;
+
 #[no_mangle]
-pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult {
-    in_context!("cuStreamCreate");
+pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(lowest: *mut c_int, highest: *mut c_int) -> CUresult {
+    in_context!("cuCtxGetStreamPriorityRange");
+    unsafe {
+        lowest.write(0);
+        give(highest, HIGHEST)
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) -> CUresult {
+    in_context!("cuStreamCreateWithPriority");
     if flags != CU_STREAM_NON_BLOCKING {
         world().violation("a stream in order with the legacy stream");
+    }
+    if priority != HIGHEST {
+        world().violation("a stream that is not of the highest priority");
     }
     unsafe { give(stream, FakeStream::start(current()) as CUstream) }
 }
@@ -197,7 +235,28 @@ pub unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, n: us
     if !may_copy(to, from, n) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    let ns = world().copy_ns();
+    spin(ns);
     unsafe { enqueue("cuMemcpyAsync", stream, Work::Copies(vec![(to, from, n)])) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    n: usize,
+    stream: CUstream,
+) -> CUresult {
+    in_context!("cuMemcpyDtoDAsync");
+    if ![to, from].into_iter().all(|at| world().find(at, n).is_some()) {
+        world().violation("cuMemcpyDtoDAsync of host memory");
+    }
+    if !may_copy(to, from, n) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let ns = world().copy_ns();
+    spin(ns);
+    unsafe { enqueue("cuMemcpyDtoDAsync", stream, Work::Copies(vec![(to, from, n)])) }
 }
 
 #[no_mangle]
@@ -217,6 +276,11 @@ pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     if count != 1 || !in_order || !all.iter().all(|&(t, f, n)| may_copy(t, f, n)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if n == 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let ns = world().copy_ns() * n as u64;
+    spin(ns);
     unsafe { enqueue("cuMemcpyBatchAsync", stream, Work::Copies(all)) }
 }
 
@@ -228,10 +292,32 @@ pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
     flags: c_uint,
 ) -> CUresult {
     in_context!("cuStreamBatchMemOp");
-    if n == 0 || n > 256 || flags != 0 {
+    // "Must be less than 256", says the manual.
+    if n == 0 || n >= 256 || flags != 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
     let ops = unsafe { std::slice::from_raw_parts(ops, n as usize) }.to_vec();
+    unsafe { store("cuStreamBatchMemOp", stream, ops) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuStreamWriteValue64_v2(
+    stream: CUstream,
+    at: CUdeviceptr,
+    value: u64,
+    flags: c_uint,
+) -> CUresult {
+    in_context!("cuStreamWriteValue64");
+    let op = MemOp::write64(at, value);
+    let op = match flags {
+        0 => op,
+        CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER => op.unfenced(),
+        _ => return CUDA_ERROR_INVALID_VALUE,
+    };
+    unsafe { store("cuStreamWriteValue64", stream, vec![op]) }
+}
+
+unsafe fn store(name: &str, stream: CUstream, ops: Vec<MemOp>) -> CUresult {
     let (device, can_add) = (device_of(current()), world().can_add());
     for op in &ops {
         let ok = match op.parse() {
@@ -244,7 +330,7 @@ pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
             return CUDA_ERROR_INVALID_VALUE;
         }
     }
-    unsafe { enqueue("cuStreamBatchMemOp", stream, Work::Ops(ops)) }
+    unsafe { enqueue(name, stream, Work::Ops(ops)) }
 }
 
 #[no_mangle]
@@ -292,11 +378,21 @@ pub extern "C" fn fake_kernel(change: c_int) {
     world().kernel(change);
 }
 
-/// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the stream's own work.
+/// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the streams' own work, of which all
+/// that was queued before is done first.
 #[no_mangle]
 pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: CUresult) {
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    while name == "gpu" && stream::are_busy() {
+        std::thread::yield_now();
+    }
     world().inject(name, after, code);
+}
+
+/// Forgets injected errors whose turn has not come.
+#[no_mangle]
+pub extern "C" fn fake_calm() {
+    world().calm();
 }
 
 /// A destroyed context refuses to be pushed.
@@ -309,6 +405,26 @@ pub extern "C" fn fake_destroy_context(device: c_int, destroyed: bool) {
 #[no_mangle]
 pub extern "C" fn fake_settings(can_add: bool, delay_us: u64) {
     world().set(can_add, delay_us);
+}
+
+/// What things cost, ns: each call and each copy its caller's time; `gpu` passes until the GPU begins with a piece of
+/// work, and it takes the copies' time for copies. All 0: nothing but what `fake_settings` says.
+#[no_mangle]
+pub extern "C" fn fake_costs(call: u64, copy: u64, gpu: u64) {
+    world().set_costs(call, copy, gpu);
+}
+
+/// Copies of so many bytes and more wait until this is called with 0.
+#[no_mangle]
+pub extern "C" fn fake_hold(bytes: usize) {
+    world().hold(bytes);
+}
+
+/// How often a function was called since the process began.
+#[no_mangle]
+pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u64 {
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    world().calls(&name)
 }
 
 /// How many violations there were; they are printed as they happen.

@@ -5,12 +5,20 @@ use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SU
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub enum Work {
     /// To, from, bytes; without order among themselves: the last is done first.
     Copies(Vec<(u64, u64, usize)>),
     Ops(Vec<MemOp>),
+}
+
+/// Pieces of work of all streams that are not done.
+static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any stream has work.
+pub fn are_busy() -> bool {
+    UNFINISHED.load(Ordering::Acquire) > 0
 }
 
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
@@ -24,28 +32,45 @@ struct Progress {
 
 pub struct FakeStream {
     pub context: usize,
-    queue: Mutex<Option<Sender<Work>>>,
+    queue: Mutex<Option<Sender<(Work, Instant)>>>,
     progress: Arc<Progress>,
 }
 
 impl FakeStream {
     pub fn start(context: usize) -> *mut Self {
-        let (queue, work) = channel::<Work>();
+        let (queue, work) = channel::<(Work, Instant)>();
         let progress = Arc::new(Progress::default());
         let own = progress.clone();
         std::thread::spawn(move || {
-            for work in work {
+            for (work, since) in work {
                 if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
                     let mut code = world().injected("gpu");
-                    std::thread::sleep(Duration::from_micros(delay));
+                    let (latency, copy) = world().gpu_ns();
+                    if latency > 0 {
+                        let begin = (since + Duration::from_nanos(latency)).max(Instant::now());
+                        let copies = if let Work::Copies(c) = &work { c.len() as u64 } else { 0 };
+                        let end = begin + Duration::from_nanos(copies * copy);
+                        while Instant::now() < end {
+                            std::hint::spin_loop();
+                        }
+                    } else {
+                        std::thread::sleep(Duration::from_micros(delay));
+                    }
+                    if let Work::Copies(copies) = &work {
+                        let most = copies.iter().map(|c| c.2).max().unwrap_or(0);
+                        while world().is_held(most) {
+                            std::thread::sleep(Duration::from_micros(50));
+                        }
+                    }
                     if code == CUDA_SUCCESS {
                         code = run(work);
                     }
                     own.error.store(code, Ordering::Release);
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
+                UNFINISHED.fetch_sub(1, Ordering::AcqRel);
             }
         });
         Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
@@ -60,13 +85,20 @@ impl FakeStream {
         }
     }
 
-    pub fn push(&self, work: Work) -> CUresult {
+    pub fn push(&self, mut work: Work) -> CUresult {
         let error = self.progress.error.load(Ordering::Acquire);
         if error != CUDA_SUCCESS {
             return error;
         }
+        // A store without a barrier may overtake everything that was issued before it; here it always does.
+        if let Work::Ops(ops) = &mut work {
+            let early = ops.iter().copied().filter(MemOp::is_unfenced).collect();
+            ops.retain(|op| !op.is_unfenced());
+            run(Work::Ops(early));
+        }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send(work).is_ok())) {
+        UNFINISHED.fetch_add(1, Ordering::AcqRel);
+        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
                 world().violation("work for a destroyed stream");
@@ -87,6 +119,7 @@ fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
             for (to, from, n) in copies.into_iter().rev() {
+                world().count_copy();
                 let to = world().resolve(to, n);
                 let from = world().resolve(from, n);
                 let (Some(to), Some(from)) = (to, from) else { return ILLEGAL_ADDRESS };

@@ -1,6 +1,6 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
-use crate::memory::Memory;
+use crate::memory::{Bytes, Kind, Memory, Range};
 use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -47,13 +47,29 @@ pub fn device_of(context: usize) -> CUdevice {
 #[derive(Default)]
 struct Inner {
     memory: Vec<Memory>,
+    ranges: Vec<Range>,
+    physical: HashMap<u64, Physical>,
+    next: u64,
     pinned: Vec<(u64, usize)>,
     injected: HashMap<String, (u32, CUresult)>,
     destroyed: Vec<usize>,
     kernels: i32,
+    copies: usize,
     violations: usize,
     can_add: bool,
     delay_us: u64,
+    call_ns: u64,
+    copy_ns: u64,
+    gpu_ns: u64,
+    held_bytes: usize,
+    calls: HashMap<&'static str, u64>,
+}
+
+/// Physical memory and how many handles and mappings keep it.
+pub struct Physical {
+    pub bytes: Bytes,
+    references: usize,
+    imported: bool,
 }
 
 pub struct World(MutexGuard<'static, Option<Inner>>);
@@ -91,6 +107,10 @@ impl World {
         self.inner().injected.insert(name, (after, code));
     }
 
+    pub fn calm(&mut self) {
+        self.inner().injected.clear();
+    }
+
     pub fn violation(&mut self, what: &str) {
         eprintln!("fake CUDA driver: violation: {what}");
         self.inner().violations += 1;
@@ -102,6 +122,14 @@ impl World {
 
     pub fn kernel(&mut self, change: c_int) {
         self.inner().kernels += change;
+    }
+
+    pub fn count_copy(&mut self) {
+        self.inner().copies += 1;
+    }
+
+    pub fn copies(&mut self) -> usize {
+        self.inner().copies
     }
 
     pub fn kernels(&mut self) -> c_int {
@@ -133,15 +161,154 @@ impl World {
         self.inner().delay_us
     }
 
+    pub fn set_costs(&mut self, call: u64, copy: u64, gpu: u64) {
+        let inner = self.inner();
+        (inner.call_ns, inner.copy_ns, inner.gpu_ns) = (call, copy, gpu);
+    }
+
+    pub fn copy_ns(&mut self) -> u64 {
+        self.inner().copy_ns
+    }
+
+    /// When the GPU begins after the call, and how long a copy takes there; 0: no such model.
+    pub fn gpu_ns(&mut self) -> (u64, u64) {
+        (self.inner().gpu_ns, self.inner().copy_ns)
+    }
+
+    /// From how many bytes on copies do not run now; 0: all run.
+    pub fn hold(&mut self, bytes: usize) {
+        self.inner().held_bytes = bytes;
+    }
+
+    pub fn is_held(&mut self, bytes: usize) -> bool {
+        let from = self.inner().held_bytes;
+        from != 0 && bytes >= from
+    }
+
+    /// Counts a call; returns what it costs.
+    pub fn count(&mut self, name: &'static str) -> u64 {
+        *self.inner().calls.entry(name).or_default() += 1;
+        self.inner().call_ns
+    }
+
+    pub fn calls(&mut self, name: &str) -> u64 {
+        self.inner().calls.get(name).copied().unwrap_or(0)
+    }
+
     pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
-        let made = Memory::map(device, bytes, private, managed);
-        let at = made.base();
-        self.inner().memory.push(made);
-        at
+        let physical = Bytes::new(device, bytes, 0);
+        let range = Range::reserve(physical.bytes);
+        range.map(range.base, physical.bytes, &physical);
+        let (base, bytes, only) = (range.base, physical.bytes, private.then_some(device));
+        let of = self.add_physical(physical);
+        self.add(Memory { base, bytes, range, device, only, managed, of, kind: Kind::Whole });
+        base
+    }
+
+    pub fn add(&mut self, memory: Memory) {
+        self.inner().memory.push(memory);
+    }
+
+    pub fn remove(&mut self, which: impl Fn(&Memory) -> bool) -> Option<Memory> {
+        let at = self.inner().memory.iter().position(which)?;
+        Some(self.inner().memory.swap_remove(at))
+    }
+
+    pub fn ranges(&mut self) -> &mut Vec<Range> {
+        &mut self.inner().ranges
+    }
+
+    /// New physical memory with one reference.
+    pub fn add_physical(&mut self, bytes: Bytes) -> u64 {
+        self.inner().next += 1;
+        let id = self.inner().next;
+        self.inner().physical.insert(id, Physical { bytes, references: 1, imported: false });
+        id
+    }
+
+    /// Memory of another process.
+    pub fn import(&mut self, bytes: Bytes) -> u64 {
+        self.inner().next += 1;
+        let id = self.inner().next;
+        self.add_physical_as(id, bytes)
+    }
+
+    /// The same, by a number of its own.
+    pub fn add_physical_as(&mut self, id: u64, bytes: Bytes) -> u64 {
+        self.inner().physical.insert(id, Physical { bytes, references: 1, imported: true });
+        id
+    }
+
+    pub fn physical(&mut self, id: u64) -> Option<&Physical> {
+        self.inner().physical.get(&id)
+    }
+
+    pub fn retain(&mut self, id: u64) -> u64 {
+        if let Some(physical) = self.inner().physical.get_mut(&id) {
+            physical.references += 1;
+        }
+        id
+    }
+
+    /// Gives up one reference. `false`: there is no such memory.
+    pub fn release(&mut self, id: u64) -> bool {
+        let Some(physical) = self.inner().physical.get_mut(&id) else { return false };
+        physical.references -= 1;
+        if physical.references == 0 {
+            self.inner().physical.remove(&id);
+        }
+        true
+    }
+
+    /// Lets a device touch the mapping at `at`. Returns where the next one starts.
+    pub fn allow(&mut self, at: u64, device: c_int) -> Option<u64> {
+        let memory = self.inner().memory.iter_mut().find(|m| m.kind == Kind::Mapped && m.base == at)?;
+        memory.only = Some(device);
+        Some(memory.base + memory.bytes as u64)
+    }
+
+    pub fn open_again(&mut self, of: u64) -> Option<u64> {
+        let memory = self.inner().memory.iter_mut().find(|m| m.of == of && matches!(m.kind, Kind::Opened(_)))?;
+        if let Kind::Opened(count) = &mut memory.kind {
+            *count += 1;
+        }
+        Some(memory.base)
+    }
+
+    /// Closes memory once; `Some(Some)`: that was the last time.
+    pub fn close_one(&mut self, base: u64) -> Option<Option<Memory>> {
+        let opened = |m: &&mut Memory| m.base == base && matches!(m.kind, Kind::Opened(_));
+        let memory = self.inner().memory.iter_mut().find(opened)?;
+        match &mut memory.kind {
+            Kind::Opened(count) if *count > 1 => {
+                *count -= 1;
+                Some(None)
+            }
+            _ => Some(self.remove(|m| m.base == base)),
+        }
+    }
+
+    /// Physical memory of other processes that anything here keeps.
+    pub fn foreign(&mut self) -> usize {
+        self.inner().physical.values().filter(|p| p.imported).count()
     }
 
     pub fn find(&mut self, at: u64, n: usize) -> Option<Memory> {
         self.inner().memory.iter().find(|m| m.holds(at, n)).copied()
+    }
+
+    /// What lies under a range, mapping by mapping; `None`: there is a hole.
+    fn all(&mut self, at: u64, n: usize) -> Option<Vec<Memory>> {
+        let (mut from, end) = (at, at + n as u64);
+        let mut found = Vec::new();
+        loop {
+            let memory = self.find(from, 1)?;
+            found.push(memory);
+            from = memory.base + memory.bytes as u64;
+            if from >= end {
+                return Some(found);
+            }
+        }
     }
 
     pub fn pin(&mut self, n: usize) -> *mut u8 {
@@ -161,8 +328,8 @@ impl World {
 
     /// Whether GPU `device` may touch the range.
     pub fn reach(&mut self, at: u64, n: usize, device: CUdevice) -> bool {
-        if let Some(memory) = self.find(at, n) {
-            return !memory.private || memory.device == device;
+        if let Some(all) = self.all(at, n) {
+            return all.iter().all(|m| m.only.is_none_or(|only| only == device));
         }
         if !self.is_pinned(at, n) {
             self.violation(&format!("{n} bytes at {at:#x} are neither device memory nor pinned"));
@@ -173,8 +340,9 @@ impl World {
 
     /// Where the stream finds an address now.
     pub fn resolve(&mut self, at: u64, n: usize) -> Option<*mut u8> {
-        match self.find(at, n) {
-            Some(memory) => Some(memory.at(at)),
+        match self.all(at, n) {
+            // Mappings side by side lie side by side for the GPU as well.
+            Some(all) => all.first().map(|m| m.at(at)),
             None => self.is_pinned(at, n).then_some(at as *mut u8),
         }
     }

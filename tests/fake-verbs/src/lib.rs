@@ -10,6 +10,8 @@
 #![allow(clippy::missing_safety_doc)]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the C ABI of libibverbs: callers pass what that ABI says")]
 
+mod gpu;
+mod rdmacm;
 mod settings;
 mod world;
 
@@ -41,7 +43,10 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
     let mut world = world();
     match key.as_ref() {
-        "reset" => world.settings.reset(),
+        "reset" => {
+            world.settings.reset();
+            gpu::forget();
+        }
         "run" => world.run_all(),
         key => return if world.settings.set(key, value) { 0 } else { -1 },
     }
@@ -243,7 +248,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     0
 }
 
-unsafe fn register(pd: *mut ibv_pd, host: u64, iova: u64, len: usize, access: c_uint) -> *mut ibv_mr {
+/// Registers `len` bytes that lie at `host` and are called `iova`; `mapped`: they are unmapped again at the end.
+unsafe fn register(pd: *mut ibv_pd, host: u64, iova: u64, len: usize, access: c_uint, mapped: bool) -> *mut ibv_mr {
     let context = unsafe { (*pd).context };
     let mut world = world();
     let device = unsafe { index_of(context) };
@@ -259,7 +265,7 @@ unsafe fn register(pd: *mut ibv_pd, host: u64, iova: u64, len: usize, access: c_
     }
     world.settings.count("live_regions", 1);
     let (lkey, rkey) = world.add_region(Region { iova, host, len: len as u64, access, context: context as usize });
-    new(ibv_mr { context, pd, addr: host as *mut c_void, length: len, handle: u32::from(host != iova), lkey, rkey })
+    new(ibv_mr { context, pd, addr: host as *mut c_void, length: len, handle: u32::from(mapped), lkey, rkey })
 }
 
 #[no_mangle]
@@ -267,7 +273,17 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usi
     if access as c_uint & IBV_ACCESS_RELAXED_ORDERING != 0 {
         return fail(libc::EINVAL);
     }
-    unsafe { register(pd, addr as u64, addr as u64, len, access as c_uint) }
+    unsafe { register_at(pd, addr as u64, len, addr as u64, access as c_uint) }
+}
+
+/// By address: host memory, or GPU memory where the kernel helps.
+unsafe fn register_at(pd: *mut ibv_pd, addr: u64, len: usize, iova: u64, access: c_uint) -> *mut ibv_mr {
+    let device = unsafe { index_of((*pd).context) };
+    match gpu::resolve(-1, addr, len) {
+        Some(_) if world().settings.get("peermem", device) == 0 => fail(libc::EFAULT),
+        Some(host) => unsafe { register(pd, host, iova, len, access, false) },
+        None => unsafe { register(pd, addr, iova, len, access, false) },
+    }
 }
 
 #[no_mangle]
@@ -278,7 +294,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    unsafe { register(pd, addr as u64, iova, len, access) }
+    unsafe { register_at(pd, addr as u64, len, iova, access) }
 }
 
 #[no_mangle]
@@ -296,12 +312,24 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     if fd < 0 {
         return fail(libc::EBADF);
     }
+    let errno = world().settings.get("dmabuf_errno", unsafe { index_of((*pd).context) }) as i32;
+    if errno != 0 {
+        return fail(errno);
+    }
+    if gpu::is_known() {
+        // The kernel asks for this much of both.
+        let aligned = offset % 4096 == iova % 4096;
+        return match gpu::resolve(fd, offset, len).filter(|_| aligned) {
+            Some(host) => unsafe { register(pd, host, iova, len, access as c_uint, false) },
+            None => fail(libc::EINVAL),
+        };
+    }
     let shared = libc::PROT_READ | libc::PROT_WRITE;
     let at = unsafe { libc::mmap(null_mut(), len, shared, libc::MAP_SHARED, fd, offset as libc::off_t) };
     if at == libc::MAP_FAILED {
         return null_mut();
     }
-    unsafe { register(pd, at as u64, iova, len, access as c_uint) }
+    unsafe { register(pd, at as u64, iova, len, access as c_uint, true) }
 }
 
 #[no_mangle]

@@ -28,8 +28,12 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("open_errno", 0),
     // Registrations fail with this errno.
     ("reg_errno", 0),
-    // DMA-BUFs can be registered: as memfds, which are mapped.
+    // DMA-BUFs can be registered: those of `fake_verbs_gpu`, else memfds, which are mapped.
     ("dmabuf", 1),
+    // Registrations of DMA-BUFs fail with this errno.
+    ("dmabuf_errno", 0),
+    // GPU memory can be registered by its address.
+    ("peermem", 0),
     // 0: post_send carries everything out at once. 1: polls carry out a little of some queue pair. 2: nothing moves.
     ("late", 0),
     // Every n-th post_send takes a part of its chain only and says ENOMEM.
@@ -37,6 +41,16 @@ const DEFAULTS: &[(&str, i64)] = &[
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),
+    // iWARP: rdma_create_event_channel fails with this errno.
+    ("cm_errno", 0),
+    // iWARP: whether the host's addresses lead to the device.
+    ("cm_address", 1),
+    // iWARP: an errno that addresses are not resolved for; -1: no answer.
+    ("cm_resolve", 0),
+    // iWARP: an errno that connections are not made for; -1: no answer.
+    ("cm_connect", 0),
+    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token.
+    ("cm_garbage", 0),
     // Seed of everything random.
     ("seed", 1),
 ];

@@ -68,6 +68,8 @@ pub struct Pair {
     used: u32,
     /// Carried out without a completion since the last one.
     silent: u32,
+    /// iWARP: it accepted the connection and nothing of the other end has arrived yet, so that it must not send.
+    must_wait: bool,
 }
 
 /// Events of a completion channel.
@@ -130,6 +132,7 @@ impl World {
                 receives: VecDeque::new(),
                 used: 0,
                 silent: 0,
+                must_wait: false,
             },
         );
         number
@@ -319,6 +322,22 @@ impl World {
         if !linked {
             return IBV_WC_RETRY_EXC_ERR;
         }
+        if pair.must_wait {
+            self.settings.count("misuse", 1);
+            return IBV_WC_FATAL_ERR;
+        }
+        if peer.must_wait {
+            if let Some(peer) = self.pairs.get_mut(&peer_number) {
+                peer.must_wait = false;
+            }
+            return self.carry_out(number, send);
+        }
+        let iwarp = self.settings.get("iwarp", pair.device) != 0;
+        // iWARP reads arrive as writes: the local memory must allow them.
+        let sink = |r: &Region| r.access & IBV_ACCESS_REMOTE_WRITE != 0;
+        if iwarp && send.wr.opcode == IBV_WR_RDMA_READ && !self.local.get(&send.sge.lkey).is_some_and(sink) {
+            return IBV_WC_LOC_PROT_ERR;
+        }
         let (wr, len) = (&send.wr, u64::from(send.sge.length));
         if len > self.settings.get("max_msg_sz", pair.device) as u64 {
             return IBV_WC_LOC_LEN_ERR;
@@ -338,10 +357,14 @@ impl World {
                 }
             }
             IBV_WR_RDMA_READ if pair.attr.max_rd_atomic == 0 => IBV_WC_LOC_QP_OP_ERR,
-            IBV_WR_RDMA_READ => match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
-                Some(from) => copy(from, local, len),
-                None => IBV_WC_REM_ACCESS_ERR,
-            },
+            IBV_WR_RDMA_READ => {
+                self.settings.note("last_read_key", rdma.rkey.into());
+                self.settings.note("last_read_bytes", len as i64);
+                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
+                    Some(from) => copy(from, local, len),
+                    None => IBV_WC_REM_ACCESS_ERR,
+                }
+            }
             IBV_WR_ATOMIC_FETCH_AND_ADD if !atomics || len != 8 || pair.attr.max_rd_atomic == 0 => {
                 IBV_WC_REM_INV_REQ_ERR
             }
@@ -382,12 +405,36 @@ impl World {
         IBV_WC_SUCCESS
     }
 
+    /// Connects two queue pairs of iWARP devices, as the connection manager does.
+    pub fn link(&mut self, active: u32, passive: u32) -> Result<(), i32> {
+        for (own, peer) in [(active, passive), (passive, active)] {
+            let iwarp = self.pairs.get(&own).is_some_and(|p| self.settings.get("iwarp", p.device) != 0);
+            let pair = self.pairs.get_mut(&own).filter(|p| iwarp && p.attr.qp_state == IBV_QPS_INIT);
+            let pair = pair.ok_or(libc::EINVAL)?;
+            pair.attr.qp_state = IBV_QPS_RTS;
+            pair.attr.dest_qp_num = peer;
+            pair.attr.max_rd_atomic = 1;
+            pair.must_wait = own == passive;
+        }
+        Ok(())
+    }
+
     /// Moves a queue pair to another state as a strict device would.
     pub fn modify(&mut self, number: u32, attr: &ibv_qp_attr, mask: i32) -> Result<(), i32> {
         let ethernet = self.settings.get("link_layer", 0) == i64::from(IBV_LINK_LAYER_ETHERNET);
         let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
         let port_mtu = self.settings.get("active_mtu", pair.device) as u32;
+        let iwarp = self.settings.get("iwarp", pair.device) != 0;
         let now = &mut pair.attr;
+        if iwarp {
+            // All that an iWARP device knows of it; the rest is the connection manager's.
+            let init = (IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
+            if (now.qp_state, attr.qp_state, mask) != init {
+                return Err(libc::EINVAL);
+            }
+            *now = *attr;
+            return Ok(());
+        }
         let (from, needed) = match attr.qp_state {
             IBV_QPS_INIT => (IBV_QPS_RESET, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
             IBV_QPS_RTR => (

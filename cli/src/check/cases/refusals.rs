@@ -1,7 +1,7 @@
 //! Bad input: an error code, one log line with the call and the value, and the communicator goes on.
 
 use super::Tally;
-use crate::check::control::ABORTED;
+use crate::check::findings::is_echo;
 use crate::check::pattern::{fill, wrong};
 use crate::check::world::{add, bare, plain, spell, Outcome, Request, Seat, Window, World};
 use crate::plugin::log;
@@ -64,10 +64,13 @@ impl Bench<'_> {
     /// Good traffic after bad calls.
     fn goes_on(&mut self) -> Outcome<()> {
         self.good_traffic().map_err(|e| {
-            let before = self.tally.first.take().map(|f| format!("; before that: {f}")).unwrap_or_default();
-            match e == ABORTED {
-                true if before.is_empty() => e,
-                _ => format!("after refused calls the communicator does not go on: {e}{before}"),
+            let before = self.tally.first.take();
+            match (is_echo(&e), before) {
+                (true, before) => before.unwrap_or(e),
+                (false, None) => format!("after refused calls the communicator does not go on: {e}"),
+                (false, Some(f)) => {
+                    format!("after refused calls the communicator does not go on: {e}; before that: {f}")
+                }
             }
         })
     }

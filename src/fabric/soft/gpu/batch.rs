@@ -1,30 +1,59 @@
 //! From operations to one flight: copies, then stores and additions.
 
 use super::device::Device;
-use super::op::{Op, Side};
-use super::state::{Outward, State};
+use super::op::{Op, Owner, Side};
+use super::state::{State, Windows};
+use super::track::Outward;
 use crate::error::{Error, Result};
-use crate::fabric::soft::gpu::op::Owner;
 use crate::fabric::soft::receive;
 use crate::memory::gpu::GPU_BIT;
-use crate::memory::registry::Registry;
+use crate::memory::registry::{Held, Registry};
 use crate::rma::op::Signal;
-use oxygin_ffi::cuda::{Copies, MemOp};
+use oxygin_ffi::cuda::{Copies, MemOp, MEM_OPS_MAX};
+use std::sync::Arc;
 
-/// Copies and memory operations of one flight, at most about.
-const FULL: usize = 256;
+/// Copies of one flight, at most about.
+const COPIES_FULL: usize = 256;
+/// Stores and additions after which a flight is full: one more operation (a value and its signal) and the flag still
+/// go into the same driver call.
+const OPS_FULL: usize = MEM_OPS_MAX - 3;
 /// Bytes of one piece through staging memory, or of one piece that the CPU copies.
 const PIECE: u64 = 1 << 20;
+/// How far back a copy looks for one to continue, and a signal for its last store: some contexts take turns.
+const LOOK_BACK: usize = 16;
+
+/// What an entry of `Batch::ops` is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A put's bytes.
+    Data,
+    /// A signal's new value.
+    Sum,
+    /// An addition to a signal.
+    Addition,
+}
+
+/// Whose an entry of `Batch::ops` is, and where it goes.
+struct Tag {
+    /// Address of the lane: who it is, not to be read.
+    lane: usize,
+    at: u64,
+    kind: Kind,
+}
 
 /// A flight in the making.
 #[derive(Default)]
 pub struct Batch {
     pub copies: Copies,
+    /// Keys of the windows at both ends of each copy; `None`: nothing may continue it.
+    windows: Vec<Option<(u32, u32)>>,
     pub ops: Vec<MemOp>,
+    tags: Vec<Tag>,
     pub finished: Vec<Owner>,
     pub outward: Vec<Outward>,
-    /// Where the last operation in `ops` adds, if it is a signal: the next addition there needs no store of its own.
-    last_signal: Option<u64>,
+    /// Everything before this flight is visible already.
+    is_first: bool,
+    merge: bool,
     /// Signals that were read from memory, and their values once this flight is done. A kernel that resets a signal
     /// does so between its signals, never among several that are on their way.
     read: Vec<(u64, u64)>,
@@ -44,7 +73,43 @@ enum End {
     Host(*mut u8),
 }
 
+/// Finds `len` bytes of one end of an operation.
+fn end(windows: &mut Windows, held: &Held<'_>, side: Side, len: u64) -> Result<End> {
+    match side {
+        Side::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
+        Side::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
+        Side::Window { key, addr } if key & GPU_BIT != 0 => {
+            if windows.holds(key, addr, len) {
+                Ok(End::Gpu(addr))
+            } else {
+                Err(gone(key, addr, len))
+            }
+        }
+        Side::Window { key, addr } => held.resolve(key, addr, len).map(End::Host).ok_or_else(|| gone(key, addr, len)),
+    }
+}
+
+/// Adds the whole copy of an operation whose ends are both in GPU memory.
+pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry, op: &mut Op) -> Result<()> {
+    let (held, left) = (registry.hold(), op.len - op.done);
+    let from = end(windows, &held, op.from.plus(op.done), left)?;
+    let to = end(windows, &held, op.to.plus(op.done), left)?;
+    let (End::Gpu(from), End::Gpu(to)) = (from, to) else {
+        return Err(Error::internal("a large copy with an end in host memory"));
+    };
+    copies.push_on_device(to, from, left as usize);
+    op.done = op.len;
+    Ok(())
+}
+
 impl Batch {
+    /// An empty one for the next flight of `s`.
+    pub fn begin(mut self, s: &State) -> Self {
+        self.is_first = s.small.is_empty() && !s.tuning.fenced;
+        self.merge = s.tuning.merge;
+        self
+    }
+
     /// Whether the GPU has anything to do.
     pub fn has_work(&self) -> bool {
         !self.copies.is_empty() || !self.ops.is_empty()
@@ -52,20 +117,22 @@ impl Batch {
 
     /// Whether the flight is as large as it should get.
     pub fn is_full(&self) -> bool {
-        self.copies.len() + self.ops.len() >= FULL
+        self.copies.len() >= COPIES_FULL || self.ops.len() >= OPS_FULL
     }
 
     /// Empty again, memory kept.
     pub fn clear(&mut self) {
         self.copies.clear();
+        self.windows.clear();
         self.ops.clear();
+        self.tags.clear();
         self.finished.clear();
         self.outward.clear();
-        self.last_signal = None;
         self.read.clear();
     }
 
-    /// The last thing that a flight does.
+    /// The last thing that a flight does. Always behind a barrier: whoever sees the flag may rely on everything before
+    /// it being visible, which is what lets the next flight do without.
     pub fn raise_flag(&mut self, at: u64, number: u64) {
         self.ops.push(MemOp::write64(at, number));
     }
@@ -87,45 +154,35 @@ impl Batch {
     /// One piece of data. `false`: no more now.
     fn add_data(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<bool> {
         let left = op.len - op.done;
-        let (from_side, to_side) = (op.from.plus(op.done), op.to.plus(op.done));
+        let to_side = op.to.plus(op.done);
         let held = registry.hold();
-        let mut end = |side: Side| match side {
-            Side::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
-            Side::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
-            Side::Window { key, addr } if key & GPU_BIT != 0 => {
-                if s.windows.holds(key, addr, left) {
-                    Ok(End::Gpu(addr))
-                } else {
-                    Err(gone(key, addr, left))
-                }
-            }
-            Side::Window { key, addr } => {
-                held.resolve(key, addr, left).map(End::Host).ok_or_else(|| gone(key, addr, left))
-            }
-        };
-        let (from, to) = (end(from_side)?, end(to_side)?);
+        let from = end(&mut s.windows, &held, op.from.plus(op.done), left)?;
+        let to = end(&mut s.windows, &held, to_side, left)?;
         let piece = left.min(PIECE);
         match (from, to) {
             (End::Gpu(from), End::Gpu(to)) => {
-                self.copies.push(to, from, left as usize);
+                self.copy_on_device(op, to, from, left as usize);
                 op.done += left;
             }
             (End::Host(from), End::Gpu(to)) if inline(left, to) => {
                 // SAFETY: the source is readable (Context::put; or in a held window).
-                self.ops.push(unsafe { inline_store(from, left, to) });
-                self.last_signal = None;
+                let store = unsafe { inline_store(from, left, to) };
+                // Puts have no order but behind earlier signals' flights, which `is_first` says are visible; whatever
+                // signal follows this store has a barrier.
+                let is_free = self.is_first && self.tags.iter().all(|t| t.kind == Kind::Data);
+                self.push_op(op, if is_free { store.unfenced() } else { store }, to, Kind::Data);
                 op.done += left;
             }
             (End::Host(from), End::Gpu(to)) => {
                 let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
                 // SAFETY: source as above; the staging bytes were just taken.
                 unsafe { std::ptr::copy_nonoverlapping(from, device.staging_host(offset), piece as usize) };
-                self.copies.push(to, device.staging(offset), piece as usize);
+                self.copy(to, device.staging(offset), piece as usize);
                 op.done += piece;
             }
             (End::Gpu(from), End::Host(_)) => {
                 let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
-                self.copies.push(device.staging(offset), from, piece as usize);
+                self.copy(device.staging(offset), from, piece as usize);
                 self.outward.push(Outward { offset, len: piece, to: to_side });
                 op.done += piece;
             }
@@ -139,15 +196,40 @@ impl Batch {
         Ok(true)
     }
 
+    fn copy(&mut self, to: u64, from: u64, bytes: usize) {
+        self.copies.push(to, from, bytes);
+        self.windows.push(None);
+    }
+
+    /// A copy; or more of an earlier one between the same windows that ends where this one begins. Neither window's
+    /// end lies inside, so that one copy never spans two allocations that two would not.
+    fn copy_on_device(&mut self, op: &Op, to: u64, from: u64, bytes: usize) {
+        let windows = op.windows().filter(|_| self.merge);
+        if windows.is_some() {
+            for i in (0..self.copies.len()).rev().take(LOOK_BACK) {
+                if self.windows[i] == windows && self.copies.join(i, to, from, bytes) {
+                    return;
+                }
+            }
+        }
+        self.copies.push_on_device(to, from, bytes);
+        self.windows.push(windows);
+    }
+
+    fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
+        self.ops.push(memory);
+        self.tags.push(Tag { lane: Arc::as_ptr(&op.owner.lane) as usize, at, kind });
+    }
+
     fn add_signal(&mut self, s: &mut State, registry: &Registry, op: &mut Op, signal: &Signal) -> Result<Step> {
         let later = Ok(Step::Later { progress: self.has_work() });
         // Bytes for host memory are there when the CPU has delivered them.
-        if !self.outward.is_empty() || s.outward > s.landed {
+        if !self.outward.is_empty() || s.outward > s.small.landed {
             return later;
         }
         if signal.rkey & GPU_BIT == 0 {
             // The CPU adds, once the GPU has done what comes before.
-            if self.has_work() || s.started > s.landed {
+            if self.has_work() || !s.small.is_empty() {
                 return later;
             }
             let held = registry.hold();
@@ -157,7 +239,7 @@ impl Batch {
         }
         match s.windows.add(signal.rkey, signal.remote, signal.value) {
             Ok(sum) => {
-                self.store_signal(signal.remote, sum);
+                self.store_signal(op, signal.remote, sum);
                 Ok(Step::Done)
             }
             Err(true) => self.add_to_memory(s, op, signal),
@@ -165,28 +247,52 @@ impl Batch {
         }
     }
 
-    /// Stores a signal's new value; over the last one's if that is the same signal.
-    fn store_signal(&mut self, at: u64, value: u64) {
-        let store = MemOp::write64(at, value);
-        match self.ops.last_mut().filter(|_| self.last_signal == Some(at)) {
-            Some(last) => *last = store,
-            None => self.ops.push(store),
+    /// Stores a signal's new value; in place of the last one if that may be visible when this one is.
+    fn store_signal(&mut self, op: &Op, at: u64, value: u64) {
+        if let Some(i) = self.last(op, at, Kind::Sum) {
+            // With the barrier that the first one may have done without: this addition may have copies before it.
+            self.ops[i] = MemOp::write64(at, value);
+            return;
         }
-        self.last_signal = Some(at);
+        // A barrier orders what came before. Where that is nothing, in this flight and in earlier ones whose flags
+        // (raised behind a barrier) have been seen, none is needed.
+        let is_free = self.is_first && !self.has_work();
+        let store = MemOp::write64(at, value);
+        self.push_op(op, if is_free { store.unfenced() } else { store }, at, Kind::Sum);
+    }
+
+    /// The entry that a signal may join: the last one at its address, unless its own lane has stored something since,
+    /// which it would overtake. All copies of a flight come before its stores.
+    fn last(&self, op: &Op, at: u64, kind: Kind) -> Option<usize> {
+        if !self.merge {
+            return None;
+        }
+        let lane = Arc::as_ptr(&op.owner.lane) as usize;
+        let look = (0..self.tags.len()).rev().take(LOOK_BACK);
+        look.into_iter()
+            .map(|i| (i, &self.tags[i]))
+            .find(|(_, tag)| tag.at == at || tag.lane == lane)
+            .filter(|(_, tag)| tag.at == at && tag.kind == kind)
+            .map(|(i, _)| i)
     }
 
     /// A signal whose value is in GPU memory alone.
     fn add_to_memory(&mut self, s: &mut State, op: &mut Op, signal: &Signal) -> Result<Step> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
         if device.can_add {
-            self.ops.push(MemOp::add64(signal.remote, signal.value));
-            self.last_signal = None;
+            match self.last(op, signal.remote, Kind::Addition) {
+                Some(i) => self.ops[i] = self.ops[i].plus(signal.value),
+                None => {
+                    let addition = MemOp::add64(signal.remote, signal.value);
+                    self.push_op(op, addition, signal.remote, Kind::Addition);
+                }
+            }
             return Ok(Step::Done);
         }
         if let Some((_, value)) = self.read.iter_mut().find(|(at, _)| *at == signal.remote) {
             *value = value.wrapping_add(signal.value);
             let sum = *value;
-            self.store_signal(signal.remote, sum);
+            self.store_signal(op, signal.remote, sum);
             return Ok(Step::Done);
         }
         match op.reading {
@@ -194,14 +300,15 @@ impl Batch {
             None => {
                 // A flight of its own: it sees all stores of the flights before it, and nothing follows until it landed.
                 self.copies.push(device.scratch(), signal.remote, 8);
-                op.reading = Some(s.started + 1);
+                self.windows.push(None);
+                op.reading = Some(s.small.started + 1);
                 Ok(Step::Later { progress: true })
             }
-            Some(flight) if s.landed < flight => Ok(Step::Later { progress: false }),
+            Some(flight) if s.small.landed < flight => Ok(Step::Later { progress: false }),
             Some(_) => {
                 let sum = device.scratch_value().wrapping_add(signal.value);
                 self.read.push((signal.remote, sum));
-                self.store_signal(signal.remote, sum);
+                self.store_signal(op, signal.remote, sum);
                 Ok(Step::Done)
             }
         }
@@ -237,4 +344,87 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
          deregister after the last operation",
         key & !GPU_BIT
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::lane::Lane;
+    use crate::rma::seq::Seq;
+    use oxygin_ffi::cuda::MemOpKind;
+    use std::sync::atomic::AtomicUsize;
+
+    const X: u64 = 0x1000;
+    const Y: u64 = 0x2000;
+
+    fn op(lane: &Arc<Lane>) -> Op {
+        let owner = Owner { lane: lane.clone(), seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) };
+        let nowhere = Side::Caller { addr: 0, gpu: false };
+        Op::copy(owner, nowhere, nowhere, 0)
+    }
+
+    fn stores(batch: &Batch) -> Vec<(u64, u64, bool)> {
+        let parts = |m: &MemOp| match m.parse() {
+            Some((at, MemOpKind::Write64(value))) => (at, value, m.is_unfenced()),
+            other => panic!("{other:?}"),
+        };
+        batch.ops.iter().map(parts).collect()
+    }
+
+    #[test]
+    fn a_signal_joins_its_last_store_unless_its_lane_would_overtake_itself() {
+        let (a, b) = (Arc::new(Lane::new(0, 0, Arc::default())), Arc::new(Lane::new(1, 0, Arc::default())));
+        let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
+            let mut batch = Batch { merge: true, ..Batch::default() };
+            signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value));
+            stores(&batch).into_iter().map(|(at, value, _)| (at, value)).collect::<Vec<_>>()
+        };
+        assert_eq!(run(&[(&a, X, 1), (&b, Y, 1), (&a, X, 2), (&b, Y, 2)]), [(X, 2), (Y, 2)]);
+        assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&a, X, 3)]), [(X, 3)]);
+        assert_eq!(run(&[(&a, X, 1), (&a, Y, 1), (&a, X, 2)]), [(X, 1), (Y, 1), (X, 2)]);
+        // b's own addition to X is in the first entry, but its Y came after.
+        assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&b, Y, 1), (&b, X, 3)]), [(X, 2), (Y, 1), (X, 3)]);
+    }
+
+    #[test]
+    fn only_a_first_signal_alone_goes_without_a_barrier() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.store_signal(&op(&lane), X, 1);
+        batch.store_signal(&op(&lane), Y, 1);
+        batch.raise_flag(0x3000, 1);
+        assert_eq!(stores(&batch), [(X, 1, true), (Y, 1, false), (0x3000, 1, false)]);
+        // What joins it may come with a copy.
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.store_signal(&op(&lane), X, 1);
+        batch.copy(0x4000, 0x5000, 8);
+        batch.store_signal(&op(&lane), X, 2);
+        assert_eq!(stores(&batch), [(X, 2, false)]);
+        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
+        batch.copy(0x4000, 0x5000, 8);
+        batch.store_signal(&op(&lane), X, 1);
+        assert_eq!(stores(&batch), [(X, 1, false)]);
+    }
+
+    #[test]
+    fn copies_join_within_their_windows() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let between = |window, key| {
+            let (from, to) = (Side::Caller { addr: 0, gpu: true }, Side::Window { key, addr: 0 });
+            Op { from, to, window, ..op(&lane) }
+        };
+        let mut batch = Batch { merge: true, ..Batch::default() };
+        let mut put = |window, key, to, from| {
+            batch.copy_on_device(&between(window, key), to, from, 8);
+            batch.copies.len()
+        };
+        assert_eq!(put(1, 2, 0x100, 0x200), 1);
+        assert_eq!(put(1, 2, 0x108, 0x208), 1);
+        // Another window, at either end; only one end continues; an unknown window.
+        assert_eq!(put(1, 3, 0x110, 0x210), 2);
+        assert_eq!(put(4, 2, 0x110, 0x210), 3);
+        assert_eq!(put(1, 2, 0x110, 0x218), 4);
+        assert_eq!(put(0, 2, 0x110, 0x210), 5);
+        assert_eq!(put(1, 2, 0x110, 0x210), 5);
+    }
 }

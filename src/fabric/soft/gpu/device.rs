@@ -1,5 +1,6 @@
-//! One rank's stream and pinned memory on its GPU.
+//! One rank's streams and pinned memory on its GPU.
 
+use super::tuning::Tuning;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +8,26 @@ use std::sync::Arc;
 
 /// Bytes of pinned memory for data that comes from or goes to memory which is not pinned.
 pub const STAGING_BYTES: u64 = 4 << 20;
-/// The first bytes of the pinned memory: the number of the last flight that is done …
-const FLAG_AT: usize = 0;
+/// The first bytes of the pinned memory: for each way, on a line of its own, the number of its last flight that is done …
+const FLAG_AT: [usize; 2] = [0, 64];
 /// … and, on a line of its own, where a signal's present value is read to.
 const SCRATCH_AT: usize = 128;
 const STAGING_AT: usize = 4096;
 
-/// A stream of our own in the rank's context, and pinned memory beside it.
+/// Which stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Everything but:
+    Small = 0,
+    /// Copies that others shall not wait for.
+    Bulk = 1,
+}
+
+/// Streams of our own in the rank's context, and pinned memory beside it.
 pub struct Device {
     context: Arc<Context>,
-    stream: ManuallyDrop<Stream>,
+    /// By way; the second one only where large copies have a stream of their own.
+    streams: ManuallyDrop<Vec<Stream>>,
     pinned: ManuallyDrop<Pinned>,
     /// Streams can add to memory there.
     pub can_add: bool,
@@ -24,31 +35,40 @@ pub struct Device {
 
 impl Device {
     /// Makes both. Set-up only: allocations may wait for kernels.
-    pub fn open(context: Arc<Context>) -> Result<Self, CudaError> {
-        Self::open_with(context, STAGING_BYTES)
+    pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
+        let ways = if tuning.bulk > 0 { 2 } else { 1 };
+        Self::open_with(context, tuning, ways, STAGING_BYTES)
     }
 
-    /// The same with so many bytes of staging memory, at least 256.
-    pub fn open_with(context: Arc<Context>, staging_bytes: u64) -> Result<Self, CudaError> {
-        let (stream, pinned) = {
+    /// The same with so many streams, and so many bytes of staging memory, at least 256.
+    pub fn open_with(
+        context: Arc<Context>,
+        tuning: &Tuning,
+        ways: usize,
+        staging_bytes: u64,
+    ) -> Result<Self, CudaError> {
+        let (streams, pinned) = {
             let _current = context.enter()?;
-            let stream = Stream::create(context.cuda())?;
+            let streams = (0..ways).map(|_| Stream::create(context.cuda(), tuning.calls)).collect::<Result<_, _>>()?;
             let pinned = Pinned::alloc(context.cuda(), STAGING_AT + staging_bytes as usize)?;
-            (ManuallyDrop::new(stream), ManuallyDrop::new(pinned))
+            (ManuallyDrop::new(streams), ManuallyDrop::new(pinned))
         };
         let can_add = context.has_stream_add();
-        let device = Self { context, stream, pinned, can_add };
+        let device = Self { context, streams, pinned, can_add };
         device.warm_up()?;
         Ok(device)
     }
 
     /// Has the driver load whatever copies and memory operations need before a kernel can be in the way.
     fn warm_up(&self) -> Result<(), CudaError> {
-        let mut copies = Copies::default();
-        copies.push(self.staging(0), self.staging(64), 8);
-        copies.push(self.staging(128), self.staging(192), 8);
-        // SAFETY: inside the pinned memory, which outlives the stream's work (Device::close).
-        unsafe { self.launch(&copies, &mut [MemOp::write64(self.scratch(), 0)]) }
+        for &way in &[Way::Small, Way::Bulk][..self.streams.len()] {
+            let mut copies = Copies::default();
+            copies.push(self.staging(0), self.staging(64), 8);
+            copies.push(self.staging(128), self.staging(192), 8);
+            // SAFETY: inside the pinned memory, which outlives the streams' work (Device::close).
+            unsafe { self.launch(way, &copies, &mut [MemOp::write64(self.scratch(), 0)]) }?;
+        }
+        Ok(())
     }
 
     /// Where its calls are made.
@@ -65,31 +85,37 @@ impl Device {
     ///
     /// # Safety
     /// All addresses stay valid until a later flight has raised the flag.
-    pub unsafe fn launch(&self, copies: &Copies, ops: &mut [MemOp]) -> Result<(), CudaError> {
+    pub unsafe fn launch(&self, way: Way, copies: &Copies, ops: &mut [MemOp]) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: passed on.
         unsafe {
-            self.stream.copy(copies)?;
-            self.stream.mem_ops(ops)
+            self.streams[way as usize].copy(copies)?;
+            self.streams[way as usize].mem_ops(ops)
         }
     }
 
     /// An error that the GPU hit after a launch.
     pub fn check(&self) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
-        self.stream.is_done().map(drop)
+        self.streams.iter().try_for_each(|s| s.is_done().map(drop))
+    }
+
+    /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.
+    pub fn is_idle(&self) -> bool {
+        let Ok(_current) = self.context.enter() else { return true };
+        self.streams.iter().all(|s| s.is_done().unwrap_or(true))
     }
 
     /// The number of the last flight that is done.
     #[inline]
-    pub fn flag(&self) -> u64 {
+    pub fn flag(&self, way: Way) -> u64 {
         // SAFETY: an aligned word of the pinned memory that the GPU writes whole.
-        unsafe { AtomicU64::from_ptr(self.pinned.host().add(FLAG_AT).cast()) }.load(Ordering::Acquire)
+        unsafe { AtomicU64::from_ptr(self.pinned.host().add(FLAG_AT[way as usize]).cast()) }.load(Ordering::Acquire)
     }
 
     /// Where the GPU raises the flag.
-    pub fn flag_at(&self) -> u64 {
-        self.pinned.device() + FLAG_AT as u64
+    pub fn flag_at(&self, way: Way) -> u64 {
+        self.pinned.device() + FLAG_AT[way as usize] as u64
     }
 
     /// What was read to [`Device::scratch`].
@@ -115,7 +141,7 @@ impl Device {
         unsafe { self.pinned.host().add(STAGING_AT + offset as usize) }
     }
 
-    /// Ends it. `idle`: the stream is done; otherwise stream and memory are left to the process, because the GPU may
+    /// Ends it. `idle`: the streams are done; otherwise streams and memory are left to the process, because the GPU may
     /// still write.
     pub fn close(mut self, idle: bool) {
         if !idle {
@@ -125,7 +151,7 @@ impl Device {
         if let Ok(_current) = self.context.enter() {
             // SAFETY: dropped once: `self` is consumed and has no drop of its own.
             unsafe {
-                ManuallyDrop::drop(&mut self.stream);
+                ManuallyDrop::drop(&mut self.streams);
                 ManuallyDrop::drop(&mut self.pinned);
             }
         }

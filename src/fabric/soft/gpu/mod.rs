@@ -3,7 +3,7 @@
 //! Each rank has an [`Engine`]: one stream in its own CUDA context, on which everything that its peers (and it itself)
 //! put into its memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then
 //! a store to pinned memory that says "done", which the CPU polls. While flights are up, new operations gather for the
-//! next one. Nothing here waits for the GPU.
+//! next one. Large copies have a stream of their own (`parked`). Nothing here waits for the GPU.
 //!
 //! Signals belong to the receiver: its engine knows each one's value and writes the sum, in its own context, because
 //! memory that NCCL allocated for signals is mapped for its own GPU alone. A signal that kernels may reset is added to
@@ -13,17 +13,23 @@ mod batch;
 mod bounce;
 mod device;
 mod op;
+mod parked;
 mod received;
+pub mod share;
+mod slots;
 mod stager;
 mod staging;
 mod state;
-mod way;
+mod tally;
+mod track;
+mod tuning;
 
 pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
 pub use received::Received;
+pub use slots::Lease;
 pub use stager::Stager;
-pub use way::Lease;
+pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};
 
 use self::device::Device;
 use self::state::State;
@@ -33,12 +39,15 @@ use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use oxygin_ffi::cuda::Context;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long deregistration and closing wait for what is still in flight.
 const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often a poll goes on with what arrived during it, before it returns to its caller's own work.
+const ROUNDS: usize = 4;
 
 /// What one rank does with its GPU.
 pub struct Engine {
@@ -46,7 +55,13 @@ pub struct Engine {
     pub rank: u32,
     registry: Arc<Registry>,
     is_open: AtomicBool,
+    /// It has failed; `State::failure` says why.
+    has_failed: AtomicBool,
+    /// Whether `incoming` may hold anything.
+    knocked: AtomicBool,
     incoming: Mutex<Vec<Op>>,
+    /// Polls that found another thread at work.
+    busy: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -60,13 +75,16 @@ pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
 
 impl Engine {
     /// The engine of a rank. It does nothing until a GPU window opens it.
-    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>) -> Arc<Self> {
+    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, tuning: Tuning) -> Arc<Self> {
         let engine = Arc::new(Self {
             rank,
             registry,
             is_open: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            knocked: AtomicBool::new(false),
             incoming: Mutex::default(),
-            state: Mutex::new(State::new()),
+            busy: AtomicU64::new(0),
+            state: Mutex::new(State::new(tuning)),
         });
         let mut all = ENGINES.lock();
         all.retain(|(_, e)| e.strong_count() > 0);
@@ -77,6 +95,12 @@ impl Engine {
     /// Whether this rank has (had) GPU windows.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Whether this rank's GPU, or the driver on its behalf, has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 
     /// Lets operations touch a GPU window. Returns its key.
@@ -97,9 +121,9 @@ impl Engine {
     }
 
     fn open(&self, state: &mut State, context: Arc<Context>) -> Result<()> {
-        let device = Device::open(context).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
+        let device = Device::open(context, &state.tuning).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
         log::info!(
-            "rank {}: GPU {}, copies on a stream of our own; signals that kernels reset are {}",
+            "rank {}: GPU {}, copies on streams of our own; signals that kernels reset are {}",
             self.rank,
             device.ordinal(),
             if device.can_add { "added to by the stream" } else { "read and written back" }
@@ -107,6 +131,17 @@ impl Engine {
         state.device = Some(device);
         self.is_open.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Where its GPU's calls are made; `None` before it has a GPU window and after it is closed.
+    pub fn context(&self) -> Option<Arc<Context>> {
+        self.state.lock().device.as_ref().map(Device::context)
+    }
+
+    /// Waits for what is in flight. `false`: the GPU may still be at work.
+    pub fn settle(&self) -> bool {
+        let mut state = self.state.lock();
+        self.drain(&mut state) && state.failure.is_none()
     }
 
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
@@ -136,7 +171,7 @@ impl Engine {
     /// Drops what waits on a lane and waits for what is in flight: its memory may go.
     pub fn abandon(&self, lane: &Arc<Lane>) {
         let mut state = self.state.lock();
-        state.queue.extend(self.incoming.lock().drain(..));
+        self.take(&mut state);
         state.forget(lane);
         self.drain(&mut state);
     }
@@ -144,7 +179,7 @@ impl Engine {
     /// Waits for the flights that are up. `false`: they are still up.
     fn drain(&self, state: &mut State) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
-        while state.has_flights() {
+        while state.is_touching_memory() {
             if !state.land(&self.registry) {
                 state.check(self.rank);
                 if Instant::now() > end {
@@ -158,33 +193,70 @@ impl Engine {
 
     /// Takes an operation. Operations of one lane arrive in their order (the caller holds the lane's link).
     pub fn submit(&self, op: Op) {
-        self.incoming.lock().push(op);
+        self.submit_later(op);
         self.poll();
     }
 
     /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does too.
     pub fn submit_later(&self, op: Op) {
         self.incoming.lock().push(op);
+        self.knocked.store(true, Ordering::Release);
+    }
+
+    fn take(&self, state: &mut State) {
+        if self.knocked.swap(false, Ordering::Acquire) {
+            state.queue.extend(self.incoming.lock().drain(..));
+        }
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
     pub fn poll(&self) -> bool {
-        let Some(mut state) = self.state.try_lock() else { return true };
-        {
-            let mut incoming = self.incoming.lock();
-            state.queue.extend(incoming.drain(..));
+        let mut under_way = false;
+        for _ in 0..ROUNDS {
+            // With the fence below: whoever submits finds the lock free, or is seen by its holder after letting go.
+            fence(Ordering::SeqCst);
+            let Some(mut state) = self.state.try_lock() else {
+                self.busy.fetch_add(1, Ordering::Relaxed);
+                return true;
+            };
+            self.take(&mut state);
+            under_way = state.advance(self.rank, &self.registry);
+            if state.failure.is_some() {
+                self.say_failed(&state);
+            }
+            drop(state);
+            fence(Ordering::SeqCst);
+            if !self.knocked.load(Ordering::Relaxed) {
+                break;
+            }
         }
-        state.advance(self.rank, &self.registry)
+        under_way
     }
 
-    /// Ends everything; operations that are unfinished fail.
-    pub fn close(&self) {
+    /// Says on this rank what its peers learn by their operations.
+    #[cold]
+    fn say_failed(&self, state: &State) {
+        if !self.has_failed.swap(true, Ordering::AcqRel) {
+            if let Some(why) = &state.failure {
+                log::warn!("{}; no operation moves memory of this GPU any more", why.message());
+            }
+        }
+    }
+
+    /// Ends everything; operations that are unfinished fail. `false`: the GPU may still be at work.
+    pub fn close(&self) -> bool {
         let mut state = self.state.lock();
+        self.take(&mut state);
         // After an error the GPU may still write what was started before it.
         let idle = self.drain(&mut state) && state.failure.is_none();
+        self.has_failed.store(true, Ordering::Release);
         state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
+        if let Some(line) = state.tally.line(self.rank, &self.busy) {
+            log::info!("{line}");
+        }
         if let Some(device) = state.device.take() {
             device.close(idle);
         }
+        idle
     }
 }

@@ -27,6 +27,14 @@ pub enum Side {
 }
 
 impl Side {
+    /// Whether it is GPU memory.
+    pub fn is_on_gpu(self) -> bool {
+        match self {
+            Self::Window { key, .. } => key & GPU_BIT != 0,
+            Self::Caller { gpu, .. } => gpu,
+        }
+    }
+
     /// The same, `n` bytes further on.
     pub fn plus(self, n: u64) -> Self {
         match self {
@@ -55,7 +63,8 @@ impl Owner {
 
     /// It will never be; the lane's health says why.
     pub fn give_up(self) {
-        self.backlog.fetch_sub(1, Ordering::Relaxed);
+        // Whoever sees the count fall sees the health's failure.
+        self.backlog.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -75,6 +84,8 @@ pub struct Op {
     pub signal: Option<Signal>,
     /// The flight that reads the signal's present value, where nothing else can add to it.
     pub reading: Option<u64>,
+    /// Key of the window that the caller's end lies in; 0: not known.
+    pub window: u32,
     /// Bytes that `from` points to, where nobody else keeps them.
     pub kept: Option<Box<[u8]>>,
 }
@@ -92,6 +103,7 @@ impl Op {
                 done,
                 signal: p.signal,
                 reading: None,
+                window: p.lkey,
                 kept: None,
             },
             Work::Get(g) => Self {
@@ -102,6 +114,7 @@ impl Op {
                 done,
                 signal: None,
                 reading: None,
+                window: g.lkey,
                 kept: None,
             },
         }
@@ -109,7 +122,17 @@ impl Op {
 
     /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
     pub fn copy(owner: Owner, from: Side, to: Side, len: u64) -> Self {
-        Self { owner, from, to, len, done: 0, signal: None, reading: None, kept: None }
+        Self { owner, from, to, len, done: 0, signal: None, reading: None, window: 0, kept: None }
+    }
+
+    /// Keys of the windows at both ends, where one is the caller's and both are known.
+    pub fn windows(&self) -> Option<(u32, u32)> {
+        match (self.from, self.to) {
+            _ if self.window == 0 => None,
+            (Side::Caller { .. }, Side::Window { key, .. }) => Some((self.window, key)),
+            (Side::Window { key, .. }, Side::Caller { .. }) => Some((key, self.window)),
+            _ => None,
+        }
     }
 
     /// Bytes that arrived for a GPU window.

@@ -1,10 +1,10 @@
 //! GPU memory on its way to and from sockets: pinned slots with a stream for each direction, and for large and small.
 //!
-//! Everything is allocated when the first GPU window is registered, before a kernel can be in the way. Large and small
+//! Everything is allocated when the first GPU window is registered, before a kernel can be in the s. Large and small
 //! transfers have streams and slots of their own, so that a small one waits neither for the copies nor for the room of
 //! another context's large ones.
 
-use super::way::{Lease, Way};
+use super::slots::{Lease, Slots};
 use super::DRAIN_WITHIN;
 use crate::error::{Error, Result};
 use crate::memory::gpu::GPU_BIT;
@@ -25,9 +25,9 @@ const LARGE_SLOTS: (u32, u32) = (32, 128);
 pub struct Stager {
     windows: RwLock<Vec<Option<Extent>>>,
     /// From the GPU, large and small.
-    fetch: [Arc<Way>; 2],
+    fetch: [Arc<Slots>; 2],
     /// To the GPU, large and small.
-    store: [Arc<Way>; 2],
+    store: [Arc<Slots>; 2],
 }
 
 impl Stager {
@@ -38,14 +38,14 @@ impl Stager {
     pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
         let pair =
-            || Ok([Way::open(rank, context, Self::LARGE, large)?, Way::open(rank, context, SMALL, SMALL_SLOTS)?]);
+            || Ok([Slots::open(rank, context, Self::LARGE, large)?, Slots::open(rank, context, SMALL, SMALL_SLOTS)?]);
         let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
     }
 
-    fn ways(&self) -> impl Iterator<Item = &Arc<Way>> {
+    fn slots(&self) -> impl Iterator<Item = &Arc<Slots>> {
         self.fetch.iter().chain(&self.store)
     }
 
@@ -70,7 +70,7 @@ impl Stager {
     /// Waits until everything that was started has landed.
     pub fn drain(&self) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
-        self.ways().filter(|way| !way.drain(end)).count() == 0
+        self.slots().filter(|s| !s.drain(end)).count() == 0
     }
 
     /// Whether a GPU window holds the range.
@@ -80,14 +80,14 @@ impl Stager {
 
     /// Starts to bring `len` bytes, at most [`Stager::LARGE`], from a window to a slot. `None`: no slot is free now.
     pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<Lease>> {
-        let way = &self.fetch[usize::from(len <= SMALL)];
+        let slots = &self.fetch[usize::from(len <= SMALL)];
         // Held until the copy is queued: a window that goes waits for what was queued.
         let windows = self.windows.read();
         if !holds(&windows, key, addr, len) {
             return Err(gone(key, addr, len));
         }
-        let Some(mut lease) = way.take()? else { return Ok(None) };
-        way.copy(&mut lease, addr, len, false);
+        let Some(mut lease) = slots.take()? else { return Ok(None) };
+        slots.copy(&mut lease, addr, len, false);
         Ok(Some(lease))
     }
 
@@ -98,11 +98,11 @@ impl Stager {
 
     /// Starts to bring the `len` bytes in a slot of [`Stager::slot`] to a window. `false`: the window is gone.
     pub fn store(&self, lease: &mut Lease, key: u32, addr: u64, len: u64) -> bool {
-        let way = &self.store[usize::from(lease.bytes() == SMALL)];
+        let slots = &self.store[usize::from(lease.bytes() == SMALL)];
         let windows = self.windows.read();
         let holds = holds(&windows, key, addr, len);
         if holds && len > 0 {
-            way.copy(lease, addr, len, true);
+            slots.copy(lease, addr, len, true);
         }
         holds
     }
@@ -110,31 +110,31 @@ impl Stager {
     /// Starts what was queued.
     #[inline]
     pub fn launch(&self) {
-        self.ways().for_each(|way| way.launch());
+        self.slots().for_each(|s| s.launch());
     }
 
     /// The same; returns whether flights are up.
     #[inline]
     pub fn poll(&self) -> bool {
-        self.ways().fold(false, |up, way| way.poll() | up)
+        self.slots().fold(false, |up, s| s.poll() | up)
     }
 
     /// How many flights have landed, ever.
     #[inline]
     pub fn landed(&self) -> u64 {
-        self.ways().map(|way| way.landed()).sum()
+        self.slots().map(|s| s.landed()).sum()
     }
 
     /// Whether a stream has failed.
     #[inline]
     pub fn has_failed(&self) -> bool {
-        self.ways().any(|way| way.has_failed())
+        self.slots().any(|s| s.has_failed())
     }
 
     /// Whether a slot came back that somebody had gone without, since this was last asked.
     #[inline]
     pub fn was_fed(&self) -> bool {
-        self.ways().fold(false, |fed, way| way.was_fed() | fed)
+        self.slots().fold(false, |fed, s| s.was_fed() | fed)
     }
 }
 

@@ -1,19 +1,32 @@
 //! What is queued and what is up.
 
-use super::batch::{Batch, Step};
-use super::device::{Device, STAGING_BYTES};
+use super::batch::{add_large, Batch, Step};
+use super::device::{Device, Way, STAGING_BYTES};
 use super::op::{Op, Owner, Side};
+use super::parked::{Copy, Parked};
 use super::staging::Staging;
+use super::tally::Tally;
+use super::track::{Flight, Outward, Track};
+use super::tuning::Tuning;
 use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, GPU_BIT};
 use crate::memory::registry::{Extent, Registry};
+use oxygin_ffi::cuda::{Copies, MemOp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Flights that are up at once: one that runs and one behind it, so that the GPU does not idle between them.
-const FLIGHTS: usize = 2;
+/// Flights of large copies that are up at once: one that runs and one behind it.
+const BULK_FLIGHTS: usize = 2;
+/// Bytes after which a flight of large copies is full: about 50 µs at the speed of NVLink.
+const BULK_BYTES: u64 = 16 << 20;
+/// An operation of so many bytes does not wait for others to gather.
+const LARGE: u64 = 64 << 10;
+/// Polls without news between two looks at the clock.
+const LOOK_EVERY: u32 = 64;
+/// Flights' lists that are kept for the next ones.
+const SPARES: usize = 4;
 /// How long the flag may stay down before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
 
@@ -71,55 +84,49 @@ impl Windows {
     }
 }
 
-/// Bytes in the staging memory on their way to host memory.
-pub struct Outward {
-    pub offset: u64,
-    pub len: u64,
-    pub to: Side,
-}
-
-/// What was started at once.
-pub struct Flight {
-    number: u64,
-    finished: Vec<Owner>,
-    outward: Vec<Outward>,
-    staged: u64,
-}
-
 /// All of it.
 pub struct State {
+    pub tuning: Tuning,
     /// Once there is a GPU window.
     pub device: Option<Device>,
     pub windows: Windows,
     pub queue: VecDeque<Op>,
+    pub parked: Parked,
     pub staging: Staging,
-    flights: VecDeque<Flight>,
-    /// Number of the last flight that was started.
-    pub started: u64,
-    /// Number of the last one that is done, its outward bytes delivered.
-    pub landed: u64,
-    /// The last one with bytes for host memory.
+    /// Everything but:
+    pub small: Track,
+    /// Large copies.
+    pub bulk: Track,
+    /// The last flight with bytes for host memory.
     pub outward: u64,
-    moved: Instant,
+    /// Polls since something moved, and when that was first looked at.
+    quiet: u32,
+    since: Option<Instant>,
     batch: Batch,
+    spare: Vec<Flight>,
+    pub tally: Tally,
     /// Why nothing works any more.
     pub failure: Option<Error>,
 }
 
 impl State {
     /// Nothing.
-    pub fn new() -> Self {
+    pub fn new(tuning: Tuning) -> Self {
         Self {
+            tuning,
             device: None,
             windows: Windows::default(),
             queue: VecDeque::new(),
+            parked: Parked::default(),
             staging: Staging::new(STAGING_BYTES),
-            flights: VecDeque::new(),
-            started: 0,
-            landed: 0,
+            small: Track::default(),
+            bulk: Track::default(),
             outward: 0,
-            moved: Instant::now(),
+            quiet: 0,
+            since: None,
             batch: Batch::default(),
+            spare: Vec::new(),
+            tally: Tally::default(),
             failure: None,
         }
     }
@@ -133,11 +140,19 @@ impl State {
                 None => break,
             }
         }
+        let gone = self.parked.remove(|op| Arc::ptr_eq(&op.owner.lane, lane));
+        gone.into_iter().for_each(|op| op.owner.give_up());
     }
 
     /// Whether anything is up.
     pub fn has_flights(&self) -> bool {
-        !self.flights.is_empty()
+        !self.small.is_empty() || !self.bulk.is_empty()
+    }
+
+    /// Whether the GPU may still read or write what operations named: flights that are up, and after a refused call
+    /// whatever was started before the refusal.
+    pub fn is_touching_memory(&self) -> bool {
+        self.has_flights() || self.failure.is_some() && self.device.as_ref().is_some_and(|d| !d.is_idle())
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
@@ -145,13 +160,13 @@ impl State {
         let mut moved = self.land(registry);
         if let Some(failure) = self.failure.clone() {
             self.fail(failure);
-            return false;
-        }
-        while self.flights.len() < FLIGHTS && !self.queue.is_empty() {
-            if !self.start(rank, registry) {
-                break;
+        } else {
+            while self.may_start() && self.start(rank, registry) {
+                moved = true;
             }
-            moved = true;
+            if !self.parked.is_empty() {
+                moved |= self.start_bulk(rank, registry);
+            }
         }
         if !moved && self.has_flights() {
             self.check(rank);
@@ -159,41 +174,93 @@ impl State {
         moved || self.has_flights()
     }
 
+    /// Whether a flight is worth its cost now. While one is up operations gather, but for those that cost the driver
+    /// little (no copy) or the GPU much.
+    fn may_start(&self) -> bool {
+        let up = self.small.flights.len();
+        match self.queue.front() {
+            None => false,
+            Some(_) if up == 0 => true,
+            Some(op) => {
+                let left = op.len - op.done;
+                let has_no_copy = left == 0 || left <= 8 && !op.from.is_on_gpu();
+                up < self.tuning.flights && (self.queue.len() >= self.tuning.gather || left >= LARGE || has_no_copy)
+            }
+        }
+    }
+
     /// Completes flights that are done. Returns whether there were any.
     pub fn land(&mut self, registry: &Registry) -> bool {
         let Some(device) = &self.device else { return false };
-        if self.flights.is_empty() {
-            return false;
-        }
-        let flag = device.flag();
         let mut moved = false;
-        while self.flights.front().is_some_and(|f| f.number <= flag) {
-            let Some(flight) = self.flights.pop_front() else { break };
-            for bytes in &flight.outward {
-                deliver(device, registry, bytes);
+        if !self.small.is_empty() {
+            let flag = device.flag(Way::Small);
+            while let Some(mut flight) = self.small.land(flag) {
+                for bytes in flight.outward.drain(..) {
+                    deliver(device, registry, &bytes);
+                }
+                flight.finished.drain(..).for_each(Owner::complete);
+                self.staging.give_back(flight.staged);
+                if let Some(sample) = flight.sample.take() {
+                    self.tally.landed(sample);
+                }
+                if self.spare.len() < SPARES {
+                    self.spare.push(flight);
+                }
+                moved = true;
             }
-            flight.finished.into_iter().for_each(Owner::complete);
-            self.staging.give_back(flight.staged);
-            self.landed = flight.number;
-            moved = true;
+        }
+        if !self.bulk.is_empty() {
+            let flag = device.flag(Way::Bulk);
+            let landed = self.bulk.landed;
+            while self.bulk.land(flag).is_some() {}
+            if self.bulk.landed > landed {
+                moved = true;
+                self.release();
+            }
         }
         if moved {
-            self.moved = Instant::now();
+            (self.quiet, self.since) = (0, None);
         }
         moved
     }
 
+    /// Lets parked operations go on: in front, because what else is queued of their lanes came later.
+    fn release(&mut self) {
+        for op in self.parked.release(self.bulk.landed).into_iter().rev() {
+            self.queue.push_front(op);
+        }
+    }
+
+    /// Sets an operation aside if it is a large copy or behind one. `None`: it has been.
+    fn park(&mut self, op: Op) -> Option<Op> {
+        let left = op.len - op.done;
+        let is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
+        if is_large {
+            self.parked.push(op, Copy::Waiting);
+        } else if !self.parked.is_empty() && self.parked.has(&op.owner.lane) {
+            self.parked.push(op, Copy::None);
+        } else {
+            return Some(op);
+        }
+        None
+    }
+
     /// Builds one flight and starts it. `false`: nothing can start now.
     fn start(&mut self, rank: u32, registry: &Registry) -> bool {
-        let mut batch = std::mem::take(&mut self.batch);
+        let mut batch = std::mem::take(&mut self.batch).begin(self);
         let mut any = false;
         loop {
-            let Some(mut op) = self.queue.pop_front() else { break };
+            let Some(op) = self.queue.pop_front() else { break };
             if op.owner.lane.health.has_failed() {
                 op.owner.give_up();
                 any = true;
                 continue;
             }
+            let Some(mut op) = self.park(op) else {
+                any = true;
+                continue;
+            };
             match batch.add(self, registry, &mut op) {
                 Ok(Step::Done) => {
                     batch.finished.push(op.owner);
@@ -216,7 +283,7 @@ impl State {
         }
         if batch.has_work() {
             self.launch(rank, &mut batch);
-        } else if let Some(last) = self.flights.back_mut() {
+        } else if let Some(last) = self.small.flights.back_mut() {
             // Done by the CPU alone, but local completion keeps its order.
             last.finished.append(&mut batch.finished);
         } else {
@@ -228,51 +295,104 @@ impl State {
     }
 
     fn launch(&mut self, rank: u32, batch: &mut Batch) {
-        let number = self.started + 1;
+        let number = self.small.started + 1;
         let Some(device) = &self.device else {
             let why = Error::internal("a transfer reached a rank without a GPU");
             batch.finished.drain(..).for_each(|o| fail_one(o, &why));
             return;
         };
-        batch.raise_flag(device.flag_at(), number);
-        if self.flights.is_empty() {
-            self.moved = Instant::now();
-        }
+        let (operations, stores) = (batch.finished.len(), batch.ops.len());
+        batch.raise_flag(device.flag_at(Way::Small), number);
+        let sample = self.tally.before_launch();
         // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
         // staging memory is given back when the flight has landed.
-        let result = unsafe { device.launch(&batch.copies, &mut batch.ops) };
-        self.started = number;
+        let result = unsafe { device.launch(Way::Small, &batch.copies, &mut batch.ops) };
+        self.tally.launched(sample.as_ref(), operations, batch.copies.len(), stores);
+        if let Err(e) = result {
+            // Part of it may run; its flag never comes.
+            let why = cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e);
+            batch.finished.drain(..).for_each(|o| fail_one(o, &why));
+            return self.fail(why);
+        }
+        self.small.started = number;
         if !batch.outward.is_empty() {
             self.outward = number;
         }
-        self.flights.push_back(Flight {
-            number,
-            finished: std::mem::take(&mut batch.finished),
-            outward: std::mem::take(&mut batch.outward),
-            staged: self.staging.position(),
-        });
-        if let Err(e) = result {
-            self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
-        }
+        let mut flight = self.spare.pop().unwrap_or_default();
+        (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
+        std::mem::swap(&mut flight.finished, &mut batch.finished);
+        std::mem::swap(&mut flight.outward, &mut batch.outward);
+        self.small.flights.push_back(flight);
     }
 
-    /// Asks the stream whether it failed, once the flag has been down for long.
+    /// Starts large copies that wait for room on their stream. Returns whether anything was started or given up.
+    fn start_bulk(&mut self, rank: u32, registry: &Registry) -> bool {
+        let mut any = false;
+        while self.bulk.flights.len() < BULK_FLIGHTS {
+            let Some(device) = &self.device else { return any };
+            let (mut copies, mut bytes) = (Copies::default(), 0);
+            let number = self.bulk.started + 1;
+            for (op, copy) in self.parked.waiting() {
+                let left = op.len - op.done;
+                if !op.owner.lane.health.has_failed() {
+                    match add_large(&mut copies, &mut self.windows, registry, op) {
+                        Ok(()) => {
+                            *copy = Copy::Up(number);
+                            bytes += left;
+                            if bytes >= BULK_BYTES {
+                                break;
+                            }
+                            continue;
+                        }
+                        Err(why) => op.owner.lane.health.fail(why.context(format!("rank {rank}"))),
+                    }
+                }
+                // Released with what came before it, and given up then: its lane has failed.
+                *copy = Copy::None;
+                any = true;
+            }
+            if copies.is_empty() {
+                if any {
+                    self.release();
+                }
+                return any;
+            }
+            let mut flag = [MemOp::write64(device.flag_at(Way::Bulk), number)];
+            // SAFETY: as for `launch`.
+            if let Err(e) = unsafe { device.launch(Way::Bulk, &copies, &mut flag) } {
+                self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
+                return true;
+            }
+            self.tally.bulk(copies.len());
+            self.bulk.started = number;
+            self.bulk.flights.push_back(Flight { number, ..Flight::default() });
+            any = true;
+        }
+        any
+    }
+
+    /// Asks the streams whether they failed, once flags have been down for long. Looks at the clock now and then only.
     pub fn check(&mut self, rank: u32) {
-        if self.moved.elapsed() < ASK_AFTER {
+        self.quiet = self.quiet.wrapping_add(1);
+        if self.quiet % LOOK_EVERY != 0 {
             return;
         }
-        self.moved = Instant::now();
+        if self.since.get_or_insert_with(Instant::now).elapsed() < ASK_AFTER {
+            return;
+        }
+        self.since = None;
         let Some(Err(e)) = self.device.as_ref().map(Device::check) else { return };
-        self.fail(cuda_error(&format!("the GPU of rank {rank} has failed"), &e));
+        let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
+        let up = self.small.flights.drain(..).chain(self.bulk.flights.drain(..));
+        up.flat_map(|flight| flight.finished).for_each(|o| fail_one(o, &why));
+        self.fail(why);
     }
 
-    /// Fails everything, and whatever comes.
+    /// Fails everything that waits, and whatever comes; says why, the first time. Flights that are up land, or are
+    /// found to have failed.
     #[cold]
     pub fn fail(&mut self, why: Error) {
-        for flight in self.flights.drain(..) {
-            flight.finished.into_iter().for_each(|o| fail_one(o, &why));
-        }
-        for op in self.queue.drain(..) {
+        for op in self.queue.drain(..).chain(self.parked.remove(|_| true)) {
             fail_one(op.owner, &why);
         }
         self.failure.get_or_insert(why);

@@ -1,7 +1,7 @@
 //! How ranks on one host find each other: a datagram socket in the abstract namespace.
 //!
-//! It carries three things: "give me your inbox" (with the receiver's secret token), the answer (with the file
-//! attached), and a single byte that wakes a sleeping rank. Abstract names live in a network namespace and in no file
+//! It carries four things: "give me your inbox" (with the receiver's secret token), the answer (with the file
+//! attached), what `gpu::share` has to say, and a single byte that wakes a sleeping rank. Abstract names live in a network namespace and in no file
 //! system: two ranks that share none simply cannot reach each other, which is how "the same host" is tried and not
 //! guessed. Anybody on the host may send here; without the token nothing happens but a wake-up.
 
@@ -18,6 +18,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const MAGIC: u32 = 0x6f78_6379;
 const ASK: u8 = 1;
 const ANSWER: u8 = 2;
+const SHARE: u8 = 3;
+
+/// Bytes before a body.
+const HEAD: usize = 4 + 1 + 4 + 16;
+/// Bytes of a body.
+pub const MAX_BODY: usize = 192;
 
 /// A socket under a random name.
 pub struct Contact {
@@ -40,6 +46,15 @@ pub enum Event {
         inbox: OwnedFd,
         /// Its process, as seen from here; 0 where process numbers do not reach.
         pid: i32,
+    },
+    /// Rank `rank` says something about shared GPU memory.
+    Sharing {
+        /// Who.
+        rank: u32,
+        /// What.
+        body: Vec<u8>,
+        /// A descriptor, if one came.
+        file: Option<OwnedFd>,
     },
     /// Anything else: a reason to look around.
     Woken,
@@ -91,11 +106,33 @@ impl Contact {
     /// be reached, so it is on another host (or gone).
     pub fn ask(&self, name: &[u8], its_token: &[u8; 16], me: u32) -> std::result::Result<bool, nix::Error> {
         let message = Writer::new().u32(MAGIC).u8(ASK).u32(me).raw(its_token).finish();
-        match self.send(name, &message, None) {
+        self.try_send(name, &message, None)
+    }
+
+    fn try_send(&self, name: &[u8], message: &[u8], file: Option<BorrowedFd<'_>>) -> nix::Result<bool> {
+        match self.send(name, message, file) {
             Ok(()) => Ok(true),
             Err(nix::Error::EAGAIN | nix::Error::ENOBUFS | nix::Error::EINTR) => Ok(false),
             Err(e) => Err(e),
         }
+    }
+
+    /// Says something about shared GPU memory (`body` has at most [`MAX_BODY`] bytes). Results as for `ask`.
+    pub fn share(
+        &self,
+        name: &[u8],
+        its_token: &[u8; 16],
+        me: u32,
+        body: &[u8],
+        file: Option<BorrowedFd<'_>>,
+    ) -> nix::Result<bool> {
+        let message = Writer::new().u32(MAGIC).u8(SHARE).u32(me).raw(its_token).raw(body).finish();
+        self.try_send(name, &message, file)
+    }
+
+    /// Whether there is a socket behind `name`.
+    pub fn reaches(&self, name: &[u8]) -> bool {
+        self.try_send(name, &[0], None).is_ok()
     }
 
     /// Answers a peer that asked. A full socket there is its loss: it asks again.
@@ -111,7 +148,7 @@ impl Contact {
 
     /// The next thing that arrived, if any. `my_token` is what honest peers present.
     pub fn receive(&self, my_token: &[u8; 16]) -> Option<Event> {
-        let mut bytes = [0u8; 64];
+        let mut bytes = [0u8; HEAD + MAX_BODY];
         let mut space = cmsg_space!([i32; 4], UnixCredentials);
         let mut io = [IoSliceMut::new(&mut bytes)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
@@ -131,8 +168,10 @@ impl Contact {
                 }
             }
         }
-        Some(parse(&bytes[..n.min(64)], my_token).map_or(Event::Woken, |(kind, rank)| match kind {
+        let message = &bytes[..n.min(bytes.len())];
+        Some(parse(message, my_token).map_or(Event::Woken, |(kind, rank)| match kind {
             ASK => Event::Asked { rank },
+            SHARE => Event::Sharing { rank, body: message[HEAD..].to_vec(), file: files.pop() },
             _ => match files.pop() {
                 Some(inbox) => Event::Answered { rank, inbox, pid },
                 None => Event::Woken,
@@ -150,9 +189,11 @@ pub fn parse(bytes: &[u8], my_token: &[u8; 16]) -> Option<(u8, u32)> {
     let kind = r.u8()?;
     let rank = r.u32()?;
     let token: [u8; 16] = r.array()?;
-    r.end()?;
+    if kind != SHARE {
+        r.end()?;
+    }
     let differs = token.iter().zip(my_token).fold(0, |d, (a, b)| d | (a ^ b));
-    (differs == 0 && (kind == ASK || kind == ANSWER)).then_some((kind, rank))
+    (differs == 0 && [ASK, ANSWER, SHARE].contains(&kind)).then_some((kind, rank))
 }
 
 #[cfg(test)]
@@ -174,8 +215,14 @@ mod tests {
             Some(Event::Answered { rank: 6, pid, .. }) => assert_eq!(pid, std::process::id() as i32),
             _ => panic!("no answer"),
         }
+        assert!(b.share(a.name(), &[1; 16], 6, b"body", Some(file.as_fd())).unwrap());
+        match a.receive(&[1; 16]) {
+            Some(Event::Sharing { rank: 6, body, file: Some(_) }) => assert_eq!(body, b"body"),
+            _ => panic!("no body"),
+        }
         b.wake(a.name());
         assert!(matches!(a.receive(&[1; 16]), Some(Event::Woken)));
+        assert!(a.reaches(b.name()) && !a.reaches(b"oxygin-nobody"));
         assert!(a.ask(b"oxygin-nobody", &[0; 16], 1).is_err());
     }
 }

@@ -24,6 +24,11 @@ pub enum Kind {
     GetDone = 5,
     /// The receiver refused an operation; the payload is a sentence.
     Refused = 6,
+    /// Fetch bytes from the sender's GPU memory, which the receiver has mapped, to `addr` of window `key`; the payload
+    /// is a [`PullRequest`].
+    Pull = 7,
+    /// All pulls up to number `aux` are done: their sources may be reused.
+    Pulled = 8,
 }
 
 /// A header, checked for its own consistency.
@@ -58,10 +63,18 @@ impl Header {
             4 => Kind::Get,
             5 => Kind::GetDone,
             6 => Kind::Refused,
+            7 => Kind::Pull,
+            8 => Kind::Pulled,
             _ => return None,
         };
         let len = (words[0] >> 32) as u32;
-        if kind == Kind::Signal && len != 8 || kind == Kind::Get && len as usize != GetRequest::LEN {
+        let fits = match kind {
+            Kind::Signal => len == 8,
+            Kind::Get => len as usize == GetRequest::LEN,
+            Kind::Pull => len as usize == PullRequest::LEN,
+            _ => true,
+        };
+        if !fits {
             return None;
         }
         Some(Self { kind, len, key: words[1] as u32, aux: (words[1] >> 32) as u32, addr: words[2] })
@@ -111,6 +124,59 @@ impl GetRequest {
     }
 }
 
+/// The payload of a [`Kind::Pull`]: which bytes of the sender's, and the signal behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PullRequest {
+    /// Bytes.
+    pub len: u64,
+    /// Where they start, an address in the sender's window.
+    pub from: u64,
+    /// Number of that window.
+    pub window: u32,
+    /// Number of this pull among the sender's.
+    pub number: u32,
+    /// Key, address and value of a signal behind the bytes.
+    pub signal: Option<(u32, u64, u64)>,
+}
+
+impl PullRequest {
+    /// Bytes of the payload.
+    pub const LEN: usize = 48;
+
+    /// The payload.
+    #[inline]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let (key, at, value) = self.signal.unwrap_or((0, 0, 0));
+        let words = [
+            self.len,
+            self.from,
+            u64::from(self.window) | u64::from(self.number) << 32,
+            u64::from(key) | u64::from(self.signal.is_some()) << 32,
+            at,
+            value,
+        ];
+        let mut b = [0; Self::LEN];
+        for (place, word) in b.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        b
+    }
+
+    /// From a payload.
+    #[inline]
+    pub fn parse(b: &[u8; Self::LEN]) -> Option<Self> {
+        let mut r = crate::wire::Reader::new(b);
+        let (len, from, window, number) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?);
+        let (key, has_signal, at, value) = (r.u32()?, r.u32()?, r.u64()?, r.u64()?);
+        let signal = match has_signal {
+            0 => None,
+            1 => Some((key, at, value)),
+            _ => return None,
+        };
+        Some(Self { len, from, window, number, signal })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +194,14 @@ mod tests {
         fn get_requests_round_trip(len: u64, to: u64, to_key: u32, context: u32, seq: u32) {
             let g = GetRequest { len, to, to_key, context, seq };
             prop_assert_eq!(GetRequest::parse(&g.encode()), Some(g));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pulls_round_trip(len: u64, from: u64, window: u32, number: u32, signal: Option<(u32, u64, u64)>) {
+            let p = PullRequest { len, from, window, number, signal };
+            prop_assert_eq!(PullRequest::parse(&p.encode()), Some(p));
         }
     }
 

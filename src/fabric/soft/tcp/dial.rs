@@ -36,6 +36,14 @@ pub struct Dial {
     step: Step,
     attempts: u32,
     trouble: Option<(SocketAddr, io::Error)>,
+    refusals: Option<Refusals>,
+}
+
+/// Attempts in a row that were refused: nothing else came of them.
+#[derive(Clone, Copy, Debug)]
+struct Refusals {
+    since: Instant,
+    count: usize,
 }
 
 /// What dialing needs to know.
@@ -80,18 +88,42 @@ impl Dialer<'_> {
         }
         if let Err(e) = self.try_step(link, stripe, ready, token, now) {
             let address = self.address(link.conns[stripe].dial.attempts, stripe);
+            let refused = e.kind() == io::ErrorKind::ConnectionRefused;
             let conn = &mut link.conns[stripe];
             conn.fd = None;
             let wait = (WAIT * (1 << conn.dial.attempts.min(7))).min(LONGEST_WAIT);
             conn.dial.attempts += 1;
             conn.dial.trouble = Some((address, e));
             conn.dial.step = Step::Waiting(now + wait);
+            if !refused {
+                conn.dial.refusals = None;
+            } else {
+                let refusals = conn.dial.refusals.get_or_insert(Refusals { since: now, count: 0 });
+                refusals.count += 1;
+                let everywhere = refusals.count >= self.peer.addresses.len();
+                if everywhere && now - refusals.since >= self.timing.refused {
+                    return Err(self.refused(&conn.dial));
+                }
+            }
         }
         if link.conns.iter().all(|c| matches!(c.dial.step, Step::Ready)) {
             link.phase = Phase::Up;
             link.deadline = None;
         }
         Ok(())
+    }
+
+    #[cold]
+    fn refused(&self, dial: &Dial) -> Error {
+        let list = |all: &[SocketAddr]| all.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+        let why = dial.trouble.as_ref().map_or(String::new(), |(_, e)| e.to_string());
+        Error::remote(format!(
+            "rank {} refuses connections at {}, where it has listened, {} attempts in a row: {why}; its process has \
+             ended, or a firewall rejects: look into that rank's own log",
+            self.rank,
+            list(&self.peer.addresses),
+            dial.refusals.map_or(0, |r| r.count),
+        ))
     }
 
     fn give_up(&self, link: &Link, stripe: usize) -> Error {

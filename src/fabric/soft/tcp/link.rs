@@ -114,10 +114,12 @@ pub struct Link {
     next: usize,
     /// When connecting is given up.
     pub deadline: Option<Instant>,
-    /// When bytes were last handed to the kernel.
-    pub last_send: Option<Instant>,
-    /// Whether a flush is due.
-    pub deferred: bool,
+    /// When an operation was last posted, or bytes were last handed to the kernel.
+    pub last_use: Option<Instant>,
+    /// Posts in a row that came soon after the one before, or after a send.
+    pub streak: u32,
+    /// Since when a flush is due.
+    pub deferred: Option<Instant>,
     gpu: Arc<Gpu>,
     /// Threads of their own send on the stripes.
     movers: bool,
@@ -141,8 +143,9 @@ impl Link {
             ring: VecDeque::new(),
             next: 0,
             deadline: None,
-            last_send: None,
-            deferred: false,
+            last_use: None,
+            streak: 0,
+            deferred: None,
             gpu,
             movers,
             refused: None,
@@ -332,7 +335,7 @@ impl Link {
         }
         self.fill();
         if moved {
-            self.last_send = Some(Instant::now());
+            self.last_use = Some(Instant::now());
         }
         Ok(moved)
     }

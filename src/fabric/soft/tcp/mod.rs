@@ -31,7 +31,7 @@ use peer::Peer;
 use sock::{Poller, EVENTS};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,13 @@ const LINGER: Duration = Duration::from_micros(50);
 const LINK: usize = 0;
 const SERVING: usize = 1;
 
-/// How long a deferred flush waits for somebody to call [`Tcp::progress`], or for more to send along.
+/// How long a deferred flush waits for more to send along while its caller posts and makes progress in turn. Progress
+/// twice without a post in between means that nobody has more.
 const FLUSH: Duration = Duration::from_micros(20);
+
+/// How long it waits where the caller stops calling at all. Setting the timer costs up to 20 µs in a virtual machine, so
+/// it runs out once in a while rather than being set anew for each flush.
+const SILENCE: Duration = Duration::from_micros(500);
 
 /// What this rank knows of another.
 pub struct PeerInfo {
@@ -119,6 +124,13 @@ pub struct Tcp {
     /// Peers with a flush due.
     deferred: Mutex<Vec<u32>>,
     any_deferred: AtomicBool,
+    /// When the first of them was deferred, ns after `start`.
+    deferred_at: AtomicU64,
+    start: Instant,
+    /// The flush timer runs.
+    flush_armed: AtomicBool,
+    /// Something was staged since [`Tcp::progress`] was last called. A hint: who misses it sends early or late by a call.
+    any_fresh: AtomicBool,
     gpu: Arc<Gpu>,
     /// Halves of peers that wait for this rank's GPU.
     staging: AtomicUsize,
@@ -175,6 +187,10 @@ impl Tcp {
             joined: OnceLock::new(),
             deferred: Mutex::default(),
             any_deferred: AtomicBool::new(false),
+            deferred_at: AtomicU64::new(0),
+            start: Instant::now(),
+            flush_armed: AtomicBool::new(false),
+            any_fresh: AtomicBool::new(false),
             gpu: Arc::default(),
             staging: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -312,7 +328,8 @@ impl Tcp {
             self.pollers[0].heard_flush();
             return false;
         }
-        let mut moved = self.flush_deferred() | self.advance_staged();
+        let mut moved = !self.gathers() && self.flush_deferred();
+        moved |= self.advance_staged();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         for e in self.pollers[0].ready(&mut events) {
             let (bits, token) = (e.events, e.u64);
@@ -324,6 +341,8 @@ impl Tcp {
                 }
                 Source::Flush => {
                     self.pollers[0].heard_flush();
+                    // Against `defer`: either it sees that the timer does not run, or we see what it deferred.
+                    self.flush_armed.store(false, Ordering::SeqCst);
                     self.flush_deferred()
                 }
                 Source::Listener(i) => self.door.try_lock().is_some_and(|mut door| {
@@ -399,11 +418,26 @@ impl Tcp {
     }
 
     /// Leaves a flush to the next call of `progress`, and sees to it that there is one.
-    fn defer(&self, peer: u32) {
+    fn defer(&self, peer: u32, now: Instant) {
         self.deferred.lock().push(peer);
-        if !self.any_deferred.swap(true, Ordering::AcqRel) {
-            self.pollers[0].arm_flush(FLUSH);
+        if !self.any_deferred.load(Ordering::Relaxed) {
+            self.deferred_at.store((now - self.start).as_nanos() as u64, Ordering::Relaxed);
         }
+        self.any_deferred.store(true, Ordering::SeqCst);
+        if !self.flush_armed.swap(true, Ordering::SeqCst) {
+            self.pollers[0].arm_flush(SILENCE);
+        }
+    }
+
+    /// Whether a deferred flush is better left alone for now: a caller that posts and makes progress in turn is about to
+    /// post more, and each send costs it a system call of some 10 µs.
+    fn gathers(&self) -> bool {
+        if !self.any_fresh.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.any_fresh.store(false, Ordering::Relaxed);
+        let at = Duration::from_nanos(self.deferred_at.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(at) < FLUSH
     }
 
     /// Moves on what waited for this rank's GPU. Returns whether flights are up, or anything moved.
@@ -423,7 +457,7 @@ impl Tcp {
     }
 
     fn flush_deferred(&self) -> bool {
-        if !self.any_deferred.load(Ordering::Acquire) || !self.any_deferred.swap(false, Ordering::AcqRel) {
+        if !self.any_deferred.load(Ordering::SeqCst) || !self.any_deferred.swap(false, Ordering::SeqCst) {
             return false;
         }
         let due = std::mem::take(&mut *self.deferred.lock());

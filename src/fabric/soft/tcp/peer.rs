@@ -20,8 +20,12 @@ use std::time::{Duration, Instant};
 /// Staged bytes that are sent without waiting for more.
 const FLUSH_AT: usize = 32 * 1024;
 
-/// A post this soon after the last send is part of a burst: it is staged, and leaves with those that follow.
+/// A post this soon after the last one, or the last send, may be part of a burst.
 const BURST: Duration = Duration::from_micros(2);
+
+/// The second such post in a row is: it is staged, and leaves with those that follow. A put and the signal that somebody
+/// posts behind it are none.
+const STREAK: u32 = 2;
 
 /// Rounds of work left by others that one caller does before it leaves the rest to `progress`.
 const ROUNDS: usize = 16;
@@ -134,9 +138,17 @@ impl Tcp {
                 return false;
             }
             let staged = link.only_staged().is_some_and(|n| n < FLUSH_AT);
-            let wait = staged && (more || link.last_send.is_some_and(|t| t.elapsed() < BURST));
-            if wait && !std::mem::replace(&mut link.deferred, true) {
-                self.defer(peer.rank);
+            let now = Instant::now();
+            let overdue = link.deferred.is_some_and(|since| now - since >= FLUSH);
+            let soon = link.last_use.replace(now).is_some_and(|t| now - t < BURST);
+            link.streak = if soon { link.streak.saturating_add(1) } else { 0 };
+            let wait = staged && !overdue && (more || link.streak >= STREAK);
+            if wait {
+                self.any_fresh.store(true, Ordering::Relaxed);
+                if link.deferred.is_none() {
+                    link.deferred = Some(now);
+                    self.defer(peer.rank, now);
+                }
             }
             wait
         });
@@ -174,7 +186,7 @@ impl Tcp {
         self.note_link(peer, link.is_staging());
         drop(link);
         self.gpu.settle(&self.pollers[0]);
-        self.defer(peer.rank);
+        self.defer(peer.rank, Instant::now());
         Some(moved)
     }
 
@@ -201,7 +213,7 @@ impl Tcp {
     /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
     fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
         self.take_inbox(peer, link);
-        link.deferred = false;
+        link.deferred = None;
         if let Some(e) = link.refused.take_if(|_| !link.conns.iter().any(|c| c.is_lent())) {
             link.abandon();
             peer.fail(e);

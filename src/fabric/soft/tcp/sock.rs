@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct Timing {
     /// From the first operation to a peer until its connections are up.
     pub connect: Duration,
+    /// For how long a peer's every address may refuse connections. It has said that it listens there.
+    pub refused: Duration,
     /// From accepting a connection until its greeting is complete.
     pub greeting: Duration,
     /// How long a host may be silent while something is outstanding.
@@ -23,6 +25,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(8),
+            refused: Duration::from_secs(1),
             greeting: Duration::from_secs(5),
             // A lost host must show within 10 s.
             silence: Duration::from_secs(8),

@@ -56,7 +56,7 @@ impl Link {
                 lane.finished(owner.flight);
             }
         }
-        self.last_send = Some(Instant::now());
+        self.last_use = Some(Instant::now());
         Ok(())
     }
 }

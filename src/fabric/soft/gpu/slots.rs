@@ -1,9 +1,10 @@
 //! One way between GPU memory and pinned host memory: a stream, and slots of one size that are handed out and come back.
 //!
-//! Copies gather until [`Way::launch`] starts them as one *flight*: the copies, then a store of the flight's number that
+//! Copies gather until [`Slots::launch`] starts them as one *flight*: the copies, then a store of the flight's number that
 //! the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
 
-use super::device::Device;
+use super::device::{Device, Way};
+use super::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
 use crate::sync::Mutex;
@@ -31,7 +32,7 @@ struct State {
 }
 
 /// A stream and its slots.
-pub struct Way {
+pub struct Slots {
     rank: u32,
     slot_bytes: u64,
     device: ManuallyDrop<Device>,
@@ -47,10 +48,10 @@ pub struct Way {
     fed: AtomicBool,
 }
 
-impl Way {
+impl Slots {
     /// Makes stream and memory. Set-up only: allocations may wait for kernels.
     pub fn open(rank: u32, context: &Arc<Context>, slot_bytes: u64, slots: u32) -> Result<Arc<Self>> {
-        let device = Device::open_with(context.clone(), slot_bytes * u64::from(slots))
+        let device = Device::open_with(context.clone(), &Tuning::default(), 1, slot_bytes * u64::from(slots))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,
@@ -72,13 +73,13 @@ impl Way {
         }))
     }
 
-    /// A slot; `None`: none is free now, and [`Way::was_fed`] will say when to ask again.
+    /// A slot; `None`: none is free now, and [`Slots::was_fed`] will say when to ask again.
     pub fn take(self: &Arc<Self>) -> Result<Option<Lease>> {
         let mut s = self.state.lock();
         if let Some(why) = &s.failure {
             return Err(why.clone());
         }
-        let flag = self.device.flag();
+        let flag = self.device.flag(Way::Small);
         while s.resting.front().is_some_and(|(flight, _)| *flight <= flag) {
             let back = s.resting.pop_front().map(|(_, slot)| slot);
             s.free.extend(back);
@@ -87,7 +88,7 @@ impl Way {
         if slot.is_none() {
             self.wanted.store(true, Ordering::Release);
         }
-        Ok(slot.map(|slot| Lease { way: self.clone(), slot, flight: 0 }))
+        Ok(slot.map(|slot| Lease { slots: self.clone(), slot, flight: 0 }))
     }
 
     /// Whether a slot came back that somebody had gone without, since this was last asked.
@@ -126,13 +127,13 @@ impl Way {
             return;
         }
         let number = self.started.load(Ordering::Relaxed) + 1;
-        if self.device.flag() + 1 == number {
+        if self.device.flag(Way::Small) + 1 == number {
             s.moved = Instant::now();
         }
-        let mut done = [MemOp::write64(self.device.flag_at(), number)];
+        let mut done = [MemOp::write64(self.device.flag_at(Way::Small), number)];
         // SAFETY: GPU ends are checked windows, which wait for flights before they go (`drain`); slots come back only
         // after their flight.
-        let result = unsafe { self.device.launch(&s.copies, &mut done) };
+        let result = unsafe { self.device.launch(Way::Small, &s.copies, &mut done) };
         self.started.store(number, Ordering::Release);
         s.copies.clear();
         if let Err(e) = result {
@@ -149,7 +150,7 @@ impl Way {
     /// How many flights have landed, ever.
     #[inline]
     pub fn landed(&self) -> u64 {
-        self.device.flag()
+        self.device.flag(Way::Small)
     }
 
     /// Whether the stream has failed.
@@ -162,7 +163,7 @@ impl Way {
     #[inline]
     pub fn poll(&self) -> bool {
         self.launch();
-        let flag = self.device.flag();
+        let flag = self.device.flag(Way::Small);
         if self.started.load(Ordering::Acquire) == flag || self.failed.load(Ordering::Acquire) {
             return false;
         }
@@ -195,10 +196,11 @@ impl Way {
     }
 }
 
-impl Drop for Way {
+impl Drop for Slots {
     fn drop(&mut self) {
         // Whoever closes has drained; after an error the GPU may still write what was started before it.
-        let idle = !self.failed.load(Ordering::Acquire) && self.started.load(Ordering::Acquire) == self.device.flag();
+        let idle = !self.failed.load(Ordering::Acquire)
+            && self.started.load(Ordering::Acquire) == self.device.flag(Way::Small);
         // SAFETY: taken once, here.
         unsafe { ManuallyDrop::take(&mut self.device) }.close(idle);
     }
@@ -206,7 +208,7 @@ impl Drop for Way {
 
 /// A slot, for as long as this lives.
 pub struct Lease {
-    way: Arc<Way>,
+    slots: Arc<Slots>,
     slot: u32,
     /// The flight that its bytes go with; 0: none yet.
     flight: u64,
@@ -215,22 +217,22 @@ pub struct Lease {
 impl Lease {
     /// Where the CPU sees it.
     pub fn host(&self) -> *mut u8 {
-        self.way.device.staging_host(self.way.offset(self.slot))
+        self.slots.device.staging_host(self.slots.offset(self.slot))
     }
 
     /// Bytes that it holds.
     pub fn bytes(&self) -> u64 {
-        self.way.slot_bytes
+        self.slots.slot_bytes
     }
 
     /// Whether its copy is done.
     #[inline]
     pub fn has_landed(&self) -> Result<bool> {
-        if self.flight <= self.way.device.flag() {
+        if self.flight <= self.slots.device.flag(Way::Small) {
             return Ok(true);
         }
-        if self.way.failed.load(Ordering::Acquire) {
-            if let Some(why) = &self.way.state.lock().failure {
+        if self.slots.failed.load(Ordering::Acquire) {
+            if let Some(why) = &self.slots.state.lock().failure {
                 return Err(why.clone());
             }
         }
@@ -240,14 +242,14 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut s = self.way.state.lock();
-        if self.flight <= self.way.device.flag() {
+        let mut s = self.slots.state.lock();
+        if self.flight <= self.slots.device.flag(Way::Small) {
             s.free.push(self.slot);
         } else {
             s.resting.push_back((self.flight, self.slot));
         }
-        if self.way.wanted.load(Ordering::Relaxed) && self.way.wanted.swap(false, Ordering::AcqRel) {
-            self.way.fed.store(true, Ordering::Release);
+        if self.slots.wanted.load(Ordering::Relaxed) && self.slots.wanted.swap(false, Ordering::AcqRel) {
+            self.slots.fed.store(true, Ordering::Release);
         }
     }
 }

@@ -1,0 +1,64 @@
+// Data of all-to-alls, made and checked on the GPU: at 1 GiB the CPU would take longer than the transfers.
+#pragma once
+
+#include "gin.cuh"
+
+namespace {
+
+// What rank `by` gives: `n` blocks of `words`, the one for rank k at k.
+__global__ void give(uint64_t* at, size_t words, int n, int by) {
+    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words * n; i += size_t(gridDim.x) * blockDim.x)
+        at[i] = mix(by, i, words);
+}
+
+// Counts the words that are not what rank `me` has to receive, and keeps the first place.
+__global__ void compare(const uint64_t* at, size_t words, int n, int me, unsigned long long* bad) {
+    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words * n; i += size_t(gridDim.x) * blockDim.x)
+        if (at[i] != mix(i / words, me * words + i % words, words)) {
+            atomicAdd_system(&bad[0], 1ull);
+            atomicMin_system(&bad[1], static_cast<unsigned long long>(i));
+        }
+}
+
+inline void give_all(Rank& rank, void* at, size_t words, cudaStream_t stream) {
+    give<<<256, 256, 0, stream>>>(static_cast<uint64_t*>(at), words, rank.count(), rank.index);
+    CUDA(cudaGetLastError());
+    CUDA(cudaStreamSynchronize(stream));
+}
+
+// `bad`: two words in mapped host memory.
+inline void compare_all(Rank& rank, const char* what, const void* at, size_t words, unsigned long long* bad, cudaStream_t stream) {
+    bad[0] = 0, bad[1] = ~0ull;
+    compare<<<256, 256, 0, stream>>>(static_cast<const uint64_t*>(at), words, rank.count(), rank.index, bad);
+    CUDA(cudaGetLastError());
+    CUDA(cudaStreamSynchronize(stream));
+    if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], words * rank.count(), bad[1]));
+}
+
+inline std::vector<size_t> alltoall_sizes(const Rank& rank) {
+    if (rank.options.quick) return {size_t{32} << 20};
+    return {size_t{32} << 20, size_t{128} << 20, size_t{1} << 30};
+}
+
+inline int alltoall_rounds(const Rank& rank, size_t bytes) { return rank.options.quick ? 2 : bytes > (256u << 20) ? 3 : 10; }
+
+// The kernel of the GIN all-to-all, in alltoall.cu and alltoall_large.cu. One thread a block.
+__global__ void gin_all_to_all(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int rounds, uint64_t base,
+                               Outcome* out) {
+    // The block that serves a peer, and with it the context, follows from the peer: its signals arrive in one place.
+    const int contexts = comm.ginContextCount, block = blockIdx.x;
+    ncclGin gin{comm, block % contexts};
+    const uint64_t started = now_ns();
+    for (int i = 0; i < rounds; i++) {
+        for (int k = block; k < comm.nRanks; k += gridDim.x)
+            gin.put(ncclTeamWorld(comm), k, window, receive + comm.rank * bytes, window, k * bytes, bytes,
+                    SignalInc{ncclGinSignal_t(block)});
+        if (block == comm.rank % int(gridDim.x) &&
+            !wait_signal(gin, block, base + uint64_t(i + 1) * comm.nRanks, out, i))
+            return;
+    }
+    gin.flush(ncclCoopThread());
+    atomicMax_system(reinterpret_cast<unsigned long long*>(&out->nanoseconds), (now_ns() - started) / rounds);
+}
+
+}  // namespace

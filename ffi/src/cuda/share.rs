@@ -1,0 +1,273 @@
+//! GPU memory of other processes: exported, imported, mapped; each object is ended by its drop.
+//!
+//! Two kinds of memory, two ways. What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped
+//! where the importer likes; what cuMemAlloc or cudaMalloc made travels as 64 bytes and is mapped where the driver
+//! likes. Exporting waits for nothing. Mapping and unmapping may wait for kernels: set-up and tear-down only.
+
+use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUDA_SUCCESS};
+use super::{Cuda, CudaError};
+use crate::Library;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// `CUmemGenericAllocationHandle`.
+pub type CUmemHandle = c_ulonglong;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU becomes reachable as it is opened.
+pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemAllocationProp {
+    /// 1: pinned, the only kind.
+    pub kind: c_int,
+    /// Ways it may be exported, as bits.
+    pub requested_handle_types: c_int,
+    /// Where it is.
+    pub location: CUmemLocation,
+    /// For other systems.
+    pub win32: *mut c_void,
+    /// Compression, RDMA, usage.
+    pub flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemAccessDesc {
+    /// Who.
+    pub location: CUmemLocation,
+    /// May do what.
+    pub flags: c_uint,
+}
+
+/// `CUipcMemHandle`: 64 bytes that mean something to the driver alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUipcMemHandle(pub [u8; 64]);
+
+macro_rules! sharing {
+    ($($field:ident: $name:literal fn($($arg:ty),*);)*) => {
+        /// The functions for sharing, all of them or none.
+        pub(super) struct Sharing {
+            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+        }
+
+        impl Sharing {
+            pub(super) fn resolve(library: &Library) -> Option<Self> {
+                Some(Self {
+                    $($field: {
+                        let at = library.symbol($name, None)?;
+                        // SAFETY: the driver's function of this (versioned) name has this signature.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+sharing! {
+    address_range: c"cuMemGetAddressRange_v2" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    retain: c"cuMemRetainAllocationHandle" fn(*mut CUmemHandle, *mut c_void);
+    release: c"cuMemRelease" fn(CUmemHandle);
+    properties: c"cuMemGetAllocationPropertiesFromHandle" fn(*mut CUmemAllocationProp, CUmemHandle);
+    export: c"cuMemExportToShareableHandle" fn(*mut c_void, CUmemHandle, c_int, c_ulonglong);
+    import: c"cuMemImportFromShareableHandle" fn(*mut CUmemHandle, *mut c_void, c_int);
+    reserve: c"cuMemAddressReserve" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    address_free: c"cuMemAddressFree" fn(CUdeviceptr, usize);
+    map: c"cuMemMap" fn(CUdeviceptr, usize, usize, CUmemHandle, c_ulonglong);
+    unmap: c"cuMemUnmap" fn(CUdeviceptr, usize);
+    set_access: c"cuMemSetAccess" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    ipc_get: c"cuIpcGetMemHandle" fn(*mut CUipcMemHandle, CUdeviceptr);
+    ipc_open: c"cuIpcOpenMemHandle_v2" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    ipc_close: c"cuIpcCloseMemHandle" fn(CUdeviceptr);
+}
+
+/// `CUDA_ERROR_NOT_SUPPORTED`: what is said for a driver without the functions.
+const NOT_SUPPORTED: CUresult = 801;
+
+impl Cuda {
+    fn share(&self, call: &'static str) -> Result<&Sharing, CudaError> {
+        self.sharing.as_ref().ok_or_else(|| self.error(call, NOT_SUPPORTED))
+    }
+
+    /// First byte and size of the allocation (or of the mapping of one) that holds `at`.
+    pub fn address_range(&self, at: CUdeviceptr) -> Result<(CUdeviceptr, u64), CudaError> {
+        let call = "cuMemGetAddressRange";
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: places for the answers.
+        self.check(call, unsafe { (self.share(call)?.address_range)(&mut base, &mut size, at) })?;
+        Ok((base, size as u64))
+    }
+
+    /// 64 bytes by which another process opens the allocation that starts at `base`.
+    pub fn ipc_handle(&self, base: CUdeviceptr) -> Result<CUipcMemHandle, CudaError> {
+        let call = "cuIpcGetMemHandle";
+        let mut handle = CUipcMemHandle([0; 64]);
+        // SAFETY: a place for the answer.
+        self.check(call, unsafe { (self.share(call)?.ipc_get)(&mut handle, base) })?;
+        Ok(handle)
+    }
+}
+
+/// Physical GPU memory; this holds one reference to it.
+pub struct Allocation {
+    cuda: Arc<Cuda>,
+    raw: CUmemHandle,
+}
+
+impl Allocation {
+    /// The allocation that is mapped at `at`; an error where there is none, as for memory of cudaMalloc.
+    pub fn at(cuda: &Arc<Cuda>, at: CUdeviceptr) -> Result<Self, CudaError> {
+        let call = "cuMemRetainAllocationHandle";
+        let mut raw = 0;
+        // SAFETY: a place for the answer; any address may be asked for.
+        cuda.check(call, unsafe { (cuda.share(call)?.retain)(&mut raw, at as *mut c_void) })?;
+        Ok(Self { cuda: cuda.clone(), raw })
+    }
+
+    /// Whether it was made so that it can be exported as a descriptor.
+    pub fn has_descriptor(&self) -> Result<bool, CudaError> {
+        let call = "cuMemGetAllocationPropertiesFromHandle";
+        // SAFETY: plain data, for which zero is a value.
+        let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        // SAFETY: a place for the answer; the handle is ours.
+        self.cuda.check(call, unsafe { (self.cuda.share(call)?.properties)(&mut properties, self.raw) })?;
+        Ok(properties.requested_handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0)
+    }
+
+    /// A new descriptor for it.
+    pub fn export(&self) -> Result<OwnedFd, CudaError> {
+        let call = "cuMemExportToShareableHandle";
+        let mut fd: c_int = -1;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        // SAFETY: for this kind of handle the place is an int's; the handle is ours.
+        let code = unsafe { (self.cuda.share(call)?.export)((&mut fd as *mut c_int).cast(), self.raw, kind, 0) };
+        self.cuda.check(call, code)?;
+        // SAFETY: the driver made the descriptor for the caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The allocation behind a descriptor, which may be closed afterwards.
+    pub fn import(cuda: &Arc<Cuda>, fd: BorrowedFd<'_>) -> Result<Self, CudaError> {
+        let call = "cuMemImportFromShareableHandle";
+        let mut raw = 0;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        // SAFETY: for this kind the descriptor itself is passed in place of a pointer; the driver checks what it is.
+        let code = unsafe { (cuda.share(call)?.import)(&mut raw, fd.as_raw_fd() as usize as *mut c_void, kind) };
+        cuda.check(call, code)?;
+        Ok(Self { cuda: cuda.clone(), raw })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let Some(share) = &self.cuda.sharing {
+            // SAFETY: gives back the one reference.
+            unsafe { (share.release)(self.raw) };
+        }
+    }
+}
+
+/// Allocations mapped side by side, read- and writable by one GPU. The mapping keeps the memory alive.
+pub struct Mapped {
+    cuda: Arc<Cuda>,
+    base: CUdeviceptr,
+    bytes: usize,
+    /// Sizes of what is mapped so far, from `base` on.
+    parts: Vec<usize>,
+}
+
+impl Mapped {
+    /// Maps them in their order, each with the bytes that the exporter says it has. The driver refuses a size that is
+    /// larger than the allocation or no multiple of the granularity.
+    pub fn new(cuda: &Arc<Cuda>, parts: &[(Allocation, u64)], device: CUdevice) -> Result<Self, CudaError> {
+        let share = cuda.share("cuMemAddressReserve")?;
+        let bytes = parts.iter().map(|(_, bytes)| *bytes as usize).sum();
+        let mut made = Self { cuda: cuda.clone(), base: 0, bytes, parts: Vec::new() };
+        // SAFETY: a place for the answer; the driver picks the range.
+        let code = unsafe { (share.reserve)(&mut made.base, bytes, 0, 0, 0) };
+        if code != CUDA_SUCCESS {
+            made.bytes = 0;
+            return Err(cuda.error("cuMemAddressReserve", code));
+        }
+        for (allocation, bytes) in parts {
+            let at = made.base + made.parts.iter().sum::<usize>() as u64;
+            // SAFETY: a part of the range that was just reserved and is unmapped.
+            cuda.check("cuMemMap", unsafe { (share.map)(at, *bytes as usize, 0, allocation.raw, 0) })?;
+            made.parts.push(*bytes as usize);
+        }
+        let access = CUmemAccessDesc {
+            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the whole range is mapped; one description.
+        cuda.check("cuMemSetAccess", unsafe { (share.set_access)(made.base, bytes, &access, 1) })?;
+        Ok(made)
+    }
+
+    /// First byte.
+    pub fn base(&self) -> CUdeviceptr {
+        self.base
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let Some(share) = self.cuda.sharing.as_ref().filter(|_| self.bytes > 0) else { return };
+        let mut at = self.base;
+        for &bytes in &self.parts {
+            // SAFETY: mapped by `new`; the owner has seen the GPU's last access.
+            unsafe { (share.unmap)(at, bytes) };
+            at += bytes as u64;
+        }
+        // SAFETY: reserved by `new`, and nothing is mapped there any more.
+        unsafe { (share.address_free)(self.base, self.bytes) };
+    }
+}
+
+/// An allocation of another process, opened by its 64 bytes. The driver counts how often a process opens one.
+pub struct Opened {
+    cuda: Arc<Cuda>,
+    base: CUdeviceptr,
+}
+
+impl Opened {
+    /// Opens it for the current context.
+    pub fn new(cuda: &Arc<Cuda>, handle: CUipcMemHandle) -> Result<Self, CudaError> {
+        let call = "cuIpcOpenMemHandle";
+        let mut base = 0;
+        // SAFETY: a place for the answer; the driver checks the handle.
+        let code = unsafe { (cuda.share(call)?.ipc_open)(&mut base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) };
+        cuda.check(call, code)?;
+        Ok(Self { cuda: cuda.clone(), base })
+    }
+
+    /// First byte.
+    pub fn base(&self) -> CUdeviceptr {
+        self.base
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(share) = &self.cuda.sharing {
+            // SAFETY: opened once by `new`; the owner has seen the GPU's last access.
+            unsafe { (share.ipc_close)(self.base) };
+        }
+    }
+}
+
+/// What tests compare with the driver's header.
+const _: () = assert!(std::mem::size_of::<CUmemAllocationProp>() == 32 && std::mem::size_of::<CUmemAccessDesc>() == 12);

@@ -1,0 +1,1 @@
+"""What scripts/gpu-test consists of."""

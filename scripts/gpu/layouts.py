@@ -1,0 +1,75 @@
+"""The layouts: how many GPUs and ranks, what the environment says, which NCCL and which programs."""
+import dataclasses
+
+# Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each.
+MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16"}
+TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}
+# What the comparison of all-to-alls needs on both sides: the loopback interface, and NCCL left with its sockets.
+LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo"}
+SOCKETS = {**LOOPBACK, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    gpus: int
+    ranks: int
+    what: str
+    arguments: tuple = ()
+    environment: dict = dataclasses.field(default_factory=dict)
+    first: tuple = (2, 29)  # NCCL
+    only: tuple = ()  # programs; empty: every one that belongs to no layout of its own
+    plugin: bool = True
+    core: bool = False  # among the first to run for every NCCL
+    solo: bool = False  # its processes take turns on one GPU: no other job there
+
+
+PROCESSES, HOSTS = ("--processes",), ("--host-size", "1")
+LAYOUTS = {
+    "4gpu-threads": Layout(4, 4, "four ranks in one process, a GPU each"),
+    "4gpu-processes": Layout(4, 4, "four processes, a GPU each", PROCESSES, core=True),
+    "4gpu-2hosts": Layout(4, 4, "four processes, a GPU each, two hosts for NCCL, copies through TCP", ("--host-size", "2"), TCP,
+                          core=True),
+    "4gpu-hosts": Layout(4, 4, "four processes, a GPU each, four hosts for NCCL, copies through TCP", HOSTS, TCP),
+    "2gpu-threads": Layout(2, 2, "two ranks in one process, a GPU each", core=True),
+    "2gpu-processes": Layout(2, 2, "two processes, a GPU each", PROCESSES, core=True),
+    "2gpu-hosts": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies through TCP", HOSTS, TCP, core=True),
+    "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
+    "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
+    "1gpu-2threads-tcp": Layout(1, 2, "two ranks in one process on one GPU, copies through TCP", (), {**MULTI, **TCP}, (2, 30)),
+    "1gpu-2processes": Layout(1, 2, "two processes on one GPU", PROCESSES, MULTI, (2, 30), solo=True),
+    "1gpu-2hosts": Layout(1, 2, "two processes on one GPU, two hosts for NCCL, copies through TCP", HOSTS, {**MULTI, **TCP},
+                          (2, 30), solo=True),
+    "2gpu-loopback": Layout(2, 2, "as 2gpu-hosts, all-to-all over the loopback interface", HOSTS, {**TCP, **LOOPBACK},
+                            only=("alltoall_large",)),
+    "2gpu-sockets": Layout(2, 2, "as 2gpu-loopback, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS,
+                           only=("nccl_alltoall",), plugin=False),
+    "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits",), plugin=False),
+    "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits",), plugin=False),
+}
+TWO_RANKS_ONLY = {"pingpong"}
+# Loads the plugin, connects nothing.
+NO_FABRIC = {"collectives"}
+
+# Measured first, one after another on an otherwise idle machine, without --quick: (layout, programs).
+FIGURES = [
+    ("2gpu", ["limits"]),
+    ("2gpu-threads", ["pingpong", "flood"]),
+    ("2gpu-processes", ["pingpong", "flood"]),
+    ("1gpu", ["limits"]),
+    ("1gpu-2threads", ["pingpong", "flood"]),
+    ("2gpu-sockets", ["nccl_alltoall"]),
+    ("2gpu-loopback", ["alltoall_large"]),
+    ("2gpu-hosts", ["pingpong", "flood"]),
+]
+# What --variant repeats.
+VARIANT = ("2gpu-threads", ["pingpong", "flood"])
+
+
+def takes(layout, program, version):
+    """Whether this program runs in this layout with this NCCL."""
+    one = LAYOUTS[layout]
+    if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
+        return False
+    if one.only:
+        return program in one.only
+    return not any(program in other.only for other in LAYOUTS.values())

@@ -1,0 +1,195 @@
+"""What was measured beside what it is compared with, the tables and the summary."""
+import json
+
+from .layouts import LAYOUTS
+
+PUT, SIGNAL = "put + signal round trip", "signal round trip"
+LARGE = 64 << 20
+# What, the figure (layout, program, case, bytes), its limit (and what to multiply that with), and the ratio to reach; or the
+# figure to reach, with its unit.
+COMPARISONS = [
+    ("8-byte put + signal round trip, two GPUs", ("2gpu-threads", "pingpong", PUT, 8),
+     ("2gpu", "limits", "two GPUs: two hops, copy + stream write", 8), "<=", 1.2),
+    ("the same, two processes", ("2gpu-processes", "pingpong", PUT, 8),
+     ("2gpu", "limits", "two GPUs: two hops, copy + stream write", 8), "<=", 1.2),
+    ("8-byte put + signal round trip, two ranks on one GPU", ("1gpu-2threads", "pingpong", PUT, 8),
+     ("1gpu", "limits", "one GPU: two hops, copy + stream write", 8), "<=", 1.2),
+    ("signal round trip, two GPUs", ("2gpu-threads", "pingpong", SIGNAL, 0),
+     ("2gpu", "limits", "two GPUs: two hops, stream write", 0), "<=", 1.3),
+    ("the same, two processes", ("2gpu-processes", "pingpong", SIGNAL, 0),
+     ("2gpu", "limits", "two GPUs: two hops, stream write", 0), "<=", 1.3),
+    ("signal round trip, two ranks on one GPU", ("1gpu-2threads", "pingpong", SIGNAL, 0),
+     ("1gpu", "limits", "one GPU: two hops, stream write", 0), "<=", 1.3),
+    *[(f"flood of 8-byte put + signal, {contexts}, {layout}", (layout, "flood", f"put + signal, {contexts}", 8),
+       (limits, "limits", f"{where}: batched copies, 64 a call", 8), ">= M/s", least)
+      for layout, limits, where in [("2gpu-threads", "2gpu", "two GPUs"), ("2gpu-processes", "2gpu", "two GPUs"),
+                                    ("1gpu-2threads", "1gpu", "one GPU")]
+      for contexts, least in [("1 context", 0.4), ("8 contexts", 0.8)]],
+    ("64 MiB puts, two GPUs, two processes, one way", ("2gpu-processes", "flood", "put + signal, 1 context, one way", LARGE),
+     ("2gpu", "limits", "two GPUs: cudaMemcpyPeerAsync, one way", LARGE), ">=", 0.9),
+    # The limit counts both directions, the figure each rank's own.
+    ("the same, both ways at once, each", ("2gpu-processes", "flood", "put + signal, 1 context", LARGE),
+     ("2gpu", "limits", "two GPUs: cudaMemcpyPeerAsync, both ways", LARGE, 0.5), "", 0),
+    *[(f"all-to-all over TCP loopback, {size >> 20} MiB", ("2gpu-loopback", "alltoall_large", "all-to-all, a rank's bytes", size),
+       ("2gpu-sockets", "nccl_alltoall", "all-to-all, a rank's bytes", size), ">=", 1.5)
+      for size in (32 << 20, 128 << 20, 1 << 30)],
+]
+
+
+def lookup(results, where):
+    layout, program, case, size, *factor = where
+    for x in results:
+        if x["layout"] == layout and x["program"] == program and x.get("alone"):
+            for row in x["rows"]:
+                if row["case"] == case and row["bytes"] == size:
+                    return row["value"] * (factor or [1])[0], row["unit"], x["status"] == "pass"
+    return None
+
+
+def compare(results):
+    """The comparisons whose figure was measured on an idle machine."""
+    found = []
+    for what, figure, limit, relation, target in COMPARISONS:
+        ours = lookup(results, figure)
+        if ours is None:
+            continue
+        theirs = lookup(results, limit)
+        one = {"what": what, "figure": ours[0], "unit": ours[1], "verified": ours[2]}
+        if theirs and theirs[0]:
+            one.update(limit=theirs[0], limit_is=limit[2], ratio=round(ours[0] / theirs[0], 3))
+        if relation == ">= M/s":
+            one.update(target=f">= {target} M/s", reached=ours[0] >= target)
+        elif relation and "ratio" in one:
+            one.update(target=f"{relation} {target} x", reached=one["ratio"] <= target if relation == "<=" else one["ratio"] >= target)
+        found.append(one)
+    return found
+
+
+def comparison_lines(comparison):
+    lines = ["| what | figure | compared with | ratio | to reach | |", "|---|---|---|---|---|---|"]
+    for c in comparison:
+        limit = f"{c['limit_is'].split(': ')[-1]}: {c['limit']:g} {c['unit']}" if "limit" in c else ""
+        verdict = "" if "target" not in c else "reached" if c["reached"] else "missed"
+        lines.append(f"| {c['what']} | {c['figure']:g} {c['unit']} | {limit} | {c.get('ratio', '')} | {c.get('target', '')} | "
+                     f"{verdict}{'' if c['verified'] else ' (the program did not pass)'} |")
+    return lines
+
+
+def load(folder):
+    reports = [json.loads(p.read_text()) for p in sorted(folder.glob("nccl-*.json"))]
+    return sorted(reports, key=lambda r: [int(n) for n in r["nccl"].split(".")])
+
+
+def layouts_of(results):
+    return [l for l in LAYOUTS if any(x["layout"] == l for x in results)]
+
+
+def matrix(folder):
+    """Writes matrix.md from every JSON file of the folder."""
+    lines = ["# GPU programs through released NCCL", "",
+             "Written by `scripts/gpu-test` from the JSON files beside it. A cell: the result and the seconds, with those of the set-up",
+             "where the program was the first of its processes; `alone`: measured by itself on an idle machine, at full length.",
+             "`absent`: that NCCL or that machine has no such thing. `not run`: the time was over. `-`: not asked for.", ""]
+    for r in load(folder):
+        results = r["results"]
+        lines += [f"## NCCL {r['nccl']}, {r['machine']['gpus']}", "",
+                  f"oxygin {r['commit']}, driver {r['machine']['driver']}, {r['date']}"
+                  + (", short runs (`--quick`)" if r["quick"] else "")
+                  + (f", up to {r['share']} programs on a GPU at a time" if r.get("share", 1) > 1 else ""), ""]
+        if r.get("comparison"):
+            lines += comparison_lines(r["comparison"]) + [""]
+        if r.get("variants"):
+            lines += [f"With other settings, {r['variants'][0]['layout']}, short runs:", ""]
+            lines += [f"* `{v['set']}`: {variant_text(v)}" for v in r["variants"]] + [""]
+        layouts = layouts_of(results)
+        cells = {(x["program"], x["layout"]): x for x in results}
+        lines += ["| program | " + " | ".join(layouts) + " |", "|---|" + "---|" * len(layouts)]
+        for program in sorted({x["program"] for x in results}):
+            row = []
+            for layout in layouts:
+                x = cells.get((program, layout))
+                if x is None:
+                    row.append("-")
+                elif x["status"] in ("absent", "not run"):
+                    row.append(x["status"])
+                else:
+                    row.append(f"{x['status']} {x['seconds']} s" + (", alone" if x.get("alone") else "")
+                               + (", second try" if x.get("first_try") else ""))
+            lines.append(f"| {program} | " + " | ".join(row) + " |")
+        lines.append("")
+        for layout in layouts:
+            seen = {json.dumps({k: v for k, v in x["used"].items() if k != "plugin"}, sort_keys=True)
+                    for x in results if x["layout"] == layout and x["status"] == "pass" and x["used"].get("fabric")}
+            for facts in map(json.loads, sorted(seen)):
+                tables = ", ".join(f"{n[:3].upper()} {facts[n]}" for n in ("gin_table", "rma_table") if facts.get(n))
+                lines.append(f"* {layout} ({LAYOUTS[layout].what}): NCCL {facts['nccl']}, "
+                             + (f"table {tables}, fabric {facts['fabric']}" if tables else facts["fabric"])
+                             + "".join(f", {p}" for p in facts["paths"]))
+        lines.append("")
+        for x in results:
+            if x["status"] not in ("pass", "absent", "not run"):
+                lines.append(f"* {x['program']} in {x['layout']}, {x['status']}: " + "; ".join(x.get("why", []))[:500])
+            if x.get("first_try"):
+                lines.append(f"* {x['program']} in {x['layout']}, first try beside others, {x['first_try']['status']}: "
+                             + "; ".join(x["first_try"].get("why", []))[:300])
+            for note in x.get("notes", []) if x.get("alone") else []:
+                lines.append(f"* {x['program']} in {x['layout']} notes: {note}")
+        lines += ["", "<details><summary>figures</summary>", "", "| layout | program | case | bytes | value | unit |", "|---|---|---|---|---|---|"]
+        for x in results:
+            for row in x["rows"]:
+                lines.append(f"| {x['layout']} | {x['program']} | {row['case']} | {row['bytes']} | {row['value']:g} | {row['unit']} |")
+        lines += ["", "</details>", ""]
+    (folder / "matrix.md").write_text("\n".join(lines) + "\n")
+
+
+def variant_text(variant):
+    """Its small messages in one line."""
+    found = [f"{row['case']} {row['value']:g} {row['unit']}" for x in variant["results"] for row in x["rows"] if row["bytes"] <= 8]
+    bad = [f"{x['program']} {x['status']}: {' '.join(x.get('why', []))[:200]}" for x in variant["results"] if x["status"] != "pass"]
+    return "; ".join(found + bad)
+
+
+MARKS = {"pass": ".", "absent": "a", "fail": "F", "hang": "H", "not ours": "N", "not run": "-"}
+
+
+def summary(reports, most=10_000):
+    """All of it in `most` characters: comparisons, notes, a letter a cell, then the failures as far as they fit."""
+    lines = []
+    for r in reports:
+        for c in r.get("comparison", []):
+            limit = f" / {c['limit']:g} = {c['ratio']}" if "limit" in c else ""
+            verdict = "" if "target" not in c else "reached" if c["reached"] else "MISSED"
+            lines.append(f"{c['what']}: {c['figure']:g} {c['unit']}{limit} ({c.get('target', 'no target')}) {verdict}"
+                         + ("" if c["verified"] else " (did not pass)"))
+        lines += [f"{v['set']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
+        for x in r["results"]:
+            if x.get("alone"):
+                lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
+    order = [l for l in LAYOUTS if any(x["layout"] == l for r in reports for x in r["results"])]
+    lines.append("matrix: . pass, r pass at the second try, F fail, H hang, N not ours, a absent, - not run; columns: "
+                 + " ".join(order))
+    for r in reports:
+        counts = {}
+        for x in r["results"]:
+            counts[x["status"]] = counts.get(x["status"], 0) + 1
+        lines.append(f"NCCL {r['nccl']}: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
+        cells = {(x["program"], x["layout"]): x for x in r["results"]}
+        for program in sorted({x["program"] for x in r["results"]}):
+            def mark(layout):
+                x = cells.get((program, layout))
+                return " " if x is None else "r" if x["status"] == "pass" and x.get("first_try") else MARKS[x["status"]]
+            lines.append(f"  {program:14} " + "".join(map(mark, order)).rstrip())
+    text = "\n".join(lines)[:most]
+    seen = {}
+    for r in reports:
+        for x in r["results"]:
+            if x["status"] in ("fail", "hang", "not ours"):
+                why = " | ".join(x.get("why", []))[-600:]
+                seen.setdefault(why, []).append(f"{r['nccl']} {x['layout']} {x['program']} {x['status']}")
+    for why, cells in seen.items():
+        more = "\n" + ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "") + "\n    " + why
+        if len(text) + len(more) > most - 60:
+            text += f"\n{len(seen)} kinds of failures in all; the others are in matrix.md"
+            break
+        text += more
+    return text

@@ -1,0 +1,152 @@
+//! A window of another process, mapped here.
+
+use super::wire::{Offer, What};
+use crate::memory::registry::Extent;
+use oxygin_ffi::cuda::{Allocation, CUipcMemHandle, Context, Mapped, Opened};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// Something that uses a window: while it lives the window is not unmapped, or its deregistration waits.
+pub struct Use(Arc<AtomicUsize>);
+
+impl Use {
+    /// Counts one more.
+    pub fn of(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+enum Mapping {
+    Segments(Mapped),
+    Whole(Opened),
+}
+
+impl Mapping {
+    fn base(&self) -> u64 {
+        match self {
+            Self::Segments(mapped) => mapped.base(),
+            Self::Whole(opened) => opened.base(),
+        }
+    }
+}
+
+/// A peer's window. Dropping it unmaps it; the owner has seen the GPU's last access.
+pub struct Import {
+    /// Where its first byte is mapped here …
+    at: u64,
+    /// … and where it is for the peer.
+    extent: Extent,
+    /// Operations that name it.
+    pub uses: Arc<AtomicUsize>,
+    /// This rank has deregistered its own window of this number.
+    pub is_retired: bool,
+    mapping: ManuallyDrop<Mapping>,
+    context: Arc<Context>,
+}
+
+impl Import {
+    /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
+    pub fn find(&self, addr: u64, len: u64) -> Option<(u64, Use)> {
+        self.extent.holds(addr, len).then(|| (self.at + (addr - self.extent.base), Use::of(&self.uses)))
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // A context that is gone has taken its mappings with it.
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
+    }
+}
+
+/// A window on its way here.
+pub struct Fetch {
+    /// Whose.
+    pub rank: u32,
+    /// Where it is for the peer.
+    extent: Extent,
+    offer: Offer,
+    got: Vec<Option<Allocation>>,
+    handle: Option<CUipcMemHandle>,
+}
+
+impl Fetch {
+    /// Nothing is here yet.
+    pub fn new(rank: u32, extent: Extent, offer: Offer) -> Self {
+        let segments = match &offer {
+            Offer::Segments { sizes, .. } => sizes.len(),
+            _ => 0,
+        };
+        Self { rank, extent, offer, got: (0..segments).map(|_| None).collect(), handle: None }
+    }
+
+    /// The first segment that is missing.
+    pub fn missing(&self) -> Option<u32> {
+        match self.offer {
+            Offer::Segments { .. } => self.got.iter().position(Option::is_none).map(|n| n as u32),
+            _ => self.handle.is_none().then_some(0),
+        }
+    }
+
+    /// Takes what the peer sent.
+    pub fn take(&mut self, context: &Context, segment: u32, what: What, file: Option<OwnedFd>) -> Result<(), String> {
+        match (what, file, &self.offer) {
+            (What::Descriptor, Some(file), Offer::Segments { .. }) => {
+                let Some(place) = self.got.get_mut(segment as usize) else { return Ok(()) };
+                if place.is_none() {
+                    let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
+                    let _current = context.enter().map_err(said)?;
+                    *place = Some(Allocation::import(context.cuda(), file.as_fd()).map_err(said)?);
+                }
+                Ok(())
+            }
+            (What::Handle(handle), None, Offer::Whole { .. }) => {
+                self.handle = Some(handle);
+                Ok(())
+            }
+            (What::Refused(why), ..) => Err(why),
+            _ => Err("it sent something else than it offered".into()),
+        }
+    }
+
+    /// Maps it once nothing is missing.
+    pub fn map(self, context: &Arc<Context>) -> Result<Import, String> {
+        let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
+        let _current = context.enter().map_err(said)?;
+        let (mapping, offset) = match (self.offer, self.handle) {
+            (Offer::Segments { offset, sizes }, _) => {
+                let parts: Vec<_> = self.got.into_iter().flatten().zip(sizes).collect();
+                (Mapping::Segments(Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?), offset)
+            }
+            (Offer::Whole { offset, .. }, Some(handle)) => {
+                let opened = Opened::new(context.cuda(), handle).map_err(said)?;
+                // A lie about the size must not let a copy leave the allocation.
+                let (first, size) = context.cuda().address_range(opened.base()).map_err(said)?;
+                if opened.base() + offset + self.extent.len > first + size {
+                    return Err("its allocation is smaller than it said".into());
+                }
+                (Mapping::Whole(opened), offset)
+            }
+            _ => return Err("nothing came".into()),
+        };
+        Ok(Import {
+            at: mapping.base() + offset,
+            extent: self.extent,
+            uses: Arc::default(),
+            is_retired: false,
+            mapping: ManuallyDrop::new(mapping),
+            context: context.clone(),
+        })
+    }
+}

@@ -1,0 +1,331 @@
+//! GPU windows that processes of one host share: what a rank puts, the receiver's own engine fetches from the sender's
+//! memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches likewise.
+//!
+//! Windows are exported and mapped at registration, never later. Mapping may wait for kernels, and NCCL registers
+//! before kernels use a window, on all ranks together; so there are no descriptors to keep, and every rank knows before
+//! the first operation who has mapped what: one more all-gather, in which each rank says whose windows it has.
+//! Unmapping has the same trouble and happens in deregistration and closing alone. A window that this rank has
+//! deregistered stays mapped while its owner still has it, because the owner may still send from it.
+//!
+//! Descriptors travel through the contact sockets, each made when a peer asks and closed when it is sent. What cannot
+//! be shared goes through host memory as before; one line a peer says why.
+
+mod export;
+mod import;
+mod wire;
+
+pub use import::Use;
+
+use self::export::Export;
+use self::import::{Fetch, Import};
+use self::wire::{Datagram, Offer, What};
+use super::{of_token, Engine};
+use crate::config::{Config, SoftTransport};
+use crate::fabric::soft::local::inbox::WINDOW_BITS;
+use crate::fabric::soft::shared::Shared;
+use crate::memory::gpu::GPU_BIT;
+use crate::memory::registry::Extent;
+use crate::sync::{Mutex, RwLock};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long peers may take to send what they offered; half the time of a collective step if that is less.
+const FETCH_WITHIN: Duration = Duration::from_secs(10);
+/// Between two questions for the same thing: datagrams get lost where a socket is full.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// Segments asked for at once: a socket takes ten datagrams on many systems (net.unix.max_dgram_qlen).
+const AT_ONCE: u32 = 8;
+/// How long deregistration waits for peers to finish what they copy.
+const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+
+/// A window of this rank and who has mapped it.
+struct Given {
+    extent: Extent,
+    peers: Box<[bool]>,
+    /// Pulls that are not acknowledged.
+    unfinished: Arc<AtomicUsize>,
+}
+
+/// An answer for whoever registers.
+struct Answer {
+    rank: u32,
+    segment: u32,
+    what: What,
+    file: Option<OwnedFd>,
+}
+
+/// Answers for the one window that is being registered.
+#[derive(Default)]
+struct Answers {
+    window: Option<u32>,
+    /// At most `limit`: what was asked for.
+    all: Vec<Answer>,
+    limit: usize,
+}
+
+/// What one rank shares with the processes of its host.
+pub struct Share {
+    enabled: bool,
+    fetch_within: Duration,
+    /// One registration at a time.
+    turn: Mutex<()>,
+    exports: Mutex<Vec<Export>>,
+    answers: Mutex<Answers>,
+    /// By window number.
+    given: RwLock<Vec<Option<Given>>>,
+    /// By rank, then window number.
+    imports: RwLock<Box<[Vec<Option<Import>>]>>,
+    /// Peers about which the log has a line: that windows are mapped, that one is not.
+    told: Box<[(AtomicBool, AtomicBool)]>,
+}
+
+impl Share {
+    /// Nothing is shared yet.
+    pub fn new(config: &Config, nranks: usize) -> Self {
+        Self {
+            enabled: matches!(config.soft_transport, SoftTransport::Auto | SoftTransport::NoCma),
+            fetch_within: FETCH_WITHIN.min(config.timeout / 2),
+            turn: Mutex::default(),
+            exports: Mutex::default(),
+            answers: Mutex::default(),
+            given: RwLock::default(),
+            imports: RwLock::new((0..nranks).map(|_| Vec::new()).collect()),
+            told: (0..nranks).map(|_| Default::default()).collect(),
+        }
+    }
+
+    /// Exports a window that is being registered. Returns what the peers are to know of it.
+    pub fn offer(&self, engine: &Engine, window: u32, extent: Extent) -> Vec<u8> {
+        let Some(context) = engine.context().filter(|_| self.enabled && (window as usize) < WINDOW_BITS) else {
+            return Vec::new();
+        };
+        let (export, offer) = Export::new(&context, window, extent.base, extent.len);
+        if let Offer::Not(why) = &offer {
+            log::info!("window {window} at {:#x} cannot be shared with other processes: {why}", extent.base);
+        }
+        self.exports.lock().extend(export);
+        offer.encode()
+    }
+
+    /// Maps what the peers on this host offered for a window that each has at one of `extents`. Returns, for each rank, whether it is
+    /// mapped now. Makes no error of anything: what is not mapped goes another way.
+    pub fn fetch(&self, shared: &Shared, window: u32, extents: &[Extent], offers: &[&[u8]]) -> Vec<u8> {
+        let _turn = self.turn.lock();
+        let mut mapped = vec![0; offers.len()];
+        // What had this number before is gone on all ranks.
+        self.retire(shared, window, true);
+        let Some(context) = shared.engine.context().filter(|_| self.enabled) else { return mapped };
+        let mut fetches = Vec::new();
+        for (rank, (&extent, &message)) in (0..).zip(extents.iter().zip(offers)) {
+            let hello = &shared.hellos[rank as usize];
+            let apart = rank != shared.world.rank && of_token(&hello.token).is_none();
+            if message.is_empty() || !apart || !shared.contact.reaches(&hello.contact) {
+                continue;
+            }
+            match Offer::parse(message, extent.len) {
+                None => self.tell(rank, "it sent a malformed offer"),
+                Some(Offer::Not(why)) => self.tell(rank, &why),
+                Some(offer) => fetches.push(Fetch::new(rank, extent, offer)),
+            }
+        }
+        if fetches.is_empty() {
+            return mapped;
+        }
+        *self.answers.lock() =
+            Answers { window: Some(window), all: Vec::new(), limit: 4 * AT_ONCE as usize * fetches.len() };
+        let mut complete = Vec::new();
+        let mut asked: Vec<Option<(u32, Instant)>> = vec![None; offers.len()];
+        let end = Instant::now() + self.fetch_within;
+        while !fetches.is_empty() {
+            shared.answer_contacts();
+            let answers = std::mem::take(&mut self.answers.lock().all);
+            let is_quiet = answers.is_empty();
+            for answer in answers {
+                let Some(i) = fetches.iter().position(|f| f.rank == answer.rank) else { continue };
+                if let Err(why) = fetches[i].take(&context, answer.segment, answer.what, answer.file) {
+                    self.tell(fetches.swap_remove(i).rank, &why);
+                }
+            }
+            let late = Instant::now() > end;
+            for i in (0..fetches.len()).rev() {
+                match fetches[i].missing() {
+                    None => complete.push(fetches.swap_remove(i)),
+                    Some(_) if late => self.tell(fetches.swap_remove(i).rank, "it did not send it in time"),
+                    Some(first) => {
+                        let rank = fetches[i].rank;
+                        let due = asked[rank as usize]
+                            .is_none_or(|(lap, at)| lap != first / AT_ONCE || at.elapsed() > ASK_AGAIN);
+                        if due && self.ask(shared, rank, window, first) {
+                            asked[rank as usize] = Some((first / AT_ONCE, Instant::now()));
+                        }
+                    }
+                }
+            }
+            if is_quiet {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        *self.answers.lock() = Answers::default();
+        for fetch in complete {
+            let rank = fetch.rank;
+            match fetch.map(&context) {
+                Ok(import) => {
+                    // A predecessor that is still in use, against all rules, is left to the process.
+                    std::mem::forget(put(&mut self.imports.write()[rank as usize], window, import));
+                    mapped[rank as usize] = 1;
+                    if !self.told[rank as usize].0.swap(true, Ordering::Relaxed) {
+                        log::info!("rank {rank}: on this host, its GPU windows are mapped here: one copy a transfer");
+                    }
+                    shared.link(rank).find(shared);
+                }
+                Err(why) => self.tell(rank, &why),
+            }
+        }
+        mapped
+    }
+
+    fn ask(&self, shared: &Shared, rank: u32, window: u32, first: u32) -> bool {
+        let hello = &shared.hellos[rank as usize];
+        // Whole laps: an answer that came is not asked for again, because the first that is missing moves on.
+        let count = AT_ONCE - first % AT_ONCE;
+        let body = Datagram::Ask { window, first, count }.encode();
+        matches!(shared.contact.share(&hello.contact, &hello.token, shared.world.rank, &body, None), Ok(true))
+    }
+
+    #[cold]
+    fn tell(&self, rank: u32, why: &str) {
+        if !self.told[rank as usize].1.swap(true, Ordering::Relaxed) {
+            log::info!("rank {rank}: on this host, but GPU memory goes there through host memory: {why}");
+        }
+    }
+
+    /// Learns who has mapped this rank's window: what each rank's `fetch` returned.
+    pub fn settle(&self, me: u32, window: u32, extent: Extent, reports: &[&[u8]]) {
+        self.exports.lock().retain(|e| e.window != window);
+        let peers: Box<[bool]> = reports.iter().map(|r| r.get(me as usize) == Some(&1)).collect();
+        if peers.contains(&true) {
+            put(&mut self.given.write(), window, Given { extent, peers, unfinished: Arc::default() });
+        }
+    }
+
+    /// The window that holds a source, if `peer` has mapped it.
+    #[inline]
+    pub fn give(&self, peer: u32, lkey: u32, at: u64, len: u64) -> Option<(u32, Use)> {
+        let window = lkey & !GPU_BIT;
+        let given = self.given.read();
+        let g = given.get(window as usize)?.as_ref()?;
+        (g.peers[peer as usize] && g.extent.holds(at, len)).then(|| (window, Use::of(&g.unfinished)))
+    }
+
+    /// Where `len` bytes are mapped that a peer has at `addr` of its window.
+    #[inline]
+    pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<(u64, Use)> {
+        self.imports.read()[rank as usize].get(window as usize)?.as_ref()?.find(addr, len)
+    }
+
+    /// A datagram from a peer that knows this rank's token.
+    pub fn on_datagram(&self, shared: &Shared, rank: u32, body: &[u8], file: Option<OwnedFd>) {
+        let Some(hello) = shared.hellos.get(rank as usize) else { return };
+        match Datagram::parse(body) {
+            Some(Datagram::Ask { window, first, count }) => {
+                let exports = self.exports.lock();
+                let Some(export) = exports.iter().find(|e| e.window == window) else { return };
+                for segment in first..first.saturating_add(count.min(AT_ONCE)).min(export.segments()) {
+                    let (what, file) = export.segment(segment);
+                    let body = Datagram::Segment { window, segment, what }.encode();
+                    let file = file.as_ref().map(|f| f.as_fd());
+                    // Whatever does not get through is asked for again.
+                    let sent = shared.contact.share(&hello.contact, &hello.token, shared.world.rank, &body, file);
+                    if !matches!(sent, Ok(true)) {
+                        break;
+                    }
+                }
+            }
+            Some(Datagram::Segment { window, segment, what }) => {
+                let mut answers = self.answers.lock();
+                if answers.window == Some(window) && answers.all.len() < answers.limit {
+                    answers.all.push(Answer { rank, segment, what, file });
+                }
+            }
+            None => log::info!("rank {rank} sent a malformed datagram about GPU memory; ignored"),
+        }
+    }
+
+    /// This rank's window is about to go: nothing more is sent from it, and peers that copy from it finish first.
+    pub fn withdraw(&self, shared: &Shared, window: u32) {
+        self.exports.lock().retain(|e| e.window != window);
+        let Some(given) = self.given.write().get_mut(window as usize).and_then(Option::take) else { return };
+        let end = Instant::now() + DRAIN_WITHIN;
+        while given.unfinished.load(Ordering::Acquire) > 0 && !shared.is_stopping() {
+            if Instant::now() > end {
+                log::warn!(
+                    "peers have not finished their copies from window {window} {} s after it was deregistered",
+                    DRAIN_WITHIN.as_secs()
+                );
+                return;
+            }
+            if !shared.poll() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// This rank has deregistered its window of this number: unmaps the peers' that they have deregistered as well, and
+    /// all others that nobody needs any more. `all`: the number is about to be used again.
+    pub fn retire(&self, shared: &Shared, window: u32, all: bool) {
+        let mut over = Vec::new();
+        for (rank, imports) in (0..).zip(self.imports.write().iter_mut()) {
+            for (id, import) in (0..).zip(imports.iter_mut()) {
+                let Some(import) = import else { continue };
+                import.is_retired |= id == window;
+                over.push((rank, id, import.is_retired));
+            }
+        }
+        // Links are asked without the lock: they take it while they are locked themselves.
+        over.retain(|&(rank, id, is_retired)| {
+            let link = shared.link(rank);
+            link.health.has_failed() || is_retired && ((all && id == window) || !link.may_have_window(id))
+        });
+        let mut gone = Vec::new();
+        {
+            let mut imports = self.imports.write();
+            for (rank, id, _) in over {
+                let place = &mut imports[rank as usize][id as usize];
+                if place.as_ref().is_some_and(|i| i.uses.load(Ordering::Acquire) == 0) {
+                    gone.extend(place.take());
+                }
+            }
+        }
+        if gone.is_empty() {
+            return;
+        }
+        if shared.engine.settle() {
+            drop(gone);
+        } else {
+            // The GPU may still read: the mappings are left to the process.
+            std::mem::forget(gone);
+        }
+    }
+
+    /// Unmaps everything. `idle`: the GPU is done with it; otherwise it is left to the process.
+    pub fn close(&self, idle: bool) {
+        self.exports.lock().clear();
+        self.given.write().clear();
+        for imports in self.imports.write().iter_mut() {
+            let gone = std::mem::take(imports);
+            if !idle {
+                std::mem::forget(gone);
+            }
+        }
+    }
+}
+
+fn put<T>(places: &mut Vec<Option<T>>, at: u32, value: T) -> Option<T> {
+    let at = at as usize;
+    if places.len() <= at {
+        places.resize_with(at + 1, || None);
+    }
+    places[at].replace(value)
+}

@@ -1,0 +1,74 @@
+//! `OXYGIN_GPU_ISSUE`: which of several correct ways the engine takes. For measuring on new hardware.
+
+use oxygin_ffi::cuda::{Calls, LoneCopy};
+
+/// The ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Driver calls.
+    pub calls: Calls,
+    /// A memory barrier before every store, needed or not.
+    pub fenced: bool,
+    /// Flights that may be up at once: with 2 the GPU need not idle between them.
+    pub flights: usize,
+    /// Operations that must have gathered before a flight starts while another is up. Starting one costs the caller
+    /// 2 to 6 µs in the driver, however much it carries.
+    pub gather: usize,
+    /// A copy of this many bytes or more goes on a stream of its own, so that what is small does not wait behind it;
+    /// 0: none does. The price: its signal starts only when the CPU has seen that the copy is done.
+    pub bulk: u64,
+    /// A put that begins where the one before ended becomes part of its copy, and a signal that was just added to is
+    /// stored once.
+    pub merge: bool,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { calls: Calls::default(), fenced: false, flights: 2, gather: 8, bulk: 4 << 20, merge: true }
+    }
+}
+
+/// What `parse` takes, for people.
+pub const ACCEPTED: &str =
+    "words with commas between: copy=any, copy=device or copy=batch (the call for a lone copy), \
+                            fenced (a barrier before every store), split (the flag in a call of its own), \
+                            flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1";
+
+impl Tuning {
+    /// The default with what the words change; `None`: a word or value that does not exist.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut t = Self::default();
+        for word in text.split(',').map(str::trim) {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            match (name, value) {
+                ("copy", "any") => t.calls.lone_copy = LoneCopy::Any,
+                ("copy", "device") => t.calls.lone_copy = LoneCopy::Device,
+                ("copy", "batch") => t.calls.lone_copy = LoneCopy::Batch,
+                ("fenced", "") => t.fenced = true,
+                ("split", "") => t.calls.split = true,
+                ("merge", "0") => t.merge = false,
+                ("merge", "1") => t.merge = true,
+                ("flights", n) => t.flights = n.parse().ok().filter(|n| (1..=4).contains(n))?,
+                ("gather", n) => t.gather = n.parse().ok().filter(|n| (1..=1024).contains(n))?,
+                ("bulk", n) => t.bulk = n.parse().ok()?,
+                _ => return None,
+            }
+        }
+        Some(t)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        let t = Tuning::parse("copy=batch, fenced,flights=3,gather=1,bulk=0,merge=0,split").expect("all words exist");
+        assert_eq!(t.calls, Calls { lone_copy: LoneCopy::Batch, split: true });
+        assert_eq!((t.fenced, t.flights, t.gather, t.bulk, t.merge), (true, 3, 1, 0, false));
+        for wrong in ["", "copy", "copy=fast", "fenced=1", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
+            assert_eq!(Tuning::parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Operations of one lane that somebody else finishes: the peer, which fetches, or this rank's own engine. What follows
+//! them on the lane is locally complete when they are, not before.
+
+use crate::fabric::soft::gpu::share::Use;
+use crate::fabric::soft::lane::{Health, Lane};
+use crate::rma::seq::Seq;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What an operation waits for.
+pub enum Until {
+    /// The peer says that it has fetched everything up to this pull.
+    Pulled(Seq),
+    /// The own engine has completed this operation of `Outs::fetches`.
+    Fetched(Seq),
+    /// Only those before it.
+    Before,
+}
+
+struct Out {
+    seq: Seq,
+    until: Until,
+    _use: Option<Use>,
+}
+
+/// Those of one lane, in their order.
+pub struct Outs {
+    waiting: VecDeque<Out>,
+    /// Where the own engine completes what this lane gets.
+    pub fetches: Arc<Lane>,
+}
+
+/// What became of the first one.
+pub enum Next {
+    /// Its operation is locally complete.
+    Done(Seq),
+    /// It waits for the own engine.
+    InEngine,
+    /// It waits for the peer.
+    AtPeer,
+    /// There is none.
+    None,
+}
+
+impl Outs {
+    /// None, for a lane to `peer`.
+    pub fn new(peer: u32) -> Self {
+        // A health of its own: a failure is taken from there to the link's.
+        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(u32::MAX, peer, Arc::<Health>::default())) }
+    }
+
+    /// Whether nothing is out.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds one; `used` is the window that must stay meanwhile.
+    pub fn push(&mut self, seq: Seq, until: Until, used: Option<Use>) {
+        self.waiting.push_back(Out { seq, until, _use: used });
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// The lane's context is gone: forgets all but what the peer still copies. Returns how many were forgotten.
+    pub fn abandon(&mut self) -> usize {
+        let before = self.waiting.len();
+        self.waiting.retain(|o| matches!(o.until, Until::Pulled(_)));
+        before - self.waiting.len()
+    }
+
+    /// Takes the first one off if it is done; `pulled` is the last pull that the peer has done.
+    pub fn next(&mut self, pulled: Seq) -> crate::error::Result<Next> {
+        let Some(first) = self.waiting.front() else { return Ok(Next::None) };
+        match first.until {
+            Until::Pulled(number) if !number.is_done(pulled) => return Ok(Next::AtPeer),
+            Until::Fetched(seq) if !self.fetches.test(seq)? => return Ok(Next::InEngine),
+            _ => {}
+        }
+        let seq = first.seq;
+        self.waiting.pop_front();
+        Ok(Next::Done(seq))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_waits_for_what_is_out() {
+        let mut outs = Outs::new(1);
+        outs.push(Seq(1), Until::Pulled(Seq(10)), None);
+        outs.push(Seq(2), Until::Before, None);
+        let fetch = outs.fetches.number();
+        outs.push(Seq(3), Until::Fetched(fetch), None);
+        outs.push(Seq(4), Until::Pulled(Seq(11)), None);
+        assert!(matches!(outs.next(Seq(9)), Ok(Next::AtPeer)));
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(1)))));
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(2)))));
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::InEngine)));
+        outs.fetches.complete(fetch);
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(3)))));
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(4)))));
+        assert!(matches!(outs.next(Seq(12)), Ok(Next::None)));
+    }
+
+    #[test]
+    fn a_failed_fetch_is_an_error() {
+        let mut outs = Outs::new(1);
+        let fetch = outs.fetches.number();
+        outs.push(Seq(1), Until::Fetched(fetch), None);
+        outs.fetches.health.fail(crate::error::Error::remote("broken"));
+        assert!(outs.next(Seq(0)).is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! Chains: operations that waited, linked together and rung once, with one completion behind them all.
+
+use super::super::hot::blank;
+use super::super::lane::{Kind, Lane, Logged, Next, NOTED};
+use super::super::outcome::Outcomes;
+use super::super::ticket::Ticket;
+use super::Queues;
+use oxygin_ffi::verbs::types::*;
+use std::ptr::{addr_of_mut, null_mut, NonNull};
+
+/// Work requests rung by one doorbell at most, and operations that a `more` hint holds back at most.
+pub const CHAIN: usize = 32;
+
+/// A chain that is being built.
+pub(super) struct Chain(NonNull<Room>);
+
+/// Room for a chain.
+struct Room {
+    wrs: [ibv_send_wr; CHAIN],
+    sges: [ibv_sge; CHAIN],
+    /// Where the lane stands after each work request.
+    steps: [Step; CHAIN],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Step {
+    /// Operations of the backlog that are wholly in the queue.
+    ops: u32,
+    /// Bytes of the next one that are.
+    offset: u64,
+    /// Signal messages among the work requests.
+    messages: u32,
+}
+
+impl Chain {
+    /// Nothing yet.
+    pub(super) fn new() -> Self {
+        let room = Room { wrs: [blank(); CHAIN], sges: [ibv_sge::default(); CHAIN], steps: [Step::default(); CHAIN] };
+        Self(NonNull::from(Box::leak(Box::new(room))))
+    }
+
+    fn as_ptr(&self) -> *mut Room {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // SAFETY: made by Box::leak in `new`, and nobody else holds it.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Queues {
+    /// Posts one chain from the front of a lane's backlog; returns whether another may follow.
+    pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        let count = self.build(peer, outcomes.completed(peer));
+        if count == 0 {
+            return self.post_flush(peer, outcomes);
+        }
+        let chain = self.chain.as_ptr();
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
+        let mut bad = null_mut();
+        // SAFETY: the chain is this object's own, its first `count` work requests are linked and end in NULL; the
+        // queue pair is live; whoever issued the operations vouches for their local ranges.
+        let rc = unsafe { (self.device.post_send)(lane.qp, addr_of_mut!((*chain).wrs[0]), &mut bad) };
+        let taken = if rc == 0 {
+            count
+        } else {
+            // SAFETY: only addresses are compared.
+            (0..count).find(|&i| bad == unsafe { addr_of_mut!((*chain).wrs[i]) }).unwrap_or(0)
+        };
+        if taken > 0 {
+            // SAFETY: `build` filled the first `count` steps and `taken` is at most that.
+            let step = unsafe { (*chain).steps[taken - 1] };
+            lane.backlog.drain(..step.ops as usize);
+            lane.offset = step.offset;
+            lane.sent = lane.sent.wrapping_add(step.ops);
+            lane.take(taken as u32);
+            // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
+            lane.unsignalled = if taken == count { 0 } else { lane.unsignalled + taken as u32 };
+            self.backlogged -= step.ops as usize;
+            if let Some(messages) = &mut self.messages {
+                messages.sent(peer, step.messages);
+            }
+        }
+        if rc != 0 {
+            self.refused_chain(peer, rc, outcomes);
+        }
+        rc == 0 && count == CHAIN
+    }
+
+    /// Fills the chain with the next work requests of a lane; returns how many.
+    fn build(&mut self, peer: u32, completed: u32) -> usize {
+        let chain = self.chain.as_ptr();
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return 0 };
+        if lane.failed || lane.flushing {
+            return 0;
+        }
+        let limit = (lane.room(completed) as usize).min(CHAIN);
+        let mut step = Step { ops: 0, offset: lane.offset, messages: 0 };
+        let mut count = 0;
+        while count < limit {
+            let Some(&op) = lane.backlog.get(step.ops as usize) else { break };
+            if op.kind == Kind::Flush {
+                break;
+            }
+            let number = lane.sent.wrapping_add(step.ops).wrapping_add(1);
+            if number.wrapping_sub(completed) as usize > NOTED {
+                break;
+            }
+            let (next, last) = op.next(step.offset, self.device.max_msg);
+            let mut wr = blank();
+            let sge = match next {
+                Next::Data(bytes) => {
+                    wr.opcode = if op.kind == Kind::Get { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
+                    wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
+                    wr.num_sge = i32::from(bytes > 0);
+                    step.offset += u64::from(bytes);
+                    ibv_sge { addr: op.local + (step.offset - u64::from(bytes)), length: bytes, lkey: op.lkey }
+                }
+                Next::Signal(signal) => {
+                    wr.num_sge = 1;
+                    match &mut self.messages {
+                        None => {
+                            wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+                            wr.wr.atomic = ibv_wr_atomic {
+                                remote_addr: signal.remote,
+                                compare_add: signal.value,
+                                swap: 0,
+                                rkey: signal.rkey,
+                            };
+                            ibv_sge { addr: self.device.scratch, length: 8, lkey: self.device.scratch_lkey }
+                        }
+                        Some(messages) => {
+                            let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
+                            step.messages += 1;
+                            wr.opcode = IBV_WR_SEND;
+                            wr.send_flags = IBV_SEND_SOLICITED;
+                            sge
+                        }
+                    }
+                }
+            };
+            lane.note(number, Logged::of(&op));
+            if last {
+                step.ops += 1;
+                step.offset = 0;
+            }
+            // SAFETY: `count` is below CHAIN; the links point into the same allocation, which stays put.
+            unsafe {
+                (*chain).sges[count] = sge;
+                wr.sg_list = addr_of_mut!((*chain).sges[count]);
+                // Only an error brings this one back, and then the operation it belongs to is wanted.
+                wr.wr_id = Ticket::part(peer, number);
+                (*chain).wrs[count] = wr;
+                if count > 0 {
+                    (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
+                }
+                (*chain).steps[count] = step;
+            }
+            count += 1;
+        }
+        if count > 0 {
+            let slots = lane.unsignalled + count as u32;
+            // SAFETY: the first `count` work requests were just written.
+            let end = unsafe { &mut (*chain).wrs[count - 1] };
+            end.send_flags |= IBV_SEND_SIGNALED;
+            end.wr_id = Ticket::chain(peer, lane.sent.wrapping_add(step.ops), slots);
+        }
+        count
+    }
+
+    /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.
+    fn post_flush(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        let own = self.device.rank;
+        let free = |own: &Lane| !own.failed && own.room(outcomes.completed(self.device.rank)) > 0;
+        let ready = self.lanes.get(own as usize).is_some_and(free);
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
+        let Some(&op) = lane.backlog.front() else { return false };
+        if op.kind != Kind::Flush
+            || lane.flushing
+            || lane.failed
+            || !lane.is_drained(outcomes.completed(peer))
+            || !ready
+        {
+            return false;
+        }
+        let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
+        let mut wr = ibv_send_wr {
+            wr_id: Ticket::flush(peer, lane.sent.wrapping_add(1)),
+            sg_list: &mut sge,
+            num_sge: 1,
+            opcode: IBV_WR_RDMA_READ,
+            send_flags: IBV_SEND_SIGNALED,
+            wr: ibv_wr_remote { rdma: ibv_wr_rdma { remote_addr: op.remote, rkey: op.rkey } },
+            ..blank()
+        };
+        let Some(qp) = self.lanes.get(own as usize).map(|l| l.qp) else { return false };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is live; the scratch outlives it and the device checks keys and ranges.
+        let rc = unsafe { (self.device.post_send)(qp, &mut wr, &mut bad) };
+        if rc != 0 {
+            self.refused_chain(peer, rc, outcomes);
+            return false;
+        }
+        if let Some(own) = self.lanes.get_mut(own as usize) {
+            // Its limit was for operations alone.
+            own.shut(own.issued());
+            own.take(1);
+        }
+        self.wait(own);
+        if let Some(lane) = self.lanes.get_mut(peer as usize) {
+            lane.backlog.pop_front();
+            lane.flushing = true;
+        }
+        self.backlogged -= 1;
+        false
+    }
+
+    /// Tells a peer how many of its signal messages were taken, where that is due.
+    pub(super) fn announce(&mut self, peer: u32, outcomes: &Outcomes) {
+        let Some(messages) = &mut self.messages else { return };
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        if lane.failed || lane.room(outcomes.completed(peer)) == 0 {
+            return;
+        }
+        let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
+        let mut wr = ibv_send_wr {
+            wr_id: Ticket::chain(peer, lane.sent, lane.unsignalled + 1),
+            sg_list: &mut sge,
+            num_sge: 1,
+            send_flags: IBV_SEND_SIGNALED,
+            wr: ibv_wr_remote { rdma },
+            ..blank()
+        };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is live and the source word belongs to `messages`, which outlives it.
+        let rc = unsafe { (self.device.post_send)(lane.qp, &mut wr, &mut bad) };
+        if rc == 0 {
+            lane.take(1);
+            lane.unsignalled = 0;
+            messages.announced(peer);
+        } else {
+            self.refused_chain(peer, rc, outcomes);
+        }
+    }
+
+    /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane.
+    #[cold]
+    #[inline(never)]
+    fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
+        // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
+        let errno = match rc {
+            -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+            rc => rc.saturating_abs(),
+        };
+        if matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
+            return;
+        }
+        let e = std::io::Error::from_raw_os_error(errno);
+        self.fail(peer, outcomes, || {
+            format!("the device refuses work requests towards rank {peer}: {e}; look for the device in the kernel log")
+        });
+    }
+}

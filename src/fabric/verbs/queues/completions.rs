@@ -1,0 +1,155 @@
+//! What comes back from the device.
+
+use super::super::outcome::Outcomes;
+use super::super::ticket::Ticket;
+use super::Queues;
+use oxygin_ffi::verbs::types::*;
+use std::sync::atomic::Ordering;
+
+/// Completions taken by one poll.
+pub(super) const BATCH: usize = 32;
+
+/// How far [`Queues::take`] got.
+#[derive(Clone, Copy)]
+pub struct Taken {
+    /// The first completion of the batch that it did not take.
+    next: *const ibv_wc,
+    /// How many there are from there on; negative: the device refuses.
+    left: i32,
+}
+
+impl Queues {
+    /// Takes one batch of completions as far as they are those of operations that went straight to the device, and well.
+    /// Returns whether there were any, or `Err`: there is more to do, by [`Queues::settle`].
+    #[inline(always)]
+    pub fn take(&mut self, outcomes: &Outcomes) -> Result<bool, Taken> {
+        let first = self.completions.as_mut_ptr();
+        // SAFETY: the queue is live and the array holds BATCH completions.
+        let mut left = unsafe { (self.device.poll_cq)(self.device.cq, BATCH as i32, first) };
+        let completed = outcomes.completed.as_ptr();
+        let mut next: *const ibv_wc = first;
+        while left > 0 {
+            // SAFETY: poll_cq wrote as many completions as it says.
+            let wc = unsafe { &*next };
+            let ticket = Ticket(wc.wr_id);
+            if wc.status != IBV_WC_SUCCESS || !ticket.is_next() {
+                return Err(Taken { next, left });
+            }
+            debug_assert!(ticket.next_peer() < outcomes.completed.len());
+            // SAFETY: this wr_id was made for one of the lanes, and there are as many counts as lanes.
+            let count = unsafe { &*completed.add(ticket.next_peer()) };
+            // Written under the context's lock only.
+            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+            // SAFETY: at most one past the last.
+            next = unsafe { next.add(1) };
+            left -= 1;
+        }
+        if left < 0 || !self.waiting.is_empty() {
+            return Err(Taken { next, left });
+        }
+        Ok(!std::ptr::eq(next, first))
+    }
+
+    /// The rest of the batch, and what waits. Returns whether there were completions.
+    #[cold]
+    #[inline(never)]
+    pub fn settle(&mut self, taken: Taken, outcomes: &Outcomes) -> bool {
+        let any = taken.left > 0 || !std::ptr::eq(taken.next, self.completions.as_ptr());
+        if taken.left != 0 {
+            self.unusual_from(taken, outcomes);
+        }
+        self.pump_all(outcomes);
+        any
+    }
+
+    /// The completions that are left, the first of which is not that of an operation that went straight, and well.
+    fn unusual_from(&mut self, taken: Taken, outcomes: &Outcomes) {
+        if taken.left < 0 {
+            self.lost(outcomes);
+            return;
+        }
+        for i in 0..taken.left as usize {
+            // SAFETY: the batch has as many from `next` on; they are read before the next poll.
+            let wc = unsafe { *taken.next.add(i) };
+            let ticket = Ticket(wc.wr_id);
+            if wc.status == IBV_WC_SUCCESS && ticket.is_next() {
+                let peer = ticket.peer();
+                outcomes.complete(peer, outcomes.completed(peer).wrapping_add(1));
+            } else {
+                self.unusual(&wc, outcomes);
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn lost(&mut self, outcomes: &Outcomes) {
+        for peer in 0..self.lanes.len() as u32 {
+            self.fail(peer, outcomes, || {
+                "the device's library gives no answer that makes sense; look for the device in the kernel log".into()
+            });
+        }
+    }
+
+    /// An error, the end of a chain, a flush, or a received message.
+    fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
+        let ticket = Ticket(wc.wr_id);
+        let peer = ticket.peer();
+        if wc.status != IBV_WC_SUCCESS {
+            self.broken(wc, outcomes);
+            return;
+        }
+        if let Some(slots) = ticket.chain_slots() {
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.give(slots);
+            }
+            outcomes.complete(peer, ticket.number());
+            return;
+        }
+        if ticket.is_flush() {
+            if let Some(own) = self.lanes.get_mut(self.device.rank as usize) {
+                own.give(1);
+            }
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.flushing = false;
+                lane.sent = ticket.number();
+            }
+            outcomes.complete(peer, ticket.number());
+            self.wait(peer);
+            return;
+        }
+        let (Some(messages), true) = (&mut self.messages, ticket.is_receive()) else { return };
+        match messages.received(peer, ticket.number(), wc.byte_len) {
+            Ok(()) => {
+                if messages.owes(peer) {
+                    self.wait(peer);
+                }
+            }
+            Err(sentence) => self.fail(peer, outcomes, || sentence),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn broken(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
+        let ticket = Ticket(wc.wr_id);
+        let peer = ticket.peer();
+        if ticket.is_flush() {
+            // The broken queue pair is the one to this rank itself.
+            let rank = self.device.rank;
+            self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
+        }
+        if self.device.closes && ticket.is_receive() && wc.status == IBV_WC_WR_FLUSH_ERR && self.is_idle(peer, outcomes)
+        {
+            self.close(peer, outcomes);
+            return;
+        }
+        let number = match ticket {
+            t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
+            t if t.is_part() || t.chain_slots().is_some() => Some(t.number()),
+            _ => None,
+        };
+        let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
+        self.fail(peer, outcomes, || outcomes.explain(peer, wc, logged));
+    }
+}

@@ -1,0 +1,207 @@
+//! One context: its completion queue and its lanes, under the context's lock.
+//!
+//! Operations go straight to the device where nothing stands in the way (`straight`), or wait in their lane's backlog and
+//! go out in chains (`chain`); `completions` takes what comes back.
+
+mod chain;
+mod completions;
+mod straight;
+
+pub use completions::Taken;
+
+use super::lane::{Lane, Op};
+use super::message::Messages;
+use super::outcome::Outcomes;
+use super::pairs::Pairs;
+use crate::rma::seq::Seq;
+use chain::{Chain, CHAIN};
+use completions::BATCH;
+use oxygin_ffi::verbs::types::*;
+use std::ptr::null_mut;
+
+/// The device's calls and objects that the data path uses.
+#[derive(Clone, Copy)]
+pub struct Device {
+    /// Takes completions.
+    pub poll_cq: PollCq,
+    /// Posts sends.
+    pub post_send: PostSend,
+    /// The context's completion queue.
+    pub cq: *mut ibv_cq,
+    /// Largest message in bytes that both ends of every lane take.
+    pub max_msg: u64,
+    /// 8 bytes that atomics may overwrite: address.
+    pub scratch: u64,
+    /// 8 bytes that atomics may overwrite: key.
+    pub scratch_lkey: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Whether a peer that closes its end ends this one: receives come back flushed then, and that is no failure.
+    pub closes: bool,
+}
+
+/// A context's queues.
+pub struct Queues {
+    device: Device,
+    /// Ended before `messages`: nothing arrives in their buffers any more.
+    _pairs: Pairs,
+    /// By peer.
+    pub lanes: Box<[Lane]>,
+    /// The work request of those that the device refused.
+    bad: *mut ibv_send_wr,
+    /// Lanes with something to do that no completion will bring about by itself.
+    waiting: Vec<u32>,
+    /// Operations in all backlogs.
+    pub backlogged: usize,
+    chain: Chain,
+    completions: [ibv_wc; BATCH],
+    /// Signals by message, where the devices have no atomics.
+    pub messages: Option<Messages>,
+}
+
+// SAFETY: the pointers are to memory that this object owns and to libibverbs objects, which any thread may use; the
+// context's lock keeps threads apart.
+unsafe impl Send for Queues {}
+
+impl Queues {
+    /// Queues over connected lanes.
+    pub fn new(
+        device: Device,
+        pairs: Pairs,
+        lanes: Vec<Lane>,
+        messages: Option<Messages>,
+        outcomes: &Outcomes,
+    ) -> Self {
+        let mut queues = Self {
+            device,
+            _pairs: pairs,
+            bad: null_mut(),
+            waiting: Vec::with_capacity(lanes.len()),
+            lanes: lanes.into(),
+            backlogged: 0,
+            chain: Chain::new(),
+            completions: [ibv_wc::default(); BATCH],
+            messages,
+        };
+        for lane in &mut queues.lanes {
+            lane.hot.link(device.scratch, device.scratch_lkey);
+        }
+        for peer in 0..queues.lanes.len() as u32 {
+            // Nothing to post: this opens the lane.
+            let _ = queues.pump(peer, outcomes);
+        }
+        queues
+    }
+
+    /// Puts a lane into the list of those to look at again.
+    fn wait(&mut self, peer: u32) {
+        if let Some(lane) = self.lanes.get_mut(peer as usize) {
+            if !lane.waiting {
+                lane.waiting = true;
+                self.waiting.push(peer);
+            }
+        }
+    }
+
+    /// Takes an operation the long way: behind what waits already, or behind a `more` hint.
+    pub fn enqueue(&mut self, peer: u32, op: Op, more: bool, outcomes: &Outcomes) -> Option<Seq> {
+        let lane = self.lanes.get_mut(peer as usize)?;
+        lane.shut(lane.issued());
+        let seq = Seq(lane.number());
+        lane.backlog.push_back(op);
+        let held = more && lane.backlog.len() < CHAIN;
+        self.backlogged += 1;
+        if held || self.pump(peer, outcomes) {
+            self.wait(peer);
+        }
+        Some(seq)
+    }
+
+    /// Makes room on an open lane that has reached its limit; whether there is some.
+    pub fn reopen(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        // Not the others: completions would bring them nothing, and what waits behind a hint would be rung too early.
+        if !self.lanes.get(peer as usize).is_some_and(|lane| lane.is_open() && lane.admits().is_none()) {
+            return false;
+        }
+        self.advance(outcomes);
+        let completed = outcomes.completed(peer);
+        self.lanes.get_mut(peer as usize).is_some_and(|lane| lane.is_open() && lane.open(completed))
+    }
+
+    /// Takes one batch of completions and lets waiting lanes advance. Returns whether there were completions.
+    #[inline(always)]
+    pub fn advance(&mut self, outcomes: &Outcomes) -> bool {
+        self.take(outcomes).unwrap_or_else(|taken| self.settle(taken, outcomes))
+    }
+
+    /// Ends a lane: what waits is dropped, everything unfinished fails.
+    #[cold]
+    #[inline(never)]
+    pub fn fail(&mut self, peer: u32, outcomes: &Outcomes, sentence: impl FnOnce() -> String) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        if lane.failed {
+            // Work requests flushed behind the first error.
+            return;
+        }
+        lane.failed = true;
+        lane.shut(lane.issued());
+        self.backlogged -= lane.backlog.len();
+        lane.backlog = Default::default();
+        outcomes.fail(peer, sentence());
+    }
+
+    /// Whether every operation to `peer` is complete.
+    fn is_idle(&self, peer: u32, outcomes: &Outcomes) -> bool {
+        let completed = outcomes.completed(peer);
+        self.lanes.get(peer as usize).is_some_and(|l| l.backlog.is_empty() && l.is_drained(completed))
+    }
+
+    /// The peer closed its end while nothing was unfinished: later operations fail.
+    #[cold]
+    fn close(&mut self, peer: u32, outcomes: &Outcomes) {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
+        if lane.failed {
+            return;
+        }
+        lane.failed = true;
+        lane.shut(lane.issued());
+        outcomes.close(peer);
+    }
+
+    fn pump_all(&mut self, outcomes: &Outcomes) {
+        let mut i = 0;
+        while let Some(&peer) = self.waiting.get(i) {
+            if self.pump(peer, outcomes) {
+                i += 1;
+                continue;
+            }
+            self.waiting.swap_remove(i);
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.waiting = false;
+            }
+        }
+    }
+
+    /// Posts what waits on a lane as far as there is room; returns whether something still waits.
+    #[must_use]
+    fn pump(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        self.announce(peer, outcomes);
+        while self.post_chain(peer, outcomes) {}
+        let owes = self.messages.as_ref().is_some_and(|m| m.owes(peer));
+        let by_message = self.messages.is_some();
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
+        if lane.failed {
+            return false;
+        }
+        if !lane.backlog.is_empty() || lane.flushing || owes {
+            return true;
+        }
+        if lane.backlog.capacity() > 4096 {
+            lane.backlog.shrink_to(64);
+        }
+        if !by_message && !lane.is_open() && lane.unsignalled == 0 {
+            lane.open(outcomes.completed(peer));
+        }
+        false
+    }
+}

@@ -1,0 +1,506 @@
+//! GPU windows between processes of one host, through the RMA v16 table, on the fake CUDA driver.
+
+#[allow(dead_code, reason = "ranks are processes here, not threads")]
+mod common;
+mod gpu_support;
+mod processes;
+
+use common::*;
+use gpu_support::*;
+use nccl_plugin_api::*;
+use processes::{processes, Place};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a window's memory is.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// Of cudaMalloc.
+    Whole,
+    /// Of cuMemCreate, side by side; the window starts somewhere in the first and ends somewhere in the last.
+    Segments(usize),
+    /// Of cuMemCreate, and not exportable.
+    Private,
+}
+
+const SEGMENT: usize = 1 << 20;
+
+impl Memory {
+    fn window(self, fake: &Fake, r: &Rank, gpu: i32, words: usize) -> GpuWindow {
+        let (segments, exportable) = match self {
+            Self::Whole => return fake.window(r, gpu, words, 0),
+            Self::Segments(n) => (n, true),
+            Self::Private => (1, false),
+        };
+        let last = (4096 + words * 8).next_multiple_of(65_536).max(segments * SEGMENT) - (segments - 1) * SEGMENT;
+        let sizes: Vec<_> = (1..segments).map(|_| SEGMENT).chain([last]).collect();
+        let at = fake.segments(gpu, &sizes, exportable);
+        fake.register_at(r, at + 4096, words, 0)
+    }
+}
+
+fn pattern(rank: usize, i: usize) -> u64 {
+    (rank as u64) << 32 | i as u64 | 1 << 63
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+const SIGNALS: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
+
+/// Every rank puts blocks of many sizes to every other one, with a signal, and reads them back. `shared`: a sender's GPU
+/// copies nothing, a getter's one piece a get.
+fn all_to_all(place: &Place, memory: Memory, shared: bool, set_up: impl Fn(&Fake)) {
+    let sizes = [1usize, 8, 24, 4096, 100_000, 3 << 20];
+    let block = (3 << 20) / 8;
+    let (fake, n) = (Fake::take(), place.nranks);
+    let gpu = place.rank as i32;
+    let context = fake.enter(gpu);
+    let r = place.join(3);
+    set_up(&fake);
+    let src = memory.window(&fake, &r, gpu, block);
+    let dst = memory.window(&fake, &r, gpu, block * n);
+    let back = memory.window(&fake, &r, gpu, block);
+    let sig = fake.signals(&r, gpu, n, SIGNALS);
+    for i in 0..block {
+        src.set(i, pattern(r.rank, i));
+    }
+    drop(context);
+    // NCCL's progress thread has device 0 current, and kernels run.
+    let _other = fake.enter(0);
+    fake.kernel(1);
+    for (round, &size) in sizes.iter().enumerate() {
+        // One after the other, so that the copies can be counted.
+        for sender in 0..n {
+            let copies = fake.copies();
+            place.barrier();
+            if sender == r.rank {
+                let requests: Vec<_> = (0..n)
+                    .filter(|&p| p != r.rank)
+                    .map(|p| {
+                        let at = (r.rank * block * 8) as u64;
+                        let signal = Some((sig.as_window(), r.rank as u64 * 8, 1));
+                        r.put((p % 3) as i32, (src.as_window(), 0), size, (dst.as_window(), at), p, signal)
+                    })
+                    .collect();
+                requests.into_iter().for_each(|q| r.wait(q));
+                assert_eq!(fake.copies() == copies, shared, "{memory:?}, {size} bytes: copies at the sender");
+                src.set(0, 0);
+                place.barrier();
+                src.set(0, pattern(r.rank, 0));
+            } else {
+                sig.wait(&r, sender, round as u64 + 1);
+                for i in 0..size / 8 {
+                    assert_eq!(
+                        dst.get(sender * block + i),
+                        pattern(sender, i),
+                        "from {sender}, {size} bytes, word {i}"
+                    );
+                }
+                if shared {
+                    assert_eq!(fake.copies() - copies, 1, "{memory:?}, {size} bytes: copies at the receiver");
+                }
+                place.barrier();
+            }
+        }
+        place.barrier();
+        for p in (0..n).filter(|&p| p != r.rank) {
+            r.wait(r.get(0, (src.as_window(), 0), size, (back.as_window(), 0), p));
+            for i in 0..size / 8 {
+                assert_eq!(back.get(i), pattern(p, i), "got from {p}, {size} bytes, word {i}");
+            }
+        }
+        place.barrier();
+    }
+    fake.kernel(-1);
+    place.barrier();
+    r.leave();
+    assert_eq!(fake.foreign(), 0, "memory of other processes is still mapped");
+    fake.check();
+}
+
+#[test]
+fn one_copy_out_of_one_segment() {
+    processes("one_copy_out_of_one_segment", 2, &[], |p| all_to_all(p, Memory::Segments(1), true, |_| {}));
+}
+
+#[test]
+fn one_copy_out_of_many_segments() {
+    processes("one_copy_out_of_many_segments", 2, &[], |p| all_to_all(p, Memory::Segments(3), true, |_| {}));
+}
+
+#[test]
+fn one_copy_out_of_cuda_malloc() {
+    processes("one_copy_out_of_cuda_malloc", 2, &[], |p| all_to_all(p, Memory::Whole, true, |_| {}));
+}
+
+#[test]
+fn four_processes() {
+    processes("four_processes", 4, &[], |p| all_to_all(p, Memory::Segments(2), true, |_| {}));
+}
+
+#[test]
+fn more_segments_than_a_socket_takes_at_once() {
+    processes("more_segments_than_a_socket_takes_at_once", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        let at = fake.segments(0, &[65_536; 40], true);
+        let window = fake.register_at(&r, at, 40 * 8192, 0);
+        let words = 20 * 8192;
+        (0..words).for_each(|i| window.set(i, pattern(r.rank, i)));
+        place.barrier();
+        let (copies, peer) = (fake.copies(), 1 - r.rank);
+        if r.rank == 0 {
+            let half = words as u64 * 8;
+            r.wait(r.put(0, (window.as_window(), 0), words * 8, (window.as_window(), half), peer, None));
+            assert_eq!(fake.copies(), copies);
+        }
+        place.barrier();
+        assert!(r.rank == 0 || (0..words).all(|i| window.get(words + i) == pattern(0, i)));
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_exported_goes_through_host_memory() {
+    processes("memory_that_cannot_be_exported_goes_through_host_memory", 2, &[], |p| {
+        all_to_all(p, Memory::Private, false, |_| {});
+    });
+}
+
+#[test]
+fn staged_goes_through_host_memory() {
+    processes("staged_goes_through_host_memory", 2, &[], staged);
+}
+
+fn staged(place: &Place) {
+    let fake = Fake::take();
+    fake.set_transport("staged");
+    let _context = fake.enter(0);
+    let r = place.join(1);
+    let window = Memory::Segments(1).window(&fake, &r, 0, 1024);
+    assert_eq!(fake.foreign(), 0);
+    (0..512).for_each(|i| window.set(i, pattern(r.rank, i)));
+    r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), 1 - r.rank, None));
+    place.barrier();
+    let end = Instant::now() + Duration::from_secs(60);
+    while window.get(1023) != pattern(1 - r.rank, 511) {
+        assert!(Instant::now() < end);
+    }
+    place.barrier();
+    r.leave();
+    fake.check();
+}
+
+/// One call of the driver fails on one rank: that direction goes through host memory, and nothing else changes.
+fn refused(place: &Place, memory: Memory, rank: usize, call: &str) {
+    let fake = Fake::take();
+    let gpu = place.rank as i32;
+    let _context = fake.enter(gpu);
+    let r = place.join(1);
+    if r.rank == rank {
+        fake.inject(call, 999);
+    }
+    let window = memory.window(&fake, &r, gpu, 1024);
+    let sig = fake.signals(&r, gpu, 2, SIGNALS);
+    (0..512).for_each(|i| window.set(i, pattern(r.rank, i)));
+    let peer = 1 - r.rank;
+    let signal = Some((sig.as_window(), r.rank as u64 * 8, 1));
+    r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), peer, signal));
+    sig.wait(&r, peer, 1);
+    assert!((0..512).all(|i| window.get(512 + i) == pattern(peer, i)));
+    place.barrier();
+    r.wait(r.get(0, (window.as_window(), 4096), 4096, (window.as_window(), 0), peer));
+    assert!((0..512).all(|i| window.get(i) == pattern(r.rank, i)));
+    let is_exporter = ["cuMemGet", "cuMemExport", "cuIpcGet"].iter().any(|c| call.starts_with(c));
+    assert_eq!(fake.foreign() == 0, (r.rank == rank) != is_exporter, "{call}");
+    place.barrier();
+    r.leave();
+    assert_eq!(fake.foreign(), 0);
+    fake.check();
+}
+
+#[test]
+fn what_the_driver_refuses_goes_through_host_memory() {
+    let segments = Memory::Segments(2);
+    let calls = [
+        (segments, "cuMemGetAllocationPropertiesFromHandle"),
+        (segments, "cuMemExportToShareableHandle"),
+        (segments, "cuMemImportFromShareableHandle"),
+        (segments, "cuMemAddressReserve"),
+        (segments, "cuMemMap"),
+        (segments, "cuMemSetAccess"),
+        (Memory::Whole, "cuIpcGetMemHandle"),
+        (Memory::Whole, "cuIpcOpenMemHandle"),
+    ];
+    processes("what_the_driver_refuses_goes_through_host_memory", 2, &[], |p| {
+        for (memory, call) in calls {
+            refused(p, memory, 1, call);
+            p.barrier();
+        }
+    });
+}
+
+/// Many contexts, many unfinished operations, one signal; what comes from host memory goes between.
+#[test]
+fn fan_in_adds_up() {
+    processes("fan_in_adds_up", 4, &[], |place| {
+        let fake = Fake::take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let (contexts, n) = (8, 3000);
+        let r = place.join(contexts);
+        let src = Memory::Segments(1).window(&fake, &r, gpu, 8);
+        let dst = Memory::Segments(1).window(&fake, &r, gpu, 64);
+        let sig = fake.signals(&r, gpu, 1, SIGNALS);
+        let host = r.window(8, 0);
+        src.set(0, r.rank as u64 + 1);
+        if r.rank > 0 {
+            let requests: Vec<_> = (0..n)
+                .map(|i| {
+                    let to = (dst.as_window(), r.rank as u64 * 8);
+                    let from = if i % 5 == 4 { (&host, 8) } else { (src.as_window(), 0) };
+                    let to = if i % 5 == 4 { (dst.as_window(), 256) } else { to };
+                    r.put(i % contexts, from, 8, to, 0, Some((sig.as_window(), 0, 3)))
+                })
+                .collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+        } else {
+            let all = 3 * 3 * n as u64;
+            sig.wait(&r, 0, all);
+            assert_eq!(sig.get(0), all);
+            assert!((1..4).all(|p| dst.get(p) == p as u64 + 1));
+        }
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
+/// A strong signal follows everything before it, wherever that came from and went to, and is there when its request is
+/// not yet done.
+#[test]
+fn strong_signals_follow_everything() {
+    processes("strong_signals_follow_everything", 2, &[], |place| {
+        let fake = Fake::take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(1);
+        let src = Memory::Segments(2).window(&fake, &r, gpu, 1 << 17);
+        let dst = Memory::Segments(2).window(&fake, &r, gpu, 1 << 17);
+        let sig = fake.signals(&r, gpu, 2, SIGNALS);
+        let mut host = r.window(16, 0);
+        let host_dst = r.window(16, 0);
+        let host_sig = r.window(2, 1);
+        let peer = 1 - r.rank;
+        for round in 1..=200u64 {
+            let on_host = round % 3 == 0;
+            let signal = |to: u64| match on_host {
+                true => Some((&host_sig, to, 1)),
+                false => Some((sig.as_window(), to, 1)),
+            };
+            let wait = |i: usize| match on_host {
+                true => r.wait_signal(&host_sig, i, round / 3),
+                false => sig.wait(&r, i, round - round / 3),
+            };
+            if r.rank == 0 {
+                (0..8).for_each(|i| src.set(i, round));
+                host.words.fill(round);
+                let mut all = vec![r.put(0, (src.as_window(), 0), 64, (dst.as_window(), 0), peer, None)];
+                if round % 16 == 0 {
+                    src.set(130_000, round);
+                    all.push(r.put(0, (src.as_window(), 64), 1_040_000, (dst.as_window(), 64), peer, None));
+                }
+                all.push(r.put(0, (&host, 0), 24, (dst.as_window(), 8 * 131_010), peer, None));
+                all.push(r.put(0, (src.as_window(), 0), 24, (&host_dst, 0), peer, None));
+                all.push(r.put(0, (&host, 0), 24, (&host_dst, 24), peer, None));
+                match round % 2 {
+                    0 => all.push(r.put(0, (&host, 0), 0, (&host, 0), peer, signal(0))),
+                    _ => all.push(r.put(0, (src.as_window(), 0), 8, (dst.as_window(), 8 * 131_001), peer, signal(0))),
+                }
+                all.into_iter().for_each(|q| r.wait(q));
+                wait(1);
+            } else {
+                wait(0);
+                assert!((0..8).all(|i| dst.get(i) == round), "round {round}");
+                assert!(round % 16 != 0 || dst.get(130_000) == round);
+                assert!((0..3).all(|i| dst.get(131_010 + i) == round));
+                assert_eq!(&host_dst.words[..6], &[round; 6]);
+                assert!(round % 2 == 0 || dst.get(131_001) == round);
+                r.wait(r.put(0, (&host, 0), 0, (&host, 0), peer, signal(8)));
+            }
+        }
+        place.barrier();
+        r.leave();
+        fake.check();
+    });
+}
+
+/// Windows come and go while others carry traffic; a rank may deregister before its peer has stopped sending from its own.
+#[test]
+fn windows_come_and_go_under_traffic() {
+    processes("windows_come_and_go_under_traffic", 2, &[], |place| {
+        let fake = Fake::take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let before = descriptors();
+        let r = place.join(2);
+        let dst = Memory::Segments(1).window(&fake, &r, gpu, 1024);
+        let peer = 1 - r.rank;
+        let mut at = Vec::new();
+        for round in 0..20u64 {
+            // The same memory again and again, as an application does.
+            if at.len() < 2 {
+                at.push(fake.segments(gpu, &[65_536, 65_536], true));
+            }
+            let src = fake.register_at(&r, at[round as usize % 2], 16_384, 0);
+            place.barrier();
+            if round % 2 == r.rank as u64 {
+                // The peer still sends from its window of this number.
+                r.dereg(src.as_window());
+                place.barrier();
+            } else {
+                place.barrier();
+                let copies = fake.copies();
+                src.set(8190, round);
+                let requests: Vec<_> = (0..64)
+                    .map(|i| r.put(i % 2, (src.as_window(), 65_472), 4096, (dst.as_window(), 0), peer, None))
+                    .collect();
+                requests.into_iter().for_each(|q| r.wait(q));
+                assert_eq!(fake.copies(), copies, "through host memory");
+                r.dereg(src.as_window());
+            }
+            place.barrier();
+            assert_eq!(dst.get(6), if round % 2 == r.rank as u64 { round } else { dst.get(6) });
+            place.barrier();
+            // One window that is in use, and one that a peer has deregistered since this rank did.
+            assert!(fake.foreign() <= 1 + 2, "{} pieces are mapped in round {round}", fake.foreign());
+        }
+        r.dereg(dst.as_window());
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        let left = descriptors() - before;
+        // What the fake driver has for this process's own memory.
+        assert!(left <= 5, "{left} descriptors more than before");
+        fake.check();
+    });
+}
+
+/// A request fails with this rank's peer; nothing hangs.
+fn fails(r: &Rank, request: *mut c_void) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut done = 0;
+    // SAFETY: plain call.
+    while unsafe { T.test.unwrap()(r.coll, request, &mut done) } == NcclResult::SUCCESS {
+        assert!(done == 0, "the operation came out well");
+        assert!(Instant::now() < end, "neither done nor failed");
+    }
+}
+
+#[test]
+fn a_put_to_a_window_that_is_gone_fails_at_its_sender() {
+    processes("a_put_to_a_window_that_is_gone_fails_at_its_sender", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        let src = Memory::Segments(1).window(&fake, &r, 0, 64);
+        let dst = Memory::Segments(1).window(&fake, &r, 0, 64);
+        if r.rank == 1 {
+            r.dereg(dst.as_window());
+        }
+        place.barrier();
+        if r.rank == 0 {
+            fails(&r, r.put(0, (src.as_window(), 0), 64, (dst.as_window(), 0), 1, None));
+        }
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
+#[test]
+fn a_fault_on_the_receivers_gpu_fails_the_senders_operation() {
+    processes("a_fault_on_the_receivers_gpu_fails_the_senders_operation", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        let src = Memory::Segments(1).window(&fake, &r, 0, 64);
+        if r.rank == 1 {
+            fake.inject("gpu", 700);
+        }
+        place.barrier();
+        if r.rank == 0 {
+            fails(&r, r.put(0, (src.as_window(), 0), 64, (src.as_window(), 64), 1, None));
+        }
+        place.barrier();
+        r.leave();
+        fake.check();
+    });
+}
+
+/// Rank 1 is killed while copies are on their way: into it, out of it, or got by it.
+fn killed(place: &Place, from: usize) {
+    let fake = Fake::take();
+    fake.settings(false, 2000);
+    let _context = fake.enter(0);
+    let r = place.join(1);
+    let src = Memory::Segments(1).window(&fake, &r, 0, 1 << 17);
+    let dst = Memory::Segments(1).window(&fake, &r, 0, 1 << 17);
+    place.barrier();
+    let put = |peer| r.put(0, (src.as_window(), 0), 1 << 20, (dst.as_window(), 0), peer, None);
+    if r.rank == 1 {
+        if from == 1 {
+            for _ in 0..64 {
+                put(0);
+            }
+        }
+        // Time for the first of them.
+        std::thread::sleep(Duration::from_millis(20));
+        place.word(0).store(1, Ordering::SeqCst);
+        // SAFETY: ends this process.
+        unsafe { libc::raise(libc::SIGKILL) };
+    }
+    if from == 0 {
+        let requests: Vec<_> = (0..1000).map(|_| put(1)).collect();
+        fails(&r, requests[999]);
+    } else {
+        let end = Instant::now() + Duration::from_secs(60);
+        let mut error = false;
+        while !error {
+            assert!(Instant::now() < end, "the death was not noticed");
+            let mut request = null_mut();
+            // SAFETY: plain calls.
+            unsafe {
+                let handle = src.as_window().handle;
+                let _ = T.iput.unwrap()(r.ctx, 0, 0, handle, 8, 0, handle, 1, 0, &mut request);
+                ok(T.query_last_error.unwrap()(r.ctx, &mut error));
+            }
+        }
+    }
+    assert_eq!(place.word(0).load(Ordering::SeqCst), 1);
+    // Its memory is given up with the next window that goes.
+    r.dereg(dst.as_window());
+    assert_eq!(fake.foreign(), 0);
+    r.leave();
+    fake.check();
+}
+
+#[test]
+fn a_receiver_is_killed() {
+    processes("a_receiver_is_killed", 2, &[1], |p| killed(p, 0));
+}
+
+#[test]
+fn a_sender_is_killed() {
+    processes("a_sender_is_killed", 2, &[1], |p| killed(p, 1));
+}

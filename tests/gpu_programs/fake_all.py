@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Stands in for the executable of the GPU programs: says what they would say and writes the log that NCCL would write.
+
+FAKE_MOOD is a JSON object, "LAYOUT-FOLDER/PROGRAM": "fail", "hang", "crash" or "other plugin".
+FAKE_TRACE is a file that gets a line at the start and the end of each program, with the GPUs.
+"""
+import json
+import os
+import pathlib
+import sys
+import time
+
+LIMITS = {"two hops, copy + stream write": (8, 15.0, "us"), "two hops, stream write": (0, 8.0, "us"),
+          "batched copies, 64 a call": (8, 1.8, "M/s"), "cudaMemcpyPeerAsync, one way": (64 << 20, 400.0, "GB/s")}
+FIGURES = {"pingpong": [("put + signal round trip", 8, 16.5, "us"), ("signal round trip", 0, 12.0, "us")],
+           "flood": [("put + signal, 1 context", 8, 0.5, "M/s"), ("put + signal, 8 contexts", 8, 0.6, "M/s"),
+                     ("put + signal, 1 context, one way", 64 << 20, 380.0, "GB/s")],
+           "alltoall_large": [("all-to-all, a rank's bytes", 1 << 30, 3.0, "GB/s")],
+           "nccl_alltoall": [("all-to-all, a rank's bytes", 1 << 30, 1.5, "GB/s")]}
+
+
+def main():
+    arguments, programs = sys.argv[1:], []
+    while arguments and not arguments[0].startswith("-"):
+        programs.append(arguments.pop(0))
+    gpus = int(arguments[arguments.index("--gpus") + 1])
+    visible = os.environ["CUDA_VISIBLE_DEVICES"]
+    assert len(visible.split(",")) == gpus, visible
+    log = pathlib.Path(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())))
+    moods = json.loads(os.environ.get("FAKE_MOOD", "{}"))
+    plugin = os.environ.get("NCCL_RMA_PLUGIN") or os.environ.get("NCCL_GIN_PLUGIN")
+    version = pathlib.Path(os.environ["LD_LIBRARY_PATH"].split("/lib:")[0]).joinpath("version").read_text().strip()
+
+    def trace(what):
+        with open(os.environ["FAKE_TRACE"], "a") as file:
+            file.write(f"{what} {visible} {os.getpid()}\n")
+
+    for i, program in enumerate(programs):
+        print(f"BEGIN {program}\nLOG {log.name} {log.stat().st_size if log.exists() else 0}", flush=True)
+        trace("+")
+        mood = moods.get(f"{log.parent.name}/{program}", "")
+        with open(log, "a") as file:
+            if i == 0:
+                file.write(f"NCCL version {version}+cuda13.4\n")
+            if not plugin:
+                file.write("NET/Socket : Using [0]lo\n")
+            else:
+                loaded = "/elsewhere/liboxygin.so" if mood == "other plugin" else plugin
+                table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
+                file.write(f"Successfully loaded external plugin {loaded}\nLoaded {table}\n")
+                file.write("RMA/Plugin: Assigned plugin oxygin to comm\nfabric soft\n")
+                if "OXYGIN_SOFT_TRANSPORT" in os.environ:
+                    file.write("rank 1: over TCP\n")
+        time.sleep(float(os.environ.get("FAKE_SECONDS", "0.01")))
+        if program == "pingpong" and "OXYGIN_GPU_ISSUE" in os.environ:
+            print(f"| pingpong | set to {os.environ['OXYGIN_GPU_ISSUE']} | 0 | 1 | x |")
+        if program == "limits":
+            where = "two GPUs" if gpus == 2 else "one GPU"
+            for case, (size, value, unit) in LIMITS.items():
+                print(f"| limits | {where}: {case} | {size} | {value} | {unit} |")
+            print("NOTE limits: mmap fails with errno 524")
+        for case, size, value, unit in FIGURES.get(program, []):
+            print(f"| {program} | {case} | {size} | {value} | {unit} |")
+        trace("-")
+        if mood == "hang":
+            time.sleep(60)
+        if mood == "crash":
+            os._exit(9)
+        if mood == "fail":
+            print(f"FAIL {program} (0.10 s): a rank failed\n  rank 0, at 'start': wrong data", flush=True)
+        else:
+            print(f"PASS {program} (0.10 s)", flush=True)
+
+
+main()

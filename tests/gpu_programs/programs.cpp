@@ -1,0 +1,48 @@
+// Programs that end in every way, to be run by cuda/common/main.cu without a GPU.
+#include <signal.h>
+
+#include "ranks.cuh"
+
+namespace {
+
+void log_line(const char* text) {
+    std::string path = getenv("NCCL_DEBUG_FILE") ? getenv("NCCL_DEBUG_FILE") : "";
+    if (size_t at = path.find("%p"); at != path.npos) path.replace(at, 2, std::to_string(getpid()));
+    if (path.empty()) return;
+    FILE* file = fopen(path.c_str(), "a");
+    fprintf(file, "%s\n", text);
+    fclose(file);
+}
+
+PROGRAM(good) {
+    rank.id();
+    rank.barrier();
+    // In one process the ranks are threads.
+    rank.row("pid", 8, getpid(), "pid");
+    rank.note(format("host %s", getenv("NCCL_HOSTID") ? getenv("NCCL_HOSTID") : "none"));
+    log_line("good was here");
+    rank.barrier();
+}
+
+PROGRAM(absent) { throw Absent("there is no such thing"); }
+
+PROGRAM(bad) {
+    rank.stage("think");
+    if (rank.index == 1) throw Failure("rank 1 does not want to");
+    rank.barrier();
+}
+
+PROGRAM(crash) {
+    rank.stage("crash");
+    if (rank.index == 1) raise(SIGSEGV);
+    rank.barrier();
+}
+
+PROGRAM(hang) {
+    rank.stage("hang");
+    if (rank.index == 1)
+        for (;;) pause();
+    rank.barrier();
+}
+
+}  // namespace

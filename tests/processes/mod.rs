@@ -1,0 +1,135 @@
+//! Ranks in processes of their own: each test runs itself once more for every rank.
+
+use crate::common::{Job, Rank};
+use nccl_plugin_api::HANDLE_BYTES;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Set for a rank's process: rank, ranks, and the board's file.
+const ENV: &str = "OXYGIN_TEST_RANK";
+/// A job that takes longer hangs.
+const WITHIN: Duration = Duration::from_secs(60);
+
+const RANKS: usize = 8;
+
+/// Memory that all processes of a job see.
+#[repr(C)]
+struct Board {
+    arrived: AtomicU32,
+    round: AtomicU32,
+    failed: AtomicU32,
+    _gap: u32,
+    words: [AtomicU64; 16],
+    handles: [[AtomicU64; HANDLE_BYTES / 8]; RANKS],
+}
+
+/// One rank's place in a job.
+pub struct Place {
+    pub rank: usize,
+    pub nranks: usize,
+    board: &'static Board,
+    job: Arc<Job>,
+}
+
+impl Place {
+    fn open(spec: &str) -> Self {
+        let mut parts = spec.splitn(3, ' ');
+        let mut next = || parts.next().unwrap();
+        let (rank, nranks) = (next().parse().unwrap(), next().parse().unwrap());
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(next()).unwrap();
+        let bytes = std::mem::size_of::<Board>();
+        // SAFETY: a new mapping of a file that has as many bytes; all of it is atomic.
+        let board = unsafe {
+            let (rw, fd) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(&file));
+            let at = libc::mmap(std::ptr::null_mut(), bytes, rw, libc::MAP_SHARED, fd, 0);
+            assert!(at != libc::MAP_FAILED);
+            &*at.cast::<Board>()
+        };
+        Self { rank, nranks, board, job: Job::apart(nranks) }
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self) {
+        let b = self.board;
+        let round = b.round.load(Ordering::SeqCst);
+        if b.arrived.fetch_add(1, Ordering::SeqCst) + 1 == self.nranks as u32 {
+            b.arrived.store(0, Ordering::SeqCst);
+            b.round.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        while b.round.load(Ordering::SeqCst) == round {
+            assert_eq!(b.failed.load(Ordering::SeqCst), 0, "another rank failed");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// A word that all ranks see.
+    pub fn word(&self, i: usize) -> &AtomicU64 {
+        &self.board.words[i]
+    }
+
+    /// Joins the communicator of the job.
+    pub fn join(&self, contexts: i32) -> Rank {
+        Rank::join_by(&self.job, self.rank, contexts, |mine| {
+            for (place, bytes) in self.board.handles[self.rank].iter().zip(mine.chunks_exact(8)) {
+                place.store(u64::from_ne_bytes(bytes.try_into().unwrap()), Ordering::SeqCst);
+            }
+            self.barrier();
+            let read = |rank: usize| {
+                let mut handle = [0; HANDLE_BYTES];
+                for (bytes, place) in handle.chunks_exact_mut(8).zip(&self.board.handles[rank]) {
+                    bytes.copy_from_slice(&place.load(Ordering::SeqCst).to_ne_bytes());
+                }
+                handle
+            };
+            let all = (0..self.nranks).map(read).collect();
+            self.barrier();
+            all
+        })
+    }
+}
+
+fn spawn(name: &str, rank: usize, nranks: usize, board: &std::path::Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(ENV, format!("{rank} {nranks} {}", board.display()))
+        .spawn()
+        .unwrap()
+}
+
+/// Runs `body` in `nranks` processes; `name` is the calling test's. Ranks in `doomed` are expected to be killed.
+pub fn processes(name: &str, nranks: usize, doomed: &[usize], body: impl FnOnce(&Place)) {
+    assert!(nranks <= RANKS);
+    if let Ok(spec) = std::env::var(ENV) {
+        return body(&Place::open(&spec));
+    }
+    let board = std::env::temp_dir().join(format!("oxygin-board-{}-{name}", std::process::id()));
+    std::fs::write(&board, vec![0; std::mem::size_of::<Board>()]).unwrap();
+    let mut children: Vec<_> = (0..nranks).map(|rank| (rank, spawn(name, rank, nranks, &board))).collect();
+    let watch = Place::open(&format!("0 {nranks} {}", board.display()));
+    let end = Instant::now() + WITHIN;
+    let mut failed = Vec::new();
+    while !children.is_empty() {
+        children.retain_mut(|(rank, child)| match child.try_wait().unwrap() {
+            None => true,
+            Some(status) => {
+                if status.success() == doomed.contains(rank) {
+                    failed.push(format!("rank {rank}: {status}"));
+                    watch.board.failed.store(1, Ordering::SeqCst);
+                }
+                false
+            }
+        });
+        if Instant::now() > end {
+            for (rank, child) in &mut children {
+                failed.push(format!("rank {rank} hangs"));
+                let _ = child.kill();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::fs::remove_file(&board).unwrap();
+    assert!(failed.is_empty(), "{failed:?}");
+}
