@@ -429,8 +429,16 @@ fn fails_by(bytes: usize, threads: u32, inject: &(impl Fn(&Fake) + Sync)) {
         let _context = fake.enter(r.rank as i32);
         let src = fake.window(r, r.rank as i32, BYTES / 8, 0);
         let dst = fake.window(r, r.rank as i32, BYTES / 8, 0);
+        let sig = fake.signals(r, r.rank as i32, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
         if r.rank == 0 {
-            r.wait(r.put(0, (src.as_window(), 0), 8, (dst.as_window(), 0), 1, None));
+            let signal = Some((sig.as_window(), 0, 1));
+            r.wait(r.put(0, (src.as_window(), 0), 8, (dst.as_window(), 0), 1, signal));
+        } else {
+            sig.wait(r, 0, 1);
+        }
+        // The connections are up and rank 1's GPU has nothing to do: the fault is rank 0's.
+        r.job.barrier.wait();
+        if r.rank == 0 {
             inject(&fake);
             let mut request = null_mut();
             // SAFETY: registered windows.

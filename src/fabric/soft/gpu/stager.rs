@@ -14,8 +14,6 @@ use oxygin_ffi::cuda::Context;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a large slot: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
-pub const LARGE: u64 = 256 << 10;
 /// Bytes of a small slot: the largest payload of the express connection.
 pub const SMALL: u64 = 8 << 10;
 /// Small slots of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
@@ -33,15 +31,16 @@ pub struct Stager {
 }
 
 impl Stager {
-    /// See [`LARGE`].
-    pub const LARGE: u64 = LARGE;
+    /// Bytes of a large slot: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
+    pub const LARGE: u64 = 256 << 10;
 
     /// Allocates for `conns` connections with bulk. Set-up only.
     pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
-        let pair = || Ok([Slots::open(rank, context, LARGE, large)?, Slots::open(rank, context, SMALL, SMALL_SLOTS)?]);
+        let pair =
+            || Ok([Slots::open(rank, context, Self::LARGE, large)?, Slots::open(rank, context, SMALL, SMALL_SLOTS)?]);
         let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
-        let mib = (2 * (u64::from(large) * LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
+        let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
     }
@@ -79,7 +78,7 @@ impl Stager {
         key & GPU_BIT != 0 && holds(&self.windows.read(), key, addr, len)
     }
 
-    /// Starts to bring `len` bytes, at most [`LARGE`], from a window to a slot. `None`: no slot is free now.
+    /// Starts to bring `len` bytes, at most [`Stager::LARGE`], from a window to a slot. `None`: no slot is free now.
     pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<Lease>> {
         let slots = &self.fetch[usize::from(len <= SMALL)];
         // Held until the copy is queued: a window that goes waits for what was queued.
@@ -92,7 +91,7 @@ impl Stager {
         Ok(Some(lease))
     }
 
-    /// A slot for `len` bytes, at most [`LARGE`], that will go to GPU memory. `None`: none is free now.
+    /// A slot for `len` bytes, at most [`Stager::LARGE`], that will go to GPU memory. `None`: none is free now.
     pub fn slot(&self, len: u64) -> Result<Option<Lease>> {
         self.store[usize::from(len <= SMALL)].take()
     }
