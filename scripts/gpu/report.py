@@ -1,5 +1,6 @@
 """What was measured beside what it is compared with, the tables and the summary."""
 import json
+import re
 
 from .layouts import LAYOUTS
 
@@ -184,7 +185,8 @@ def summary(reports, most=10_000):
     for r in reports:
         for x in r["results"]:
             if x["status"] in ("fail", "hang", "not ours"):
-                why = " | ".join(x.get("why", []))[-600:]
+                # Without the program's name and time, to see what fails alike.
+                why = re.sub(r"^FAIL \S+ \([\d.]+ s\): ", "", " | ".join(x.get("why", [])))[-600:]
                 seen.setdefault(why, []).append(f"{r['nccl']} {x['layout']} {x['program']} {x['status']}")
     for why, cells in seen.items():
         more = "\n" + ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "") + "\n    " + why
