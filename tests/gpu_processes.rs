@@ -1,6 +1,5 @@
 //! GPU windows between processes of one host, through the RMA v16 table, on the fake CUDA driver.
 
-#[allow(dead_code, reason = "ranks are processes here, not threads")]
 mod common;
 mod gpu_support;
 mod processes;

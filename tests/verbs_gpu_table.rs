@@ -1,6 +1,5 @@
 //! GPU windows over verbs through the RMA v16 table, as NCCL registers and uses them.
 
-#[allow(dead_code, reason = "windows are in GPU memory here")]
 mod common;
 mod verbs_gpu_support;
 mod verbs_support;
