@@ -506,8 +506,9 @@ impl Conn {
         self.lent
     }
 
+    /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
     fn may_ask(&self, len: usize) -> bool {
-        self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
+        !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }
 
     fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {

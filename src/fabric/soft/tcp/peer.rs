@@ -433,13 +433,7 @@ impl Tcp {
         if peer.link_staging.load(Ordering::Acquire) {
             moved |= self.nudge(peer);
             let mut first = 0;
-            loop {
-                let Some(link) = peer.link.try_lock() else {
-                    self.gpu.renew();
-                    break;
-                };
-                let Some(stripe) = link.starved(first) else { break };
-                drop(link);
+            while let Some(stripe) = self.starved(peer, first) {
                 moved |= self.link_event(peer, stripe, libc::EPOLLIN as u32);
                 first = stripe + 1;
             }
@@ -450,6 +444,22 @@ impl Tcp {
             }
         }
         moved
+    }
+
+    /// The next connection of the link, from `first` on, that waits for a slot.
+    fn starved(&self, peer: &Peer, first: usize) -> Option<usize> {
+        let Some(link) = peer.link.try_lock() else {
+            self.gpu.renew();
+            return None;
+        };
+        let starved = link.starved(first);
+        drop(link);
+        // As in `drive`: whoever came meanwhile has left its work to us.
+        fence(Ordering::SeqCst);
+        if peer.pending.load(Ordering::Acquire) {
+            self.nudge(peer);
+        }
+        starved
     }
 
     /// `Err`: the connection is over.
