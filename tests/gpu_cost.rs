@@ -98,7 +98,7 @@ fn flood(
 #[ignore = "a benchmark"]
 fn cost() {
     let ways = std::env::var("WAYS").unwrap_or_else(|_| {
-        "merge=1 merge=0 gather=1 gather=1,merge=0,fenced gather=16 gather=32 flights=1 flights=3 copy=batch".into()
+        "merge=1 merge=0 gather=1 gather=1,merge=0 gather=16 gather=32 flights=1 flights=3 copy=batch".into()
     });
     for way in ways.split(' ') {
         let fake = Fake::take();

@@ -1,4 +1,4 @@
-//! How the engine uses the driver: limits, order without needless barriers, what gathers and merges, what fails and who
+//! How the engine uses the driver: limits, what gathers and merges, what fails and who
 //! learns of it. Through the RMA v16 table, on the fake CUDA driver.
 
 mod common;
@@ -12,8 +12,8 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// Every way that `OXYGIN_GPU_ISSUE` offers.
-const WAYS: [&str; 7] =
-    ["merge=1", "fenced", "copy=device", "copy=batch,split", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
+const WAYS: [&str; 6] =
+    ["merge=1", "copy=device", "copy=batch,split", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
 
 /// A flight as full as it gets: the driver takes fewer than 256 stores a call.
 #[test]

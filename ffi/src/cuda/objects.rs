@@ -352,8 +352,7 @@ impl Stream {
         self.cuda.check("cuMemcpyBatchAsync", code)
     }
 
-    /// Starts stores and additions, in their order, after what was started before. A store without a barrier may
-    /// become visible earlier.
+    /// Starts stores and additions, in their order, after what was started before.
     ///
     /// # Safety
     /// The words stay valid until the stream is past them.

@@ -43,9 +43,6 @@ pub const CU_MEMORYTYPE_DEVICE: c_uint = 2;
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`: streams can add to memory (CUDA 13 and later).
 pub const CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
 
-/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: the store may become visible before stores that were issued before it.
-pub const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER: c_uint = 1;
-
 const CU_STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 const CU_STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 const CU_STREAM_MEM_OP_ATOMIC_REDUCTION: c_uint = 8;
@@ -94,23 +91,12 @@ impl MemOp {
         self
     }
 
-    /// The store without the memory barrier before it: it may become visible before stores that were issued before it.
-    pub fn unfenced(mut self) -> Self {
-        debug_assert!(matches!(self.parse(), Some((_, MemOpKind::Write32(_) | MemOpKind::Write64(_)))));
-        self.0[3] = CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER.into();
-        self
-    }
-
-    /// Whether it is a store without a memory barrier.
-    pub fn is_unfenced(&self) -> bool {
-        let is_store = !matches!(self.parse(), Some((_, MemOpKind::Add64(_))) | None);
-        is_store && self.0[3] as c_uint & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0
-    }
-
     /// The address and what happens there; `None`: an operation that oxygin does not use.
     pub fn parse(&self) -> Option<(CUdeviceptr, MemOpKind)> {
         let w = &self.0;
         match w[0] as c_uint {
+            // Flags: CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is refused by real drivers.
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_64 if w[3] as c_uint != 0 => None,
             CU_STREAM_MEM_OP_WRITE_VALUE_32 => Some((w[1], MemOpKind::Write32(w[2] as u32))),
             CU_STREAM_MEM_OP_WRITE_VALUE_64 => Some((w[1], MemOpKind::Write64(w[2]))),
             CU_STREAM_MEM_OP_ATOMIC_REDUCTION if w[1] == (REDUCTION_ADD | REDUCTION_U64 << 32) => {

@@ -309,11 +309,10 @@ pub unsafe extern "C" fn cuStreamWriteValue64_v2(
 ) -> CUresult {
     in_context!("cuStreamWriteValue64");
     let op = MemOp::write64(at, value);
-    let op = match flags {
-        0 => op,
-        CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER => op.unfenced(),
-        _ => return CUDA_ERROR_INVALID_VALUE,
-    };
+    // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER "is not supported in the v2 API", and real drivers refuse it.
+    if flags != 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     unsafe { store("cuStreamWriteValue64", stream, vec![op]) }
 }
 

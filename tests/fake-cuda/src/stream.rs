@@ -85,16 +85,10 @@ impl FakeStream {
         }
     }
 
-    pub fn push(&self, mut work: Work) -> CUresult {
+    pub fn push(&self, work: Work) -> CUresult {
         let error = self.progress.error.load(Ordering::Acquire);
         if error != CUDA_SUCCESS {
             return error;
-        }
-        // A store without a barrier may overtake everything that was issued before it; here it always does.
-        if let Work::Ops(ops) = &mut work {
-            let early = ops.iter().copied().filter(MemOp::is_unfenced).collect();
-            ops.retain(|op| !op.is_unfenced());
-            run(Work::Ops(early));
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
         UNFINISHED.fetch_add(1, Ordering::AcqRel);

@@ -51,8 +51,6 @@ pub struct Batch {
     tags: Vec<Tag>,
     pub finished: Vec<Owner>,
     pub outward: Vec<Outward>,
-    /// Everything before this flight is visible already.
-    is_first: bool,
     merge: bool,
     /// Signals that were read from memory, and their values once this flight is done. A kernel that resets a signal
     /// does so between its signals, never among several that are on their way.
@@ -105,7 +103,6 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
 impl Batch {
     /// An empty one for the next flight of `s`.
     pub fn begin(mut self, s: &State) -> Self {
-        self.is_first = s.small.is_empty() && !s.tuning.fenced;
         self.merge = s.tuning.merge;
         self
     }
@@ -131,8 +128,9 @@ impl Batch {
         self.read.clear();
     }
 
-    /// The last thing that a flight does. Always behind a barrier: whoever sees the flag may rely on everything before
-    /// it being visible, which is what lets the next flight do without.
+    /// The last thing that a flight does. As every store behind a memory barrier: whoever sees the flag may rely on
+    /// everything before it being visible. (Stores without one, `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, are refused by
+    /// the driver's present interface.)
     pub fn raise_flag(&mut self, at: u64, number: u64) {
         self.ops.push(MemOp::write64(at, number));
     }
@@ -167,10 +165,7 @@ impl Batch {
             (End::Host(from), End::Gpu(to)) if inline(left, to) => {
                 // SAFETY: the source is readable (Context::put; or in a held window).
                 let store = unsafe { inline_store(from, left, to) };
-                // Puts have no order but behind earlier signals' flights, which `is_first` says are visible; whatever
-                // signal follows this store has a barrier.
-                let is_free = self.is_first && self.tags.iter().all(|t| t.kind == Kind::Data);
-                self.push_op(op, if is_free { store.unfenced() } else { store }, to, Kind::Data);
+                self.push_op(op, store, to, Kind::Data);
                 op.done += left;
             }
             (End::Host(from), End::Gpu(to)) => {
@@ -250,15 +245,10 @@ impl Batch {
     /// Stores a signal's new value; in place of the last one if that may be visible when this one is.
     fn store_signal(&mut self, op: &Op, at: u64, value: u64) {
         if let Some(i) = self.last(op, at, Kind::Sum) {
-            // With the barrier that the first one may have done without: this addition may have copies before it.
             self.ops[i] = MemOp::write64(at, value);
             return;
         }
-        // A barrier orders what came before. Where that is nothing, in this flight and in earlier ones whose flags
-        // (raised behind a barrier) have been seen, none is needed.
-        let is_free = self.is_first && !self.has_work();
-        let store = MemOp::write64(at, value);
-        self.push_op(op, if is_free { store.unfenced() } else { store }, at, Kind::Sum);
+        self.push_op(op, MemOp::write64(at, value), at, Kind::Sum);
     }
 
     /// The entry that a signal may join: the last one at its address, unless its own lane has stored something since,
@@ -363,9 +353,9 @@ mod tests {
         Op::copy(owner, nowhere, nowhere, 0)
     }
 
-    fn stores(batch: &Batch) -> Vec<(u64, u64, bool)> {
+    fn stores(batch: &Batch) -> Vec<(u64, u64)> {
         let parts = |m: &MemOp| match m.parse() {
-            Some((at, MemOpKind::Write64(value))) => (at, value, m.is_unfenced()),
+            Some((at, MemOpKind::Write64(value))) => (at, value),
             other => panic!("{other:?}"),
         };
         batch.ops.iter().map(parts).collect()
@@ -377,33 +367,13 @@ mod tests {
         let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
             let mut batch = Batch { merge: true, ..Batch::default() };
             signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value));
-            stores(&batch).into_iter().map(|(at, value, _)| (at, value)).collect::<Vec<_>>()
+            stores(&batch)
         };
         assert_eq!(run(&[(&a, X, 1), (&b, Y, 1), (&a, X, 2), (&b, Y, 2)]), [(X, 2), (Y, 2)]);
         assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&a, X, 3)]), [(X, 3)]);
         assert_eq!(run(&[(&a, X, 1), (&a, Y, 1), (&a, X, 2)]), [(X, 1), (Y, 1), (X, 2)]);
         // b's own addition to X is in the first entry, but its Y came after.
         assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&b, Y, 1), (&b, X, 3)]), [(X, 2), (Y, 1), (X, 3)]);
-    }
-
-    #[test]
-    fn only_a_first_signal_alone_goes_without_a_barrier() {
-        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
-        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
-        batch.store_signal(&op(&lane), X, 1);
-        batch.store_signal(&op(&lane), Y, 1);
-        batch.raise_flag(0x3000, 1);
-        assert_eq!(stores(&batch), [(X, 1, true), (Y, 1, false), (0x3000, 1, false)]);
-        // What joins it may come with a copy.
-        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
-        batch.store_signal(&op(&lane), X, 1);
-        batch.copy(0x4000, 0x5000, 8);
-        batch.store_signal(&op(&lane), X, 2);
-        assert_eq!(stores(&batch), [(X, 2, false)]);
-        let mut batch = Batch { merge: true, is_first: true, ..Batch::default() };
-        batch.copy(0x4000, 0x5000, 8);
-        batch.store_signal(&op(&lane), X, 1);
-        assert_eq!(stores(&batch), [(X, 1, false)]);
     }
 
     #[test]

@@ -7,8 +7,6 @@ use oxygin_ffi::cuda::{Calls, LoneCopy};
 pub struct Tuning {
     /// Driver calls.
     pub calls: Calls,
-    /// A memory barrier before every store, needed or not.
-    pub fenced: bool,
     /// Flights that may be up at once: with 2 the GPU need not idle between them.
     pub flights: usize,
     /// Operations that must have gathered before a flight starts while another is up. Starting one costs the caller
@@ -24,14 +22,14 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { calls: Calls::default(), fenced: false, flights: 2, gather: 8, bulk: 4 << 20, merge: true }
+        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true }
     }
 }
 
 /// What `parse` takes, for people.
 pub const ACCEPTED: &str =
     "words with commas between: copy=any, copy=device or copy=batch (the call for a lone copy), \
-                            fenced (a barrier before every store), split (the flag in a call of its own), \
+                            split (the flag in a call of its own), \
                             flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1";
 
 impl Tuning {
@@ -44,7 +42,6 @@ impl Tuning {
                 ("copy", "any") => t.calls.lone_copy = LoneCopy::Any,
                 ("copy", "device") => t.calls.lone_copy = LoneCopy::Device,
                 ("copy", "batch") => t.calls.lone_copy = LoneCopy::Batch,
-                ("fenced", "") => t.fenced = true,
                 ("split", "") => t.calls.split = true,
                 ("merge", "0") => t.merge = false,
                 ("merge", "1") => t.merge = true,
@@ -64,10 +61,10 @@ mod tests {
 
     #[test]
     fn words() {
-        let t = Tuning::parse("copy=batch, fenced,flights=3,gather=1,bulk=0,merge=0,split").expect("all words exist");
+        let t = Tuning::parse("copy=batch, flights=3,gather=1,bulk=0,merge=0,split").expect("all words exist");
         assert_eq!(t.calls, Calls { lone_copy: LoneCopy::Batch, split: true });
-        assert_eq!((t.fenced, t.flights, t.gather, t.bulk, t.merge), (true, 3, 1, 0, false));
-        for wrong in ["", "copy", "copy=fast", "fenced=1", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
+        assert_eq!((t.flights, t.gather, t.bulk, t.merge), (3, 1, 0, false));
+        for wrong in ["", "copy", "copy=fast", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
             assert_eq!(Tuning::parse(wrong), None, "{wrong}");
         }
     }
