@@ -185,6 +185,14 @@ fn strangers_at_the_port_are_refused_and_disturb_nobody() {
     let said = refused(2, hasty());
     assert!(said[0].contains("it refuses the connection"), "{}", said[0]);
     fake.check_clean();
+    // One that knocks when all peers are in is never looked at, and goes with the listener.
+    fake.set("cm_garbage", 3);
+    let before = fake.count("cm_rejected");
+    let ranks = Job { ranks: 1, ..Default::default() }.start();
+    assert_eq!(fake.count("cm_rejected"), before);
+    assert_eq!(fake.count("live_cm_ids"), 2, "both ends of one connection");
+    drop(ranks);
+    fake.check_clean();
 }
 
 #[test]

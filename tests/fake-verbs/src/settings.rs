@@ -49,7 +49,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("cm_resolve", 0),
     // iWARP: an errno that connections are not made for; -1: no answer.
     ("cm_connect", 0),
-    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token.
+    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token; 3: a stranger's comes
+    // after the connection stands.
     ("cm_garbage", 0),
     // Seed of everything random.
     ("seed", 1),
