@@ -41,6 +41,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),
+    // What is posted behind reads, without a fence, is carried out and complete before them.
+    ("overtake", 0),
     // iWARP: rdma_create_event_channel fails with this errno.
     ("cm_errno", 0),
     // iWARP: whether the host's addresses lead to the device.
