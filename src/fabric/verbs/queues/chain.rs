@@ -117,7 +117,9 @@ impl Queues {
             let mut wr = blank();
             let sge = match next {
                 Next::Data(bytes) => {
-                    wr.opcode = if op.kind == Kind::Get { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
+                    // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
+                    let read = op.kind == Kind::Get && bytes > 0;
+                    wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
                     wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
                     wr.num_sge = i32::from(bytes > 0);
                     step.offset += u64::from(bytes);
