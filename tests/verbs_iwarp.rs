@@ -185,6 +185,14 @@ fn strangers_at_the_port_are_refused_and_disturb_nobody() {
     let said = refused(2, hasty());
     assert!(said[0].contains("it refuses the connection"), "{}", said[0]);
     fake.check_clean();
+    // One that knocks when all peers are in is never looked at, and goes with the listener.
+    fake.set("cm_garbage", 3);
+    let before = fake.count("cm_rejected");
+    let ranks = Job { ranks: 1, ..Default::default() }.start();
+    assert_eq!(fake.count("cm_rejected"), before);
+    assert_eq!(fake.count("live_cm_ids"), 2, "both ends of one connection");
+    drop(ranks);
+    fake.check_clean();
 }
 
 #[test]
@@ -208,6 +216,31 @@ fn a_peer_that_closes_is_an_error_only_to_who_goes_on() {
     };
     assert!(e.message().contains("rank 2") && e.message().contains("closed the connection"), "{e}");
     assert!(a.contexts[0].has_error());
+    drop(ranks);
+    fake.check_clean();
+}
+
+#[test]
+fn a_get_is_complete_with_its_data_though_devices_let_others_overtake_it() {
+    let fake = take();
+    fake.set("late", 1);
+    fake.set("overtake", 1);
+    let ranks = Job::default().start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    for round in 1..200 {
+        b.data.memory.store(0, round);
+        // SAFETY: the windows outlive the operations.
+        let (first, second) = unsafe {
+            let first = a.contexts[0].get(1, &get(a, 0, b, 0, 8)).unwrap();
+            // In one chain with the get, and in one of its own.
+            let more = Put { more: round % 2 == 0, signal: signal(b, 0, 1), ..put(a, 8, b, 8, 8) };
+            a.contexts[0].put(1, &more).unwrap();
+            (first, a.contexts[0].put(1, &put(a, 8, b, 8, 8)).unwrap())
+        };
+        finish(&a.contexts[0], 1, first);
+        assert_eq!(a.data.memory.word(0), round);
+        finish(&a.contexts[0], 1, second);
+    }
     drop(ranks);
     fake.check_clean();
 }

@@ -196,6 +196,17 @@ pub struct World<'a> {
     pub target: Target,
     /// How many contexts there are.
     pub contexts: usize,
+    mapped: Mapped,
+}
+
+/// Keeps the library mapped for good, unless it is taken out: threads of a communicator that was not torn down, because
+/// its case failed, still run in it.
+struct Mapped(Option<Table>);
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        std::mem::forget(self.0.take());
+    }
 }
 
 fn named(call: &'static str, code: NcclResult) -> Outcome<()> {
@@ -225,6 +236,7 @@ impl<'a> World<'a> {
         let contexts = if table.kind().has_contexts() { contexts } else { 1 };
         let config = ContextConfig { n_contexts: contexts as i32, ..ContextConfig::default() };
         let mut instance = null_mut();
+        let mapped = Mapped(Some(table.clone()));
         seat.enter("init");
         // SAFETY: as NCCL does: valid places for results, objects in their order.
         unsafe {
@@ -253,7 +265,7 @@ impl<'a> World<'a> {
                 named("createContext", code)?;
             }
             seat.beat();
-            Ok(Self { seat, table, instance, target: Target { coll_comm, ctx }, contexts })
+            Ok(Self { seat, table, instance, target: Target { coll_comm, ctx }, contexts, mapped })
         }
     }
 
@@ -509,7 +521,7 @@ impl<'a> World<'a> {
     }
 
     /// Takes everything down in NCCL's order once the ranks of `living` are here.
-    pub fn close_among(self, living: &[usize], windows: &[&Window]) -> Outcome<()> {
+    pub fn close_among(mut self, living: &[usize], windows: &[&Window]) -> Outcome<()> {
         // Peers may still be sending here.
         self.seat.barrier_among(living)?;
         for window in windows {
@@ -526,6 +538,7 @@ impl<'a> World<'a> {
             self.seat.enter("finalize");
             named("finalize", self.table.finalize(self.instance))?;
         }
+        self.mapped.0 = None;
         self.seat.beat();
         Ok(())
     }

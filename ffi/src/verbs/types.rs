@@ -624,6 +624,8 @@ pub const IBV_WR_SEND: c_uint = 2;
 pub const IBV_WR_RDMA_READ: c_uint = 4;
 /// `IBV_WR_ATOMIC_FETCH_AND_ADD`.
 pub const IBV_WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
+/// `IBV_SEND_FENCE`: starts when all reads posted before it are complete.
+pub const IBV_SEND_FENCE: c_uint = 1 << 0;
 /// `IBV_SEND_SIGNALED`.
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 /// `IBV_SEND_SOLICITED`.

@@ -157,6 +157,8 @@ pub struct Lane {
     pub sent: u32,
     /// Entries taken by work requests behind which no completion comes yet.
     pub unsignalled: u32,
+    /// The newest get that is in the send queue, in part or wholly.
+    pub last_get: Option<u32>,
     /// Bytes of the first waiting operation that are in the send queue.
     pub offset: u64,
     /// Operations that wait, oldest first.
@@ -186,6 +188,7 @@ impl Lane {
             straight: 0,
             sent: 0,
             unsignalled: 0,
+            last_get: None,
             offset: 0,
             backlog: VecDeque::new(),
             flush_from: None,
@@ -284,6 +287,11 @@ impl Lane {
     /// Gives them back.
     pub fn give(&mut self, slots: u32) {
         self.used = self.used.saturating_sub(slots);
+    }
+
+    /// Whether a get is in the send queue; `completed` is the newest operation that is complete.
+    pub fn is_reading(&self, completed: u32) -> bool {
+        self.last_get.is_some_and(|number| number.wrapping_sub(completed) as i32 > 0)
     }
 
     /// Whether the send queue is empty.

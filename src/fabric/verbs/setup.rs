@@ -242,6 +242,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
             scratch_lkey,
             rank: joined.world.rank,
             closes: fabric.iwarp.is_some(),
+            overtakes: fabric.iwarp.is_some(),
         };
         if let (Some(home), Some(door)) = (&fabric.iwarp, context.door.take()) {
             let visit = Visit {

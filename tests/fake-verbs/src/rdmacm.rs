@@ -41,6 +41,8 @@ struct Id {
     /// The other end.
     peer: usize,
     connected: bool,
+    /// A connect request that is neither accepted nor refused.
+    asked: bool,
 }
 
 #[derive(Default)]
@@ -79,6 +81,50 @@ impl Cm {
         drop(world);
         self.say(RDMA_CM_EVENT_DISCONNECTED, id, 0);
         self.say(RDMA_CM_EVENT_DISCONNECTED, peer, 0);
+    }
+
+    /// A connect request that nobody waits for the answer of.
+    fn knock(&mut self, channel: usize, listener: usize) {
+        let stranger = make_id(self, channel) as usize;
+        self.push(RDMA_CM_EVENT_CONNECT_REQUEST, stranger, listener, 0, b"GET / HTTP/1.1");
+    }
+
+    fn refuse(&mut self, id: usize) {
+        let Some(one) = self.ids.get_mut(&id).filter(|i| i.asked) else { return };
+        one.asked = false;
+        let peer = one.peer;
+        self.say(RDMA_CM_EVENT_REJECTED, peer, -libc::ECONNREFUSED);
+    }
+
+    /// Ends an identifier. As in the kernel, an unanswered request is refused, and a listener takes with it the requests
+    /// that nobody has read.
+    unsafe fn end(&mut self, id: usize) {
+        self.cut(id);
+        self.refuse(id);
+        self.ids.remove(&id);
+        let mut unread = Vec::new();
+        for (fd, queue) in self.channels.values_mut() {
+            let before = queue.len();
+            queue.retain(|w| {
+                if w.listener == id {
+                    unread.push(w.id);
+                }
+                w.id != id && w.listener != id
+            });
+            let mut count = 0u64;
+            for _ in queue.len()..before {
+                unsafe { libc::read(*fd, (&raw mut count).cast(), 8) };
+            }
+        }
+        world().settings.count("live_cm_ids", -1);
+        let at = unsafe { Box::from_raw(id as *mut rdma_cm_id) };
+        if !at.verbs.is_null() {
+            drop(unsafe { Box::from_raw((*at.verbs).device) });
+            drop(unsafe { Box::from_raw(at.verbs) });
+        }
+        for request in unread {
+            unsafe { self.end(request) };
+        }
     }
 }
 
@@ -178,23 +224,7 @@ pub unsafe extern "C" fn rdma_create_id(
 
 #[no_mangle]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    let mut cm = cm();
-    cm.cut(id as usize);
-    cm.ids.remove(&(id as usize));
-    for (fd, queue) in cm.channels.values_mut() {
-        let before = queue.len();
-        queue.retain(|w| w.id != id as usize && w.listener != id as usize);
-        let mut count = 0u64;
-        for _ in queue.len()..before {
-            unsafe { libc::read(*fd, (&raw mut count).cast(), 8) };
-        }
-    }
-    world().settings.count("live_cm_ids", -1);
-    let id = unsafe { Box::from_raw(id) };
-    if !id.verbs.is_null() {
-        drop(unsafe { Box::from_raw((*id.verbs).device) });
-        drop(unsafe { Box::from_raw(id.verbs) });
-    }
+    unsafe { cm().end(id as usize) };
     0
 }
 
@@ -285,14 +315,13 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
     let listener = cm.ids.iter().find(|(_, i)| i.listening && i.port == target).map(|(at, i)| (*at, i.channel));
     match (outcome, listener) {
         (0, Some((listener, channel))) => {
-            if garbage != 0 {
-                // Somebody else's connect request comes first, and nobody waits for its answer.
-                let stranger = make_id(&mut cm, channel) as usize;
-                cm.push(RDMA_CM_EVENT_CONNECT_REQUEST, stranger, listener, 0, b"GET / HTTP/1.1");
-                data[16] ^= u8::from(garbage == 2);
+            if garbage == 1 || garbage == 2 {
+                cm.knock(channel, listener);
             }
+            data[16] ^= u8::from(garbage == 2);
             let request = make_id(&mut cm, channel) as usize;
-            cm.ids.entry(request).or_default().peer = id as usize;
+            let one = cm.ids.entry(request).or_default();
+            (one.peer, one.asked) = (id as usize, true);
             cm.ids.entry(id as usize).or_default().peer = request;
             cm.push(RDMA_CM_EVENT_CONNECT_REQUEST, request, listener, 0, &data);
         }
@@ -308,7 +337,9 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     let qp = unsafe { (*param).qp_num };
     let mut cm = cm();
-    let Some(peer) = cm.ids.get(&(id as usize)).map(|i| i.peer) else { return refuse(libc::EINVAL) };
+    let Some((peer, channel)) = cm.ids.get(&(id as usize)).map(|i| (i.peer, i.channel)) else {
+        return refuse(libc::EINVAL);
+    };
     let Some(active) = cm.ids.get(&peer).map(|i| i.qp) else { return refuse(libc::ECONNRESET) };
     if let Err(errno) = world().link(active, qp) {
         return refuse(errno);
@@ -317,7 +348,12 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
         let one = cm.ids.entry(at).or_default();
         one.qp = qp;
         one.connected = true;
+        one.asked = false;
         cm.say(RDMA_CM_EVENT_ESTABLISHED, at, 0);
+    }
+    let listener = cm.ids.iter().find(|(_, i)| i.listening && i.channel == channel).map(|(at, _)| *at);
+    if let (3, Some(listener)) = (setting("cm_garbage"), listener) {
+        cm.knock(channel, listener);
     }
     0
 }
@@ -326,9 +362,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, _data: *const c_void, _len: u8) -> c_int {
     let mut cm = cm();
     world().settings.count("cm_rejected", 1);
-    if let Some(peer) = cm.ids.get(&(id as usize)).map(|i| i.peer) {
-        cm.say(RDMA_CM_EVENT_REJECTED, peer, -libc::ECONNREFUSED);
-    }
+    cm.refuse(id as usize);
     0
 }
 

@@ -41,6 +41,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),
+    // What is posted behind reads, without a fence, is carried out and complete before them.
+    ("overtake", 0),
     // iWARP: rdma_create_event_channel fails with this errno.
     ("cm_errno", 0),
     // iWARP: whether the host's addresses lead to the device.
@@ -49,7 +51,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("cm_resolve", 0),
     // iWARP: an errno that connections are not made for; -1: no answer.
     ("cm_connect", 0),
-    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token.
+    // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token; 3: a stranger's comes
+    // after the connection stands.
     ("cm_garbage", 0),
     // Seed of everything random.
     ("seed", 1),

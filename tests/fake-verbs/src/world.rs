@@ -228,7 +228,13 @@ impl World {
     pub fn run(&mut self, number: u32, steps: usize) {
         for _ in 0..steps {
             let Some(pair) = self.pairs.get_mut(&number) else { return };
-            let Some(send) = pair.sends.pop_front() else { return };
+            let at = if self.settings.get("overtake", 0) == 0 {
+                0
+            } else {
+                let next = pair.sends.iter().position(|s| s.wr.opcode != IBV_WR_RDMA_READ);
+                next.filter(|&i| pair.sends[i].wr.send_flags & IBV_SEND_FENCE == 0).unwrap_or(0)
+            };
+            let Some(send) = pair.sends.remove(at) else { return };
             let (wr, broken) = (send.wr, pair.attr.qp_state == IBV_QPS_ERR);
             let status = if broken { IBV_WC_WR_FLUSH_ERR } else { self.carry_out(number, &send) };
             if status == NOT_READY {

@@ -105,6 +105,7 @@ pub fn meet(door: Door, visit: Visit, peers: &[Peer]) -> Result<Connections> {
     }
     let Meeting { door, links, .. } = meeting;
     let Door { listener, channel, .. } = door;
+    // Requests that came too late to be read end with it: the kernel refuses them.
     drop(listener);
     Ok(Connections::new(links.into_values().map(|link| link.id).collect(), channel))
 }

@@ -30,6 +30,8 @@ struct Step {
     offset: u64,
     /// Signal messages among the work requests.
     messages: u32,
+    /// The newest get among them.
+    get: Option<u32>,
 }
 
 impl Chain {
@@ -75,6 +77,7 @@ impl Queues {
             let step = unsafe { (*chain).steps[taken - 1] };
             lane.backlog.drain(..step.ops as usize);
             lane.offset = step.offset;
+            lane.last_get = step.get.or(lane.last_get);
             lane.sent = lane.sent.wrapping_add(step.ops);
             lane.take(taken as u32);
             // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
@@ -98,8 +101,9 @@ impl Queues {
             return 0;
         }
         let limit = (lane.room(completed) as usize).min(CHAIN);
-        let mut step = Step { ops: 0, offset: lane.offset, messages: 0 };
+        let mut step = Step { ops: 0, offset: lane.offset, messages: 0, get: None };
         let mut count = 0;
+        let mut reading = lane.is_reading(completed);
         while count < limit {
             let Some(&op) = lane.backlog.get(step.ops as usize) else { break };
             if op.kind == Kind::Flush {
@@ -113,7 +117,9 @@ impl Queues {
             let mut wr = blank();
             let sge = match next {
                 Next::Data(bytes) => {
-                    wr.opcode = if op.kind == Kind::Get { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
+                    // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
+                    let read = op.kind == Kind::Get && bytes > 0;
+                    wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
                     wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
                     wr.num_sge = i32::from(bytes > 0);
                     step.offset += u64::from(bytes);
@@ -142,6 +148,12 @@ impl Queues {
                     }
                 }
             };
+            if wr.opcode == IBV_WR_RDMA_READ {
+                step.get = Some(number);
+                reading = true;
+            } else if reading && self.device.overtakes {
+                wr.send_flags |= IBV_SEND_FENCE;
+            }
             lane.note(number, Logged::of(&op));
             if last {
                 step.ops += 1;
@@ -226,11 +238,12 @@ impl Queues {
             return;
         }
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
+        let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
         let mut wr = ibv_send_wr {
             wr_id: Ticket::chain(peer, lane.sent, lane.unsignalled + 1),
             sg_list: &mut sge,
             num_sge: 1,
-            send_flags: IBV_SEND_SIGNALED,
+            send_flags: IBV_SEND_SIGNALED | fence,
             wr: ibv_wr_remote { rdma },
             ..blank()
         };

@@ -38,6 +38,8 @@ pub struct Device {
     pub rank: u32,
     /// Whether a peer that closes its end ends this one: what is posted comes back flushed then.
     pub closes: bool,
+    /// Whether what is posted behind a read may complete before it: soft-iWARP reports each as it happens.
+    pub overtakes: bool,
 }
 
 /// A context's queues.
