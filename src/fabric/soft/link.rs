@@ -1,26 +1,26 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
 mod outs;
+mod push;
+mod responses;
+mod route;
 mod share;
 
-use self::outs::{Outs, Until};
+use self::outs::Outs;
+use self::push::{Outcome, Pushed};
 use self::share::Pulls;
-use super::gpu::share::Use;
-use super::gpu::{self, Bounce, Engine, Op, Owner, Side};
+use super::gpu::{Bounce, Engine, Op, Owner};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
 use super::local::inbox::PeerInbox;
-use super::local::message::{GetRequest, Header, Kind};
+use super::local::message::GetRequest;
 use super::shared::Shared;
-use crate::config::SoftTransport;
 use crate::error::{Error, Result};
-use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
-use crate::rma::op::{Get, Put, Signal};
+use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::sync::MutexGuard;
@@ -128,13 +128,6 @@ pub struct Link {
     backlog: AtomicUsize,
     /// Operations that the peer's engine has and has not completed.
     in_engine: Arc<AtomicUsize>,
-}
-
-/// How far a small operation got at once.
-enum Pushed {
-    All { wake: bool },
-    Nothing,
-    DataOnly,
 }
 
 impl Link {
@@ -482,49 +475,6 @@ impl Link {
         engine.submit(Op::new(owner, &task.work, task.done));
     }
 
-    /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
-    /// `Ok(false)`: later, when what went the old way has arrived.
-    #[cold]
-    fn route_by_gpu(&self, shared: &Shared, route: &mut Route) -> Result<bool> {
-        match self.engine(shared)? {
-            None if matches!(route, Route::Local(_)) => Ok(true),
-            None => Err(self.no_gpu_route()),
-            Some(engine) => {
-                if let Route::Local(local) = route {
-                    if !local.inbox.producer().is_drained() {
-                        return Ok(false);
-                    }
-                }
-                *route = Route::Gpu(engine);
-                Ok(true)
-            }
-        }
-    }
-
-    #[cold]
-    fn no_gpu_route(&self) -> Error {
-        Error::usage(format!(
-            "an operation to rank {} names GPU memory, but neither rank has a GPU window; register it as type 2 (CUDA)",
-            self.peer
-        ))
-    }
-
-    /// The engine for a peer in this process, if any of the two has GPU memory.
-    fn engine(&self, shared: &Shared) -> Result<Option<Arc<Engine>>> {
-        let apart = matches!(shared.config.soft_transport, SoftTransport::Staged | SoftTransport::Tcp);
-        if apart && self.peer != shared.world.rank {
-            return Ok(None);
-        }
-        let Some(engine) = gpu::of_token(&shared.hellos[self.peer as usize].token) else { return Ok(None) };
-        if !engine.is_open() {
-            if !shared.engine.is_open() {
-                return Ok(None);
-            }
-            engine.open_like(&shared.engine)?;
-        }
-        Ok(Some(engine))
-    }
-
     #[cold]
     fn cma_failed(&self, what: &str, at: u64, n: usize, error: &std::io::Error) -> Error {
         Error::remote(match error.raw_os_error() {
@@ -548,211 +498,6 @@ impl Link {
         state.pulls.slots.clear();
         state.responses.clear();
         self.backlog.store(0, Ordering::Relaxed);
-    }
-
-    fn find_route(&self, shared: &Shared, state: &mut State) {
-        let now = Instant::now();
-        if matches!(state.route, Route::Unknown) {
-            match self.engine(shared) {
-                Ok(None) => {}
-                Ok(Some(engine)) => {
-                    log::info!("rank {}: in this process, by copies on its GPU", self.peer);
-                    state.route = Route::Gpu(engine);
-                    return;
-                }
-                Err(error) => return self.health.fail(error),
-            }
-        }
-        let since = match state.route {
-            Route::Unknown if self.peer == shared.world.rank => {
-                state.route = Route::Own;
-                return;
-            }
-            Route::Unknown if shared.config.soft_transport == SoftTransport::Tcp => {
-                return self.use_tcp(shared, state, "OXYGIN_SOFT_TRANSPORT=tcp");
-            }
-            // Nothing had to go there for a while, so nobody asked again.
-            Route::Asking { last, .. } if now - last > FORGET_QUESTION => now,
-            Route::Asking { since, .. } if now - since > ANSWER_WITHIN => {
-                return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
-            }
-            Route::Asking { last, .. } if now - last < ASK_AGAIN => return,
-            Route::Asking { since, .. } => since,
-            _ => now,
-        };
-        let hello = &shared.hellos[self.peer as usize];
-        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank) {
-            Ok(_) => state.route = Route::Asking { since, last: now },
-            Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
-        }
-    }
-
-    fn use_tcp(&self, shared: &Shared, state: &mut State, why: &str) {
-        log::info!("rank {}: over TCP ({why})", self.peer);
-        state.route = Route::Tcp;
-        shared.tcp_active();
-        state.active.clear();
-        for queue in &mut state.queues {
-            queue.engaged = false;
-            for task in queue.tasks.drain(..) {
-                self.backlog.fetch_sub(1, Ordering::Relaxed);
-                shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
-            }
-        }
-    }
-
-    /// The peer sent its inbox.
-    pub fn attach(&self, shared: &Shared, file: OwnedFd, pid: libc::pid_t) {
-        let mut state = self.state.lock();
-        if !matches!(state.route, Route::Asking { .. }) {
-            return;
-        }
-        let hello = &shared.hellos[self.peer as usize];
-        let world = shared.world;
-        match PeerInbox::attach(file.as_fd(), world.nranks as usize, world.rank as usize, &hello.token) {
-            Ok(inbox) => {
-                let (pid, how) = match self.try_cma(shared, pid, hello.probe, &hello.probe_value) {
-                    Ok(()) => (Some(pid), "shared memory, large transfers by cross-memory attach".to_string()),
-                    Err(why) => (None, format!("shared memory, two copies ({why})")),
-                };
-                log::info!("rank {}: on this host, {how}", self.peer);
-                state.route = Route::Local(Box::new(Local { inbox, pid, behind: 0 }));
-            }
-            Err(e) => self.use_tcp(shared, &mut state, e.message()),
-        }
-        drop(state);
-        self.advance(shared);
-    }
-
-    fn try_cma(
-        &self,
-        shared: &Shared,
-        pid: libc::pid_t,
-        probe: u64,
-        value: &[u8; 16],
-    ) -> std::result::Result<(), String> {
-        if shared.config.soft_transport == SoftTransport::NoCma {
-            return Err("OXYGIN_SOFT_TRANSPORT=nocma".into());
-        }
-        if pid <= 0 {
-            return Err("its process is not visible from here".into());
-        }
-        match cma::usable(pid, probe, value) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err("its process number means another process here".into()),
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) => Err(
-                "cross-memory attach is not permitted: kernel.yama.ptrace_scope is not 0 and CAP_SYS_PTRACE is missing"
-                    .into(),
-            ),
-            Err(e) => Err(format!("cross-memory attach failed: {e}")),
-        }
-    }
-
-    /// The data of a get has all arrived.
-    pub fn get_done(&self, shared: &Shared, slot: u32, seq: Seq) {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
-        if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
-            queue.tasks.pop_front();
-            queue.waiting = false;
-            self.finish(&mut state, slot, seq);
-            state.active.push_back(slot);
-            drop(state);
-            self.advance(shared);
-        }
-    }
-
-    /// The peer asked for data, which was checked to be inside one of our windows.
-    pub fn respond(&self, shared: &Shared, from: u64, key: u32, request: GetRequest) {
-        self.queue_response(shared, Response::Data { from, key, request, done: 0, bounce: None });
-    }
-
-    /// The peer asked for something it may not have.
-    pub fn refuse(&self, shared: &Shared, why: String) {
-        self.queue_response(shared, Response::Refused(why));
-    }
-
-    fn queue_response(&self, shared: &Shared, response: Response) {
-        self.state.lock().responses.push_back(response);
-        self.backlog.fetch_add(1, Ordering::Relaxed);
-        shared.mark_pending(self.peer);
-    }
-
-    fn send_responses(&self, shared: &Shared, state: &mut State) -> bool {
-        let mut moved = false;
-        let Route::Local(local) = &mut state.route else {
-            // Whoever asks through shared memory is on this host; if we cannot answer that way, say so.
-            if !state.responses.is_empty() {
-                self.health.fail(Error::remote(format!(
-                    "rank {} reaches this rank through shared memory, but not the other way round; set \
-                     OXYGIN_SOFT_TRANSPORT=tcp on all ranks",
-                    self.peer
-                )));
-            }
-            return false;
-        };
-        while let Some(response) = state.responses.front_mut() {
-            let finished = match response {
-                Response::Data { from, key, request, done, bounce } => {
-                    let n = (request.len - *done).min(RING_CHUNK);
-                    if n > 0 && *key & GPU_BIT != 0 {
-                        match local.push_from_gpu(shared, (*key, *from), request, done, bounce) {
-                            Ok(true) => {}
-                            Ok(false) => break,
-                            Err(e) => *response = Response::Refused(e.message().to_string()),
-                        }
-                        false
-                    } else if n == 0 {
-                        let h = Header { kind: Kind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
-                        // SAFETY: no payload.
-                        if !unsafe { local.inbox.producer().push(h, std::ptr::null()) } {
-                            break;
-                        }
-                        true
-                    } else {
-                        let held = shared.registry.hold();
-                        let h = Header {
-                            kind: Kind::Put,
-                            len: n as u32,
-                            key: request.to_key,
-                            aux: 0,
-                            addr: request.to + *done,
-                        };
-                        match held.resolve(*key, *from + *done, n) {
-                            // SAFETY: inside a window that is held in place.
-                            Some(at) if !unsafe { local.inbox.producer().push(h, at) } => break,
-                            Some(_) => *done += n,
-                            None => {
-                                drop(held);
-                                *response = Response::Refused("the window was deregistered during a get".into());
-                            }
-                        }
-                        false
-                    }
-                }
-                Response::Pulled(number) => {
-                    if !local.push_pulled(*number) {
-                        break;
-                    }
-                    true
-                }
-                Response::Refused(why) => {
-                    let bytes = &why.as_bytes()[..why.len().min(512)];
-                    let h = Header { kind: Kind::Refused, len: bytes.len() as u32, key: 0, aux: 0, addr: 0 };
-                    // SAFETY: the payload is the string's own bytes.
-                    if !unsafe { local.inbox.producer().push(h, bytes.as_ptr()) } {
-                        break;
-                    }
-                    true
-                }
-            };
-            moved = true;
-            if finished {
-                state.responses.pop_front();
-                self.backlog.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        moved
     }
 
     /// Looks whether a peer on this host still lives.
@@ -793,24 +538,6 @@ fn gone(peer: u32) -> String {
     format!("rank {peer} has deregistered the window that an operation names; deregister after the last operation")
 }
 
-/// What became of a step.
-enum Outcome {
-    /// So many bytes were moved.
-    Moved(u64),
-    /// The operation is locally complete.
-    Finished,
-    /// Whoever has it now completes it.
-    HandedOver,
-    /// It is on its way by somebody else's hands and complete after this; the window must stay meanwhile.
-    Out(Until, Use),
-    /// No room in the ring.
-    Full,
-    /// Its bytes are on their way from the GPU.
-    Fetching,
-    /// The peer's answer is awaited.
-    Waiting,
-}
-
 /// What became of a lane's turn.
 enum Step {
     /// More to do.
@@ -846,169 +573,6 @@ impl Work {
         match self {
             Work::Put(p) => p.signal.as_ref(),
             Work::Get(_) => None,
-        }
-    }
-}
-
-impl Local {
-    /// One step of an operation with an end in GPU memory: a source comes over host memory, a destination is the peer's
-    /// affair.
-    fn push_gpu(
-        &mut self,
-        shared: &Shared,
-        task: &mut Running,
-        slot: u32,
-        peer: u32,
-        (pulls, outs): (&mut Pulls, &Outs),
-    ) -> Result<Outcome> {
-        let put = match task.work {
-            Work::Get(get) => {
-                return match self.fetch(shared, &get, peer, &outs.fetches)? {
-                    Some(outcome) => Ok(outcome),
-                    None => self.push_get(&get, slot, task.seq),
-                }
-            }
-            Work::Put(put) => put,
-        };
-        if put.rkey & GPU_BIT != 0 {
-            self.behind = BEHIND_GPU_BIT;
-        }
-        if put.lkey & GPU_BIT == 0 || task.done == put.len {
-            return self.push_put(&put, task.done, true);
-        }
-        if task.done == 0 && task.bounce.is_none() {
-            if let Some(outcome) = self.push_pull(shared, &put, peer, pulls) {
-                return Ok(outcome);
-            }
-        }
-        let bounce = task.bounce.get_or_insert_with(|| {
-            let from = Side::Caller { addr: put.local + task.done, gpu: true };
-            Bounce::start(&shared.engine, from, task.done, put.len - task.done)
-        });
-        if !bounce.is_full(&shared.engine)? {
-            return Ok(Outcome::Fetching);
-        }
-        let end = bounce.end();
-        let piece = Put { local: bounce.origin(), len: end, signal: None, ..put };
-        let outcome = self.push_put(&piece, task.done, true)?;
-        if matches!(outcome, Outcome::Moved(n) if task.done + n == end) {
-            task.bounce = None;
-        }
-        Ok(outcome)
-    }
-
-    /// One message of a get's data that lies in this rank's GPU memory. `false`: not now.
-    fn push_from_gpu(
-        &mut self,
-        shared: &Shared,
-        (key, from): (u32, u64),
-        request: &GetRequest,
-        done: &mut u64,
-        bounce: &mut Option<Bounce>,
-    ) -> Result<bool> {
-        let piece = bounce.get_or_insert_with(|| {
-            let from = Side::Window { key, addr: from + *done };
-            Bounce::start(&shared.engine, from, *done, request.len - *done)
-        });
-        if !piece.is_full(&shared.engine)? {
-            return Ok(false);
-        }
-        let n = (piece.end() - *done).min(RING_CHUNK);
-        let header = Header { kind: Kind::Put, len: n as u32, key: request.to_key, aux: 0, addr: request.to + *done };
-        // SAFETY: the bounce holds these bytes.
-        if !unsafe { self.inbox.producer().push(header, (piece.origin() + *done) as *const u8) } {
-            return Ok(false);
-        }
-        *done += n;
-        if *done == piece.end() {
-            *bounce = None;
-        }
-        Ok(true)
-    }
-
-    #[inline]
-    fn push_data(&mut self, put: &Put, done: u64, n: u64) -> bool {
-        let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: 0, addr: put.remote + done };
-        // SAFETY: the source is readable until the operation completes (Context::put).
-        unsafe { self.inbox.producer().push(header, (put.local + done) as *const u8) }
-    }
-
-    #[inline]
-    fn push_signal(&mut self, signal: &Signal) -> bool {
-        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey | self.behind, aux: 0, addr: signal.remote };
-        // SAFETY: the payload is the value's own 8 bytes.
-        unsafe { self.inbox.producer().push(header, (&signal.value as *const u64).cast()) }
-    }
-
-    #[inline]
-    fn push_small(&mut self, put: &Put) -> Pushed {
-        if put.len > 0 && !self.push_data(put, 0, put.len) {
-            return Pushed::Nothing;
-        }
-        if let Some(signal) = &put.signal {
-            if !self.push_signal(signal) {
-                self.inbox.publish();
-                return if put.len > 0 { Pushed::DataOnly } else { Pushed::Nothing };
-            }
-        }
-        Pushed::All { wake: self.inbox.publish() }
-    }
-
-    /// One step of a put through the ring: the rest of its data, or its signal.
-    fn push_put(&mut self, put: &Put, done: u64, chunked: bool) -> Result<Outcome> {
-        let left = put.len - done;
-        if left > 0 {
-            let n = left.min(if chunked { RING_CHUNK } else { RING_MAX });
-            let n = n.min(self.inbox.producer().max_payload() as u64);
-            return Ok(if self.push_data(put, done, n) { Outcome::Moved(n) } else { Outcome::Full });
-        }
-        Ok(match &put.signal {
-            Some(signal) if !self.push_signal(signal) => Outcome::Full,
-            _ => Outcome::Finished,
-        })
-    }
-
-    fn push_get(&mut self, get: &Get, slot: u32, seq: Seq) -> Result<Outcome> {
-        if get.len == 0 {
-            return Ok(Outcome::Finished);
-        }
-        let request = GetRequest { len: get.len, to: get.local, to_key: get.lkey, context: slot, seq: seq.0 }.encode();
-        let header = Header { kind: Kind::Get, len: request.len() as u32, key: get.rkey, aux: 0, addr: get.remote };
-        // SAFETY: the payload is the request's own bytes.
-        Ok(if unsafe { self.inbox.producer().push(header, request.as_ptr()) } {
-            Outcome::Waiting
-        } else {
-            Outcome::Full
-        })
-    }
-}
-
-impl Shared {
-    /// One step of an operation to oneself.
-    fn do_own(&self, work: &Work, done: u64, n: u64) -> Result<Outcome> {
-        let held = self.registry.hold();
-        let missing = || Error::remote(gone(self.world.rank));
-        match work {
-            Work::Put(put) if n > 0 => {
-                let to = held.resolve(put.rkey, put.remote + done, n).ok_or_else(missing)?;
-                // SAFETY: the source is readable (Context::put), the destination inside a held window; they may overlap.
-                unsafe { std::ptr::copy((put.local + done) as *const u8, to, n as usize) };
-                Ok(Outcome::Moved(n))
-            }
-            Work::Put(put) => {
-                if let Some(s) = &put.signal {
-                    let at = held.resolve(s.rkey, s.remote, 8).ok_or_else(missing)?;
-                    super::receive::add(at, s.value);
-                }
-                Ok(Outcome::Finished)
-            }
-            Work::Get(get) if n > 0 => {
-                let from = held.resolve(get.rkey, get.remote + done, n).ok_or_else(missing)?;
-                // SAFETY: the source is inside a held window, the destination writable (Context::get).
-                unsafe { std::ptr::copy(from, (get.local + done) as *mut u8, n as usize) };
-                Ok(Outcome::Moved(n))
-            }
-            Work::Get(_) => Ok(Outcome::Finished),
         }
     }
 }
