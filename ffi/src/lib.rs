@@ -7,4 +7,5 @@ mod library;
 pub mod rdmacm;
 pub mod verbs;
 
+use library::InUse;
 pub use library::{Library, Missing};

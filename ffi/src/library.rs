@@ -3,6 +3,7 @@
 use std::ffi::{c_void, CStr, CString};
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Why a foreign library cannot be used: one sentence with the remedy, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +84,12 @@ impl Library {
         }
     }
 
+    /// What to say of a function that it lacks.
+    #[cold]
+    pub fn lacks(&self, name: &CStr, remedy: &str) -> Missing {
+        Missing::new(format!("{} has no function {}; {remedy}", self.path, name.to_string_lossy()))
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &str {
         &self.path
@@ -93,6 +100,55 @@ impl Drop for Library {
     fn drop(&mut self) {
         // SAFETY: the handle came from dlopen and is closed once. Whoever took symbols holds this object.
         unsafe { libc::dlclose(self.handle.as_ptr()) };
+    }
+}
+
+/// The functions `T` of a library in use, while somebody holds them. Weak: when the last owner goes the library is
+/// unloaded, so that nothing of it stays behind after this one is unloaded, and the next call loads it afresh.
+pub struct InUse<T>(Mutex<Option<(String, Weak<T>)>>);
+
+impl<T> InUse<T> {
+    /// None yet.
+    pub const fn none() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Those of the library that the environment variable names, or of `soname`. Otherwise as [`InUse::load_path`].
+    ///
+    /// # Safety
+    /// As for [`InUse::load_path`].
+    pub unsafe fn load(
+        &self,
+        variable: &str,
+        soname: &str,
+        remedy: &str,
+        resolve: impl FnOnce(Library) -> Result<T, Missing>,
+    ) -> Result<Arc<T>, Missing> {
+        let named = std::env::var(variable).ok().filter(|path| !path.is_empty());
+        // SAFETY: passed on.
+        unsafe { self.load_path(named.as_deref().unwrap_or(soname), remedy, resolve) }
+    }
+
+    /// Those of the library at `path`, which is loaded, and its functions found by `resolve`, unless it is in use already.
+    ///
+    /// # Safety
+    /// As for [`Library::open`].
+    pub unsafe fn load_path(
+        &self,
+        path: &str,
+        remedy: &str,
+        resolve: impl FnOnce(Library) -> Result<T, Missing>,
+    ) -> Result<Arc<T>, Missing> {
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, functions)) = &*loaded {
+            if let (true, Some(functions)) = (at == path, functions.upgrade()) {
+                return Ok(functions);
+            }
+        }
+        // SAFETY: the caller's promise.
+        let functions = Arc::new(resolve(unsafe { Library::open(path, remedy) }?)?);
+        *loaded = Some((path.to_owned(), Arc::downgrade(&functions)));
+        Ok(functions)
     }
 }
 

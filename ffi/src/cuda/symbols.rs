@@ -2,9 +2,9 @@
 
 use super::share::Sharing;
 use super::types::*;
-use crate::{Library, Missing};
+use crate::{InUse, Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// The file that the dynamic linker looks for.
 pub const SONAME: &str = "libcuda.so.1";
@@ -141,31 +141,19 @@ fn lacks(library: &Library, name: &CStr) -> Missing {
     ))
 }
 
-/// The library in use, while somebody holds it.
-static LOADED: Mutex<Option<(String, Weak<Cuda>)>> = Mutex::new(None);
+static LOADED: InUse<Cuda> = InUse::none();
 
 impl Cuda {
     /// Loads the driver, or the library that [`ENV_PATH`] names, unless it is in use already. Does not initialise it.
     pub fn load() -> Result<Arc<Self>, Missing> {
-        match std::env::var(ENV_PATH) {
-            Ok(path) if !path.is_empty() => Self::load_path(&path),
-            _ => Self::load_path(SONAME),
-        }
+        // SAFETY: the administrator's driver, or what the user put in its place.
+        unsafe { LOADED.load(ENV_PATH, SONAME, REMEDY, Self::resolve) }
     }
 
     /// Loads the library at `path` unless it is in use already.
     pub fn load_path(path: &str) -> Result<Arc<Self>, Missing> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, cuda)) = &*loaded {
-            if let (true, Some(cuda)) = (at == path, cuda.upgrade()) {
-                return Ok(cuda);
-            }
-        }
-        // SAFETY: the administrator's driver, or what the user put in its place.
-        let library = unsafe { Library::open(path, REMEDY) }?;
-        let cuda = Arc::new(Self::resolve(library)?);
-        *loaded = Some((path.to_owned(), Arc::downgrade(&cuda)));
-        Ok(cuda)
+        // SAFETY: as above.
+        unsafe { LOADED.load_path(path, REMEDY, Self::resolve) }
     }
 
     /// Where it was loaded from.

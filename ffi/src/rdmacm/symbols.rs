@@ -1,9 +1,9 @@
 //! The functions of librdmacm, resolved at run time.
 
 use super::types::*;
-use crate::{Library, Missing};
+use crate::{InUse, Library, Missing};
 use std::ffi::{c_int, c_void, CStr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// The file that the dynamic linker looks for.
 pub const SONAME: &str = "librdmacm.so.1";
@@ -30,7 +30,7 @@ macro_rules! functions {
             fn resolve(library: Library) -> Result<Self, Missing> {
                 Ok(Self {
                     $($field: {
-                        let at = library.symbol($name, Some(VERSION)).ok_or_else(|| lacks(&library, $name))?;
+                        let at = library.symbol($name, Some(VERSION)).ok_or_else(|| library.lacks($name, REMEDY))?;
                         // SAFETY: the symbol of this name and version has this signature.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at.as_ptr()) }
                     },)*
@@ -76,38 +76,25 @@ functions! {
     set_option: c"rdma_set_option" fn(*mut rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
 }
 
-#[cold]
-fn lacks(library: &Library, name: &CStr) -> Missing {
-    Missing::new(format!("{} has no function {}; {REMEDY}", library.path(), name.to_string_lossy()))
-}
-
-/// The library in use, while somebody holds it; weak, as for libibverbs.
-static LOADED: Mutex<Option<(String, Weak<RdmaCm>)>> = Mutex::new(None);
+static LOADED: InUse<RdmaCm> = InUse::none();
 
 impl RdmaCm {
     /// Loads librdmacm, or the library that [`ENV_PATH`] names, unless it is in use already.
     pub fn load() -> Result<Arc<Self>, Missing> {
-        match std::env::var(ENV_PATH) {
-            Ok(path) if !path.is_empty() => Self::load_path(&path),
-            _ => Self::load_path(SONAME),
-        }
+        // SAFETY: the administrator's librdmacm, or what the user put in its place.
+        unsafe { LOADED.load(ENV_PATH, SONAME, REMEDY, Self::found_in) }
     }
 
     /// Loads the library at `path` unless it is in use already.
     pub fn load_path(path: &str) -> Result<Arc<Self>, Missing> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, cm)) = &*loaded {
-            if let (true, Some(cm)) = (at == path, cm.upgrade()) {
-                return Ok(cm);
-            }
-        }
-        // SAFETY: the administrator's librdmacm, or what the user put in its place.
-        let library = unsafe { Library::open(path, REMEDY) }?;
+        // SAFETY: as above.
+        unsafe { LOADED.load_path(path, REMEDY, Self::found_in) }
+    }
+
+    fn found_in(library: Library) -> Result<Self, Missing> {
         let cm = Self::resolve(library)?;
         // It never closes the devices that it opened, so that each unloading would leave their descriptors behind.
         cm.library.keep();
-        let cm = Arc::new(cm);
-        *loaded = Some((path.to_owned(), Arc::downgrade(&cm)));
         Ok(cm)
     }
 

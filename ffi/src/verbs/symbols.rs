@@ -1,9 +1,9 @@
 //! The functions of libibverbs, resolved at run time.
 
 use super::types::*;
-use crate::{Library, Missing};
+use crate::{InUse, Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// The file that the dynamic linker looks for.
 pub const SONAME: &str = "libibverbs.so.1";
@@ -31,7 +31,7 @@ macro_rules! verbs {
             fn resolve(library: Library) -> Result<Self, Missing> {
                 Ok(Self {
                     $($rfield: {
-                        let at = library.symbol($rname, Some($rversion)).ok_or_else(|| lacks(&library, $rname))?;
+                        let at = library.symbol($rname, Some($rversion)).ok_or_else(|| library.lacks($rname, REMEDY))?;
                         // SAFETY: the symbol of this name and version has this signature.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($rarg),*) $(-> $rret)?>(at.as_ptr()) }
                     },)*
@@ -101,37 +101,19 @@ verbs! {
     }
 }
 
-#[cold]
-fn lacks(library: &Library, name: &CStr) -> Missing {
-    Missing::new(format!("{} has no function {}; {REMEDY}", library.path(), name.to_string_lossy()))
-}
-
-/// The library in use, while somebody holds it. Weak: when the last owner goes the library is unloaded, so that
-/// nothing of it stays behind after this one is unloaded, and the next call loads it afresh.
-static LOADED: Mutex<Option<(String, Weak<Verbs>)>> = Mutex::new(None);
+static LOADED: InUse<Verbs> = InUse::none();
 
 impl Verbs {
     /// Loads libibverbs, or the library that [`ENV_PATH`] names, unless it is in use already.
     pub fn load() -> Result<Arc<Self>, Missing> {
-        match std::env::var(ENV_PATH) {
-            Ok(path) if !path.is_empty() => Self::load_path(&path),
-            _ => Self::load_path(SONAME),
-        }
+        // SAFETY: the administrator's libibverbs, or what the user put in its place.
+        unsafe { LOADED.load(ENV_PATH, SONAME, REMEDY, Self::resolve) }
     }
 
     /// Loads the library at `path` unless it is in use already.
     pub fn load_path(path: &str) -> Result<Arc<Self>, Missing> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, verbs)) = &*loaded {
-            if let (true, Some(verbs)) = (at == path, verbs.upgrade()) {
-                return Ok(verbs);
-            }
-        }
-        // SAFETY: the administrator's libibverbs, or what the user put in its place.
-        let library = unsafe { Library::open(path, REMEDY) }?;
-        let verbs = Arc::new(Self::resolve(library)?);
-        *loaded = Some((path.to_owned(), Arc::downgrade(&verbs)));
-        Ok(verbs)
+        // SAFETY: as above.
+        unsafe { LOADED.load_path(path, REMEDY, Self::resolve) }
     }
 
     /// Where it was loaded from.
