@@ -13,32 +13,6 @@ fn pattern(rank: usize, i: usize) -> u64 {
     (rank as u64) << 32 | i as u64
 }
 
-/// Where a test's signals live and what may happen to them.
-#[derive(Clone, Copy)]
-enum Signals {
-    /// Counted by the engine.
-    NeverReset,
-    /// Added to by the stream.
-    Added,
-    /// Read and written back.
-    ReadBack,
-}
-
-const KINDS: [Signals; 3] = [Signals::NeverReset, Signals::Added, Signals::ReadBack];
-
-impl Signals {
-    fn set_up(self, fake: &Fake) -> u64 {
-        match self {
-            Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
-            Self::Added => {
-                fake.settings(true, 3);
-                MR_FLAG_FORCE_SO
-            }
-            Self::ReadBack => MR_FLAG_FORCE_SO,
-        }
-    }
-}
-
 /// Every rank, each on its own GPU (`gpus` = ranks) or all on one, puts blocks of many sizes to every rank and reads
 /// them back, from and to GPU and host memory.
 fn all_to_all(nranks: usize, gpus: usize, signals: Signals, transport: &str) {

@@ -30,29 +30,6 @@ fn apart(stripes: u32, threads: u32) -> Fake {
     fake
 }
 
-/// Where a test's signals live and what may happen to them.
-#[derive(Clone, Copy, Debug)]
-enum Signals {
-    /// Counted by the engine.
-    NeverReset,
-    /// Added to by the stream.
-    Added,
-    /// Read and written back.
-    ReadBack,
-}
-
-const KINDS: [Signals; 3] = [Signals::NeverReset, Signals::Added, Signals::ReadBack];
-
-impl Signals {
-    fn set_up(self, fake: &Fake) -> u64 {
-        fake.settings(matches!(self, Self::Added), 3);
-        match self {
-            Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
-            _ => MR_FLAG_FORCE_SO,
-        }
-    }
-}
-
 /// Memory on either side of the bus.
 enum Mem {
     Gpu(GpuWindow),

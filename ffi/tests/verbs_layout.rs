@@ -1,30 +1,10 @@
 //! The hand-written verbs types against what a C compiler makes of `infiniband/verbs.h` (package libibverbs-dev).
 
+mod c_layout;
+
+use c_layout::{compare, offsets, sizes, values};
 use oxygin_ffi::verbs::types::*;
-use std::collections::BTreeMap;
 use std::mem::{offset_of, size_of};
-use std::process::Command;
-
-macro_rules! sizes {
-    ($out:ident, $($name:ident),* $(,)?) => {
-        $($out.push((format!("sizeof(struct {})", stringify!($name)), size_of::<$name>() as u64));)*
-    };
-}
-
-macro_rules! offsets {
-    ($out:ident, $($name:ident { $($field:ident),* $(,)? })*) => {
-        $($($out.push((
-            format!("offsetof(struct {}, {})", stringify!($name), stringify!($field)),
-            offset_of!($name, $field) as u64,
-        ));)*)*
-    };
-}
-
-macro_rules! values {
-    ($out:ident, $($name:ident),* $(,)?) => {
-        $($out.push((stringify!($name).to_owned(), $name as u64));)*
-    };
-}
 
 fn expected() -> Vec<(String, u64)> {
     let mut out = Vec::new();
@@ -163,34 +143,5 @@ fn expected() -> Vec<(String, u64)> {
 
 #[test]
 fn types_are_laid_out_as_the_c_header_says() {
-    let expected = expected();
-    let mut source =
-        String::from("#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
-    for (what, _) in &expected {
-        source += &format!("  printf(\"%s=%llu\\n\", \"{what}\", (unsigned long long)({what}));\n");
-    }
-    source += "  return 0;\n}\n";
-    let dir = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let (c, exe) = (dir.join("verbs_layout.c"), dir.join("verbs_layout"));
-    std::fs::write(&c, source).unwrap();
-    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let built = Command::new(&cc).arg("-o").arg(&exe).arg(&c).output().expect("a C compiler is needed");
-    assert!(
-        built.status.success(),
-        "{cc} failed; is libibverbs-dev installed?\n{}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let ran = Command::new(&exe).output().unwrap();
-    let said: BTreeMap<_, _> = std::str::from_utf8(&ran.stdout)
-        .unwrap()
-        .lines()
-        .map(|l| l.rsplit_once('=').map(|(k, v)| (k.to_owned(), v.parse::<u64>().unwrap())).unwrap())
-        .collect();
-    let wrong: Vec<_> = expected
-        .iter()
-        .filter(|(k, v)| said.get(k) != Some(v))
-        .map(|(k, v)| format!("{k}: here {v}, in C {:?}", said.get(k)))
-        .collect();
-    assert_eq!(said.len(), expected.len());
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    compare("verbs_layout", "infiniband/verbs.h", "libibverbs-dev", &expected());
 }

@@ -124,7 +124,6 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
-    #[allow(dead_code, reason = "not every test file has host memory")]
     pub fn window(&self, words: usize, flags: u64) -> Window {
         let mut w = Window { words: vec![0; words], handle: null_mut() };
         // SAFETY: the vector does not move or shrink while registered.
@@ -189,7 +188,6 @@ impl Rank {
         request
     }
 
-    #[allow(dead_code, reason = "not every test file gets")]
     pub fn get(
         &self,
         context: i32,
@@ -217,7 +215,6 @@ impl Rank {
         request
     }
 
-    #[allow(dead_code, reason = "not every test file waits for one at a time")]
     pub fn wait(&self, request: *mut c_void) {
         let end = Instant::now() + Duration::from_secs(60);
         let mut done = 0;
@@ -229,7 +226,6 @@ impl Rank {
         }
     }
 
-    #[allow(dead_code, reason = "not every test file has signals in host memory")]
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
@@ -247,7 +243,6 @@ impl Rank {
         }
     }
 
-    #[allow(dead_code, reason = "not every test file deregisters")]
     pub fn dereg(&self, w: &Window) {
         // SAFETY: plain call.
         ok(unsafe { T.dereg_mr_sym.unwrap()(self.coll, w.handle) });

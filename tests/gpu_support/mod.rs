@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use crate::common::{ok, Rank, Window};
-use nccl_plugin_api::PTR_CUDA;
+use nccl_plugin_api::{MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
 pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_char, c_int, c_uint, c_void, CString};
 use std::ptr::null_mut;
@@ -241,6 +241,31 @@ impl GpuWindow {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
             assert!(Instant::now() < end, "rank {}: signal {i} is {} after 60 s, not {value}", r.rank, self.get(i));
+        }
+    }
+}
+
+/// Where a test's signals live and what may happen to them.
+#[derive(Clone, Copy, Debug)]
+pub enum Signals {
+    /// Counted by the engine.
+    NeverReset,
+    /// Added to by the stream.
+    Added,
+    /// Read and written back.
+    ReadBack,
+}
+
+/// All of them.
+pub const KINDS: [Signals; 3] = [Signals::NeverReset, Signals::Added, Signals::ReadBack];
+
+impl Signals {
+    /// Sets the fake up for them. Returns the flags to register their window with.
+    pub fn set_up(self, fake: &Fake) -> u64 {
+        fake.settings(matches!(self, Self::Added), 3);
+        match self {
+            Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
+            _ => MR_FLAG_FORCE_SO,
         }
     }
 }
