@@ -86,6 +86,8 @@ pub struct Op {
     pub reading: Option<u64>,
     /// Key of the window that the caller's end lies in; 0: not known.
     pub window: u32,
+    /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
+    pub has_turn: bool,
     /// Bytes that `from` points to, where nobody else keeps them.
     pub kept: Option<Box<[u8]>>,
 }
@@ -104,6 +106,7 @@ impl Op {
                 signal: p.signal,
                 reading: None,
                 window: p.lkey,
+                has_turn: false,
                 kept: None,
             },
             Work::Get(g) => Self {
@@ -115,6 +118,7 @@ impl Op {
                 signal: None,
                 reading: None,
                 window: g.lkey,
+                has_turn: false,
                 kept: None,
             },
         }
@@ -122,7 +126,7 @@ impl Op {
 
     /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
     pub fn copy(owner: Owner, from: Side, to: Side, len: u64) -> Self {
-        Self { owner, from, to, len, done: 0, signal: None, reading: None, window: 0, kept: None }
+        Self { owner, from, to, len, done: 0, signal: None, reading: None, window: 0, has_turn: false, kept: None }
     }
 
     /// Keys of the windows at both ends, where one is the caller's and both are known.

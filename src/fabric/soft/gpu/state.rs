@@ -228,12 +228,16 @@ impl State {
     /// Lets parked operations go on: in front, because what else is queued of their lanes came later.
     fn release(&mut self) {
         for op in self.parked.release(self.bulk.landed).into_iter().rev() {
-            self.queue.push_front(op);
+            self.queue.push_front(Op { has_turn: true, ..op });
         }
     }
 
-    /// Sets an operation aside if it is a large copy or behind one. `None`: it has been.
+    /// Sets an operation aside if it is a large copy or behind one. `None`: it has been. What comes back from there
+    /// is not set aside again: others of its lane that are still there came later.
     fn park(&mut self, op: Op) -> Option<Op> {
+        if op.has_turn {
+            return Some(op);
+        }
         let left = op.len - op.done;
         let is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
         if is_large {
