@@ -31,6 +31,61 @@ __global__ void echo(volatile Word* in, volatile Word* out, Word count) {
 
 __global__ void nothing() {}
 
+// What the CPU asks of a resident kernel: four parts of 16 bytes, each with the number of the command at its end, so that one
+// load of a part sees a whole one.
+struct alignas(64) Command {
+    uint32_t part[4][4];
+
+    // `bytes`: 8, 0 for the signal alone, or STOP.
+    void post(const void* from, const void* to, const void* signal, uint32_t bytes, uint32_t number) {
+        const void* addresses[] = {from, to, signal};
+        for (int p = 0; p < 3; p++) {
+            memcpy(part[p], &addresses[p], 8);
+            part[p][2] = bytes;
+        }
+        for (auto& p : part) __atomic_store_n(&p[3], number, __ATOMIC_RELEASE);
+    }
+};
+
+constexpr uint32_t STOP = ~0u;
+constexpr uint64_t IDLE_LIMIT_NS = 200'000'000;
+
+// One warp that carries out the commands 1, 2, 3, ... until it is told to stop, or for 200 ms is told nothing.
+__global__ void resident(const Command* command) {
+    const int lane = threadIdx.x;
+    auto now = [] {
+        uint64_t ns;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+        return ns;
+    };
+    for (uint32_t number = 1;; number++) {
+        uint32_t low, high, bytes, stamp;
+        const uint64_t started = now();
+        while (true) {
+            asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(low), "=r"(high), "=r"(bytes), "=r"(stamp)
+                         : "l"(command->part[lane % 4])
+                         : "memory");
+            if (__all_sync(~0u, stamp == number)) break;
+            if (__any_sync(~0u, now() - started > IDLE_LIMIT_NS)) return;
+        }
+        const uint64_t address = uint64_t(high) << 32 | low;
+        const auto from = reinterpret_cast<const volatile Word*>(__shfl_sync(~0u, address, 0));
+        const auto to = reinterpret_cast<volatile Word*>(__shfl_sync(~0u, address, 1));
+        const auto signal = reinterpret_cast<Word*>(__shfl_sync(~0u, address, 2));
+        bytes = __shfl_sync(~0u, bytes, 0);
+        if (bytes == STOP) return;
+        if (lane == 0) {
+            if (bytes) {
+                *to = *from;
+                __threadfence_system();
+            }
+            atomicAdd_system(signal, Word{1});
+        }
+        __syncwarp();
+    }
+}
+
 Word load(const Word* at) { return *static_cast<const volatile Word*>(at); }
 void store(Word* at, Word value) { *static_cast<volatile Word*>(at) = value; }
 
@@ -65,7 +120,8 @@ struct End {
     char* data;       // 64 MiB
     Word *flag;       // in GPU memory
     Word *host_flag, *answer;  // in mapped host memory
-    cudaStream_t stream, kernels;
+    Command* command;          // there, too
+    cudaStream_t stream, kernels, resident;
 
     explicit End(int device) : device(device) {
         CUDA(cudaSetDevice(device));
@@ -75,8 +131,8 @@ struct End {
         CUDA(cudaMemset(flag, 0, 1 << 20));
         CUDA(cudaHostAlloc(&host_flag, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
         CUDA(cudaHostAlloc(&answer, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        CUDA(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
+        CUDA(cudaHostAlloc(&command, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
+        for (cudaStream_t* s : {&stream, &kernels, &resident}) CUDA(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
         nothing<<<1, 1, 0, kernels>>>();
         CUDA(cudaDeviceSynchronize());
     }
@@ -177,6 +233,37 @@ struct Limits {
             CUDA(cudaMemcpyAsync(to.data, from.data, 8, cudaMemcpyDefault, from.stream));
             if (CUresult r = write_value(from.stream, CUdeviceptr(to.flag), i, 0)) driver_check(r, "cuStreamWriteValue64 to the other GPU");
         });
+    }
+
+    // A kernel on each GPU that waits for commands of the CPU: no call of the driver on the way.
+    void resident_kernel() {
+        auto measure = [&](const char* what, uint32_t bytes) {
+            for (End& end : ends) {
+                CUDA(cudaSetDevice(end.device));
+                memset(end.command, 0, sizeof *end.command);
+                CUDA(cudaMemsetAsync(end.data, &end == &ends[0] ? 0x11 : 0x22, 8, end.stream));
+                CUDA(cudaStreamSynchronize(end.stream));
+            }
+            for (End& end : ends) {
+                CUDA(cudaSetDevice(end.device));
+                resident<<<1, 32, 0, end.resident>>>(end.command);
+                CUDA(cudaGetLastError());
+            }
+            two_hops(what, bytes, &End::flag, [&](End& to, End& from, Word i) {
+                to.command->post(from.data, to.data, to.flag, bytes, uint32_t(i));
+            });
+            for (End& end : ends) end.command->post(nullptr, nullptr, nullptr, STOP, rounds + 1);
+            for (End& end : ends) {
+                CUDA(cudaStreamSynchronize(end.resident));
+                Word found = 0;
+                CUDA(cudaMemcpyAsync(&found, end.data, 8, cudaMemcpyDefault, end.stream));
+                CUDA(cudaStreamSynchronize(end.stream));
+                // The first hop goes to the first end.
+                if (bytes && found != 0x2222222222222222) throw Failure(format("%s: nothing was copied, but %llx", what, found));
+            }
+        };
+        measure("two hops, resident kernel: copy + signal", 8);
+        measure("two hops, resident kernel: signal", 0);
     }
 
     // Host time of a call, and the rate of its entries when calls follow one another.
@@ -375,12 +462,12 @@ PROGRAM(limits) {
     Limits limits(rank);
     // Each on its own: what one machine cannot do says nothing about the others.
     std::string failures;
-    for (auto part : {&Limits::hops, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu, &Limits::largest_batch}) try {
+    for (auto part : {&Limits::hops, &Limits::resident_kernel, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu, &Limits::largest_batch}) try {
             (limits.*part)();
         } catch (const std::exception& error) {
             rank.note(error.what());
             // Kernels that wait for an answer give up.
-            for (End& end : limits.ends) cudaStreamSynchronize(end.kernels);
+            for (End& end : limits.ends) cudaStreamSynchronize(end.kernels), cudaStreamSynchronize(end.resident);
             failures += failures.empty() ? error.what() : std::string("; ") + error.what();
         }
     if (!failures.empty()) throw Failure(failures);
