@@ -2,8 +2,8 @@
 
 usage: python3 cuda/torch_collectives.py RANKS
 
-Says `USED ...` (torch, the NCCL it was built for and the one that runs), then `PASS torch`; or `ABSENT torch: ...`. A failure is a
-traceback and a status other than 0.
+Says `TORCH ...` once PyTorch is loaded, `USED ...` (the NCCL it was built for and the one that ran), then `PASS torch`; or
+`ABSENT torch: ...`. A failure is a traceback and a status other than 0.
 """
 import ctypes
 import importlib.util
@@ -26,11 +26,10 @@ def running_nccl():
 def rank_main(rank, ranks, port):
     import torch
     import torch.distributed as dist
-    if rank == 0:
-        print(f"TORCH {torch.__version__}", flush=True)
+    # By every rank: the first that ends ends the others.
+    print(f"TORCH {torch.__version__}", flush=True)
     if torch.cuda.device_count() < ranks:
-        if rank == 0:
-            print(f"ABSENT torch: PyTorch finds {torch.cuda.device_count()} GPUs, not {ranks}", flush=True)
+        print(f"ABSENT torch: PyTorch finds {torch.cuda.device_count()} GPUs, not {ranks}", flush=True)
         sys.exit(ABSENT)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
