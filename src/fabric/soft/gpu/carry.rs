@@ -59,10 +59,11 @@ impl State {
         any
     }
 
-    /// Whether no flight may start now: the courier has operations, or is waiting to take over.
+    /// Whether no flight may start now: the courier has operations, or is about to take over once flights have landed. One
+    /// that does not get its place on the GPU costs no more than that flights come one at a time.
     pub fn courier_has_turn(&self) -> bool {
         let Some(courier) = &self.courier else { return false };
-        courier.is_busy() || courier.is_up() && self.streak >= STREAK && !self.small.is_empty()
+        courier.is_busy() || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
     }
 
     /// An operation goes by the stream.

@@ -24,8 +24,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time without a command after which it ends: several round trips of a ping-pong.
-const IDLE: Duration = Duration::from_micros(60);
+/// Time without a command after which it ends: several round trips of a ping-pong, and as long as the flights may take
+/// that it waits for before it takes over.
+const IDLE: Duration = Duration::from_micros(150);
 /// Time after which it ends in any case: a bound on what cudaFree, cudaDeviceSynchronize or a kernel that needs the whole
 /// GPU may have to wait for. A launch, some 10 µs, is little beside it.
 const LIFE: Duration = Duration::from_millis(2);
