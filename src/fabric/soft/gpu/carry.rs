@@ -8,6 +8,8 @@ use std::time::Instant;
 
 /// So many operations in a row of the courier's kind are worth letting flights end for, so that it can take over.
 const STREAK: u32 = 16;
+/// Operations of one flight that are many.
+const MANY: usize = 4;
 
 impl State {
     /// Completes what the courier has done, and takes back what one that is gone has not.
@@ -73,12 +75,13 @@ impl State {
         }
     }
 
-    /// A flight has started. If the courier could have carried all of it, and the last time is not long ago, it is called.
-    pub fn call_courier(&mut self, rank: u32) {
+    /// A flight of so many operations has started. If the courier could have carried them, and they are many or the last
+    /// time is not long ago, it is called.
+    pub fn call_courier(&mut self, rank: u32, operations: usize) {
         let Some(courier) = self.courier.as_mut().filter(|c| c.is_off() && self.streak > 0) else { return };
         let (now, before) = (Instant::now(), self.last_light);
         self.last_light = Some(now);
-        if before.is_none_or(|before| now - before > CLOSE) {
+        if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
             return;
         }
         if let Err(e) = courier.launch() {

@@ -347,7 +347,7 @@ impl State {
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
-        self.call_courier(rank);
+        self.call_courier(rank, operations);
     }
 
     /// Starts large copies that wait for room on their stream. Returns whether anything was started or given up.
