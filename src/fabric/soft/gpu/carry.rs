@@ -10,6 +10,10 @@ use std::time::Instant;
 const STREAK: u32 = 16;
 /// Operations of one flight that are many.
 const MANY: usize = 4;
+/// With so many others about, copies of more than `CROWDED_BYTES` are quicker by the copy engines, many in one call; the
+/// courier does them one after another, at 1 to 2 GB/s.
+const CROWD: usize = 3;
+const CROWDED_BYTES: u64 = 256;
 
 impl State {
     /// Completes what the courier has done, and takes back what one that is gone has not.
@@ -33,6 +37,11 @@ impl State {
         moved
     }
 
+    /// The largest copy for the courier, with so many operations beside it.
+    fn limit(&self, others: usize) -> u64 {
+        self.tuning.courier.min(if others < CROWD { u64::MAX } else { CROWDED_BYTES })
+    }
+
     /// Gives the courier what it can take from the front of the queue. Returns whether that was anything.
     pub fn carry(&mut self) -> bool {
         if self.queue.is_empty() || !self.small.is_empty() {
@@ -48,7 +57,8 @@ impl State {
                 continue;
             }
             let Some(op) = self.park(op) else { continue };
-            match command(&op, &mut self.windows, self.tuning.courier) {
+            let limit = self.limit(self.queue.len() + courier.busy_with());
+            match command(&op, &mut self.windows, limit) {
                 Some(command) => courier.post(op, command),
                 None => {
                     self.queue.push_front(op);
@@ -71,7 +81,7 @@ impl State {
     /// An operation goes by the stream.
     pub fn note(&mut self, op: &Op) {
         if self.courier.is_some() {
-            self.streak = if is_light(op, self.tuning.courier) { self.streak.saturating_add(1) } else { 0 };
+            self.streak = if is_light(op, self.limit(self.queue.len())) { self.streak.saturating_add(1) } else { 0 };
         }
     }
 

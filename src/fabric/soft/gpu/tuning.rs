@@ -24,7 +24,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 1024 }
+        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096 }
     }
 }
 

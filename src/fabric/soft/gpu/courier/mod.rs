@@ -143,6 +143,11 @@ impl Courier {
         !self.sent.is_empty()
     }
 
+    /// How many.
+    pub fn busy_with(&self) -> usize {
+        self.sent.len()
+    }
+
     /// Whether one more command can be written.
     pub fn has_room(&self) -> bool {
         (self.sent.len() as u64) < COMMANDS
