@@ -209,6 +209,38 @@ fn small_operations_do_not_wait_for_large_copies_of_others() {
     fake.check();
 }
 
+/// Large puts of one context that are in several flights: each comes back while later ones are still up.
+#[test]
+fn large_operations_of_one_context_complete_one_after_another() {
+    let fake = Fake::take();
+    fake.set_issue("bulk=65536");
+    fake.settings(true, 200);
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        // A flight of large copies is full with 16 MiB.
+        let (large, puts) = (2 << 20, 7);
+        let src = fake.window(r, 0, large, 0);
+        let dst = fake.window(r, 0, large, 0);
+        let sig = fake.signals(r, 0, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+        if r.rank == 0 {
+            (0..large).for_each(|i| src.set(i, i as u64));
+        }
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            let signal = Some((sig.as_window(), 0, 1));
+            let put = |bytes| r.put(0, (src.as_window(), 0), bytes, (dst.as_window(), 0), 1, signal);
+            let requests: Vec<_> = (0..puts).flat_map(|_| [put(large * 8), put(8)]).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+        }
+        if r.rank == 1 {
+            sig.wait(r, 0, 2 * puts);
+            assert!((0..large).all(|i| dst.get(i) == i as u64));
+        }
+        r.job.barrier.wait();
+    });
+    fake.check();
+}
+
 fn has_error(r: &Rank) -> bool {
     let mut error = false;
     // SAFETY: plain call.

@@ -301,6 +301,10 @@ impl Stream {
         Ok(Self { cuda: cuda.clone(), raw, calls, no_batch: AtomicBool::new(false) })
     }
 
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
     /// Starts copies, after what was started before. Among themselves they have no order.
     ///
     /// # Safety

@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::kernel::Kernels;
 use super::share::Sharing;
 use super::types::*;
 use crate::{InUse, Library, Missing};
@@ -54,6 +55,7 @@ macro_rules! driver {
             pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
             pub(super) sharing: Option<Sharing>,
+            pub(super) kernels: Option<Kernels>,
             library: Library,
         }
 
@@ -68,6 +70,7 @@ macro_rules! driver {
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
                     sharing: Sharing::resolve(&library),
+                    kernels: Kernels::resolve(&library),
                     library,
                 })
             }

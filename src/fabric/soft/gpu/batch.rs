@@ -6,7 +6,7 @@ use super::state::{State, Windows};
 use super::track::Outward;
 use crate::error::{Error, Result};
 use crate::fabric::soft::receive;
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{window_number, GPU_BIT};
 use crate::memory::registry::{Held, Registry};
 use crate::rma::op::Signal;
 use oxygin_ffi::cuda::{Copies, MemOp, MEM_OPS_MAX};
@@ -332,7 +332,7 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
     Error::remote(format!(
         "{len} bytes at {addr:#x} lie outside its window {}, or it has deregistered the window that an operation names; \
          deregister after the last operation",
-        key & !GPU_BIT
+        window_number(key)
     ))
 }
 

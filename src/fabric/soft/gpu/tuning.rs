@@ -18,11 +18,13 @@ pub struct Tuning {
     /// A put that begins where the one before ended becomes part of its copy, and a signal that was just added to is
     /// stored once.
     pub merge: bool,
+    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB.
+    pub courier: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true }
+        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096 }
     }
 }
 
@@ -30,7 +32,8 @@ impl Default for Tuning {
 pub const ACCEPTED: &str =
     "words with commas between: copy=any, copy=device or copy=batch (the call for a lone copy), \
                             split (the flag in a call of its own), \
-                            flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1";
+                            flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1, \
+                            courier=BYTES (up to 65536; 0: off)";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -48,6 +51,7 @@ impl Tuning {
                 ("flights", n) => t.flights = n.parse().ok().filter(|n| (1..=4).contains(n))?,
                 ("gather", n) => t.gather = n.parse().ok().filter(|n| (1..=1024).contains(n))?,
                 ("bulk", n) => t.bulk = n.parse().ok()?,
+                ("courier", n) => t.courier = n.parse().ok().filter(|n| *n <= 65536)?,
                 _ => return None,
             }
         }
