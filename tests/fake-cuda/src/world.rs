@@ -1,6 +1,6 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
-use crate::memory::{Bytes, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
 use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -348,9 +348,12 @@ impl World {
     }
 
     pub fn pin(&mut self, n: usize) -> *mut u8 {
-        let memory = vec![0_u64; n.div_ceil(8)].leak();
-        self.inner().pinned.push((memory.as_ptr() as u64, n));
-        memory.as_mut_ptr().cast()
+        // Whole pages, as from a real driver.
+        let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
+        let at = memory.as_mut_ptr().cast::<u8>();
+        let at = at.wrapping_add(at.align_offset(PAGE));
+        self.inner().pinned.push((at as u64, n));
+        at
     }
 
     /// Pinned memory is not reused, but touching it from a stream is an error from here on. Returns how many bytes it had.
