@@ -1,6 +1,6 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
-use crate::memory::{Bytes, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
 use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -348,9 +348,12 @@ impl World {
     }
 
     pub fn pin(&mut self, n: usize) -> *mut u8 {
-        let memory = vec![0_u64; n.div_ceil(8)].leak();
-        self.inner().pinned.push((memory.as_ptr() as u64, n));
-        memory.as_mut_ptr().cast()
+        // As the driver: whole pages.
+        let memory = vec![0_u8; n + PAGE].leak();
+        let skip = memory.as_ptr().align_offset(PAGE);
+        let at = memory[skip..].as_mut_ptr();
+        self.inner().pinned.push((at as u64, n));
+        at
     }
 
     /// Pinned memory is not reused, but touching it from a stream is an error from here on. Returns how many bytes it had.
