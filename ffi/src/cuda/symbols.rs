@@ -111,10 +111,6 @@ driver! {
     stream_query: c"cuStreamQuery" fn(CUstream);
     /// A copy between any two addresses.
     copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    /// A copy between two addresses in GPU memory.
-    copy_on_device: c"cuMemcpyDtoDAsync_v2" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    /// One store in stream order.
-    write64: c"cuStreamWriteValue64_v2" fn(CUstream, CUdeviceptr, u64, c_uint);
     /// Stores and additions in stream order.
     mem_ops: c"cuStreamBatchMemOp_v2" fn(CUstream, c_uint, *mut MemOp, c_uint);
     /// Pinned host memory.

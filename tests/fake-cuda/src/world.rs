@@ -348,10 +348,10 @@ impl World {
     }
 
     pub fn pin(&mut self, n: usize) -> *mut u8 {
-        // As the driver: whole pages.
-        let memory = vec![0_u8; n + PAGE].leak();
-        let skip = memory.as_ptr().align_offset(PAGE);
-        let at = memory[skip..].as_mut_ptr();
+        // Whole pages, as from a real driver.
+        let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
+        let at = memory.as_mut_ptr().cast::<u8>();
+        let at = at.wrapping_add(at.align_offset(PAGE));
         self.inner().pinned.push((at as u64, n));
         at
     }

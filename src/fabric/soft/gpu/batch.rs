@@ -95,7 +95,7 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
     let (End::Gpu(from), End::Gpu(to)) = (from, to) else {
         return Err(Error::internal("a large copy with an end in host memory"));
     };
-    copies.push_on_device(to, from, left as usize);
+    copies.push(to, from, left as usize);
     op.done = op.len;
     Ok(())
 }
@@ -207,7 +207,7 @@ impl Batch {
                 }
             }
         }
-        self.copies.push_on_device(to, from, bytes);
+        self.copies.push(to, from, bytes);
         self.windows.push(windows);
     }
 

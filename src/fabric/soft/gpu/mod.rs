@@ -132,7 +132,7 @@ impl Engine {
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
         if state.tuning.courier > 0 {
-            match Courier::open(device.context(), &state.tuning) {
+            match Courier::open(device.context()) {
                 Ok(courier) => state.courier = Some(courier),
                 Err(e) => log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank),
             }

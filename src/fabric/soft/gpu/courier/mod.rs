@@ -15,7 +15,6 @@ pub use command::{command, is_light};
 use ring::{Command, Ring, COMMANDS, CUT, STOP};
 
 use super::op::Op;
-use super::tuning::Tuning;
 use crate::fabric::soft::lane::Lane;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
 use std::collections::VecDeque;
@@ -90,11 +89,11 @@ pub struct Courier {
 impl Courier {
     /// Loads it and runs it once, briefly, so that the driver has done what it does at a first launch. Set-up only: it may
     /// wait for kernels.
-    pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
+    pub fn open(context: Arc<Context>) -> Result<Self, CudaError> {
         let machine = {
             let _current = context.enter()?;
             let kernel = Kernel::load(context.cuda(), PTX, c"oxygin_courier")?;
-            let stream = Stream::create(context.cuda(), tuning.calls)?;
+            let stream = Stream::create(context.cuda())?;
             Machine { kernel, stream, pinned: Pinned::alloc(context.cuda(), ring::BYTES)? }
         };
         // SAFETY: as large, zeroed and page-aligned; kept as long as `self`, or for ever (`close`).
