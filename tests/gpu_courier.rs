@@ -395,7 +395,9 @@ fn sums_of_many_senders_are_exact() {
 /// Small ones, large ones that have a stream of their own, and gets: each behind what it follows.
 #[test]
 fn large_and_small_and_gets() {
-    for (issue, kind) in [("bulk=65536", Signals::NeverReset), ("bulk=0", Signals::Added), ("bulk=65536", Signals::ReadBack)] {
+    for (issue, kind) in
+        [("bulk=65536", Signals::NeverReset), ("bulk=0", Signals::Added), ("bulk=65536", Signals::ReadBack)]
+    {
         let fake = Fake::take();
         fake.set_issue(issue);
         let flags = kind.set_up(&fake);
@@ -427,7 +429,9 @@ fn large_and_small_and_gets() {
                     for c in 0..2 {
                         sig.wait(r, c, 45 * round);
                         assert_eq!(sig.get(c), 45 * round);
-                        (0..large).step_by(61).for_each(|i| assert_eq!(dst.get(c * large + i), round, "{issue}: word {i}"));
+                        (0..large)
+                            .step_by(61)
+                            .for_each(|i| assert_eq!(dst.get(c * large + i), round, "{issue}: word {i}"));
                     }
                     // Its own and the peer's, in both directions.
                     let gets: Vec<_> = (0..40u64)
@@ -439,7 +443,11 @@ fn large_and_small_and_gets() {
                         .collect();
                     gets.into_iter().for_each(|q| r.wait(q));
                     for i in (0..large).step_by(61) {
-                        assert_eq!((back.get(i), back.get(large + i)), (round, round), "{issue}: word {i} that was got");
+                        assert_eq!(
+                            (back.get(i), back.get(large + i)),
+                            (round, round),
+                            "{issue}: word {i} that was got"
+                        );
                     }
                     r.wait(r.put(0, (src.as_window(), 0), 0, (src.as_window(), 0), 0, Some((sig.as_window(), 16, 1))));
                 }
@@ -461,12 +469,36 @@ fn keep_busy(fake: &Fake, mut put: impl FnMut()) {
 }
 
 /// Posts a put with a signal; `None`: it was refused.
-fn post(r: &Rank, context: i32, src: &Window, n: usize, dst: &GpuWindow, peer: u32, sig: &GpuWindow) -> Option<*mut c_void> {
+fn post(
+    r: &Rank,
+    context: i32,
+    src: &Window,
+    n: usize,
+    dst: &GpuWindow,
+    peer: u32,
+    sig: &GpuWindow,
+) -> Option<*mut c_void> {
     let mut request = null_mut();
     let (d, g) = (dst.as_window().handle, sig.as_window().handle);
     // SAFETY: handles of windows that this rank has registered; the source stays.
     let put = unsafe {
-        T.iput_signal.unwrap()(r.ctx, context, 0, src.handle, n, 0, d, peer, 0, g, 1, SIGNAL_OP_ADD, true, 0, &mut request)
+        T.iput_signal.unwrap()(
+            r.ctx,
+            context,
+            0,
+            src.handle,
+            n,
+            0,
+            d,
+            peer,
+            0,
+            g,
+            1,
+            SIGNAL_OP_ADD,
+            true,
+            0,
+            &mut request,
+        )
     };
     (put == NcclResult::SUCCESS).then_some(request)
 }
@@ -548,7 +580,9 @@ fn progress(r: &Rank) -> NcclResult {
 /// A fault while commands are up: every operation comes out, the later ones with an error, and nothing hangs.
 #[test]
 fn a_fault_while_it_is_at_work_hangs_nothing() {
-    for (call, after, code) in [("gpu", 3, 700), ("gpu", 40, 700), ("cuCtxPushCurrent", 3, 201), ("cuStreamBatchMemOp", 2, 1)] {
+    for (call, after, code) in
+        [("gpu", 3, 700), ("gpu", 40, 700), ("cuCtxPushCurrent", 3, 201), ("cuStreamBatchMemOp", 2, 1)]
+    {
         for kind in [Signals::NeverReset, Signals::Added] {
             let fake = Fake::take();
             fake.courier(20, 0);
