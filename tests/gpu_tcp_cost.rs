@@ -2,7 +2,8 @@
 //! whose calls and copies take about as long as real ones. Each rank is a thread that stands for NCCL's proxy.
 //!
 //! `cargo test --release --test gpu_tcp_cost -- --ignored --nocapture`; `THREADS=0,2` tries numbers of movers,
-//! `COSTS=700,600,5000` sets ns for a call, a copy and the GPU's beginning, `WHERE=host` or `gpu` chooses memory.
+//! `COSTS=700,600,5000` sets ns for a call, a copy and the GPU's beginning, `WHERE=host` or `gpu` chooses memory,
+//! `SIZES=8,65536` bytes of the round trips.
 
 mod common;
 mod gpu_support;
@@ -135,7 +136,8 @@ fn bench(fake: &Fake, on_gpu: bool, costs: &[u64]) {
         fake.costs(costs[0], costs[1], costs[2]);
         round_trips(r, &place, 0, 200, 0);
         let mut before = 200;
-        for (bytes, n) in [(0, 2000), (8, 2000), (1 << 10, 2000), (16 << 10, 1000), (64 << 10, 1000), (1 << 20, 200)] {
+        for bytes in numbers("SIZES", "0,8,1024,16384,65536,1048576") {
+            let (bytes, n) = (bytes as usize, (200 << 20) / (bytes + (100 << 10)) as u64);
             let median = round_trips(r, &place, bytes, n, before);
             before += n;
             if r.rank == 0 {

@@ -1,13 +1,14 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
 mod bulk;
+mod spread;
 mod staged;
 
 use super::dial::Dial;
 use super::flights::Queue;
 use super::gpu::Gpu;
 use super::inlet::Inlet;
-use super::order::EXPRESS;
+use super::order::{EXPRESS, MIDDLE, STRIPES};
 use super::outlet::{Outlet, Owner};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
@@ -110,8 +111,7 @@ pub struct Link {
     pub conns: Vec<Conn>,
     lanes: Vec<Option<Box<Queue>>>,
     ring: VecDeque<u32>,
-    /// The stripe that took the last chunk.
-    next: usize,
+    spread: spread::Spread,
     /// When connecting is given up.
     pub deadline: Option<Instant>,
     /// When an operation was last posted, or bytes were last handed to the kernel.
@@ -141,7 +141,7 @@ impl Link {
             conns,
             lanes: Vec::new(),
             ring: VecDeque::new(),
-            next: 0,
+            spread: spread::Spread::new(movers),
             deadline: None,
             last_use: None,
             streak: 0,
@@ -156,7 +156,7 @@ impl Link {
 
     /// Bytes staged on all connections, if none of them waits for room and nothing else is on its way.
     pub fn only_staged(&self) -> Option<usize> {
-        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.outlet.borrowed() + c.line_bytes > 0) {
+        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.unsent() > 0) {
             return None;
         }
         Some(self.conns.iter().map(|c| c.outlet.staged()).sum())
@@ -258,10 +258,9 @@ impl Link {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
-                    let Some(stripe) = free(&self.conns, self.next, CHUNK) else {
+                    let Some(stripe) = self.spread.for_put(&self.conns, put.len, CHUNK) else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
-                    self.next = stripe;
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
                     let owner = Owner { lane: at as u32, flight: id };
@@ -277,11 +276,7 @@ impl Link {
                 Work::Get(get) => {
                     let left = get.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
-                    let bulk = get.len as usize > SMALL;
-                    let stripe = if bulk { 1 + self.next % (stripes - 1) } else { EXPRESS };
-                    if bulk {
-                        self.next = stripe;
-                    }
+                    let stripe = self.spread.for_get(&self.conns, get.len);
                     let conn = &mut self.conns[stripe];
                     if !conn.may_ask(len) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
@@ -307,8 +302,8 @@ impl Link {
         loop {
             self.fill();
             let mut again = false;
-            let own = if self.movers { EXPRESS + 1 } else { self.conns.len() };
-            for conn in &mut self.conns[..own] {
+            let own = if self.movers { STRIPES } else { self.conns.len() };
+            for (stripe, conn) in self.conns[..own].iter_mut().enumerate() {
                 if conn.blocked || conn.outlet.is_empty() {
                     continue;
                 }
@@ -326,6 +321,9 @@ impl Link {
                 let sent = before - conn.outlet.borrowed() - conn.outlet.staged();
                 total += sent;
                 moved |= sent > 0;
+                if sent > 0 && stripe == MIDDLE {
+                    self.spread.sent_on_middle();
+                }
                 conn.blocked = all == Some(false);
                 again |= !conn.blocked;
             }
@@ -501,6 +499,11 @@ impl Queue {
 }
 
 impl Conn {
+    /// Bytes of chunks that the kernel has not taken, but for those that are lent.
+    fn unsent(&self) -> usize {
+        self.outlet.borrowed() + self.line_bytes
+    }
+
     /// Whether its outlet is with the thread that sends.
     pub fn is_lent(&self) -> bool {
         self.lent
@@ -551,12 +554,6 @@ impl Conn {
         }
         Err(Lost::Io(io::Error::new(io::ErrorKind::InvalidData, "an answer that fits no request")))
     }
-}
-
-/// A stripe that takes a chunk, from number `first` (0: the first stripe) on: one that has less than `limit` bytes to send.
-fn free(conns: &[Conn], first: usize, limit: usize) -> Option<usize> {
-    let n = conns.len() - 1;
-    (0..n).map(|i| 1 + (first + i) % n).find(|&s| conns[s].outlet.borrowed() + conns[s].line_bytes < limit)
 }
 
 /// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.

@@ -3,6 +3,7 @@
 use super::dial::Dialer;
 use super::gpu::Gpu;
 use super::link::{refusal, Link, Lost, Phase};
+use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
@@ -73,7 +74,7 @@ impl Peer {
     fn lost(&self, stripe: usize, e: &std::io::Error) -> Error {
         let Self { rank, info, .. } = self;
         // The socket has forgotten where it led to.
-        let at = info.addresses[stripe.saturating_sub(1) % info.addresses.len()];
+        let at = info.addresses[stripe.saturating_sub(STRIPES) % info.addresses.len()];
         let why = match e.kind() {
             std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
             _ => e.to_string(),
