@@ -23,6 +23,10 @@ const CONTEXTS: usize = 8;
 /// Operations that a context has unfinished at most, as NCCL's proxy does.
 const DEPTH: usize = 64;
 
+/// What starts work on the GPUs of both ranks.
+const CALLS: [&str; 5] =
+    ["cuMemcpyAsync", "cuMemcpyDtoDAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuStreamWriteValue64"];
+
 fn numbers(name: &str, default: &str) -> Vec<u64> {
     let text = std::env::var(name).unwrap_or_else(|_| default.into());
     text.split(',').map(|n| n.parse().unwrap_or_else(|_| panic!("{name}: numbers with commas between"))).collect()
@@ -60,8 +64,8 @@ impl Place {
     fn signal(&self, i: usize) -> u64 {
         match &self.gpu {
             Some((_, signals)) => signals.get(i),
-            // SAFETY: an aligned word of the window, added to atomically.
             None => {
+                // SAFETY: an aligned word of the window, added to atomically.
                 unsafe { AtomicU64::from_ptr(self.host.1.words.as_ptr().add(i).cast_mut()) }.load(Ordering::Acquire)
             }
         }
@@ -137,7 +141,7 @@ fn bench(fake: &Fake, on_gpu: bool, costs: &[u64]) {
         round_trips(r, &place, 0, 200, 0);
         let mut before = 200;
         for bytes in numbers("SIZES", "0,8,1024,16384,65536,1048576") {
-            let (bytes, n) = (bytes as usize, (200 << 20) / (bytes + (100 << 10)) as u64);
+            let (bytes, n) = (bytes as usize, (200 << 20) / (bytes + (100 << 10)));
             let median = round_trips(r, &place, bytes, n, before);
             before += n;
             if r.rank == 0 {
@@ -148,8 +152,11 @@ fn bench(fake: &Fake, on_gpu: bool, costs: &[u64]) {
         for (bytes, contexts, n) in [(8, 1, 20_000), (8, 8, 5000), (64 << 10, 1, 5000), (64 << 10, 8, 1000)] {
             r.job.barrier.wait();
             if r.rank == 0 {
+                let before = CALLS.map(|c| fake.calls(c));
                 let rate = flood(r, &place, contexts, n, bytes);
-                println!("  flood of {bytes} bytes, {contexts} contexts: {rate:.3} M/s");
+                let each = |(c, before): (&str, u64)| (fake.calls(c) - before) as f64 / (n * contexts) as f64;
+                let calls: f64 = CALLS.into_iter().zip(before).map(each).sum();
+                println!("  flood of {bytes} bytes, {contexts} contexts: {rate:.3} M/s, {calls:.2} driver calls each");
             }
             for (c, seen) in seen.iter_mut().enumerate().take(contexts) {
                 *seen += n as u64;

@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// How long a mover spins after it has moved something: longer than an exchange of 1 MiB takes, because to be woken costs
 /// some 50 µs on a large machine.
-const LINGER: Duration = Duration::from_micros(200);
+const LINGER: Duration = Duration::from_micros(400);
 
 /// Halves of a connection's work: what this rank asks of a peer, and what the peer asks of this rank.
 const LINK: usize = 0;
