@@ -1,9 +1,14 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
+mod answers;
 mod bulk;
+mod ending;
 mod spread;
 mod staged;
 
+pub use ending::{refusal, Lost};
+
+use self::answers::{ask, Asked};
 use super::dial::Dial;
 use super::flights::Queue;
 use super::gpu::Gpu;
@@ -36,21 +41,6 @@ const SMALL_TURN: usize = 16 * 1024;
 
 /// Bytes handed to the kernel in one call of `pump`, so that nobody holds the link for long.
 const TURN: usize = 1 << 20;
-
-/// Bytes, and requests, of gets that may be unanswered on a connection.
-const GET_BYTES: usize = 4 << 20;
-const GETS: usize = 1024;
-
-/// A get request that waits for its answer.
-struct Asked {
-    to: u64,
-    lkey: u32,
-    /// Where the bytes go on their way to GPU memory.
-    lease: Option<Lease>,
-    len: usize,
-    got: usize,
-    owner: Owner,
-}
 
 /// One connection to the peer.
 #[derive(Default)]
@@ -346,138 +336,10 @@ impl Link {
         (read | write) as u32
     }
 
-    /// Receives answers on a stripe. `true`: something came.
-    pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
-        let conn = &mut self.conns[stripe];
-        let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
-        let mut total = 0;
-        if conn.starved && self.phase != Phase::Deaf {
-            // What is staged comes first.
-            conn.take_answers(&mut self.lanes, &self.gpu)?;
-        }
-        loop {
-            if conn.starved && self.phase != Phase::Deaf {
-                return Ok(total > 0);
-            }
-            let direct = match conn.asked.front() {
-                Some(a) if conn.landing => Some((a.place(), a.len - a.got)),
-                _ => None,
-            };
-            // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
-            let got = unsafe { conn.inlet.fill(fd, direct) }.map_err(Lost::Io)?;
-            if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
-                a.got += got.direct;
-            }
-            total += got.direct + got.staged;
-            if self.phase == Phase::Deaf {
-                conn.inlet.consume(conn.inlet.staged().len());
-            } else {
-                conn.take_answers(&mut self.lanes, &self.gpu)?;
-            }
-            if got.ended {
-                return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
-            }
-            if got.dry || total >= TURN {
-                return Ok(total > 0);
-            }
-        }
-    }
-
-    /// Gives up every operation but finishes the frames begun, from copies: the peer's other business goes on.
-    pub fn abandon(&mut self) {
-        for conn in &mut self.conns {
-            // SAFETY: called before the peer's failure is told, so borrowed ranges are still the operations'.
-            unsafe { conn.outlet.take_over() };
-        }
-        self.phase = Phase::Deaf;
-        self.forget();
-    }
-
-    /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
-    pub fn cut_off(&mut self) {
-        for conn in &mut self.conns {
-            let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
-                sock::abort(&fd);
-            }
-        }
-        self.phase = Phase::Down;
-        self.forget();
-    }
-
-    fn forget(&mut self) {
-        self.refused = None;
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.clear();
-            lane.queued = false;
-        }
-        self.ring.clear();
-        for conn in &mut self.conns {
-            conn.asked.clear();
-            conn.landing = false;
-            conn.starved = false;
-            conn.line.clear();
-            conn.line_bytes = 0;
-            conn.storing.clear();
-        }
-    }
-
-    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
-    pub fn part(&mut self) -> bool {
-        let mut any = false;
-        // They have ended.
-        self.movers = false;
-        for lane in self.lanes.iter_mut().flatten() {
-            any |= !lane.tasks.is_empty();
-            lane.tasks.clear();
-        }
-        self.ring.clear();
-        for conn in &mut self.conns {
-            any |= !conn.line.is_empty();
-            conn.line.clear();
-            conn.line_bytes = 0;
-            conn.outlet.copy(&Frame::Goodbye.emit());
-            conn.blocked = false;
-        }
-        any
-    }
-
     /// A connection that has more to send.
     pub fn unsent(&self) -> Option<&OwnedFd> {
         self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
     }
-}
-
-/// Why a connection ends.
-#[derive(Debug)]
-pub enum Lost {
-    /// The socket failed, or what came is malformed.
-    Io(io::Error),
-    /// The peer closed in good order.
-    Goodbye,
-    /// This rank's GPU failed.
-    Gpu(Error),
-    /// The peer refused an operation.
-    Refused(Refusal, u32, Place),
-}
-
-impl From<Refusal> for &'static str {
-    fn from(r: Refusal) -> Self {
-        match r {
-            Refusal::Put => "put to",
-            Refusal::Get => "get from",
-            Refusal::Signal => "signal at",
-        }
-    }
-}
-
-/// The sentence for a refusal by `rank`.
-pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
-    let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
-    Error::remote(format!(
-        "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
-         window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"
-    ))
 }
 
 impl Queue {
@@ -507,52 +369,6 @@ impl Conn {
     /// Whether its outlet is with the thread that sends.
     pub fn is_lent(&self) -> bool {
         self.lent
-    }
-
-    /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
-    fn may_ask(&self, len: usize) -> bool {
-        !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
-    }
-
-    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
-        loop {
-            if self.landing {
-                if !self.has_place(gpu).map_err(Lost::Gpu)? {
-                    return Ok(());
-                }
-                let Some(a) = self.asked.front_mut() else { break };
-                let staged = self.inlet.staged();
-                let n = staged.len().min(a.len - a.got);
-                // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
-                // ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
-                a.got += n;
-                let (owner, done, len) = (a.owner, a.got == a.len, a.len);
-                self.inlet.consume(n);
-                if !done {
-                    return Ok(());
-                }
-                self.landing = false;
-                self.asked_bytes -= len;
-                if self.asked.pop_front().is_some_and(|a| self.store(a, gpu)) {
-                    continue;
-                }
-                if let Some(lane) = &mut lanes[owner.lane as usize] {
-                    lane.finished(owner.flight);
-                }
-            }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
-            self.inlet.consume(HEADER);
-            match frame {
-                Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
-                    self.landing = true;
-                }
-                Ok(Frame::Refused { why, context, place }) => return Err(Lost::Refused(why, context, place)),
-                Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
-                _ => break,
-            }
-        }
-        Err(Lost::Io(io::Error::new(io::ErrorKind::InvalidData, "an answer that fits no request")))
     }
 }
 
@@ -595,11 +411,4 @@ fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::
             conn.outlet.copy(&count.to_le_bytes());
         }
     }
-}
-
-fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
-    let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
-    conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
-    conn.asked_bytes += len;
 }
