@@ -79,9 +79,9 @@ impl State {
         courier.is_busy() || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
     }
 
-    /// An operation goes by the stream.
+    /// An operation goes by the stream; or goes on, which says nothing new.
     pub fn note(&mut self, op: &Op) {
-        if self.courier.is_some() {
+        if self.courier.is_some() && op.done == 0 && op.reading.is_none() {
             self.streak = if is_light(op, self.limit(self.queue.len())) { self.streak.saturating_add(1) } else { 0 };
         }
     }
