@@ -197,7 +197,7 @@ impl Link {
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
             if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
                 let seq = lane.number();
-                match local.push_small(put) {
+                match local.push_small(put, slot) {
                     Pushed::All { wake } => {
                         lane.complete(seq);
                         drop(state);
@@ -399,7 +399,7 @@ impl Link {
                             result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("write", to, n, &e))
                         }
                     }
-                    pid => local.push_put(put, task.done, pid.is_none()),
+                    pid => local.push_put(put, slot, task.done, pid.is_none()),
                 },
                 (Route::Local(local), Work::Get(get)) => match local.pid {
                     Some(pid) => {

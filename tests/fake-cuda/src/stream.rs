@@ -122,6 +122,7 @@ fn run(work: Work) -> CUresult {
             }
         }
         Work::Ops(ops) => {
+            world().count_stores(ops.len());
             for op in ops {
                 let Some((at, kind)) = op.parse() else { return ILLEGAL_ADDRESS };
                 let Some(word) = world().resolve(at, 4) else { return ILLEGAL_ADDRESS };

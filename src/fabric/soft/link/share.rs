@@ -118,7 +118,14 @@ impl Link {
 
 impl Local {
     /// Asks the peer to fetch a put's bytes, if it has the source mapped. `None`: it has not.
-    pub(super) fn push_pull(&mut self, shared: &Shared, put: &Put, peer: u32, pulls: &mut Pulls) -> Option<Outcome> {
+    pub(super) fn push_pull(
+        &mut self,
+        shared: &Shared,
+        put: &Put,
+        slot: u32,
+        peer: u32,
+        pulls: &mut Pulls,
+    ) -> Option<Outcome> {
         if put.rkey & GPU_BIT == 0 || put.lkey & GPU_BIT == 0 || put.len == 0 {
             return None;
         }
@@ -126,7 +133,7 @@ impl Local {
         let number = Seq(pulls.issued).next();
         let signal = put.signal.map(|s| (s.rkey, s.remote, s.value));
         let request = PullRequest { len: put.len, from: put.local, window, number: number.0, signal }.encode();
-        let header = Header { kind: Kind::Pull, len: request.len() as u32, key: put.rkey, aux: 0, addr: put.remote };
+        let header = Header { kind: Kind::Pull, len: request.len() as u32, key: put.rkey, aux: slot, addr: put.remote };
         // SAFETY: the payload is the request's own bytes.
         if !unsafe { self.inbox.producer().push(header, request.as_ptr()) } {
             return Some(Outcome::Full);
@@ -147,15 +154,15 @@ impl Local {
             return Ok(None);
         }
         let window = get.rkey & !GPU_BIT;
-        let Some((from, used)) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
+        let Some(found) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
         if !self.inbox.has_window(window) {
             return Err(Error::remote(gone(peer)));
         }
         let seq = fetches.number();
         let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
         let to = Side::Caller { addr: get.local, gpu: get.lkey & GPU_BIT != 0 };
-        shared.engine.submit(Op::copy(owner, Side::Caller { addr: from, gpu: true }, to, get.len));
-        Ok(Some(Outcome::Out(Until::Fetched(seq), used)))
+        shared.engine.submit(Op::copy(owner, Side::Caller { addr: found.addr, gpu: true }, to, get.len));
+        Ok(Some(Outcome::Out(Until::Fetched(seq), found.used)))
     }
 
     /// The message behind a finished fetch.

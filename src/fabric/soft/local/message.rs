@@ -40,7 +40,7 @@ pub struct Header {
     pub len: u32,
     /// Window number at the receiver (or context number).
     pub key: u32,
-    /// See the kinds.
+    /// See the kinds; of puts, signals and pulls the sender's number for the context: those of one stay in order.
     pub aux: u32,
     /// Address at the receiver.
     pub addr: u64,

@@ -39,12 +39,24 @@ impl Mapping {
     }
 }
 
+/// A range of a peer's window.
+pub struct Found {
+    /// Where it is here.
+    pub addr: u64,
+    /// What tells the window from all others whose memory the engine's operations name: the key of none of this rank's.
+    pub window: u32,
+    /// Keeps it mapped.
+    pub used: Use,
+}
+
 /// A peer's window. Dropping it unmaps it; the owner has seen the GPU's last access.
 pub struct Import {
     /// Where its first byte is mapped here …
     at: u64,
     /// … and where it is for the peer.
     extent: Extent,
+    /// See `Found::window`.
+    key: u32,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
     /// This rank has deregistered its own window of this number.
@@ -55,12 +67,14 @@ pub struct Import {
 
 impl Import {
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
-    pub fn find(&self, addr: u64, len: u64) -> Option<(u64, Use)> {
-        self.extent.holds(addr, len).then(|| (self.at + (addr - self.extent.base), Use::of(&self.uses)))
+    pub fn find(&self, addr: u64, len: u64) -> Option<Found> {
+        self.extent.holds(addr, len).then(|| Found {
+            addr: self.at + (addr - self.extent.base),
+            window: self.key,
+            used: Use::of(&self.uses),
+        })
     }
-}
 
-impl Import {
     /// Whether dropping it waits for no kernel.
     pub fn closes_at_once(&self) -> bool {
         matches!(*self.mapping, Mapping::Segments(_))
@@ -127,8 +141,8 @@ impl Fetch {
         }
     }
 
-    /// Maps it once nothing is missing.
-    pub fn map(self, context: &Arc<Context>) -> Result<Import, String> {
+    /// Maps it once nothing is missing; `key` is what no other window has.
+    pub fn map(self, context: &Arc<Context>, key: u32) -> Result<Import, String> {
         let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
         let _current = context.enter().map_err(said)?;
         let (mapping, offset) = match (self.offer, self.handle) {
@@ -150,6 +164,7 @@ impl Fetch {
         Ok(Import {
             at: mapping.base() + offset,
             extent: self.extent,
+            key,
             uses: Arc::default(),
             is_retired: false,
             mapping: ManuallyDrop::new(mapping),

@@ -15,7 +15,7 @@ mod export;
 mod import;
 mod wire;
 
-pub use import::Use;
+pub use import::{Found, Use};
 
 use self::export::Export;
 use self::import::{Fetch, Import};
@@ -24,11 +24,11 @@ use super::{of_token, Engine};
 use crate::config::{Config, SoftTransport};
 use crate::fabric::soft::local::inbox::WINDOW_BITS;
 use crate::fabric::soft::shared::Shared;
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
 use crate::memory::registry::Extent;
 use crate::sync::{Mutex, RwLock};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,8 @@ pub struct Share {
     given: RwLock<Vec<Option<Given>>>,
     /// By rank, then window number.
     imports: RwLock<Box<[Vec<Option<Import>>]>>,
+    /// How many were mapped so far.
+    mapped: AtomicU32,
     /// Windows are mapped that this rank has deregistered itself.
     has_retired: AtomicBool,
     /// Peers about which the log has a line: that windows are mapped, that one is not.
@@ -95,6 +97,7 @@ impl Share {
             answers: Mutex::default(),
             given: RwLock::default(),
             imports: RwLock::new((0..nranks).map(|_| Vec::new()).collect()),
+            mapped: AtomicU32::new(0),
             has_retired: AtomicBool::new(false),
             told: (0..nranks).map(|_| Default::default()).collect(),
         }
@@ -174,7 +177,7 @@ impl Share {
         *self.answers.lock() = Answers::default();
         for fetch in complete {
             let rank = fetch.rank;
-            match fetch.map(&context) {
+            match fetch.map(&context, self.next_key()) {
                 Ok(import) => {
                     // A predecessor that is still in use, against all rules, is left to the process.
                     std::mem::forget(put(&mut self.imports.write()[rank as usize], window, import));
@@ -188,6 +191,11 @@ impl Share {
             }
         }
         mapped
+    }
+
+    /// No window's key has this bit.
+    fn next_key(&self) -> u32 {
+        self.mapped.fetch_add(1, Ordering::Relaxed) & (BEHIND_GPU_BIT - 1) | BEHIND_GPU_BIT
     }
 
     fn ask(&self, shared: &Shared, rank: u32, window: u32, first: u32) -> bool {
@@ -225,7 +233,7 @@ impl Share {
 
     /// Where `len` bytes are mapped that a peer has at `addr` of its window.
     #[inline]
-    pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<(u64, Use)> {
+    pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<Found> {
         self.imports.read()[rank as usize].get(window as usize)?.as_ref()?.find(addr, len)
     }
 
