@@ -303,6 +303,7 @@ impl Share {
             let link = shared.link(rank);
             link.health.has_failed() || is_retired && ((all && id == window) || !link.may_have_window(id))
         });
+        self.finish_failed(shared, &over);
         let mut gone = Vec::new();
         {
             let mut imports = self.imports.write();
@@ -321,6 +322,24 @@ impl Share {
         } else {
             // The GPU may still read: the mappings are left to the process.
             std::mem::forget(gone);
+        }
+    }
+
+    /// Waits until nothing uses the windows of peers that have failed: copies from them still run to their end.
+    fn finish_failed(&self, shared: &Shared, windows: &[(u32, u32, bool)]) {
+        let is_used = || {
+            let imports = self.imports.read();
+            let mut failed = windows.iter().filter(|w| shared.link(w.0).health.has_failed());
+            failed.any(|&(rank, id, _)| {
+                let import = imports[rank as usize].get(id as usize).and_then(Option::as_ref);
+                import.is_some_and(|i| i.uses.load(Ordering::Acquire) > 0)
+            })
+        };
+        let end = Instant::now() + DRAIN_WITHIN;
+        while is_used() && !shared.is_stopping() && Instant::now() < end {
+            if !shared.poll() {
+                std::thread::yield_now();
+            }
         }
     }
 
