@@ -1,5 +1,7 @@
 //! Ranks in processes of their own: each test runs itself once more for every rank.
 
+#![allow(dead_code, reason = "every test file uses its own part")]
+
 use crate::common::{Job, Rank};
 use nccl_plugin_api::HANDLE_BYTES;
 use std::process::{Child, Command};
@@ -122,7 +124,7 @@ impl Place {
 
 fn spawn(name: &str, rank: usize, nranks: usize, board: &std::path::Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(ENV, format!("{rank} {nranks} {}", board.display()))
         .spawn()
         .unwrap()
