@@ -246,7 +246,9 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
     match h.kind {
         Kind::Get => {
             if let Some(request) = GetRequest::parse(&payload) {
+                let wraps = request.to.checked_add(request.len).is_none();
                 match held.resolve(h.key, h.addr, request.len) {
+                    _ if wraps => refuse(shared, sender, "get", h.key, h.addr, request.len),
                     Some(_) => link.respond(shared, h.addr, h.key, request),
                     // Checked where the bytes are fetched.
                     None if h.key & GPU_BIT != 0 && shared.engine.is_open() => {
