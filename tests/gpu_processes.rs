@@ -214,7 +214,8 @@ fn refused(place: &Place, memory: Memory, rank: usize, call: &str) {
     let signal = Some((sig.as_window(), r.rank as u64 * 8, 1));
     r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), peer, signal));
     sig.wait(&r, peer, 1);
-    assert!((0..512).all(|i| window.get(512 + i) == pattern(peer, i)));
+    let wrong = (0..512).find(|&i| window.get(512 + i) != pattern(peer, i));
+    assert_eq!(wrong.map(|i| (i, window.get(512 + i), pattern(peer, i))), None, "rank {}, {memory:?}, {call}", r.rank);
     place.barrier();
     r.wait(r.get(0, (window.as_window(), 4096), 4096, (window.as_window(), 0), peer));
     assert!((0..512).all(|i| window.get(i) == pattern(r.rank, i)));
@@ -475,6 +476,55 @@ fn neighbours_of_eight_contexts_are_merged() {
         }
         place.barrier();
         r.leave();
+        fake.check();
+    });
+}
+
+/// A large copy of one context holds up neither another's put nor its local completion; what its own context sends
+/// later stays behind it.
+#[test]
+fn a_large_put_holds_up_its_own_context_alone() {
+    processes("a_large_put_holds_up_its_own_context_alone", 2, &[], |place| {
+        let fake = Fake::take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let (r, large) = (place.join(2), 4 << 20);
+        let words = large / 8 + 64;
+        let src = Memory::Segments(1).window(&fake, &r, gpu, words);
+        let dst = Memory::Segments(1).window(&fake, &r, gpu, words);
+        let sig = fake.signals(&r, gpu, 3, SIGNALS);
+        (0..words).for_each(|i| src.set(i, pattern(r.rank, i)));
+        if r.rank == 1 {
+            fake.hold(large);
+        }
+        place.barrier();
+        if r.rank == 0 {
+            let put = |context, word: usize, bytes, signal| {
+                let (at, signal) = (word as u64 * 8, Some((sig.as_window(), signal, 1)));
+                r.put(context, (src.as_window(), at), bytes, (dst.as_window(), at), 1, signal)
+            };
+            let mut own = vec![put(0, 0, large, 0), put(0, words - 2, 8, 8)];
+            r.wait(put(1, words - 1, 8, 16));
+            let mut done = 0;
+            // SAFETY: plain call.
+            ok(unsafe { T.test.unwrap()(r.coll, own[1], &mut done) });
+            assert_eq!(done, 0, "behind the large one");
+            place.barrier();
+            own.drain(..).for_each(|q| r.wait(q));
+        } else {
+            sig.wait(&r, 2, 1);
+            assert_eq!(dst.get(words - 1), pattern(0, words - 1));
+            assert_eq!((sig.get(0), sig.get(1)), (0, 0), "the large copy is held");
+            // The helper thread acknowledges meanwhile.
+            place.barrier();
+            fake.hold(0);
+            sig.wait(&r, 1, 1);
+            assert_eq!((sig.get(0), dst.get(words - 2)), (1, pattern(0, words - 2)));
+            assert!((0..large / 8).all(|i| dst.get(i) == pattern(0, i)));
+        }
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
         fake.check();
     });
 }

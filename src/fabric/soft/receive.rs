@@ -267,7 +267,7 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));
         }
-        Kind::Pulled => link.pulled(shared, Seq(h.aux)),
+        Kind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
         Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull => {}
     }
 }

@@ -46,17 +46,17 @@ struct WaitingGet {
 
 /// A sender's bytes on their way from its GPU memory.
 struct Pull {
-    lane: Arc<Lane>,
+    context: u32,
     behind: Seq,
     number: Seq,
     _source: Use,
 }
 
-/// Pulls by sender, each sender's in the order of their numbers.
+/// Pulls of one lane, in their order.
 struct Pulls {
-    of: Box<[VecDeque<Pull>]>,
-    /// Senders that have some.
-    active: Vec<u32>,
+    sender: u32,
+    lane: Arc<Lane>,
+    all: VecDeque<Pull>,
 }
 
 /// One rank's messages.
@@ -94,20 +94,20 @@ pub struct Received {
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     gets: Mutex<Vec<WaitingGet>>,
-    pulls: Mutex<Pulls>,
+    /// Of lanes that have some.
+    pulls: Mutex<Vec<Pulls>>,
 }
 
 impl Received {
     /// Nothing yet.
     pub fn new(links: &[Link]) -> Self {
-        let of = links.iter().map(|_| VecDeque::new()).collect();
         Self {
             senders: links.iter().map(|_| OnceLock::new()).collect(),
             unseen: AtomicBool::new(false),
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
             gets: Mutex::default(),
-            pulls: Mutex::new(Pulls { of, active: Vec::new() }),
+            pulls: Mutex::default(),
         }
     }
 
@@ -153,14 +153,13 @@ impl Received {
     /// Bytes for a GPU window that lie in memory which the sender shares.
     pub fn pull(&self, engine: &Engine, source: Source, to: (u32, u64), request: &PullRequest, from: Found) {
         let owner = self.owner(source);
-        let (lane, number) = (owner.lane.clone(), Seq(request.number));
+        let (context, number) = (source.context, Seq(request.number));
+        let pull = Pull { context, behind: owner.seq, number, _source: from.used };
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut pulls = self.pulls.lock();
-        let of = &mut pulls.of[source.rank as usize];
-        let is_first = of.is_empty();
-        of.push_back(Pull { lane, behind: owner.seq, number, _source: from.used });
-        if is_first {
-            pulls.active.push(source.rank);
+        match pulls.iter_mut().find(|of| Arc::ptr_eq(&of.lane, &owner.lane)) {
+            Some(of) => of.all.push_back(pull),
+            None => pulls.push(Pulls { sender: source.rank, lane: owner.lane.clone(), all: VecDeque::from([pull]) }),
         }
         drop(pulls);
         let window = from.window;
@@ -171,27 +170,25 @@ impl Received {
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.
     fn finish_pulls(&self, shared: &Shared) -> bool {
-        let mut done: Vec<(u32, Seq)> = Vec::new();
-        {
-            let mut pulls = self.pulls.lock();
-            let Pulls { of, active } = &mut *pulls;
-            active.retain(|&sender| {
-                let (of, mut last) = (&mut of[sender as usize], None);
-                while let Some(pull) = of.front() {
-                    match pull.lane.test(pull.behind) {
-                        Ok(false) => break,
-                        Ok(true) => last = Some(pull.number),
-                        Err(_) => {}
-                    }
-                    of.pop_front();
-                    self.waiting.fetch_sub(1, Ordering::Relaxed);
+        // Senders' contexts, each with its last number.
+        let mut done: Vec<(u32, u32, Seq)> = Vec::new();
+        self.pulls.lock().retain_mut(|of| {
+            while let Some(pull) = of.all.front() {
+                match of.lane.test(pull.behind) {
+                    Ok(false) => break,
+                    Ok(true) => match done.iter_mut().rev().find(|d| (d.0, d.1) == (of.sender, pull.context)) {
+                        Some((_, _, number)) => *number = pull.number,
+                        None => done.push((of.sender, pull.context, pull.number)),
+                    },
+                    Err(_) => {}
                 }
-                done.extend(last.map(|number| (sender, number)));
-                !of.is_empty()
-            });
-        }
-        for &(sender, number) in &done {
-            shared.link(sender).acknowledge(shared, number);
+                of.all.pop_front();
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
+            !of.all.is_empty()
+        });
+        for &(sender, context, number) in &done {
+            shared.link(sender).acknowledge(shared, context, number);
         }
         !done.is_empty()
     }
