@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include "common/resident.cuh"
 #include "common/vmm.cuh"
 
 namespace limits_program {
@@ -65,7 +66,8 @@ struct End {
     char* data;       // 64 MiB
     Word *flag;       // in GPU memory
     Word *host_flag, *answer;  // in mapped host memory
-    cudaStream_t stream, kernels;
+    Command* command;          // there, too
+    cudaStream_t stream, kernels, resident;
 
     explicit End(int device) : device(device) {
         CUDA(cudaSetDevice(device));
@@ -75,8 +77,8 @@ struct End {
         CUDA(cudaMemset(flag, 0, 1 << 20));
         CUDA(cudaHostAlloc(&host_flag, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
         CUDA(cudaHostAlloc(&answer, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        CUDA(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
+        CUDA(cudaHostAlloc(&command, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
+        for (cudaStream_t* s : {&stream, &kernels, &resident}) CUDA(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
         nothing<<<1, 1, 0, kernels>>>();
         CUDA(cudaDeviceSynchronize());
     }
@@ -177,6 +179,37 @@ struct Limits {
             CUDA(cudaMemcpyAsync(to.data, from.data, 8, cudaMemcpyDefault, from.stream));
             if (CUresult r = write_value(from.stream, CUdeviceptr(to.flag), i, 0)) driver_check(r, "cuStreamWriteValue64 to the other GPU");
         });
+    }
+
+    // A kernel on each GPU that waits for commands of the CPU: no call of the driver on the way.
+    void resident_kernel() {
+        auto measure = [&](const char* what, uint32_t bytes) {
+            for (End& end : ends) {
+                CUDA(cudaSetDevice(end.device));
+                memset(end.command, 0, sizeof *end.command);
+                CUDA(cudaMemsetAsync(end.data, &end == &ends[0] ? 0x11 : 0x22, 8, end.stream));
+                CUDA(cudaStreamSynchronize(end.stream));
+            }
+            for (End& end : ends) {
+                CUDA(cudaSetDevice(end.device));
+                resident<<<1, 32, 0, end.resident>>>(end.command);
+                CUDA(cudaGetLastError());
+            }
+            two_hops(what, bytes, &End::flag, [&](End& to, End& from, Word i) {
+                to.command->post(from.data, to.data, to.flag, bytes, uint32_t(i));
+            });
+            for (End& end : ends) end.command->post(nullptr, nullptr, nullptr, STOP, rounds + 1);
+            for (End& end : ends) {
+                CUDA(cudaStreamSynchronize(end.resident));
+                Word found = 0;
+                CUDA(cudaMemcpyAsync(&found, end.data, 8, cudaMemcpyDefault, end.stream));
+                CUDA(cudaStreamSynchronize(end.stream));
+                // The first hop goes to the first end.
+                if (bytes && found != 0x2222222222222222) throw Failure(format("%s: nothing was copied, but %llx", what, found));
+            }
+        };
+        measure("two hops, resident kernel: copy + signal", 8);
+        measure("two hops, resident kernel: signal", 0);
     }
 
     // Host time of a call, and the rate of its entries when calls follow one another.
@@ -375,12 +408,13 @@ PROGRAM(limits) {
     Limits limits(rank);
     // Each on its own: what one machine cannot do says nothing about the others.
     std::string failures;
-    for (auto part : {&Limits::hops, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu, &Limits::largest_batch}) try {
+    for (auto part : {&Limits::hops, &Limits::resident_kernel, &Limits::batches, &Limits::bandwidth, &Limits::ways_of_the_cpu,
+                      &Limits::largest_batch}) try {
             (limits.*part)();
         } catch (const std::exception& error) {
             rank.note(error.what());
             // Kernels that wait for an answer give up.
-            for (End& end : limits.ends) cudaStreamSynchronize(end.kernels);
+            for (End& end : limits.ends) cudaStreamSynchronize(end.kernels), cudaStreamSynchronize(end.resident);
             failures += failures.empty() ? error.what() : std::string("; ") + error.what();
         }
     if (!failures.empty()) throw Failure(failures);

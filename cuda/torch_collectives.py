@@ -1,17 +1,37 @@
 """torch.distributed over NCCL, one process a GPU, with whatever plugins the environment names: sums must be right.
 
-usage: python3 cuda/torch_collectives.py [RANKS]    (default: one for each GPU)
+usage: python3 cuda/torch_collectives.py RANKS
+
+Says `TORCH ...` once PyTorch is loaded, `USED ...` (the NCCL it was built for and the one that ran), then `PASS torch`; or
+`ABSENT torch: ...`. A failure is a traceback and a status other than 0.
 """
+import ctypes
+import importlib.util
+import multiprocessing
+import multiprocessing.connection
 import os
+import socket
 import sys
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+ABSENT = 77
 
 
-def rank_main(rank, ranks):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+def running_nccl():
+    """The library in this process; torch.cuda.nccl.version() is the one that torch was built for."""
+    code = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
+    return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
+
+
+def rank_main(rank, ranks, port):
+    import torch
+    import torch.distributed as dist
+    # By every rank: the first that ends ends the others.
+    print(f"TORCH {torch.__version__}", flush=True)
+    if torch.cuda.device_count() < ranks:
+        print(f"ABSENT torch: PyTorch finds {torch.cuda.device_count()} GPUs, not {ranks}", flush=True)
+        sys.exit(ABSENT)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
     ones = torch.full((1 << 20,), float(rank + 1), device="cuda")
@@ -20,11 +40,38 @@ def rank_main(rank, ranks):
     parts = [torch.empty(1000, device="cuda") for _ in range(ranks)]
     dist.all_gather(parts, torch.full((1000,), float(rank), device="cuda"))
     assert all(bool((part == r).all()) for r, part in enumerate(parts)), "all_gather"
-    dist.destroy_process_group()
     if rank == 0:
-        print(f"PASS torch_collectives: torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {ranks} ranks")
+        built = ".".join(map(str, torch.cuda.nccl.version()))
+        print(f"USED torch {torch.__version__}, built for NCCL {built}, with NCCL {running_nccl()}, {ranks} ranks", flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    ranks = int(sys.argv[1])
+    if importlib.util.find_spec("torch") is None:
+        print(f"ABSENT torch: {sys.executable} has no PyTorch")
+        return 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    running = [context.Process(target=rank_main, args=(r, ranks, port)) for r in range(ranks)]
+    for process in running:
+        process.start()
+    # The first that fails ends the others, who would wait for it.
+    status = 0
+    while running and status == 0:
+        multiprocessing.connection.wait([process.sentinel for process in running])
+        for process in [p for p in running if p.exitcode is not None]:
+            running.remove(process)
+            status = status or process.exitcode
+    for process in running:
+        process.join(2)
+        process.kill()
+    if status == 0:
+        print("PASS torch")
+    return 0 if status in (0, ABSENT) else 1
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else torch.cuda.device_count()
-    mp.spawn(rank_main, args=(count,), nprocs=count)
+    sys.exit(main())

@@ -45,7 +45,7 @@ __global__ void cross(ncclDevComm comm, ncclWindow_t window, Pieces pieces, size
 template <typename Kind>
 void cross_boundaries(Rank& rank, const char* what, const std::vector<Where>& kinds) {
     Segments memory(kinds, 2 << 20);
-    World world(rank, memory.bytes(), {.memory = memory.base()});
+    World world(rank, memory.bytes(), {.memory = memory.base(), .segment = memory.each});
     // In multiples of 4 KiB; with ten segments of 2 MiB a third begins in the middle of one, with six at a boundary.
     const size_t s = memory.each, edge = 4096, third = memory.bytes() / 3 / edge * edge;
     // What is put or fetched to does not overlap.

@@ -2,6 +2,8 @@
 // headers of NCCL 2.29.7 and later.
 #pragma once
 
+#include <algorithm>
+
 #include <nccl_device.h>
 
 #include "ranks.cuh"
@@ -101,12 +103,13 @@ struct Needs {
     int barriers = 0;     // world GIN barriers, in World::barrier
     int window_flags = 0;  // beside NCCL_WIN_COLL_SYMMETRIC
     void* memory = nullptr;  // the caller's, as large as the window; otherwise ncclMemAlloc's
+    size_t segment = 0;      // bytes of each physical allocation in `memory`, if there are several
 };
 
 // One rank's communicator, window, device communicator and stream. Collective to make and to close.
 class World {
   public:
-    World(Rank& rank, size_t bytes, Needs needs = {}) : rank(rank), bytes(bytes) {
+    World(Rank& rank, size_t bytes, Needs needs = {}) : rank(rank), bytes(bytes), segment_(needs.segment ? needs.segment : bytes) {
         rank.stage("ncclCommInitRank");
         NCCL(ncclCommInitRank(&comm, rank.count(), rank.id(), rank.index));
         ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
@@ -163,19 +166,20 @@ class World {
     // Copies on this rank's stream, in order with its kernels; no other rank's kernel may be running.
     std::vector<uint64_t> read(size_t offset, size_t words) {
         std::vector<uint64_t> data(words);
-        CUDA(cudaMemcpyAsync(data.data(), static_cast<char*>(memory) + offset, words * 8, cudaMemcpyDefault, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        by_segment(offset, words * 8, [&](char* at, size_t done, size_t length) {
+            CUDA(cudaMemcpyAsync(reinterpret_cast<char*>(data.data()) + done, at, length, cudaMemcpyDefault, stream));
+        });
         return data;
     }
 
     void write(size_t offset, const std::vector<uint64_t>& data) {
-        CUDA(cudaMemcpyAsync(static_cast<char*>(memory) + offset, data.data(), data.size() * 8, cudaMemcpyDefault, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        by_segment(offset, data.size() * 8, [&](char* at, size_t done, size_t length) {
+            CUDA(cudaMemcpyAsync(at, reinterpret_cast<const char*>(data.data()) + done, length, cudaMemcpyDefault, stream));
+        });
     }
 
     void fill(size_t offset, size_t length, int byte) {
-        CUDA(cudaMemsetAsync(static_cast<char*>(memory) + offset, byte, length, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        by_segment(offset, length, [&](char* at, size_t, size_t length) { CUDA(cudaMemsetAsync(at, byte, length, stream)); });
     }
 
     // Compares a stretch of the window with what `expected(word)` gives.
@@ -212,5 +216,18 @@ class World {
     Outcome* out{};
 
   private:
+    // Calls `piece(address, bytes before it, length)` for each part of a stretch that lies in one segment, then waits for the
+    // stream: the driver crashes at one copy over GPU memory and host memory.
+    template <typename Piece>
+    void by_segment(size_t offset, size_t length, Piece piece) {
+        for (size_t done = 0; done < length;) {
+            const size_t at = offset + done, n = std::min(length - done, segment_ - at % segment_);
+            piece(static_cast<char*>(memory) + at, done, n);
+            done += n;
+        }
+        CUDA(cudaStreamSynchronize(stream));
+    }
+
+    const size_t segment_;
     void* allocated_{};
 };

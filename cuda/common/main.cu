@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
         const char* name = options.programs[i].c_str();
         const auto started = std::chrono::steady_clock::now();
         // Nobody uses the board now.
-        board->id_ready = board->arrived = board->finished = board->failed = board->absent = 0;
+        board->arrived = board->finished = board->failed = board->absent = 0;
         memset(board->reason, 0, sizeof board->reason);
         memset(board->stage, 0, sizeof board->stage);
         printf("BEGIN %s\n", name);

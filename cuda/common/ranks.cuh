@@ -57,7 +57,6 @@ inline std::string format(const char* text, ...) {
 // In memory that all ranks and the watch map: zero at the start.
 struct Board {
     std::atomic<int> current;  // the program that may run, counted from 0; only the watch sets it
-    std::atomic<int> id_ready;
     std::atomic<int> arrived;
     std::atomic<int> generation;
     std::atomic<int> failed;
@@ -124,16 +123,11 @@ class Rank {
         }
     }
 
-    // The NCCL id, made by rank 0.
+    // A new NCCL id for one communicator, made by rank 0. Collective.
     ncclUniqueId id() {
-        if (index == 0) {
-            NCCL(ncclGetUniqueId(&board_->id));
-            board_->id_ready = 1;
-        }
-        while (!board_->id_ready) {
-            if (board_->failed) throw Failure("another rank failed");
-            usleep(100);
-        }
+        barrier();  // everybody has read the one before
+        if (index == 0) NCCL(ncclGetUniqueId(&board_->id));
+        barrier();
         return board_->id;
     }
 

@@ -47,8 +47,10 @@ LAYOUTS = {
     "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits",), plugin=False),
 }
 TWO_RANKS_ONLY = {"pingpong"}
-# Loads the plugin, connects nothing.
-NO_FABRIC = {"collectives"}
+# Load the plugin, connect nothing.
+NO_FABRIC = {"collectives", "torch"}
+# Programs with few layouts of their own.
+ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
 
 # Measured first, one after another on an otherwise idle machine, without --quick: (layout, programs).
 FIGURES = [
@@ -70,6 +72,8 @@ def takes(layout, program, version):
     one = LAYOUTS[layout]
     if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
         return False
+    if program in ONLY_IN:
+        return layout in ONLY_IN[program]
     if one.only:
         return program in one.only
     return not any(program in other.only for other in LAYOUTS.values())

@@ -26,6 +26,17 @@ COMPARISONS = [
       for layout, limits, where in [("2gpu-threads", "2gpu", "two GPUs"), ("2gpu-processes", "2gpu", "two GPUs"),
                                     ("1gpu-2threads", "1gpu", "one GPU")]
       for contexts, least in [("1 context", 0.4), ("8 contexts", 0.8)]],
+    # To see where the time of a flood goes and what another engine could reach; nothing to reach.
+    *[(f"flood of 8-byte {messages}, 2gpu-threads", ("2gpu-threads", "flood", messages, 8),
+       ("2gpu", "limits", "two GPUs: batched copies, 64 a call", 8), "", 0)
+      for messages in ("put + signal, 1 context, 32 threads", "put + signal, 1 context, no fence")],
+    *[(f"flood of {messages}, 2gpu-threads", ("2gpu-threads", "flood", messages, 0),
+       ("2gpu", "limits", "two GPUs: batched stream writes, 64 a call", 8), "", 0)
+      for messages in ("signal, 1 context", "signal, 8 contexts")],
+    *[(f"{what} round trip, {where}, against a resident kernel", (layout, "pingpong", case, size),
+       (limits, "limits", f"{where}: two hops, resident kernel: {action}", size), "", 0)
+      for layout, limits, where in [("2gpu-threads", "2gpu", "two GPUs"), ("1gpu-2threads", "1gpu", "one GPU")]
+      for what, case, size, action in [("8-byte put + signal", PUT, 8, "copy + signal"), ("signal", SIGNAL, 0, "signal")]],
     ("64 MiB puts, two GPUs, two processes, one way", ("2gpu-processes", "flood", "put + signal, 1 context, one way", LARGE),
      ("2gpu", "limits", "two GPUs: cudaMemcpyPeerAsync, one way", LARGE), ">=", 0.9),
     # The limit counts both directions, the figure each rank's own.
@@ -69,7 +80,7 @@ def compare(results):
 def comparison_lines(comparison):
     lines = ["| what | figure | compared with | ratio | to reach | |", "|---|---|---|---|---|---|"]
     for c in comparison:
-        limit = f"{c['limit_is'].split(': ')[-1]}: {c['limit']:g} {c['unit']}" if "limit" in c else ""
+        limit = f"{c['limit_is'].split(': ', 1)[-1]}: {c['limit']:g} {c['unit']}" if "limit" in c else ""
         verdict = "" if "target" not in c else "reached" if c["reached"] else "missed"
         lines.append(f"| {c['what']} | {c['figure']:g} {c['unit']} | {limit} | {c.get('ratio', '')} | {c.get('target', '')} | "
                      f"{verdict}{'' if c['verified'] else ' (the program did not pass)'} |")
@@ -133,7 +144,7 @@ def matrix(folder):
             if x.get("first_try"):
                 lines.append(f"* {x['program']} in {x['layout']}, first try beside others, {x['first_try']['status']}: "
                              + "; ".join(x["first_try"].get("why", []))[:300])
-            for note in x.get("notes", []) if x.get("alone") else []:
+            for note in x.get("notes", []) if x.get("alone") or x["program"] == "torch" else []:
                 lines.append(f"* {x['program']} in {x['layout']} notes: {note}")
         lines += ["", "<details><summary>figures</summary>", "", "| layout | program | case | bytes | value | unit |", "|---|---|---|---|---|---|"]
         for x in results:
@@ -164,7 +175,7 @@ def summary(reports, most=10_000):
                          + ("" if c["verified"] else " (did not pass)"))
         lines += [f"{v['set']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
         for x in r["results"]:
-            if x.get("alone"):
+            if x.get("alone") or x["program"] == "torch":
                 lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
     order = [l for l in LAYOUTS if any(x["layout"] == l for r in reports for x in r["results"])]
     lines.append("matrix: . pass, r pass at the second try, F fail, H hang, N not ours, a absent, - not run; columns: "

@@ -12,6 +12,15 @@ pub const GPU_BIT: u32 = 1 << 31;
 /// itself is in host memory.
 pub const BEHIND_GPU_BIT: u32 = 1 << 30;
 
+/// In the keys of GPU windows on the soft fabric: every GPU of the process that registered it may load from it and store
+/// to it.
+pub const OPEN_BIT: u32 = 1 << 29;
+
+/// The number of the GPU window with this key.
+pub fn window_number(key: u32) -> u32 {
+    key & !(GPU_BIT | OPEN_BIT)
+}
+
 /// A window in GPU memory.
 #[derive(Clone)]
 pub struct GpuMemory {
@@ -19,6 +28,8 @@ pub struct GpuMemory {
     pub context: Arc<Context>,
     /// Its signals start at 0 and nobody but peers' signals ever writes them.
     pub never_reset: bool,
+    /// Every GPU of this process may load from it and store to it.
+    pub is_open: bool,
 }
 
 /// A driver call's failure as an error of ours; 1 in NCCL's terms, a CUDA error.
@@ -51,5 +62,6 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
         )));
     }
     let context = Context::of(&cuda, &pointer).map_err(|e| cuda_error(what, &e))?;
-    Ok(GpuMemory { context: Arc::new(context), never_reset })
+    let is_open = [base, base + len.max(1) - 1].iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
+    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open })
 }

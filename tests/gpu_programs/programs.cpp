@@ -24,6 +24,20 @@ PROGRAM(good) {
     rank.barrier();
 }
 
+// As for many communicators, one after another: all ranks have the same id, and nobody one of before.
+PROGRAM(ids) {
+    uint64_t last = 0;
+    for (int i = 0; i < 300; i++) {
+        if (rank.index == i % rank.count()) usleep(100);
+        uint64_t id;
+        const ncclUniqueId whole = rank.id();
+        memcpy(&id, whole.internal, sizeof id);
+        if (i > 0 && id != last + 1)
+            throw Failure(format("id %llu after %llu", (unsigned long long)id, (unsigned long long)last));
+        last = id;
+    }
+}
+
 PROGRAM(absent) { throw Absent("there is no such thing"); }
 
 PROGRAM(bad) {

@@ -47,6 +47,9 @@ impl Fake {
         fake.settings(false, 3);
         fake.costs(0, 0, 0);
         fake.hold(0);
+        fake.access(0);
+        fake.hold_kernels(false);
+        fake.courier(0, 0);
         fake.calm();
         std::env::remove_var("OXYGIN_GPU_ISSUE");
         fake.violations = fake.count_violations();
@@ -91,6 +94,43 @@ impl Fake {
     pub fn hold(&self, bytes: usize) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(usize)>(b"fake_hold")(bytes) }
+    }
+
+    /// Who may touch memory from `alloc` with loads and stores from here on: all GPUs (0), its own (1), its own and the
+    /// driver does not know, as of cudaMalloc (2).
+    pub fn access(&self, who: c_int) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int)>(b"fake_access")(who) }
+    }
+
+    /// Launched kernels do not start, or start again.
+    pub fn hold_kernels(&self, held: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_kernels")(held) }
+    }
+
+    /// What a courier's command takes, µs, and after at most how many it ends, at random; 0: when its time is over.
+    pub fn courier(&self, command_us: u64, most_commands: u64) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(u64, u64)>(b"fake_courier")(command_us, most_commands) }
+    }
+
+    /// Couriers that run end now.
+    pub fn end_kernels(&self) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn()>(b"fake_end_kernels")() }
+    }
+
+    /// Kernels that were launched and have not ended.
+    pub fn launched(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_launched")() }
+    }
+
+    /// Commands that couriers have done so far.
+    pub fn commands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_commands")() }
     }
 
     /// How often a driver function was called so far.

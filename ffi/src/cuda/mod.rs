@@ -2,15 +2,17 @@
 //!
 //! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
 //! functions are resolved at run time. Nothing here waits for the GPU but
-//! pinned memory and closing memory of other processes.
+//! pinned memory, loading kernels and closing memory of other processes.
 
 mod dmabuf;
+mod kernel;
 mod objects;
 mod share;
 mod symbols;
 mod types;
 
 pub use dmabuf::*;
+pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use objects::*;
 pub use share::*;
 pub use symbols::{Cuda, ENV_PATH, SONAME};

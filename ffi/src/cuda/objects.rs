@@ -198,7 +198,6 @@ impl Drop for Context {
 pub struct Stream {
     cuda: Arc<Cuda>,
     raw: CUstream,
-    calls: Calls,
     /// The driver refused a batch of copies once: one by one from then on.
     no_batch: AtomicBool,
 }
@@ -208,49 +207,20 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
-/// Which call starts a copy that goes alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LoneCopy {
-    /// `cuMemcpyAsync`.
-    #[default]
-    Any,
-    /// `cuMemcpyDtoDAsync` where both ends are GPU memory, else `cuMemcpyAsync`.
-    Device,
-    /// `cuMemcpyBatchAsync`.
-    Batch,
-}
-
-/// Which of several calls with the same effect a stream uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
-    /// A copy that goes alone.
-    pub lone_copy: LoneCopy,
-    /// The last store of a list goes in a call of its own (`cuStreamWriteValue64`), after the others.
-    pub split: bool,
-}
-
 /// Copies of one call.
 #[derive(Default)]
 pub struct Copies {
     to: Vec<CUdeviceptr>,
     from: Vec<CUdeviceptr>,
     bytes: Vec<usize>,
-    /// One of the ends of one of them may be in host memory.
-    host: bool,
 }
 
 impl Copies {
-    /// Adds one; both ends are in GPU memory.
-    pub fn push_on_device(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+    /// Adds one between any two addresses.
+    pub fn push(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
         self.to.push(to);
         self.from.push(from);
         self.bytes.push(bytes);
-    }
-
-    /// Adds one between any two addresses.
-    pub fn push(&mut self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        self.host = true;
-        self.push_on_device(to, from, bytes);
     }
 
     /// Makes the copy at place `i` longer, if this one begins at both ends where that ends.
@@ -278,7 +248,6 @@ impl Copies {
         self.to.clear();
         self.from.clear();
         self.bytes.clear();
-        self.host = false;
     }
 }
 
@@ -290,7 +259,7 @@ const COPIES_MAX: usize = 256;
 
 impl Stream {
     /// A stream in the current context, of the highest priority: what it does is short, and kernels wait for it.
-    pub fn create(cuda: &Arc<Cuda>, calls: Calls) -> Result<Self, CudaError> {
+    pub fn create(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         let (mut lowest, mut highest, mut raw) = (0, 0, null_mut());
         // SAFETY: places for the answers.
         let code = unsafe { (cuda.priority_range)(&mut lowest, &mut highest) };
@@ -298,7 +267,11 @@ impl Stream {
         // SAFETY: a place for the answer.
         let code = unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, highest) };
         cuda.check("cuStreamCreateWithPriority", code)?;
-        Ok(Self { cuda: cuda.clone(), raw, calls, no_batch: AtomicBool::new(false) })
+        Ok(Self { cuda: cuda.clone(), raw, no_batch: AtomicBool::new(false) })
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw
     }
 
     /// Starts copies, after what was started before. Among themselves they have no order.
@@ -307,8 +280,7 @@ impl Stream {
     /// The ranges stay valid until the stream is past them.
     pub unsafe fn copy(&self, copies: &Copies) -> Result<(), CudaError> {
         let n = copies.len();
-        let batched = n > 1 || (n == 1 && self.calls.lone_copy == LoneCopy::Batch);
-        if let Some(batch) = self.cuda.copy_batch.filter(|_| batched && !self.no_batch.load(Ordering::Relaxed)) {
+        if let Some(batch) = self.cuda.copy_batch.filter(|_| n > 1 && !self.no_batch.load(Ordering::Relaxed)) {
             // SAFETY: passed on.
             if (0..n).step_by(COPIES_MAX).all(|at| unsafe { self.copy_batch(batch, copies, at) }.is_ok()) {
                 return Ok(());
@@ -316,18 +288,10 @@ impl Stream {
             // A real fault shows again below; copies that were started before are only repeated.
             self.no_batch.store(true, Ordering::Relaxed);
         }
-        let on_device = self.calls.lone_copy == LoneCopy::Device && !copies.host;
         for i in 0..n {
-            let (to, from, bytes) = (copies.to[i], copies.from[i], copies.bytes[i]);
-            if on_device {
-                // SAFETY: the caller's promise.
-                let code = unsafe { (self.cuda.copy_on_device)(to, from, bytes, self.raw) };
-                self.cuda.check("cuMemcpyDtoDAsync", code)?;
-            } else {
-                // SAFETY: the caller's promise.
-                let code = unsafe { (self.cuda.copy)(to, from, bytes, self.raw) };
-                self.cuda.check("cuMemcpyAsync", code)?;
-            }
+            // SAFETY: the caller's promise.
+            let code = unsafe { (self.cuda.copy)(copies.to[i], copies.from[i], copies.bytes[i], self.raw) };
+            self.cuda.check("cuMemcpyAsync", code)?;
         }
         Ok(())
     }
@@ -357,17 +321,7 @@ impl Stream {
     /// # Safety
     /// The words stay valid until the stream is past them.
     pub unsafe fn mem_ops(&self, ops: &mut [MemOp]) -> Result<(), CudaError> {
-        let whole = ops.len() - usize::from(self.calls.split && ops.len() > 1);
-        let (first, last) = ops.split_at_mut(whole);
-        for chunk in first.chunks_mut(MEM_OPS_MAX).chain(last.chunks_mut(1)) {
-            if let (true, [MemOp([.., flags, _, _])]) = (self.calls.split, &*chunk) {
-                if let Some((at, MemOpKind::Write64(value))) = chunk[0].parse() {
-                    // SAFETY: the word is the caller's promise.
-                    let code = unsafe { (self.cuda.write64)(self.raw, at, value, *flags as c_uint) };
-                    self.cuda.check("cuStreamWriteValue64", code)?;
-                    continue;
-                }
-            }
+        for chunk in ops.chunks_mut(MEM_OPS_MAX) {
             // SAFETY: as many as said; the words are the caller's promise.
             let code = unsafe { (self.cuda.mem_ops)(self.raw, chunk.len() as c_uint, chunk.as_mut_ptr(), 0) };
             self.cuda.check("cuStreamBatchMemOp", code)?;

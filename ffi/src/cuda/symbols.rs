@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::kernel::Kernels;
 use super::share::Sharing;
 use super::types::*;
 use crate::{InUse, Library, Missing};
@@ -54,6 +55,7 @@ macro_rules! driver {
             pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
             pub(super) sharing: Option<Sharing>,
+            pub(super) kernels: Option<Kernels>,
             library: Library,
         }
 
@@ -68,6 +70,7 @@ macro_rules! driver {
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
                     sharing: Sharing::resolve(&library),
+                    kernels: Kernels::resolve(&library),
                     library,
                 })
             }
@@ -108,10 +111,6 @@ driver! {
     stream_query: c"cuStreamQuery" fn(CUstream);
     /// A copy between any two addresses.
     copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    /// A copy between two addresses in GPU memory.
-    copy_on_device: c"cuMemcpyDtoDAsync_v2" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    /// One store in stream order.
-    write64: c"cuStreamWriteValue64_v2" fn(CUstream, CUdeviceptr, u64, c_uint);
     /// Stores and additions in stream order.
     mem_ops: c"cuStreamBatchMemOp_v2" fn(CUstream, c_uint, *mut MemOp, c_uint);
     /// Pinned host memory.

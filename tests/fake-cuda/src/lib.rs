@@ -10,8 +10,10 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod courier;
 mod devices;
 mod dmabuf;
+mod kernel;
 mod memory;
 mod share;
 mod stream;
@@ -348,7 +350,10 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(at: *mut CUdeviceptr, host
 #[no_mangle]
 pub unsafe extern "C" fn cuMemFreeHost(host: *mut c_void) -> CUresult {
     blocking!("cuMemFreeHost");
-    world().unpin(host as u64);
+    let bytes = world().unpin(host as u64);
+    if kernel::use_memory(host as u64, bytes) {
+        world().violation("cuMemFreeHost of memory that a launched kernel works on");
+    }
     CUDA_SUCCESS
 }
 

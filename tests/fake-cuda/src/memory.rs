@@ -122,6 +122,8 @@ pub struct Memory {
     /// Nothing but this device may touch it, and the driver names no context for it.
     pub only: Option<c_int>,
     pub managed: bool,
+    /// Kernels of which GPUs may touch it, unless `only` says so: all (0), its own (1), its own and the driver does not know (2).
+    pub access: c_int,
     /// The physical memory.
     pub of: u64,
     /// How it came here.
@@ -141,6 +143,24 @@ pub enum Kind {
 impl Memory {
     pub fn holds(&self, at: u64, n: usize) -> bool {
         at >= self.base && at - self.base <= self.bytes as u64 && n as u64 <= self.bytes as u64 - (at - self.base)
+    }
+
+    /// Whether kernels of a GPU may touch it.
+    pub fn is_open_to(&self, device: c_int) -> bool {
+        match (self.only, self.access) {
+            (Some(only), _) => only == device,
+            (None, 0) => true,
+            _ => self.device == device,
+        }
+    }
+
+    /// Whether the driver can tell.
+    pub fn keeps_access(&self) -> bool {
+        match self.kind {
+            Kind::Mapped => true,
+            Kind::Whole => self.access != 2,
+            Kind::Opened(_) => false,
+        }
     }
 
     /// Where the GPU sees an address inside.

@@ -164,7 +164,7 @@ pub unsafe extern "C" fn cuMemMap(
     let of = world.retain(handle);
     // Nobody, until access is set.
     let only = Some(-1);
-    world.add(Memory { base: at, bytes: size, range, device, only, managed: false, of, kind: Kind::Mapped });
+    world.add(Memory { base: at, bytes: size, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
     CUDA_SUCCESS
 }
 
@@ -257,7 +257,17 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     range.map(range.base, bytes.bytes, &bytes);
     let (only, device, n) = (Some(device), bytes.device, bytes.bytes);
     let of = world.add_physical_as(id, bytes);
-    let memory = Memory { base: range.base, bytes: n, range, device, only, managed: false, of, kind: Kind::Opened(1) };
+    let memory = Memory {
+        base: range.base,
+        bytes: n,
+        range,
+        device,
+        only,
+        managed: false,
+        access: 0,
+        of,
+        kind: Kind::Opened(1),
+    };
     world.add(memory);
     unsafe { give(at, range.base) }
 }
@@ -298,7 +308,7 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
         range.map(base, bytes, &memory);
         let of = world.add_physical(memory);
         let only = (!exportable).then_some(device);
-        world.add(Memory { base, bytes, range, device, only, managed: false, of, kind: Kind::Mapped });
+        world.add(Memory { base, bytes, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
         base += bytes as u64;
     }
     range.base

@@ -1,5 +1,6 @@
 //! Streams: work in order, on a thread of its own.
 
+use crate::kernel::{self, Launch};
 use crate::world::world;
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -11,9 +12,10 @@ pub enum Work {
     /// To, from, bytes; without order among themselves: the last is done first.
     Copies(Vec<(u64, u64, usize)>),
     Ops(Vec<MemOp>),
+    Kernel(Launch),
 }
 
-/// Pieces of work of all streams that are not done.
+/// Pieces of work of all streams that are not done, but kernels: what they do by and by is not known when they start.
 static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream has work.
@@ -22,7 +24,7 @@ pub fn are_busy() -> bool {
 }
 
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
-const ILLEGAL_ADDRESS: CUresult = 700;
+pub const ILLEGAL_ADDRESS: CUresult = 700;
 
 #[derive(Default)]
 struct Progress {
@@ -43,6 +45,7 @@ impl FakeStream {
         let own = progress.clone();
         std::thread::spawn(move || {
             for (work, since) in work {
+                let is_kernel = matches!(work, Work::Kernel(_));
                 if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
@@ -64,13 +67,23 @@ impl FakeStream {
                             std::thread::sleep(Duration::from_micros(50));
                         }
                     }
+                    while is_kernel && world().are_kernels_held() {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
                     if code == CUDA_SUCCESS {
                         code = run(work);
+                    } else {
+                        drop(work);
                     }
                     own.error.store(code, Ordering::Release);
+                } else {
+                    // Before anybody can see that the stream is done with it.
+                    drop(work);
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
-                UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                if !is_kernel {
+                    UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                }
             }
         });
         Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
@@ -91,7 +104,9 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        UNFINISHED.fetch_add(1, Ordering::AcqRel);
+        if !matches!(work, Work::Kernel(_)) {
+            UNFINISHED.fetch_add(1, Ordering::AcqRel);
+        }
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
@@ -121,6 +136,7 @@ fn run(work: Work) -> CUresult {
                 unsafe { std::ptr::copy(from, to, n) };
             }
         }
+        Work::Kernel(launch) => return kernel::run(&launch),
         Work::Ops(ops) => {
             world().count_stores(ops.len());
             for op in ops {

@@ -1,6 +1,6 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
-use crate::memory::{Bytes, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
 use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -63,6 +63,11 @@ struct Inner {
     copy_ns: u64,
     gpu_ns: u64,
     held_bytes: usize,
+    access: c_int,
+    kernels_held: bool,
+    command_us: u64,
+    most_commands: u64,
+    kernel_ends: u64,
     calls: HashMap<&'static str, u64>,
 }
 
@@ -194,6 +199,36 @@ impl World {
         from != 0 && bytes >= from
     }
 
+    pub fn set_access(&mut self, who: c_int) {
+        self.inner().access = who;
+    }
+
+    pub fn hold_kernels(&mut self, held: bool) {
+        self.inner().kernels_held = held;
+    }
+
+    pub fn are_kernels_held(&mut self) -> bool {
+        self.inner().kernels_held
+    }
+
+    pub fn set_courier(&mut self, command_us: u64, most_commands: u64) {
+        (self.inner().command_us, self.inner().most_commands) = (command_us, most_commands);
+    }
+
+    /// What a command takes, µs.
+    pub fn command_us(&mut self) -> u64 {
+        self.inner().command_us
+    }
+
+    pub fn end_kernels(&mut self) {
+        self.inner().kernel_ends += 1;
+    }
+
+    /// How often all running kernels were ended, and how many commands one does at most; 0: no limit.
+    pub fn courier_limits(&mut self) -> (u64, u64) {
+        (self.inner().kernel_ends, self.inner().most_commands)
+    }
+
     /// Counts a call; returns what it costs.
     pub fn count(&mut self, name: &'static str) -> u64 {
         *self.inner().calls.entry(name).or_default() += 1;
@@ -210,7 +245,8 @@ impl World {
         range.map(range.base, physical.bytes, &physical);
         let (base, bytes, only) = (range.base, physical.bytes, private.then_some(device));
         let of = self.add_physical(physical);
-        self.add(Memory { base, bytes, range, device, only, managed, of, kind: Kind::Whole });
+        let access = if private { 0 } else { self.inner().access };
+        self.add(Memory { base, bytes, range, device, only, managed, access, of, kind: Kind::Whole });
         base
     }
 
@@ -321,14 +357,18 @@ impl World {
     }
 
     pub fn pin(&mut self, n: usize) -> *mut u8 {
-        let memory = vec![0_u64; n.div_ceil(8)].leak();
-        self.inner().pinned.push((memory.as_ptr() as u64, n));
-        memory.as_mut_ptr().cast()
+        // Whole pages, as from a real driver.
+        let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
+        let at = memory.as_mut_ptr().cast::<u8>();
+        let at = at.wrapping_add(at.align_offset(PAGE));
+        self.inner().pinned.push((at as u64, n));
+        at
     }
 
-    /// Pinned memory is not reused, but touching it from a stream is an error from here on.
-    pub fn unpin(&mut self, at: u64) {
-        self.inner().pinned.retain(|p| p.0 != at);
+    /// Pinned memory is not reused, but touching it from a stream is an error from here on. Returns how many bytes it had.
+    pub fn unpin(&mut self, at: u64) -> usize {
+        let Some(i) = self.inner().pinned.iter().position(|p| p.0 == at) else { return 0 };
+        self.inner().pinned.swap_remove(i).1
     }
 
     fn is_pinned(&mut self, at: u64, n: usize) -> bool {
@@ -345,6 +385,22 @@ impl World {
             return false;
         }
         true
+    }
+
+    /// Where a kernel on GPU `device` finds a range that it may load from and store to.
+    pub fn kernel_reach(&mut self, at: u64, n: usize, device: CUdevice) -> Option<*mut u8> {
+        match self.all(at, n) {
+            Some(all) if all.iter().all(|m| m.is_open_to(device)) => all.first().map(|m| m.at(at)),
+            Some(_) => {
+                eprintln!("fake CUDA driver: a kernel on GPU {device} may not touch {n} bytes at {at:#x}");
+                None
+            }
+            None if self.is_pinned(at, n) => Some(at as *mut u8),
+            None => {
+                self.violation(&format!("a kernel touches {n} bytes at {at:#x}: neither device memory nor pinned"));
+                None
+            }
+        }
     }
 
     /// Where the stream finds an address now.

@@ -6,7 +6,7 @@ use super::state::{State, Windows};
 use super::track::Outward;
 use crate::error::{Error, Result};
 use crate::fabric::soft::receive;
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{window_number, GPU_BIT};
 use crate::memory::registry::{Held, Registry};
 use crate::rma::op::Signal;
 use oxygin_ffi::cuda::{Copies, MemOp, MEM_OPS_MAX};
@@ -95,7 +95,7 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
     let (End::Gpu(from), End::Gpu(to)) = (from, to) else {
         return Err(Error::internal("a large copy with an end in host memory"));
     };
-    copies.push_on_device(to, from, left as usize);
+    copies.push(to, from, left as usize);
     op.done = op.len;
     Ok(())
 }
@@ -207,7 +207,7 @@ impl Batch {
                 }
             }
         }
-        self.copies.push_on_device(to, from, bytes);
+        self.copies.push(to, from, bytes);
         self.windows.push(windows);
     }
 
@@ -332,7 +332,7 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
     Error::remote(format!(
         "{len} bytes at {addr:#x} lie outside its window {}, or it has deregistered the window that an operation names; \
          deregister after the last operation",
-        key & !GPU_BIT
+        window_number(key)
     ))
 }
 

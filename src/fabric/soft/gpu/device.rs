@@ -37,19 +37,14 @@ impl Device {
     /// Makes both. Set-up only: allocations may wait for kernels.
     pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
         let ways = if tuning.bulk > 0 { 2 } else { 1 };
-        Self::open_with(context, tuning, ways, STAGING_BYTES)
+        Self::open_with(context, ways, STAGING_BYTES)
     }
 
     /// The same with so many streams, and so many bytes of staging memory, at least 256.
-    pub fn open_with(
-        context: Arc<Context>,
-        tuning: &Tuning,
-        ways: usize,
-        staging_bytes: u64,
-    ) -> Result<Self, CudaError> {
+    pub fn open_with(context: Arc<Context>, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
         let (streams, pinned) = {
             let _current = context.enter()?;
-            let streams = (0..ways).map(|_| Stream::create(context.cuda(), tuning.calls)).collect::<Result<_, _>>()?;
+            let streams = (0..ways).map(|_| Stream::create(context.cuda())).collect::<Result<_, _>>()?;
             let pinned = Pinned::alloc(context.cuda(), STAGING_AT + staging_bytes as usize)?;
             (ManuallyDrop::new(streams), ManuallyDrop::new(pinned))
         };

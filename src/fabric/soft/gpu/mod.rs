@@ -11,6 +11,8 @@
 
 mod batch;
 mod bounce;
+mod carry;
+mod courier;
 mod device;
 mod op;
 mod parked;
@@ -31,11 +33,12 @@ pub use slots::Lease;
 pub use stager::Stager;
 pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};
 
+use self::courier::Courier;
 use self::device::Device;
 use self::state::State;
 use crate::error::{Error, Result};
 use crate::fabric::soft::lane::Lane;
-use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT};
+use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT, OPEN_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use oxygin_ffi::cuda::Context;
@@ -117,7 +120,7 @@ impl Engine {
             )));
         }
         state.windows.insert(id, extent, memory.never_reset);
-        Ok(id | GPU_BIT)
+        Ok(id | GPU_BIT | if memory.is_open { OPEN_BIT } else { 0 })
     }
 
     fn open(&self, state: &mut State, context: Arc<Context>) -> Result<()> {
@@ -128,6 +131,12 @@ impl Engine {
             device.ordinal(),
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
+        if state.tuning.courier > 0 {
+            match Courier::open(device.context()) {
+                Ok(courier) => state.courier = Some(courier),
+                Err(e) => log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank),
+            }
+        }
         state.device = Some(device);
         self.is_open.store(true, Ordering::Release);
         Ok(())
@@ -174,6 +183,8 @@ impl Engine {
         self.take(&mut state);
         state.forget(lane);
         self.drain(&mut state);
+        // What a courier left undone.
+        state.forget(lane);
     }
 
     /// Waits for the flights that are up. `false`: they are still up.
@@ -251,8 +262,14 @@ impl Engine {
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
         state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
-        if let Some(line) = state.tally.line(self.rank, &self.busy) {
+        let carried = state.courier.as_ref().map_or((0, 0), |c| (c.carried, c.launches()));
+        if let Some(line) = state.tally.line(self.rank, &self.busy, carried) {
             log::info!("{line}");
+        }
+        if let Some(courier) = state.courier.take() {
+            if !courier.close(idle) && idle {
+                log::warn!("rank {}: the courier kernel has not ended; its memory is left to the process", self.rank);
+            }
         }
         if let Some(device) = state.device.take() {
             device.close(idle);

@@ -1,7 +1,7 @@
 //! Operations that touch GPU memory, and what is left of them.
 
 use crate::fabric::soft::lane::{Lane, Work};
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{GPU_BIT, OPEN_BIT};
 use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +32,13 @@ impl Side {
         match self {
             Self::Window { key, .. } => key & GPU_BIT != 0,
             Self::Caller { gpu, .. } => gpu,
+        }
+    }
+
+    /// Where.
+    pub fn addr(self) -> u64 {
+        match self {
+            Self::Window { addr, .. } | Self::Caller { addr, .. } => addr,
         }
     }
 
@@ -86,6 +93,8 @@ pub struct Op {
     pub reading: Option<u64>,
     /// Key of the window that the caller's end lies in; 0: not known.
     pub window: u32,
+    /// The caller's end, where it is GPU memory, may be loaded from and stored to by any GPU of this process.
+    pub is_open: bool,
     /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
     pub has_turn: bool,
     /// Bytes that `from` points to, where nobody else keeps them.
@@ -106,6 +115,7 @@ impl Op {
                 signal: p.signal,
                 reading: None,
                 window: p.lkey,
+                is_open: p.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
             },
@@ -118,6 +128,7 @@ impl Op {
                 signal: None,
                 reading: None,
                 window: g.lkey,
+                is_open: g.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
             },
@@ -126,7 +137,19 @@ impl Op {
 
     /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
     pub fn copy(owner: Owner, from: Side, to: Side, len: u64) -> Self {
-        Self { owner, from, to, len, done: 0, signal: None, reading: None, window: 0, has_turn: false, kept: None }
+        Self {
+            owner,
+            from,
+            to,
+            len,
+            done: 0,
+            signal: None,
+            reading: None,
+            window: 0,
+            is_open: false,
+            has_turn: false,
+            kept: None,
+        }
     }
 
     /// Keys of the windows at both ends, where one is the caller's and both are known.

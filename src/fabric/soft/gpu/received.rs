@@ -165,7 +165,8 @@ impl Received {
         let window = from.window;
         let (from, to) = (Side::Caller { addr: from.addr, gpu: true }, Side::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
-        engine.submit_later(Op { signal, window, ..Op::copy(owner, from, to, request.len) });
+        // It was mapped for the GPU that copies it.
+        engine.submit_later(Op { signal, window, is_open: true, ..Op::copy(owner, from, to, request.len) });
     }
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.

@@ -4,7 +4,6 @@
 //! the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
 
 use super::device::{Device, Way};
-use super::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
 use crate::sync::Mutex;
@@ -51,7 +50,7 @@ pub struct Slots {
 impl Slots {
     /// Makes stream and memory. Set-up only: allocations may wait for kernels.
     pub fn open(rank: u32, context: &Arc<Context>, slot_bytes: u64, slots: u32) -> Result<Arc<Self>> {
-        let device = Device::open_with(context.clone(), &Tuning::default(), 1, slot_bytes * u64::from(slots))
+        let device = Device::open_with(context.clone(), 1, slot_bytes * u64::from(slots))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,

@@ -7,7 +7,7 @@
 use super::slots::{Lease, Slots};
 use super::DRAIN_WITHIN;
 use crate::error::{Error, Result};
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{window_number, GPU_BIT};
 use crate::memory::registry::Extent;
 use crate::sync::RwLock;
 use oxygin_ffi::cuda::Context;
@@ -139,7 +139,7 @@ impl Stager {
 }
 
 fn holds(windows: &[Option<Extent>], key: u32, addr: u64, len: u64) -> bool {
-    windows.get((key & !GPU_BIT) as usize).is_some_and(|w| w.is_some_and(|e| e.holds(addr, len)))
+    windows.get(window_number(key) as usize).is_some_and(|w| w.is_some_and(|e| e.holds(addr, len)))
 }
 
 #[cold]
@@ -147,6 +147,6 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
     Error::usage(format!(
         "{len} bytes at {addr:#x} are not inside GPU window {}, or it was deregistered; deregister after the last \
          operation",
-        key & !GPU_BIT
+        window_number(key)
     ))
 }

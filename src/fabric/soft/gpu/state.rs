@@ -1,6 +1,7 @@
 //! What is queued and what is up.
 
 use super::batch::{add_large, Batch, Step};
+use super::courier::Courier;
 use super::device::{Device, Way, STAGING_BYTES};
 use super::op::{Op, Owner, Side};
 use super::parked::{Copy, Parked};
@@ -10,7 +11,7 @@ use super::track::{Flight, Outward, Track};
 use super::tuning::Tuning;
 use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
-use crate::memory::gpu::{cuda_error, GPU_BIT};
+use crate::memory::gpu::{cuda_error, window_number};
 use crate::memory::registry::{Extent, Registry};
 use oxygin_ffi::cuda::{Copies, MemOp};
 use std::collections::VecDeque;
@@ -60,7 +61,7 @@ impl Windows {
     }
 
     fn find(&mut self, key: u32, addr: u64, len: u64) -> Option<&mut GpuWindow> {
-        self.0.get_mut((key & !GPU_BIT) as usize)?.as_mut().filter(|w| w.extent.holds(addr, len))
+        self.0.get_mut(window_number(key) as usize)?.as_mut().filter(|w| w.extent.holds(addr, len))
     }
 
     /// Whether a GPU window holds the range.
@@ -89,6 +90,12 @@ pub struct State {
     pub tuning: Tuning,
     /// Once there is a GPU window.
     pub device: Option<Device>,
+    /// Where it could be loaded and is wanted.
+    pub courier: Option<Courier>,
+    /// Operations in a row that the courier could have carried and the stream did.
+    pub streak: u32,
+    /// When the last flight of such operations started.
+    pub last_light: Option<Instant>,
     pub windows: Windows,
     pub queue: VecDeque<Op>,
     pub parked: Parked,
@@ -115,6 +122,9 @@ impl State {
         Self {
             tuning,
             device: None,
+            courier: None,
+            streak: 0,
+            last_light: None,
             windows: Windows::default(),
             queue: VecDeque::new(),
             parked: Parked::default(),
@@ -146,13 +156,18 @@ impl State {
 
     /// Whether anything is up.
     pub fn has_flights(&self) -> bool {
-        !self.small.is_empty() || !self.bulk.is_empty()
+        !self.small.is_empty() || !self.bulk.is_empty() || self.courier.as_ref().is_some_and(Courier::is_busy)
     }
 
     /// Whether the GPU may still read or write what operations named: flights that are up, and after a refused call
     /// whatever was started before the refusal.
     pub fn is_touching_memory(&self) -> bool {
-        self.has_flights() || self.failure.is_some() && self.device.as_ref().is_some_and(|d| !d.is_idle())
+        self.has_flights() || self.failure.is_some() && !self.is_idle()
+    }
+
+    /// Whether nothing that was started can still touch memory, as far as the driver knows.
+    fn is_idle(&self) -> bool {
+        self.device.as_ref().is_none_or(Device::is_idle) && self.courier.as_ref().is_none_or(Courier::is_idle)
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
@@ -161,6 +176,7 @@ impl State {
         if let Some(failure) = self.failure.clone() {
             self.fail(failure);
         } else {
+            moved |= self.carry();
             while self.may_start() && self.start(rank, registry) {
                 moved = true;
             }
@@ -177,6 +193,9 @@ impl State {
     /// Whether a flight is worth its cost now. While one is up operations gather, but for those that cost the driver
     /// little (no copy) or the GPU much.
     fn may_start(&self) -> bool {
+        if self.courier_has_turn() {
+            return false;
+        }
         let up = self.small.flights.len();
         match self.queue.front() {
             None => false,
@@ -191,8 +210,8 @@ impl State {
 
     /// Completes flights that are done. Returns whether there were any.
     pub fn land(&mut self, registry: &Registry) -> bool {
+        let mut moved = self.land_carried();
         let Some(device) = &self.device else { return false };
-        let mut moved = false;
         if !self.small.is_empty() {
             let flag = device.flag(Way::Small);
             while let Some(mut flight) = self.small.land(flag) {
@@ -234,7 +253,7 @@ impl State {
 
     /// Sets an operation aside if it is a large copy or behind one. `None`: it has been. What comes back from there
     /// is not set aside again: others of its lane that are still there came later.
-    fn park(&mut self, op: Op) -> Option<Op> {
+    pub fn park(&mut self, op: Op) -> Option<Op> {
         if op.has_turn {
             return Some(op);
         }
@@ -265,6 +284,7 @@ impl State {
                 any = true;
                 continue;
             };
+            self.note(&op);
             match batch.add(self, registry, &mut op) {
                 Ok(Step::Done) => {
                     batch.finished.push(op.owner);
@@ -327,6 +347,7 @@ impl State {
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
+        self.call_courier(rank, operations);
     }
 
     /// Starts large copies that wait for room on their stream. Returns whether anything was started or given up.
@@ -385,10 +406,12 @@ impl State {
             return;
         }
         self.since = None;
-        let Some(Err(e)) = self.device.as_ref().map(Device::check) else { return };
+        let courier = self.courier.as_ref().map_or(Ok(()), Courier::check);
+        let Err(e) = self.device.as_ref().map_or(Ok(()), Device::check).and(courier) else { return };
         let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
         let up = self.small.flights.drain(..).chain(self.bulk.flights.drain(..));
         up.flat_map(|flight| flight.finished).for_each(|o| fail_one(o, &why));
+        self.take_carried().into_iter().for_each(|o| fail_one(o, &why));
         self.fail(why);
     }
 

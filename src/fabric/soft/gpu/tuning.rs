@@ -1,12 +1,8 @@
 //! `OXYGIN_GPU_ISSUE`: which of several correct ways the engine takes. For measuring on new hardware.
 
-use oxygin_ffi::cuda::{Calls, LoneCopy};
-
 /// The ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Driver calls.
-    pub calls: Calls,
     /// Flights that may be up at once: with 2 the GPU need not idle between them.
     pub flights: usize,
     /// Operations that must have gathered before a flight starts while another is up. Starting one costs the caller
@@ -18,19 +14,20 @@ pub struct Tuning {
     /// A put that begins where the one before ended becomes part of its copy, and a signal that was just added to is
     /// stored once.
     pub merge: bool,
+    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB.
+    pub courier: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { calls: Calls::default(), flights: 2, gather: 8, bulk: 4 << 20, merge: true }
+        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096 }
     }
 }
 
 /// What `parse` takes, for people.
 pub const ACCEPTED: &str =
-    "words with commas between: copy=any, copy=device or copy=batch (the call for a lone copy), \
-                            split (the flag in a call of its own), \
-                            flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1";
+    "words with commas between: flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1, \
+                            courier=BYTES (up to 65536; 0: off)";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -39,15 +36,12 @@ impl Tuning {
         for word in text.split(',').map(str::trim) {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             match (name, value) {
-                ("copy", "any") => t.calls.lone_copy = LoneCopy::Any,
-                ("copy", "device") => t.calls.lone_copy = LoneCopy::Device,
-                ("copy", "batch") => t.calls.lone_copy = LoneCopy::Batch,
-                ("split", "") => t.calls.split = true,
                 ("merge", "0") => t.merge = false,
                 ("merge", "1") => t.merge = true,
                 ("flights", n) => t.flights = n.parse().ok().filter(|n| (1..=4).contains(n))?,
                 ("gather", n) => t.gather = n.parse().ok().filter(|n| (1..=1024).contains(n))?,
                 ("bulk", n) => t.bulk = n.parse().ok()?,
+                ("courier", n) => t.courier = n.parse().ok().filter(|n| *n <= 65536)?,
                 _ => return None,
             }
         }
@@ -61,10 +55,9 @@ mod tests {
 
     #[test]
     fn words() {
-        let t = Tuning::parse("copy=batch, flights=3,gather=1,bulk=0,merge=0,split").expect("all words exist");
-        assert_eq!(t.calls, Calls { lone_copy: LoneCopy::Batch, split: true });
-        assert_eq!((t.flights, t.gather, t.bulk, t.merge), (3, 1, 0, false));
-        for wrong in ["", "copy", "copy=fast", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
+        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64").expect("all words exist");
+        assert_eq!((t.flights, t.gather, t.bulk, t.merge, t.courier), (3, 1, 0, false, 64));
+        for wrong in ["", "courier", "courier=65537", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
             assert_eq!(Tuning::parse(wrong), None, "{wrong}");
         }
     }

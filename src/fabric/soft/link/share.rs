@@ -7,7 +7,7 @@ use crate::fabric::soft::gpu::{Op, Owner, Side};
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::local::message::{Header, Kind, PullRequest};
 use crate::fabric::soft::shared::Shared;
-use crate::memory::gpu::GPU_BIT;
+use crate::memory::gpu::{window_number, GPU_BIT};
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,7 +158,7 @@ impl Local {
         if get.rkey & GPU_BIT == 0 || get.len == 0 {
             return Ok(None);
         }
-        let window = get.rkey & !GPU_BIT;
+        let window = window_number(get.rkey);
         let Some(found) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
         if !self.inbox.has_window(window) {
             return Err(Error::remote(gone(peer)));

@@ -26,7 +26,7 @@ use super::{of_token, Engine};
 use crate::config::{Config, SoftTransport};
 use crate::fabric::soft::local::inbox::WINDOW_BITS;
 use crate::fabric::soft::shared::Shared;
-use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
+use crate::memory::gpu::{window_number, BEHIND_GPU_BIT};
 use crate::memory::registry::Extent;
 use crate::sync::{Mutex, RwLock};
 use std::os::fd::{AsFd, OwnedFd};
@@ -206,7 +206,7 @@ impl Share {
     /// The window that holds a source, if `peer` has mapped it.
     #[inline]
     pub fn give(&self, peer: u32, lkey: u32, at: u64, len: u64) -> Option<(u32, Use)> {
-        let window = lkey & !GPU_BIT;
+        let window = window_number(lkey);
         let given = self.given.read();
         let g = given.get(window as usize)?.as_ref()?;
         (g.peers[peer as usize] && g.extent.holds(at, len)).then(|| (window, Use::of(&g.unfinished)))

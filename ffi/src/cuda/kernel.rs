@@ -1,0 +1,130 @@
+//! Kernels: loaded from PTX, launched on a stream; and who may load and store where.
+
+use super::objects::Stream;
+use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUstream, CUDA_SUCCESS};
+use super::{Cuda, CudaError, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_LOCATION_TYPE_DEVICE};
+use crate::Library;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void, CStr};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// `CUmodule`.
+pub type CUmodule = *mut c_void;
+/// `CUfunction`.
+pub type CUfunction = *mut c_void;
+
+macro_rules! kernels {
+    ($($field:ident: $name:literal fn($($arg:ty),*);)*) => {
+        /// The functions for kernels, all of them or none.
+        pub(super) struct Kernels {
+            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+        }
+
+        impl Kernels {
+            pub(super) fn resolve(library: &Library) -> Option<Self> {
+                Some(Self {
+                    $($field: {
+                        let at = library.symbol($name, None)?;
+                        // SAFETY: the driver's function of this name has this signature.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+kernels! {
+    load: c"cuModuleLoadData" fn(*mut CUmodule, *const c_void);
+    unload: c"cuModuleUnload" fn(CUmodule);
+    function: c"cuModuleGetFunction" fn(*mut CUfunction, CUmodule, *const std::ffi::c_char);
+    launch: c"cuLaunchKernel" fn(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+    );
+    device_count: c"cuDeviceGetCount" fn(*mut c_int);
+    get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
+}
+
+/// `CUDA_ERROR_NOT_SUPPORTED`: what is said for a driver without the functions.
+const NOT_SUPPORTED: CUresult = 801;
+
+impl Cuda {
+    fn kernel(&self, call: &'static str) -> Result<&Kernels, CudaError> {
+        self.kernels.as_ref().ok_or_else(|| self.error(call, NOT_SUPPORTED))
+    }
+
+    /// Whether every GPU of this process may load from and store to the memory at `at`, which is on `home`. Memory of
+    /// cudaMalloc keeps no list of who may; of it the answer is `true` only where there is no other GPU.
+    pub fn is_open_to_all(&self, at: CUdeviceptr, home: CUdevice) -> bool {
+        let Some(kernels) = &self.kernels else { return false };
+        let mut count = 0;
+        // SAFETY: a place for the answer.
+        if unsafe { (kernels.device_count)(&mut count) } != CUDA_SUCCESS {
+            return false;
+        }
+        (0..count).filter(|&device| device != home).all(|device| {
+            let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
+            // SAFETY: a place for the answer; any address may be asked for.
+            let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
+            code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        })
+    }
+}
+
+/// One kernel of a module. Every method needs the context in which it was loaded to be current, the drop too.
+pub struct Kernel {
+    cuda: Arc<Cuda>,
+    module: CUmodule,
+    function: CUfunction,
+}
+
+// SAFETY: modules and functions may be used from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Compiles PTX for the current context's GPU and loads it. May wait for kernels: set-up only.
+    pub fn load(cuda: &Arc<Cuda>, ptx: &CStr, name: &CStr) -> Result<Self, CudaError> {
+        let kernels = cuda.kernel("cuModuleLoadData")?;
+        let mut made = Self { cuda: cuda.clone(), module: null_mut(), function: null_mut() };
+        // SAFETY: a place for the answer; PTX ends with a zero.
+        let code = unsafe { (kernels.load)(&mut made.module, ptx.as_ptr().cast()) };
+        if code != CUDA_SUCCESS {
+            made.module = null_mut();
+            return Err(cuda.error("cuModuleLoadData", code));
+        }
+        // SAFETY: a place for the answer; the module was just loaded.
+        let code = unsafe { (kernels.function)(&mut made.function, made.module, name.as_ptr()) };
+        cuda.check("cuModuleGetFunction", code)?;
+        Ok(made)
+    }
+
+    /// Starts one block of `threads` threads after what the stream has to do. All parameters are 64 bits wide.
+    ///
+    /// # Safety
+    /// The kernel takes `N` parameters and what they say is true; what it touches stays valid until it has ended.
+    pub unsafe fn launch<const N: usize>(
+        &self,
+        stream: &Stream,
+        threads: u32,
+        mut parameters: [u64; N],
+    ) -> Result<(), CudaError> {
+        let kernels = self.cuda.kernel("cuLaunchKernel")?;
+        let mut places = parameters.each_mut().map(|p| (p as *mut u64).cast::<c_void>());
+        // SAFETY: N places of 8 bytes each, read before the call returns; the rest is the caller's promise.
+        let code = unsafe {
+            let (f, stream) = (self.function, stream.raw());
+            (kernels.launch)(f, 1, 1, 1, threads, 1, 1, 0, stream, places.as_mut_ptr(), null_mut())
+        };
+        self.cuda.check("cuLaunchKernel", code)
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        let Some(kernels) = self.cuda.kernels.as_ref().filter(|_| !self.module.is_null()) else { return };
+        // SAFETY: loaded once by `load`; the owner has seen its last kernel end.
+        unsafe { (kernels.unload)(self.module) };
+    }
+}

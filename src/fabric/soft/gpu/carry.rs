@@ -1,0 +1,108 @@
+//! What goes by the courier, and what by the stream: never both at once, so that order is kept.
+
+use super::courier::{command, is_light, CLOSE};
+use super::op::{Op, Owner};
+use super::state::State;
+use crate::memory::gpu::cuda_error;
+use std::time::Instant;
+
+/// So many operations in a row of the courier's kind are worth letting flights end for, so that it can take over.
+const STREAK: u32 = 16;
+/// Operations of one flight that are many.
+const MANY: usize = 4;
+/// With so many others about, copies of more than `CROWDED_BYTES` are quicker by the copy engines, many in one call; the
+/// courier does them one after another, at 1 to 2 GB/s.
+const CROWD: usize = 3;
+const CROWDED_BYTES: u64 = 256;
+
+impl State {
+    /// Completes what the courier has done, and takes back what one that is gone has not.
+    pub fn land_carried(&mut self) -> bool {
+        let Some(courier) = self.courier.as_mut().filter(|c| !c.is_off()) else { return false };
+        let mut moved = false;
+        while let Some(op) = courier.land() {
+            op.owner.complete();
+            moved = true;
+        }
+        if courier.is_off() && courier.is_busy() {
+            for op in courier.leftovers().rev() {
+                // Not added after all.
+                if let Some(s) = op.signal {
+                    let _ = self.windows.add(s.rkey, s.remote, s.value.wrapping_neg());
+                }
+                self.queue.push_front(Op { has_turn: true, ..op });
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    /// The largest copy for the courier, with so many operations beside it.
+    fn limit(&self, others: usize) -> u64 {
+        self.tuning.courier.min(if others < CROWD { u64::MAX } else { CROWDED_BYTES })
+    }
+
+    /// Gives the courier what it can take from the front of the queue. Returns whether that was anything.
+    pub fn carry(&mut self) -> bool {
+        if self.queue.is_empty() || !self.small.is_empty() {
+            return false;
+        }
+        let Some(mut courier) = self.courier.take_if(|c| c.is_up()) else { return false };
+        let mut any = false;
+        while courier.has_room() {
+            let Some(op) = self.queue.pop_front() else { break };
+            any = true;
+            if op.owner.lane.health.has_failed() {
+                op.owner.give_up();
+                continue;
+            }
+            let Some(op) = self.park(op) else { continue };
+            let limit = self.limit(self.queue.len() + courier.busy_with());
+            match command(&op, &mut self.windows, limit) {
+                Some(command) => courier.post(op, command),
+                None => {
+                    self.queue.push_front(op);
+                    any = courier.is_busy();
+                    break;
+                }
+            }
+        }
+        self.courier = Some(courier);
+        any
+    }
+
+    /// Whether no flight may start now: the courier has operations, or is about to take over once flights have landed. One
+    /// that does not get its place on the GPU costs no more than that flights come one at a time.
+    pub fn courier_has_turn(&self) -> bool {
+        let Some(courier) = &self.courier else { return false };
+        courier.is_busy() || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
+    }
+
+    /// An operation goes by the stream.
+    pub fn note(&mut self, op: &Op) {
+        if self.courier.is_some() {
+            self.streak = if is_light(op, self.limit(self.queue.len())) { self.streak.saturating_add(1) } else { 0 };
+        }
+    }
+
+    /// A flight of so many operations has started. If the courier could have carried them, and they are many or the last
+    /// time is not long ago, it is called.
+    pub fn call_courier(&mut self, rank: u32, operations: usize) {
+        let Some(courier) = self.courier.as_mut().filter(|c| c.is_off() && self.streak > 0) else { return };
+        let (now, before) = (Instant::now(), self.last_light);
+        self.last_light = Some(now);
+        if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
+            return;
+        }
+        if let Err(e) = courier.launch() {
+            let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
+            log::info!("{}; small transfers go by the stream", why.message());
+            self.tuning.courier = 0;
+        }
+    }
+
+    /// Everything that was given to the courier, for it to fail.
+    pub fn take_carried(&mut self) -> Vec<Owner> {
+        self.courier.as_mut().map(|c| c.give_up().map(|op| op.owner).collect()).unwrap_or_default()
+    }
+}

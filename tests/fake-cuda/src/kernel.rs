@@ -1,0 +1,279 @@
+//! Modules and the kernels in them. The only kernel that runs here is the courier (`courier.rs`).
+
+use crate::courier::Courier;
+use crate::stream::Work;
+use crate::world::{current, device_of, world, INVALID_CONTEXT};
+use crate::{blocking, call, enqueue, give, in_context};
+use oxygin_ffi::cuda::*;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `CUDA_ERROR_INVALID_PTX`.
+const INVALID_PTX: CUresult = 218;
+/// `CUDA_ERROR_INVALID_HANDLE`.
+const INVALID_HANDLE: CUresult = 400;
+/// `CUDA_ERROR_NOT_FOUND`.
+const NOT_FOUND: CUresult = 500;
+
+/// A loaded text. Handles are never used again.
+struct Module {
+    handle: usize,
+    context: usize,
+    ptx: String,
+}
+
+/// An entry of a module.
+struct Function {
+    handle: usize,
+    module: usize,
+    name: String,
+    parameters: usize,
+    most_threads: c_uint,
+}
+
+/// A kernel from its launch to its end.
+struct Launched {
+    id: usize,
+    module: usize,
+    parameters: Vec<u64>,
+    runs: bool,
+}
+
+#[derive(Default)]
+struct Kernels {
+    next: usize,
+    modules: Vec<Module>,
+    functions: Vec<Function>,
+    launched: Vec<Launched>,
+}
+
+static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
+
+/// Locked before the world or alone, never after it.
+struct Guard(MutexGuard<'static, Option<Kernels>>);
+
+impl Guard {
+    fn get(&mut self) -> &mut Kernels {
+        self.0.get_or_insert_with(Kernels::default)
+    }
+
+    fn new_handle(&mut self) -> usize {
+        self.get().next += 16;
+        0x0d01_0000 + self.get().next
+    }
+}
+
+fn kernels() -> Guard {
+    Guard(KERNELS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A launched kernel, on its way through its stream. Counts as running until it is dropped or says that it ends.
+pub struct Launch {
+    id: usize,
+    pub context: usize,
+    pub parameters: Vec<u64>,
+}
+
+impl Launch {
+    /// The GPU begins with it.
+    pub fn begin(&self) {
+        let mut kernels = kernels();
+        let all = &mut kernels.get().launched;
+        let clash = all.iter().any(|l| l.runs && l.parameters.first() == self.parameters.first());
+        if let Some(own) = all.iter_mut().find(|l| l.id == self.id) {
+            own.runs = true;
+        }
+        if clash {
+            world().violation("two kernels work on one ring");
+        }
+    }
+
+    /// From here on its module may be unloaded and its memory freed: before the host can see that it is gone.
+    pub fn end(&self) {
+        kernels().get().launched.retain(|l| l.id != self.id);
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Whether a kernel that was launched and has not ended works on a range of pinned memory.
+pub fn use_memory(at: u64, bytes: usize) -> bool {
+    let inside = |p: &u64| (at..at + bytes as u64).contains(p);
+    kernels().get().launched.iter().any(|l| l.parameters.iter().any(inside))
+}
+
+/// The text between an entry's parentheses and what stands before its body.
+fn entry<'a>(ptx: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
+    let head = &ptx[ptx.find(&format!(".entry {name}("))?..];
+    let (open, close) = (head.find('(')?, head.find(')')?);
+    let body = close + head[close..].find('{')?;
+    Some((head.get(open + 1..close)?, &head[close + 1..body]))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> CUresult {
+    blocking!("cuModuleLoadData");
+    let ptx = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
+    if ![".version ", ".target sm_", ".address_size 64", ".entry "].iter().all(|part| ptx.contains(part)) {
+        return INVALID_PTX;
+    }
+    let mut kernels = kernels();
+    let handle = kernels.new_handle();
+    kernels.get().modules.push(Module { handle, context: current(), ptx });
+    unsafe { give(module, handle as *mut c_void) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> CUresult {
+    blocking!("cuModuleUnload");
+    let (mut kernels, module) = (kernels(), module as usize);
+    let all = kernels.get();
+    let Some(at) = all.modules.iter().position(|m| m.handle == module) else {
+        world().violation("cuModuleUnload of a module that is none");
+        return INVALID_HANDLE;
+    };
+    if all.modules[at].context != current() {
+        world().violation("cuModuleUnload in another context");
+        return INVALID_CONTEXT;
+    }
+    if all.launched.iter().any(|l| l.module == module) {
+        world().violation("cuModuleUnload while a kernel of the module runs");
+    }
+    all.modules.swap_remove(at);
+    all.functions.retain(|f| f.module != module);
+    CUDA_SUCCESS
+}
+
+/// Where modules are loaded lazily this is when a real driver loads the kernel.
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> CUresult {
+    blocking!("cuModuleGetFunction");
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let mut kernels = kernels();
+    let Some(of) = kernels.get().modules.iter().find(|m| m.handle == module as usize) else {
+        world().violation("cuModuleGetFunction of a module that is none");
+        return INVALID_HANDLE;
+    };
+    let Some((parameters, directives)) = entry(&of.ptx, &name) else { return NOT_FOUND };
+    let parameters = parameters.matches(".param .u64 ").count();
+    let threads = directives.split(".maxntid").nth(1).and_then(|t| t.split(',').next()?.trim().parse().ok());
+    let most_threads = threads.unwrap_or(1024);
+    let handle = kernels.new_handle();
+    kernels.get().functions.push(Function { handle, module: module as usize, name, parameters, most_threads });
+    unsafe { give(function, handle as *mut c_void) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *mut c_void,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    _shared_bytes: c_uint,
+    stream: CUstream,
+    parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> CUresult {
+    in_context!("cuLaunchKernel");
+    let mut kernels = kernels();
+    let all = kernels.get();
+    let function = function as usize;
+    let Some(function) = all.functions.iter().find(|f| f.handle == function) else {
+        drop(kernels);
+        world().violation("cuLaunchKernel of a function that is none, or of an unloaded module");
+        return INVALID_HANDLE;
+    };
+    let is_here = all.modules.iter().any(|m| m.handle == function.module && m.context == current());
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    // One warp is what the emulation stands for.
+    if grid != [1; 3] || block != [32, 1, 1] || function.most_threads < 32 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if !is_here || function.name != Courier::NAME || function.parameters != Courier::PARAMETERS {
+        drop(kernels);
+        world().violation("cuLaunchKernel of a kernel of another context, or of one that is not known here");
+        return INVALID_HANDLE;
+    }
+    let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
+    let (module, parameters): (_, Vec<u64>) = (function.module, (0..function.parameters).map(read).collect());
+    let id = kernels.new_handle();
+    kernels.get().launched.push(Launched { id, module, parameters: parameters.clone(), runs: false });
+    drop(kernels);
+    let launch = Launch { id, context: current(), parameters };
+    unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
+}
+
+/// Which GPUs may load from and store to memory: real drivers know it of memory of cuMemCreate alone.
+#[no_mangle]
+pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, place: *const CUmemLocation, at: CUdeviceptr) -> CUresult {
+    call!("cuMemGetAccess");
+    let place = unsafe { *place };
+    if place.kind != CU_MEM_LOCATION_TYPE_DEVICE || !(0..crate::devices::COUNT).contains(&place.id) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let found = world().find(at, 1);
+    let Some(open) = found.filter(|m| m.keeps_access()).map(|m| m.is_open_to(place.id)) else {
+        return CUDA_ERROR_INVALID_VALUE;
+    };
+    unsafe { give(flags, if open { CU_MEM_ACCESS_FLAGS_PROT_READWRITE.into() } else { 0 }) }
+}
+
+/// Runs a launched kernel to its end on the stream's thread. `Err`: what the stream has from then on.
+pub fn run(launch: &Launch) -> CUresult {
+    launch.begin();
+    let code = Courier::new(launch, device_of(launch.context)).run();
+    launch.end();
+    code
+}
+
+// What tests use.
+
+/// Who may touch what `fake_alloc` makes from here on, unless it is private, with loads and stores, as `cuMemGetAccess`
+/// tells: all GPUs (0), its own alone (1), its own alone and the driver does not know, as for cudaMalloc (2). Copies
+/// reach it always.
+#[no_mangle]
+pub extern "C" fn fake_access(who: c_int) {
+    world().set_access(who);
+}
+
+/// Launched kernels do not start until this is called with `false`.
+#[no_mangle]
+pub extern "C" fn fake_hold_kernels(held: bool) {
+    world().hold_kernels(held);
+}
+
+/// What each command takes a courier, µs; and after how many commands, at random up to so many, its life is over, 0: only
+/// after its time.
+#[no_mangle]
+pub extern "C" fn fake_courier(command_us: u64, most_commands: u64) {
+    world().set_courier(command_us, most_commands);
+}
+
+/// Couriers that run now end now, whatever is in their rings.
+#[no_mangle]
+pub extern "C" fn fake_end_kernels() {
+    world().end_kernels();
+}
+
+/// How many launched kernels have not ended.
+#[no_mangle]
+pub extern "C" fn fake_launched() -> usize {
+    kernels().get().launched.len()
+}
+
+/// How many commands couriers have done since the process began.
+#[no_mangle]
+pub extern "C" fn fake_commands() -> u64 {
+    crate::courier::commands()
+}
