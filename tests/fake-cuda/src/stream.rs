@@ -124,6 +124,12 @@ impl FakeStream {
     }
 }
 
+/// Memory was there when the work was queued, and was freed before it was done.
+fn gone(bytes: usize) -> CUresult {
+    world().violation(&format!("a stream touches {bytes} bytes that are neither device memory nor pinned any more"));
+    ILLEGAL_ADDRESS
+}
+
 fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
@@ -131,7 +137,7 @@ fn run(work: Work) -> CUresult {
                 world().count_copy();
                 let to = world().resolve(to, n);
                 let from = world().resolve(from, n);
-                let (Some(to), Some(from)) = (to, from) else { return ILLEGAL_ADDRESS };
+                let (Some(to), Some(from)) = (to, from) else { return gone(n) };
                 // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
                 unsafe { std::ptr::copy(from, to, n) };
             }
@@ -141,7 +147,7 @@ fn run(work: Work) -> CUresult {
             world().count_stores(ops.len());
             for op in ops {
                 let Some((at, kind)) = op.parse() else { return ILLEGAL_ADDRESS };
-                let Some(word) = world().resolve(at, 4) else { return ILLEGAL_ADDRESS };
+                let Some(word) = world().resolve(at, 4) else { return gone(4) };
                 // SAFETY: an aligned word of mapped memory; alignment was checked when it was queued.
                 unsafe {
                     match kind {
