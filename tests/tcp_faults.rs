@@ -161,8 +161,8 @@ fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, 
     let listener = std::net::TcpListener::bind(localhost()).unwrap();
     let at = listener.local_addr().unwrap();
     let thread = std::thread::spawn(move || {
-        let mut conns = [None, None];
-        for _ in 0..2 {
+        let mut conns = [None, None, None];
+        for _ in 0..3 {
             let (mut s, _) = listener.accept().unwrap();
             let mut hello = [0; 48];
             s.read_exact(&mut hello).unwrap();
@@ -170,8 +170,9 @@ fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, 
             s.write_all(&Hello { answer: true, token: token(0), from: 1, to: 0, ..h }.emit()).unwrap();
             conns[h.stripe as usize] = Some(s);
         }
-        let [express, stripe] = conns.map(Option::unwrap);
+        let [express, middle, stripe] = conns.map(Option::unwrap);
         then(express, stripe);
+        drop(middle);
     });
     // One real rank that believes in it.
     let mut all = ranks(1, 1, 1 << 17);

@@ -45,7 +45,7 @@ impl Barrier {
         self.changed.notify_all();
     }
 
-    fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.state.lock().unwrap().2
     }
 }

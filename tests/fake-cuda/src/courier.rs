@@ -19,6 +19,8 @@ const INLINE: u32 = 4;
 const RING: u64 = 256;
 const COMMAND: u64 = 64;
 const AT_ONCE: u64 = 8;
+/// Commands that count as done together, at most, while more keep coming.
+const REPORT_AFTER: u64 = 32;
 /// Bytes of the ring and the three lines of answers behind it.
 const WORDS: usize = 192;
 
@@ -223,7 +225,9 @@ impl<'a> Courier<'a> {
             self.move_bytes(c)?;
         }
         fence(Ordering::SeqCst);
-        self.report(self.count)?;
+        if self.random.below(2) == 0 {
+            self.report(self.count)?;
+        }
         for i in self.random.order(batch.len()) {
             let c = &batch[i];
             if c.signal != 0 {
@@ -236,6 +240,10 @@ impl<'a> Courier<'a> {
             }
         }
         self.count += batch.len() as u64;
+        // At the latest after so many.
+        if self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
+            self.report(self.count)?;
+        }
         COMMANDS.fetch_add(batch.len() as u64, Ordering::Relaxed);
         Ok(())
     }

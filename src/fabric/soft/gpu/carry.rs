@@ -25,12 +25,13 @@ impl State {
             moved = true;
         }
         if courier.is_off() && courier.is_busy() {
-            for op in courier.leftovers().rev() {
+            let leftovers: Vec<Op> = courier.leftovers().collect();
+            for (i, op) in leftovers.into_iter().enumerate() {
                 // Not added after all.
                 if let Some(s) = op.signal {
                     let _ = self.windows.add(s.rkey, s.remote, s.value.wrapping_neg());
                 }
-                self.queue.push_front(Op { has_turn: true, ..op });
+                self.put_back(i, op);
             }
             moved = true;
         }

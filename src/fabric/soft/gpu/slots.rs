@@ -14,8 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Copies of one flight at most: more are started at once, lest the first wait for the last to be thought of.
-const FULL: usize = 16;
+/// Copies of one flight at most, and bytes after which it gets no more: lest the first wait for the last to be thought
+/// of, and the socket for all of them. 512 KiB take PCIe some 10 µs, starting a flight costs some 5.
+const FULL: usize = 32;
+const FULL_BYTES: u64 = 512 << 10;
+/// Flights up at once: one that runs and one behind it. A flight that is full is started all the same.
+const UP: u64 = 2;
 /// How long nothing may land before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
 
@@ -24,6 +28,8 @@ struct State {
     /// Given back before their flight had landed.
     resting: VecDeque<(u64, u32)>,
     copies: Copies,
+    /// Bytes of `copies`.
+    bytes: u64,
     /// The flag when it was last looked at, and when that was new.
     seen: u64,
     moved: Instant,
@@ -34,6 +40,8 @@ struct State {
 pub struct Slots {
     rank: u32,
     slot_bytes: u64,
+    /// Copies that a flight needs while another is up: each costs its starter a driver call.
+    gather: usize,
     device: ManuallyDrop<Device>,
     state: Mutex<State>,
     /// Number of the last flight that was started.
@@ -48,18 +56,21 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Makes stream and memory. Set-up only: allocations may wait for kernels.
-    pub fn open(rank: u32, context: &Arc<Context>, slot_bytes: u64, slots: u32) -> Result<Arc<Self>> {
+    /// Makes stream and memory. While a flight is up, the next one is started with `gather` copies. Set-up only:
+    /// allocations may wait for kernels.
+    pub fn open(rank: u32, context: &Arc<Context>, slot_bytes: u64, slots: u32, gather: usize) -> Result<Arc<Self>> {
         let device = Device::open_with(context.clone(), 1, slot_bytes * u64::from(slots))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,
             slot_bytes,
+            gather,
             device: ManuallyDrop::new(device),
             state: Mutex::new(State {
                 free: (0..slots).rev().collect(),
                 resting: VecDeque::new(),
                 copies: Copies::default(),
+                bytes: 0,
                 seen: 0,
                 moved: Instant::now(),
                 failure: None,
@@ -104,23 +115,29 @@ impl Slots {
         let slot = self.device.staging(self.offset(lease.slot));
         let (to, from) = if to_gpu { (gpu, slot) } else { (slot, gpu) };
         s.copies.push(to, from, len as usize);
+        s.bytes += len;
         lease.flight = self.started.load(Ordering::Relaxed) + 1;
         self.gathering.store(true, Ordering::Release);
-        if s.copies.len() >= FULL {
+        if s.copies.len() >= FULL || s.bytes >= FULL_BYTES {
             self.start(&mut s);
         }
     }
 
-    /// Starts what has gathered.
+    /// Starts what has gathered, if it is worth a flight by now; if not, some later call of [`Slots::poll`] does.
     #[inline]
     pub fn launch(&self) {
         if self.gathering.load(Ordering::Acquire) {
-            self.start(&mut self.state.lock());
+            let mut s = self.state.lock();
+            let up = self.started.load(Ordering::Relaxed) - self.device.flag(Way::Small);
+            if up == 0 || up < UP && s.copies.len() >= self.gather || s.failure.is_some() {
+                self.start(&mut s);
+            }
         }
     }
 
     fn start(&self, s: &mut State) {
         self.gathering.store(false, Ordering::Release);
+        s.bytes = 0;
         if s.copies.is_empty() || s.failure.is_some() {
             s.copies.clear();
             return;
@@ -158,13 +175,17 @@ impl Slots {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether flights are up. Asks the stream for an error if they have been for long.
+    /// Whether flights are up, or gather. Asks the stream for an error if they have been for long.
     #[inline]
     pub fn poll(&self) -> bool {
         self.launch();
         let flag = self.device.flag(Way::Small);
-        if self.started.load(Ordering::Acquire) == flag || self.failed.load(Ordering::Acquire) {
+        if self.failed.load(Ordering::Acquire) {
             return false;
+        }
+        if self.started.load(Ordering::Acquire) == flag {
+            // The flight that they waited for may have landed just now.
+            return self.gathering.load(Ordering::Acquire);
         }
         if let Some(mut s) = self.state.try_lock() {
             if s.seen != flag {

@@ -18,6 +18,8 @@ use std::time::Instant;
 pub const SMALL: u64 = 8 << 10;
 /// Small slots of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
 const SMALL_SLOTS: u32 = 64;
+/// Small copies that are started together while others are up.
+const SMALL_GATHER: usize = 8;
 /// Fewest and most large slots of a direction: 8 and 32 MiB.
 const LARGE_SLOTS: (u32, u32) = (32, 128);
 
@@ -37,8 +39,10 @@ impl Stager {
     /// Allocates for `conns` connections with bulk. Set-up only.
     pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
-        let pair =
-            || Ok([Slots::open(rank, context, Self::LARGE, large)?, Slots::open(rank, context, SMALL, SMALL_SLOTS)?]);
+        let pair = || {
+            let large = Slots::open(rank, context, Self::LARGE, large, 1)?;
+            Ok([large, Slots::open(rank, context, SMALL, SMALL_SLOTS, SMALL_GATHER)?])
+        };
         let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");

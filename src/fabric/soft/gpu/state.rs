@@ -244,11 +244,26 @@ impl State {
         moved
     }
 
-    /// Lets parked operations go on: in front, because what else is queued of their lanes came later.
+    /// Lets parked operations go on: in front, because what else is queued of their lanes came later, but for what the
+    /// courier left undone.
     fn release(&mut self) {
-        for op in self.parked.release(self.bulk.landed).into_iter().rev() {
-            self.queue.push_front(Op { has_turn: true, ..op });
+        let mut front = 0;
+        for op in self.parked.release(self.bulk.landed) {
+            let put_back = self.queue.iter().take_while(|q| q.has_turn).enumerate();
+            let earlier = put_back.filter(|(_, q)| Arc::ptr_eq(&q.owner.lane, &op.owner.lane)).last();
+            let at = earlier.map_or(front, |(i, _)| front.max(i + 1));
+            front += usize::from(at == front);
+            self.put_back(at, op);
         }
+    }
+
+    /// Queues an operation that was taken from there before, for its turn. One that has read its signal's value reads it
+    /// again: others may go ahead of it now.
+    pub fn put_back(&mut self, at: usize, op: Op) {
+        if let Some(next) = self.queue.front_mut() {
+            next.reading = None;
+        }
+        self.queue.insert(at, Op { has_turn: true, ..op });
     }
 
     /// Sets an operation aside if it is a large copy or behind one. `None`: it has been. What comes back from there
@@ -260,9 +275,9 @@ impl State {
         let left = op.len - op.done;
         let is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
         if is_large {
-            self.parked.push(op, Copy::Waiting);
+            self.parked.push(Op { reading: None, ..op }, Copy::Waiting);
         } else if !self.parked.is_empty() && self.parked.has(&op.owner.lane) {
-            self.parked.push(op, Copy::None);
+            self.parked.push(Op { reading: None, ..op }, Copy::None);
         } else {
             return Some(op);
         }

@@ -1,6 +1,7 @@
 //! Opening the connections to one peer: connect, greet, be greeted; again after a while if that fails.
 
 use super::link::{Link, Phase};
+use super::order::STRIPES;
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
 use super::PeerInfo;
@@ -147,13 +148,13 @@ impl Dialer<'_> {
     /// Attempt by attempt and stripe by stripe through the peer's addresses.
     fn address(&self, attempts: u32, stripe: usize) -> SocketAddr {
         let all = &self.peer.addresses;
-        // The express connection goes where the first stripe goes.
-        all[(stripe.saturating_sub(1) + attempts as usize) % all.len()]
+        // The express and the middle connection go where the first stripe goes.
+        all[(stripe.saturating_sub(STRIPES) + attempts as usize) % all.len()]
     }
 
     /// With several interfaces here, stripes leave by different ones; every other attempt leaves that to routing.
     fn from(&self, attempts: u32, stripe: usize, to: &SocketAddr) -> Option<IpAddr> {
-        let ip = self.local[stripe.saturating_sub(1) % self.local.len()].ip();
+        let ip = self.local[stripe.saturating_sub(STRIPES) % self.local.len()].ip();
         let fits = ip.is_ipv4() == to.is_ipv4() && !ip.is_unspecified() && !is_link_local(&ip);
         (self.local.len() > 1 && attempts % 2 == 0 && fits).then_some(ip)
     }

@@ -126,6 +126,14 @@ impl Gpu {
         self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
     }
 
+    /// Has the engine start what it got, rather than when it is next polled.
+    #[inline]
+    pub fn stir(&self) {
+        if let (true, Some((engine, _))) = (self.was_stirred(), self.engine.get()) {
+            engine.poll();
+        }
+    }
+
     /// Whether the next caller of [`Gpu::poll`] will look again.
     pub fn is_renewed(&self) -> bool {
         self.fed.load(Ordering::Acquire)

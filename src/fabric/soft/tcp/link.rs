@@ -1,13 +1,19 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
+mod answers;
 mod bulk;
+mod ending;
+mod spread;
 mod staged;
 
+pub use ending::{refusal, Lost};
+
+use self::answers::{ask, Asked};
 use super::dial::Dial;
 use super::flights::Queue;
 use super::gpu::Gpu;
 use super::inlet::Inlet;
-use super::order::EXPRESS;
+use super::order::{EXPRESS, MIDDLE, STRIPES};
 use super::outlet::{Outlet, Owner};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
@@ -35,21 +41,6 @@ const SMALL_TURN: usize = 16 * 1024;
 
 /// Bytes handed to the kernel in one call of `pump`, so that nobody holds the link for long.
 const TURN: usize = 1 << 20;
-
-/// Bytes, and requests, of gets that may be unanswered on a connection.
-const GET_BYTES: usize = 4 << 20;
-const GETS: usize = 1024;
-
-/// A get request that waits for its answer.
-struct Asked {
-    to: u64,
-    lkey: u32,
-    /// Where the bytes go on their way to GPU memory.
-    lease: Option<Lease>,
-    len: usize,
-    got: usize,
-    owner: Owner,
-}
 
 /// One connection to the peer.
 #[derive(Default)]
@@ -110,8 +101,7 @@ pub struct Link {
     pub conns: Vec<Conn>,
     lanes: Vec<Option<Box<Queue>>>,
     ring: VecDeque<u32>,
-    /// The stripe that took the last chunk.
-    next: usize,
+    spread: spread::Spread,
     /// When connecting is given up.
     pub deadline: Option<Instant>,
     /// When an operation was last posted, or bytes were last handed to the kernel.
@@ -141,7 +131,7 @@ impl Link {
             conns,
             lanes: Vec::new(),
             ring: VecDeque::new(),
-            next: 0,
+            spread: spread::Spread::new(movers),
             deadline: None,
             last_use: None,
             streak: 0,
@@ -156,7 +146,7 @@ impl Link {
 
     /// Bytes staged on all connections, if none of them waits for room and nothing else is on its way.
     pub fn only_staged(&self) -> Option<usize> {
-        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.outlet.borrowed() + c.line_bytes > 0) {
+        if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.unsent() > 0) {
             return None;
         }
         Some(self.conns.iter().map(|c| c.outlet.staged()).sum())
@@ -258,10 +248,9 @@ impl Link {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
-                    let Some(stripe) = free(&self.conns, self.next, CHUNK) else {
+                    let Some(stripe) = self.spread.for_put(&self.conns, put.len, CHUNK) else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
-                    self.next = stripe;
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
                     let owner = Owner { lane: at as u32, flight: id };
@@ -277,11 +266,7 @@ impl Link {
                 Work::Get(get) => {
                     let left = get.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
-                    let bulk = get.len as usize > SMALL;
-                    let stripe = if bulk { 1 + self.next % (stripes - 1) } else { EXPRESS };
-                    if bulk {
-                        self.next = stripe;
-                    }
+                    let stripe = self.spread.for_get(&self.conns, get.len);
                     let conn = &mut self.conns[stripe];
                     if !conn.may_ask(len) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
@@ -307,8 +292,8 @@ impl Link {
         loop {
             self.fill();
             let mut again = false;
-            let own = if self.movers { EXPRESS + 1 } else { self.conns.len() };
-            for conn in &mut self.conns[..own] {
+            let own = if self.movers { STRIPES } else { self.conns.len() };
+            for (stripe, conn) in self.conns[..own].iter_mut().enumerate() {
                 if conn.blocked || conn.outlet.is_empty() {
                     continue;
                 }
@@ -326,6 +311,9 @@ impl Link {
                 let sent = before - conn.outlet.borrowed() - conn.outlet.staged();
                 total += sent;
                 moved |= sent > 0;
+                if sent > 0 && stripe == MIDDLE {
+                    self.spread.sent_on_middle();
+                }
                 conn.blocked = all == Some(false);
                 again |= !conn.blocked;
             }
@@ -348,138 +336,10 @@ impl Link {
         (read | write) as u32
     }
 
-    /// Receives answers on a stripe. `true`: something came.
-    pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
-        let conn = &mut self.conns[stripe];
-        let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
-        let mut total = 0;
-        if conn.starved && self.phase != Phase::Deaf {
-            // What is staged comes first.
-            conn.take_answers(&mut self.lanes, &self.gpu)?;
-        }
-        loop {
-            if conn.starved && self.phase != Phase::Deaf {
-                return Ok(total > 0);
-            }
-            let direct = match conn.asked.front() {
-                Some(a) if conn.landing => Some((a.place(), a.len - a.got)),
-                _ => None,
-            };
-            // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
-            let got = unsafe { conn.inlet.fill(fd, direct) }.map_err(Lost::Io)?;
-            if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
-                a.got += got.direct;
-            }
-            total += got.direct + got.staged;
-            if self.phase == Phase::Deaf {
-                conn.inlet.consume(conn.inlet.staged().len());
-            } else {
-                conn.take_answers(&mut self.lanes, &self.gpu)?;
-            }
-            if got.ended {
-                return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
-            }
-            if got.dry || total >= TURN {
-                return Ok(total > 0);
-            }
-        }
-    }
-
-    /// Gives up every operation but finishes the frames begun, from copies: the peer's other business goes on.
-    pub fn abandon(&mut self) {
-        for conn in &mut self.conns {
-            // SAFETY: called before the peer's failure is told, so borrowed ranges are still the operations'.
-            unsafe { conn.outlet.take_over() };
-        }
-        self.phase = Phase::Deaf;
-        self.forget();
-    }
-
-    /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
-    pub fn cut_off(&mut self) {
-        for conn in &mut self.conns {
-            let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
-                sock::abort(&fd);
-            }
-        }
-        self.phase = Phase::Down;
-        self.forget();
-    }
-
-    fn forget(&mut self) {
-        self.refused = None;
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.clear();
-            lane.queued = false;
-        }
-        self.ring.clear();
-        for conn in &mut self.conns {
-            conn.asked.clear();
-            conn.landing = false;
-            conn.starved = false;
-            conn.line.clear();
-            conn.line_bytes = 0;
-            conn.storing.clear();
-        }
-    }
-
-    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
-    pub fn part(&mut self) -> bool {
-        let mut any = false;
-        // They have ended.
-        self.movers = false;
-        for lane in self.lanes.iter_mut().flatten() {
-            any |= !lane.tasks.is_empty();
-            lane.tasks.clear();
-        }
-        self.ring.clear();
-        for conn in &mut self.conns {
-            any |= !conn.line.is_empty();
-            conn.line.clear();
-            conn.line_bytes = 0;
-            conn.outlet.copy(&Frame::Goodbye.emit());
-            conn.blocked = false;
-        }
-        any
-    }
-
     /// A connection that has more to send.
     pub fn unsent(&self) -> Option<&OwnedFd> {
         self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
     }
-}
-
-/// Why a connection ends.
-#[derive(Debug)]
-pub enum Lost {
-    /// The socket failed, or what came is malformed.
-    Io(io::Error),
-    /// The peer closed in good order.
-    Goodbye,
-    /// This rank's GPU failed.
-    Gpu(Error),
-    /// The peer refused an operation.
-    Refused(Refusal, u32, Place),
-}
-
-impl From<Refusal> for &'static str {
-    fn from(r: Refusal) -> Self {
-        match r {
-            Refusal::Put => "put to",
-            Refusal::Get => "get from",
-            Refusal::Signal => "signal at",
-        }
-    }
-}
-
-/// The sentence for a refusal by `rank`.
-pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
-    let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
-    Error::remote(format!(
-        "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
-         window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"
-    ))
 }
 
 impl Queue {
@@ -501,62 +361,15 @@ impl Queue {
 }
 
 impl Conn {
+    /// Bytes of chunks that the kernel has not taken, but for those that are lent.
+    fn unsent(&self) -> usize {
+        self.outlet.borrowed() + self.line_bytes
+    }
+
     /// Whether its outlet is with the thread that sends.
     pub fn is_lent(&self) -> bool {
         self.lent
     }
-
-    /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
-    fn may_ask(&self, len: usize) -> bool {
-        !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
-    }
-
-    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
-        loop {
-            if self.landing {
-                if !self.has_place(gpu).map_err(Lost::Gpu)? {
-                    return Ok(());
-                }
-                let Some(a) = self.asked.front_mut() else { break };
-                let staged = self.inlet.staged();
-                let n = staged.len().min(a.len - a.got);
-                // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
-                // ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
-                a.got += n;
-                let (owner, done, len) = (a.owner, a.got == a.len, a.len);
-                self.inlet.consume(n);
-                if !done {
-                    return Ok(());
-                }
-                self.landing = false;
-                self.asked_bytes -= len;
-                if self.asked.pop_front().is_some_and(|a| self.store(a, gpu)) {
-                    continue;
-                }
-                if let Some(lane) = &mut lanes[owner.lane as usize] {
-                    lane.finished(owner.flight);
-                }
-            }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
-            self.inlet.consume(HEADER);
-            match frame {
-                Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
-                    self.landing = true;
-                }
-                Ok(Frame::Refused { why, context, place }) => return Err(Lost::Refused(why, context, place)),
-                Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
-                _ => break,
-            }
-        }
-        Err(Lost::Io(io::Error::new(io::ErrorKind::InvalidData, "an answer that fits no request")))
-    }
-}
-
-/// A stripe that takes a chunk, from number `first` (0: the first stripe) on: one that has less than `limit` bytes to send.
-fn free(conns: &[Conn], first: usize, limit: usize) -> Option<usize> {
-    let n = conns.len() - 1;
-    (0..n).map(|i| 1 + (first + i) % n).find(|&s| conns[s].outlet.borrowed() + conns[s].line_bytes < limit)
 }
 
 /// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.
@@ -598,11 +411,4 @@ fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::
             conn.outlet.copy(&count.to_le_bytes());
         }
     }
-}
-
-fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
-    let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
-    conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
-    conn.asked_bytes += len;
 }

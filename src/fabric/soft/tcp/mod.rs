@@ -38,8 +38,9 @@ use std::time::{Duration, Instant};
 /// How often deadlines are looked after while there are any.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long a mover spins after it has moved something.
-const LINGER: Duration = Duration::from_micros(50);
+/// How long a mover spins after it has moved something: longer than an exchange of 1 MiB takes, because to be woken costs
+/// some 50 µs on a large machine.
+const LINGER: Duration = Duration::from_micros(400);
 
 /// Halves of a connection's work: what this rank asks of a peer, and what the peer asks of this rank.
 const LINK: usize = 0;
@@ -114,7 +115,7 @@ pub struct Tcp {
     /// The callers' own, then one for each mover.
     pollers: Vec<Poller>,
     token: [u8; 16],
-    /// Connections opened to a peer: the express one and the stripes.
+    /// Connections opened to a peer: the express one, the middle one and the stripes.
     conns: usize,
     timing: Timing,
     registry: Arc<Registry>,
@@ -140,7 +141,7 @@ pub struct Tcp {
 impl Tcp {
     /// Listens on every address of `bind` (port 0: any). `token` is this rank's secret, which peers must present;
     /// `stripes` (1 to 16) is how many connections for bulk this rank opens to each peer it has something for; one more
-    /// carries small frames.
+    /// carries small frames, and one lone chunks.
     pub fn open(bind: &[SocketAddr], token: [u8; 16], stripes: u32, registry: Arc<Registry>) -> Result<Self> {
         Self::open_with(bind, token, stripes, registry, Timing::default())
     }
@@ -153,7 +154,7 @@ impl Tcp {
         registry: Arc<Registry>,
         timing: Timing,
     ) -> Result<Self> {
-        let max = wire::MAX_STRIPES as u32 - 1;
+        let max = (wire::MAX_STRIPES - order::STRIPES) as u32;
         if !(1..=max).contains(&stripes) {
             return Err(Error::argument(format!("{stripes} TCP stripes: set OXYGIN_TCP_STRIPES to 1 .. {max}")));
         }
@@ -179,7 +180,7 @@ impl Tcp {
         Ok(Self {
             pollers: vec![poller],
             token,
-            conns: stripes as usize + 1,
+            conns: order::STRIPES + stripes as usize,
             timing,
             registry,
             addresses,
@@ -200,7 +201,7 @@ impl Tcp {
     /// Has `stripes` connections for bulk to each peer, as in [`Tcp::open`], served by `movers` threads, each of which calls
     /// [`Tcp::move_bulk`] until it is to end. Before [`Tcp::join`].
     pub fn set_movers(&mut self, movers: u32, stripes: u32) -> Result<()> {
-        self.conns = stripes as usize + 1;
+        self.conns = order::STRIPES + stripes as usize;
         self.pollers.truncate(1);
         for _ in 0..movers {
             let poller = Poller::new(Source::Tick.token(), Source::Flush.token());
@@ -245,6 +246,9 @@ impl Tcp {
             }
             if moved {
                 last = Instant::now();
+            } else {
+                // Where cores are few, somebody else has more use for this one.
+                std::thread::yield_now();
             }
         }
     }
@@ -256,7 +260,7 @@ impl Tcp {
 
     /// Whether callers serve a connection themselves.
     fn is_own(&self, stripe: usize) -> bool {
-        stripe == order::EXPRESS || self.movers() == 0
+        stripe < order::STRIPES || self.movers() == 0
     }
 
     /// Who watches a connection: callers, or a mover. The two halves of a stripe go to different ones, if there are two.
@@ -264,7 +268,7 @@ impl Tcp {
         if self.is_own(stripe) {
             return &self.pollers[0];
         }
-        let number = (rank as usize * (self.conns - 1) + stripe - 1) * 2 + half;
+        let number = (rank as usize * (self.conns - order::STRIPES) + stripe - order::STRIPES) * 2 + half;
         &self.pollers[1 + number % self.movers()]
     }
 
@@ -275,7 +279,7 @@ impl Tcp {
 
     /// Connections for bulk that this rank opens, if it talks to every other of `nranks`.
     pub fn bulk_conns(&self, nranks: u32) -> u32 {
-        (self.conns as u32 - 1) * nranks.saturating_sub(1)
+        (self.conns - order::STRIPES) as u32 * nranks.saturating_sub(1)
     }
 
     /// Where this rank listens: what peers need to know.
@@ -364,6 +368,7 @@ impl Tcp {
                 }
             };
         }
+        self.gpu.stir();
         moved
     }
 

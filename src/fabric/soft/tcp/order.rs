@@ -1,7 +1,7 @@
 //! When a signal may be applied: the contract of one (context, initiator), seen from the target.
 //!
 //! The first connection of a pair, the express one, carries everything small and every signal, in order; the others carry
-//! the chunks of large puts. So a signal never queues behind other contexts' bulk, and has to wait for nothing but chunks
+//! chunks of larger puts. So a signal never queues behind other contexts' bulk, and has to wait for nothing but chunks
 //! of its own lane; it carries, for each connection, how many of them were sent there before it. No I/O and no memory here.
 
 use super::wire::{Counts, MAX_STRIPES};
@@ -9,6 +9,12 @@ use std::collections::VecDeque;
 
 /// The connection that keeps the order of all lanes.
 pub const EXPRESS: usize = 0;
+
+/// The connection for a lone chunk. Callers serve it, as they do the express one: no thread has to be woken first.
+pub const MIDDLE: usize = 1;
+
+/// The first of the connections for bulk.
+pub const STRIPES: usize = 2;
 
 /// What a signal waits for.
 struct Held<S> {

@@ -1,8 +1,11 @@
 //! One peer: its link, its connections to us, and who drives them.
 
+mod serving;
+
 use super::dial::Dialer;
 use super::gpu::Gpu;
 use super::link::{refusal, Link, Lost, Phase};
+use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
@@ -73,7 +76,7 @@ impl Peer {
     fn lost(&self, stripe: usize, e: &std::io::Error) -> Error {
         let Self { rank, info, .. } = self;
         // The socket has forgotten where it led to.
-        let at = info.addresses[stripe.saturating_sub(1) % info.addresses.len()];
+        let at = info.addresses[stripe.saturating_sub(STRIPES) % info.addresses.len()];
         let why = match e.kind() {
             std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
             _ => e.to_string(),
@@ -90,17 +93,6 @@ impl Tcp {
     /// Notes whether the link waits for this rank's GPU. The caller holds it.
     fn note_link(&self, peer: &Peer, staging: bool) {
         if peer.link_staging.swap(staging, Ordering::AcqRel) != staging {
-            self.count_staging(staging);
-        }
-    }
-
-    /// The same for a connection that is served.
-    fn note_served(&self, peer: &Peer, noted: &mut bool, staging: bool) {
-        if std::mem::replace(noted, staging) != staging {
-            match staging {
-                true => peer.serving_staging.fetch_add(1, Ordering::AcqRel),
-                false => peer.serving_staging.fetch_sub(1, Ordering::AcqRel),
-            };
             self.count_staging(staging);
         }
     }
@@ -363,70 +355,6 @@ impl Tcp {
         }
     }
 
-    /// Takes a connection that a peer opened and proved to be its own.
-    pub(super) fn serve_new(&self, peer: &Peer, world: &World, fd: OwnedFd, hello: Hello) {
-        let token = Source::Serving(peer.rank, hello.stripe as usize).token();
-        let answer = Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, ..hello }.emit();
-        let interest = libc::EPOLLIN as u32;
-        let raw = fd.as_raw_fd();
-        if self.closed.load(Ordering::Acquire) || sock::send_whole(&fd, &answer).is_err() {
-            return;
-        }
-        let stripe = hello.stripe as usize;
-        let poller = self.poller_of(peer.rank, stripe, SERVING);
-        // Held until it is watched: nobody serves it before, and a second one finds it there.
-        if !std::ptr::eq(poller, &self.pollers[0]) {
-            self.pollers[0].remove(raw);
-        }
-        let watched = match std::ptr::eq(poller, &self.pollers[0]) {
-            true => poller.change(raw, 0, token),
-            false => poller.add(raw, 0, token),
-        };
-        if !peer.serving.admit(fd, stripe, hello.stripes as usize, interest) {
-            log::warn!("rank {} opened TCP data connection {} twice: dropped", peer.rank, hello.stripe);
-        } else if watched.and_then(|()| poller.change(raw, interest, token)).is_err() {
-            *peer.serving.seat(stripe).lock() = None;
-        }
-    }
-
-    /// Serves a connection; without `io`, only what needs no system call.
-    pub(super) fn serve_event(&self, peer: &Peer, stripe: usize, bits: u32, io: bool) -> bool {
-        let must_read = bits & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
-        let seat = peer.serving.seat(stripe);
-        let mut moved = false;
-        for _ in 0..ROUNDS {
-            seat.again.store(true, Ordering::Release);
-            fence(Ordering::SeqCst);
-            // Whoever has it looks again.
-            let Some(mut guard) = seat.try_lock() else { return moved };
-            seat.again.store(false, Ordering::Release);
-            fence(Ordering::SeqCst);
-            let Some(conn) = guard.as_mut() else { return moved };
-            let outcome = self.serve(peer, conn, stripe, must_read, io);
-            let staging = outcome.is_ok() && conn.is_staging();
-            self.note_served(peer, &mut conn.noted, staging);
-            if outcome.is_err() {
-                *guard = None;
-            }
-            drop(guard);
-            self.gpu.settle(&self.pollers[0]);
-            match outcome {
-                Ok(m) => moved |= m,
-                Err(()) => {
-                    self.nudge(peer);
-                    return true;
-                }
-            }
-            fence(Ordering::SeqCst);
-            if !seat.again.load(Ordering::Acquire) {
-                return moved;
-            }
-        }
-        self.gpu.renew();
-        self.pollers[0].arm_flush(FLUSH);
-        moved
-    }
-
     /// Moves on what waited for this rank's GPU.
     pub(super) fn advance_staged_of(&self, peer: &Peer) -> bool {
         let mut moved = false;
@@ -460,41 +388,6 @@ impl Tcp {
             self.nudge(peer);
         }
         starved
-    }
-
-    /// `Err`: the connection is over.
-    fn serve(&self, peer: &Peer, conn: &mut Inbound, stripe: usize, must_read: bool, io: bool) -> Result<bool, ()> {
-        let advanced = peer.serving.advance(conn, stripe, &self.registry, must_read, io);
-        if let Some(e) = peer.serving.take_fault() {
-            peer.fail(e.context(format!("from rank {}", peer.rank)));
-            return Err(());
-        }
-        match advanced {
-            Ok(Outcome::Open(moved)) => {
-                let wanted = conn.wanted();
-                if conn.interest != wanted {
-                    conn.interest = wanted;
-                    let token = Source::Serving(peer.rank, stripe).token();
-                    let poller = self.poller_of(peer.rank, stripe, SERVING);
-                    let _ = poller.change(conn.fd().as_raw_fd(), wanted, token);
-                }
-                return Ok(moved);
-            }
-            Ok(Outcome::Closed) => peer.left.store(true, Ordering::Release),
-            Err(e) => {
-                let fault = matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT);
-                if !peer.left.load(Ordering::Acquire) {
-                    let error = peer.lost(stripe, &e);
-                    if fault {
-                        // Ours alone: what the peer reads went away under it. It sees a reset.
-                        log::warn!("{}", error.message());
-                    } else {
-                        peer.fail(error);
-                    }
-                }
-            }
-        }
-        Err(())
     }
 
     /// Sends on a stripe for a while, on a thread of its own.

@@ -10,8 +10,8 @@ use std::ops::Range;
 /// Most bytes of payload that a frame may carry. What is sent is [`CHUNK`](super::CHUNK); the rest is headroom.
 pub const MAX_PAYLOAD: u32 = 1 << 20;
 
-/// Most connections of a set: the express one and 16 stripes. Each is one count behind a signal.
-pub const MAX_STRIPES: usize = 17;
+/// Most connections of a set: the express one, the middle one and 16 stripes. Each is one count behind a signal.
+pub const MAX_STRIPES: usize = 18;
 
 /// A frame's header, counts excluded.
 pub const HEADER: usize = 48;
@@ -403,6 +403,6 @@ mod tests {
         assert!(Hello::parse(&Hello { from: 3, ..h }.emit()).is_err());
         assert!(Hello::parse(&Hello { to: 3, ..h }.emit()).is_err());
         assert!(Hello::parse(&Hello { stripe: 1, ..h }.emit()).is_err());
-        assert!(Hello::parse(&Hello { stripes: 18, ..h }.emit()).is_err());
+        assert!(Hello::parse(&Hello { stripes: 19, ..h }.emit()).is_err());
     }
 }

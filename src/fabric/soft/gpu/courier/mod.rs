@@ -200,7 +200,7 @@ impl Courier {
     }
 
     /// What a courier that is gone has left undone. Nobody does it any more: the next one begins behind it.
-    pub fn leftovers(&mut self) -> impl DoubleEndedIterator<Item = Op> + '_ {
+    pub fn leftovers(&mut self) -> impl Iterator<Item = Op> + '_ {
         debug_assert!(self.is_off());
         self.sent.drain(..).map(|s| s.op)
     }

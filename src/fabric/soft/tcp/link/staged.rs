@@ -143,14 +143,13 @@ impl Link {
             lane.done(seq);
             return Ok(Turn::Empty);
         }
-        let Some(stripe) = free(&self.conns, self.next, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
+        let Some(stripe) = self.spread.for_put(&self.conns, put.len, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
         let left = put.len - lane.cut;
         let len = left.min(CHUNK as u64) as usize;
         let Some(lease) = self.gpu.opened()?.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
             self.hungry = true;
             return Ok(Turn::Blocked);
         };
-        self.next = stripe;
         let id = lane.begin_or_go_on(seq);
         let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
         let owner = Owner { lane: at as u32, flight: id };

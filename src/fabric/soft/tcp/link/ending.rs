@@ -1,0 +1,96 @@
+//! How a link ends: operations given up, connections cut off, and why.
+
+use super::*;
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub enum Lost {
+    /// The socket failed, or what came is malformed.
+    Io(io::Error),
+    /// The peer closed in good order.
+    Goodbye,
+    /// This rank's GPU failed.
+    Gpu(Error),
+    /// The peer refused an operation.
+    Refused(Refusal, u32, Place),
+}
+
+impl From<Refusal> for &'static str {
+    fn from(r: Refusal) -> Self {
+        match r {
+            Refusal::Put => "put to",
+            Refusal::Get => "get from",
+            Refusal::Signal => "signal at",
+        }
+    }
+}
+
+/// The sentence for a refusal by `rank`.
+pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
+    let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
+    Error::remote(format!(
+        "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
+         window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"
+    ))
+}
+
+impl Link {
+    /// Gives up every operation but finishes the frames begun, from copies: the peer's other business goes on.
+    pub fn abandon(&mut self) {
+        for conn in &mut self.conns {
+            // SAFETY: called before the peer's failure is told, so borrowed ranges are still the operations'.
+            unsafe { conn.outlet.take_over() };
+        }
+        self.phase = Phase::Deaf;
+        self.forget();
+    }
+
+    /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
+    pub fn cut_off(&mut self) {
+        for conn in &mut self.conns {
+            let conn = std::mem::take(conn);
+            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
+                sock::abort(&fd);
+            }
+        }
+        self.phase = Phase::Down;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.refused = None;
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.clear();
+            lane.queued = false;
+        }
+        self.ring.clear();
+        for conn in &mut self.conns {
+            conn.asked.clear();
+            conn.landing = false;
+            conn.starved = false;
+            conn.line.clear();
+            conn.line_bytes = 0;
+            conn.storing.clear();
+        }
+    }
+
+    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
+    pub fn part(&mut self) -> bool {
+        let mut any = false;
+        // They have ended.
+        self.movers = false;
+        for lane in self.lanes.iter_mut().flatten() {
+            any |= !lane.tasks.is_empty();
+            lane.tasks.clear();
+        }
+        self.ring.clear();
+        for conn in &mut self.conns {
+            any |= !conn.line.is_empty();
+            conn.line.clear();
+            conn.line_bytes = 0;
+            conn.outlet.copy(&Frame::Goodbye.emit());
+            conn.blocked = false;
+        }
+        any
+    }
+}

@@ -1,0 +1,653 @@
+//! The courier kernel: what it carries arrives in order and once, whenever it starts, ends or fails. Through the RMA v16
+//! table, on the fake CUDA driver, whose courier does in another order whatever the real one may.
+
+mod common;
+mod gpu_support;
+
+use common::*;
+use gpu_support::*;
+use nccl_plugin_api::*;
+use proptest::prelude::*;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
+
+/// What each byte of a source holds; never 0.
+fn pattern(at: usize, round: u64) -> u8 {
+    ((at as u64 * 31 + at as u64 / 256 * 7 + round * 101) % 255 + 1) as u8
+}
+
+/// One put.
+struct Planned {
+    context: usize,
+    at: usize,
+    len: usize,
+    /// It comes from host memory, as values do.
+    is_value: bool,
+    /// Which of its context's two signals it adds 1 to.
+    signal: Option<usize>,
+}
+
+/// Puts from one sender, to places of their own.
+struct Plan {
+    puts: Vec<Planned>,
+    words: usize,
+}
+
+impl Plan {
+    /// `draws`: one of each put. `light`: all are such as the courier takes.
+    fn new(draws: &[u64], contexts: usize, light: bool) -> Self {
+        let (mut at, mut puts) = (0, Vec::new());
+        for &draw in draws {
+            let pick = |shift: u32, n: u64| (draw >> shift & 0xffff) as usize % n as usize;
+            let (is_value, len, skip) = match pick(0, 8) {
+                0..3 => {
+                    let len = 1 << pick(4, 4);
+                    (true, len, pick(6, 8 / len as u64) * len)
+                }
+                // What the courier cannot take.
+                3 if !light => (false, 4 + pick(4, 100), pick(8, 5)),
+                4 if !light => (false, 4 * (1 + pick(4, 256)), 0),
+                _ => (false, 4 * (1 + pick(4, 32)), pick(8, 2) * 4),
+            };
+            let signal = [None, Some(0), Some(1), Some(0)][pick(16, 4)];
+            puts.push(Planned { context: pick(32, contexts as u64), at: at + skip, len, is_value, signal });
+            at = (at + skip + len).next_multiple_of(8);
+        }
+        Self { puts, words: at / 8 + 1 }
+    }
+
+    /// Its puts of one context, in order.
+    fn of(&self, context: usize) -> impl Iterator<Item = &Planned> {
+        self.puts.iter().filter(move |p| p.context == context)
+    }
+
+    /// How often a signal of a context is added to.
+    fn count(&self, context: usize, signal: usize) -> u64 {
+        self.of(context).filter(|p| p.signal == Some(signal)).count() as u64
+    }
+
+    /// Sends all, `depth` at a time.
+    fn send(&self, r: &Rank, round: u64, depth: usize, ends: &Ends<'_>, peer: usize, first_signal: usize) {
+        let words = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| pattern(8 * i + b, round)));
+        (0..self.words).for_each(|i| ends.gpu.set(i, words(i)));
+        // SAFETY: the window's words; no operation is up.
+        let host = unsafe { std::slice::from_raw_parts_mut(ends.host.words.as_ptr().cast_mut(), self.words) };
+        host.iter_mut().enumerate().for_each(|(i, w)| *w = words(i));
+        let mut up = std::collections::VecDeque::new();
+        for p in &self.puts {
+            let from = if p.is_value { ends.host } else { ends.gpu.as_window() };
+            let at = p.at as u64;
+            let signal = p.signal.map(|s| (ends.sig.as_window(), 8 * (first_signal + 2 * p.context + s) as u64, 1));
+            up.push_back(r.put(p.context as i32, (from, at), p.len, (ends.dst.as_window(), at), peer, signal));
+            if up.len() == depth {
+                up.pop_front().into_iter().for_each(|q| r.wait(q));
+            }
+        }
+        up.into_iter().for_each(|q| r.wait(q));
+    }
+
+    /// What a window holds when all has arrived.
+    fn word(&self, i: usize, round: u64, arrived: &[bool]) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|b| if arrived[8 * i + b] { pattern(8 * i + b, round) } else { 0 }))
+    }
+
+    /// Checks that a put has arrived.
+    fn check(&self, dst: &GpuWindow, p: &Planned, round: u64) {
+        for at in p.at..p.at + p.len {
+            let byte = dst.get(at / 8).to_le_bytes()[at % 8];
+            assert_eq!(byte, pattern(at, round), "byte {at} of a put of {} bytes at {}", p.len, p.at);
+        }
+    }
+}
+
+/// A sender's windows.
+struct Ends<'a> {
+    host: &'a Window,
+    gpu: &'a GpuWindow,
+    dst: &'a GpuWindow,
+    sig: &'a GpuWindow,
+}
+
+/// Watches the two signals of each context until all has arrived: neither overtakes data nor the other. `base`: what
+/// they were before.
+fn watch(r: &Rank, plan: &Plan, contexts: usize, round: u64, dst: &GpuWindow, sig: &GpuWindow, base: &[u64]) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut seen = vec![0; contexts];
+    loop {
+        let mut missing = 0;
+        for c in 0..contexts {
+            for (first, second) in [(0, 1), (1, 0)] {
+                let count = |s: usize| sig.get(2 * c + s) - base[2 * c + s];
+                let (before, after) = (count(first), count(second));
+                assert!(before <= plan.count(c, first), "context {c}: signal {first} is {before}");
+                // The put that brought it there, and what came before.
+                let is_it = |p: &Planned| p.signal == Some(first);
+                let at = match before {
+                    0 => 0,
+                    n => plan.of(c).enumerate().filter(|(_, p)| is_it(p)).nth(n as usize - 1).map_or(0, |(i, _)| i + 1),
+                };
+                let due = plan.of(c).take(at).filter(|p| p.signal == Some(second)).count() as u64;
+                assert!(after >= due, "context {c}: signal {first} is {before}, and {second} {after} instead of {due}");
+                plan.of(c).take(at).skip(seen[c]).for_each(|p| plan.check(dst, p, round));
+                seen[c] = at.max(seen[c]);
+                missing += plan.count(c, first) - before;
+            }
+        }
+        if missing == 0 {
+            break;
+        }
+        // SAFETY: plain call.
+        ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+        assert!(!r.job.barrier.has_failed(), "another rank failed");
+        assert!(Instant::now() < end, "{missing} signals are missing after 60 s");
+    }
+}
+
+/// Sends a plan's puts from rank 0 to rank 1, in two rounds. Kernels reset signals between them where they may.
+fn transfer(fake: &Fake, kind: Signals, plan: &Plan, contexts: usize, depth: usize, gpus: i32) {
+    let flags = kind.set_up(fake);
+    println!("{kind:?}, {} puts, {contexts} contexts, {depth} at a time, {gpus} GPUs", plan.puts.len());
+    job(2, contexts as i32, |r| {
+        let gpu = r.rank as i32 % gpus;
+        let _context = fake.enter(gpu);
+        let host = r.window(plan.words, 0);
+        let gpu_src = fake.window(r, gpu, plan.words, 0);
+        let dst = fake.window(r, gpu, plan.words, 0);
+        let sig = fake.signals(r, gpu, 2 * contexts, flags);
+        let mut arrived = vec![false; 8 * plan.words];
+        plan.puts.iter().for_each(|p| arrived[p.at..p.at + p.len].fill(true));
+        let mut base = vec![0; 2 * contexts];
+        for round in 1..=2 {
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                plan.send(r, round, depth, &Ends { host: &host, gpu: &gpu_src, dst: &dst, sig: &sig }, 1, 0);
+            } else {
+                watch(r, plan, contexts, round, &dst, &sig, &base);
+            }
+            r.job.barrier.wait();
+            if r.rank == 1 {
+                // Those without a signal as well, and nothing beside them.
+                (0..plan.words).for_each(|i| assert_eq!(dst.get(i), plan.word(i, round, &arrived), "word {i}"));
+                for (i, base) in base.iter_mut().enumerate() {
+                    assert_eq!(sig.get(i) - *base, plan.count(i / 2, i % 2));
+                    match kind {
+                        Signals::NeverReset => *base = sig.get(i),
+                        _ => sig.set(i, 0),
+                    }
+                }
+                (0..plan.words).for_each(|i| dst.set(i, 0));
+            }
+        }
+    });
+    fake.check();
+    wait_until("couriers have ended", || fake.launched() == 0);
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not after 60 s: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Draws that do not change from run to run.
+fn draws(n: u64) -> Vec<u64> {
+    (1..=n).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)).collect()
+}
+
+fn any_kind() -> impl Strategy<Value = Signals> {
+    prop_oneof![Just(Signals::NeverReset), Just(Signals::Added), Just(Signals::ReadBack)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24, max_shrink_iters: 40, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    /// Small puts and signals of many contexts, on couriers that take their time and end when they like.
+    #[test]
+    fn small_puts_and_signals_arrive_in_order_and_once(
+        draws in prop::collection::vec(any::<u64>(), 20..300),
+        kind in any_kind(),
+        contexts in 1..5usize,
+        depth in prop::sample::select(vec![1, 4, 40, 1000]),
+        issue in prop::sample::select(vec!["courier=1024", "courier=64", "courier=4096,flights=4,gather=1", "merge=0"]),
+        (command_us, most) in prop::sample::select(vec![(0, 0), (0, 5), (30, 0), (100, 40)]),
+        (gpus, light) in (1..3, any::<bool>()),
+    ) {
+        let fake = Fake::take();
+        fake.set_issue(issue);
+        fake.courier(command_us, most);
+        transfer(&fake, kind, &Plan::new(&draws, contexts, light), contexts, depth, gpus);
+    }
+}
+
+/// Signals that the courier adds to, in a crowd, until it has carried some.
+fn traffic(fake: &Fake, kind: Signals, until: impl Fn() -> bool) {
+    let plan = Plan::new(&draws(400), 3, true);
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        transfer(fake, kind, &plan, 3, 100, 2);
+        if until() {
+            return;
+        }
+        assert!(Instant::now() < end, "not after 60 s of traffic");
+    }
+}
+
+#[test]
+fn the_courier_carries() {
+    for kind in KINDS {
+        let fake = Fake::take();
+        let before = (fake.commands(), fake.calls("cuLaunchKernel"));
+        // Beside the first launch of each rank, which carries nothing.
+        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 2);
+    }
+}
+
+#[test]
+fn there_is_none_where_it_is_off() {
+    let fake = Fake::take();
+    fake.set_issue("courier=0");
+    let before = (fake.calls("cuModuleLoadData"), fake.calls("cuLaunchKernel"));
+    traffic(&fake, Signals::NeverReset, || true);
+    assert_eq!((fake.calls("cuModuleLoadData"), fake.calls("cuLaunchKernel")), before);
+}
+
+/// A driver that does not load it, or does not start it.
+#[test]
+fn without_it_all_goes_by_the_stream() {
+    for call in ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"] {
+        let fake = Fake::take();
+        fake.inject(call, 218);
+        traffic(&fake, Signals::NeverReset, || true);
+    }
+}
+
+/// A refusal when it is needed, which is later.
+#[test]
+fn a_refused_launch_fails_nothing() {
+    let fake = Fake::take();
+    let before = fake.calls("cuLaunchKernel");
+    // The first launches are those of registration.
+    fake.inject_after("cuLaunchKernel", 2, 701);
+    traffic(&fake, Signals::Added, || fake.calls("cuLaunchKernel") > before + 2);
+}
+
+/// On a GPU without room for it everything goes by the stream, and closing does not wait for it for ever.
+#[test]
+fn one_that_never_starts_is_not_waited_for() {
+    for kind in KINDS {
+        let fake = Fake::take();
+        let before = fake.commands();
+        fake.hold_kernels(true);
+        let plan = Plan::new(&draws(300), 2, true);
+        let flags = kind.set_up(&fake);
+        job(2, 2, |r| {
+            let _context = fake.enter(0);
+            let host = r.window(plan.words, 0);
+            let src = fake.window(r, 0, plan.words, 0);
+            let dst = fake.window(r, 0, plan.words, 0);
+            let sig = fake.signals(r, 0, 4, flags);
+            r.job.barrier.wait();
+            match r.rank {
+                0 => plan.send(r, 1, 50, &Ends { host: &host, gpu: &src, dst: &dst, sig: &sig }, 1, 0),
+                _ => watch(r, &plan, 2, 1, &dst, &sig, &[0; 4]),
+            }
+            r.job.barrier.wait();
+        });
+        assert_eq!(fake.commands(), before);
+        fake.hold_kernels(false);
+        wait_until("kernels have started and ended", || fake.launched() == 0);
+        fake.check();
+    }
+}
+
+/// It gets its place on the GPU at some time, between others: nothing is lost, nothing is done twice.
+#[test]
+fn one_that_starts_late_takes_over() {
+    for kind in KINDS {
+        let fake = Fake::take();
+        let (stop, before) = (AtomicBool::new(false), fake.commands());
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut held = false;
+                while !stop.load(Ordering::Acquire) {
+                    held = !held;
+                    fake.hold_kernels(held);
+                    std::thread::sleep(Duration::from_micros(700));
+                }
+                fake.hold_kernels(false);
+            });
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                traffic(&fake, kind, || fake.commands() > before);
+            }));
+            stop.store(true, Ordering::Release);
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+}
+
+/// It ends with commands in its ring: they go by the stream, once, and the sums that the engine keeps stay right.
+#[test]
+fn what_it_leaves_undone_goes_by_the_stream() {
+    for (kind, command_us) in KINDS.into_iter().flat_map(|k| [(k, 0), (k, 300)]) {
+        let fake = Fake::take();
+        fake.courier(command_us, 20);
+        let before = (fake.commands(), fake.calls("cuLaunchKernel"));
+        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 4);
+        // And from outside, at any time.
+        fake.courier(command_us, 0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    fake.end_kernels();
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| traffic(&fake, kind, || true)));
+            stop.store(true, Ordering::Release);
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+}
+
+/// Several senders to the same signals.
+#[test]
+fn sums_of_many_senders_are_exact() {
+    for (kind, most) in KINDS.into_iter().flat_map(|k| [(k, 0), (k, 10)]) {
+        let fake = Fake::take();
+        fake.courier(0, most);
+        let flags = kind.set_up(&fake);
+        let n = if matches!(kind, Signals::ReadBack) { 300 } else { 2000 };
+        job(4, 2, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, 8, 0);
+            let dst = fake.window(r, gpu, 32, 0);
+            let sig = fake.signals(r, gpu, 3, flags);
+            let put = |i: u64| {
+                let to = (dst.as_window(), r.rank as u64 * 64);
+                let size = [0, 8, 64, 4][i as usize % 4];
+                r.put(i as i32 % 2, (src.as_window(), 0), size, to, 0, Some((sig.as_window(), i % 3 * 8, 1 + i % 5)))
+            };
+            let requests: Vec<_> = (0..n).map(put).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                for s in 0..3 {
+                    let sum = 4 * (0..n).filter(|i| i % 3 == s).map(|i| 1 + i % 5).sum::<u64>();
+                    sig.wait(r, s as usize, sum);
+                    assert_eq!(sig.get(s as usize), sum);
+                }
+            }
+        });
+        fake.check();
+    }
+}
+
+/// Small ones, large ones that have a stream of their own, and gets: each behind what it follows.
+#[test]
+fn large_and_small_and_gets() {
+    for (issue, kind) in
+        [("bulk=65536", Signals::NeverReset), ("bulk=0", Signals::Added), ("bulk=65536", Signals::ReadBack)]
+    {
+        let fake = Fake::take();
+        fake.set_issue(issue);
+        let flags = kind.set_up(&fake);
+        let (before, contexts, large) = (fake.commands(), 2, 16_384);
+        job(2, contexts, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, large, 0);
+            let dst = fake.window(r, gpu, 2 * large, 0);
+            let back = fake.window(r, gpu, 2 * large, 0);
+            let sig = fake.signals(r, gpu, 3, flags);
+            for round in 1..=20u64 {
+                if r.rank == 0 {
+                    (0..large).step_by(61).for_each(|i| src.set(i, round));
+                    let mut all = Vec::new();
+                    for i in 0..90u64 {
+                        let c = i % 2;
+                        let to = c * large as u64 * 8;
+                        let n = match i % 30 {
+                            14 | 15 => large * 8,
+                            _ => 8 << (i % 5),
+                        };
+                        let signal = Some((sig.as_window(), c * 8, 1));
+                        all.push(r.put(c as i32, (src.as_window(), 0), n, (dst.as_window(), to), 1, signal));
+                    }
+                    all.into_iter().for_each(|q| r.wait(q));
+                    sig.wait(r, 2, round);
+                } else {
+                    for c in 0..2 {
+                        sig.wait(r, c, 45 * round);
+                        assert_eq!(sig.get(c), 45 * round);
+                        (0..large)
+                            .step_by(61)
+                            .for_each(|i| assert_eq!(dst.get(c * large + i), round, "{issue}: word {i}"));
+                    }
+                    // Its own and the peer's, in both directions.
+                    let gets: Vec<_> = (0..40u64)
+                        .map(|i| {
+                            let n = if i % 20 / 2 == 3 { large * 8 } else { 8 << (i % 6) };
+                            let to = (back.as_window(), i % 2 * large as u64 * 8);
+                            r.get(i as i32 % 2, (src.as_window(), 0), n, to, 0)
+                        })
+                        .collect();
+                    gets.into_iter().for_each(|q| r.wait(q));
+                    for i in (0..large).step_by(61) {
+                        assert_eq!(
+                            (back.get(i), back.get(large + i)),
+                            (round, round),
+                            "{issue}: word {i} that was got"
+                        );
+                    }
+                    r.wait(r.put(0, (src.as_window(), 0), 0, (src.as_window(), 0), 0, Some((sig.as_window(), 16, 1))));
+                }
+            }
+        });
+        fake.check();
+        assert!(fake.commands() > before, "{issue}: the courier carried nothing");
+    }
+}
+
+/// Puts that go on until a courier is at work.
+fn keep_busy(fake: &Fake, mut put: impl FnMut()) {
+    let before = fake.commands();
+    let end = Instant::now() + Duration::from_secs(60);
+    while fake.commands() < before + 8 {
+        put();
+        assert!(Instant::now() < end, "no courier after 60 s");
+    }
+}
+
+/// Posts a put with a signal; `None`: it was refused.
+fn post(
+    r: &Rank,
+    context: i32,
+    src: &Window,
+    n: usize,
+    dst: &GpuWindow,
+    peer: u32,
+    sig: &GpuWindow,
+) -> Option<*mut c_void> {
+    let mut request = null_mut();
+    let (d, g) = (dst.as_window().handle, sig.as_window().handle);
+    // SAFETY: handles of windows that this rank has registered; the source stays.
+    let put = unsafe {
+        T.iput_signal.unwrap()(
+            r.ctx,
+            context,
+            0,
+            src.handle,
+            n,
+            0,
+            d,
+            peer,
+            0,
+            g,
+            1,
+            SIGNAL_OP_ADD,
+            true,
+            0,
+            &mut request,
+        )
+    };
+    (put == NcclResult::SUCCESS).then_some(request)
+}
+
+/// Waits until an operation has come out; whether well.
+fn comes_out(r: &Rank, request: *mut c_void) -> bool {
+    let (end, mut done) = (Instant::now() + Duration::from_secs(60), 0);
+    while done == 0 {
+        // SAFETY: plain call.
+        if unsafe { T.test.unwrap()(r.coll, request, &mut done) } != NcclResult::SUCCESS {
+            return false;
+        }
+        assert!(Instant::now() < end, "neither done nor failed");
+    }
+    true
+}
+
+/// Its owner takes a window away while the courier is at work there: once that is done nothing changes it. Other
+/// windows, and other peers, go on.
+#[test]
+fn a_window_that_goes_is_left_alone_and_fails_one_peer_alone() {
+    let fake = Fake::take();
+    fake.courier(200, 0);
+    job(3, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 8, 0);
+        let goes = fake.window(r, 0, 8, 0);
+        let stays = fake.window(r, 0, 8, 0);
+        let sig = fake.signals(r, 0, 3, NEVER_RESET);
+        src.set(0, 1);
+        r.job.barrier.wait();
+        if r.rank == 2 {
+            keep_busy(&fake, || ok(progress(r)));
+            r.dereg(goes.as_window());
+            let left = [goes.get(0), goes.get(1)];
+            goes.set(0, 77);
+            r.job.barrier.wait();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(goes.get(0), 77, "it was written after it was deregistered (was {left:?})");
+        } else {
+            let mut sent = 0;
+            let mut all = Vec::new();
+            let end = Instant::now() + Duration::from_secs(60);
+            let mut failed = false;
+            let before = fake.commands();
+            // Rank 0 until the window is gone, rank 1 for as long as there is something to see.
+            while !failed && (r.rank == 0 || sent < 600 || fake.commands() < before + 20) {
+                let dst = if r.rank == 0 { &goes } else { &stays };
+                for _ in 0..30 {
+                    match post(r, 0, src.as_window(), 8, dst, 2, &sig) {
+                        Some(request) => all.push(request),
+                        None => failed = true,
+                    }
+                    sent += 1;
+                }
+                let outcome: Vec<_> = all.drain(..).map(|q| comes_out(r, q)).collect();
+                failed |= outcome.contains(&false);
+                assert!(Instant::now() < end, "rank {}: nothing failed in 60 s", r.rank);
+            }
+            assert_eq!(failed, r.rank == 0, "rank {}", r.rank);
+            if r.rank == 1 {
+                assert_eq!(stays.get(0), 0);
+            }
+            r.job.barrier.wait();
+        }
+        r.job.barrier.wait();
+        if r.rank == 2 {
+            assert_eq!(stays.get(0), 1);
+        }
+    });
+    fake.check();
+}
+
+fn progress(r: &Rank) -> NcclResult {
+    // SAFETY: plain call.
+    unsafe { T.rma_progress.unwrap()(r.ctx) }
+}
+
+/// A fault while commands are up: every operation comes out, the later ones with an error, and nothing hangs.
+#[test]
+fn a_fault_while_it_is_at_work_hangs_nothing() {
+    for (call, after, code) in
+        [("gpu", 3, 700), ("gpu", 40, 700), ("cuCtxPushCurrent", 3, 201), ("cuStreamBatchMemOp", 2, 1)]
+    {
+        for kind in [Signals::NeverReset, Signals::Added] {
+            let fake = Fake::take();
+            fake.courier(20, 0);
+            let flags = kind.set_up(&fake);
+            job(2, 2, |r| {
+                let _context = fake.enter(0);
+                let src = fake.window(r, 0, 64, 0);
+                let dst = fake.window(r, 0, 64, 0);
+                let sig = fake.signals(r, 0, 1, flags);
+                r.job.barrier.wait();
+                if r.rank == 0 {
+                    let burst = || {
+                        let all: Vec<_> =
+                            (0..100).map(|i| post(r, i % 2, src.as_window(), 8 << (i % 3), &dst, 1, &sig)).collect();
+                        all.into_iter().filter(|q| !q.is_some_and(|q| comes_out(r, q))).count()
+                    };
+                    keep_busy(&fake, || assert_eq!(burst(), 0));
+                    fake.inject_after(call, after, code);
+                    let end = Instant::now() + Duration::from_secs(60);
+                    while burst() == 0 {
+                        assert!(Instant::now() < end, "{call}: everything came out well");
+                    }
+                    assert_eq!(burst(), 100, "{call}: some came out well after the fault");
+                }
+                r.job.barrier.wait();
+            });
+            fake.check();
+        }
+    }
+}
+
+/// Memory that other GPUs cannot load from: the copies go by the stream, and arrive.
+#[test]
+fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
+    for (access, kind) in [1, 2].into_iter().flat_map(|a| KINDS.map(|k| (a, k))) {
+        let fake = Fake::take();
+        fake.access(access);
+        traffic(&fake, kind, || true);
+    }
+}
+
+/// The communicator closes right behind the last operation.
+#[test]
+fn it_has_ended_when_the_communicator_has_closed() {
+    let fake = Fake::take();
+    let (mut rounds, mut met) = (0, 0);
+    let end = Instant::now() + Duration::from_secs(60);
+    while rounds < 20 || met == 0 {
+        let alive = AtomicBool::new(false);
+        job(2, 1, |r| {
+            let _context = fake.enter(r.rank as i32);
+            let src = fake.window(r, r.rank as i32, 8, 0);
+            let sig = fake.signals(r, r.rank as i32, 1, NEVER_RESET);
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                let put = |_| r.put(0, (src.as_window(), 0), 8, (src.as_window(), 8), 1, Some((sig.as_window(), 0, 1)));
+                let all: Vec<_> = (0..60).map(put).collect();
+                all.into_iter().for_each(|q| r.wait(q));
+                alive.fetch_or(fake.launched() > 0, Ordering::AcqRel);
+            }
+        });
+        assert_eq!(fake.launched(), 0);
+        fake.check();
+        met += usize::from(alive.load(Ordering::Acquire));
+        rounds += 1;
+        assert!(Instant::now() < end, "none was alive at the end of any of {rounds} jobs");
+    }
+}
