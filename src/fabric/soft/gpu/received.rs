@@ -1,5 +1,6 @@
 //! What other processes put into this rank's GPU memory: it arrives in host memory and goes on by the rank's own engine.
 
+use super::op::CallerWindow;
 use super::share::{Found, Use};
 use super::{Engine, Op, Owner, Side};
 use crate::fabric::soft::lane::{Health, Lane};
@@ -162,7 +163,7 @@ impl Received {
             None => pulls.push(Pulls { sender: source.rank, lane: owner.lane.clone(), all: VecDeque::from([pull]) }),
         }
         drop(pulls);
-        let window = from.window;
+        let window = Some(CallerWindow { rank: source.rank, key: from.window });
         let (from, to) = (Side::Caller { addr: from.addr, gpu: true }, Side::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
         // It was mapped for the GPU that copies it.
