@@ -15,7 +15,8 @@ pub enum Work {
     Kernel(Launch),
 }
 
-/// Pieces of work of all streams that are not done, but kernels: what they do by and by is not known when they start.
+/// Pieces of work of all streams that are not done; a kernel counts until it has drawn its fault, because what it does by
+/// and by is not known.
 static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream has work.
@@ -50,6 +51,9 @@ impl FakeStream {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
                     let mut code = world().injected("gpu");
+                    if is_kernel {
+                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    }
                     let (latency, copy) = world().gpu_ns();
                     if latency > 0 {
                         let begin = (since + Duration::from_nanos(latency)).max(Instant::now());
@@ -79,6 +83,9 @@ impl FakeStream {
                 } else {
                     // Before anybody can see that the stream is done with it.
                     drop(work);
+                    if is_kernel {
+                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    }
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
                 if !is_kernel {
@@ -104,9 +111,7 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        if !matches!(work, Work::Kernel(_)) {
-            UNFINISHED.fetch_add(1, Ordering::AcqRel);
-        }
+        UNFINISHED.fetch_add(1, Ordering::AcqRel);
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
