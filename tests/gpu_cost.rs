@@ -5,10 +5,12 @@
 
 mod common;
 mod gpu_support;
+mod processes;
 
 use common::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
+use processes::processes;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Instant;
@@ -132,4 +134,52 @@ fn cost() {
         fake.costs(0, 0, 0);
         fake.check();
     }
+}
+
+/// The same from one process to another: the receiver's engine fetches.
+#[test]
+#[ignore = "a benchmark"]
+fn cost_between_processes() {
+    processes("cost_between_processes", 2, &[], |place| {
+        let fake = Fake::take();
+        let cost = costs();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(8);
+        let words = 8 * 1024;
+        let bytes = (words * 8usize).next_multiple_of(65_536);
+        let [src, dst] = [0; 2].map(|_| fake.register_at(&r, fake.segments(gpu, &[bytes], true), words, 0));
+        let sig = fake.signals(&r, gpu, 8, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+        fake.costs(cost[0], cost[1], cost[2]);
+        let mut sent = [0; 8];
+        for (contexts, n, depth) in [(1, 2000, 1), (1, 10_000, 256), (8, 4000, 256)] {
+            place.barrier();
+            sent[..contexts].iter_mut().for_each(|s| *s += n as u64);
+            if r.rank == 0 {
+                let put = |c: usize, i: u64| {
+                    let at = (c as u64 * 1024 + i % 1024) * 8;
+                    let to = (dst.as_window(), at);
+                    r.put(c as i32, (src.as_window(), at), 8, to, 1, Some((sig.as_window(), c as u64 * 8, 1)))
+                };
+                flood(&fake, &r, contexts, n, depth, put);
+            } else {
+                let (copies, stores, cpu) = (fake.copies(), fake.stores(), cpu_us());
+                let before = CALLS.map(|c| fake.calls(c));
+                (0..contexts).for_each(|c| sig.wait(&r, c, sent[c]));
+                let all = (n * contexts) as f64;
+                let calls = CALLS.iter().zip(before).map(|(c, b)| (c, fake.calls(c) - b)).filter(|c| c.1 > 0);
+                println!(
+                    "receiver, an operation: {:.2} copies, {:.2} stores, {:.2} µs of its thread; {:?}",
+                    (fake.copies() - copies) as f64 / all,
+                    (fake.stores() - stores) as f64 / all,
+                    (cpu_us() - cpu) / all,
+                    calls.collect::<Vec<_>>()
+                );
+            }
+            place.barrier();
+        }
+        fake.costs(0, 0, 0);
+        r.leave();
+        fake.check();
+    });
 }

@@ -9,7 +9,10 @@ use gpu_support::*;
 use nccl_plugin_api::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+const SIGNALS: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// Every way that `OXYGIN_GPU_ISSUE` offers.
 const WAYS: [&str; 5] = ["merge=1", "courier=0", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
@@ -206,6 +209,69 @@ fn small_operations_do_not_wait_for_large_copies_of_others() {
         }
     });
     fake.check();
+}
+
+/// The first work of a stream makes it ready, and nobody waits for it. Late, it moves nothing of what operations have
+/// put into pinned memory since.
+#[test]
+fn a_late_warm_up_moves_nothing() {
+    for transport in ["auto", "staged", "tcp"] {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        fake.hold(8);
+        job(2, 1, |r| {
+            let _context = fake.enter(0);
+            let words = 512;
+            let mut src = r.window(words, 0);
+            let dst = fake.window(r, 0, words, 0);
+            let sig = fake.signals(r, 0, 1, SIGNALS);
+            let copies = || fake.calls("cuMemcpyAsync") + fake.calls("cuMemcpyBatchAsync");
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                (0..words).for_each(|i| src.words[i] = i as u64 + 1);
+                let before = copies();
+                let put = r.put(0, (&src, 0), words * 8, (dst.as_window(), 0), 1, Some((sig.as_window(), 0, 1)));
+                let end = Instant::now() + Duration::from_secs(60);
+                while copies() == before {
+                    // SAFETY: plain call.
+                    ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                    assert!(Instant::now() < end, "no copy has started");
+                }
+                fake.hold(0);
+                r.wait(put);
+            } else {
+                sig.wait(r, 0, 1);
+                let wrong = (0..words).find(|&i| dst.get(i) != i as u64 + 1);
+                assert_eq!(wrong, None, "{transport}: the first wrong word");
+            }
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}
+
+/// It is over before its memory goes.
+#[test]
+fn closing_waits_for_the_warm_up() {
+    for transport in ["auto", "tcp"] {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        fake.hold(8);
+        let is_held = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            job(1, 1, |r| {
+                let _context = fake.enter(0);
+                fake.window(r, 0, 8, 0);
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    is_held.store(false, Ordering::SeqCst);
+                    fake.hold(0);
+                });
+            });
+            assert!(!is_held.load(Ordering::SeqCst), "{transport}: closed before the streams were done");
+        });
+        fake.check();
+    }
 }
 
 /// Large puts of one context that are in several flights: each comes back while later ones are still up.

@@ -214,7 +214,8 @@ fn refused(place: &Place, memory: Memory, rank: usize, call: &str) {
     let signal = Some((sig.as_window(), r.rank as u64 * 8, 1));
     r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), peer, signal));
     sig.wait(&r, peer, 1);
-    assert!((0..512).all(|i| window.get(512 + i) == pattern(peer, i)));
+    let wrong = (0..512).find(|&i| window.get(512 + i) != pattern(peer, i));
+    assert_eq!(wrong.map(|i| (i, window.get(512 + i), pattern(peer, i))), None, "rank {}, {memory:?}, {call}", r.rank);
     place.barrier();
     r.wait(r.get(0, (window.as_window(), 4096), 4096, (window.as_window(), 0), peer));
     assert!((0..512).all(|i| window.get(i) == pattern(r.rank, i)));
@@ -339,6 +340,191 @@ fn strong_signals_follow_everything() {
         }
         place.barrier();
         r.leave();
+        fake.check();
+    });
+}
+
+/// One of several ranks of a process: every rank puts to every one, itself too, with a signal, and reads back; pairs in
+/// one process go by the receiver's engine, others by shared windows, either in one copy an operation.
+fn pairs(fake: &Fake, place: &Place, memory: Memory) {
+    let sizes = [8usize, 24, 4096, 100_000, 5 << 20];
+    let (block, n, here) = ((6 << 20) / 8, place.nranks, 2);
+    let gpu = place.rank as i32;
+    let _context = fake.enter(gpu);
+    let r = place.join(3);
+    let src = memory.window(fake, &r, gpu, block);
+    let dst = memory.window(fake, &r, gpu, block * n);
+    let sig = fake.signals(&r, gpu, n + 1, SIGNALS);
+    let peers = || (0..n).map(|i| (r.rank + i) % n);
+    (0..block).for_each(|i| src.set(i, pattern(r.rank, i)));
+    for (round, &size) in (1..).zip(&sizes) {
+        let check = |what: &str| {
+            for p in 0..n {
+                let wrong = (0..size / 8).find(|i| dst.get(p * block + i) != pattern(p, *i));
+                assert_eq!(wrong, None, "rank {}, {what} of {size} bytes, {p}: the first wrong word", r.rank);
+            }
+        };
+        // Both counts while all ranks of this process are between the same two barriers.
+        let counted = |body: &dyn Fn()| {
+            place.barrier();
+            let copies = fake.copies();
+            place.barrier();
+            body();
+            place.barrier();
+            assert_eq!(fake.copies() - copies, here * n, "{memory:?}, {size} bytes: copies in a process");
+            place.barrier();
+        };
+        counted(&|| {
+            let put = |p: usize| {
+                let (at, signal) = ((r.rank * block * 8) as u64, (sig.as_window(), r.rank as u64 * 8, 1));
+                r.put((p % 3) as i32, (src.as_window(), 0), size, (dst.as_window(), at), p, Some(signal))
+            };
+            let requests: Vec<_> = peers().map(put).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+            peers().for_each(|p| sig.wait(&r, p, round));
+            check("put");
+        });
+        (0..n).for_each(|p| dst.set(p * block, 0));
+        counted(&|| {
+            let get = |p: usize| {
+                let at = (p * block * 8) as u64;
+                r.get((p % 3) as i32, (src.as_window(), 0), size, (dst.as_window(), at), p)
+            };
+            let requests: Vec<_> = peers().map(get).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+            check("get");
+        });
+    }
+    // Everybody adds to one signal of everybody.
+    let each = 300;
+    let add = |i: usize| {
+        let (p, at) = (i % n, ((r.rank * block + i) * 8) as u64);
+        let signal = (sig.as_window(), n as u64 * 8, 2);
+        r.put((i % 3) as i32, (src.as_window(), i as u64 * 8), 8, (dst.as_window(), at), p, Some(signal))
+    };
+    let requests: Vec<_> = (0..each * n).map(add).collect();
+    sig.wait(&r, n, 2 * (each * n) as u64);
+    requests.into_iter().for_each(|q| r.wait(q));
+    for (p, i) in (0..n).flat_map(|p| (0..each).map(move |i| (p, i * n + place.rank))) {
+        assert_eq!(dst.get(p * block + i), pattern(p, i), "rank {}, from {p}, word {i}", r.rank);
+    }
+    place.barrier();
+    assert_eq!(sig.get(n), 2 * (each * n) as u64);
+    r.leave();
+}
+
+#[test]
+fn two_ranks_in_each_of_two_processes() {
+    processes("two_ranks_in_each_of_two_processes", 2, &[], |process| {
+        let fake = Fake::take();
+        for memory in [Memory::Segments(2), Memory::Whole] {
+            process.threads(2, |place| pairs(&fake, place, memory));
+            assert_eq!(fake.foreign(), 0, "memory of other processes is still mapped");
+        }
+        fake.check();
+    });
+}
+
+/// What several contexts put side by side becomes one copy and one store for each, however many puts arrive while the
+/// GPU is at work.
+#[test]
+fn neighbours_of_eight_contexts_are_merged() {
+    processes("neighbours_of_eight_contexts_are_merged", 2, &[], |place| {
+        let fake = Fake::take();
+        fake.set_issue("flights=1");
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let (contexts, each, large) = (8usize, 20, 64 << 10);
+        let r = place.join(contexts as i32);
+        let src = Memory::Segments(1).window(&fake, &r, gpu, 16 << 10);
+        let dst = Memory::Segments(1).window(&fake, &r, gpu, 16 << 10);
+        let sig = fake.signals(&r, gpu, contexts, SIGNALS);
+        let (mut host, flag) = (r.window(1, 0), r.window(1, 0));
+        let area = |c: usize| (8 << 10) + c * 512;
+        (0..16 << 10).for_each(|i| src.set(i, pattern(r.rank, i)));
+        if r.rank == 1 {
+            fake.hold(large);
+        }
+        place.barrier();
+        if r.rank == 0 {
+            let mut requests = vec![r.put(0, (src.as_window(), 0), large, (dst.as_window(), 0), 1, None)];
+            for i in 0..each {
+                requests.extend((0..contexts).map(|c| {
+                    let at = (area(c) + i) as u64 * 8;
+                    let signal = Some((sig.as_window(), c as u64 * 8, 1));
+                    r.put(c as i32, (src.as_window(), at), 8, (dst.as_window(), at), 1, signal)
+                }));
+            }
+            // Read behind them, and applied at once.
+            host.words[0] = 1;
+            let ready = r.put(0, (&host, 0), 8, (&flag, 0), 1, None);
+            requests.into_iter().for_each(|q| r.wait(q));
+            r.wait(ready);
+        } else {
+            r.wait_signal(&flag, 0, 1);
+            let (copies, stores) = (fake.copies(), fake.stores());
+            assert!((0..contexts).all(|c| sig.get(c) == 0), "in front of the copy that is held");
+            fake.hold(0);
+            (0..contexts).for_each(|c| sig.wait(&r, c, each as u64));
+            for (c, i) in (0..contexts).flat_map(|c| (0..each).map(move |i| (c, i))) {
+                assert_eq!(dst.get(area(c) + i), pattern(0, area(c) + i), "context {c}, word {i}");
+            }
+            // Two flights: the first with the copy that was held, and whatever was read together with it.
+            let (copies, stores) = (fake.copies() - copies, fake.stores() - stores);
+            assert!(copies <= 2 * contexts + 1, "{copies} copies");
+            assert!(stores <= 2 * (contexts + 1), "{stores} stores");
+        }
+        place.barrier();
+        r.leave();
+        fake.check();
+    });
+}
+
+/// A large copy of one context holds up neither another's put nor its local completion; what its own context sends
+/// later stays behind it.
+#[test]
+fn a_large_put_holds_up_its_own_context_alone() {
+    processes("a_large_put_holds_up_its_own_context_alone", 2, &[], |place| {
+        let fake = Fake::take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let (r, large) = (place.join(2), 4 << 20);
+        let words = large / 8 + 64;
+        let src = Memory::Segments(1).window(&fake, &r, gpu, words);
+        let dst = Memory::Segments(1).window(&fake, &r, gpu, words);
+        let sig = fake.signals(&r, gpu, 3, SIGNALS);
+        (0..words).for_each(|i| src.set(i, pattern(r.rank, i)));
+        if r.rank == 1 {
+            fake.hold(large);
+        }
+        place.barrier();
+        if r.rank == 0 {
+            let put = |context, word: usize, bytes, signal| {
+                let (at, signal) = (word as u64 * 8, Some((sig.as_window(), signal, 1)));
+                r.put(context, (src.as_window(), at), bytes, (dst.as_window(), at), 1, signal)
+            };
+            let mut own = vec![put(0, 0, large, 0), put(0, words - 2, 8, 8)];
+            r.wait(put(1, words - 1, 8, 16));
+            let mut done = 0;
+            // SAFETY: plain call.
+            ok(unsafe { T.test.unwrap()(r.coll, own[1], &mut done) });
+            assert_eq!(done, 0, "behind the large one");
+            place.barrier();
+            own.drain(..).for_each(|q| r.wait(q));
+        } else {
+            sig.wait(&r, 2, 1);
+            assert_eq!(dst.get(words - 1), pattern(0, words - 1));
+            assert_eq!((sig.get(0), sig.get(1)), (0, 0), "the large copy is held");
+            // The helper thread acknowledges meanwhile.
+            place.barrier();
+            fake.hold(0);
+            sig.wait(&r, 1, 1);
+            assert_eq!((sig.get(0), dst.get(words - 2)), (1, pattern(0, words - 2)));
+            assert!((0..large / 8).all(|i| dst.get(i) == pattern(0, i)));
+        }
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
         fake.check();
     });
 }

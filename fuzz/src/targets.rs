@@ -1,6 +1,7 @@
 //! What is fuzzed: every function that reads bytes which a peer, or a stranger at the listening port, has written.
 
 mod rendezvous;
+mod share;
 mod soft;
 mod tcp;
 mod verbs;
@@ -18,6 +19,7 @@ pub struct Target {
 /// All of them.
 pub fn all() -> Vec<Target> {
     let mut all = rendezvous::targets();
+    all.extend(share::targets());
     all.extend(soft::targets());
     all.extend(tcp::targets());
     all.extend(verbs::targets());

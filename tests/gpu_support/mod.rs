@@ -233,6 +233,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> usize>(b"fake_copies")() }
     }
 
+    /// Stores and additions that this process's streams have made, flags among them.
+    pub fn stores(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_stores")() }
+    }
+
     /// A window in GPU memory that every GPU reaches.
     pub fn window(&self, r: &Rank, gpu: c_int, words: usize, flags: u64) -> GpuWindow {
         self.register(r, gpu, words, flags, false)

@@ -1,5 +1,7 @@
 //! Ranks in processes of their own: each test runs itself once more for every rank.
 
+#![allow(dead_code, reason = "every test file uses its own part")]
+
 use crate::common::{Job, Rank};
 use nccl_plugin_api::HANDLE_BYTES;
 use std::process::{Child, Command};
@@ -91,9 +93,38 @@ impl Place {
     }
 }
 
+/// Tells the other ranks when its thread panics.
+struct Alarm<'a>(&'a Board);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.failed.store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Place {
+    /// Makes this process `each` ranks, one a thread; all processes do.
+    pub fn threads(&self, each: usize, body: impl Fn(&Place) + Sync) {
+        assert!(self.nranks * each <= RANKS);
+        std::thread::scope(|scope| {
+            for thread in 0..each {
+                let (rank, nranks) = (self.rank * each + thread, self.nranks * each);
+                let place = Self { rank, nranks, board: self.board, job: Job::apart(nranks) };
+                let body = &body;
+                scope.spawn(move || {
+                    let _alarm = Alarm(place.board);
+                    body(&place);
+                });
+            }
+        });
+    }
+}
+
 fn spawn(name: &str, rank: usize, nranks: usize, board: &std::path::Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(ENV, format!("{rank} {nranks} {}", board.display()))
         .spawn()
         .unwrap()

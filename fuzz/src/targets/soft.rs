@@ -78,7 +78,9 @@ fn rings() -> Vec<Vec<u8>> {
     // SAFETY: the memory lives to the end of the function and has this one producer.
     let mut producer = unsafe { Producer::new(at, SIZE) };
     let payload = [9u8; 300];
-    for (kind, len) in [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, 32), (Kind::GetDone, 0), (Kind::Put, 5)] {
+    for (kind, len) in
+        [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, 32), (Kind::Pull, 48), (Kind::GetDone, 0), (Kind::Put, 5)]
+    {
         let header = Header { kind, len, key: 1, aux: 2, addr: 3 };
         // SAFETY: the payload has 300 bytes.
         assert!(unsafe { producer.push(header, payload.as_ptr()) });

@@ -86,6 +86,8 @@ struct Queue {
     tasks: VecDeque<Running>,
     /// Operations that the peer or this rank's engine finishes.
     outs: Outs,
+    /// What the peer fetches of them. The next lane in this place counts on.
+    pulls: Pulls,
     /// In `active`, or being worked on without the lock, or waiting for the peer's answer.
     engaged: bool,
     /// Its first operation waits for the peer's answer.
@@ -104,8 +106,11 @@ enum Response {
         bounce: Option<Bounce>,
     },
     Refused(String),
-    /// Its pulls up to this one are done.
-    Pulled(Seq),
+    /// Pulls of its lane `slot` up to this one are done.
+    Pulled {
+        slot: u32,
+        number: Seq,
+    },
 }
 
 struct State {
@@ -113,7 +118,8 @@ struct State {
     queues: Vec<Queue>,
     active: VecDeque<u32>,
     responses: VecDeque<Response>,
-    pulls: Pulls,
+    /// Lanes with something out.
+    out: Vec<u32>,
     /// Seen closed while operations were unfinished: their end may still be in the ring.
     is_closing: bool,
 }
@@ -138,7 +144,7 @@ impl Link {
             queues: Vec::new(),
             active: VecDeque::new(),
             responses: VecDeque::new(),
-            pulls: Pulls::default(),
+            out: Vec::new(),
             is_closing: false,
         };
         Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
@@ -148,8 +154,10 @@ impl Link {
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
         let outs = Outs::new(self.peer, self.health.clone());
-        let queue = Queue { lane, tasks: VecDeque::new(), outs, engaged: false, waiting: false, vacant: false };
-        match state.queues.iter().position(|q| q.vacant && !q.engaged && q.outs.is_empty()) {
+        let found = state.queues.iter().position(|q| q.vacant && !q.engaged && q.outs.is_empty());
+        let pulls = found.map_or_else(Pulls::default, |slot| state.queues[slot].pulls);
+        let queue = Queue { lane, tasks: VecDeque::new(), outs, pulls, engaged: false, waiting: false, vacant: false };
+        match found {
             Some(slot) => {
                 state.queues[slot] = queue;
                 slot as u32
@@ -197,7 +205,7 @@ impl Link {
         if let (Route::Local(local), Work::Put(put)) = (&mut state.route, &work) {
             if lane.is_idle() && put.len <= RING_MAX && !put.is_on_gpu() {
                 let seq = lane.number();
-                match local.push_small(put) {
+                match local.push_small(put, slot) {
                     Pushed::All { wake } => {
                         lane.complete(seq);
                         drop(state);
@@ -312,7 +320,7 @@ impl Link {
             }
             return moved;
         }
-        if !state.pulls.slots.is_empty() {
+        if !state.out.is_empty() {
             moved |= self.settle(shared, &mut state);
         }
         let mut turns = state.active.len();
@@ -381,7 +389,7 @@ impl Link {
                     Ok(Outcome::HandedOver)
                 }
                 (Route::Local(local), _) if on_gpu => {
-                    local.push_gpu(shared, task, slot, self.peer, (&mut s.pulls, &queue.outs))
+                    local.push_gpu(shared, task, slot, self.peer, (&mut queue.pulls, &queue.outs))
                 }
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid {
@@ -399,7 +407,7 @@ impl Link {
                             result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("write", to, n, &e))
                         }
                     }
-                    pid => local.push_put(put, task.done, pid.is_none()),
+                    pid => local.push_put(put, slot, task.done, pid.is_none()),
                 },
                 (Route::Local(local), Work::Get(get)) => match local.pid {
                     Some(pid) => {
@@ -445,7 +453,7 @@ impl Link {
                     let seq = task.seq;
                     queue.tasks.pop_front();
                     if queue.outs.is_empty() {
-                        state.pulls.slots.push(slot);
+                        state.out.push(slot);
                     }
                     state.queues[slot as usize].outs.push(seq, until, Some(used));
                     continue;
@@ -472,7 +480,7 @@ impl Link {
         self.in_engine.fetch_add(1, Ordering::Relaxed);
         let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
         shared.mark_pending(self.peer);
-        engine.submit(Op::new(owner, &task.work, task.done));
+        engine.submit(Op::new(owner, shared.world.rank, &task.work, task.done));
     }
 
     #[cold]
@@ -495,7 +503,7 @@ impl Link {
             (queue.engaged, queue.waiting) = (false, false);
         }
         state.active.clear();
-        state.pulls.slots.clear();
+        state.out.clear();
         state.responses.clear();
         self.backlog.store(0, Ordering::Relaxed);
     }

@@ -3,6 +3,7 @@
 //! A ring that has had news is *hot*: it is looked at directly, and its news bit stays set so that its sender need not
 //! write it again. A ring that stays empty for a while cools down.
 
+use super::gpu::Source;
 use super::local::inbox::Inbox;
 use super::local::message::{GetRequest, Kind, PullRequest};
 use super::local::ring::{Consumer, Malformed, Message};
@@ -194,16 +195,17 @@ unsafe fn place(from: *const u8, to: *mut u8, len: usize) {
 fn not_here(message: &Message, shared: &Shared, sender: u32) {
     let h = message.header;
     let (received, engine) = (&shared.received, &shared.engine);
+    let source = Source { rank: sender, context: h.aux };
     match h.kind {
         Kind::Put if h.key & GPU_BIT != 0 && engine.is_open() => {
             // SAFETY: the payload is `len` bytes inside the ring.
             let bytes = unsafe { std::slice::from_raw_parts(message.payload, h.len as usize) };
-            received.put(engine, sender, bytes.into(), h.key, h.addr);
+            received.put(engine, source, bytes.into(), h.key, h.addr);
         }
         Kind::Signal if h.key & (GPU_BIT | BEHIND_GPU_BIT) != 0 && engine.is_open() => {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
             let value = unsafe { message.payload.cast::<u64>().read_volatile() };
-            received.signal(engine, sender, h.key, h.addr, value);
+            received.signal(engine, source, h.key, h.addr, value);
         }
         Kind::Put => refuse(shared, sender, "put", h.key, h.addr, u64::from(h.len)),
         _ => refuse(shared, sender, "signal", h.key, h.addr, 8),
@@ -219,8 +221,9 @@ fn pull(message: &Message, shared: &Shared, sender: u32) {
         return refuse(shared, sender, "malformed copy", h.key, h.addr, 0);
     };
     match shared.share.find(sender, request.window, request.from, request.len) {
-        Some((from, source)) if h.key & GPU_BIT != 0 => {
-            shared.received.pull(&shared.engine, sender, (h.key, h.addr), &request, from, source)
+        Some(from) if h.key & GPU_BIT != 0 => {
+            let source = Source { rank: sender, context: h.aux };
+            shared.received.pull(&shared.engine, source, (h.key, h.addr), &request, from)
         }
         Some(_) => refuse(shared, sender, "copy", h.key, h.addr, request.len),
         None => {
@@ -243,7 +246,9 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
     match h.kind {
         Kind::Get => {
             if let Some(request) = GetRequest::parse(&payload) {
+                let wraps = request.to.checked_add(request.len).is_none();
                 match held.resolve(h.key, h.addr, request.len) {
+                    _ if wraps => refuse(shared, sender, "get", h.key, h.addr, request.len),
                     Some(_) => link.respond(shared, h.addr, h.key, request),
                     // Checked where the bytes are fetched.
                     None if h.key & GPU_BIT != 0 && shared.engine.is_open() => {
@@ -262,7 +267,7 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));
         }
-        Kind::Pulled => link.pulled(shared, Seq(h.aux)),
+        Kind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
         Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull => {}
     }
 }

@@ -160,7 +160,9 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             let place = *places.add(i);
             match *which.add(i) {
                 CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    let known = found.filter(|m| m.only.is_none()).map(|m| context_of(m.device));
+                    let known = found
+                        .filter(|m| m.only.is_none() && m.kind != memory::Kind::Mapped)
+                        .map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {

@@ -246,16 +246,17 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     }
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let Some(bytes) = Bytes::open(fd.as_fd()) else { return CUDA_ERROR_INVALID_VALUE };
-    let id = handle.pid << 32 | handle.fd;
+    // A handle is opened once a device.
+    let device = device_of(current());
+    let id = (device as u64) << 56 | handle.pid << 32 | handle.fd;
     let mut world = world();
     if let Some(base) = world.open_again(id) {
         return unsafe { give(at, base) };
     }
     let range = Range::reserve(bytes.bytes);
     range.map(range.base, bytes.bytes, &bytes);
-    let (device, n) = (bytes.device, bytes.bytes);
+    let (only, device, n) = (Some(device), bytes.device, bytes.bytes);
     let of = world.add_physical_as(id, bytes);
-    let only = Some(device_of(current()));
     let memory = Memory {
         base: range.base,
         bytes: n,
@@ -292,7 +293,7 @@ pub unsafe extern "C" fn cuIpcCloseMemHandle(at: CUdeviceptr) -> CUresult {
 
 // What tests use.
 
-/// Allocations of `sizes` side by side, exportable or not, mapped for their own GPU.
+/// Allocations of `sizes` side by side: exportable and mapped for every GPU, as ncclMemAlloc's are, or neither.
 #[no_mangle]
 pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize, n: usize, exportable: bool) -> u64 {
     let sizes = unsafe { std::slice::from_raw_parts(sizes, n) };
@@ -306,7 +307,7 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
         let memory = Bytes::new(device, bytes, exportable as c_int);
         range.map(base, bytes, &memory);
         let of = world.add_physical(memory);
-        let only = Some(device);
+        let only = (!exportable).then_some(device);
         world.add(Memory { base, bytes, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
         base += bytes as u64;
     }
@@ -317,6 +318,12 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
 #[no_mangle]
 pub extern "C" fn fake_foreign() -> usize {
     world().foreign()
+}
+
+/// How many stores and additions this process's streams have made.
+#[no_mangle]
+pub extern "C" fn fake_stores() -> usize {
+    world().stores()
 }
 
 /// How many copies this process's streams have made.

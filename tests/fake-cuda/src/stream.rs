@@ -15,7 +15,8 @@ pub enum Work {
     Kernel(Launch),
 }
 
-/// Pieces of work of all streams that are not done, but kernels: what they do by and by is not known when they start.
+/// Pieces of work of all streams that are not done; a kernel counts until it has drawn its fault, because what it does by
+/// and by is not known.
 static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream has work.
@@ -50,6 +51,9 @@ impl FakeStream {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
                     let mut code = world().injected("gpu");
+                    if is_kernel {
+                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    }
                     let (latency, copy) = world().gpu_ns();
                     if latency > 0 {
                         let begin = (since + Duration::from_nanos(latency)).max(Instant::now());
@@ -79,6 +83,9 @@ impl FakeStream {
                 } else {
                     // Before anybody can see that the stream is done with it.
                     drop(work);
+                    if is_kernel {
+                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    }
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
                 if !is_kernel {
@@ -104,9 +111,7 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        if !matches!(work, Work::Kernel(_)) {
-            UNFINISHED.fetch_add(1, Ordering::AcqRel);
-        }
+        UNFINISHED.fetch_add(1, Ordering::AcqRel);
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
@@ -124,6 +129,12 @@ impl FakeStream {
     }
 }
 
+/// Memory was there when the work was queued, and was freed before it was done.
+fn gone(bytes: usize) -> CUresult {
+    world().violation(&format!("a stream touches {bytes} bytes that are neither device memory nor pinned any more"));
+    ILLEGAL_ADDRESS
+}
+
 fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
@@ -131,16 +142,17 @@ fn run(work: Work) -> CUresult {
                 world().count_copy();
                 let to = world().resolve(to, n);
                 let from = world().resolve(from, n);
-                let (Some(to), Some(from)) = (to, from) else { return ILLEGAL_ADDRESS };
+                let (Some(to), Some(from)) = (to, from) else { return gone(n) };
                 // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
                 unsafe { std::ptr::copy(from, to, n) };
             }
         }
         Work::Kernel(launch) => return kernel::run(&launch),
         Work::Ops(ops) => {
+            world().count_stores(ops.len());
             for op in ops {
                 let Some((at, kind)) = op.parse() else { return ILLEGAL_ADDRESS };
-                let Some(word) = world().resolve(at, 4) else { return ILLEGAL_ADDRESS };
+                let Some(word) = world().resolve(at, 4) else { return gone(4) };
                 // SAFETY: an aligned word of mapped memory; alignment was checked when it was queued.
                 unsafe {
                     match kind {

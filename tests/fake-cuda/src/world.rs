@@ -55,6 +55,7 @@ struct Inner {
     destroyed: Vec<usize>,
     kernels: i32,
     copies: usize,
+    stores: usize,
     violations: usize,
     can_add: bool,
     delay_us: u64,
@@ -135,6 +136,14 @@ impl World {
 
     pub fn copies(&mut self) -> usize {
         self.inner().copies
+    }
+
+    pub fn count_stores(&mut self, n: usize) {
+        self.inner().stores += n;
+    }
+
+    pub fn stores(&mut self) -> usize {
+        self.inner().stores
     }
 
     pub fn kernels(&mut self) -> c_int {

@@ -1,7 +1,7 @@
 //! From operations to one flight: copies, then stores and additions.
 
 use super::device::Device;
-use super::op::{Op, Owner, Side};
+use super::op::{Between, Op, Owner, Side};
 use super::state::{State, Windows};
 use super::track::Outward;
 use crate::error::{Error, Result};
@@ -45,8 +45,8 @@ struct Tag {
 #[derive(Default)]
 pub struct Batch {
     pub copies: Copies,
-    /// Keys of the windows at both ends of each copy; `None`: nothing may continue it.
-    windows: Vec<Option<(u32, u32)>>,
+    /// What each copy is between; `None`: nothing may continue it.
+    windows: Vec<Option<Between>>,
     pub ops: Vec<MemOp>,
     tags: Vec<Tag>,
     pub finished: Vec<Owner>,
@@ -199,7 +199,7 @@ impl Batch {
     /// A copy; or more of an earlier one between the same windows that ends where this one begins. Neither window's
     /// end lies inside, so that one copy never spans two allocations that two would not.
     fn copy_on_device(&mut self, op: &Op, to: u64, from: u64, bytes: usize) {
-        let windows = op.windows().filter(|_| self.merge);
+        let windows = op.between().filter(|_| self.merge);
         if windows.is_some() {
             for i in (0..self.copies.len()).rev().take(LOOK_BACK) {
                 if self.windows[i] == windows && self.copies.join(i, to, from, bytes) {
@@ -338,8 +338,10 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::op::CallerWindow;
     use super::*;
-    use crate::fabric::soft::lane::Lane;
+    use crate::fabric::soft::lane::{Lane, Work};
+    use crate::rma::op::{Get, Put};
     use crate::rma::seq::Seq;
     use oxygin_ffi::cuda::MemOpKind;
     use std::sync::atomic::AtomicUsize;
@@ -379,22 +381,46 @@ mod tests {
     #[test]
     fn copies_join_within_their_windows() {
         let lane = Arc::new(Lane::new(0, 0, Arc::default()));
-        let between = |window, key| {
-            let (from, to) = (Side::Caller { addr: 0, gpu: true }, Side::Window { key, addr: 0 });
-            Op { from, to, window, ..op(&lane) }
-        };
         let mut batch = Batch { merge: true, ..Batch::default() };
+        // From a window of a caller, if known, to one of this rank.
         let mut put = |window, key, to, from| {
-            batch.copy_on_device(&between(window, key), to, from, 8);
+            let caller = Side::Caller { addr: 0, gpu: true };
+            let op = Op { from: caller, to: Side::Window { key, addr: 0 }, window, ..op(&lane) };
+            batch.copy_on_device(&op, to, from, 8);
             batch.copies.len()
         };
-        assert_eq!(put(1, 2, 0x100, 0x200), 1);
-        assert_eq!(put(1, 2, 0x108, 0x208), 1);
+        let of = |rank, key| Some(CallerWindow { rank, key });
+        assert_eq!(put(of(0, 1), 2, 0x100, 0x200), 1);
+        assert_eq!(put(of(0, 1), 2, 0x108, 0x208), 1);
         // Another window, at either end; only one end continues; an unknown window.
-        assert_eq!(put(1, 3, 0x110, 0x210), 2);
-        assert_eq!(put(4, 2, 0x110, 0x210), 3);
-        assert_eq!(put(1, 2, 0x110, 0x218), 4);
-        assert_eq!(put(0, 2, 0x110, 0x210), 5);
-        assert_eq!(put(1, 2, 0x110, 0x210), 5);
+        assert_eq!(put(of(0, 1), 3, 0x110, 0x210), 2);
+        assert_eq!(put(of(0, 4), 2, 0x110, 0x210), 3);
+        assert_eq!(put(of(0, 1), 2, 0x110, 0x218), 4);
+        assert_eq!(put(None, 2, 0x110, 0x210), 5);
+        // The same number is another window at another rank.
+        assert_eq!(put(of(5, 1), 2, 0x110, 0x210), 6);
+        assert_eq!(put(of(0, 1), 2, 0x110, 0x210), 6);
+    }
+
+    /// Ranks of one process number their windows alike, and whose is whose depends on the direction.
+    #[test]
+    fn copies_of_two_posters_and_directions_stay_apart() {
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let owner = || Owner { lane: lane.clone(), seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) };
+        let (one, two) = (GPU_BIT | 1, GPU_BIT | 2);
+        let put =
+            |local, remote| Work::Put(Put { local, lkey: one, remote, rkey: two, len: 8, signal: None, more: false });
+        let get = |local, remote| Work::Get(Get { local, lkey: two, remote, rkey: one, len: 8, more: false });
+        let mut batch = Batch { merge: true, ..Batch::default() };
+        let mut add = |rank, work: Work| {
+            let op = Op::new(owner(), rank, &work, 0);
+            batch.copy_on_device(&op, op.to.addr(), op.from.addr(), 8);
+            batch.copies.len()
+        };
+        assert_eq!(add(0, put(0x200, 0x100)), 1);
+        assert_eq!(add(1, put(0x208, 0x108)), 2);
+        // From this rank's window 1 to the caller's window 2, where puts go from the caller's 1 to this rank's 2.
+        assert_eq!(add(0, get(0x108, 0x208)), 3);
+        assert_eq!(add(0, put(0x208, 0x108)), 3);
     }
 }

@@ -1,17 +1,22 @@
 //! One rank's streams and pinned memory on its GPU.
 
 use super::tuning::Tuning;
+use super::DRAIN_WITHIN;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes of pinned memory for data that comes from or goes to memory which is not pinned.
 pub const STAGING_BYTES: u64 = 4 << 20;
 /// The first bytes of the pinned memory: for each way, on a line of its own, the number of its last flight that is done …
 const FLAG_AT: [usize; 2] = [0, 64];
-/// … and, on a line of its own, where a signal's present value is read to.
+/// … on a line of its own, where a signal's present value is read to …
 const SCRATCH_AT: usize = 128;
+/// … and what the warm-up moves about. Nothing else lies there: nobody waits for the warm-up, so it may come after what
+/// the CPU has put into the staging memory, or after another stream's work.
+const WARM_UP_AT: u64 = 256;
 const STAGING_AT: usize = 4096;
 
 /// Which stream.
@@ -58,10 +63,11 @@ impl Device {
     fn warm_up(&self) -> Result<(), CudaError> {
         for &way in &[Way::Small, Way::Bulk][..self.streams.len()] {
             let mut copies = Copies::default();
-            copies.push(self.staging(0), self.staging(64), 8);
-            copies.push(self.staging(128), self.staging(192), 8);
+            let at = |line: u64| self.pinned.device() + WARM_UP_AT + line * 64;
+            copies.push(at(0), at(1), 8);
+            copies.push(at(2), at(3), 8);
             // SAFETY: inside the pinned memory, which outlives the streams' work (Device::close).
-            unsafe { self.launch(way, &copies, &mut [MemOp::write64(self.scratch(), 0)]) }?;
+            unsafe { self.launch(way, &copies, &mut [MemOp::write64(at(4), 0)]) }?;
         }
         Ok(())
     }
@@ -136,10 +142,14 @@ impl Device {
         unsafe { self.pinned.host().add(STAGING_AT + offset as usize) }
     }
 
-    /// Ends it. `idle`: the streams are done; otherwise streams and memory are left to the process, because the GPU may
-    /// still write.
+    /// Ends it. `idle`: all flights are done; otherwise streams and memory are left to the process, because the GPU may
+    /// still write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {
-        if !idle {
+        let end = Instant::now() + DRAIN_WITHIN;
+        while idle && !self.is_idle() && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        if !idle || !self.is_idle() {
             return;
         }
         // A context that is gone has taken stream and memory with it.

@@ -28,7 +28,7 @@ mod tuning;
 
 pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
-pub use received::Received;
+pub use received::{Received, Source};
 pub use slots::Lease;
 pub use stager::Stager;
 pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};

@@ -51,6 +51,25 @@ impl Side {
     }
 }
 
+/// A window that a caller's address lies in. Ranks number theirs alike: a key names one together with its rank only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerWindow {
+    /// Whose it is.
+    pub rank: u32,
+    /// Its key there.
+    pub key: u32,
+}
+
+/// What an operation copies between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Between {
+    caller: CallerWindow,
+    /// Key of the window of the engine's rank.
+    window: u32,
+    /// Into that one.
+    is_put: bool,
+}
+
 /// Who waits for an operation.
 pub struct Owner {
     /// Where it was posted.
@@ -91,8 +110,8 @@ pub struct Op {
     pub signal: Option<Signal>,
     /// The flight that reads the signal's present value, where nothing else can add to it.
     pub reading: Option<u64>,
-    /// Key of the window that the caller's end lies in; 0: not known.
-    pub window: u32,
+    /// The window that the caller's end lies in, if known.
+    pub window: Option<CallerWindow>,
     /// The caller's end, where it is GPU memory, may be loaded from and stored to by any GPU of this process.
     pub is_open: bool,
     /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
@@ -102,8 +121,8 @@ pub struct Op {
 }
 
 impl Op {
-    /// From an operation of which `done` bytes have been moved by other means.
-    pub fn new(owner: Owner, work: &Work, done: u64) -> Self {
+    /// From an operation of `rank` of which `done` bytes have been moved by other means.
+    pub fn new(owner: Owner, rank: u32, work: &Work, done: u64) -> Self {
         let caller = |addr, key: u32| Side::Caller { addr, gpu: key & GPU_BIT != 0 };
         match work {
             Work::Put(p) => Self {
@@ -114,7 +133,7 @@ impl Op {
                 done,
                 signal: p.signal,
                 reading: None,
-                window: p.lkey,
+                window: Some(CallerWindow { rank, key: p.lkey }),
                 is_open: p.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
@@ -127,7 +146,7 @@ impl Op {
                 done,
                 signal: None,
                 reading: None,
-                window: g.lkey,
+                window: Some(CallerWindow { rank, key: g.lkey }),
                 is_open: g.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
@@ -145,19 +164,19 @@ impl Op {
             done: 0,
             signal: None,
             reading: None,
-            window: 0,
+            window: None,
             is_open: false,
             has_turn: false,
             kept: None,
         }
     }
 
-    /// Keys of the windows at both ends, where one is the caller's and both are known.
-    pub fn windows(&self) -> Option<(u32, u32)> {
+    /// The windows at both ends, where one is the caller's and both are known.
+    pub fn between(&self) -> Option<Between> {
+        let caller = self.window?;
         match (self.from, self.to) {
-            _ if self.window == 0 => None,
-            (Side::Caller { .. }, Side::Window { key, .. }) => Some((self.window, key)),
-            (Side::Window { key, .. }, Side::Caller { .. }) => Some((key, self.window)),
+            (Side::Caller { .. }, Side::Window { key, .. }) => Some(Between { caller, window: key, is_put: true }),
+            (Side::Window { key, .. }, Side::Caller { .. }) => Some(Between { caller, window: key, is_put: false }),
             _ => None,
         }
     }

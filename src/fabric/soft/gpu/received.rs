@@ -1,8 +1,9 @@
 //! What other processes put into this rank's GPU memory: it arrives in host memory and goes on by the rank's own engine.
 
-use super::share::Use;
+use super::op::CallerWindow;
+use super::share::{Found, Use};
 use super::{Engine, Op, Owner, Side};
-use crate::fabric::soft::lane::Lane;
+use crate::fabric::soft::lane::{Health, Lane};
 use crate::fabric::soft::link::Link;
 use crate::fabric::soft::local::message::PullRequest;
 use crate::fabric::soft::shared::Shared;
@@ -12,13 +13,32 @@ use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Messages on their way into GPU memory before no more are read: 64 MiB of the largest.
 const FULL: usize = 4096;
+/// Lanes of one sender. Contexts beyond share them, which orders what need not be ordered; the engine does not look
+/// further back for something to join either (`LOOK_BACK`).
+const LANES: usize = 16;
+
+/// Who sent something. A rank's number stands for what it sends without a context.
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// The rank.
+    pub rank: u32,
+    /// Its number for the context; messages of one context stay in order. Any number will do.
+    pub context: u32,
+}
+
+impl From<u32> for Source {
+    fn from(rank: u32) -> Self {
+        Self { rank, context: 0 }
+    }
+}
 
 /// A get whose last bytes are on their way into GPU memory.
 struct WaitingGet {
+    lane: Arc<Lane>,
     behind: Seq,
     sender: u32,
     slot: u32,
@@ -27,35 +47,63 @@ struct WaitingGet {
 
 /// A sender's bytes on their way from its GPU memory.
 struct Pull {
+    context: u32,
     behind: Seq,
-    sender: u32,
     number: Seq,
     _source: Use,
 }
 
+/// Pulls of one lane, in their order.
+struct Pulls {
+    sender: u32,
+    lane: Arc<Lane>,
+    all: VecDeque<Pull>,
+}
+
+/// One rank's messages.
+struct Sender {
+    /// By context. Their health is their own: what fails here is the sender's to learn, and the way to tell it stays
+    /// open.
+    lanes: [Arc<Lane>; LANES],
+    health: Arc<Health>,
+    /// It was told.
+    told: AtomicBool,
+}
+
+impl Sender {
+    fn new(rank: u32) -> Self {
+        let health: Arc<Health> = Arc::default();
+        let lane = |_| Arc::new(Lane::new(u32::MAX, rank, health.clone()));
+        Self { lanes: std::array::from_fn(lane), health, told: AtomicBool::new(false) }
+    }
+
+    /// Tells it, once, that what it put here found no place.
+    #[cold]
+    fn refuse(&self, shared: &Shared, rank: u32) {
+        if let (Err(why), false) = (self.health.check(), self.told.swap(true, Ordering::Relaxed)) {
+            shared.link(rank).refuse(shared, why.message().to_string());
+        }
+    }
+}
+
 /// Everything that arrived and is not in place yet. Used by whoever reads the inbox, one at a time.
 pub struct Received {
-    /// By sender. A lane's health is its own: what fails here is the sender's to learn, and the way to tell it stays
-    /// open.
-    lanes: Box<[Arc<Lane>]>,
-    /// Senders that were told.
-    told: Box<[AtomicBool]>,
+    /// By rank, once it has sent something.
+    senders: Box<[OnceLock<Box<Sender>>]>,
     /// Something was on its way since `advance` last looked for failures.
     unseen: AtomicBool,
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     gets: Mutex<Vec<WaitingGet>>,
-    /// In their order, which is that of the engine.
-    pulls: Mutex<VecDeque<Pull>>,
+    /// Of lanes that have some.
+    pulls: Mutex<Vec<Pulls>>,
 }
 
 impl Received {
     /// Nothing yet.
     pub fn new(links: &[Link]) -> Self {
-        let lane = |l: &Link| Arc::new(Lane::new(u32::MAX, l.peer, Arc::default()));
         Self {
-            lanes: links.iter().map(lane).collect(),
-            told: links.iter().map(|_| AtomicBool::new(false)).collect(),
+            senders: links.iter().map(|_| OnceLock::new()).collect(),
             unseen: AtomicBool::new(false),
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
@@ -74,7 +122,8 @@ impl Received {
 
     /// Whether anything of this sender is on its way.
     pub fn is_busy_with(&self, sender: u32) -> bool {
-        self.is_busy() && self.lanes.get(sender as usize).is_some_and(|lane| !lane.is_idle())
+        let sender = || self.senders.get(sender as usize)?.get();
+        self.is_busy() && sender().is_some_and(|s| s.lanes.iter().any(|lane| !lane.is_idle()))
     }
 
     /// Whether so much is on its way that no more shall be read.
@@ -82,8 +131,9 @@ impl Received {
         self.backlog.load(Ordering::Relaxed) >= FULL
     }
 
-    fn owner(&self, sender: u32) -> Owner {
-        let lane = self.lanes[sender as usize].clone();
+    fn owner(&self, source: Source) -> Owner {
+        let sender = self.senders[source.rank as usize].get_or_init(|| Box::new(Sender::new(source.rank)));
+        let lane = sender.lanes[source.context as usize % LANES].clone();
         let seq = lane.number();
         self.backlog.fetch_add(1, Ordering::Relaxed);
         self.unseen.store(true, Ordering::Relaxed);
@@ -91,48 +141,56 @@ impl Received {
     }
 
     /// Bytes for a GPU window.
-    pub fn put(&self, engine: &Engine, sender: u32, bytes: Box<[u8]>, key: u32, addr: u64) {
-        engine.submit_later(Op::received(self.owner(sender), bytes, key, addr));
+    pub fn put(&self, engine: &Engine, source: impl Into<Source>, bytes: Box<[u8]>, key: u32, addr: u64) {
+        engine.submit_later(Op::received(self.owner(source.into()), bytes, key, addr));
     }
 
     /// A signal in GPU memory, or behind bytes for it.
-    pub fn signal(&self, engine: &Engine, sender: u32, key: u32, addr: u64, value: u64) {
+    pub fn signal(&self, engine: &Engine, source: impl Into<Source>, key: u32, addr: u64, value: u64) {
         let signal = Signal { remote: addr, rkey: key & !BEHIND_GPU_BIT, value, strong: true };
-        engine.submit_later(Op::signalled(self.owner(sender), signal));
+        engine.submit_later(Op::signalled(self.owner(source.into()), signal));
     }
 
-    /// Bytes for a GPU window that lie in memory which the sender shares, at `from`.
-    pub fn pull(&self, engine: &Engine, sender: u32, to: (u32, u64), request: &PullRequest, from: u64, source: Use) {
-        let owner = self.owner(sender);
-        let pull = Pull { behind: owner.seq, sender, number: Seq(request.number), _source: source };
+    /// Bytes for a GPU window that lie in memory which the sender shares.
+    pub fn pull(&self, engine: &Engine, source: Source, to: (u32, u64), request: &PullRequest, from: Found) {
+        let owner = self.owner(source);
+        let (context, number) = (source.context, Seq(request.number));
+        let pull = Pull { context, behind: owner.seq, number, _source: from.used };
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.pulls.lock().push_back(pull);
-        let (from, to) = (Side::Caller { addr: from, gpu: true }, Side::Window { key: to.0, addr: to.1 });
+        let mut pulls = self.pulls.lock();
+        match pulls.iter_mut().find(|of| Arc::ptr_eq(&of.lane, &owner.lane)) {
+            Some(of) => of.all.push_back(pull),
+            None => pulls.push(Pulls { sender: source.rank, lane: owner.lane.clone(), all: VecDeque::from([pull]) }),
+        }
+        drop(pulls);
+        let window = Some(CallerWindow { rank: source.rank, key: from.window });
+        let (from, to) = (Side::Caller { addr: from.addr, gpu: true }, Side::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
         // It was mapped for the GPU that copies it.
-        engine.submit_later(Op { signal, is_open: true, ..Op::copy(owner, from, to, request.len) });
+        engine.submit_later(Op { signal, window, is_open: true, ..Op::copy(owner, from, to, request.len) });
     }
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.
     fn finish_pulls(&self, shared: &Shared) -> bool {
-        let mut done: Vec<(u32, Seq)> = Vec::new();
-        {
-            let mut pulls = self.pulls.lock();
-            while let Some(pull) = pulls.front() {
-                match self.lanes[pull.sender as usize].test(pull.behind) {
+        // Senders' contexts, each with its last number.
+        let mut done: Vec<(u32, u32, Seq)> = Vec::new();
+        self.pulls.lock().retain_mut(|of| {
+            while let Some(pull) = of.all.front() {
+                match of.lane.test(pull.behind) {
                     Ok(false) => break,
-                    Ok(true) => match done.iter_mut().find(|(sender, _)| *sender == pull.sender) {
-                        Some((_, number)) => *number = pull.number,
-                        None => done.push((pull.sender, pull.number)),
+                    Ok(true) => match done.iter_mut().rev().find(|d| (d.0, d.1) == (of.sender, pull.context)) {
+                        Some((_, _, number)) => *number = pull.number,
+                        None => done.push((of.sender, pull.context, pull.number)),
                     },
                     Err(_) => {}
                 }
-                pulls.pop_front();
+                of.all.pop_front();
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
             }
-        }
-        for &(sender, number) in &done {
-            shared.link(sender).acknowledge(shared, number);
+            !of.all.is_empty()
+        });
+        for &(sender, context, number) in &done {
+            shared.link(sender).acknowledge(shared, context, number);
         }
         !done.is_empty()
     }
@@ -142,8 +200,8 @@ impl Received {
         if !self.is_busy() {
             return false;
         }
-        let owner = self.owner(sender);
-        self.gets.lock().push(WaitingGet { behind: owner.seq, sender, slot, seq });
+        let owner = self.owner(sender.into());
+        self.gets.lock().push(WaitingGet { lane: owner.lane.clone(), behind: owner.seq, sender, slot, seq });
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let nowhere = Side::Caller { addr: 0, gpu: false };
         engine.submit_later(Op::copy(owner, nowhere, nowhere, 0));
@@ -156,13 +214,14 @@ impl Received {
         let mut moving = shared.engine.poll();
         // A failure is there before the count falls (`Owner::give_up`).
         self.unseen.store(self.backlog.load(Ordering::Acquire) != 0, Ordering::Relaxed);
-        self.lanes.iter().filter(|lane| lane.health.has_failed()).for_each(|lane| self.refuse(shared, lane));
+        let known = self.senders.iter().zip(0..).filter_map(|(s, rank)| Some((s.get()?, rank)));
+        known.filter(|(s, _)| s.health.has_failed()).for_each(|(s, rank)| s.refuse(shared, rank));
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return moving;
         }
         moving |= self.finish_pulls(shared);
         let mut done = Vec::new();
-        self.gets.lock().retain(|g| match self.lanes[g.sender as usize].test(g.behind) {
+        self.gets.lock().retain(|g| match g.lane.test(g.behind) {
             Ok(false) => true,
             Ok(true) => {
                 done.push((g.sender, g.slot, g.seq));
@@ -180,13 +239,5 @@ impl Received {
             shared.link(sender).get_done(shared, slot, seq);
         }
         moving || !done.is_empty()
-    }
-
-    /// Tells a sender, once, that what it put here found no place.
-    #[cold]
-    fn refuse(&self, shared: &Shared, lane: &Lane) {
-        if let (Err(why), false) = (lane.health.check(), self.told[lane.peer as usize].swap(true, Ordering::Relaxed)) {
-            shared.link(lane.peer).refuse(shared, why.message().to_string());
-        }
     }
 }

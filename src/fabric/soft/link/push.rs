@@ -63,10 +63,10 @@ impl Local {
             self.behind = BEHIND_GPU_BIT;
         }
         if put.lkey & GPU_BIT == 0 || task.done == put.len {
-            return self.push_put(&put, task.done, true);
+            return self.push_put(&put, slot, task.done, true);
         }
         if task.done == 0 && task.bounce.is_none() {
-            if let Some(outcome) = self.push_pull(shared, &put, peer, pulls) {
+            if let Some(outcome) = self.push_pull(shared, &put, slot, peer, pulls) {
                 return Ok(outcome);
             }
         }
@@ -79,7 +79,7 @@ impl Local {
         }
         let end = bounce.end();
         let piece = Put { local: bounce.origin(), len: end, signal: None, ..put };
-        let outcome = self.push_put(&piece, task.done, true)?;
+        let outcome = self.push_put(&piece, slot, task.done, true)?;
         if matches!(outcome, Outcome::Moved(n) if task.done + n == end) {
             task.bounce = None;
         }
@@ -116,26 +116,27 @@ impl Local {
     }
 
     #[inline]
-    pub(super) fn push_data(&mut self, put: &Put, done: u64, n: u64) -> bool {
-        let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: 0, addr: put.remote + done };
+    pub(super) fn push_data(&mut self, put: &Put, slot: u32, done: u64, n: u64) -> bool {
+        let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: slot, addr: put.remote + done };
         // SAFETY: the source is readable until the operation completes (Context::put).
         unsafe { self.inbox.producer().push(header, (put.local + done) as *const u8) }
     }
 
     #[inline]
-    pub(super) fn push_signal(&mut self, signal: &Signal) -> bool {
-        let header = Header { kind: Kind::Signal, len: 8, key: signal.rkey | self.behind, aux: 0, addr: signal.remote };
+    pub(super) fn push_signal(&mut self, signal: &Signal, slot: u32) -> bool {
+        let header =
+            Header { kind: Kind::Signal, len: 8, key: signal.rkey | self.behind, aux: slot, addr: signal.remote };
         // SAFETY: the payload is the value's own 8 bytes.
         unsafe { self.inbox.producer().push(header, (&signal.value as *const u64).cast()) }
     }
 
     #[inline]
-    pub(super) fn push_small(&mut self, put: &Put) -> Pushed {
-        if put.len > 0 && !self.push_data(put, 0, put.len) {
+    pub(super) fn push_small(&mut self, put: &Put, slot: u32) -> Pushed {
+        if put.len > 0 && !self.push_data(put, slot, 0, put.len) {
             return Pushed::Nothing;
         }
         if let Some(signal) = &put.signal {
-            if !self.push_signal(signal) {
+            if !self.push_signal(signal, slot) {
                 self.inbox.publish();
                 return if put.len > 0 { Pushed::DataOnly } else { Pushed::Nothing };
             }
@@ -144,15 +145,15 @@ impl Local {
     }
 
     /// One step of a put through the ring: the rest of its data, or its signal.
-    pub(super) fn push_put(&mut self, put: &Put, done: u64, chunked: bool) -> Result<Outcome> {
+    pub(super) fn push_put(&mut self, put: &Put, slot: u32, done: u64, chunked: bool) -> Result<Outcome> {
         let left = put.len - done;
         if left > 0 {
             let n = left.min(if chunked { RING_CHUNK } else { RING_MAX });
             let n = n.min(self.inbox.producer().max_payload() as u64);
-            return Ok(if self.push_data(put, done, n) { Outcome::Moved(n) } else { Outcome::Full });
+            return Ok(if self.push_data(put, slot, done, n) { Outcome::Moved(n) } else { Outcome::Full });
         }
         Ok(match &put.signal {
-            Some(signal) if !self.push_signal(signal) => Outcome::Full,
+            Some(signal) if !self.push_signal(signal, slot) => Outcome::Full,
             _ => Outcome::Finished,
         })
     }

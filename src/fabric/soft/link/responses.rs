@@ -92,8 +92,8 @@ impl Link {
                         false
                     }
                 }
-                Response::Pulled(number) => {
-                    if !local.push_pulled(*number) {
+                Response::Pulled { slot, number } => {
+                    if !local.push_pulled(*slot, *number) {
                         break;
                     }
                     true

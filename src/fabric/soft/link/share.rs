@@ -13,13 +13,11 @@ use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// Pulls towards one peer: how many were asked for, how many are done.
-#[derive(Default)]
+/// Pulls of one lane: how many were asked for, how many are done.
+#[derive(Clone, Copy, Default)]
 pub struct Pulls {
     issued: u32,
     done: u32,
-    /// Lanes with something out.
-    pub slots: Vec<u32>,
 }
 
 impl Link {
@@ -47,30 +45,38 @@ impl Link {
         can_send && !state.responses.is_empty()
     }
 
-    /// This rank has fetched everything up to the peer's pull `number`.
-    pub fn acknowledge(&self, shared: &Shared, number: Seq) {
+    /// This rank has fetched everything up to pull `number` of the peer's lane `slot`.
+    pub fn acknowledge(&self, shared: &Shared, slot: u32, number: Seq) {
         let mut state = self.state.lock();
-        if let Some(Response::Pulled(last)) = state.responses.back_mut() {
-            *last = number;
-            return;
+        // What was not sent yet says it as well; nothing else follows acknowledgements.
+        for response in state.responses.iter_mut().rev() {
+            match response {
+                Response::Pulled { slot: of, number: last } if *of == slot => {
+                    *last = number;
+                    return;
+                }
+                Response::Pulled { .. } => {}
+                _ => break,
+            }
         }
-        state.responses.push_back(Response::Pulled(number));
+        state.responses.push_back(Response::Pulled { slot, number });
         self.backlog.fetch_add(1, Ordering::Relaxed);
         drop(state);
         shared.mark_pending(self.peer);
     }
 
-    /// The peer has fetched everything up to pull `number`.
-    pub fn pulled(&self, shared: &Shared, number: Seq) {
+    /// The peer has fetched everything up to pull `number` of lane `slot`.
+    pub fn pulled(&self, shared: &Shared, slot: u32, number: Seq) {
         let mut state = self.state.lock();
-        if number.is_done(Seq(state.pulls.done)) {
-            return;
+        match state.queues.get_mut(slot as usize) {
+            Some(queue) if number.is_done(Seq(queue.pulls.done)) => return,
+            Some(queue) if number.is_done(Seq(queue.pulls.issued)) => queue.pulls.done = number.0,
+            _ => {
+                let why = format!("rank {} acknowledges a copy that was never asked for", self.peer);
+                self.health.fail(Error::remote(why));
+                return self.drop_all(&mut state);
+            }
         }
-        if !number.is_done(Seq(state.pulls.issued)) {
-            self.health.fail(Error::remote(format!("rank {} acknowledges a copy that was never asked for", self.peer)));
-            return self.drop_all(&mut state);
-        }
-        state.pulls.done = number.0;
         self.settle(shared, &mut state);
     }
 
@@ -78,11 +84,10 @@ impl Link {
     pub(super) fn settle(&self, shared: &Shared, state: &mut State) -> bool {
         let mut moved = false;
         let mut asked = false;
-        let pulled = Seq(state.pulls.done);
         let mut at = 0;
-        while let Some(&slot) = state.pulls.slots.get(at) {
+        while let Some(&slot) = state.out.get(at) {
             let queue = &mut state.queues[slot as usize];
-            match queue.outs.next(pulled) {
+            match queue.outs.next(Seq(queue.pulls.done)) {
                 Ok(Next::Done(seq)) => {
                     queue.lane.complete(seq);
                     self.backlog.fetch_sub(1, Ordering::Relaxed);
@@ -93,7 +98,7 @@ impl Link {
                     shared.engine.poll();
                 }
                 Ok(Next::InEngine | Next::AtPeer) => at += 1,
-                Ok(Next::None) => drop(state.pulls.slots.swap_remove(at)),
+                Ok(Next::None) => drop(state.out.swap_remove(at)),
                 Err(error) => {
                     self.health.fail(error);
                     self.drop_all(state);
@@ -118,7 +123,14 @@ impl Link {
 
 impl Local {
     /// Asks the peer to fetch a put's bytes, if it has the source mapped. `None`: it has not.
-    pub(super) fn push_pull(&mut self, shared: &Shared, put: &Put, peer: u32, pulls: &mut Pulls) -> Option<Outcome> {
+    pub(super) fn push_pull(
+        &mut self,
+        shared: &Shared,
+        put: &Put,
+        slot: u32,
+        peer: u32,
+        pulls: &mut Pulls,
+    ) -> Option<Outcome> {
         if put.rkey & GPU_BIT == 0 || put.lkey & GPU_BIT == 0 || put.len == 0 {
             return None;
         }
@@ -126,7 +138,7 @@ impl Local {
         let number = Seq(pulls.issued).next();
         let signal = put.signal.map(|s| (s.rkey, s.remote, s.value));
         let request = PullRequest { len: put.len, from: put.local, window, number: number.0, signal }.encode();
-        let header = Header { kind: Kind::Pull, len: request.len() as u32, key: put.rkey, aux: 0, addr: put.remote };
+        let header = Header { kind: Kind::Pull, len: request.len() as u32, key: put.rkey, aux: slot, addr: put.remote };
         // SAFETY: the payload is the request's own bytes.
         if !unsafe { self.inbox.producer().push(header, request.as_ptr()) } {
             return Some(Outcome::Full);
@@ -147,20 +159,20 @@ impl Local {
             return Ok(None);
         }
         let window = window_number(get.rkey);
-        let Some((from, used)) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
+        let Some(found) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
         if !self.inbox.has_window(window) {
             return Err(Error::remote(gone(peer)));
         }
         let seq = fetches.number();
         let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
         let to = Side::Caller { addr: get.local, gpu: get.lkey & GPU_BIT != 0 };
-        shared.engine.submit(Op::copy(owner, Side::Caller { addr: from, gpu: true }, to, get.len));
-        Ok(Some(Outcome::Out(Until::Fetched(seq), used)))
+        shared.engine.submit(Op::copy(owner, Side::Caller { addr: found.addr, gpu: true }, to, get.len));
+        Ok(Some(Outcome::Out(Until::Fetched(seq), found.used)))
     }
 
     /// The message behind a finished fetch.
-    pub(super) fn push_pulled(&mut self, number: Seq) -> bool {
-        let header = Header { kind: Kind::Pulled, len: 0, key: 0, aux: number.0, addr: 0 };
+    pub(super) fn push_pulled(&mut self, slot: u32, number: Seq) -> bool {
+        let header = Header { kind: Kind::Pulled, len: 0, key: slot, aux: number.0, addr: 0 };
         // SAFETY: no payload.
         unsafe { self.inbox.producer().push(header, std::ptr::null()) }
     }

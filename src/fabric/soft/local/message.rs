@@ -27,7 +27,7 @@ pub enum Kind {
     /// Fetch bytes from the sender's GPU memory, which the receiver has mapped, to `addr` of window `key`; the payload
     /// is a [`PullRequest`].
     Pull = 7,
-    /// All pulls up to number `aux` are done: their sources may be reused.
+    /// All pulls of the receiver's context `key` up to number `aux` are done: their sources may be reused.
     Pulled = 8,
 }
 
@@ -40,7 +40,7 @@ pub struct Header {
     pub len: u32,
     /// Window number at the receiver (or context number).
     pub key: u32,
-    /// See the kinds.
+    /// See the kinds; of puts, signals and pulls the sender's number for the context: those of one stay in order.
     pub aux: u32,
     /// Address at the receiver.
     pub addr: u64,
@@ -133,7 +133,7 @@ pub struct PullRequest {
     pub from: u64,
     /// Number of that window.
     pub window: u32,
-    /// Number of this pull among the sender's.
+    /// Number of this pull among those of the sender's context.
     pub number: u32,
     /// Key, address and value of a signal behind the bytes.
     pub signal: Option<(u32, u64, u64)>,

@@ -1,8 +1,9 @@
 //! A window of another process, mapped here.
 
-use super::wire::{Offer, What};
+use super::exchange::{Answer, Collected, Complete};
+use super::wire::Offer;
 use crate::memory::registry::Extent;
-use oxygin_ffi::cuda::{Allocation, CUipcMemHandle, Context, Mapped, Opened};
+use oxygin_ffi::cuda::{Allocation, Context, Mapped, Opened};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,12 +40,24 @@ impl Mapping {
     }
 }
 
+/// A range of a peer's window.
+pub struct Found {
+    /// Where it is here.
+    pub addr: u64,
+    /// What tells the window from all others whose memory the engine's operations name: the key of none of this rank's.
+    pub window: u32,
+    /// Keeps it mapped.
+    pub used: Use,
+}
+
 /// A peer's window. Dropping it unmaps it; the owner has seen the GPU's last access.
 pub struct Import {
     /// Where its first byte is mapped here …
     at: u64,
     /// … and where it is for the peer.
     extent: Extent,
+    /// See `Found::window`.
+    key: u32,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
     /// This rank has deregistered its own window of this number.
@@ -55,12 +68,14 @@ pub struct Import {
 
 impl Import {
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
-    pub fn find(&self, addr: u64, len: u64) -> Option<(u64, Use)> {
-        self.extent.holds(addr, len).then(|| (self.at + (addr - self.extent.base), Use::of(&self.uses)))
+    pub fn find(&self, addr: u64, len: u64) -> Option<Found> {
+        self.extent.holds(addr, len).then(|| Found {
+            addr: self.at + (addr - self.extent.base),
+            window: self.key,
+            used: Use::of(&self.uses),
+        })
     }
-}
 
-impl Import {
     /// Whether dropping it waits for no kernel.
     pub fn closes_at_once(&self) -> bool {
         matches!(*self.mapping, Mapping::Segments(_))
@@ -83,73 +98,52 @@ pub struct Fetch {
     pub rank: u32,
     /// Where it is for the peer.
     extent: Extent,
-    offer: Offer,
-    got: Vec<Option<Allocation>>,
-    handle: Option<CUipcMemHandle>,
+    collected: Collected<Allocation>,
 }
 
 impl Fetch {
     /// Nothing is here yet.
     pub fn new(rank: u32, extent: Extent, offer: Offer) -> Self {
-        let segments = match &offer {
-            Offer::Segments { sizes, .. } => sizes.len(),
-            _ => 0,
-        };
-        Self { rank, extent, offer, got: (0..segments).map(|_| None).collect(), handle: None }
+        Self { rank, extent, collected: Collected::new(offer) }
     }
 
     /// The first segment that is missing.
     pub fn missing(&self) -> Option<u32> {
-        match self.offer {
-            Offer::Segments { .. } => self.got.iter().position(Option::is_none).map(|n| n as u32),
-            _ => self.handle.is_none().then_some(0),
-        }
+        self.collected.missing()
     }
 
     /// Takes what the peer sent.
-    pub fn take(&mut self, context: &Context, segment: u32, what: What, file: Option<OwnedFd>) -> Result<(), String> {
-        match (what, file, &self.offer) {
-            (What::Descriptor, Some(file), Offer::Segments { .. }) => {
-                let Some(place) = self.got.get_mut(segment as usize) else { return Ok(()) };
-                if place.is_none() {
-                    let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
-                    let _current = context.enter().map_err(said)?;
-                    *place = Some(Allocation::import(context.cuda(), file.as_fd()).map_err(said)?);
-                }
-                Ok(())
-            }
-            (What::Handle(handle), None, Offer::Whole { .. }) => {
-                self.handle = Some(handle);
-                Ok(())
-            }
-            (What::Refused(why), ..) => Err(why),
-            _ => Err("it sent something else than it offered".into()),
-        }
+    pub fn take(&mut self, context: &Context, answer: Answer<OwnedFd>) -> Result<(), String> {
+        self.collected.take(answer.segment, answer.what, answer.file, |file| {
+            let imported = context.enter().and_then(|_current| Allocation::import(context.cuda(), file.as_fd()));
+            imported.map_err(|e| e.to_string())
+        })
     }
 
-    /// Maps it once nothing is missing.
-    pub fn map(self, context: &Arc<Context>) -> Result<Import, String> {
+    /// Maps it once nothing is missing; `key` is what no other window has.
+    pub fn map(self, context: &Arc<Context>, key: u32) -> Result<Import, String> {
         let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
         let _current = context.enter().map_err(said)?;
-        let (mapping, offset) = match (self.offer, self.handle) {
-            (Offer::Segments { offset, sizes }, _) => {
-                let parts: Vec<_> = self.got.into_iter().flatten().zip(sizes).collect();
+        let (mapping, offset) = match self.collected.complete().ok_or("something is missing")? {
+            Complete::Segments(parts, offset) => {
                 (Mapping::Segments(Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?), offset)
             }
-            (Offer::Whole { offset, .. }, Some(handle)) => {
+            Complete::Whole(handle, offset) => {
                 let opened = Opened::new(context.cuda(), handle).map_err(said)?;
                 // A lie about the size must not let a copy leave the allocation.
                 let (first, size) = context.cuda().address_range(opened.base()).map_err(said)?;
-                if opened.base() + offset + self.extent.len > first + size {
+                let at = opened.base().checked_sub(first).and_then(|at| at.checked_add(offset));
+                let end = at.and_then(|at| at.checked_add(self.extent.len));
+                if end.is_none_or(|end| end > size) {
                     return Err("its allocation is smaller than it said".into());
                 }
                 (Mapping::Whole(opened), offset)
             }
-            _ => return Err("nothing came".into()),
         };
         Ok(Import {
             at: mapping.base() + offset,
             extent: self.extent,
+            key,
             uses: Arc::default(),
             is_retired: false,
             mapping: ManuallyDrop::new(mapping),

@@ -11,24 +11,26 @@
 //! Descriptors travel through the contact sockets, each made when a peer asks and closed when it is sent. What cannot
 //! be shared goes through host memory as before; one line a peer says why.
 
+pub mod exchange;
 mod export;
 mod import;
-mod wire;
+pub mod wire;
 
-pub use import::Use;
+pub use import::{Found, Use};
 
+use self::exchange::{answered, question, Answer, Answers, AT_ONCE};
 use self::export::Export;
 use self::import::{Fetch, Import};
-use self::wire::{Datagram, Offer, What};
+use self::wire::{Datagram, Offer};
 use super::{of_token, Engine};
 use crate::config::{Config, SoftTransport};
 use crate::fabric::soft::local::inbox::WINDOW_BITS;
 use crate::fabric::soft::shared::Shared;
-use crate::memory::gpu::window_number;
+use crate::memory::gpu::{window_number, BEHIND_GPU_BIT};
 use crate::memory::registry::Extent;
 use crate::sync::{Mutex, RwLock};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,8 +38,6 @@ use std::time::{Duration, Instant};
 const FETCH_WITHIN: Duration = Duration::from_secs(10);
 /// Between two questions for the same thing: datagrams get lost where a socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// Segments asked for at once: a socket takes ten datagrams on many systems (net.unix.max_dgram_qlen).
-const AT_ONCE: u32 = 8;
 /// How long deregistration waits for peers to finish what they copy.
 const DRAIN_WITHIN: Duration = Duration::from_secs(10);
 
@@ -49,23 +49,6 @@ struct Given {
     unfinished: Arc<AtomicUsize>,
 }
 
-/// An answer for whoever registers.
-struct Answer {
-    rank: u32,
-    segment: u32,
-    what: What,
-    file: Option<OwnedFd>,
-}
-
-/// Answers for the one window that is being registered.
-#[derive(Default)]
-struct Answers {
-    window: Option<u32>,
-    /// At most `limit`: what was asked for.
-    all: Vec<Answer>,
-    limit: usize,
-}
-
 /// What one rank shares with the processes of its host.
 pub struct Share {
     enabled: bool,
@@ -73,11 +56,13 @@ pub struct Share {
     /// One registration at a time.
     turn: Mutex<()>,
     exports: Mutex<Vec<Export>>,
-    answers: Mutex<Answers>,
+    answers: Mutex<Answers<OwnedFd>>,
     /// By window number.
     given: RwLock<Vec<Option<Given>>>,
     /// By rank, then window number.
     imports: RwLock<Box<[Vec<Option<Import>>]>>,
+    /// How many were mapped so far.
+    mapped: AtomicU32,
     /// Windows are mapped that this rank has deregistered itself.
     has_retired: AtomicBool,
     /// Peers about which the log has a line: that windows are mapped, that one is not.
@@ -95,6 +80,7 @@ impl Share {
             answers: Mutex::default(),
             given: RwLock::default(),
             imports: RwLock::new((0..nranks).map(|_| Vec::new()).collect()),
+            mapped: AtomicU32::new(0),
             has_retired: AtomicBool::new(false),
             told: (0..nranks).map(|_| Default::default()).collect(),
         }
@@ -137,18 +123,17 @@ impl Share {
         if fetches.is_empty() {
             return mapped;
         }
-        *self.answers.lock() =
-            Answers { window: Some(window), all: Vec::new(), limit: 4 * AT_ONCE as usize * fetches.len() };
+        let round = self.answers.lock().expect(fetches.len());
         let mut complete = Vec::new();
         let mut asked: Vec<Option<(u32, Instant)>> = vec![None; offers.len()];
         let end = Instant::now() + self.fetch_within;
         while !fetches.is_empty() {
             shared.answer_contacts();
-            let answers = std::mem::take(&mut self.answers.lock().all);
+            let answers = self.answers.lock().take();
             let is_quiet = answers.is_empty();
             for answer in answers {
                 let Some(i) = fetches.iter().position(|f| f.rank == answer.rank) else { continue };
-                if let Err(why) = fetches[i].take(&context, answer.segment, answer.what, answer.file) {
+                if let Err(why) = fetches[i].take(&context, answer) {
                     self.tell(fetches.swap_remove(i).rank, &why);
                 }
             }
@@ -161,7 +146,7 @@ impl Share {
                         let rank = fetches[i].rank;
                         let due = asked[rank as usize]
                             .is_none_or(|(lap, at)| lap != first / AT_ONCE || at.elapsed() > ASK_AGAIN);
-                        if due && self.ask(shared, rank, window, first) {
+                        if due && self.ask(shared, rank, window, round, first) {
                             asked[rank as usize] = Some((first / AT_ONCE, Instant::now()));
                         }
                     }
@@ -171,10 +156,10 @@ impl Share {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        *self.answers.lock() = Answers::default();
+        self.answers.lock().end();
         for fetch in complete {
             let rank = fetch.rank;
-            match fetch.map(&context) {
+            match fetch.map(&context, self.next_key()) {
                 Ok(import) => {
                     // A predecessor that is still in use, against all rules, is left to the process.
                     std::mem::forget(put(&mut self.imports.write()[rank as usize], window, import));
@@ -190,11 +175,15 @@ impl Share {
         mapped
     }
 
-    fn ask(&self, shared: &Shared, rank: u32, window: u32, first: u32) -> bool {
+    /// No window's key has this bit.
+    fn next_key(&self) -> u32 {
+        self.mapped.fetch_add(1, Ordering::Relaxed) & (BEHIND_GPU_BIT - 1) | BEHIND_GPU_BIT
+    }
+
+    fn ask(&self, shared: &Shared, rank: u32, window: u32, round: u32, first: u32) -> bool {
         let hello = &shared.hellos[rank as usize];
-        // Whole laps: an answer that came is not asked for again, because the first that is missing moves on.
-        let count = AT_ONCE - first % AT_ONCE;
-        let body = Datagram::Ask { window, first, count }.encode();
+        let (first, count) = question(first);
+        let body = Datagram::Ask { window, round, first, count }.encode();
         matches!(shared.contact.share(&hello.contact, &hello.token, shared.world.rank, &body, None), Ok(true))
     }
 
@@ -225,7 +214,7 @@ impl Share {
 
     /// Where `len` bytes are mapped that a peer has at `addr` of its window.
     #[inline]
-    pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<(u64, Use)> {
+    pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<Found> {
         self.imports.read()[rank as usize].get(window as usize)?.as_ref()?.find(addr, len)
     }
 
@@ -233,12 +222,12 @@ impl Share {
     pub fn on_datagram(&self, shared: &Shared, rank: u32, body: &[u8], file: Option<OwnedFd>) {
         let Some(hello) = shared.hellos.get(rank as usize) else { return };
         match Datagram::parse(body) {
-            Some(Datagram::Ask { window, first, count }) => {
+            Some(Datagram::Ask { window, round, first, count }) => {
                 let exports = self.exports.lock();
                 let Some(export) = exports.iter().find(|e| e.window == window) else { return };
-                for segment in first..first.saturating_add(count.min(AT_ONCE)).min(export.segments()) {
+                for segment in answered(first, count, export.segments()) {
                     let (what, file) = export.segment(segment);
-                    let body = Datagram::Segment { window, segment, what }.encode();
+                    let body = Datagram::Segment { round, segment, what }.encode();
                     let file = file.as_ref().map(|f| f.as_fd());
                     // Whatever does not get through is asked for again.
                     let sent = shared.contact.share(&hello.contact, &hello.token, shared.world.rank, &body, file);
@@ -247,11 +236,8 @@ impl Share {
                     }
                 }
             }
-            Some(Datagram::Segment { window, segment, what }) => {
-                let mut answers = self.answers.lock();
-                if answers.window == Some(window) && answers.all.len() < answers.limit {
-                    answers.all.push(Answer { rank, segment, what, file });
-                }
+            Some(Datagram::Segment { round, segment, what }) => {
+                self.answers.lock().hear(round, Answer { rank, segment, what, file });
             }
             None => log::info!("rank {rank} sent a malformed datagram about GPU memory; ignored"),
         }
@@ -295,6 +281,7 @@ impl Share {
             let link = shared.link(rank);
             link.health.has_failed() || is_retired && ((all && id == window) || !link.may_have_window(id))
         });
+        self.finish_failed(shared, &over);
         let mut gone = Vec::new();
         {
             let mut imports = self.imports.write();
@@ -313,6 +300,24 @@ impl Share {
         } else {
             // The GPU may still read: the mappings are left to the process.
             std::mem::forget(gone);
+        }
+    }
+
+    /// Waits until nothing uses the windows of peers that have failed: copies from them still run to their end.
+    fn finish_failed(&self, shared: &Shared, windows: &[(u32, u32, bool)]) {
+        let is_used = || {
+            let imports = self.imports.read();
+            let mut failed = windows.iter().filter(|w| shared.link(w.0).health.has_failed());
+            failed.any(|&(rank, id, _)| {
+                let import = imports[rank as usize].get(id as usize).and_then(Option::as_ref);
+                import.is_some_and(|i| i.uses.load(Ordering::Acquire) > 0)
+            })
+        };
+        let end = Instant::now() + DRAIN_WITHIN;
+        while is_used() && !shared.is_stopping() && Instant::now() < end {
+            if !shared.poll() {
+                std::thread::yield_now();
+            }
         }
     }
 

@@ -50,8 +50,7 @@ impl Offer {
                 w.u8(WHOLE).u64(*offset).u64(*size);
             }
             Self::Not(why) => {
-                let bytes = why.as_bytes();
-                w.u8(NOT).bytes(&bytes[..bytes.len().min(MAX_REASON)]);
+                w.u8(NOT).bytes(cut(why));
             }
         }
         w.finish()
@@ -86,8 +85,18 @@ impl Offer {
     }
 }
 
+/// A peer's reason, for the log. What is no text takes more room as text, and is cut once more.
 fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_REASON)]).chars().filter(|c| !c.is_control()).collect()
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_REASON)]);
+    let mut text: String = text.chars().filter(|c| !c.is_control()).collect();
+    text.truncate(cut(&text).len());
+    text
+}
+
+/// As many whole characters as a reason may have bytes.
+fn cut(why: &str) -> &[u8] {
+    let end = (0..=why.len().min(MAX_REASON)).rev().find(|&n| why.is_char_boundary(n));
+    &why.as_bytes()[..end.unwrap_or(0)]
 }
 
 const ASK: u8 = 1;
@@ -102,6 +111,8 @@ pub enum Datagram {
     Ask {
         /// The window's number.
         window: u32,
+        /// The asker's number for this registration.
+        round: u32,
         /// The first segment wanted.
         first: u32,
         /// How many.
@@ -109,8 +120,8 @@ pub enum Datagram {
     },
     /// One segment.
     Segment {
-        /// The window's number.
-        window: u32,
+        /// Of the question.
+        round: u32,
         /// Which.
         segment: u32,
         /// What it comes as.
@@ -134,23 +145,23 @@ impl Datagram {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         match self {
-            Self::Ask { window, first, count } => {
-                w.u8(ASK).u32(*window).u32(*first).u32(*count);
+            Self::Ask { window, round, first, count } => {
+                w.u8(ASK).u32(*window).u32(*round).u32(*first).u32(*count);
             }
-            Self::Segment { window, segment, what } => {
+            Self::Segment { round, segment, what } => {
                 let kind = match what {
                     What::Descriptor => DESCRIPTOR,
                     What::Handle(_) => HANDLE,
                     What::Refused(_) => REFUSED,
                 };
-                w.u8(kind).u32(*window).u32(*segment);
+                w.u8(kind).u32(*round).u32(*segment);
                 match what {
                     What::Descriptor => {}
                     What::Handle(handle) => {
                         w.raw(&handle.0);
                     }
                     What::Refused(why) => {
-                        w.bytes(&why.as_bytes()[..why.len().min(MAX_REASON)]);
+                        w.bytes(cut(why));
                     }
                 }
             }
@@ -161,13 +172,18 @@ impl Datagram {
     /// From a body.
     pub fn parse(body: &[u8]) -> Option<Self> {
         let mut r = Reader::new(body);
-        let (kind, window, segment) = (r.u8()?, r.u32()?, r.u32()?);
-        let datagram = match kind {
-            ASK => Self::Ask { window, first: segment, count: r.u32()? },
-            DESCRIPTOR => Self::Segment { window, segment, what: What::Descriptor },
-            HANDLE => Self::Segment { window, segment, what: What::Handle(CUipcMemHandle(r.array()?)) },
-            REFUSED => Self::Segment { window, segment, what: What::Refused(printable(r.bytes()?)) },
-            _ => return None,
+        let datagram = match r.u8()? {
+            ASK => Self::Ask { window: r.u32()?, round: r.u32()?, first: r.u32()?, count: r.u32()? },
+            kind => {
+                let (round, segment) = (r.u32()?, r.u32()?);
+                let what = match kind {
+                    DESCRIPTOR => What::Descriptor,
+                    HANDLE => What::Handle(CUipcMemHandle(r.array()?)),
+                    REFUSED => What::Refused(printable(r.bytes()?)),
+                    _ => return None,
+                };
+                Self::Segment { round, segment, what }
+            }
         };
         r.end()?;
         Some(datagram)
@@ -213,15 +229,26 @@ mod tests {
     #[test]
     fn datagrams_round_trip_and_fit_one() {
         for datagram in [
-            Datagram::Ask { window: 3, first: 8, count: 2 },
-            Datagram::Segment { window: 3, segment: 0, what: What::Descriptor },
-            Datagram::Segment { window: 3, segment: 0, what: What::Handle(CUipcMemHandle([7; 64])) },
-            Datagram::Segment { window: 3, segment: 9, what: What::Refused("x".repeat(MAX_REASON)) },
+            Datagram::Ask { window: 3, round: 9, first: 8, count: 2 },
+            Datagram::Segment { round: 3, segment: 0, what: What::Descriptor },
+            Datagram::Segment { round: 3, segment: 0, what: What::Handle(CUipcMemHandle([7; 64])) },
+            Datagram::Segment { round: 3, segment: 9, what: What::Refused("x".repeat(MAX_REASON)) },
         ] {
             let body = datagram.encode();
             assert!(body.len() <= crate::fabric::soft::local::contact::MAX_BODY);
             assert_eq!(Datagram::parse(&body), Some(datagram));
         }
+    }
+
+    #[test]
+    fn reasons_are_cut_between_characters() {
+        let parsed = |why: &str| match Offer::parse(&Offer::Not(why.into()).encode(), 0) {
+            Some(Offer::Not(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(parsed("no\n"), "no");
+        assert_eq!(parsed(&"ä".repeat(MAX_REASON)), "ä".repeat(MAX_REASON / 2));
+        assert_eq!(printable(&[0xff; MAX_REASON]).len(), MAX_REASON / 3 * 3);
     }
 
     proptest! {
