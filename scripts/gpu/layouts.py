@@ -49,6 +49,9 @@ LAYOUTS = {
 TWO_RANKS_ONLY = {"pingpong"}
 # Load the plugin, connect nothing.
 NO_FABRIC = {"collectives", "torch"}
+# NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any plugin at work: a
+# connection is made (memory is allocated) while the other rank's kernel already spins.
+OWN_GPU_ONLY = {"collectives"}
 # Programs with few layouts of their own.
 ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
 
@@ -71,6 +74,8 @@ def takes(layout, program, version):
     """Whether this program runs in this layout with this NCCL."""
     one = LAYOUTS[layout]
     if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
+        return False
+    if program in OWN_GPU_ONLY and one.ranks > one.gpus:
         return False
     if program in ONLY_IN:
         return layout in ONLY_IN[program]
