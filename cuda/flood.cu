@@ -59,10 +59,11 @@ __global__ void one_way(ncclDevComm comm, ncclWindow_t window, size_t receive, s
 
 PROGRAM(flood) {
     const size_t area = 256 << 20;
-    const int most = 8;
-    World world(rank, 2 * area, {.signals = 16, .contexts = most});
-    if ((int)world.device.ginContextCount < most)
-        throw Failure(format("asked for %d contexts, got %u", most, world.device.ginContextCount));
+    constexpr int asked = 8;
+    World world(rank, 2 * area, {.signals = 16, .contexts = asked});
+    // Between hosts NCCL 2.29.7 gives four.
+    const int most = std::min<int>(asked, world.device.ginContextCount);
+    if (most < 2) throw Failure(format("asked for %d contexts, got %d", asked, most));
     const int left = (rank.index + rank.count() - 1) % rank.count();
     ncclGinSignal_t signal = 0;  // a fresh one each time
     using Kernel = void (*)(ncclDevComm, ncclWindow_t, size_t, size_t, int, int, ncclGinSignal_t, Outcome*);

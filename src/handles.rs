@@ -154,6 +154,16 @@ pub unsafe fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     }
 }
 
+/// Whether something holds for any live object of a kind. Objects wait with their end until it is known.
+pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {
+    let free = FREE.lock();
+    (1..free.next as usize).any(|index| {
+        let handle = TABLE[index].handle.load(Ordering::Acquire);
+        // SAFETY: removal is serialised by the lock, so the object stays during the call.
+        unsafe { get::<T>(handle as *mut c_void) }.is_some_and(&mut holds)
+    })
+}
+
 /// Takes an object out; its handle is dead from here on. `None` for every handle that is not live and of this kind.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
@@ -194,8 +204,9 @@ mod tests {
             for bad in [0u64, 1, 0x10, 0xdead_beef, u64::MAX, (h as u64) + 16, (h as u64) ^ 1] {
                 assert!(get::<A>(bad as *mut c_void).is_none(), "{bad:#x}");
             }
+            assert!(any::<A>(|a| a.0 == 7) && !any::<A>(|a| a.0 == 8));
             assert_eq!(remove::<A>(h).unwrap().0, 7);
-            assert!(get::<A>(h).is_none());
+            assert!(get::<A>(h).is_none() && !any::<A>(|a| a.0 == 7));
         }
         assert!(remove::<A>(h).is_none());
         let again = insert(Arc::new(A(8))).unwrap();

@@ -172,6 +172,6 @@ pub static ncclGinPlugin_v11: GinV11 = GinV11 {
     iput_signal: Some(iput_signal),
     test: Some(data::test),
     gin_progress: Some(setup::coll_progress),
-    query_last_error: Some(setup::query_last_error),
+    query_last_error: Some(setup::query_last_error_any),
     finalize: Some(setup::finalize_any),
 };

@@ -96,7 +96,7 @@ pub(super) const TABLE: GinV13 = GinV13 {
     iflush: Some(data::iflush),
     test: Some(data::test),
     gin_progress: Some(setup::progress),
-    query_last_error: Some(setup::query_last_error),
+    query_last_error: Some(setup::query_last_error_any),
     finalize: Some(setup::finalize),
 };
 

@@ -445,6 +445,23 @@ pub unsafe extern "C" fn coll_progress(coll_comm: *mut c_void) -> NcclResult {
     guard("ginProgress", || unsafe { object::<Coll>(coll_comm)?.progress() })
 }
 
+/// queryLastError of the GIN tables that NCCL 2.30.3 and 2.30.4 use: their proxy passes its own context in place of ours
+/// (gin_host_proxy.cc, ncclGinProxyQueryLastError). What does not come from here is asked of all that live in the process.
+///
+/// # Safety
+/// As `QueryLastErrorFn`, but any `ctx`.
+pub unsafe extern "C" fn query_last_error_any(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
+    guard("queryLastError", || {
+        // SAFETY: NCCL does not destroy the set during a call with it.
+        let found = match unsafe { handles::get::<Contexts>(ctx) } {
+            Some(contexts) => contexts.has_error(),
+            None => handles::any::<Contexts>(Contexts::has_error),
+        };
+        // SAFETY: `has_error` is NULL or writable.
+        unsafe { store("hasError", has_error, found) }
+    })
+}
+
 /// # Safety
 /// As `QueryLastErrorFn`.
 pub unsafe extern "C" fn query_last_error(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
