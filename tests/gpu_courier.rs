@@ -15,6 +15,13 @@ use std::time::{Duration, Instant};
 
 const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
+/// The fake driver, the courier asked for.
+fn take() -> Fake {
+    let fake = Fake::take();
+    fake.set_issue("courier=4096");
+    fake
+}
+
 /// What each byte of a source holds; never 0.
 fn pattern(at: usize, round: u64) -> u8 {
     ((at as u64 * 31 + at as u64 / 256 * 7 + round * 101) % 255 + 1) as u8
@@ -216,11 +223,11 @@ proptest! {
         kind in any_kind(),
         contexts in 1..5usize,
         depth in prop::sample::select(vec![1, 4, 40, 1000]),
-        issue in prop::sample::select(vec!["courier=1024", "courier=64", "courier=4096,flights=4,gather=1", "merge=0"]),
+        issue in prop::sample::select(vec!["courier=1024", "courier=64", "courier=4096,flights=4,gather=1", "merge=0,courier=4096"]),
         (command_us, most) in prop::sample::select(vec![(0, 0), (0, 5), (30, 0), (100, 40)]),
         (gpus, light) in (1..3, any::<bool>()),
     ) {
-        let fake = Fake::take();
+        let fake = take();
         fake.set_issue(issue);
         fake.courier(command_us, most);
         transfer(&fake, kind, &Plan::new(&draws, contexts, light), contexts, depth, gpus);
@@ -243,7 +250,7 @@ fn traffic(fake: &Fake, kind: Signals, until: impl Fn() -> bool) {
 #[test]
 fn the_courier_carries() {
     for kind in KINDS {
-        let fake = Fake::take();
+        let fake = take();
         let before = (fake.commands(), fake.calls("cuLaunchKernel"));
         // Beside the first launch of each rank, which carries nothing.
         traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 2);
@@ -252,7 +259,7 @@ fn the_courier_carries() {
 
 #[test]
 fn there_is_none_where_it_is_off() {
-    let fake = Fake::take();
+    let fake = take();
     fake.set_issue("courier=0");
     let before = (fake.calls("cuModuleLoadData"), fake.calls("cuLaunchKernel"));
     traffic(&fake, Signals::NeverReset, || true);
@@ -263,7 +270,7 @@ fn there_is_none_where_it_is_off() {
 #[test]
 fn without_it_all_goes_by_the_stream() {
     for call in ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"] {
-        let fake = Fake::take();
+        let fake = take();
         fake.inject(call, 218);
         traffic(&fake, Signals::NeverReset, || true);
     }
@@ -272,7 +279,7 @@ fn without_it_all_goes_by_the_stream() {
 /// A refusal when it is needed, which is later.
 #[test]
 fn a_refused_launch_fails_nothing() {
-    let fake = Fake::take();
+    let fake = take();
     let before = fake.calls("cuLaunchKernel");
     // The first launches are those of registration.
     fake.inject_after("cuLaunchKernel", 2, 701);
@@ -283,7 +290,7 @@ fn a_refused_launch_fails_nothing() {
 #[test]
 fn one_that_never_starts_is_not_waited_for() {
     for kind in KINDS {
-        let fake = Fake::take();
+        let fake = take();
         let before = fake.commands();
         fake.hold_kernels(true);
         let plan = Plan::new(&draws(300), 2, true);
@@ -312,7 +319,7 @@ fn one_that_never_starts_is_not_waited_for() {
 #[test]
 fn one_that_starts_late_takes_over() {
     for kind in KINDS {
-        let fake = Fake::take();
+        let fake = take();
         let (stop, before) = (AtomicBool::new(false), fake.commands());
         std::thread::scope(|s| {
             s.spawn(|| {
@@ -337,7 +344,7 @@ fn one_that_starts_late_takes_over() {
 #[test]
 fn what_it_leaves_undone_goes_by_the_stream() {
     for (kind, command_us) in KINDS.into_iter().flat_map(|k| [(k, 0), (k, 300)]) {
-        let fake = Fake::take();
+        let fake = take();
         fake.courier(command_us, 20);
         let before = (fake.commands(), fake.calls("cuLaunchKernel"));
         traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 4);
@@ -362,7 +369,7 @@ fn what_it_leaves_undone_goes_by_the_stream() {
 #[test]
 fn sums_of_many_senders_are_exact() {
     for (kind, most) in KINDS.into_iter().flat_map(|k| [(k, 0), (k, 10)]) {
-        let fake = Fake::take();
+        let fake = take();
         fake.courier(0, most);
         let flags = kind.set_up(&fake);
         let n = if matches!(kind, Signals::ReadBack) { 300 } else { 2000 };
@@ -396,9 +403,9 @@ fn sums_of_many_senders_are_exact() {
 #[test]
 fn large_and_small_and_gets() {
     for (issue, kind) in
-        [("bulk=65536", Signals::NeverReset), ("bulk=0", Signals::Added), ("bulk=65536", Signals::ReadBack)]
+        [("bulk=65536,courier=4096", Signals::NeverReset), ("bulk=0,courier=4096", Signals::Added), ("bulk=65536", Signals::ReadBack)]
     {
-        let fake = Fake::take();
+        let fake = take();
         fake.set_issue(issue);
         let flags = kind.set_up(&fake);
         let (before, contexts, large) = (fake.commands(), 2, 16_384);
@@ -520,7 +527,7 @@ fn comes_out(r: &Rank, request: *mut c_void) -> bool {
 /// windows, and other peers, go on.
 #[test]
 fn a_window_that_goes_is_left_alone_and_fails_one_peer_alone() {
-    let fake = Fake::take();
+    let fake = take();
     fake.courier(200, 0);
     job(3, 1, |r| {
         let _context = fake.enter(0);
@@ -582,7 +589,7 @@ fn progress(r: &Rank) -> NcclResult {
 fn a_fault_while_it_is_at_work_hangs_nothing() {
     for (call, after, code) in [("gpu", 3, 700), ("gpu", 40, 700), ("cuStreamBatchMemOp", 2, 1)] {
         for kind in [Signals::NeverReset, Signals::Added] {
-            let fake = Fake::take();
+            let fake = take();
             fake.courier(20, 0);
             let flags = kind.set_up(&fake);
             job(2, 2, |r| {
@@ -616,7 +623,7 @@ fn a_fault_while_it_is_at_work_hangs_nothing() {
 #[test]
 fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
     for (access, kind) in [1, 2].into_iter().flat_map(|a| KINDS.map(|k| (a, k))) {
-        let fake = Fake::take();
+        let fake = take();
         fake.access(access);
         traffic(&fake, kind, || true);
     }
@@ -625,7 +632,7 @@ fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
 /// The communicator closes right behind the last operation.
 #[test]
 fn it_has_ended_when_the_communicator_has_closed() {
-    let fake = Fake::take();
+    let fake = take();
     let (mut rounds, mut met) = (0, 0);
     let end = Instant::now() + Duration::from_secs(60);
     while rounds < 20 || met == 0 {

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 const SIGNALS: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// Every way that `OXYGIN_GPU_ISSUE` offers.
-const WAYS: [&str; 5] = ["merge=1", "courier=0", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
+const WAYS: [&str; 5] = ["merge=1", "courier=4096", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
 
 /// A flight as full as it gets: the driver takes fewer than 256 stores a call.
 #[test]
 fn flights_of_many_values_go_in_calls_of_255() {
-    for issue in ["merge=0", "merge=1", "merge=0,courier=0"] {
+    for issue in ["merge=0", "merge=1", "merge=0,courier=4096"] {
         let fake = Fake::take();
         fake.set_issue(issue);
         // Long enough for more than one flight's worth to gather behind the first.

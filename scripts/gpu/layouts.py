@@ -46,12 +46,12 @@ LAYOUTS = {
     "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits",), plugin=False),
     "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits",), plugin=False),
 }
-TWO_RANKS_ONLY = {"pingpong"}
+TWO_RANKS_ONLY = {"pingpong", "crowded"}
 # Load the plugin, connect nothing.
 NO_FABRIC = {"collectives", "torch"}
-# NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any plugin at work: a
-# connection is made (memory is allocated) while the other rank's kernel already spins.
-OWN_GPU_ONLY = {"collectives"}
+# crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
+# plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
+OWN_GPU_ONLY = {"collectives", "crowded"}
 # Programs with few layouts of their own.
 ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
 

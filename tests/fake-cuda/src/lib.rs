@@ -198,8 +198,8 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut CUstream, flags
     if flags != CU_STREAM_NON_BLOCKING {
         world().violation("a stream in order with the legacy stream");
     }
-    if priority != HIGHEST {
-        world().violation("a stream that is not of the highest priority");
+    if !(HIGHEST..=HIGHEST + 1).contains(&priority) {
+        world().violation("a stream that is not of one of the two highest priorities");
     }
     unsafe { give(stream, FakeStream::start(current()) as CUstream) }
 }

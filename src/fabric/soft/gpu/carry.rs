@@ -95,6 +95,11 @@ impl State {
         if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
             return;
         }
+        // Only once the driver knows that the one before has ended: its stream may share a queue of the GPU with a kernel that
+        // spins, and a launch with something before it in its stream waits there for everything.
+        if !courier.is_idle() {
+            return;
+        }
         if let Err(e) = courier.launch() {
             let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
             log::info!("{}; small transfers go by the stream", why.message());

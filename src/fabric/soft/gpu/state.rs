@@ -30,6 +30,8 @@ const LOOK_EVERY: u32 = 64;
 const SPARES: usize = 4;
 /// How long the flag may stay down before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
+/// How long nothing may move before that is said, once. A kernel that fills the GPU may be why.
+const STALLED_AFTER: Duration = Duration::from_secs(4);
 
 /// A GPU window.
 pub struct GpuWindow {
@@ -109,6 +111,8 @@ pub struct State {
     /// Polls since something moved, and when that was first looked at.
     quiet: u32,
     since: Option<Instant>,
+    /// Since when nothing has moved, as far as was looked, and whether that was said.
+    still: Option<(Instant, bool)>,
     batch: Batch,
     spare: Vec<Flight>,
     pub tally: Tally,
@@ -134,6 +138,7 @@ impl State {
             outward: 0,
             quiet: 0,
             since: None,
+            still: None,
             batch: Batch::default(),
             spare: Vec::new(),
             tally: Tally::default(),
@@ -184,7 +189,7 @@ impl State {
                 moved |= self.start_bulk(rank, registry);
             }
         }
-        if !moved && self.has_flights() {
+        if !moved && (self.has_flights() || !self.queue.is_empty() || !self.parked.is_empty()) {
             self.check(rank);
         }
         moved || self.has_flights()
@@ -239,7 +244,7 @@ impl State {
             }
         }
         if moved {
-            (self.quiet, self.since) = (0, None);
+            (self.quiet, self.since, self.still) = (0, None, None);
         }
         moved
     }
@@ -421,6 +426,7 @@ impl State {
             return;
         }
         self.since = None;
+        self.look_for_stall(rank);
         let courier = self.courier.as_ref().map_or(Ok(()), Courier::check);
         let Err(e) = self.device.as_ref().map_or(Ok(()), Device::check).and(courier) else { return };
         let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
@@ -428,6 +434,27 @@ impl State {
         up.flat_map(|flight| flight.finished).for_each(|o| fail_one(o, &why));
         self.take_carried().into_iter().for_each(|o| fail_one(o, &why));
         self.fail(why);
+    }
+
+    #[cold]
+    fn look_for_stall(&mut self, rank: u32) {
+        let (since, was_said) = *self.still.get_or_insert_with(|| (Instant::now(), false));
+        if was_said || since.elapsed() < STALLED_AFTER {
+            return;
+        }
+        self.still = Some((since, true));
+        let courier = self.courier.as_ref().map_or("none".into(), Courier::describe);
+        log::warn!(
+            "rank {rank}: nothing has moved on its GPU for {} s: {} operations wait, flights {} to {} of {} and large ones {} \
+             to {} are up, the courier: {courier}; a kernel that fills the GPU, or a stopped process on it, may be why",
+            since.elapsed().as_secs(),
+            self.queue.len(),
+            self.small.landed + 1,
+            self.small.started,
+            self.small.flights.len(),
+            self.bulk.landed + 1,
+            self.bulk.started
+        );
     }
 
     /// Fails everything that waits, and whatever comes; says why, the first time. Flights that are up land, or are

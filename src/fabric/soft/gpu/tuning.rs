@@ -14,13 +14,15 @@ pub struct Tuning {
     /// A put that begins where the one before ended becomes part of its copy, and a signal that was just added to is
     /// stored once.
     pub merge: bool,
-    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB.
+    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB. Off unless asked for: with
+    /// four ranks on one GPU, and so some thirty streams in one context, launches of it and with them all else stood still
+    /// (docs/gpu.md).
     pub courier: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096 }
+        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 0 }
     }
 }
 

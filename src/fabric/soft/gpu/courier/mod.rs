@@ -93,7 +93,8 @@ impl Courier {
         let machine = {
             let _current = context.enter()?;
             let kernel = Kernel::load(context.cuda(), PTX, c"oxygin_courier")?;
-            let stream = Stream::create(context.cuda())?;
+            // A launch that waits for a place on a full GPU must not hold up the engine's own streams.
+            let stream = Stream::create_below(context.cuda(), 1)?;
             Machine { kernel, stream, pinned: Pinned::alloc(context.cuda(), ring::BYTES)? }
         };
         // SAFETY: as large, zeroed and page-aligned; kept as long as `self`, or for ever (`close`).
@@ -120,6 +121,16 @@ impl Courier {
         unsafe { self.machine.kernel.launch(&self.machine.stream, THREADS, parameters) }?;
         (self.launches, self.phase) = (number, Phase::Launched);
         Ok(())
+    }
+
+    /// Its state, in words.
+    pub fn describe(&self) -> String {
+        let phase = match self.phase {
+            Phase::Off => "off",
+            Phase::Launched => "launched, not yet running",
+            Phase::Up => "running",
+        };
+        format!("{phase}, {} of its commands are not done", self.sent.len())
     }
 
     /// How often it was started, the first time aside.
