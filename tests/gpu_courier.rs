@@ -402,9 +402,11 @@ fn sums_of_many_senders_are_exact() {
 /// Small ones, large ones that have a stream of their own, and gets: each behind what it follows.
 #[test]
 fn large_and_small_and_gets() {
-    for (issue, kind) in
-        [("bulk=65536,courier=4096", Signals::NeverReset), ("bulk=0,courier=4096", Signals::Added), ("bulk=65536", Signals::ReadBack)]
-    {
+    for (issue, kind) in [
+        ("bulk=65536,courier=4096", Signals::NeverReset),
+        ("bulk=0,courier=4096", Signals::Added),
+        ("bulk=65536", Signals::ReadBack),
+    ] {
         let fake = take();
         fake.set_issue(issue);
         let flags = kind.set_up(&fake);
