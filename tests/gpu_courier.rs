@@ -405,7 +405,7 @@ fn large_and_small_and_gets() {
     for (issue, kind) in [
         ("bulk=65536,courier=4096", Signals::NeverReset),
         ("bulk=0,courier=4096", Signals::Added),
-        ("bulk=65536", Signals::ReadBack),
+        ("bulk=65536,courier=4096", Signals::ReadBack),
     ] {
         let fake = take();
         fake.set_issue(issue);
