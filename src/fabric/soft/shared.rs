@@ -163,9 +163,9 @@ impl Shared {
         self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::Relaxed);
     }
 
-    /// Whether anything waits on any link.
+    /// Whether anything waits on any link, or is on its way into GPU memory: nothing would wake whoever sleeps now.
     pub fn has_pending(&self) -> bool {
-        self.pending.iter().any(|w| w.load(Ordering::Relaxed) != 0)
+        self.received.is_busy() || self.pending.iter().any(|w| w.load(Ordering::Relaxed) != 0)
     }
 
     /// How often anybody polled: the helper thread stays out of the way while this grows.
