@@ -1,8 +1,11 @@
 //! Kernels: loaded from PTX, launched on a stream; and who may load and store where.
 
+use super::group::group;
 use super::objects::Stream;
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUstream, CUDA_SUCCESS};
-use super::{Cuda, CudaError, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_LOCATION_TYPE_DEVICE};
+use super::{
+    Cuda, CudaError, CUDA_ERROR_NOT_SUPPORTED, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_LOCATION_TYPE_DEVICE,
+};
 use crate::Library;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::ptr::null_mut;
@@ -13,44 +16,23 @@ pub type CUmodule = *mut c_void;
 /// `CUfunction`.
 pub type CUfunction = *mut c_void;
 
-macro_rules! kernels {
-    ($($field:ident: $name:literal fn($($arg:ty),*);)*) => {
-        /// The functions for kernels, all of them or none.
-        pub(super) struct Kernels {
-            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
-        }
-
-        impl Kernels {
-            pub(super) fn resolve(library: &Library) -> Option<Self> {
-                Some(Self {
-                    $($field: {
-                        let at = library.symbol($name, None)?;
-                        // SAFETY: the driver's function of this name has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
-                    },)*
-                })
-            }
-        }
-    };
+group! {
+    /// The functions for kernels.
+    Kernels {
+        load: c"cuModuleLoadData" fn(*mut CUmodule, *const c_void);
+        unload: c"cuModuleUnload" fn(CUmodule);
+        function: c"cuModuleGetFunction" fn(*mut CUfunction, CUmodule, *const std::ffi::c_char);
+        launch: c"cuLaunchKernel" fn(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+        );
+        device_count: c"cuDeviceGetCount" fn(*mut c_int);
+        get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
+    }
 }
-
-kernels! {
-    load: c"cuModuleLoadData" fn(*mut CUmodule, *const c_void);
-    unload: c"cuModuleUnload" fn(CUmodule);
-    function: c"cuModuleGetFunction" fn(*mut CUfunction, CUmodule, *const std::ffi::c_char);
-    launch: c"cuLaunchKernel" fn(
-        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
-    );
-    device_count: c"cuDeviceGetCount" fn(*mut c_int);
-    get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
-}
-
-/// `CUDA_ERROR_NOT_SUPPORTED`: what is said for a driver without the functions.
-const NOT_SUPPORTED: CUresult = 801;
 
 impl Cuda {
     fn kernel(&self, call: &'static str) -> Result<&Kernels, CudaError> {
-        self.kernels.as_ref().ok_or_else(|| self.error(call, NOT_SUPPORTED))
+        self.kernels.as_ref().ok_or_else(|| self.error(call, CUDA_ERROR_NOT_SUPPORTED))
     }
 
     /// Whether every GPU of this process may load from and store to the memory at `at`, which is on `home`. Memory of

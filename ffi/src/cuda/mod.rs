@@ -5,6 +5,7 @@
 //! pinned memory, loading kernels and closing memory of other processes.
 
 mod dmabuf;
+mod group;
 mod kernel;
 mod objects;
 mod share;

@@ -4,8 +4,9 @@
 //! where the importer likes; what cuMemAlloc or cudaMalloc made travels as 64 bytes and is mapped where the driver
 //! likes. Nothing here waits for a running kernel but the drop of [`Opened`].
 
+use super::group::group;
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUDA_SUCCESS};
-use super::{Cuda, CudaError};
+use super::{Cuda, CudaError, CUDA_ERROR_NOT_SUPPORTED};
 use crate::Library;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -56,50 +57,29 @@ pub struct CUmemAccessDesc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUipcMemHandle(pub [u8; 64]);
 
-macro_rules! sharing {
-    ($($field:ident: $name:literal fn($($arg:ty),*);)*) => {
-        /// The functions for sharing, all of them or none.
-        pub(super) struct Sharing {
-            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
-        }
-
-        impl Sharing {
-            pub(super) fn resolve(library: &Library) -> Option<Self> {
-                Some(Self {
-                    $($field: {
-                        let at = library.symbol($name, None)?;
-                        // SAFETY: the driver's function of this (versioned) name has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
-                    },)*
-                })
-            }
-        }
-    };
+group! {
+    /// The functions for sharing.
+    Sharing {
+        address_range: c"cuMemGetAddressRange_v2" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        retain: c"cuMemRetainAllocationHandle" fn(*mut CUmemHandle, *mut c_void);
+        release: c"cuMemRelease" fn(CUmemHandle);
+        properties: c"cuMemGetAllocationPropertiesFromHandle" fn(*mut CUmemAllocationProp, CUmemHandle);
+        export: c"cuMemExportToShareableHandle" fn(*mut c_void, CUmemHandle, c_int, c_ulonglong);
+        import: c"cuMemImportFromShareableHandle" fn(*mut CUmemHandle, *mut c_void, c_int);
+        reserve: c"cuMemAddressReserve" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        address_free: c"cuMemAddressFree" fn(CUdeviceptr, usize);
+        map: c"cuMemMap" fn(CUdeviceptr, usize, usize, CUmemHandle, c_ulonglong);
+        unmap: c"cuMemUnmap" fn(CUdeviceptr, usize);
+        set_access: c"cuMemSetAccess" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        ipc_get: c"cuIpcGetMemHandle" fn(*mut CUipcMemHandle, CUdeviceptr);
+        ipc_open: c"cuIpcOpenMemHandle_v2" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        ipc_close: c"cuIpcCloseMemHandle" fn(CUdeviceptr);
+    }
 }
-
-sharing! {
-    address_range: c"cuMemGetAddressRange_v2" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-    retain: c"cuMemRetainAllocationHandle" fn(*mut CUmemHandle, *mut c_void);
-    release: c"cuMemRelease" fn(CUmemHandle);
-    properties: c"cuMemGetAllocationPropertiesFromHandle" fn(*mut CUmemAllocationProp, CUmemHandle);
-    export: c"cuMemExportToShareableHandle" fn(*mut c_void, CUmemHandle, c_int, c_ulonglong);
-    import: c"cuMemImportFromShareableHandle" fn(*mut CUmemHandle, *mut c_void, c_int);
-    reserve: c"cuMemAddressReserve" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    address_free: c"cuMemAddressFree" fn(CUdeviceptr, usize);
-    map: c"cuMemMap" fn(CUdeviceptr, usize, usize, CUmemHandle, c_ulonglong);
-    unmap: c"cuMemUnmap" fn(CUdeviceptr, usize);
-    set_access: c"cuMemSetAccess" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    ipc_get: c"cuIpcGetMemHandle" fn(*mut CUipcMemHandle, CUdeviceptr);
-    ipc_open: c"cuIpcOpenMemHandle_v2" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-    ipc_close: c"cuIpcCloseMemHandle" fn(CUdeviceptr);
-}
-
-/// `CUDA_ERROR_NOT_SUPPORTED`: what is said for a driver without the functions.
-const NOT_SUPPORTED: CUresult = 801;
 
 impl Cuda {
     fn share(&self, call: &'static str) -> Result<&Sharing, CudaError> {
-        self.sharing.as_ref().ok_or_else(|| self.error(call, NOT_SUPPORTED))
+        self.sharing.as_ref().ok_or_else(|| self.error(call, CUDA_ERROR_NOT_SUPPORTED))
     }
 
     /// First byte and size of the allocation (or of the mapping of one) that holds `at`.
