@@ -11,31 +11,16 @@ use common::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
 use processes::processes;
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Instant;
 
-const CALLS: [&str; 7] = [
-    "cuCtxPushCurrent",
-    "cuCtxPopCurrent",
-    "cuMemcpyAsync",
-    "cuMemcpyDtoDAsync",
-    "cuMemcpyBatchAsync",
-    "cuStreamBatchMemOp",
-    "cuStreamWriteValue64",
-];
+const CALLS: [&str; 5] =
+    ["cuCtxPushCurrent", "cuCtxPopCurrent", "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp"];
 
 /// ns: a call, a copy, and what passes before the GPU begins; `COSTS=0,0,5000` for our own time alone.
 fn costs() -> Vec<u64> {
     let text = std::env::var("COSTS").unwrap_or_else(|_| "700,600,5000".into());
     text.split(',').map(|n| n.parse().expect("COSTS: three numbers of ns")).collect()
-}
-
-fn test(r: &Rank, request: *mut c_void) -> bool {
-    let mut done = 0;
-    // SAFETY: plain call.
-    ok(unsafe { T.test.unwrap()(r.coll, request, &mut done) });
-    done != 0
 }
 
 /// This thread's processor time, µs: what others do on the machine does not count.
@@ -56,29 +41,9 @@ fn flood(
     depth: usize,
     put: impl Fn(usize, u64) -> *mut c_void,
 ) -> f64 {
-    let mut unfinished: Vec<VecDeque<(*mut c_void, bool)>> = vec![VecDeque::new(); contexts];
-    let mut started = vec![0; contexts];
     let before = CALLS.map(|c| fake.calls(c));
     let (since, cpu) = (Instant::now(), cpu_us());
-    loop {
-        for (c, list) in unfinished.iter_mut().enumerate() {
-            for entry in list.iter_mut().filter(|e| !e.1) {
-                entry.1 = test(r, entry.0);
-            }
-            while list.front().is_some_and(|e| e.1) {
-                list.pop_front();
-            }
-            if started[c] < n && list.len() < depth {
-                list.push_back((put(c, started[c] as u64), false));
-                started[c] += 1;
-            }
-        }
-        // SAFETY: plain call.
-        ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
-        if unfinished.iter().all(VecDeque::is_empty) && started.iter().all(|&s| s == n) {
-            break;
-        }
-    }
+    as_the_proxy_does(r, contexts, n, depth, put);
     let all = (n * contexts) as f64;
     let each = since.elapsed().as_secs_f64() * 1e6 / all;
     let cpu = (cpu_us() - cpu) / all;
@@ -100,7 +65,7 @@ fn flood(
 #[ignore = "a benchmark"]
 fn cost() {
     let ways = std::env::var("WAYS").unwrap_or_else(|_| {
-        "merge=1 merge=0 gather=1 gather=1,merge=0 gather=16 gather=32 flights=1 flights=3 copy=batch".into()
+        "merge=1 merge=0 gather=1 gather=1,merge=0 gather=16 gather=32 flights=1 flights=3 courier=4096".into()
     });
     for way in ways.split(' ') {
         let fake = Fake::take();

@@ -512,19 +512,6 @@ fn post(
     (put == NcclResult::SUCCESS).then_some(request)
 }
 
-/// Waits until an operation has come out; whether well.
-fn comes_out(r: &Rank, request: *mut c_void) -> bool {
-    let (end, mut done) = (Instant::now() + Duration::from_secs(60), 0);
-    while done == 0 {
-        // SAFETY: plain call.
-        if unsafe { T.test.unwrap()(r.coll, request, &mut done) } != NcclResult::SUCCESS {
-            return false;
-        }
-        assert!(Instant::now() < end, "neither done nor failed");
-    }
-    true
-}
-
 /// Its owner takes a window away while the courier is at work there: once that is done nothing changes it. Other
 /// windows, and other peers, go on.
 #[test]

@@ -322,19 +322,6 @@ fn comes_to_have_an_error(r: &Rank) {
     }
 }
 
-/// Waits until an operation has come out; whether well.
-fn comes_out(r: &Rank, request: *mut c_void) -> bool {
-    let (end, mut done) = (Instant::now() + Duration::from_secs(60), 0);
-    while done == 0 {
-        // SAFETY: plain call.
-        if unsafe { T.test.unwrap()(r.coll, request, &mut done) } != NcclResult::SUCCESS {
-            return false;
-        }
-        assert!(Instant::now() < end, "neither done nor failed");
-    }
-    true
-}
-
 /// The owner of a GPU that failed learns of it as its peers do; so does who puts there afterwards.
 #[test]
 fn a_fault_shows_on_both_sides() {

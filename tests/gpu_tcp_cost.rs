@@ -11,7 +11,6 @@ mod gpu_support;
 use common::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -24,19 +23,11 @@ const CONTEXTS: usize = 8;
 const DEPTH: usize = 64;
 
 /// What starts work on the GPUs of both ranks.
-const CALLS: [&str; 5] =
-    ["cuMemcpyAsync", "cuMemcpyDtoDAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuStreamWriteValue64"];
+const CALLS: [&str; 3] = ["cuMemcpyAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp"];
 
 fn numbers(name: &str, default: &str) -> Vec<u64> {
     let text = std::env::var(name).unwrap_or_else(|_| default.into());
     text.split(',').map(|n| n.parse().unwrap_or_else(|_| panic!("{name}: numbers with commas between"))).collect()
-}
-
-fn test(r: &Rank, request: *mut c_void) -> bool {
-    let mut done = 0;
-    // SAFETY: plain call.
-    ok(unsafe { T.test.unwrap()(r.coll, request, &mut done) });
-    done != 0
 }
 
 /// A rank's windows: data, and signals.
@@ -107,28 +98,8 @@ fn round_trips(r: &Rank, place: &Place, bytes: usize, n: u64, before: u64) -> f6
 /// As NCCL's proxy does: each context's unfinished operations are tested, then one more is started, then progress.
 /// Returns M operations a second.
 fn flood(r: &Rank, place: &Place, contexts: usize, n: usize, bytes: usize) -> f64 {
-    let mut unfinished: Vec<VecDeque<(*mut c_void, bool)>> = vec![VecDeque::new(); contexts];
-    let mut started = vec![0; contexts];
     let since = Instant::now();
-    loop {
-        for (c, list) in unfinished.iter_mut().enumerate() {
-            for entry in list.iter_mut().filter(|e| !e.1) {
-                entry.1 = test(r, entry.0);
-            }
-            while list.front().is_some_and(|e| e.1) {
-                list.pop_front();
-            }
-            if started[c] < n && list.len() < DEPTH {
-                list.push_back((place.put(r, c, bytes), false));
-                started[c] += 1;
-            }
-        }
-        // SAFETY: plain call.
-        ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
-        if unfinished.iter().all(VecDeque::is_empty) && started.iter().all(|&s| s == n) {
-            break;
-        }
-    }
+    as_the_proxy_does(r, contexts, n, DEPTH, |c, _| place.put(r, c, bytes));
     (n * contexts) as f64 / since.elapsed().as_secs_f64() / 1e6
 }
 

@@ -3,8 +3,9 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use crate::common::{ok, Rank, Window};
-use nccl_plugin_api::{MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
+use nccl_plugin_api::{NcclResult, MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
 pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
+use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void, CString};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -312,6 +313,52 @@ impl Signals {
         match self {
             Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
             _ => MR_FLAG_FORCE_SO,
+        }
+    }
+}
+
+/// Waits until an operation has come out; whether well.
+pub fn comes_out(r: &Rank, request: *mut c_void) -> bool {
+    let (end, mut done) = (Instant::now() + Duration::from_secs(60), 0);
+    while done == 0 {
+        // SAFETY: plain call.
+        if unsafe { T.test.unwrap()(r.coll, request, &mut done) } != NcclResult::SUCCESS {
+            return false;
+        }
+        assert!(Instant::now() < end, "neither done nor failed");
+    }
+    true
+}
+
+pub fn test(r: &Rank, request: *mut c_void) -> bool {
+    let mut done = 0;
+    // SAFETY: plain call.
+    ok(unsafe { T.test.unwrap()(r.coll, request, &mut done) });
+    done != 0
+}
+
+/// As NCCL's proxy does: each context's unfinished operations are tested, then one more is started, then progress; until
+/// each context has done `n` operations, at most `depth` of them at a time. `put` starts one: context, number.
+pub fn as_the_proxy_does(r: &Rank, contexts: usize, n: usize, depth: usize, put: impl Fn(usize, u64) -> *mut c_void) {
+    let mut unfinished: Vec<VecDeque<(*mut c_void, bool)>> = vec![VecDeque::new(); contexts];
+    let mut started = vec![0; contexts];
+    loop {
+        for (c, list) in unfinished.iter_mut().enumerate() {
+            for entry in list.iter_mut().filter(|e| !e.1) {
+                entry.1 = test(r, entry.0);
+            }
+            while list.front().is_some_and(|e| e.1) {
+                list.pop_front();
+            }
+            if started[c] < n && list.len() < depth {
+                list.push_back((put(c, started[c] as u64), false));
+                started[c] += 1;
+            }
+        }
+        // SAFETY: plain call.
+        ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+        if unfinished.iter().all(VecDeque::is_empty) && started.iter().all(|&s| s == n) {
+            break;
         }
     }
 }

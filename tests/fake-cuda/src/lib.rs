@@ -245,25 +245,6 @@ pub unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, n: us
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    n: usize,
-    stream: CUstream,
-) -> CUresult {
-    in_context!("cuMemcpyDtoDAsync");
-    if ![to, from].into_iter().all(|at| world().find(at, n).is_some()) {
-        world().violation("cuMemcpyDtoDAsync of host memory");
-    }
-    if !may_copy(to, from, n) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    let ns = world().copy_ns();
-    spin(ns);
-    unsafe { enqueue("cuMemcpyDtoDAsync", stream, Work::Copies(vec![(to, from, n)])) }
-}
-
-#[no_mangle]
 pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     to: *const u64,
     from: *const u64,
@@ -301,26 +282,10 @@ pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
         return CUDA_ERROR_INVALID_VALUE;
     }
     let ops = unsafe { std::slice::from_raw_parts(ops, n as usize) }.to_vec();
-    unsafe { store("cuStreamBatchMemOp", stream, ops) }
+    unsafe { store(stream, ops) }
 }
 
-#[no_mangle]
-pub unsafe extern "C" fn cuStreamWriteValue64_v2(
-    stream: CUstream,
-    at: CUdeviceptr,
-    value: u64,
-    flags: c_uint,
-) -> CUresult {
-    in_context!("cuStreamWriteValue64");
-    let op = MemOp::write64(at, value);
-    // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER "is not supported in the v2 API", and real drivers refuse it.
-    if flags != 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    unsafe { store("cuStreamWriteValue64", stream, vec![op]) }
-}
-
-unsafe fn store(name: &str, stream: CUstream, ops: Vec<MemOp>) -> CUresult {
+unsafe fn store(stream: CUstream, ops: Vec<MemOp>) -> CUresult {
     let (device, can_add) = (device_of(current()), world().can_add());
     for op in &ops {
         let ok = match op.parse() {
@@ -333,7 +298,7 @@ unsafe fn store(name: &str, stream: CUstream, ops: Vec<MemOp>) -> CUresult {
             return CUDA_ERROR_INVALID_VALUE;
         }
     }
-    unsafe { enqueue(name, stream, Work::Ops(ops)) }
+    unsafe { enqueue("cuStreamBatchMemOp", stream, Work::Ops(ops)) }
 }
 
 #[no_mangle]
