@@ -1,13 +1,14 @@
 //! The CUDA driver: just what moving bytes needs.
 //!
 //! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
-//! functions are resolved at run time. Nothing here waits for the GPU but
-//! pinned memory, loading kernels and closing memory of other processes.
+//! functions are resolved at run time. Nothing here waits for the GPU but making contexts and pinned memory, loading
+//! kernels and closing memory of other processes.
 
 mod dmabuf;
 mod group;
 mod kernel;
 mod objects;
+mod own;
 mod share;
 mod symbols;
 mod types;
@@ -15,6 +16,7 @@ mod types;
 pub use dmabuf::*;
 pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use objects::*;
+pub use own::Words;
 pub use share::*;
 pub use symbols::{Cuda, ENV_PATH, SONAME};
 pub use types::*;

@@ -114,13 +114,22 @@ impl Cuda {
     }
 }
 
-/// A context that calls are made in. Contexts are the application's (or the device's primary one); this keeps none
-/// alive but a primary one that it retained itself.
+/// A context that calls are made in: the application's, the device's primary one, or one of our own.
 pub struct Context {
     pub(super) cuda: Arc<Cuda>,
     raw: CUcontext,
     pub(super) device: CUdevice,
-    retained: bool,
+    kept: Kept,
+}
+
+/// What the drop of a context has to do.
+enum Kept {
+    /// Nothing: others see to its life.
+    Not,
+    /// Give the device's primary context back.
+    Retained,
+    /// Destroy it.
+    Owned,
 }
 
 // SAFETY: a context may be made current on any thread.
@@ -143,19 +152,24 @@ impl Context {
     /// The context in which `pointer` is used: its own, else the thread's current one if that is on the same device,
     /// else the device's primary one.
     pub fn of(cuda: &Arc<Cuda>, pointer: &Pointer) -> Result<Self, CudaError> {
-        let made = |raw, retained| Self { cuda: cuda.clone(), raw, device: pointer.device, retained };
+        let made = |raw, kept| Self { cuda: cuda.clone(), raw, device: pointer.device, kept };
         if !pointer.context.is_null() {
-            return Ok(made(pointer.context, false));
+            return Ok(made(pointer.context, Kept::Not));
         }
         if let Some((raw, device)) = cuda.current()? {
             if device == pointer.device {
-                return Ok(made(raw, false));
+                return Ok(made(raw, Kept::Not));
             }
         }
         let mut raw = null_mut();
         // SAFETY: a place for the answer.
         cuda.check("cuDevicePrimaryCtxRetain", unsafe { (cuda.primary_retain)(&mut raw, pointer.device) })?;
-        Ok(made(raw, true))
+        Ok(made(raw, Kept::Retained))
+    }
+
+    /// One that was created for this.
+    pub(super) fn owned(cuda: &Arc<Cuda>, raw: CUcontext, device: CUdevice) -> Self {
+        Self { cuda: cuda.clone(), raw, device, kept: Kept::Owned }
     }
 
     /// The driver.
@@ -187,10 +201,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.retained {
-            // SAFETY: gives back what `of` retained.
-            unsafe { (self.cuda.primary_release)(self.device) };
-        }
+        // SAFETY: gives back what `of` retained, or ends what was created for this, in which nothing lives any more.
+        unsafe {
+            match self.kept {
+                Kept::Not => CUDA_SUCCESS,
+                Kept::Retained => (self.cuda.primary_release)(self.device),
+                Kept::Owned => (self.cuda.context_destroy)(self.raw),
+            }
+        };
     }
 }
 
@@ -233,6 +251,11 @@ impl Copies {
         follows
     }
 
+    /// Each one's destination, source and bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (CUdeviceptr, CUdeviceptr, usize)> + '_ {
+        self.to.iter().zip(&self.from).zip(&self.bytes).map(|((&to, &from), &bytes)| (to, from, bytes))
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.to.len()
@@ -263,8 +286,7 @@ impl Stream {
         Self::create_below(cuda, 0)
     }
 
-    /// The same, `steps` below the highest priority if there are so many. Streams of different priorities share none of the
-    /// GPU's queues: what waits for its place in one holds up nothing in another.
+    /// The same, `steps` below the highest priority if there are so many.
     pub fn create_below(cuda: &Arc<Cuda>, steps: c_int) -> Result<Self, CudaError> {
         let (mut lowest, mut highest, mut raw) = (0, 0, null_mut());
         // SAFETY: places for the answers.
@@ -278,6 +300,10 @@ impl Stream {
 
     pub(super) fn raw(&self) -> CUstream {
         self.raw
+    }
+
+    pub(super) fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
     }
 
     /// Starts copies, after what was started before. Among themselves they have no order.
@@ -294,12 +320,17 @@ impl Stream {
             // A real fault shows again below; copies that were started before are only repeated.
             self.no_batch.store(true, Ordering::Relaxed);
         }
-        for i in 0..n {
-            // SAFETY: the caller's promise.
-            let code = unsafe { (self.cuda.copy)(copies.to[i], copies.from[i], copies.bytes[i], self.raw) };
-            self.cuda.check("cuMemcpyAsync", code)?;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        copies.iter().try_for_each(|(to, from, bytes)| unsafe { self.copy_one(to, from, bytes) })
+    }
+
+    /// Starts one copy.
+    ///
+    /// # Safety
+    /// As for `copy`.
+    pub unsafe fn copy_one(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        self.cuda.check("cuMemcpyAsync", unsafe { (self.cuda.copy)(to, from, bytes, self.raw) })
     }
 
     /// Up to `COPIES_MAX` copies from number `at` on, which exists.

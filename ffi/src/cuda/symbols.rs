@@ -93,6 +93,12 @@ driver! {
     primary_release: c"cuDevicePrimaryCtxRelease_v2" fn(CUdevice);
     /// The calling thread's context.
     current: c"cuCtxGetCurrent" fn(*mut CUcontext);
+    /// Makes a context of our own and makes it current.
+    context_create: c"cuCtxCreate_v2" fn(*mut CUcontext, c_uint, CUdevice);
+    /// Ends one.
+    context_destroy: c"cuCtxDestroy_v2" fn(CUcontext);
+    /// How much of something the current context may have.
+    context_limit: c"cuCtxSetLimit" fn(c_uint, usize);
     /// Makes one current.
     push: c"cuCtxPushCurrent_v2" fn(CUcontext);
     /// Puts back what was current.
@@ -111,6 +117,12 @@ driver! {
     stream_query: c"cuStreamQuery" fn(CUstream);
     /// A copy between any two addresses.
     copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    /// A copy of rows.
+    copy_rows: c"cuMemcpy2DAsync_v2" fn(*const CUDA_MEMCPY2D, CUstream);
+    /// GPU memory of the current context.
+    device_alloc: c"cuMemAlloc_v2" fn(*mut CUdeviceptr, usize);
+    /// Gives it back.
+    device_free: c"cuMemFree_v2" fn(CUdeviceptr);
     /// Stores and additions in stream order.
     mem_ops: c"cuStreamBatchMemOp_v2" fn(CUstream, c_uint, *mut MemOp, c_uint);
     /// Pinned host memory.

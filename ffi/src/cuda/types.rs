@@ -39,6 +39,59 @@ pub const CU_POINTER_ATTRIBUTE_IS_MANAGED: c_uint = 8;
 pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: c_uint = 9;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub const CU_MEMORYTYPE_DEVICE: c_uint = 2;
+/// `CU_MEMORYTYPE_UNIFIED`: the address says what it is.
+pub const CU_MEMORYTYPE_UNIFIED: c_uint = 4;
+
+/// `CU_LIMIT_STACK_SIZE`.
+pub const CU_LIMIT_STACK_SIZE: c_uint = 0;
+
+/// `CUDA_MEMCPY2D`: a copy of rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the driver's own fields")]
+pub struct CUDA_MEMCPY2D {
+    pub src_x: usize,
+    pub src_y: usize,
+    pub src_memory_type: c_uint,
+    pub src_host: *const c_void,
+    pub src_device: CUdeviceptr,
+    pub src_array: *mut c_void,
+    pub src_pitch: usize,
+    pub dst_x: usize,
+    pub dst_y: usize,
+    pub dst_memory_type: c_uint,
+    pub dst_host: *mut c_void,
+    pub dst_device: CUdeviceptr,
+    pub dst_array: *mut c_void,
+    pub dst_pitch: usize,
+    /// Bytes of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+}
+
+impl Default for CUDA_MEMCPY2D {
+    fn default() -> Self {
+        Self {
+            src_x: 0,
+            src_y: 0,
+            src_memory_type: 0,
+            src_host: std::ptr::null(),
+            src_device: 0,
+            src_array: std::ptr::null_mut(),
+            src_pitch: 0,
+            dst_x: 0,
+            dst_y: 0,
+            dst_memory_type: 0,
+            dst_host: std::ptr::null_mut(),
+            dst_device: 0,
+            dst_array: std::ptr::null_mut(),
+            dst_pitch: 0,
+            width: 0,
+            height: 0,
+        }
+    }
+}
 
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`: streams can add to memory (CUDA 13 and later).
 pub const CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
