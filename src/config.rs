@@ -236,7 +236,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "OXYGIN_GPU_ISSUE",
-        default: "flights=2,gather=8,bulk=4194304,merge=1,courier=0",
+        default: "flights=2,gather=8,bulk=4194304,merge=1,courier=4096,own=1",
         meaning: "For measuring: which driver calls move GPU memory on one host, and what gathers for one of them.",
         accepted: TUNING_ACCEPTED,
         apply: |config, text| Tuning::parse(text).map(|value| config.gpu_issue = value),

@@ -19,6 +19,9 @@ const COPIES_FULL: usize = 256;
 const OPS_FULL: usize = MEM_OPS_MAX - 3;
 /// Bytes of one piece through staging memory, or of one piece that the CPU copies.
 const PIECE: u64 = 1 << 20;
+/// Bytes of a flight that go from one place of the GPU to another by way of the staging memory: half of that, as two
+/// flights may be up.
+const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2;
 /// How far back a copy looks for one to continue, and a signal for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
@@ -41,13 +44,52 @@ struct Tag {
     kind: Kind,
 }
 
-/// A flight in the making.
+/// Copies that neighbours may join.
 #[derive(Default)]
-pub struct Batch {
+pub struct Joining {
     pub copies: Copies,
     /// What each copy is between; `None`: nothing may continue it.
     windows: Vec<Option<Between>>,
+}
+
+impl Joining {
+    fn push(&mut self, to: u64, from: u64, bytes: usize, windows: Option<Between>) {
+        self.copies.push(to, from, bytes);
+        self.windows.push(windows);
+    }
+
+    /// Adds a copy; or more of an earlier one between the same windows that ends where this one begins. Neither window's
+    /// end lies inside, so that one copy never spans two allocations that two would not.
+    fn join(&mut self, to: u64, from: u64, bytes: usize, windows: Option<Between>) {
+        if windows.is_some() {
+            for i in (0..self.copies.len()).rev().take(LOOK_BACK) {
+                if self.windows[i] == windows && self.copies.join(i, to, from, bytes) {
+                    return;
+                }
+            }
+        }
+        self.push(to, from, bytes, windows);
+    }
+
+    fn clear(&mut self) {
+        self.copies.clear();
+        self.windows.clear();
+    }
+}
+
+/// A flight in the making.
+#[derive(Default)]
+pub struct Batch {
+    /// From GPU memory, but for:
+    pub away: Joining,
+    /// From the GPU's memory to the same GPU's memory. Copy engines do that by way of pinned memory only.
+    pub near: Joining,
+    near_bytes: u64,
+    /// From pinned memory to GPU memory.
+    pub into: Copies,
     pub ops: Vec<MemOp>,
+    /// Some store must become visible as a whole, or is an addition.
+    pub needs_ops: bool,
     tags: Vec<Tag>,
     pub finished: Vec<Owner>,
     pub outward: Vec<Outward>,
@@ -109,30 +151,30 @@ impl Batch {
 
     /// Whether the GPU has anything to do.
     pub fn has_work(&self) -> bool {
-        !self.copies.is_empty() || !self.ops.is_empty()
+        self.copies() > 0 || !self.ops.is_empty()
+    }
+
+    /// Its copies.
+    pub fn copies(&self) -> usize {
+        self.away.copies.len() + self.near.copies.len() + self.into.len()
     }
 
     /// Whether the flight is as large as it should get.
     pub fn is_full(&self) -> bool {
-        self.copies.len() >= COPIES_FULL || self.ops.len() >= OPS_FULL
+        self.copies() >= COPIES_FULL || self.ops.len() >= OPS_FULL
     }
 
     /// Empty again, memory kept.
     pub fn clear(&mut self) {
-        self.copies.clear();
-        self.windows.clear();
+        self.away.clear();
+        self.near.clear();
+        self.into.clear();
+        (self.near_bytes, self.needs_ops) = (0, false);
         self.ops.clear();
         self.tags.clear();
         self.finished.clear();
         self.outward.clear();
         self.read.clear();
-    }
-
-    /// The last thing that a flight does. As every store behind a memory barrier: whoever sees the flag may rely on
-    /// everything before it being visible. (Stores without one, `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, are refused by
-    /// the driver's present interface.)
-    pub fn raise_flag(&mut self, at: u64, number: u64) {
-        self.ops.push(MemOp::write64(at, number));
     }
 
     /// Puts as much of an operation into the flight as can go.
@@ -158,8 +200,16 @@ impl Batch {
         let to = end(&mut s.windows, &held, to_side, left)?;
         let piece = left.min(PIECE);
         match (from, to) {
+            (End::Gpu(from), End::Gpu(to)) if s.is_near(op) => {
+                if self.near_bytes + piece > NEAR_FULL {
+                    return Ok(false);
+                }
+                self.near.join(to, from, piece as usize, op.between().filter(|_| self.merge));
+                self.near_bytes += piece;
+                op.done += piece;
+            }
             (End::Gpu(from), End::Gpu(to)) => {
-                self.copy_on_device(op, to, from, left as usize);
+                self.away.join(to, from, left as usize, op.between().filter(|_| self.merge));
                 op.done += left;
             }
             (End::Host(from), End::Gpu(to)) if inline(left, to) => {
@@ -172,12 +222,12 @@ impl Batch {
                 let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
                 // SAFETY: source as above; the staging bytes were just taken.
                 unsafe { std::ptr::copy_nonoverlapping(from, device.staging_host(offset), piece as usize) };
-                self.copy(to, device.staging(offset), piece as usize);
+                self.into.push(to, device.staging(offset), piece as usize);
                 op.done += piece;
             }
             (End::Gpu(from), End::Host(_)) => {
                 let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
-                self.copy(device.staging(offset), from, piece as usize);
+                self.away.push(device.staging(offset), from, piece as usize, None);
                 self.outward.push(Outward { offset, len: piece, to: to_side });
                 op.done += piece;
             }
@@ -189,26 +239,6 @@ impl Batch {
             }
         }
         Ok(true)
-    }
-
-    fn copy(&mut self, to: u64, from: u64, bytes: usize) {
-        self.copies.push(to, from, bytes);
-        self.windows.push(None);
-    }
-
-    /// A copy; or more of an earlier one between the same windows that ends where this one begins. Neither window's
-    /// end lies inside, so that one copy never spans two allocations that two would not.
-    fn copy_on_device(&mut self, op: &Op, to: u64, from: u64, bytes: usize) {
-        let windows = op.between().filter(|_| self.merge);
-        if windows.is_some() {
-            for i in (0..self.copies.len()).rev().take(LOOK_BACK) {
-                if self.windows[i] == windows && self.copies.join(i, to, from, bytes) {
-                    return;
-                }
-            }
-        }
-        self.copies.push(to, from, bytes);
-        self.windows.push(windows);
     }
 
     fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
@@ -234,7 +264,7 @@ impl Batch {
         }
         match s.windows.add(signal.rkey, signal.remote, signal.value) {
             Ok(sum) => {
-                self.store_signal(op, signal.remote, sum);
+                self.store_signal(op, signal.remote, sum, signal.value);
                 Ok(Step::Done)
             }
             Err(true) => self.add_to_memory(s, op, signal),
@@ -242,8 +272,11 @@ impl Batch {
         }
     }
 
-    /// Stores a signal's new value; in place of the last one if that may be visible when this one is.
-    fn store_signal(&mut self, op: &Op, at: u64, value: u64) {
+    /// Stores a signal's new value, `by` more than before; in place of the last one if that may be visible when this one
+    /// is.
+    fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
+        // Of half a word nobody can tell as long as the other half stays.
+        self.needs_ops |= value >> 32 != value.wrapping_sub(by) >> 32;
         if let Some(i) = self.last(op, at, Kind::Sum) {
             self.ops[i] = MemOp::write64(at, value);
             return;
@@ -270,6 +303,7 @@ impl Batch {
     fn add_to_memory(&mut self, s: &mut State, op: &mut Op, signal: &Signal) -> Result<Step> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
         if device.can_add {
+            self.needs_ops = true;
             match self.last(op, signal.remote, Kind::Addition) {
                 Some(i) => self.ops[i] = self.ops[i].plus(signal.value),
                 None => {
@@ -282,15 +316,14 @@ impl Batch {
         if let Some((_, value)) = self.read.iter_mut().find(|(at, _)| *at == signal.remote) {
             *value = value.wrapping_add(signal.value);
             let sum = *value;
-            self.store_signal(op, signal.remote, sum);
+            self.store_signal(op, signal.remote, sum, signal.value);
             return Ok(Step::Done);
         }
         match op.reading {
             None if self.has_work() => Ok(Step::Later { progress: true }),
             None => {
                 // A flight of its own: it sees all stores of the flights before it, and nothing follows until it landed.
-                self.copies.push(device.scratch(), signal.remote, 8);
-                self.windows.push(None);
+                self.away.push(device.scratch(), signal.remote, 8, None);
                 op.reading = Some(s.small.started + 1);
                 Ok(Step::Later { progress: true })
             }
@@ -298,7 +331,7 @@ impl Batch {
             Some(_) => {
                 let sum = device.scratch_value().wrapping_add(signal.value);
                 self.read.push((signal.remote, sum));
-                self.store_signal(op, signal.remote, sum);
+                self.store_signal(op, signal.remote, sum, signal.value);
                 Ok(Step::Done)
             }
         }
@@ -368,7 +401,7 @@ mod tests {
         let (a, b) = (Arc::new(Lane::new(0, 0, Arc::default())), Arc::new(Lane::new(1, 0, Arc::default())));
         let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
             let mut batch = Batch { merge: true, ..Batch::default() };
-            signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value));
+            signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value, 1));
             stores(&batch)
         };
         assert_eq!(run(&[(&a, X, 1), (&b, Y, 1), (&a, X, 2), (&b, Y, 2)]), [(X, 2), (Y, 2)]);
@@ -386,8 +419,8 @@ mod tests {
         let mut put = |window, key, to, from| {
             let caller = Side::Caller { addr: 0, gpu: true };
             let op = Op { from: caller, to: Side::Window { key, addr: 0 }, window, ..op(&lane) };
-            batch.copy_on_device(&op, to, from, 8);
-            batch.copies.len()
+            batch.away.join(to, from, 8, op.between());
+            batch.copies()
         };
         let of = |rank, key| Some(CallerWindow { rank, key });
         assert_eq!(put(of(0, 1), 2, 0x100, 0x200), 1);
@@ -414,8 +447,8 @@ mod tests {
         let mut batch = Batch { merge: true, ..Batch::default() };
         let mut add = |rank, work: Work| {
             let op = Op::new(owner(), rank, &work, 0);
-            batch.copy_on_device(&op, op.to.addr(), op.from.addr(), 8);
-            batch.copies.len()
+            batch.away.join(op.to.addr(), op.from.addr(), 8, op.between());
+            batch.copies()
         };
         assert_eq!(add(0, put(0x200, 0x100)), 1);
         assert_eq!(add(1, put(0x208, 0x108)), 2);

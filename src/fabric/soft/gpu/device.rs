@@ -1,8 +1,9 @@
 //! One rank's streams and pinned memory on its GPU.
 
+use super::own::{own_context, OWN_CONTEXT_MIB};
 use super::tuning::Tuning;
 use super::DRAIN_WITHIN;
-use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream};
+use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 /// Bytes of pinned memory for data that comes from or goes to memory which is not pinned.
 pub const STAGING_BYTES: u64 = 4 << 20;
-/// The first bytes of the pinned memory: for each way, on a line of its own, the number of its last flight that is done …
+/// The first bytes of the pinned memory: for each way, on a line of its own, which flight is done …
 const FLAG_AT: [usize; 2] = [0, 64];
 /// … on a line of its own, where a signal's present value is read to …
 const SCRATCH_AT: usize = 128;
@@ -18,6 +19,8 @@ const SCRATCH_AT: usize = 128;
 /// the CPU has put into the staging memory, or after another stream's work.
 const WARM_UP_AT: u64 = 256;
 const STAGING_AT: usize = 4096;
+/// Words of GPU memory, each its own number, from which flights' flags are copied. More than flights can be up at once.
+const NUMBERS: u64 = 1024;
 
 /// Which stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,51 +31,145 @@ pub enum Way {
     Bulk = 1,
 }
 
-/// Streams of our own in the rank's context, and pinned memory beside it.
-pub struct Device {
-    context: Arc<Context>,
+/// What a flight does, in this order.
+pub struct Load<'a> {
+    /// Copies from GPU memory, to other GPU memory or to pinned memory.
+    pub copies: &'a Copies,
+    /// Copies from pinned memory to GPU memory.
+    pub into: &'a Copies,
+    /// Stores and additions.
+    pub ops: &'a mut [MemOp],
+}
+
+/// What lives in the context where the streams are.
+struct Machine {
     /// By way; the second one only where large copies have a stream of their own.
-    streams: ManuallyDrop<Vec<Stream>>,
-    pinned: ManuallyDrop<Pinned>,
+    streams: Vec<Stream>,
+    pinned: Pinned,
+    numbers: Words,
+}
+
+/// Streams for one rank, and pinned memory beside it.
+///
+/// The streams are in a context of our own, and everything but additions, single bytes and large copies within the GPU is
+/// done by copy engines there, so that no kernel of the application can hold it up.
+pub struct Device {
+    /// The application's.
+    context: Arc<Context>,
+    /// Where the streams are; the application's only if there could be no other.
+    home: ManuallyDrop<Arc<Context>>,
+    machine: ManuallyDrop<Machine>,
+    /// In the application's context, to learn of its errors.
+    probe: ManuallyDrop<Stream>,
+    /// Number of the last flight of each way.
+    started: [AtomicU64; 2],
     /// Streams can add to memory there.
     pub can_add: bool,
 }
 
 impl Device {
-    /// Makes both. Set-up only: allocations may wait for kernels.
+    /// Makes all of it. Set-up only: allocations may wait for kernels.
     pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
         let ways = if tuning.bulk > 0 { 2 } else { 1 };
-        Self::open_with(context, ways, STAGING_BYTES)
+        Self::open_with(context, tuning.own, ways, STAGING_BYTES)
     }
 
-    /// The same with so many streams, and so many bytes of staging memory, at least 256.
-    pub fn open_with(context: Arc<Context>, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
-        let (streams, pinned) = {
+    /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers; `own`:
+    /// in a context of our own, if the driver makes one.
+    pub fn open_with(
+        context: Arc<Context>,
+        own: bool,
+        ways: usize,
+        staging_bytes: u64,
+    ) -> Result<Self, CudaError> {
+        let cuda = context.cuda().clone();
+        let home = match own.then(|| own_context(&cuda, context.device())) {
+            Some(Ok(home)) => home,
+            Some(Err(e)) => {
+                log::warn!(
+                    "GPU {}: no context of our own ({e}); if the application has more queued behind a kernel that waits for \
+                     a transfer, neither may come to an end: free {} MiB of the GPU's memory, or set \
+                     CUDA_DEVICE_MAX_CONNECTIONS=32",
+                    context.device(),
+                    OWN_CONTEXT_MIB
+                );
+                context.clone()
+            }
+            None => context.clone(),
+        };
+        let probe = {
             let _current = context.enter()?;
-            let streams = (0..ways).map(|_| Stream::create(context.cuda())).collect::<Result<_, _>>()?;
-            let pinned = Pinned::alloc(context.cuda(), STAGING_AT + staging_bytes as usize)?;
-            (ManuallyDrop::new(streams), ManuallyDrop::new(pinned))
+            Stream::create(&cuda)?
+        };
+        let machine = {
+            let _current = home.enter()?;
+            let streams = (0..ways).map(|_| Stream::create(&cuda)).collect::<Result<_, _>>()?;
+            let pinned = Pinned::alloc(&cuda, STAGING_AT + staging_bytes as usize)?;
+            Machine { streams, pinned, numbers: Words::alloc(&cuda, NUMBERS as usize * 8)? }
         };
         let can_add = context.has_stream_add();
-        let device = Self { context, streams, pinned, can_add };
+        let device = Self {
+            context,
+            home: ManuallyDrop::new(home),
+            machine: ManuallyDrop::new(machine),
+            probe: ManuallyDrop::new(probe),
+            started: Default::default(),
+            can_add,
+        };
+        device.fill_numbers()?;
         device.warm_up()?;
         Ok(device)
     }
 
-    /// Has the driver load whatever copies and memory operations need before a kernel can be in the way.
-    fn warm_up(&self) -> Result<(), CudaError> {
-        for &way in &[Way::Small, Way::Bulk][..self.streams.len()] {
-            let mut copies = Copies::default();
-            let at = |line: u64| self.pinned.device() + WARM_UP_AT + line * 64;
-            copies.push(at(0), at(1), 8);
-            copies.push(at(2), at(3), 8);
-            // SAFETY: inside the pinned memory, which outlives the streams' work (Device::close).
-            unsafe { self.launch(way, &copies, &mut [MemOp::write64(at(4), 0)]) }?;
+    /// Whether its streams are in a context of our own.
+    pub fn has_own_context(&self) -> bool {
+        !Arc::ptr_eq(&self.context, &self.home)
+    }
+
+    /// Writes the table of numbers. Set-up only: waits for it.
+    fn fill_numbers(&self) -> Result<(), CudaError> {
+        for i in 0..NUMBERS {
+            // SAFETY: inside the staging memory, which nobody else uses yet.
+            unsafe { self.staging_host(8 * i).cast::<u64>().write(i) };
+        }
+        let mut copies = Copies::default();
+        copies.push(self.machine.numbers.at(), self.staging(0), NUMBERS as usize * 8);
+        let _current = self.home.enter()?;
+        let stream = &self.machine.streams[0];
+        // SAFETY: both outlive the copy, which is waited for; after a failure they are never freed.
+        unsafe { stream.copy_in(&copies) }?;
+        let end = Instant::now() + DRAIN_WITHIN;
+        while !stream.is_done()? {
+            if Instant::now() > end {
+                log::warn!("GPU {}: a copy to it has not ended in {} s", self.ordinal(), DRAIN_WITHIN.as_secs());
+                break;
+            }
+            std::thread::yield_now();
         }
         Ok(())
     }
 
-    /// Where its calls are made.
+    /// Has the driver load whatever copies and memory operations need before a kernel can be in the way.
+    fn warm_up(&self) -> Result<(), CudaError> {
+        let _current = self.home.enter()?;
+        for stream in &self.machine.streams {
+            let (mut copies, mut into) = (Copies::default(), Copies::default());
+            let at = |line: u64| self.machine.pinned.device() + WARM_UP_AT + line * 64;
+            copies.push(at(0), self.machine.numbers.at(), 8);
+            copies.push(at(1), self.machine.numbers.at() + 8, 8);
+            // Back where it was.
+            into.push(self.machine.numbers.at(), at(0), 8);
+            // SAFETY: inside memory that outlives the streams' work (Device::close).
+            unsafe {
+                stream.copy(&copies)?;
+                stream.copy_in(&into)?;
+                stream.mem_ops(&mut [MemOp::write64(at(4), 0)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The application's context.
     pub fn context(&self) -> Arc<Context> {
         self.context.clone()
     }
@@ -82,83 +179,94 @@ impl Device {
         self.context.device()
     }
 
-    /// Starts copies, then memory operations.
+    /// Starts flight `number`, one more than the way's last. Once all of it is done the flag says so.
     ///
     /// # Safety
-    /// All addresses stay valid until a later flight has raised the flag.
-    pub unsafe fn launch(&self, way: Way, copies: &Copies, ops: &mut [MemOp]) -> Result<(), CudaError> {
-        let _current = self.context.enter()?;
-        // SAFETY: passed on.
+    /// All addresses stay valid until the flag is there.
+    pub unsafe fn launch(&self, way: Way, number: u64, load: Load<'_>) -> Result<(), CudaError> {
+        let _current = self.home.enter()?;
+        let (m, at) = (&self.machine, way as usize);
+        let stream = &m.streams[at];
+        self.started[at].store(number, Ordering::Release);
+        // SAFETY: passed on; flag and number are our own.
         unsafe {
-            self.streams[way as usize].copy(copies)?;
-            self.streams[way as usize].mem_ops(ops)
+            stream.copy(load.copies)?;
+            stream.copy_in(load.into)?;
+            stream.mem_ops(load.ops)?;
+            stream.copy_one(m.pinned.device() + FLAG_AT[at] as u64, m.numbers.at() + number % NUMBERS * 8, 8)
         }
     }
 
     /// An error that the GPU hit after a launch.
     pub fn check(&self) -> Result<(), CudaError> {
+        {
+            let _current = self.home.enter()?;
+            self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop))?;
+        }
         let _current = self.context.enter()?;
-        self.streams.iter().try_for_each(|s| s.is_done().map(drop))
+        self.probe.is_done().map(drop)
     }
 
     /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.
     pub fn is_idle(&self) -> bool {
-        let Ok(_current) = self.context.enter() else { return true };
-        self.streams.iter().all(|s| s.is_done().unwrap_or(true))
+        let Ok(_current) = self.home.enter() else { return true };
+        self.machine.streams.iter().all(|s| s.is_done().unwrap_or(true))
     }
 
     /// The number of the last flight that is done.
     #[inline]
     pub fn flag(&self, way: Way) -> u64 {
+        let at = way as usize;
         // SAFETY: an aligned word of the pinned memory that the GPU writes whole.
-        unsafe { AtomicU64::from_ptr(self.pinned.host().add(FLAG_AT[way as usize]).cast()) }.load(Ordering::Acquire)
-    }
-
-    /// Where the GPU raises the flag.
-    pub fn flag_at(&self, way: Way) -> u64 {
-        self.pinned.device() + FLAG_AT[way as usize] as u64
+        let low = unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(FLAG_AT[at]).cast()) }.load(Ordering::Acquire);
+        // The last number that ends like this.
+        let started = self.started[at].load(Ordering::Acquire);
+        started - started.wrapping_sub(low) % NUMBERS
     }
 
     /// What was read to [`Device::scratch`].
     pub fn scratch_value(&self) -> u64 {
         // SAFETY: as `flag`.
-        unsafe { AtomicU64::from_ptr(self.pinned.host().add(SCRATCH_AT).cast()) }.load(Ordering::Acquire)
+        unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(SCRATCH_AT).cast()) }.load(Ordering::Acquire)
     }
 
     /// Where the GPU reads a signal's present value to.
     pub fn scratch(&self) -> u64 {
-        self.pinned.device() + SCRATCH_AT as u64
+        self.machine.pinned.device() + SCRATCH_AT as u64
     }
 
     /// The GPU's address of a byte of the staging memory.
     pub fn staging(&self, offset: u64) -> u64 {
-        self.pinned.device() + STAGING_AT as u64 + offset
+        self.machine.pinned.device() + STAGING_AT as u64 + offset
     }
 
     /// The CPU's address of it; `offset` is below the size of the staging memory.
     pub fn staging_host(&self, offset: u64) -> *mut u8 {
-        debug_assert!((offset as usize) < self.pinned.bytes() - STAGING_AT);
+        debug_assert!((offset as usize) < self.machine.pinned.bytes() - STAGING_AT);
         // SAFETY: inside the pinned memory.
-        unsafe { self.pinned.host().add(STAGING_AT + offset as usize) }
+        unsafe { self.machine.pinned.host().add(STAGING_AT + offset as usize) }
     }
 
-    /// Ends it. `idle`: all flights are done; otherwise streams and memory are left to the process, because the GPU may
-    /// still write. Waits for the warm-up of a stream that was never used.
+    /// Ends it. `idle`: all flights are done; otherwise everything is left to the process, because the GPU may still
+    /// write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {
         let end = Instant::now() + DRAIN_WITHIN;
         while idle && !self.is_idle() && Instant::now() < end {
             std::thread::yield_now();
         }
+        // A context that is gone has taken all of its own with it.
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: dropped once: `self` is consumed and has no drop of its own. Nothing was ever started on it.
+            unsafe { ManuallyDrop::drop(&mut self.probe) };
+        }
         if !idle || !self.is_idle() {
             return;
         }
-        // A context that is gone has taken stream and memory with it.
-        if let Ok(_current) = self.context.enter() {
-            // SAFETY: dropped once: `self` is consumed and has no drop of its own.
-            unsafe {
-                ManuallyDrop::drop(&mut self.streams);
-                ManuallyDrop::drop(&mut self.pinned);
-            }
+        if let Ok(_current) = self.home.enter() {
+            // SAFETY: as above.
+            unsafe { ManuallyDrop::drop(&mut self.machine) };
         }
+        // SAFETY: as above; nothing of ours lives in it any more.
+        unsafe { ManuallyDrop::drop(&mut self.home) };
     }
 }

@@ -1,13 +1,14 @@
 //! Transfers that touch GPU memory: between ranks of one process directly, to others through host memory.
 //!
-//! Each rank has an [`Engine`]: one stream in its own CUDA context, on which everything that its peers (and it itself)
-//! put into its memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then
-//! a store to pinned memory that says "done", which the CPU polls. While flights are up, new operations gather for the
-//! next one. Large copies have a stream of their own (`parked`). Nothing here waits for the GPU.
+//! Each rank has an [`Engine`]: one stream on its GPU, on which everything that its peers (and it itself) put into its
+//! memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then a copy to
+//! pinned memory that says "done", which the CPU polls. While flights are up, new operations gather for the next one.
+//! Large copies have a stream of their own (`parked`). Nothing here waits for the GPU, and as good as nothing that a
+//! flight does needs its processors, which kernels that spin may hold (`own`).
 //!
-//! Signals belong to the receiver: its engine knows each one's value and writes the sum, in its own context, because
-//! memory that NCCL allocated for signals is mapped for its own GPU alone. A signal that kernels may reset is added to
-//! by the stream itself where the driver can, else read, added to and written back.
+//! Signals belong to the receiver: its engine knows each one's value and writes the sum, on its own GPU, because memory
+//! that NCCL allocated for signals is mapped for that one alone. A signal that kernels may reset is added to by the
+//! stream itself where the driver can, else read, added to and written back.
 
 mod batch;
 mod bounce;
@@ -15,6 +16,7 @@ mod carry;
 mod courier;
 mod device;
 mod op;
+mod own;
 mod parked;
 mod received;
 pub mod share;
@@ -126,9 +128,10 @@ impl Engine {
     fn open(&self, state: &mut State, context: Arc<Context>) -> Result<()> {
         let device = Device::open(context, &state.tuning).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
         log::info!(
-            "rank {}: GPU {}, copies on streams of our own; signals that kernels reset are {}",
+            "rank {}: GPU {}, copies on streams in {}; signals that kernels reset are {}",
             self.rank,
             device.ordinal(),
+            if device.has_own_context() { "a context of our own" } else { "the application's context" },
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
         if state.tuning.courier > 0 {
@@ -145,6 +148,11 @@ impl Engine {
     /// Where its GPU's calls are made; `None` before it has a GPU window and after it is closed.
     pub fn context(&self) -> Option<Arc<Context>> {
         self.state.lock().device.as_ref().map(Device::context)
+    }
+
+    /// Whether its streams are to be in a context of our own.
+    pub fn wants_own_context(&self) -> bool {
+        self.state.lock().tuning.own
     }
 
     /// Waits for what is in flight. `false`: the GPU may still be at work.

@@ -3,11 +3,11 @@
 //! Copies gather until [`Slots::launch`] starts them as one *flight*: the copies, then a store of the flight's number that
 //! the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
 
-use super::device::{Device, Way};
+use super::device::{Device, Load, Way};
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
 use crate::sync::Mutex;
-use oxygin_ffi::cuda::{Context, Copies, MemOp};
+use oxygin_ffi::cuda::{Context, Copies};
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,10 +36,23 @@ struct State {
     failure: Option<Error>,
 }
 
+/// What a stream and its slots are to be.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub slot_bytes: u64,
+    pub slots: u32,
+    /// While a flight is up, the next one is started with so many copies.
+    pub gather: usize,
+    /// They bring bytes to the GPU, not from it.
+    pub inward: bool,
+}
+
 /// A stream and its slots.
 pub struct Slots {
     rank: u32,
     slot_bytes: u64,
+    /// They bring bytes to the GPU, not from it.
+    inward: bool,
     /// Copies that a flight needs while another is up: each costs its starter a driver call.
     gather: usize,
     device: ManuallyDrop<Device>,
@@ -56,14 +69,15 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Makes stream and memory. While a flight is up, the next one is started with `gather` copies. Set-up only:
-    /// allocations may wait for kernels.
-    pub fn open(rank: u32, context: &Arc<Context>, slot_bytes: u64, slots: u32, gather: usize) -> Result<Arc<Self>> {
-        let device = Device::open_with(context.clone(), 1, slot_bytes * u64::from(slots))
+    /// Makes stream and memory. Set-up only: allocations may wait for kernels.
+    pub fn open(rank: u32, context: &Arc<Context>, own: bool, shape: Shape) -> Result<Arc<Self>> {
+        let Shape { slot_bytes, slots, gather, inward } = shape;
+        let device = Device::open_with(context.clone(), own, 1, slot_bytes * u64::from(slots))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,
             slot_bytes,
+            inward,
             gather,
             device: ManuallyDrop::new(device),
             state: Mutex::new(State {
@@ -107,13 +121,13 @@ impl Slots {
         self.fed.load(Ordering::Relaxed) && self.fed.swap(false, Ordering::AcqRel)
     }
 
-    /// Adds a copy to the next flight: `len` bytes, from the slot to GPU memory at `gpu` if `to_gpu`, else the other way.
-    /// The caller sees to it that `gpu` stays GPU memory until the flight has landed.
-    pub fn copy(&self, lease: &mut Lease, gpu: u64, len: u64, to_gpu: bool) {
+    /// Adds a copy to the next flight: `len` bytes between the slot and GPU memory at `gpu`, the way that they go here. The
+    /// caller sees to it that `gpu` stays GPU memory until the flight has landed.
+    pub fn copy(&self, lease: &mut Lease, gpu: u64, len: u64) {
         debug_assert!(len <= self.slot_bytes);
         let mut s = self.state.lock();
         let slot = self.device.staging(self.offset(lease.slot));
-        let (to, from) = if to_gpu { (gpu, slot) } else { (slot, gpu) };
+        let (to, from) = if self.inward { (gpu, slot) } else { (slot, gpu) };
         s.copies.push(to, from, len as usize);
         s.bytes += len;
         lease.flight = self.started.load(Ordering::Relaxed) + 1;
@@ -146,10 +160,11 @@ impl Slots {
         if self.device.flag(Way::Small) + 1 == number {
             s.moved = Instant::now();
         }
-        let mut done = [MemOp::write64(self.device.flag_at(Way::Small), number)];
+        let none = Copies::default();
+        let (copies, into) = if self.inward { (&none, &s.copies) } else { (&s.copies, &none) };
         // SAFETY: GPU ends are checked windows, which wait for flights before they go (`drain`); slots come back only
         // after their flight.
-        let result = unsafe { self.device.launch(Way::Small, &s.copies, &mut done) };
+        let result = unsafe { self.device.launch(Way::Small, number, Load { copies, into, ops: &mut [] }) };
         self.started.store(number, Ordering::Release);
         s.copies.clear();
         if let Err(e) = result {

@@ -4,7 +4,7 @@
 //! transfers have streams and slots of their own, so that a small one waits neither for the copies nor for the room of
 //! another context's large ones.
 
-use super::slots::{Lease, Slots};
+use super::slots::{Lease, Shape, Slots};
 use super::DRAIN_WITHIN;
 use crate::error::{Error, Result};
 use crate::memory::gpu::{window_number, GPU_BIT};
@@ -36,14 +36,15 @@ impl Stager {
     /// Bytes of a large slot: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
     pub const LARGE: u64 = 256 << 10;
 
-    /// Allocates for `conns` connections with bulk. Set-up only.
-    pub fn open(rank: u32, context: &Arc<Context>, conns: u32) -> Result<Self> {
+    /// Allocates for `conns` connections with bulk; `own`: in a context of our own. Set-up only.
+    pub fn open(rank: u32, context: &Arc<Context>, own: bool, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
-        let pair = || {
-            let large = Slots::open(rank, context, Self::LARGE, large, 1)?;
-            Ok([large, Slots::open(rank, context, SMALL, SMALL_SLOTS, SMALL_GATHER)?])
+        let pair = |inward| {
+            let shape = Shape { slot_bytes: Self::LARGE, slots: large, gather: 1, inward };
+            let small = Shape { slot_bytes: SMALL, slots: SMALL_SLOTS, gather: SMALL_GATHER, inward };
+            Ok([Slots::open(rank, context, own, shape)?, Slots::open(rank, context, own, small)?])
         };
-        let this = Self { windows: RwLock::default(), fetch: pair()?, store: pair()? };
+        let this = Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)? };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
@@ -91,7 +92,7 @@ impl Stager {
             return Err(gone(key, addr, len));
         }
         let Some(mut lease) = slots.take()? else { return Ok(None) };
-        slots.copy(&mut lease, addr, len, false);
+        slots.copy(&mut lease, addr, len);
         Ok(Some(lease))
     }
 
@@ -106,7 +107,7 @@ impl Stager {
         let windows = self.windows.read();
         let holds = holds(&windows, key, addr, len);
         if holds && len > 0 {
-            slots.copy(lease, addr, len, true);
+            slots.copy(lease, addr, len);
         }
         holds
     }

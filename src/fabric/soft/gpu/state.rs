@@ -2,7 +2,7 @@
 
 use super::batch::{add_large, Batch, Step};
 use super::courier::Courier;
-use super::device::{Device, Way, STAGING_BYTES};
+use super::device::{Device, Load, Way, STAGING_BYTES};
 use super::op::{Op, Owner, Side};
 use super::parked::{Copy, Parked};
 use super::staging::Staging;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, window_number};
 use crate::memory::registry::{Extent, Registry};
-use oxygin_ffi::cuda::{Copies, MemOp};
+use oxygin_ffi::cuda::{Copies, MemOpKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 const BULK_FLIGHTS: usize = 2;
 /// Bytes after which a flight of large copies is full: about 50 µs at the speed of NVLink.
 const BULK_BYTES: u64 = 16 << 20;
+/// From here on a copy within the GPU is left to its processors, on the stream for large ones: it waits 2.4 ms for their
+/// time slice, and by way of host memory it takes about as long.
+const NEAR_BULK: u64 = 32 << 20;
 /// An operation of so many bytes does not wait for others to gather.
 const LARGE: u64 = 64 << 10;
 /// Polls without news between two looks at the clock.
@@ -32,6 +35,13 @@ const SPARES: usize = 4;
 const ASK_AFTER: Duration = Duration::from_millis(1);
 /// How long nothing may move before that is said, once. A kernel that fills the GPU may be why.
 const STALLED_AFTER: Duration = Duration::from_secs(4);
+
+/// A flight whose stores by the stream took longer than this has waited for the GPU's processors …
+const STORES_SLOW: Duration = Duration::from_micros(700);
+/// … and in so many of the next ones copy engines store, which costs some 9 µs each but waits for nobody …
+const STORES_BY_COPY: u32 = 256;
+/// … where there are not more stores than this: each is a call of 1.3 µs.
+const FEW_STORES: usize = 32;
 
 /// A GPU window.
 pub struct GpuWindow {
@@ -99,6 +109,10 @@ pub struct State {
     /// When the last flight of such operations started.
     pub last_light: Option<Instant>,
     pub windows: Windows,
+    /// On which GPU the memory of other ranks is, as far as was asked.
+    homes: Vec<(u32, i32)>,
+    /// So many flights more store by copies.
+    store_by_copy: u32,
     pub queue: VecDeque<Op>,
     pub parked: Parked,
     pub staging: Staging,
@@ -130,6 +144,8 @@ impl State {
             streak: 0,
             last_light: None,
             windows: Windows::default(),
+            homes: Vec::new(),
+            store_by_copy: 0,
             queue: VecDeque::new(),
             parked: Parked::default(),
             staging: Staging::new(STAGING_BYTES),
@@ -225,6 +241,9 @@ impl State {
                 }
                 flight.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(flight.staged);
+                if flight.stores_since.take().is_some_and(|since| since.elapsed() > STORES_SLOW) {
+                    self.store_by_copy = STORES_BY_COPY;
+                }
                 if let Some(sample) = flight.sample.take() {
                     self.tally.landed(sample);
                 }
@@ -278,7 +297,10 @@ impl State {
             return Some(op);
         }
         let left = op.len - op.done;
-        let is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
+        let mut is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
+        if is_large && self.is_near(&op) {
+            is_large = left >= NEAR_BULK.max(self.tuning.bulk);
+        }
         if is_large {
             self.parked.push(Op { reading: None, ..op }, Copy::Waiting);
         } else if !self.parked.is_empty() && self.parked.has(&op.owner.lane) {
@@ -338,20 +360,73 @@ impl State {
         any && self.failure.is_none()
     }
 
+    /// Whether the other end of an operation between GPU memories is on this engine's own GPU.
+    pub fn is_near(&mut self, op: &Op) -> bool {
+        let Some(device) = self.device.as_ref().filter(|d| d.has_own_context()) else { return false };
+        let known = op.window.and_then(|w| self.homes.iter().find(|(rank, _)| *rank == w.rank));
+        if let Some((_, home)) = known {
+            return *home == device.ordinal();
+        }
+        let ((Side::Caller { addr, .. }, _) | (_, Side::Caller { addr, .. })) = (op.from, op.to) else { return true };
+        // An address that the driver does not know fails where it is used.
+        let home = device.context().cuda().pointer(addr).map_or(-1, |p| p.device);
+        if let Some(w) = op.window.filter(|_| home >= 0) {
+            self.homes.push((w.rank, home));
+        }
+        home == device.ordinal()
+    }
+
+    /// Gives copies within the GPU their places in the staging memory; without one they are the processors' affair.
+    fn place_near(&mut self, batch: &mut Batch) {
+        let Some(device) = &self.device else { return };
+        let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
+        for (to, from, bytes) in near.iter() {
+            match self.staging.take(bytes as u64) {
+                Some(offset) => {
+                    away.push(device.staging(offset), from, bytes);
+                    into.push(to, device.staging(offset), bytes);
+                }
+                None => away.push(to, from, bytes),
+            }
+        }
+    }
+
+    /// Has copy engines do the stores, behind the copies.
+    fn store_by_copy(&mut self, batch: &mut Batch) {
+        let may = self.store_by_copy > 0 && !batch.needs_ops && batch.ops.len() <= FEW_STORES;
+        let (true, Some(device)) = (may, &self.device) else { return };
+        self.store_by_copy -= 1;
+        let Some(offset) = self.staging.take(8 * batch.ops.len() as u64) else { return };
+        for (i, op) in batch.ops.drain(..).enumerate() {
+            let offset = offset + 8 * i as u64;
+            let (at, value, bytes) = match op.parse() {
+                Some((at, MemOpKind::Write64(value))) => (at, value, 8),
+                Some((at, MemOpKind::Write32(value))) => (at, value.into(), 4),
+                _ => continue,
+            };
+            // SAFETY: eight bytes of the staging memory that were just taken.
+            unsafe { device.staging_host(offset).cast::<u64>().write(value) };
+            batch.into.push(at, device.staging(offset), bytes);
+        }
+    }
+
     fn launch(&mut self, rank: u32, batch: &mut Batch) {
         let number = self.small.started + 1;
+        let (operations, copies, stores) = (batch.finished.len(), batch.copies(), batch.ops.len());
+        self.place_near(batch);
+        self.store_by_copy(batch);
         let Some(device) = &self.device else {
             let why = Error::internal("a transfer reached a rank without a GPU");
             batch.finished.drain(..).for_each(|o| fail_one(o, &why));
             return;
         };
-        let (operations, stores) = (batch.finished.len(), batch.ops.len());
-        batch.raise_flag(device.flag_at(Way::Small), number);
         let sample = self.tally.before_launch();
+        let stores_since = (!batch.ops.is_empty() && !batch.needs_ops && device.has_own_context()).then(Instant::now);
+        let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
         // staging memory is given back when the flight has landed.
-        let result = unsafe { device.launch(Way::Small, &batch.copies, &mut batch.ops) };
-        self.tally.launched(sample.as_ref(), operations, batch.copies.len(), stores);
+        let result = unsafe { device.launch(Way::Small, number, load) };
+        self.tally.launched(sample.as_ref(), operations, copies, stores);
         if let Err(e) = result {
             // Part of it may run; its flag never comes.
             let why = cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e);
@@ -364,6 +439,7 @@ impl State {
         }
         let mut flight = self.spare.pop().unwrap_or_default();
         (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
+        flight.stores_since = stores_since;
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
@@ -402,9 +478,9 @@ impl State {
                 }
                 return any;
             }
-            let mut flag = [MemOp::write64(device.flag_at(Way::Bulk), number)];
+            let load = Load { copies: &copies, into: &Copies::default(), ops: &mut [] };
             // SAFETY: as for `launch`.
-            if let Err(e) = unsafe { device.launch(Way::Bulk, &copies, &mut flag) } {
+            if let Err(e) = unsafe { device.launch(Way::Bulk, number, load) } {
                 self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
                 return true;
             }

@@ -3,6 +3,7 @@
 use super::op::{Owner, Side};
 use super::tally::Sample;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Bytes in the staging memory on their way to host memory.
 pub struct Outward {
@@ -20,6 +21,8 @@ pub struct Flight {
     /// Staging memory up to here is free once it landed.
     pub staged: u64,
     pub sample: Option<Sample>,
+    /// When it was started, if the stream itself stores.
+    pub stores_since: Option<Instant>,
 }
 
 /// The flights of one stream, numbered from 1 on.

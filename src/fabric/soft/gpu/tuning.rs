@@ -14,22 +14,22 @@ pub struct Tuning {
     /// A put that begins where the one before ended becomes part of its copy, and a signal that was just added to is
     /// stored once.
     pub merge: bool,
-    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB. Off unless asked for: with
-    /// four ranks on one GPU, and so some thirty streams in one context, launches of it and with them all else stood still
-    /// (docs/gpu.md).
+    /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB.
     pub courier: u64,
+    /// The streams are in a context of our own, where nothing of the application can hold them up.
+    pub own: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 0 }
+        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096, own: true }
     }
 }
 
 /// What `parse` takes, for people.
 pub const ACCEPTED: &str =
     "words with commas between: flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1, \
-                            courier=BYTES (up to 65536; 0: off)";
+                            courier=BYTES (up to 65536; 0: off), own=0 or 1";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -40,6 +40,8 @@ impl Tuning {
             match (name, value) {
                 ("merge", "0") => t.merge = false,
                 ("merge", "1") => t.merge = true,
+                ("own", "0") => t.own = false,
+                ("own", "1") => t.own = true,
                 ("flights", n) => t.flights = n.parse().ok().filter(|n| (1..=4).contains(n))?,
                 ("gather", n) => t.gather = n.parse().ok().filter(|n| (1..=1024).contains(n))?,
                 ("bulk", n) => t.bulk = n.parse().ok()?,
@@ -57,8 +59,8 @@ mod tests {
 
     #[test]
     fn words() {
-        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64").expect("all words exist");
-        assert_eq!((t.flights, t.gather, t.bulk, t.merge, t.courier), (3, 1, 0, false, 64));
+        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64,own=0").expect("all words exist");
+        assert_eq!((t.flights, t.gather, t.bulk, t.merge, t.courier, t.own), (3, 1, 0, false, 64, false));
         for wrong in ["", "courier", "courier=65537", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
             assert_eq!(Tuning::parse(wrong), None, "{wrong}");
         }

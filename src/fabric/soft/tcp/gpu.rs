@@ -37,7 +37,7 @@ impl Gpu {
     pub fn add_window(&self, id: u32, extent: Extent, memory: &GpuMemory, conns: u32) -> Result<()> {
         let Some((engine, _)) = self.engine.get() else { return Ok(()) };
         if self.stager.get().is_none() {
-            let _ = self.stager.set(Stager::open(engine.rank, &memory.context, conns)?);
+            let _ = self.stager.set(Stager::open(engine.rank, &memory.context, engine.wants_own_context(), conns)?);
         }
         self.opened()?.add_window(id, extent);
         Ok(())
