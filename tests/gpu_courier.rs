@@ -10,8 +10,13 @@ use nccl_plugin_api::*;
 use proptest::prelude::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Places where each rank's courier can be launched; each has a launch when it is made, which carries nothing.
+const BERTHS: usize = 4;
+/// Launches when two ranks register.
+const FIRST: u64 = 2 * BERTHS as u64;
 
 const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
@@ -252,8 +257,7 @@ fn the_courier_carries() {
     for kind in KINDS {
         let fake = take();
         let before = (fake.commands(), fake.calls("cuLaunchKernel"));
-        // Beside the first launch of each rank, which carries nothing.
-        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 2);
+        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + FIRST);
     }
 }
 
@@ -282,8 +286,8 @@ fn a_refused_launch_fails_nothing() {
     let fake = take();
     let before = fake.calls("cuLaunchKernel");
     // The first launches are those of registration.
-    fake.inject_after("cuLaunchKernel", 2, 701);
-    traffic(&fake, Signals::Added, || fake.calls("cuLaunchKernel") > before + 2);
+    fake.inject_after("cuLaunchKernel", FIRST as u32, 701);
+    traffic(&fake, Signals::Added, || fake.calls("cuLaunchKernel") > before + FIRST);
 }
 
 /// On a GPU without room for it everything goes by the stream, and closing does not wait for it for ever.
@@ -340,6 +344,140 @@ fn one_that_starts_late_takes_over() {
     }
 }
 
+/// A job in which rank 0 does something with bursts of small puts to rank 1, all of which arrive.
+fn with_bursts(fake: &Fake, act: impl Fn(&mut dyn FnMut()) + Sync) {
+    let sum = AtomicU64::new(0);
+    job(2, 2, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 8, 0);
+        let dst = fake.window(r, 0, 8, 0);
+        let sig = fake.signals(r, 0, 1, NEVER_RESET);
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            act(&mut || {
+                let put = |i: u64| {
+                    let (from, to) = ((src.as_window(), 0), (dst.as_window(), i % 8 * 8));
+                    r.put(i as i32 % 2, from, 8, to, 1, Some((sig.as_window(), 0, 1 + i % 3)))
+                };
+                let all: Vec<_> = (0..60).map(put).collect();
+                all.into_iter().for_each(|q| r.wait(q));
+                sum.fetch_add((0..60).map(|i| 1 + i % 3).sum(), Ordering::AcqRel);
+            });
+        }
+        r.job.barrier.wait();
+        if r.rank == 1 {
+            let sum = sum.load(Ordering::Acquire);
+            sig.wait(r, 0, sum);
+            assert_eq!(sig.get(0), sum);
+        }
+    });
+}
+
+/// Repeats it until something is so.
+fn repeat_until(what: &str, mut it: impl FnMut(), is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not after 60 s: {what}");
+        it();
+    }
+}
+
+/// A launch waits for its turn and another one carries meanwhile. The late one ends, and its berth is used again: there are more
+/// rounds than berths.
+#[test]
+fn another_berth_takes_over_from_a_late_launch() {
+    let fake = take();
+    with_bursts(&fake, |burst| {
+        for round in 0..3 * BERTHS {
+            fake.hold_launches(1);
+            repeat_until("a launch is late", &mut *burst, || fake.held_launches() == 1);
+            let before = fake.commands();
+            repeat_until("another one carries", &mut *burst, || fake.commands() >= before + 8);
+            assert_eq!(fake.held_launches(), 1, "round {round}");
+            fake.hold_launches(0);
+            wait_until("all have ended", || fake.launched() == 0);
+        }
+    });
+    fake.check();
+    assert_eq!(fake.launched(), 0);
+}
+
+/// Where every launch is late there is one in each berth, no more, and traffic goes on without them.
+#[test]
+fn there_are_no_more_late_launches_than_berths() {
+    let fake = take();
+    with_bursts(&fake, |burst| {
+        fake.hold_launches(1000);
+        repeat_until("all berths are late", &mut *burst, || fake.held_launches() == BERTHS);
+        let before = (fake.calls("cuLaunchKernel"), fake.commands());
+        (0..50).for_each(|_| burst());
+        assert_eq!((fake.calls("cuLaunchKernel"), fake.commands()), before);
+        assert_eq!(fake.held_launches(), BERTHS);
+        fake.hold_launches(0);
+        repeat_until("the courier carries again", &mut *burst, || fake.commands() >= before.1 + 8);
+    });
+    fake.check();
+    assert_eq!(fake.launched(), 0);
+}
+
+/// Now this launch is late, now that one, while all kinds of small operations are under way.
+#[test]
+fn order_is_kept_from_berth_to_berth() {
+    for kind in KINDS {
+        let fake = take();
+        let (stop, before, late) = (AtomicBool::new(false), fake.commands(), AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for i in 0.. {
+                    fake.hold_launches(1 + i % 3);
+                    std::thread::sleep(Duration::from_millis(2));
+                    late.fetch_or(fake.held_launches() > 0, Ordering::AcqRel);
+                    fake.hold_launches(0);
+                    if stop.load(Ordering::Acquire) {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                traffic(&fake, kind, || fake.commands() > before && late.load(Ordering::Acquire));
+            }));
+            stop.store(true, Ordering::Release);
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+}
+
+/// A late launch keeps code and rings, and its stream, when the communicator closes; one that gets its turn meanwhile keeps
+/// nothing.
+#[test]
+fn closing_leaves_to_a_late_launch_what_it_needs() {
+    for gets_turn in [false, true] {
+        let fake = take();
+        let count = || ["cuModuleLoadData", "cuModuleUnload", "cuStreamDestroy"].map(|call| fake.calls(call));
+        let before = count();
+        with_bursts(&fake, |burst| {
+            fake.hold_launches(1);
+            repeat_until("a launch is late", &mut *burst, || fake.held_launches() == 1);
+            let before = fake.commands();
+            repeat_until("another one carries", &mut *burst, || fake.commands() >= before + 8);
+            if gets_turn {
+                fake.hold_launches(0);
+            }
+        });
+        let after = count();
+        let [loaded, unloaded, destroyed] = std::array::from_fn(|i| after[i] - before[i]);
+        let left = u64::from(!gets_turn);
+        assert_eq!((loaded, unloaded), (2, 2 - left), "its turn: {gets_turn}");
+        // Two of each engine's own.
+        assert_eq!(destroyed, 2 * 2 + FIRST - left, "its turn: {gets_turn}");
+        assert_eq!(fake.launched() as u64, left);
+        fake.hold_launches(0);
+        wait_until("it has ended", || fake.launched() == 0);
+        fake.check();
+    }
+}
+
 /// It ends with commands in its ring: they go by the stream, once, and the sums that the engine keeps stay right.
 #[test]
 fn what_it_leaves_undone_goes_by_the_stream() {
@@ -347,7 +485,7 @@ fn what_it_leaves_undone_goes_by_the_stream() {
         let fake = take();
         fake.courier(command_us, 20);
         let before = (fake.commands(), fake.calls("cuLaunchKernel"));
-        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + 4);
+        traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + FIRST + 2);
         // And from outside, at any time.
         fake.courier(command_us, 0);
         let stop = AtomicBool::new(false);

@@ -50,6 +50,7 @@ impl Fake {
         fake.hold(0);
         fake.access(0);
         fake.hold_kernels(false);
+        fake.hold_launches(0);
         fake.courier(0, 0);
         fake.calm();
         std::env::remove_var("OXYGIN_GPU_ISSUE");
@@ -108,6 +109,18 @@ impl Fake {
     pub fn hold_kernels(&self, held: bool) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_kernels")(held) }
+    }
+
+    /// So many of the next launches do not start; 0: those that did not do so now.
+    pub fn hold_launches(&self, n: usize) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(usize)>(b"fake_hold_launches")(n) }
+    }
+
+    /// How many launches do not start because of that.
+    pub fn held_launches(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_held_launches")() }
     }
 
     /// What a courier's command takes, µs, and after at most how many it ends, at random; 0: when its time is over.

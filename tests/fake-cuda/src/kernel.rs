@@ -7,6 +7,7 @@ use crate::{blocking, call, enqueue, give, in_context};
 use oxygin_ffi::cuda::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// `CUDA_ERROR_INVALID_PTX`.
 const INVALID_PTX: CUresult = 218;
@@ -37,6 +38,8 @@ struct Launched {
     module: usize,
     parameters: Vec<u64>,
     runs: bool,
+    /// As if its stream shared a hardware queue with a kernel that spins.
+    is_held: bool,
 }
 
 #[derive(Default)]
@@ -45,6 +48,8 @@ struct Kernels {
     modules: Vec<Module>,
     functions: Vec<Function>,
     launched: Vec<Launched>,
+    /// How many of the next launches are held.
+    to_hold: usize,
 }
 
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
@@ -75,6 +80,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Whether its queue stands still.
+    fn is_held(&self) -> bool {
+        kernels().get().launched.iter().any(|l| l.id == self.id && l.is_held)
+    }
+
     /// The GPU begins with it.
     pub fn begin(&self) {
         let mut kernels = kernels();
@@ -208,7 +218,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
     let (module, parameters): (_, Vec<u64>) = (function.module, (0..function.parameters).map(read).collect());
     let id = kernels.new_handle();
-    kernels.get().launched.push(Launched { id, module, parameters: parameters.clone(), runs: false });
+    let all = kernels.get();
+    let is_held = all.to_hold > 0;
+    all.to_hold -= usize::from(is_held);
+    all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
     let launch = Launch { id, context: current(), parameters };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
@@ -231,6 +244,9 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, place: *const CUmemLoca
 
 /// Runs a launched kernel to its end on the stream's thread. `Err`: what the stream has from then on.
 pub fn run(launch: &Launch) -> CUresult {
+    while launch.is_held() {
+        std::thread::sleep(Duration::from_micros(50));
+    }
     launch.begin();
     let code = Courier::new(launch, device_of(launch.context)).run();
     launch.end();
@@ -251,6 +267,24 @@ pub extern "C" fn fake_access(who: c_int) {
 #[no_mangle]
 pub extern "C" fn fake_hold_kernels(held: bool) {
     world().hold_kernels(held);
+}
+
+/// Of the next launches so many do not start, others do: as if their streams alone shared a hardware queue with a kernel that
+/// spins. 0: those that are held start.
+#[no_mangle]
+pub extern "C" fn fake_hold_launches(n: usize) {
+    let mut kernels = kernels();
+    let all = kernels.get();
+    all.to_hold = n;
+    if n == 0 {
+        all.launched.iter_mut().for_each(|l| l.is_held = false);
+    }
+}
+
+/// How many launches are held in this way.
+#[no_mangle]
+pub extern "C" fn fake_held_launches() -> usize {
+    kernels().get().launched.iter().filter(|l| l.is_held).count()
 }
 
 /// What each command takes a courier, µs; and after how many commands, at random up to so many, its life is over, 0: only

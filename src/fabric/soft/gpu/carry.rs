@@ -73,7 +73,7 @@ impl State {
     }
 
     /// Whether no flight may start now: the courier has operations, or is about to take over once flights have landed. One
-    /// that does not get its place on the GPU costs no more than that flights come one at a time.
+    /// that does not get its place on the GPU costs no more than that flights come one at a time until it is late.
     pub fn courier_has_turn(&self) -> bool {
         let Some(courier) = &self.courier else { return false };
         courier.is_busy() || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
@@ -95,12 +95,7 @@ impl State {
         if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
             return;
         }
-        // Only once the driver knows that the one before has ended: its stream may share a queue of the GPU with a kernel that
-        // spins, and a launch with something before it in its stream waits there for everything.
-        if !courier.is_idle() {
-            return;
-        }
-        if let Err(e) = courier.launch() {
+        if let Err(e) = courier.launch(now) {
             let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
             log::info!("{}; small transfers go by the stream", why.message());
             self.tuning.courier = 0;

@@ -6,13 +6,20 @@
 //! any, and in any case after [`LIFE`]. Commands go only to one that is known to run; what it has not done when it is
 //! gone goes by the stream. Nothing depends on its ever getting a place on the GPU.
 //!
+//! A launch may wait for its turn for as long as the application likes. So there are several *berths* ([`berth`]), each a
+//! stream and a ring; one at a time is given commands. A launch that is not up within [`LATE`] is left to itself: whenever it
+//! comes up it finds no commands, and ends. Meanwhile the next one goes to another berth. Where none is free there is no
+//! courier for now, and nothing waits for it.
+//!
 //! Engine and courier never have operations up at the same time, which keeps everyone's order.
 
+mod berth;
 mod command;
 mod ring;
 
+use berth::{choose, Backoff, Berth, BERTHS};
 pub use command::{command, is_light};
-use ring::{Command, Ring, COMMANDS, CUT, STOP};
+use ring::{Command, Ring, COMMANDS, CUT};
 
 use super::op::Op;
 use crate::fabric::soft::lane::Lane;
@@ -31,7 +38,13 @@ const IDLE: Duration = Duration::from_micros(150);
 const LIFE: Duration = Duration::from_millis(2);
 /// Operations are close together if no more time than this lies between two of them.
 pub const CLOSE: Duration = Duration::from_micros(100);
-/// How long closing waits for it: on a GPU that others fill it may get its place late.
+/// Time after which a launch that is not up is given up. In a free queue of a GPU with room it takes some 10 µs, so such a
+/// one has something before it that may last; a longer wait would cost what the courier saves, of which each launch has
+/// [`LIFE`] only.
+const LATE: Duration = Duration::from_micros(300);
+/// Polls for each look at the clock while one is awaited.
+const LOOK_EVERY: u32 = 16;
+/// How long closing waits for all of them: on a GPU that others fill one may get its place late.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// A warp.
 const THREADS: u32 = 32;
@@ -46,11 +59,11 @@ const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("courier
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// None runs.
+    /// None takes commands or is expected to.
     Off,
-    /// Launched; it has not said that it runs.
+    /// Launched in the present berth; it has not said that it runs.
     Launched,
-    /// It takes commands.
+    /// The one in the present berth takes commands.
     Up,
 }
 
@@ -63,10 +76,9 @@ struct Sent {
     is_cut: bool,
 }
 
-/// What it needs on the GPU.
+/// What all berths share on the GPU.
 struct Machine {
     kernel: Kernel,
-    stream: Stream,
     pinned: Pinned,
 }
 
@@ -74,52 +86,85 @@ struct Machine {
 pub struct Courier {
     context: Arc<Context>,
     machine: ManuallyDrop<Machine>,
-    ring: Ring,
+    berths: Vec<Berth>,
+    /// The present berth: where the last launch was that is or was awaited. Launches in others are gone, or late; none of
+    /// them has a command to do.
+    present: usize,
     phase: Phase,
-    /// Number of the last launch.
+    /// When the present one was launched, and polls since then.
+    since: Instant,
+    polls: u32,
+    backoff: Backoff,
+    /// All launches but the first of each berth.
     launches: u64,
-    /// Commands written, of all launches.
-    posted: u64,
-    /// Those not known to be done, oldest first; the last one is number `posted - 1`.
+    /// Commands of the present berth that are not known to be done, oldest first; the last one is the last it was given.
     sent: VecDeque<Sent>,
     /// All operations that it carried.
     pub carried: u64,
 }
 
 impl Courier {
-    /// Loads it and runs it once, briefly, so that the driver has done what it does at a first launch. Set-up only: it may
-    /// wait for kernels.
+    /// Loads it and runs it once in each berth, briefly, so that the driver has done what it does at a first launch. Set-up
+    /// only: it may wait for kernels.
     pub fn open(context: Arc<Context>) -> Result<Self, CudaError> {
+        let mut berths = Vec::with_capacity(BERTHS);
         let machine = {
+            let cuda = context.cuda();
             let _current = context.enter()?;
-            let kernel = Kernel::load(context.cuda(), PTX, c"oxygin_courier")?;
-            // A launch that waits for a place on a full GPU must not hold up the engine's own streams.
-            let stream = Stream::create_below(context.cuda(), 1)?;
-            Machine { kernel, stream, pinned: Pinned::alloc(context.cuda(), ring::BYTES)? }
+            let kernel = Kernel::load(cuda, PTX, c"oxygin_courier")?;
+            // One after the other, for queues of their own.
+            let streams = (0..BERTHS).map(|_| Stream::create_below(cuda, 1)).collect::<Result<Vec<_>, _>>()?;
+            let machine = Machine { kernel, pinned: Pinned::alloc(cuda, BERTHS * ring::BYTES)? };
+            let (host, device) = (machine.pinned.host(), machine.pinned.device());
+            for (i, stream) in streams.into_iter().enumerate() {
+                let at = i * ring::BYTES;
+                // SAFETY: a part of its own of the zeroed, page-aligned memory, which is kept as long as `self`, or for
+                // ever (`close`).
+                let ring = unsafe { Ring::new(host.add(at)) };
+                berths.push(Berth::new(stream, ring, device + at as u64));
+            }
+            let machine = ManuallyDrop::new(machine);
+            for berth in &mut berths {
+                // SAFETY: the machine stays until all are gone (`close`), or for ever.
+                unsafe { berth.launch(&machine.kernel, IDLE, Duration::ZERO) }?;
+            }
+            machine
         };
-        // SAFETY: as large, zeroed and page-aligned; kept as long as `self`, or for ever (`close`).
-        let ring = unsafe { Ring::new(machine.pinned.host()) };
-        let machine = ManuallyDrop::new(machine);
-        let sent = VecDeque::with_capacity(COMMANDS as usize);
-        let mut made = Self { context, machine, ring, phase: Phase::Off, launches: 0, posted: 0, sent, carried: 0 };
-        made.launch_for(Duration::ZERO)?;
-        Ok(made)
+        Ok(Self {
+            context,
+            machine,
+            berths,
+            present: 0,
+            phase: Phase::Off,
+            since: Instant::now(),
+            polls: 0,
+            backoff: Backoff::default(),
+            launches: 0,
+            sent: VecDeque::with_capacity(COMMANDS as usize),
+            carried: 0,
+        })
     }
 
-    /// Starts one.
-    pub fn launch(&mut self) -> Result<(), CudaError> {
+    /// Starts one, if there is a place for it and launches were not late too often; none has commands to do. One that was late
+    /// and runs now is as good.
+    pub fn launch(&mut self, now: Instant) -> Result<(), CudaError> {
         debug_assert!(self.is_off() && self.sent.is_empty());
-        self.launch_for(LIFE)
-    }
-
-    fn launch_for(&mut self, life: Duration) -> Result<(), CudaError> {
+        if let Some(late) = self.berths.iter().position(Berth::runs) {
+            (self.present, self.phase) = (late, Phase::Up);
+            return Ok(());
+        }
+        if !self.backoff.allows(now) {
+            return Ok(());
+        }
         let _current = self.context.enter()?;
-        let (ring, number) = (self.machine.pinned.device(), self.launches + 1);
-        let [idle, life] = [IDLE, life].map(|d| d.as_nanos() as u64);
-        let parameters = [ring, Ring::words(ring), self.posted, number, idle, life];
-        // SAFETY: what courier.ptx says of its parameters; the memory stays until the kernel is gone.
-        unsafe { self.machine.kernel.launch(&self.machine.stream, THREADS, parameters) }?;
-        (self.launches, self.phase) = (number, Phase::Launched);
+        // Only once the driver knows that the one before has ended: its stream may share a queue of the GPU with a kernel
+        // that spins, and a launch with something before it in its stream waits there for everything.
+        let free = choose(self.present, BERTHS, |i| self.berths[i].has_ended());
+        let Some(berth) = free else { return Ok(()) };
+        // SAFETY: the machine stays until all are gone (`close`), or for ever.
+        unsafe { self.berths[berth].launch(&self.machine.kernel, IDLE, LIFE) }?;
+        (self.present, self.phase, self.since, self.polls) = (berth, Phase::Launched, now, 0);
+        self.launches += 1;
         Ok(())
     }
 
@@ -130,15 +175,19 @@ impl Courier {
             Phase::Launched => "launched, not yet running",
             Phase::Up => "running",
         };
-        format!("{phase}, {} of its commands are not done", self.sent.len())
+        let waiting = self.berths.iter().filter(|b| b.is_waiting()).count();
+        format!(
+            "{phase}, {waiting} of {BERTHS} launches wait for their turn, {} of its commands are not done",
+            self.sent.len()
+        )
     }
 
-    /// How often it was started, the first time aside.
+    /// How often it was started, the first time in each berth aside.
     pub fn launches(&self) -> u64 {
-        self.launches - 1
+        self.launches
     }
 
-    /// None was launched, or the last one is gone.
+    /// None was launched, or the last one is gone or late.
     pub fn is_off(&self) -> bool {
         self.phase == Phase::Off
     }
@@ -170,8 +219,7 @@ impl Courier {
         if is_cut {
             command.flags |= CUT;
         }
-        self.ring.write(self.posted, &command);
-        self.posted += 1;
+        self.berths[self.present].post(&command);
         self.carried += 1;
         self.sent.push_back(Sent { op, signal: command.signal, is_cut });
     }
@@ -189,25 +237,45 @@ impl Courier {
         false
     }
 
-    /// The oldest operation, if it is done. Notices that the courier has begun to run, or is gone.
+    /// The oldest operation, if it is done. Notices that the courier has begun to run, or is gone, or is late.
     #[inline]
     pub fn land(&mut self) -> Option<Op> {
+        let berth = &self.berths[self.present];
         match self.phase {
             Phase::Off => return None,
-            Phase::Launched if self.ring.up() == self.launches => self.phase = Phase::Up,
-            Phase::Launched => return None,
+            Phase::Launched if berth.is_up() => {
+                self.backoff.in_time();
+                self.phase = Phase::Up;
+            }
+            Phase::Launched => {
+                self.give_up_if_late();
+                return None;
+            }
             Phase::Up => {}
         }
-        let first = self.posted - self.sent.len() as u64;
+        let first = berth.posted() - self.sent.len() as u64;
         // First whether it is gone: then the count is final.
-        let gone = self.ring.gone() == self.launches;
-        if first < self.ring.done() {
+        let gone = berth.is_gone();
+        if first < berth.done() {
             return self.sent.pop_front().map(|s| s.op);
         }
         if gone {
             self.phase = Phase::Off;
         }
         None
+    }
+
+    /// Has the next launch go elsewhere if this one is not up in time. It was given nothing.
+    fn give_up_if_late(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls % LOOK_EVERY != 0 {
+            return;
+        }
+        let now = Instant::now();
+        if now.saturating_duration_since(self.since) > LATE {
+            self.backoff.late(now);
+            self.phase = Phase::Off;
+        }
     }
 
     /// What a courier that is gone has left undone. Nobody does it any more: the next one begins behind it.
@@ -225,46 +293,37 @@ impl Courier {
     /// An error that the GPU hit.
     pub fn check(&self) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
-        self.machine.stream.is_done().map(drop)
+        self.berths.iter().try_for_each(Berth::check)
     }
 
-    /// Whether none runs, or the context is broken.
+    /// Whether none can touch what operations named: none runs that was given any, or the context is broken.
     pub fn is_idle(&self) -> bool {
         let Ok(_current) = self.context.enter() else { return true };
-        self.machine.stream.is_done().unwrap_or(true)
+        self.berths.iter().all(|b| b.is_harmless() || b.is_idle())
     }
 
-    /// Ends it. It has nothing to do any more, or the GPU has failed. `false`: it may still run; its memory is left to the
-    /// process.
+    /// Ends it. It has nothing to do any more, or the GPU has failed. `false`: one may still run, or is late and will; code and
+    /// rings are left to the process, and the streams of those.
     pub fn close(mut self, healthy: bool) -> bool {
         if !healthy {
             return false;
         }
-        let end = Instant::now() + GONE_WITHIN;
-        let mut stopped = false;
-        while self.phase != Phase::Off {
-            if self.land().is_some() {
-                continue;
-            }
-            if self.is_up() && !stopped {
-                self.ring.write(self.posted, &Command { flags: STOP, ..Command::default() });
-                stopped = true;
-            }
-            if Instant::now() > end {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        while !self.is_idle() {
-            if Instant::now() > end {
-                return false;
-            }
-            std::thread::yield_now();
-        }
         // A context that is gone has taken all of it.
         let Ok(_current) = self.context.enter() else { return true };
-        // SAFETY: dropped once: `self` is consumed and has no drop of its own.
-        unsafe { ManuallyDrop::drop(&mut self.machine) };
-        true
+        // One that is late ends as soon as it comes up.
+        self.berths.iter().for_each(Berth::stop);
+        let end = Instant::now() + GONE_WITHIN;
+        while !self.berths.iter().all(Berth::has_ended) && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let mut all = true;
+        for berth in self.berths.drain(..) {
+            all &= berth.close();
+        }
+        if all {
+            // SAFETY: dropped once: `self` is consumed and has no drop of its own. None runs or will.
+            unsafe { ManuallyDrop::drop(&mut self.machine) };
+        }
+        all
     }
 }

@@ -15,8 +15,8 @@ const DONE_AT: usize = 64;
 const GONE_AT: usize = 128;
 /// Where the words begin, after the ring.
 const WORDS_AT: usize = COMMANDS as usize * COMMAND_BYTES;
-/// Bytes of all of it.
-pub const BYTES: usize = WORDS_AT + 192;
+/// Bytes of all of it; rings lie one after the other, none shares a line with another.
+pub const BYTES: usize = (WORDS_AT + 192).next_multiple_of(256);
 
 /// Its signal must not overtake that of a command before it.
 pub const CUT: u32 = 1;

@@ -1,0 +1,198 @@
+//! A place where the courier can be launched: a stream and a ring of its own.
+//!
+//! The driver maps a context's streams onto a few hardware queues. Where the application has work queued behind a kernel
+//! that spins, that queue stands still, and a launch of ours in a stream that shares it waits for as long as the kernel
+//! spins. Streams made one after the other land in different queues, so a launch in another berth may run at once. A kernel
+//! that runs already is never held up.
+
+use super::ring::{Command, Ring, STOP};
+use super::THREADS;
+use oxygin_ffi::cuda::{CudaError, Kernel, Stream};
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+/// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`).
+pub const BERTHS: usize = 4;
+/// First pause once as many launches in a row were late as there are berths; it doubles with each more …
+const PAUSE: Duration = Duration::from_millis(1);
+/// … up to 2 to the power of this.
+const DOUBLED: u32 = 6;
+
+/// One of them. Its stream is used with the context current.
+pub struct Berth {
+    /// Destroyed by `close` alone: work may be in it.
+    stream: ManuallyDrop<Stream>,
+    ring: Ring,
+    /// Where the GPU finds the ring.
+    at: u64,
+    /// Number of the last launch here.
+    launches: u64,
+    /// Commands written, of all launches, and when the last one was launched.
+    posted: u64,
+    first: u64,
+}
+
+impl Berth {
+    pub fn new(stream: Stream, ring: Ring, at: u64) -> Self {
+        Self { stream: ManuallyDrop::new(stream), ring, at, launches: 0, posted: 0, first: 0 }
+    }
+
+    /// Launches the kernel; the one before is gone.
+    ///
+    /// # Safety
+    /// The kernel is that of `courier.ptx`. It stays loaded, and the ring stays, until it is gone.
+    pub unsafe fn launch(&mut self, kernel: &Kernel, idle: Duration, life: Duration) -> Result<(), CudaError> {
+        debug_assert!(self.is_gone());
+        let number = self.launches + 1;
+        let [idle, life] = [idle, life].map(|d| d.as_nanos() as u64);
+        let parameters = [self.at, Ring::words(self.at), self.posted, number, idle, life];
+        // SAFETY: what courier.ptx says of its parameters, and the caller's promise.
+        unsafe { kernel.launch(&self.stream, THREADS, parameters) }?;
+        (self.launches, self.first) = (number, self.posted);
+        Ok(())
+    }
+
+    /// The last launch has begun to run.
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        self.ring.up() == self.launches
+    }
+
+    /// The last launch has come and gone, or there was none. `done` read after it is final.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.ring.gone() == self.launches
+    }
+
+    /// The last launch runs, as far as it has said.
+    pub fn runs(&self) -> bool {
+        self.is_up() && !self.is_gone()
+    }
+
+    /// The last launch has not begun to run.
+    pub fn is_waiting(&self) -> bool {
+        !self.is_up()
+    }
+
+    /// The last launch never had a command: it touches its ring and nothing else.
+    pub fn is_harmless(&self) -> bool {
+        self.posted == self.first
+    }
+
+    /// How many commands were written, of all launches.
+    #[inline]
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// How many of them are done.
+    #[inline]
+    pub fn done(&self) -> u64 {
+        self.ring.done()
+    }
+
+    /// Writes a command. There is room in the ring.
+    pub fn post(&mut self, command: &Command) {
+        self.ring.write(self.posted, command);
+        self.posted += 1;
+    }
+
+    /// Tells the last launch to end once it has done its commands. Nothing is launched here any more.
+    pub fn stop(&self) {
+        if !self.is_gone() {
+            self.ring.write(self.posted, &Command { flags: STOP, ..Command::default() });
+        }
+    }
+
+    /// An error that the GPU hit.
+    pub fn check(&self) -> Result<(), CudaError> {
+        self.stream.is_done().map(drop)
+    }
+
+    /// Whether the driver knows that nothing is in the stream any more, or the context is broken.
+    pub fn is_idle(&self) -> bool {
+        self.stream.is_done().unwrap_or(true)
+    }
+
+    /// Whether the last launch is gone, and the driver knows it.
+    pub fn has_ended(&self) -> bool {
+        self.is_gone() && self.is_idle()
+    }
+
+    /// Destroys the stream, if nothing is in it; otherwise it is left to the process. `false`: it is.
+    pub fn close(mut self) -> bool {
+        let ended = self.has_ended();
+        if ended {
+            // SAFETY: dropped once: `self` is consumed and has no drop of its own.
+            unsafe { ManuallyDrop::drop(&mut self.stream) };
+        }
+        ended
+    }
+}
+
+/// The first that is free, from `last` on: where the last launch came up at once the next one probably does.
+pub fn choose(last: usize, count: usize, is_free: impl Fn(usize) -> bool) -> Option<usize> {
+    (last..last + count).map(|i| i % count).find(|&i| is_free(i))
+}
+
+/// Whether one more launch makes sense after others were late. As long as one berth is good there is no pause; where all
+/// are late, on a GPU that is full or has its turn with another process, launches become rare.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    /// Late launches since one was in time.
+    late: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    /// A launch was in time.
+    pub fn in_time(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A launch is late.
+    pub fn late(&mut self, now: Instant) {
+        self.late = self.late.saturating_add(1);
+        if let Some(more) = self.late.checked_sub(BERTHS as u32) {
+            self.until = Some(now + PAUSE * (1 << more.min(DOUBLED)));
+        }
+    }
+
+    /// Whether one may be launched.
+    pub fn allows(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now >= until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_berth_is_taken_again_as_long_as_it_is_free() {
+        assert_eq!(choose(2, 4, |_| true), Some(2));
+        assert_eq!(choose(2, 4, |i| i != 2), Some(3));
+        assert_eq!(choose(2, 4, |i| i < 2), Some(0));
+        assert_eq!(choose(2, 4, |i| i == 1), Some(1));
+        assert_eq!(choose(2, 4, |_| false), None);
+    }
+
+    #[test]
+    fn pauses_begin_when_all_were_late_and_grow_up_to_a_limit() {
+        let (mut backoff, now) = (Backoff::default(), Instant::now());
+        for _ in 1..BERTHS {
+            backoff.late(now);
+            assert!(backoff.allows(now));
+        }
+        for factor in [1, 2, 4, 8, 16, 32, 64, 64, 64] {
+            backoff.late(now);
+            let end = now + PAUSE * factor;
+            assert!(!backoff.allows(end - Duration::from_nanos(1)), "{factor}");
+            assert!(backoff.allows(end), "{factor}");
+        }
+        backoff.in_time();
+        assert!(backoff.allows(now));
+        backoff.late(now);
+        assert!(backoff.allows(now), "one that is late says nothing of the others");
+    }
+}
