@@ -3,33 +3,71 @@
 use crate::kernel::{self, Launch};
 use crate::world::world;
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// A copy of rows of `width` bytes, mostly of one.
+pub struct Copy {
+    pub to: u64,
+    pub from: u64,
+    pub width: usize,
+    pub height: usize,
+    /// From row to row, of destination and source.
+    pub pitches: (usize, usize),
+}
+
+impl Copy {
+    pub fn plain(to: u64, from: u64, bytes: usize) -> Self {
+        Self { to, from, width: bytes, height: 1, pitches: (bytes, bytes) }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.width * self.height
+    }
+
+    /// Each row's destination and source.
+    pub fn rows(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let (to, from) = self.pitches;
+        (0..self.height).map(move |i| (self.to + (i * to) as u64, self.from + (i * from) as u64))
+    }
+}
+
 pub enum Work {
-    /// To, from, bytes; without order among themselves: the last is done first.
-    Copies(Vec<(u64, u64, usize)>),
+    /// Without order among themselves: the last is done first.
+    Copies(Vec<Copy>),
     Ops(Vec<MemOp>),
     Kernel(Launch),
 }
 
-/// Pieces of work of all streams that are not done; a kernel counts until it has drawn its fault, because what it does by
-/// and by is not known.
-static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+/// Streams whose threads have not ended. Locked alone, or as the last.
+static STREAMS: Mutex<Vec<Arc<Progress>>> = Mutex::new(Vec::new());
 
-/// Whether any stream has work.
+fn streams() -> MutexGuard<'static, Vec<Arc<Progress>>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether any stream has work that may still draw a fault.
 pub fn are_busy() -> bool {
-    UNFINISHED.load(Ordering::Acquire) > 0
+    streams().iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0)
+}
+
+/// How many streams of a context there are that are not destroyed.
+pub fn live_in(context: usize) -> usize {
+    streams().iter().filter(|s| s.context == context && !s.is_ended.load(Ordering::Acquire)).count()
 }
 
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 pub const ILLEGAL_ADDRESS: CUresult = 700;
 
-#[derive(Default)]
 struct Progress {
+    context: usize,
+    is_ended: AtomicBool,
     unfinished: AtomicUsize,
+    /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by is
+    /// not known.
+    undrawn: AtomicUsize,
     error: AtomicI32,
 }
 
@@ -42,7 +80,14 @@ pub struct FakeStream {
 impl FakeStream {
     pub fn start(context: usize) -> *mut Self {
         let (queue, work) = channel::<(Work, Instant)>();
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(Progress {
+            context,
+            is_ended: AtomicBool::new(false),
+            unfinished: AtomicUsize::new(0),
+            undrawn: AtomicUsize::new(0),
+            error: AtomicI32::new(CUDA_SUCCESS),
+        });
+        streams().push(progress.clone());
         let own = progress.clone();
         std::thread::spawn(move || {
             for (work, since) in work {
@@ -52,7 +97,7 @@ impl FakeStream {
                     let delay = world().delay_us();
                     let mut code = world().injected("gpu");
                     if is_kernel {
-                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                        own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
                     let (latency, copy) = world().gpu_ns();
                     if latency > 0 {
@@ -66,7 +111,7 @@ impl FakeStream {
                         std::thread::sleep(Duration::from_micros(delay));
                     }
                     if let Work::Copies(copies) = &work {
-                        let most = copies.iter().map(|c| c.2).max().unwrap_or(0);
+                        let most = copies.iter().map(Copy::bytes).max().unwrap_or(0);
                         while world().is_held(most) {
                             std::thread::sleep(Duration::from_micros(50));
                         }
@@ -84,14 +129,15 @@ impl FakeStream {
                     // Before anybody can see that the stream is done with it.
                     drop(work);
                     if is_kernel {
-                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                        own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
                 if !is_kernel {
-                    UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    own.undrawn.fetch_sub(1, Ordering::AcqRel);
                 }
             }
+            streams().retain(|s| !Arc::ptr_eq(s, &own));
         });
         Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
     }
@@ -99,7 +145,9 @@ impl FakeStream {
     /// Lets the thread end after its work. The stream itself stays, small, for late callers.
     pub unsafe fn end(stream: *mut Self) {
         // SAFETY: made by `start` and never freed.
-        let sender = unsafe { &*stream }.queue.lock().map(|mut q| q.take());
+        let stream = unsafe { &*stream };
+        stream.progress.is_ended.store(true, Ordering::Release);
+        let sender = stream.queue.lock().map(|mut q| q.take());
         if !matches!(sender, Ok(Some(_))) {
             world().violation("a stream is destroyed twice");
         }
@@ -111,7 +159,7 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        UNFINISHED.fetch_add(1, Ordering::AcqRel);
+        self.progress.undrawn.fetch_add(1, Ordering::AcqRel);
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
@@ -138,13 +186,16 @@ fn gone(bytes: usize) -> CUresult {
 fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
-            for (to, from, n) in copies.into_iter().rev() {
+            for copy in copies.iter().rev() {
                 world().count_copy();
-                let to = world().resolve(to, n);
-                let from = world().resolve(from, n);
-                let (Some(to), Some(from)) = (to, from) else { return gone(n) };
-                // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
-                unsafe { std::ptr::copy(from, to, n) };
+                let n = copy.width;
+                for (to, from) in copy.rows() {
+                    let to = world().resolve(to, n);
+                    let from = world().resolve(from, n);
+                    let (Some(to), Some(from)) = (to, from) else { return gone(n) };
+                    // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
+                    unsafe { std::ptr::copy(from, to, n) };
+                }
             }
         }
         Work::Kernel(launch) => return kernel::run(&launch),
