@@ -351,6 +351,15 @@ pub extern "C" fn fake_hold(bytes: usize) {
     world().hold(bytes);
 }
 
+/// The application has something queued behind a kernel that spins on GPU `device`: until this is called with `false`
+/// nothing that needs the GPU's processors (kernels, stores, copies within the GPU, short ones from the host) begins in
+/// its primary context, nor what is behind that in the same stream; in other contexts it waits for a time slice. What
+/// copy engines do goes on.
+#[no_mangle]
+pub extern "C" fn fake_block(device: c_int, on: bool) {
+    world().block(device, on);
+}
+
 /// How often a function was called since the process began.
 #[no_mangle]
 pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u64 {

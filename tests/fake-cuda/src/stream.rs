@@ -1,7 +1,8 @@
 //! Streams: work in order, on a thread of its own.
 
+use crate::copies;
 use crate::kernel::{self, Launch};
-use crate::world::world;
+use crate::world::{device_of, is_primary, world};
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
@@ -41,6 +42,28 @@ pub enum Work {
     Kernel(Launch),
 }
 
+impl Work {
+    /// Whether it needs the GPU's processors, decided as it is queued.
+    fn is_computed(&self) -> bool {
+        match self {
+            Self::Copies(all) => all.iter().any(copies::is_computed),
+            Self::Ops(_) | Self::Kernel(_) => true,
+        }
+    }
+}
+
+/// Work on its way through a stream.
+struct Queued {
+    work: Work,
+    since: Instant,
+    is_computed: bool,
+}
+
+/// What a context waits for the GPU's processors while a kernel of another one runs; a real one 2.4 ms.
+const SLICE: Duration = Duration::from_micros(500);
+/// How long a thread sleeps between two looks at what it waits for.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// Streams whose threads have not ended. Locked alone, or as the last.
 static STREAMS: Mutex<Vec<Arc<Progress>>> = Mutex::new(Vec::new());
 
@@ -48,9 +71,10 @@ fn streams() -> MutexGuard<'static, Vec<Arc<Progress>>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether any stream has work that may still draw a fault.
+/// Whether any stream has work that may still draw a fault, unless its queue stands.
 pub fn are_busy() -> bool {
-    streams().iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0)
+    let all = streams().clone();
+    all.iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0 && !s.stands())
 }
 
 /// How many streams of a context there are that are not destroyed.
@@ -64,6 +88,8 @@ pub const ILLEGAL_ADDRESS: CUresult = 700;
 struct Progress {
     context: usize,
     is_ended: AtomicBool,
+    /// It waits, or did until a moment ago, for `fake_block` to end; its next piece of work has drawn its fault.
+    waits: AtomicBool,
     unfinished: AtomicUsize,
     /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by is
     /// not known.
@@ -71,18 +97,42 @@ struct Progress {
     error: AtomicI32,
 }
 
+impl Progress {
+    fn stands(&self) -> bool {
+        self.waits.load(Ordering::Acquire) && world().is_blocked(device_of(self.context))
+    }
+
+    /// Waits until the GPU's processors are there.
+    fn wait_for_processors(&self) {
+        let device = device_of(self.context);
+        if !world().is_blocked(device) {
+            return;
+        }
+        if !is_primary(self.context) {
+            std::thread::sleep(SLICE);
+            return;
+        }
+        self.waits.store(true, Ordering::Release);
+        while world().is_blocked(device) {
+            std::thread::sleep(LOOK);
+        }
+        self.waits.store(false, Ordering::Release);
+    }
+}
+
 pub struct FakeStream {
     pub context: usize,
-    queue: Mutex<Option<Sender<(Work, Instant)>>>,
+    queue: Mutex<Option<Sender<Queued>>>,
     progress: Arc<Progress>,
 }
 
 impl FakeStream {
     pub fn start(context: usize) -> *mut Self {
-        let (queue, work) = channel::<(Work, Instant)>();
+        let (queue, work) = channel::<Queued>();
         let progress = Arc::new(Progress {
             context,
             is_ended: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
             unfinished: AtomicUsize::new(0),
             undrawn: AtomicUsize::new(0),
             error: AtomicI32::new(CUDA_SUCCESS),
@@ -90,7 +140,7 @@ impl FakeStream {
         streams().push(progress.clone());
         let own = progress.clone();
         std::thread::spawn(move || {
-            for (work, since) in work {
+            for Queued { work, since, is_computed } in work {
                 let is_kernel = matches!(work, Work::Kernel(_));
                 if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
                     // One statement each: a guard lives to the end of its statement.
@@ -113,11 +163,14 @@ impl FakeStream {
                     if let Work::Copies(copies) = &work {
                         let most = copies.iter().map(Copy::bytes).max().unwrap_or(0);
                         while world().is_held(most) {
-                            std::thread::sleep(Duration::from_micros(50));
+                            std::thread::sleep(LOOK);
                         }
                     }
                     while is_kernel && world().are_kernels_held() {
-                        std::thread::sleep(Duration::from_micros(50));
+                        std::thread::sleep(LOOK);
+                    }
+                    if is_computed {
+                        own.wait_for_processors();
                     }
                     if code == CUDA_SUCCESS {
                         code = run(work);
@@ -160,7 +213,8 @@ impl FakeStream {
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
         self.progress.undrawn.fetch_add(1, Ordering::AcqRel);
-        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
+        let queued = Queued { is_computed: work.is_computed(), work, since: Instant::now() };
+        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send(queued).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
                 world().violation("work for a destroyed stream");

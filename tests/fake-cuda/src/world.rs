@@ -78,6 +78,8 @@ struct Inner {
     copy_ns: u64,
     gpu_ns: u64,
     held_bytes: usize,
+    /// GPUs whose primary context's queues stand.
+    blocked: Vec<CUdevice>,
     access: c_int,
     kernels_held: bool,
     command_us: u64,
@@ -253,6 +255,18 @@ impl World {
     pub fn is_held(&mut self, bytes: usize) -> bool {
         let from = self.inner().held_bytes;
         from != 0 && bytes >= from
+    }
+
+    pub fn block(&mut self, device: CUdevice, on: bool) {
+        self.inner().blocked.retain(|&d| d != device);
+        if on {
+            self.inner().blocked.push(device);
+        }
+    }
+
+    /// Whether the queues of a GPU's primary context stand.
+    pub fn is_blocked(&mut self, device: CUdevice) -> bool {
+        self.inner().blocked.contains(&device)
     }
 
     pub fn set_access(&mut self, who: c_int) {
