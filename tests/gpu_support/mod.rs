@@ -48,6 +48,7 @@ impl Fake {
         fake.settings(false, 3);
         fake.costs(0, 0, 0);
         fake.hold(0);
+        (0..4).for_each(|gpu| fake.block(gpu, false));
         fake.access(0);
         fake.hold_kernels(false);
         fake.hold_launches(0);
@@ -96,6 +97,13 @@ impl Fake {
     pub fn hold(&self, bytes: usize) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(usize)>(b"fake_hold")(bytes) }
+    }
+
+    /// The queues of a GPU's primary context stand, or go again: what needs the GPU's processors waits there, and in other
+    /// contexts for a time slice.
+    pub fn block(&self, gpu: c_int, on: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_block")(gpu, on) }
     }
 
     /// Who may touch memory from `alloc` with loads and stores from here on: all GPUs (0), its own (1), its own and the

@@ -10,6 +10,8 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod contexts;
+mod copies;
 mod courier;
 mod devices;
 mod dmabuf;
@@ -127,7 +129,7 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
 #[no_mangle]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     call!("cuCtxPushCurrent");
-    if world().is_destroyed(context) {
+    if !world().is_context(context as usize) {
         return INVALID_CONTEXT;
     }
     PUSH(context as usize);
@@ -227,48 +229,6 @@ unsafe fn enqueue(name: &str, stream: CUstream, work: Work) -> CUresult {
     stream.push(work)
 }
 
-/// Whether device memory at both ends may be touched from the current context.
-fn may_copy(to: u64, from: u64, n: usize) -> bool {
-    let device = device_of(current());
-    [to, from].into_iter().all(|at| world().reach(at, n, device))
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, n: usize, stream: CUstream) -> CUresult {
-    in_context!("cuMemcpyAsync");
-    if !may_copy(to, from, n) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    let ns = world().copy_ns();
-    spin(ns);
-    unsafe { enqueue("cuMemcpyAsync", stream, Work::Copies(vec![(to, from, n)])) }
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
-    to: *const u64,
-    from: *const u64,
-    bytes: *const usize,
-    n: usize,
-    attributes: *const CUmemcpyAttributes,
-    _first: *const usize,
-    count: usize,
-    stream: CUstream,
-) -> CUresult {
-    in_context!("cuMemcpyBatchAsync");
-    let all: Vec<_> = (0..n).map(|i| unsafe { (*to.add(i), *from.add(i), *bytes.add(i)) }).collect();
-    let in_order = unsafe { (*attributes).src_access_order } == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-    if count != 1 || !in_order || !all.iter().all(|&(t, f, n)| may_copy(t, f, n)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    if n == 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    let ns = world().copy_ns() * n as u64;
-    spin(ns);
-    unsafe { enqueue("cuMemcpyBatchAsync", stream, Work::Copies(all)) }
-}
-
 #[no_mangle]
 pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
     stream: CUstream,
@@ -304,7 +264,7 @@ unsafe fn store(stream: CUstream, ops: Vec<MemOp>) -> CUresult {
 #[no_mangle]
 pub unsafe extern "C" fn cuMemHostAlloc(place: *mut *mut c_void, n: usize, _flags: c_uint) -> CUresult {
     blocking!("cuMemHostAlloc");
-    unsafe { give(place, world().pin(n).cast()) }
+    unsafe { give(place, world().pin(current(), n).cast()) }
 }
 
 #[no_mangle]
@@ -366,7 +326,7 @@ pub extern "C" fn fake_calm() {
     world().calm();
 }
 
-/// A destroyed context refuses to be pushed.
+/// A device's primary context, destroyed, refuses to be pushed.
 #[no_mangle]
 pub extern "C" fn fake_destroy_context(device: c_int, destroyed: bool) {
     world().destroy(device, destroyed);
@@ -389,6 +349,15 @@ pub extern "C" fn fake_costs(call: u64, copy: u64, gpu: u64) {
 #[no_mangle]
 pub extern "C" fn fake_hold(bytes: usize) {
     world().hold(bytes);
+}
+
+/// The application has something queued behind a kernel that spins on GPU `device`: until this is called with `false`
+/// nothing that needs the GPU's processors (kernels, stores, copies within the GPU, short ones from the host) begins in
+/// its primary context, nor what is behind that in the same stream; in other contexts it waits for a time slice. What
+/// copy engines do goes on.
+#[no_mangle]
+pub extern "C" fn fake_block(device: c_int, on: bool) {
+    world().block(device, on);
 }
 
 /// How often a function was called since the process began.

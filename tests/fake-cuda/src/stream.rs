@@ -1,58 +1,153 @@
 //! Streams: work in order, on a thread of its own.
 
+use crate::copies;
 use crate::kernel::{self, Launch};
-use crate::world::world;
+use crate::world::{device_of, is_primary, world};
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// A copy of rows of `width` bytes, mostly of one.
+pub struct Copy {
+    pub to: u64,
+    pub from: u64,
+    pub width: usize,
+    pub height: usize,
+    /// From row to row, of destination and source.
+    pub pitches: (usize, usize),
+}
+
+impl Copy {
+    pub fn plain(to: u64, from: u64, bytes: usize) -> Self {
+        Self { to, from, width: bytes, height: 1, pitches: (bytes, bytes) }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.width * self.height
+    }
+
+    /// Each row's destination and source.
+    pub fn rows(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let (to, from) = self.pitches;
+        (0..self.height).map(move |i| (self.to + (i * to) as u64, self.from + (i * from) as u64))
+    }
+}
+
 pub enum Work {
-    /// To, from, bytes; without order among themselves: the last is done first.
-    Copies(Vec<(u64, u64, usize)>),
+    /// Without order among themselves: the last is done first.
+    Copies(Vec<Copy>),
     Ops(Vec<MemOp>),
     Kernel(Launch),
 }
 
-/// Pieces of work of all streams that are not done; a kernel counts until it has drawn its fault, because what it does by
-/// and by is not known.
-static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+impl Work {
+    /// Whether it needs the GPU's processors, decided as it is queued.
+    fn is_computed(&self) -> bool {
+        match self {
+            Self::Copies(all) => all.iter().any(copies::is_computed),
+            Self::Ops(_) | Self::Kernel(_) => true,
+        }
+    }
+}
 
-/// Whether any stream has work.
+/// Work on its way through a stream.
+struct Queued {
+    work: Work,
+    since: Instant,
+    is_computed: bool,
+}
+
+/// What a context waits for the GPU's processors while a kernel of another one runs; a real one 2.4 ms.
+const SLICE: Duration = Duration::from_micros(500);
+/// How long a thread sleeps between two looks at what it waits for.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// Streams whose threads have not ended. Locked alone, or as the last.
+static STREAMS: Mutex<Vec<Arc<Progress>>> = Mutex::new(Vec::new());
+
+fn streams() -> MutexGuard<'static, Vec<Arc<Progress>>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether any stream has work that may still draw a fault, unless its queue stands.
 pub fn are_busy() -> bool {
-    UNFINISHED.load(Ordering::Acquire) > 0
+    let all = streams().clone();
+    all.iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0 && !s.stands())
+}
+
+/// How many streams of a context there are that are not destroyed.
+pub fn live_in(context: usize) -> usize {
+    streams().iter().filter(|s| s.context == context && !s.is_ended.load(Ordering::Acquire)).count()
 }
 
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 pub const ILLEGAL_ADDRESS: CUresult = 700;
 
-#[derive(Default)]
 struct Progress {
+    context: usize,
+    is_ended: AtomicBool,
+    /// It waits, or did until a moment ago, for `fake_block` to end; its next piece of work has drawn its fault.
+    waits: AtomicBool,
     unfinished: AtomicUsize,
+    /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by is
+    /// not known.
+    undrawn: AtomicUsize,
     error: AtomicI32,
+}
+
+impl Progress {
+    fn stands(&self) -> bool {
+        self.waits.load(Ordering::Acquire) && world().is_blocked(device_of(self.context))
+    }
+
+    /// Waits until the GPU's processors are there.
+    fn wait_for_processors(&self) {
+        let device = device_of(self.context);
+        if !world().is_blocked(device) {
+            return;
+        }
+        if !is_primary(self.context) {
+            std::thread::sleep(SLICE);
+            return;
+        }
+        self.waits.store(true, Ordering::Release);
+        while world().is_blocked(device) {
+            std::thread::sleep(LOOK);
+        }
+        self.waits.store(false, Ordering::Release);
+    }
 }
 
 pub struct FakeStream {
     pub context: usize,
-    queue: Mutex<Option<Sender<(Work, Instant)>>>,
+    queue: Mutex<Option<Sender<Queued>>>,
     progress: Arc<Progress>,
 }
 
 impl FakeStream {
     pub fn start(context: usize) -> *mut Self {
-        let (queue, work) = channel::<(Work, Instant)>();
-        let progress = Arc::new(Progress::default());
+        let (queue, work) = channel::<Queued>();
+        let progress = Arc::new(Progress {
+            context,
+            is_ended: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            unfinished: AtomicUsize::new(0),
+            undrawn: AtomicUsize::new(0),
+            error: AtomicI32::new(CUDA_SUCCESS),
+        });
+        streams().push(progress.clone());
         let own = progress.clone();
         std::thread::spawn(move || {
-            for (work, since) in work {
+            for Queued { work, since, is_computed } in work {
                 let is_kernel = matches!(work, Work::Kernel(_));
                 if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
                     let mut code = world().injected("gpu");
                     if is_kernel {
-                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                        own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
                     let (latency, copy) = world().gpu_ns();
                     if latency > 0 {
@@ -66,13 +161,16 @@ impl FakeStream {
                         std::thread::sleep(Duration::from_micros(delay));
                     }
                     if let Work::Copies(copies) = &work {
-                        let most = copies.iter().map(|c| c.2).max().unwrap_or(0);
+                        let most = copies.iter().map(Copy::bytes).max().unwrap_or(0);
                         while world().is_held(most) {
-                            std::thread::sleep(Duration::from_micros(50));
+                            std::thread::sleep(LOOK);
                         }
                     }
                     while is_kernel && world().are_kernels_held() {
-                        std::thread::sleep(Duration::from_micros(50));
+                        std::thread::sleep(LOOK);
+                    }
+                    if is_computed {
+                        own.wait_for_processors();
                     }
                     if code == CUDA_SUCCESS {
                         code = run(work);
@@ -84,14 +182,15 @@ impl FakeStream {
                     // Before anybody can see that the stream is done with it.
                     drop(work);
                     if is_kernel {
-                        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                        own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
                 }
                 own.unfinished.fetch_sub(1, Ordering::AcqRel);
                 if !is_kernel {
-                    UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+                    own.undrawn.fetch_sub(1, Ordering::AcqRel);
                 }
             }
+            streams().retain(|s| !Arc::ptr_eq(s, &own));
         });
         Box::into_raw(Box::new(Self { context, queue: Mutex::new(Some(queue)), progress }))
     }
@@ -99,7 +198,9 @@ impl FakeStream {
     /// Lets the thread end after its work. The stream itself stays, small, for late callers.
     pub unsafe fn end(stream: *mut Self) {
         // SAFETY: made by `start` and never freed.
-        let sender = unsafe { &*stream }.queue.lock().map(|mut q| q.take());
+        let stream = unsafe { &*stream };
+        stream.progress.is_ended.store(true, Ordering::Release);
+        let sender = stream.queue.lock().map(|mut q| q.take());
         if !matches!(sender, Ok(Some(_))) {
             world().violation("a stream is destroyed twice");
         }
@@ -111,8 +212,9 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
-        UNFINISHED.fetch_add(1, Ordering::AcqRel);
-        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send((work, Instant::now())).is_ok())) {
+        self.progress.undrawn.fetch_add(1, Ordering::AcqRel);
+        let queued = Queued { is_computed: work.is_computed(), work, since: Instant::now() };
+        match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send(queued).is_ok())) {
             Ok(true) => CUDA_SUCCESS,
             _ => {
                 world().violation("work for a destroyed stream");
@@ -138,13 +240,16 @@ fn gone(bytes: usize) -> CUresult {
 fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
-            for (to, from, n) in copies.into_iter().rev() {
+            for copy in copies.iter().rev() {
                 world().count_copy();
-                let to = world().resolve(to, n);
-                let from = world().resolve(from, n);
-                let (Some(to), Some(from)) = (to, from) else { return gone(n) };
-                // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
-                unsafe { std::ptr::copy(from, to, n) };
+                let n = copy.width;
+                for (to, from) in copy.rows() {
+                    let to = world().resolve(to, n);
+                    let from = world().resolve(from, n);
+                    let (Some(to), Some(from)) = (to, from) else { return gone(n) };
+                    // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
+                    unsafe { std::ptr::copy(from, to, n) };
+                }
             }
         }
         Work::Kernel(launch) => return kernel::run(&launch),

@@ -9,7 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 pub const INVALID_CONTEXT: CUresult = 201;
+/// Primary contexts, 16 apart, one a device; the `n`-th that is created lies `n` times [`GENERATION`] behind its device's.
 const FIRST_CONTEXT: usize = 0xc0de_0000;
+const GENERATION: usize = 0x1000;
 
 thread_local! {
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -40,8 +42,14 @@ pub fn context_of(device: CUdevice) -> CUcontext {
     (FIRST_CONTEXT + device as usize * 16) as CUcontext
 }
 
+/// Of any context, also of a destroyed one.
 pub fn device_of(context: usize) -> CUdevice {
-    ((context - FIRST_CONTEXT) / 16) as CUdevice
+    ((context - FIRST_CONTEXT) % GENERATION / 16) as CUdevice
+}
+
+/// Whether a context is a device's primary one.
+pub fn is_primary(context: usize) -> bool {
+    (FIRST_CONTEXT..FIRST_CONTEXT + GENERATION).contains(&context)
 }
 
 #[derive(Default)]
@@ -50,9 +58,16 @@ struct Inner {
     ranges: Vec<Range>,
     physical: HashMap<u64, Physical>,
     next: u64,
-    pinned: Vec<(u64, usize)>,
+    /// Where, how many bytes, and in which context it was made.
+    pinned: Vec<(u64, usize, usize)>,
     injected: HashMap<String, (u32, CUresult)>,
+    /// Primary contexts.
     destroyed: Vec<usize>,
+    /// Contexts that were created and are not destroyed.
+    created: Vec<usize>,
+    generations: usize,
+    /// What cuMemAlloc made, and in which context.
+    allocated: Vec<(u64, usize)>,
     kernels: i32,
     copies: usize,
     stores: usize,
@@ -63,6 +78,8 @@ struct Inner {
     copy_ns: u64,
     gpu_ns: u64,
     held_bytes: usize,
+    /// GPUs whose primary context's queues stand.
+    blocked: Vec<CUdevice>,
     access: c_int,
     kernels_held: bool,
     command_us: u64,
@@ -158,8 +175,49 @@ impl World {
         }
     }
 
-    pub fn is_destroyed(&mut self, context: CUcontext) -> bool {
-        self.inner().destroyed.contains(&(context as usize))
+    /// Whether a context can be made current.
+    pub fn is_context(&mut self, context: usize) -> bool {
+        let inner = self.inner();
+        inner.created.contains(&context) || (is_primary(context) && !inner.destroyed.contains(&context))
+    }
+
+    pub fn create_context(&mut self, device: CUdevice) -> usize {
+        let inner = self.inner();
+        inner.generations += 1;
+        let context = context_of(device) as usize + inner.generations * GENERATION;
+        inner.created.push(context);
+        context
+    }
+
+    /// `false`: it was not created, or is destroyed.
+    pub fn forget_context(&mut self, context: usize) -> bool {
+        let before = self.inner().created.len();
+        self.inner().created.retain(|&c| c != context);
+        self.inner().created.len() < before
+    }
+
+    /// Pieces of memory, of the device and pinned, that were made in a context and live.
+    pub fn memory_in(&mut self, context: usize) -> usize {
+        let inner = self.inner();
+        let allocated = inner.allocated.iter().filter(|a| a.1 == context).count();
+        allocated + inner.pinned.iter().filter(|p| p.2 == context).count()
+    }
+
+    /// Device memory, as cuMemAlloc makes it.
+    pub fn alloc_in(&mut self, context: usize, device: CUdevice, bytes: usize) -> u64 {
+        let at = self.alloc(device, bytes, false, false);
+        self.inner().allocated.push((at, context));
+        at
+    }
+
+    /// Ends it; `false`: there is none. It stays mapped, but touching it from a stream is an error from here on.
+    pub fn free(&mut self, at: u64) -> bool {
+        let Some(i) = self.inner().allocated.iter().position(|a| a.0 == at) else { return false };
+        self.inner().allocated.swap_remove(i);
+        if let Some(memory) = self.remove(|m| m.base == at) {
+            self.release(memory.of);
+        }
+        true
     }
 
     pub fn set(&mut self, can_add: bool, delay_us: u64) {
@@ -197,6 +255,18 @@ impl World {
     pub fn is_held(&mut self, bytes: usize) -> bool {
         let from = self.inner().held_bytes;
         from != 0 && bytes >= from
+    }
+
+    pub fn block(&mut self, device: CUdevice, on: bool) {
+        self.inner().blocked.retain(|&d| d != device);
+        if on {
+            self.inner().blocked.push(device);
+        }
+    }
+
+    /// Whether the queues of a GPU's primary context stand.
+    pub fn is_blocked(&mut self, device: CUdevice) -> bool {
+        self.inner().blocked.contains(&device)
     }
 
     pub fn set_access(&mut self, who: c_int) {
@@ -356,12 +426,12 @@ impl World {
         }
     }
 
-    pub fn pin(&mut self, n: usize) -> *mut u8 {
+    pub fn pin(&mut self, context: usize, n: usize) -> *mut u8 {
         // Whole pages, as from a real driver.
         let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
         let at = memory.as_mut_ptr().cast::<u8>();
         let at = at.wrapping_add(at.align_offset(PAGE));
-        self.inner().pinned.push((at as u64, n));
+        self.inner().pinned.push((at as u64, n, context));
         at
     }
 
@@ -372,7 +442,7 @@ impl World {
     }
 
     fn is_pinned(&mut self, at: u64, n: usize) -> bool {
-        self.inner().pinned.iter().any(|&(base, len)| at >= base && at + n as u64 <= base + len as u64)
+        self.inner().pinned.iter().any(|&(base, len, _)| at >= base && at + n as u64 <= base + len as u64)
     }
 
     /// Whether GPU `device` may touch the range.
