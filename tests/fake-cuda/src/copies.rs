@@ -17,13 +17,10 @@ const ENGINE_BYTES: usize = 32 << 10;
 
 /// Whether the GPU's processors make a copy, not a copy engine.
 pub fn is_computed(copy: &Copy) -> bool {
-    if copy.height > 1 {
-        return false;
-    }
     let device = |at| world().find(at, 1).map(|m| m.device);
     match (device(copy.to), device(copy.from)) {
         (Some(to), Some(from)) => to == from,
-        (Some(_), None) => copy.width < ENGINE_BYTES,
+        (Some(_), None) => copy.height == 1 && copy.width < ENGINE_BYTES,
         (None, Some(_)) => false,
         // Not tried: what a test does not see run it cannot rely on.
         (None, None) => true,

@@ -3,7 +3,7 @@
 use super::own::{own_context, OWN_CONTEXT_MIB};
 use super::tuning::Tuning;
 use super::DRAIN_WITHIN;
-use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words};
+use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -141,8 +141,8 @@ impl Device {
         let end = Instant::now() + DRAIN_WITHIN;
         while !stream.is_done()? {
             if Instant::now() > end {
-                log::warn!("GPU {}: a copy to it has not ended in {} s", self.ordinal(), DRAIN_WITHIN.as_secs());
-                break;
+                let name = format!("no end after {} s", DRAIN_WITHIN.as_secs());
+                return Err(CudaError { call: "a first copy to the GPU", code: CUDA_ERROR_NOT_READY, name });
             }
             std::thread::yield_now();
         }
@@ -184,6 +184,8 @@ impl Device {
     /// # Safety
     /// All addresses stay valid until the flag is there.
     pub unsafe fn launch(&self, way: Way, number: u64, load: Load<'_>) -> Result<(), CudaError> {
+        // Memory of a context that the application has destroyed is gone, whatever ours still can.
+        drop(self.context.enter()?);
         let _current = self.home.enter()?;
         let (m, at) = (&self.machine, way as usize);
         let stream = &m.streams[at];
@@ -221,7 +223,7 @@ impl Device {
         let low = unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(FLAG_AT[at]).cast()) }.load(Ordering::Acquire);
         // The last number that ends like this.
         let started = self.started[at].load(Ordering::Acquire);
-        started - started.wrapping_sub(low) % NUMBERS
+        started.saturating_sub(started.wrapping_sub(low) % NUMBERS)
     }
 
     /// What was read to [`Device::scratch`].
