@@ -9,13 +9,11 @@ use gpu_support::*;
 use nccl_plugin_api::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const SIGNALS: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
-
 /// Every way that `OXYGIN_GPU_ISSUE` offers.
-const WAYS: [&str; 5] = ["merge=1", "courier=4096", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
+const WAYS: [&str; 6] =
+    ["merge=1", "courier=0", "own=0,courier=0", "flights=1", "flights=4,gather=1,merge=0", "bulk=65536"];
 
 /// A flight as full as it gets: the driver takes fewer than 256 stores a call.
 #[test]
@@ -175,11 +173,13 @@ fn small_operations_do_not_wait_for_large_copies_of_others() {
     let fake = Fake::take();
     fake.set_issue("bulk=65536");
     job(2, 2, |r| {
-        let _context = fake.enter(0);
+        // Between two GPUs: within one, copies of this size do not go that way.
+        let gpu = r.rank as i32;
+        let _context = fake.enter(gpu);
         let large = 1 << 15;
-        let src = fake.window(r, 0, large, 0);
-        let dst = fake.window(r, 0, large + 1, 0);
-        let sig = fake.signals(r, 0, 2, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+        let src = fake.window(r, gpu, large, 0);
+        let dst = fake.window(r, gpu, large + 1, 0);
+        let sig = fake.signals(r, gpu, 2, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
         if r.rank == 0 {
             (0..large).for_each(|i| src.set(i, 5));
             fake.hold(1 << 16);
@@ -211,67 +211,21 @@ fn small_operations_do_not_wait_for_large_copies_of_others() {
     fake.check();
 }
 
-/// The first work of a stream makes it ready, and nobody waits for it. Late, it moves nothing of what operations have
-/// put into pinned memory since.
+/// A stream is made ready at set-up, which waits for that: a GPU that does not move is found out there.
 #[test]
-fn a_late_warm_up_moves_nothing() {
-    for transport in ["auto", "staged", "tcp"] {
-        let fake = Fake::take();
-        fake.set_transport(transport);
+fn a_gpu_that_stands_still_gets_no_window() {
+    let fake = Fake::take();
+    job(1, 1, |r| {
+        let _context = fake.enter(0);
         fake.hold(8);
-        job(2, 1, |r| {
-            let _context = fake.enter(0);
-            let words = 512;
-            let mut src = r.window(words, 0);
-            let dst = fake.window(r, 0, words, 0);
-            let sig = fake.signals(r, 0, 1, SIGNALS);
-            let copies = || fake.calls("cuMemcpyAsync") + fake.calls("cuMemcpyBatchAsync");
-            r.job.barrier.wait();
-            if r.rank == 0 {
-                (0..words).for_each(|i| src.words[i] = i as u64 + 1);
-                let before = copies();
-                let put = r.put(0, (&src, 0), words * 8, (dst.as_window(), 0), 1, Some((sig.as_window(), 0, 1)));
-                let end = Instant::now() + Duration::from_secs(60);
-                while copies() == before {
-                    // SAFETY: plain call.
-                    ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
-                    assert!(Instant::now() < end, "no copy has started");
-                }
-                fake.hold(0);
-                r.wait(put);
-            } else {
-                sig.wait(r, 0, 1);
-                let wrong = (0..words).find(|&i| dst.get(i) != i as u64 + 1);
-                assert_eq!(wrong, None, "{transport}: the first wrong word");
-            }
-            r.job.barrier.wait();
-        });
-        fake.check();
-    }
-}
-
-/// It is over before its memory goes.
-#[test]
-fn closing_waits_for_the_warm_up() {
-    for transport in ["auto", "tcp"] {
-        let fake = Fake::take();
-        fake.set_transport(transport);
-        fake.hold(8);
-        let is_held = AtomicBool::new(true);
-        std::thread::scope(|scope| {
-            job(1, 1, |r| {
-                let _context = fake.enter(0);
-                fake.window(r, 0, 8, 0);
-                scope.spawn(|| {
-                    std::thread::sleep(Duration::from_millis(50));
-                    is_held.store(false, Ordering::SeqCst);
-                    fake.hold(0);
-                });
-            });
-            assert!(!is_held.load(Ordering::SeqCst), "{transport}: closed before the streams were done");
-        });
-        fake.check();
-    }
+        let (at, mut handle) = (fake.alloc(0, 64, false, false), null_mut());
+        // SAFETY: device memory that stays.
+        let refused = unsafe { T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };
+        assert_ne!(refused, NcclResult::SUCCESS);
+        fake.hold(0);
+        fake.window(r, 0, 8, 0);
+    });
+    fake.check();
 }
 
 /// Large puts of one context that are in several flights: each comes back while later ones are still up.
@@ -281,12 +235,13 @@ fn large_operations_of_one_context_complete_one_after_another() {
     fake.set_issue("bulk=65536");
     fake.settings(true, 200);
     job(2, 1, |r| {
-        let _context = fake.enter(0);
+        let gpu = r.rank as i32;
+        let _context = fake.enter(gpu);
         // A flight of large copies is full with 16 MiB.
         let (large, puts) = (2 << 20, 7);
-        let src = fake.window(r, 0, large, 0);
-        let dst = fake.window(r, 0, large, 0);
-        let sig = fake.signals(r, 0, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+        let src = fake.window(r, gpu, large, 0);
+        let dst = fake.window(r, gpu, large, 0);
+        let sig = fake.signals(r, gpu, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
         if r.rank == 0 {
             (0..large).for_each(|i| src.set(i, i as u64));
         }
@@ -361,7 +316,8 @@ fn a_fault_among_many_operations_hangs_nothing() {
     for (call, after, code, issue) in [
         ("gpu", 5, 700, "merge=0"),
         ("gpu", 5, 700, "bulk=4096"),
-        ("cuStreamBatchMemOp", 5, 1, "bulk=4096"),
+        ("cuStreamBatchMemOp", 0, 1, "courier=0"),
+        ("cuMemcpy2DAsync", 5, 1, "courier=0"),
         ("cuMemcpyAsync", 0, 1, "bulk=4096"),
         ("cuCtxPushCurrent", 5, 201, "merge=1"),
     ] {

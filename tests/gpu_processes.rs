@@ -371,7 +371,9 @@ fn pairs(fake: &Fake, place: &Place, memory: Memory) {
             place.barrier();
             body();
             place.barrier();
-            assert_eq!(fake.copies() - copies, here * n, "{memory:?}, {size} bytes: copies in a process");
+            // A rank's to itself stays on its GPU, where much goes in several flights.
+            let wanted = here * (n - 1 + size.div_ceil(2 << 20));
+            assert_eq!(fake.copies() - copies, wanted, "{memory:?}, {size} bytes: copies in a process");
             place.barrier();
         };
         counted(&|| {

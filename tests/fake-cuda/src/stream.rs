@@ -241,7 +241,7 @@ fn run(work: Work) -> CUresult {
     match work {
         Work::Copies(copies) => {
             for copy in copies.iter().rev() {
-                world().count_copy();
+                world().count_copy(copy.from);
                 let n = copy.width;
                 for (to, from) in copy.rows() {
                     let to = world().resolve(to, n);

@@ -147,8 +147,10 @@ impl World {
         self.inner().kernels += change;
     }
 
-    pub fn count_copy(&mut self) {
-        self.inner().copies += 1;
+    /// Counts a copy out of the application's device memory.
+    pub fn count_copy(&mut self, from: u64) {
+        let found = self.find(from, 1).is_some_and(|m| !self.inner().allocated.iter().any(|a| a.0 == m.base));
+        self.inner().copies += usize::from(found);
     }
 
     pub fn copies(&mut self) -> usize {

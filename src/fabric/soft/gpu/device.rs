@@ -76,12 +76,7 @@ impl Device {
 
     /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers; `own`:
     /// in a context of our own, if the driver makes one.
-    pub fn open_with(
-        context: Arc<Context>,
-        own: bool,
-        ways: usize,
-        staging_bytes: u64,
-    ) -> Result<Self, CudaError> {
+    pub fn open_with(context: Arc<Context>, own: bool, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
         let cuda = context.cuda().clone();
         let home = match own.then(|| own_context(&cuda, context.device())) {
             Some(Ok(home)) => home,
@@ -220,7 +215,8 @@ impl Device {
     pub fn flag(&self, way: Way) -> u64 {
         let at = way as usize;
         // SAFETY: an aligned word of the pinned memory that the GPU writes whole.
-        let low = unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(FLAG_AT[at]).cast()) }.load(Ordering::Acquire);
+        let low =
+            unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(FLAG_AT[at]).cast()) }.load(Ordering::Acquire);
         // The last number that ends like this.
         let started = self.started[at].load(Ordering::Acquire);
         started.saturating_sub(started.wrapping_sub(low) % NUMBERS)
