@@ -1,8 +1,11 @@
 """The layouts: how many GPUs and ranks, what the environment says, which NCCL and which programs."""
 import dataclasses
 
-# Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each.
-MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16"}
+# Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each. With
+# the driver's 8 hardware queues a rank's second kernel may lie in front of another rank's first one: more queues.
+MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# All streams of the application share one hardware queue, which stands while a kernel spins and another is behind it.
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}
 # What the comparison of all-to-alls needs on both sides: the loopback interface, and NCCL left with its sockets.
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo"}
@@ -32,6 +35,8 @@ LAYOUTS = {
     "4gpu-hosts": Layout(4, 4, "four processes, a GPU each, four hosts for NCCL, copies through TCP", HOSTS, TCP),
     "2gpu-threads": Layout(2, 2, "two ranks in one process, a GPU each", core=True),
     "2gpu-processes": Layout(2, 2, "two processes, a GPU each", PROCESSES, core=True),
+    "2gpu-1queue": Layout(2, 2, "two processes, a GPU each, all streams of a process in one hardware queue", PROCESSES, ONE_QUEUE,
+                          core=True),
     "2gpu-hosts": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies through TCP", HOSTS, TCP, core=True),
     "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
     "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
