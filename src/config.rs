@@ -237,7 +237,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "OXYGIN_GPU_ISSUE",
         default: "flights=2,gather=8,bulk=4194304,merge=1,courier=4096,own=1",
-        meaning: "For measuring: which driver calls move GPU memory on one host, and what gathers for one of them.",
+        meaning: "For measuring: how GPU memory moves without RDMA, and what gathers for one driver call. `own=0`: streams in \
+                  the application's context instead of one of our own; `courier=0`: no kernel of ours.",
         accepted: TUNING_ACCEPTED,
         apply: |config, text| Tuning::parse(text).map(|value| config.gpu_issue = value),
     },

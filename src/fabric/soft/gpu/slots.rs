@@ -1,7 +1,7 @@
 //! One way between GPU memory and pinned host memory: a stream, and slots of one size that are handed out and come back.
 //!
-//! Copies gather until [`Slots::launch`] starts them as one *flight*: the copies, then a store of the flight's number that
-//! the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
+//! Copies gather until [`Slots::launch`] starts them as one *flight*: the copies, then one of the flight's number to a
+//! word that the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
 
 use super::device::{Device, Load, Way};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! GPU memory on its way to and from sockets: pinned slots with a stream for each direction, and for large and small.
 //!
-//! Everything is allocated when the first GPU window is registered, before a kernel can be in the s. Large and small
+//! Everything is allocated when the first GPU window is registered, before a kernel can be in the way. Large and small
 //! transfers have streams and slots of their own, so that a small one waits neither for the copies nor for the room of
 //! another context's large ones.
 
