@@ -1,9 +1,8 @@
 """The layouts: how many GPUs and ranks, what the environment says, which NCCL and which programs."""
 import dataclasses
 
-# Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each. With
-# the driver's 8 hardware queues a rank's second kernel may lie in front of another rank's first one: more queues.
-MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each.
+MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16"}
 # All streams of the application share one hardware queue, which stands while a kernel spins and another is behind it.
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}

@@ -3,6 +3,7 @@
 use super::batch::{add_large, Batch, Step};
 use super::courier::Courier;
 use super::device::{Device, Load, Way, STAGING_BYTES};
+use super::launch::store_by_copy_after;
 use super::op::{Op, Owner, Side};
 use super::parked::{Copy, Parked};
 use super::staging::Staging;
@@ -13,7 +14,7 @@ use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, window_number};
 use crate::memory::registry::{Extent, Registry};
-use oxygin_ffi::cuda::{Copies, MemOpKind};
+use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,13 +36,6 @@ const SPARES: usize = 4;
 const ASK_AFTER: Duration = Duration::from_millis(1);
 /// How long nothing may move before that is said, once. A kernel that fills the GPU may be why.
 const STALLED_AFTER: Duration = Duration::from_secs(4);
-
-/// A flight whose stores by the stream took longer than this has waited for the GPU's processors …
-const STORES_SLOW: Duration = Duration::from_micros(700);
-/// … and in so many of the next ones copy engines store, which costs some 9 µs each but waits for nobody …
-const STORES_BY_COPY: u32 = 256;
-/// … where there are not more stores than this: each is a call of 1.3 µs.
-const FEW_STORES: usize = 32;
 
 /// A GPU window.
 pub struct GpuWindow {
@@ -110,9 +104,9 @@ pub struct State {
     pub last_light: Option<Instant>,
     pub windows: Windows,
     /// On which GPU the memory of other ranks is, as far as was asked.
-    homes: Vec<(u32, i32)>,
+    pub homes: Vec<(u32, i32)>,
     /// So many flights more store by copies.
-    store_by_copy: u32,
+    pub store_by_copy: u32,
     pub queue: VecDeque<Op>,
     pub parked: Parked,
     pub staging: Staging,
@@ -128,7 +122,7 @@ pub struct State {
     /// Since when nothing has moved, as far as was looked, and whether that was said.
     still: Option<(Instant, bool)>,
     batch: Batch,
-    spare: Vec<Flight>,
+    pub spare: Vec<Flight>,
     pub tally: Tally,
     /// Why nothing works any more.
     pub failure: Option<Error>,
@@ -241,9 +235,7 @@ impl State {
                 }
                 flight.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(flight.staged);
-                if flight.stores_since.take().is_some_and(|since| since.elapsed() > STORES_SLOW) {
-                    self.store_by_copy = STORES_BY_COPY;
-                }
+                self.store_by_copy = store_by_copy_after(&mut flight).unwrap_or(self.store_by_copy);
                 if let Some(sample) = flight.sample.take() {
                     self.tally.landed(sample);
                 }
@@ -360,92 +352,6 @@ impl State {
         any && self.failure.is_none()
     }
 
-    /// Whether the other end of an operation between GPU memories is on this engine's own GPU.
-    pub fn is_near(&mut self, op: &Op) -> bool {
-        let Some(device) = self.device.as_ref().filter(|d| d.has_own_context()) else { return false };
-        let known = op.window.and_then(|w| self.homes.iter().find(|(rank, _)| *rank == w.rank));
-        if let Some((_, home)) = known {
-            return *home == device.ordinal();
-        }
-        let ((Side::Caller { addr, .. }, _) | (_, Side::Caller { addr, .. })) = (op.from, op.to) else { return true };
-        // An address that the driver does not know fails where it is used.
-        let home = device.context().cuda().pointer(addr).map_or(-1, |p| p.device);
-        if let Some(w) = op.window.filter(|_| home >= 0) {
-            self.homes.push((w.rank, home));
-        }
-        home == device.ordinal()
-    }
-
-    /// Gives copies within the GPU their places in the staging memory; without one they are the processors' affair.
-    fn place_near(&mut self, batch: &mut Batch) {
-        let Some(device) = &self.device else { return };
-        let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
-        for (to, from, bytes) in near.iter() {
-            match self.staging.take(bytes as u64) {
-                Some(offset) => {
-                    away.push(device.staging(offset), from, bytes);
-                    into.push(to, device.staging(offset), bytes);
-                }
-                None => away.push(to, from, bytes),
-            }
-        }
-    }
-
-    /// Has copy engines do the stores, behind the copies.
-    fn store_by_copy(&mut self, batch: &mut Batch) {
-        let may = self.store_by_copy > 0 && !batch.needs_ops && batch.ops.len() <= FEW_STORES;
-        let (true, Some(device)) = (may, &self.device) else { return };
-        self.store_by_copy -= 1;
-        let Some(offset) = self.staging.take(8 * batch.ops.len() as u64) else { return };
-        for (i, op) in batch.ops.drain(..).enumerate() {
-            let offset = offset + 8 * i as u64;
-            let (at, value, bytes) = match op.parse() {
-                Some((at, MemOpKind::Write64(value))) => (at, value, 8),
-                Some((at, MemOpKind::Write32(value))) => (at, value.into(), 4),
-                _ => continue,
-            };
-            // SAFETY: eight bytes of the staging memory that were just taken.
-            unsafe { device.staging_host(offset).cast::<u64>().write(value) };
-            batch.into.push(at, device.staging(offset), bytes);
-        }
-    }
-
-    fn launch(&mut self, rank: u32, batch: &mut Batch) {
-        let number = self.small.started + 1;
-        let (operations, copies, stores) = (batch.finished.len(), batch.copies(), batch.ops.len());
-        self.place_near(batch);
-        self.store_by_copy(batch);
-        let Some(device) = &self.device else {
-            let why = Error::internal("a transfer reached a rank without a GPU");
-            batch.finished.drain(..).for_each(|o| fail_one(o, &why));
-            return;
-        };
-        let sample = self.tally.before_launch();
-        let stores_since = (!batch.ops.is_empty() && !batch.needs_ops && device.has_own_context()).then(Instant::now);
-        let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
-        // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
-        // staging memory is given back when the flight has landed.
-        let result = unsafe { device.launch(Way::Small, number, load) };
-        self.tally.launched(sample.as_ref(), operations, copies, stores);
-        if let Err(e) = result {
-            // Part of it may run; its flag never comes.
-            let why = cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e);
-            batch.finished.drain(..).for_each(|o| fail_one(o, &why));
-            return self.fail(why);
-        }
-        self.small.started = number;
-        if !batch.outward.is_empty() {
-            self.outward = number;
-        }
-        let mut flight = self.spare.pop().unwrap_or_default();
-        (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
-        flight.stores_since = stores_since;
-        std::mem::swap(&mut flight.finished, &mut batch.finished);
-        std::mem::swap(&mut flight.outward, &mut batch.outward);
-        self.small.flights.push_back(flight);
-        self.call_courier(rank, operations);
-    }
-
     /// Starts large copies that wait for room on their stream. Returns whether anything was started or given up.
     fn start_bulk(&mut self, rank: u32, registry: &Registry) -> bool {
         let mut any = false;
@@ -544,7 +450,8 @@ impl State {
     }
 }
 
-fn fail_one(owner: Owner, why: &Error) {
+/// Fails one operation.
+pub fn fail_one(owner: Owner, why: &Error) {
     owner.lane.health.fail(why.clone());
     owner.give_up();
 }
