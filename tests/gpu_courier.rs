@@ -714,7 +714,7 @@ fn progress(r: &Rank) -> NcclResult {
 /// A fault while commands are up: every operation comes out, the later ones with an error, and nothing hangs.
 #[test]
 fn a_fault_while_it_is_at_work_hangs_nothing() {
-    for (call, after, code) in [("gpu", 3, 700), ("gpu", 40, 700), ("cuStreamBatchMemOp", 2, 1)] {
+    for (call, after, code) in [("gpu", 3, 700), ("gpu", 40, 700), ("cuMemcpyAsync", 2, 1)] {
         for kind in [Signals::NeverReset, Signals::Added] {
             let fake = take();
             fake.courier(20, 0);
