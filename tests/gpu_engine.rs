@@ -228,6 +228,36 @@ fn a_gpu_that_stands_still_gets_no_window() {
     fake.check();
 }
 
+/// An application may capture a stream on any of its threads, which calls of others must not spoil.
+#[test]
+fn captures_are_not_spoilt() {
+    for transport in ["auto", "staged", "tcp"] {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        fake.capture(true);
+        job(2, 1, |r| {
+            let _context = fake.enter(0);
+            let src = fake.window(r, 0, 1 << 13, 0);
+            let dst = fake.window(r, 0, 1 << 13, 0);
+            let sig = fake.signals(r, 0, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+            let puts = 200;
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                src.set(1, 7);
+                let signal = Some((sig.as_window(), 0, 1));
+                let put = |bytes| r.put(0, (src.as_window(), 0), bytes, (dst.as_window(), 0), 1, signal);
+                let requests: Vec<_> = (0..puts).map(|i| put(if i % 50 == 0 { 1 << 16 } else { 16 })).collect();
+                requests.into_iter().for_each(|q| r.wait(q));
+            } else {
+                sig.wait(r, 0, puts);
+                assert_eq!(dst.get(1), 7);
+            }
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}
+
 /// Large puts of one context that are in several flights: each comes back while later ones are still up.
 #[test]
 fn large_operations_of_one_context_complete_one_after_another() {

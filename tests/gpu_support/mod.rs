@@ -51,6 +51,7 @@ impl Fake {
         (0..4).for_each(|gpu| fake.block(gpu, false));
         fake.access(0);
         fake.hold_kernels(false);
+        fake.capture(false);
         fake.hold_launches(0);
         fake.courier(0, 0);
         fake.calm();
@@ -170,6 +171,12 @@ impl Fake {
     /// How the ranks of the next jobs use the driver.
     pub fn set_issue(&self, how: &str) {
         std::env::set_var("OXYGIN_GPU_ISSUE", how);
+    }
+
+    /// The application captures a stream, or no longer.
+    pub fn capture(&self, on: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_capture")(on) }
     }
 
     /// A kernel starts (1) or ends (-1).

@@ -137,8 +137,31 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// While it lives, calls of this thread are no concern of streams that the application is capturing. In the mode that
+/// captures begin with, many calls of any thread are refused and spoil the capture.
+pub(super) struct Apart<'a> {
+    cuda: &'a Cuda,
+    mode: c_uint,
+}
+
+impl<'a> Apart<'a> {
+    pub(super) fn new(cuda: &'a Cuda) -> Self {
+        let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a place for the answer, which a failure leaves as it is.
+        unsafe { (cuda.capture_mode)(&mut mode) };
+        Self { cuda, mode }
+    }
+}
+
+impl Drop for Apart<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.cuda.capture_mode)(&mut self.mode) };
+    }
+}
+
 /// While it lives the context is the thread's current one.
-pub struct Current<'a>(&'a Context);
+pub struct Current<'a>(&'a Context, #[allow(dead_code, reason = "for its drop")] Apart<'a>);
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
@@ -195,7 +218,7 @@ impl Context {
         // SAFETY: the context lives as long as the communicator's memory in it (NCCL's contract); a destroyed one is an
         // error here.
         self.cuda.check("cuCtxPushCurrent", unsafe { (self.cuda.push)(self.raw) })?;
-        Ok(Current(self))
+        Ok(Current(self, Apart::new(&self.cuda)))
     }
 }
 

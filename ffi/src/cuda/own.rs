@@ -6,7 +6,7 @@
 //! short copies from the host) waits for its time slice, 2.4 ms on an H200, if a kernel of another context runs; what a
 //! copy engine does waits for nobody.
 
-use super::objects::{Context, Copies, CudaError, Stream};
+use super::objects::{Apart, Context, Copies, CudaError, Stream};
 use super::types::*;
 use super::Cuda;
 use std::ptr::null_mut;
@@ -19,7 +19,7 @@ const ENGINE_BYTES: usize = 32 << 10;
 impl Context {
     /// A new context on a device, destroyed by its drop. Set-up only: takes some 100 ms, and 260 MiB of the GPU's memory.
     pub fn create(cuda: &Arc<Cuda>, device: CUdevice) -> Result<Self, CudaError> {
-        let mut raw = null_mut();
+        let (_apart, mut raw) = (Apart::new(cuda), null_mut());
         // SAFETY: a place for the answer.
         cuda.check("cuCtxCreate", unsafe { (cuda.context_create)(&mut raw, 0, device) })?;
         // No kernel of ours runs in it, so no thread needs a stack: half of what a context takes. A refusal costs only that.

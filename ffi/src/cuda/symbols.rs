@@ -91,6 +91,8 @@ driver! {
     primary_retain: c"cuDevicePrimaryCtxRetain" fn(*mut CUcontext, CUdevice);
     /// Gives that up.
     primary_release: c"cuDevicePrimaryCtxRelease_v2" fn(CUdevice);
+    /// What the calling thread may do while streams are being captured; gives back what it might before.
+    capture_mode: c"cuThreadExchangeStreamCaptureMode" fn(*mut c_uint);
     /// The calling thread's context.
     current: c"cuCtxGetCurrent" fn(*mut CUcontext);
     /// Makes a context of our own and makes it current.

@@ -42,6 +42,9 @@ pub const CU_MEMORYTYPE_DEVICE: c_uint = 2;
 /// `CU_MEMORYTYPE_UNIFIED`: the address says what it is.
 pub const CU_MEMORYTYPE_UNIFIED: c_uint = 4;
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub const CU_STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
+
 /// `CU_LIMIT_STACK_SIZE`.
 pub const CU_LIMIT_STACK_SIZE: c_uint = 0;
 

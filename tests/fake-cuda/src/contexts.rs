@@ -14,6 +14,9 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut CUcontext, _flags: c_uint,
     if world().kernels() > 0 {
         world().violation("cuCtxCreate while a kernel runs");
     }
+    if crate::world::spoils_captures() {
+        world().violation("cuCtxCreate while a stream is captured");
+    }
     if !(0..devices::COUNT).contains(&device) {
         return INVALID_DEVICE;
     }

@@ -64,6 +64,10 @@ macro_rules! in_context {
             world().violation(concat!($name, " without a current context"));
             return INVALID_CONTEXT;
         }
+        if crate::world::spoils_captures() {
+            world().violation(concat!($name, " while a stream is captured"));
+            return crate::world::CAPTURE_UNSUPPORTED;
+        }
     };
 }
 
@@ -122,6 +126,11 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: CUdevice) -> CUre
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> CUresult {
+    unsafe { give(mode, world::exchange_capture_mode(*mode)) }
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
     unsafe { give(context, current() as CUcontext) }
 }
@@ -144,7 +153,10 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult
 
 #[no_mangle]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
-    in_context!("cuCtxGetDevice");
+    call!("cuCtxGetDevice");
+    if current() == 0 {
+        return INVALID_CONTEXT;
+    }
     unsafe { give(device, device_of(current())) }
 }
 
@@ -301,6 +313,12 @@ pub extern "C" fn fake_peek(at: u64) -> *mut u8 {
 #[no_mangle]
 pub extern "C" fn fake_context(device: c_int) -> CUcontext {
     context_of(device)
+}
+
+/// The application captures a stream, or no longer. In the mode that captures begin with, calls of other threads spoil it.
+#[no_mangle]
+pub extern "C" fn fake_capture(on: bool) {
+    world::CAPTURED.store(on, std::sync::atomic::Ordering::SeqCst);
 }
 
 /// A kernel starts (1) or ends (-1).

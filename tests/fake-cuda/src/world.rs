@@ -1,10 +1,11 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
 use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
-use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS};
-use std::cell::RefCell;
+use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS, CU_STREAM_CAPTURE_MODE_RELAXED};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// `CUDA_ERROR_INVALID_CONTEXT`.
@@ -13,7 +14,22 @@ pub const INVALID_CONTEXT: CUresult = 201;
 const FIRST_CONTEXT: usize = 0xc0de_0000;
 const GENERATION: usize = 0x1000;
 
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+pub const CAPTURE_UNSUPPORTED: CUresult = 900;
+/// The application captures a stream.
+pub static CAPTURED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a call of this thread spoils captures of others.
+pub fn spoils_captures() -> bool {
+    CAPTURED.load(Ordering::SeqCst) && MODE.get() != CU_STREAM_CAPTURE_MODE_RELAXED
+}
+
+pub fn exchange_capture_mode(mode: c_uint) -> c_uint {
+    MODE.replace(mode)
+}
+
 thread_local! {
+    static MODE: Cell<c_uint> = const { Cell::new(0) };
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
