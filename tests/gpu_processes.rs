@@ -248,6 +248,63 @@ fn what_the_driver_refuses_goes_through_host_memory() {
     });
 }
 
+/// Both processes' own queues stand, and everything between them flows.
+fn blocked(place: &Place, gpus: i32, memory: Memory) {
+    let fake = Fake::take();
+    let gpu = place.rank as i32 % gpus;
+    let _context = fake.enter(gpu);
+    let r = place.join(2);
+    let (sizes, words) = ([0, 1, 4, 8, 8193, 1 << 20, 5 << 20], (5 << 20) / 8 + 1);
+    let src = memory.window(&fake, &r, gpu, words);
+    let dst = memory.window(&fake, &r, gpu, words);
+    let sig = fake.signals(&r, gpu, 1, SIGNALS);
+    let (mut host, peer) = (r.window(1, 0), 1 - r.rank);
+    (0..words).for_each(|i| src.set(i, pattern(r.rank, i)));
+    place.barrier();
+    fake.block(gpu, true);
+    let mut sum = 0;
+    let check = |n: usize, what: &str| {
+        let wrong = (0..n / 8).find(|&i| dst.get(i) != pattern(peer, i));
+        assert_eq!(wrong, None, "{memory:?}, {gpus} GPUs, {n} bytes {what}");
+        (0..n.div_ceil(8)).for_each(|i| dst.set(i, 0));
+    };
+    for n in sizes {
+        // A value and data, then a sum that passes 2^32 now and then.
+        host.words[0] = pattern(r.rank, n);
+        let value = r.put(0, (&host, 0), 8, (dst.as_window(), words as u64 * 8 - 8), peer, None);
+        let signal = Some((sig.as_window(), 0, 0x7000_0000));
+        let put = r.put(0, (src.as_window(), 0), n, (dst.as_window(), 0), peer, signal);
+        sum += 0x7000_0000;
+        sig.wait(&r, 0, sum);
+        assert_eq!(sig.get(0), sum);
+        assert_eq!(dst.get(words - 1), pattern(peer, n));
+        check(n, "put");
+        [value, put].into_iter().for_each(|q| r.wait(q));
+        place.barrier();
+        r.wait(r.get(1, (src.as_window(), 0), n, (dst.as_window(), 0), peer));
+        check(n, "got");
+        place.barrier();
+    }
+    r.leave();
+    fake.block(gpu, false);
+    let end = Instant::now() + Duration::from_secs(60);
+    while fake.launched() > 0 {
+        assert!(Instant::now() < end, "launches that were left have not ended");
+    }
+    assert_eq!(fake.foreign(), 0);
+    fake.check();
+}
+
+#[test]
+fn all_flows_where_the_queues_of_both_stand() {
+    processes("all_flows_where_the_queues_of_both_stand", 2, &[], |p| {
+        for (gpus, memory) in [(1, Memory::Whole), (2, Memory::Segments(2)), (2, Memory::Private)] {
+            blocked(p, gpus, memory);
+            p.barrier();
+        }
+    });
+}
+
 /// Many contexts, many unfinished operations, one signal; what comes from host memory goes between.
 #[test]
 fn fan_in_adds_up() {
