@@ -7,7 +7,7 @@ use super::op::{Op, Owner, Side};
 use super::parked::{Copy, Parked};
 use super::staging::Staging;
 use super::tally::Tally;
-use super::track::{Flight, Outward, Track};
+use super::track::{Flight, Outward, Stores, Track};
 use super::tuning::Tuning;
 use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
@@ -36,9 +36,8 @@ const ASK_AFTER: Duration = Duration::from_millis(1);
 /// How long nothing may move before that is said, once. A kernel that fills the GPU may be why.
 const STALLED_AFTER: Duration = Duration::from_secs(4);
 
-/// A flight whose stores by the stream took longer than this has waited for the GPU's processors …
-const STORES_SLOW: Duration = Duration::from_micros(700);
-/// … and in so many of the next ones copy engines store, which costs some 9 µs each but waits for nobody …
+/// After a flight whose stores by the stream were late copy engines store in so many of the next ones, which costs some 9 µs
+/// each but waits for nobody …
 const STORES_BY_COPY: u32 = 256;
 /// … where there are not more stores than this: each is a call of 1.3 µs.
 const FEW_STORES: usize = 32;
@@ -241,8 +240,11 @@ impl State {
                 }
                 flight.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(flight.staged);
-                if flight.stores_since.take().is_some_and(|since| since.elapsed() > STORES_SLOW) {
+                if flight.stores.take().is_some_and(|s| s.are_late()) {
                     self.store_by_copy = STORES_BY_COPY;
+                }
+                if let Some(behind) = self.small.flights.front_mut().and_then(|f| f.stores.as_mut()) {
+                    behind.since = Instant::now();
                 }
                 if let Some(sample) = flight.sample.take() {
                     self.tally.landed(sample);
@@ -421,7 +423,8 @@ impl State {
             return;
         };
         let sample = self.tally.before_launch();
-        let stores_since = (!batch.ops.is_empty() && !batch.needs_ops && device.has_own_context()).then(Instant::now);
+        let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_own_context();
+        let timed = may_store_by_copy.then(|| Stores::begin(&[&batch.away.copies, &batch.into]));
         let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
         // staging memory is given back when the flight has landed.
@@ -439,7 +442,7 @@ impl State {
         }
         let mut flight = self.spare.pop().unwrap_or_default();
         (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
-        flight.stores_since = stores_since;
+        flight.stores = timed;
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
