@@ -7,6 +7,7 @@ mod gpu_support;
 use common::*;
 use gpu_support::*;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Around every size where something changes.
@@ -16,6 +17,8 @@ const GAP: usize = 64;
 const BYTES: usize = (5 << 20) + 2 * GAP;
 /// A bit less than a third of what the lower half of a signal holds.
 const STEP: u64 = 0x5000_0001;
+/// Whether source and destination are on a GPU.
+const WAYS: [(bool, bool); 3] = [(true, true), (false, true), (true, false)];
 /// Signals in GPU memory: one for each put, one that grows fast, one for bursts.
 const SIGNALS: usize = 3;
 
@@ -76,14 +79,19 @@ impl Mem {
     }
 }
 
-/// What `rank`'s sources hold; never 0.
+/// What `rank`'s sources hold; never 0, and at no two places the same that a piece of a transfer lies apart.
 fn pattern(rank: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| ((i * 31 + i / 256 * 7 + i / 65_536 * 3 + rank * 101) % 255 + 1) as u8).collect()
+    const PRIME: usize = 65_521;
+    let block: Vec<_> = (0..PRIME).map(|i| ((i * 31 + i / 256 * 7 + rank * 101) % 255 + 1) as u8).collect();
+    let mut all = block.repeat(len.div_ceil(PRIME));
+    all.truncate(len);
+    all
 }
 
 /// All of one rank's memory, and what it has signalled so far.
 struct Traffic<'a> {
     r: &'a Rank,
+    arrived: &'a AtomicU64,
     gpu: Mem,
     host: Mem,
     to_gpu: Mem,
@@ -99,9 +107,11 @@ struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    fn new(fake: &Fake, r: &'a Rank, gpu: i32, kind: Signals, flags: u64) -> Self {
+    /// `arrived`: a zero that both ranks share.
+    fn new(fake: &Fake, r: &'a Rank, gpu: i32, kind: Signals, flags: u64, arrived: &'a AtomicU64) -> Self {
         let this = Self {
             r,
+            arrived,
             gpu: Mem::on_gpu(fake, r, gpu, BYTES),
             host: Mem::on_host(r),
             to_gpu: Mem::on_gpu(fake, r, gpu, BYTES),
@@ -119,6 +129,33 @@ impl<'a> Traffic<'a> {
         }
         this.r.job.barrier.wait();
         this
+    }
+
+    /// Waits for the other rank, as NCCL's proxy does: making progress.
+    fn barrier(&self) {
+        let all = self.arrived.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
+        while self.arrived.load(Ordering::Acquire) < all {
+            // SAFETY: plain call.
+            ok(unsafe { T.rma_progress.unwrap()(self.r.ctx) });
+            assert!(!self.r.job.barrier.has_failed(), "another rank failed");
+            std::thread::yield_now();
+        }
+    }
+
+    fn source(&self, is_on_gpu: bool) -> &Mem {
+        if is_on_gpu {
+            &self.gpu
+        } else {
+            &self.host
+        }
+    }
+
+    fn target(&self, is_on_gpu: bool) -> &Mem {
+        if is_on_gpu {
+            &self.to_gpu
+        } else {
+            &self.to_host
+        }
     }
 
     fn peer(&self) -> usize {
@@ -141,19 +178,20 @@ impl<'a> Traffic<'a> {
 
     /// Both ranks have seen everything.
     fn turn(&self) {
-        self.r.job.barrier.wait();
+        self.barrier();
         if self.resets {
             for (i, sum) in self.sums.iter().enumerate() {
                 sum.set(0);
                 self.sig.set(i, 0);
             }
-            self.r.job.barrier.wait();
+            self.barrier();
         }
     }
 
     /// Puts of every size, each with a signal behind it, and the data is there when the signal is.
     fn puts(&self) {
-        for (from, to) in [(&self.gpu, &self.to_gpu), (&self.host, &self.to_gpu), (&self.gpu, &self.to_host)] {
+        for (from, to) in WAYS {
+            let (from, to) = (self.source(from), self.target(to));
             for (i, n) in SIZES.into_iter().enumerate() {
                 let what = format!("{n} bytes put, from GPU: {}, to GPU: {}", from.is_on_gpu(), to.is_on_gpu());
                 // Lengths of words at their own multiples, others anywhere.
@@ -182,7 +220,8 @@ impl<'a> Traffic<'a> {
 
     /// Gets of every size.
     fn gets(&self) {
-        for (from, to) in [(&self.gpu, &self.to_gpu), (&self.host, &self.to_gpu), (&self.gpu, &self.to_host)] {
+        for (from, to) in WAYS {
+            let (from, to) = (self.source(from), self.target(to));
             for n in SIZES {
                 let what = format!("{n} bytes got, from GPU: {}, to GPU: {}", from.is_on_gpu(), to.is_on_gpu());
                 let (at, here) = if n % 8 == 1 { (3, GAP + 5) } else { (8, GAP) };
@@ -246,10 +285,11 @@ fn flows(transport: &str, gpus: i32, kind: Signals, from: From, issue: Option<&s
     issue.inspect(|how| fake.set_issue(how));
     let (flags, carried) = (kind.set_up(&fake), fake.commands());
     block(&fake, gpus, from == From::SetUp);
+    let arrived = AtomicU64::new(0);
     job(2, 2, |r| {
         let gpu = r.rank as i32 % gpus;
         let _context = fake.enter(gpu);
-        let traffic = Traffic::new(&fake, r, gpu, kind, flags);
+        let traffic = Traffic::new(&fake, r, gpu, kind, flags, &arrived);
         if from == From::Use && r.rank == 0 {
             wait_until("warm-ups of the courier have ended", || fake.launched() == 0);
             block(&fake, gpus, true);
@@ -327,6 +367,66 @@ fn however_operations_gather() {
     flows("auto", 2, Signals::Added, From::Use, Some("merge=0,flights=4,gather=1,bulk=65536"));
 }
 
+/// Once an engine's first store has waited for a time slice, what copy engines can do waits for none: here everything but
+/// single bytes and additions.
+#[test]
+fn only_the_first_store_waits_for_processors() {
+    for (transport, gpus) in ["auto", "staged", "tcp"].into_iter().flat_map(|t| [(t, 1), (t, 2)]) {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        fake.set_issue("courier=0");
+        let flags = Signals::NeverReset.set_up(&fake);
+        let arrived = AtomicU64::new(0);
+        job(2, 1, |r| {
+            let gpu = r.rank as i32 % gpus;
+            let _context = fake.enter(gpu);
+            let traffic = Traffic::new(&fake, r, gpu, Signals::NeverReset, flags, &arrived);
+            if r.rank == 0 {
+                // Warm-ups are over.
+                fake.rest();
+                block(&fake, gpus, true);
+            }
+            r.job.barrier.wait();
+            // A get of a word from host memory is a store too, by the engine of the one that has it.
+            let (host, word) = (&traffic.host, (traffic.to_gpu.window(), GAP as u64));
+            if r.rank == 0 {
+                r.wait(r.put(0, (host.window(), 8), 4, word, 1, Some((traffic.sig.as_window(), 0, 1))));
+            } else {
+                traffic.sig.wait(r, 0, 1);
+                r.wait(r.get(0, (host.window(), 8), 4, word, 0));
+                traffic.to_gpu.took(GAP, &traffic.peers[8..12], "4 bytes");
+            }
+            traffic.barrier();
+            let (mut sum, slices) = (1, fake.slices());
+            traffic.barrier();
+            for (from, to) in WAYS {
+                let (from, to) = (traffic.source(from), traffic.target(to));
+                for n in SIZES.into_iter().filter(|&n| n != 1) {
+                    let what = format!(
+                        "{transport}, {gpus} GPUs, {n} bytes, on GPU: {}, {}",
+                        from.is_on_gpu(),
+                        to.is_on_gpu()
+                    );
+                    sum += 1;
+                    if r.rank == 0 {
+                        let signal = Some((traffic.sig.as_window(), 0, 1));
+                        r.wait(r.put(0, (from.window(), 8), n, (to.window(), GAP as u64), 1, signal));
+                    } else {
+                        traffic.sig.wait(r, 0, sum);
+                        to.took(GAP, &traffic.peers[8..8 + n], &what);
+                        r.wait(r.get(0, (from.window(), 8), n, (to.window(), GAP as u64), 0));
+                        to.took(GAP, &traffic.peers[8..8 + n], &what);
+                    }
+                    traffic.barrier();
+                    assert_eq!(fake.slices(), slices, "{what}: waited for processors");
+                }
+            }
+        });
+        block(&fake, gpus, false);
+        fake.check();
+    }
+}
+
 /// Copies within the GPU that are too large for the way by host memory wait for a time slice, no longer.
 #[test]
 fn a_very_large_copy_within_the_gpu() {
@@ -358,9 +458,10 @@ fn when_queues_go_again_the_courier_carries() {
     let flags = Signals::NeverReset.set_up(&fake);
     let before = fake.commands();
     fake.block(0, true);
+    let arrived = AtomicU64::new(0);
     job(2, 2, |r| {
         let _context = fake.enter(0);
-        let traffic = Traffic::new(&fake, r, 0, Signals::NeverReset, flags);
+        let traffic = Traffic::new(&fake, r, 0, Signals::NeverReset, flags, &arrived);
         (0..4).for_each(|_| traffic.bursts());
         if r.rank == 0 {
             assert_eq!(fake.commands(), before);

@@ -262,7 +262,7 @@ fn only_what_needs_processors_stands() {
     // Another context of that GPU, and another GPU's primary one.
     {
         let _current = own.enter().unwrap();
-        let (stream, began) = (Stream::create(&cuda).unwrap(), Instant::now());
+        let (stream, began, slices) = (Stream::create(&cuda).unwrap(), Instant::now(), fake.slices());
         // SAFETY: as above.
         unsafe {
             stream.mem_ops(&mut [MemOp::write64(here + 120_000, 6)]).unwrap();
@@ -270,7 +270,8 @@ fn only_what_needs_processors_stands() {
         }
         wait(&stream).unwrap();
         assert_eq!(word(&fake, here + 120_008), 6);
-        assert!(began.elapsed() >= Duration::from_millis(1), "two time slices, 0.5 ms each");
+        assert!(began.elapsed() >= Duration::from_millis(2), "two time slices, 1 ms each");
+        assert_eq!(fake.slices(), slices + 2);
         let _other = fake.enter(1);
         let stream = Stream::create(&cuda).unwrap();
         // SAFETY: as above.

@@ -112,6 +112,18 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_block")(gpu, on) }
     }
 
+    /// How often work waited for a time slice because of that, so far.
+    pub fn slices(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_slices")() }
+    }
+
+    /// Waits until no stream has work that can run, kernels aside.
+    pub fn rest(&self) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn()>(b"fake_rest")() }
+    }
+
     /// Who may touch memory from `alloc` with loads and stores from here on: all GPUs (0), its own (1), its own and the
     /// driver does not know, as of cudaMalloc (2).
     pub fn access(&self, who: c_int) {

@@ -332,8 +332,8 @@ pub extern "C" fn fake_kernel(change: c_int) {
 #[no_mangle]
 pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: CUresult) {
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-    while name == "gpu" && stream::are_busy() {
-        std::thread::yield_now();
+    if name == "gpu" {
+        fake_rest();
     }
     world().inject(name, after, code);
 }
@@ -376,6 +376,20 @@ pub extern "C" fn fake_hold(bytes: usize) {
 #[no_mangle]
 pub extern "C" fn fake_block(device: c_int, on: bool) {
     world().block(device, on);
+}
+
+/// How often work had to wait for a time slice because of `fake_block` since the process began.
+#[no_mangle]
+pub extern "C" fn fake_slices() -> usize {
+    world().slices()
+}
+
+/// Waits until no stream has work, but for kernels and for what stands.
+#[no_mangle]
+pub extern "C" fn fake_rest() {
+    while stream::are_busy() {
+        std::thread::yield_now();
+    }
 }
 
 /// How often a function was called since the process began.

@@ -60,7 +60,7 @@ struct Queued {
 }
 
 /// What a context waits for the GPU's processors while a kernel of another one runs; a real one 2.4 ms.
-const SLICE: Duration = Duration::from_micros(500);
+const SLICE: Duration = Duration::from_millis(1);
 /// How long a thread sleeps between two looks at what it waits for.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -109,6 +109,7 @@ impl Progress {
             return;
         }
         if !is_primary(self.context) {
+            world().count_slice();
             std::thread::sleep(SLICE);
             return;
         }

@@ -87,6 +87,7 @@ struct Inner {
     kernels: i32,
     copies: usize,
     stores: usize,
+    slices: usize,
     violations: usize,
     can_add: bool,
     delay_us: u64,
@@ -179,6 +180,14 @@ impl World {
 
     pub fn stores(&mut self) -> usize {
         self.inner().stores
+    }
+
+    pub fn count_slice(&mut self) {
+        self.inner().slices += 1;
+    }
+
+    pub fn slices(&mut self) -> usize {
+        self.inner().slices
     }
 
     pub fn kernels(&mut self) -> c_int {

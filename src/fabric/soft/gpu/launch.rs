@@ -4,16 +4,14 @@ use super::batch::Batch;
 use super::device::{Load, Way};
 use super::op::{Op, Side};
 use super::state::{fail_one, State};
-use super::track::Flight;
+use super::track::Stores;
 use crate::error::Error;
 use crate::memory::gpu::cuda_error;
 use oxygin_ffi::cuda::MemOpKind;
-use std::time::{Duration, Instant};
 
-/// A flight whose stores by the stream took longer than this has waited for the GPU's processors …
-const STORES_SLOW: Duration = Duration::from_micros(700);
-/// … and in so many of the next ones copy engines store, which costs some 9 µs each but waits for nobody …
-const STORES_BY_COPY: u32 = 256;
+/// After a flight whose stores by the stream were late copy engines store in so many of the next ones, which costs some 9 µs
+/// each but waits for nobody …
+pub const STORES_BY_COPY: u32 = 256;
 /// … where there are not more stores than this: each is a call of 1.3 µs.
 const FEW_STORES: usize = 32;
 
@@ -80,7 +78,8 @@ impl State {
             return;
         };
         let sample = self.tally.before_launch();
-        let stores_since = (!batch.ops.is_empty() && !batch.needs_ops && device.has_own_context()).then(Instant::now);
+        let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_own_context();
+        let timed = may_store_by_copy.then(|| Stores::begin(&[&batch.away.copies, &batch.into]));
         let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
         // staging memory is given back when the flight has landed.
@@ -98,15 +97,10 @@ impl State {
         }
         let mut flight = self.spare.pop().unwrap_or_default();
         (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
-        flight.stores_since = stores_since;
+        flight.stores = timed;
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
         self.call_courier(rank, operations);
     }
-}
-
-/// In how many flights copy engines shall store, after this one has landed; `None`: nothing speaks for it.
-pub fn store_by_copy_after(flight: &mut Flight) -> Option<u32> {
-    flight.stores_since.take().filter(|since| since.elapsed() > STORES_SLOW).map(|_| STORES_BY_COPY)
 }

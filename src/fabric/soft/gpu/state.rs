@@ -3,7 +3,7 @@
 use super::batch::{add_large, Batch, Step};
 use super::courier::Courier;
 use super::device::{Device, Load, Way, STAGING_BYTES};
-use super::launch::store_by_copy_after;
+use super::launch::STORES_BY_COPY;
 use super::op::{Op, Owner, Side};
 use super::parked::{Copy, Parked};
 use super::staging::Staging;
@@ -235,7 +235,12 @@ impl State {
                 }
                 flight.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(flight.staged);
-                self.store_by_copy = store_by_copy_after(&mut flight).unwrap_or(self.store_by_copy);
+                if flight.stores.take().is_some_and(|s| s.are_late()) {
+                    self.store_by_copy = STORES_BY_COPY;
+                }
+                if let Some(behind) = self.small.flights.front_mut().and_then(|f| f.stores.as_mut()) {
+                    behind.since = Instant::now();
+                }
                 if let Some(sample) = flight.sample.take() {
                     self.tally.landed(sample);
                 }

@@ -2,14 +2,46 @@
 
 use super::op::{Owner, Side};
 use super::tally::Sample;
+use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A flight whose stores by the stream took longer than this has waited for the GPU's processors, unless its copies
+/// explain it:
+const SLOW: Duration = Duration::from_micros(700);
+/// what one takes at most, with its driver's calls, and bytes by way of host memory: 20 GB/s there and as much back.
+const COPY: Duration = Duration::from_micros(4);
+const BYTES_PER_US: u64 = 20_000;
 
 /// Bytes in the staging memory on their way to host memory.
 pub struct Outward {
     pub offset: u64,
     pub len: u64,
     pub to: Side,
+}
+
+/// How long a flight with stores by the stream takes.
+pub struct Stores {
+    /// When it was started, or the one before has landed.
+    pub since: Instant,
+    /// The longest that it takes if its stores do not wait.
+    most: Duration,
+}
+
+impl Stores {
+    /// The flight starts now, with such copies.
+    pub fn begin(copies: &[&Copies]) -> Self {
+        let (mut count, mut bytes) = (0, 0);
+        for (_, _, n) in copies.iter().flat_map(|c| c.iter()) {
+            (count, bytes) = (count + 1, bytes + n as u64);
+        }
+        Self { since: Instant::now(), most: SLOW + COPY * count + Duration::from_micros(bytes / BYTES_PER_US) }
+    }
+
+    /// Whether they have waited for the GPU's processors, now that the flight has landed.
+    pub fn are_late(&self) -> bool {
+        self.since.elapsed() > self.most
+    }
 }
 
 /// What was started at once.
@@ -21,8 +53,8 @@ pub struct Flight {
     /// Staging memory up to here is free once it landed.
     pub staged: u64,
     pub sample: Option<Sample>,
-    /// When it was started, if the stream itself stores.
-    pub stores_since: Option<Instant>,
+    /// If the stream itself stores, and need not.
+    pub stores: Option<Stores>,
 }
 
 /// The flights of one stream, numbered from 1 on.
@@ -49,5 +81,28 @@ impl Track {
     /// Whether nothing is up.
     pub fn is_empty(&self) -> bool {
         self.flights.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_are_late_if_copies_do_not_explain_it() {
+        let of = |n: usize, bytes| {
+            let mut copies = Copies::default();
+            (0..n).for_each(|_| copies.push(0, 0, bytes));
+            copies
+        };
+        let none = Copies::default();
+        let most = |copies: &[&Copies]| Stores::begin(copies).most;
+        assert_eq!(most(&[&none, &none]), SLOW);
+        // By way of host memory each copy is two.
+        assert_eq!(most(&[&of(256, 8), &of(256, 8)]), SLOW + 512 * COPY);
+        assert_eq!(most(&[&of(1, 3_000_000), &none]), SLOW + COPY + Duration::from_micros(150));
+        let long_ago = Stores { since: Instant::now() - 2 * SLOW, most: SLOW };
+        assert!(long_ago.are_late());
+        assert!(!Stores { most: 1000 * SLOW, ..long_ago }.are_late());
     }
 }
