@@ -427,6 +427,45 @@ fn only_the_first_store_waits_for_processors() {
     }
 }
 
+/// Many at once share the staging memory, whose places do not always fit: those that find none come later, and not by the
+/// processors.
+#[test]
+fn many_copies_within_the_gpu_wait_for_no_processors() {
+    let fake = Fake::take();
+    fake.set_issue("courier=0");
+    let flags = Signals::NeverReset.set_up(&fake);
+    let arrived = AtomicU64::new(0);
+    job(2, 2, |r| {
+        let _context = fake.enter(0);
+        let traffic = Traffic::new(&fake, r, 0, Signals::NeverReset, flags, &arrived);
+        if r.rank == 0 {
+            fake.rest();
+            block(&fake, 1, true);
+        }
+        r.job.barrier.wait();
+        let (from, to, signal) = (&traffic.gpu, &traffic.to_gpu, (traffic.sig.as_window(), 0, 1));
+        let sizes = [8, 5 << 20, 8193, 3 << 20, 100 << 10, 4 << 20, 8, (1 << 20) + 1, 5 << 20, 16, 5 << 20, 2 << 20];
+        if r.rank == 0 {
+            // The first store waits for a time slice, and none after it.
+            r.wait(r.put(0, (from.window(), 8), 8, (to.window(), GAP as u64), 1, Some(signal)));
+            let slices = fake.slices();
+            let put = |i: usize| {
+                let n = sizes[i % sizes.len()];
+                r.put(i as i32 % 2, (from.window(), 8), n, (to.window(), GAP as u64), 1, Some(signal))
+            };
+            let requests: Vec<_> = (0..3 * sizes.len()).map(put).collect();
+            requests.into_iter().for_each(|q| r.wait(q));
+            assert_eq!(fake.slices(), slices, "waited for processors");
+        } else {
+            traffic.sig.wait(r, 0, 1 + 3 * sizes.len() as u64);
+            to.took(GAP, &traffic.peers[8..8 + (5 << 20)], "the longest");
+        }
+        traffic.barrier();
+    });
+    block(&fake, 1, false);
+    fake.check();
+}
+
 /// Copies within the GPU that are too large for the way by host memory wait for a time slice, no longer.
 #[test]
 fn a_very_large_copy_within_the_gpu() {

@@ -19,9 +19,12 @@ const COPIES_FULL: usize = 256;
 const OPS_FULL: usize = MEM_OPS_MAX - 3;
 /// Bytes of one piece through staging memory, or of one piece that the CPU copies.
 const PIECE: u64 = 1 << 20;
-/// Bytes of a flight that go from one place of the GPU to another by way of the staging memory: half of that, as two
-/// flights may be up.
-const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2;
+/// Bytes of one piece by way of the staging memory from one place of the GPU to another.
+pub const NEAR_PIECE: u64 = 256 << 10;
+/// Room for whatever else a flight takes: what copies are short of multiples of 64, and stores by copies.
+const NEAR_BESIDE: u64 = 64 << 10;
+/// Bytes of a flight that go that way: two flights may be up.
+const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - NEAR_PIECE - NEAR_BESIDE;
 /// How far back a copy looks for one to continue, and a signal for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
@@ -198,10 +201,11 @@ impl Batch {
         let held = registry.hold();
         let from = end(&mut s.windows, &held, op.from.plus(op.done), left)?;
         let to = end(&mut s.windows, &held, to_side, left)?;
-        let piece = left.min(PIECE);
+        let piece = piece_of(left, PIECE);
         match (from, to) {
             (End::Gpu(from), End::Gpu(to)) if s.is_near(op) => {
-                if self.near_bytes + piece > NEAR_FULL {
+                let piece = piece_of(left, NEAR_PIECE);
+                if self.near_bytes + piece > NEAR_FULL || !self.leaves_room(s, piece) {
                     return Ok(false);
                 }
                 self.near.join(to, from, piece as usize, op.between().filter(|_| self.merge));
@@ -219,14 +223,14 @@ impl Batch {
                 op.done += left;
             }
             (End::Host(from), End::Gpu(to)) => {
-                let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
+                let Some((offset, device)) = self.stage(s, piece) else { return Ok(false) };
                 // SAFETY: source as above; the staging bytes were just taken.
                 unsafe { std::ptr::copy_nonoverlapping(from, device.staging_host(offset), piece as usize) };
                 self.into.push(to, device.staging(offset), piece as usize);
                 op.done += piece;
             }
             (End::Gpu(from), End::Host(_)) => {
-                let Some((offset, device)) = stage(s, piece) else { return Ok(false) };
+                let Some((offset, device)) = self.stage(s, piece) else { return Ok(false) };
                 self.away.push(device.staging(offset), from, piece as usize, None);
                 self.outward.push(Outward { offset, len: piece, to: to_side });
                 op.done += piece;
@@ -239,6 +243,20 @@ impl Batch {
             }
         }
         Ok(true)
+    }
+
+    /// Whether the staging memory has room for `n` bytes beside the copies within the GPU, which take theirs last.
+    fn leaves_room(&self, s: &State, n: u64) -> bool {
+        s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, NEAR_PIECE)
+    }
+
+    /// A place in the staging memory, if there is one now.
+    fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
+        if self.near_bytes > 0 && !self.leaves_room(s, n) {
+            return None;
+        }
+        let device = s.device.as_ref()?;
+        Some((s.staging.take(n)?, device))
     }
 
     fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
@@ -338,9 +356,9 @@ impl Batch {
     }
 }
 
-fn stage(s: &mut State, n: u64) -> Option<(u64, &Device)> {
-    let device = s.device.as_ref()?;
-    Some((s.staging.take(n)?, device))
+/// The next piece of `left` bytes, at most `most`. None leaves a single byte, which no copy engine would take.
+pub fn piece_of(left: u64, most: u64) -> u64 {
+    left.min(most) - u64::from(left == most + 1)
 }
 
 /// Whether the CPU can hand the bytes to the stream as one store.

@@ -1,6 +1,6 @@
 //! From a batch to a flight: which of the GPU's engines does what, and the driver's calls.
 
-use super::batch::Batch;
+use super::batch::{piece_of, Batch, NEAR_PIECE};
 use super::device::{Load, Way};
 use super::op::{Op, Side};
 use super::state::{fail_one, State};
@@ -32,17 +32,23 @@ impl State {
         home == device.ordinal()
     }
 
-    /// Gives copies within the GPU their places in the staging memory; without one they are the processors' affair.
+    /// Gives copies within the GPU their places in the staging memory; `Batch::add` has seen to it that there are enough.
     fn place_near(&mut self, batch: &mut Batch) {
         let Some(device) = &self.device else { return };
         let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
         for (to, from, bytes) in near.iter() {
-            match self.staging.take(bytes as u64) {
-                Some(offset) => {
-                    away.push(device.staging(offset), from, bytes);
-                    into.push(to, device.staging(offset), bytes);
+            let (bytes, mut at) = (bytes as u64, 0);
+            while at < bytes {
+                let n = piece_of(bytes - at, NEAR_PIECE);
+                match self.staging.take(n) {
+                    Some(offset) => {
+                        away.push(device.staging(offset), from + at, n as usize);
+                        into.push(to + at, device.staging(offset), n as usize);
+                    }
+                    // Slow, not wrong: the GPU's processors do it.
+                    None => away.push(to + at, from + at, n as usize),
                 }
-                None => away.push(to, from, bytes),
+                at += n;
             }
         }
     }

@@ -34,6 +34,12 @@ impl Staging {
         Some(start % self.size)
     }
 
+    /// Whether pieces of at most `piece` bytes can be taken, `n` together with what each is short of a multiple of 64.
+    pub fn has_room(&self, n: u64, piece: u64) -> bool {
+        // One lap may end on the way, and what is left of it too short for a piece.
+        n + piece + (self.head - self.tail) <= self.size
+    }
+
     /// Everything taken so far, for `give_back`.
     pub fn position(&self) -> u64 {
         self.head
@@ -71,5 +77,27 @@ mod tests {
             }
         }
         assert!(s.take(1025).is_none());
+    }
+
+    #[test]
+    fn where_there_is_room_pieces_find_it() {
+        for filled in (0..1024).step_by(64) {
+            for held in (0..=512).step_by(64) {
+                let mut s = Staging::new(1024);
+                // Everything up to some place was used before, the last of it still is.
+                s.take(filled.max(1)).expect("an empty ring has room");
+                let mark = s.position();
+                let tail = mark.saturating_sub(held);
+                s.give_back(tail);
+                for n in (64..=1024).step_by(64).filter(|&n| s.has_room(n, 128)) {
+                    let mut t = Staging { ..s };
+                    for _ in 0..n / 64 / 2 {
+                        assert!(t.take(128).is_some(), "{n} bytes behind {filled} of which {held} are held");
+                    }
+                    assert!(n / 64 % 2 == 0 || t.take(64).is_some());
+                }
+            }
+        }
+        assert!(!Staging::new(1024).has_room(1024, 128) && Staging::new(1024).has_room(896, 128));
     }
 }
