@@ -252,7 +252,7 @@ impl Batch {
 
     /// A place in the staging memory, if there is one now.
     fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
-        if self.near_bytes > 0 && !self.leaves_room(s, n) {
+        if self.near_bytes > 0 && !s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE)) {
             return None;
         }
         let device = s.device.as_ref()?;
