@@ -34,7 +34,7 @@ const LOOK_EVERY: u32 = 64;
 const SPARES: usize = 4;
 /// How long the flag may stay down before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
-/// How long nothing may move before that is said, once. A kernel that fills the GPU may be why.
+/// How long nothing may move before that is said, once.
 const STALLED_AFTER: Duration = Duration::from_secs(4);
 
 /// A GPU window.
@@ -431,9 +431,15 @@ impl State {
         }
         self.still = Some((since, true));
         let courier = self.courier.as_ref().map_or("none".into(), Courier::describe);
+        let why = if self.device.as_ref().is_some_and(Device::has_own_context) {
+            "a stopped process on it or a debugger"
+        } else {
+            "what the application has queued behind a kernel that waits (set CUDA_DEVICE_MAX_CONNECTIONS=32), a kernel that \
+             fills the GPU, or a stopped process on it,"
+        };
         log::warn!(
             "rank {rank}: nothing has moved on its GPU for {} s: {} operations wait, flights {} to {} of {} and large ones {} \
-             to {} are up, the courier: {courier}; a kernel that fills the GPU, or a stopped process on it, may be why",
+             to {} are up, the courier: {courier}; {why} may be why",
             since.elapsed().as_secs(),
             self.queue.len(),
             self.small.landed + 1,
