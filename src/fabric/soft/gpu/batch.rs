@@ -1,7 +1,8 @@
 //! From operations to one flight: copies, then stores and additions.
 
 use super::device::Device;
-use super::op::{Between, Op, Owner, Side};
+use super::joining::Joining;
+use super::op::{Op, Owner, Side};
 use super::state::{State, Windows};
 use super::track::Outward;
 use crate::error::{Error, Result};
@@ -14,9 +15,9 @@ use std::sync::Arc;
 
 /// Copies of one flight, at most about.
 const COPIES_FULL: usize = 256;
-/// Stores and additions after which a flight is full: one more operation (a value and its signal) and the flag still
-/// go into the same driver call.
-const OPS_FULL: usize = MEM_OPS_MAX - 3;
+/// Stores and additions after which a flight is full: one more operation (a value and its signal) still goes into the same
+/// driver call.
+const OPS_FULL: usize = MEM_OPS_MAX - 2;
 /// Bytes of one piece through staging memory, or of one piece that the CPU copies.
 const PIECE: u64 = 1 << 20;
 /// Bytes of one piece by way of the staging memory from one place of the GPU to another.
@@ -25,7 +26,7 @@ pub const NEAR_PIECE: u64 = 256 << 10;
 const NEAR_BESIDE: u64 = 64 << 10;
 /// Bytes of a flight that go that way: two flights may be up.
 const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - NEAR_PIECE - NEAR_BESIDE;
-/// How far back a copy looks for one to continue, and a signal for its last store: some contexts take turns.
+/// How far back a signal looks for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
 /// What an entry of `Batch::ops` is.
@@ -45,39 +46,6 @@ struct Tag {
     lane: usize,
     at: u64,
     kind: Kind,
-}
-
-/// Copies that neighbours may join.
-#[derive(Default)]
-pub struct Joining {
-    pub copies: Copies,
-    /// What each copy is between; `None`: nothing may continue it.
-    windows: Vec<Option<Between>>,
-}
-
-impl Joining {
-    fn push(&mut self, to: u64, from: u64, bytes: usize, windows: Option<Between>) {
-        self.copies.push(to, from, bytes);
-        self.windows.push(windows);
-    }
-
-    /// Adds a copy; or more of an earlier one between the same windows that ends where this one begins. Neither window's
-    /// end lies inside, so that one copy never spans two allocations that two would not.
-    fn join(&mut self, to: u64, from: u64, bytes: usize, windows: Option<Between>) {
-        if windows.is_some() {
-            for i in (0..self.copies.len()).rev().take(LOOK_BACK) {
-                if self.windows[i] == windows && self.copies.join(i, to, from, bytes) {
-                    return;
-                }
-            }
-        }
-        self.push(to, from, bytes, windows);
-    }
-
-    fn clear(&mut self) {
-        self.copies.clear();
-        self.windows.clear();
-    }
 }
 
 /// A flight in the making.
@@ -389,10 +357,8 @@ fn gone(key: u32, addr: u64, len: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::op::CallerWindow;
     use super::*;
-    use crate::fabric::soft::lane::{Lane, Work};
-    use crate::rma::op::{Get, Put};
+    use crate::fabric::soft::lane::Lane;
     use crate::rma::seq::Seq;
     use oxygin_ffi::cuda::MemOpKind;
     use std::sync::atomic::AtomicUsize;
@@ -427,51 +393,5 @@ mod tests {
         assert_eq!(run(&[(&a, X, 1), (&a, Y, 1), (&a, X, 2)]), [(X, 1), (Y, 1), (X, 2)]);
         // b's own addition to X is in the first entry, but its Y came after.
         assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&b, Y, 1), (&b, X, 3)]), [(X, 2), (Y, 1), (X, 3)]);
-    }
-
-    #[test]
-    fn copies_join_within_their_windows() {
-        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
-        let mut batch = Batch { merge: true, ..Batch::default() };
-        // From a window of a caller, if known, to one of this rank.
-        let mut put = |window, key, to, from| {
-            let caller = Side::Caller { addr: 0, gpu: true };
-            let op = Op { from: caller, to: Side::Window { key, addr: 0 }, window, ..op(&lane) };
-            batch.away.join(to, from, 8, op.between());
-            batch.copies()
-        };
-        let of = |rank, key| Some(CallerWindow { rank, key });
-        assert_eq!(put(of(0, 1), 2, 0x100, 0x200), 1);
-        assert_eq!(put(of(0, 1), 2, 0x108, 0x208), 1);
-        // Another window, at either end; only one end continues; an unknown window.
-        assert_eq!(put(of(0, 1), 3, 0x110, 0x210), 2);
-        assert_eq!(put(of(0, 4), 2, 0x110, 0x210), 3);
-        assert_eq!(put(of(0, 1), 2, 0x110, 0x218), 4);
-        assert_eq!(put(None, 2, 0x110, 0x210), 5);
-        // The same number is another window at another rank.
-        assert_eq!(put(of(5, 1), 2, 0x110, 0x210), 6);
-        assert_eq!(put(of(0, 1), 2, 0x110, 0x210), 6);
-    }
-
-    /// Ranks of one process number their windows alike, and whose is whose depends on the direction.
-    #[test]
-    fn copies_of_two_posters_and_directions_stay_apart() {
-        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
-        let owner = || Owner { lane: lane.clone(), seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) };
-        let (one, two) = (GPU_BIT | 1, GPU_BIT | 2);
-        let put =
-            |local, remote| Work::Put(Put { local, lkey: one, remote, rkey: two, len: 8, signal: None, more: false });
-        let get = |local, remote| Work::Get(Get { local, lkey: two, remote, rkey: one, len: 8, more: false });
-        let mut batch = Batch { merge: true, ..Batch::default() };
-        let mut add = |rank, work: Work| {
-            let op = Op::new(owner(), rank, &work, 0);
-            batch.away.join(op.to.addr(), op.from.addr(), 8, op.between());
-            batch.copies()
-        };
-        assert_eq!(add(0, put(0x200, 0x100)), 1);
-        assert_eq!(add(1, put(0x208, 0x108)), 2);
-        // From this rank's window 1 to the caller's window 2, where puts go from the caller's 1 to this rank's 2.
-        assert_eq!(add(0, get(0x108, 0x208)), 3);
-        assert_eq!(add(0, put(0x208, 0x108)), 3);
     }
 }

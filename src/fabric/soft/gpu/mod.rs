@@ -15,6 +15,7 @@ mod bounce;
 mod carry;
 mod courier;
 mod device;
+mod joining;
 mod launch;
 mod op;
 mod own;
