@@ -56,6 +56,8 @@ fn all_to_all(place: &Place, memory: Memory, shared: bool, set_up: impl Fn(&Fake
     let sizes = [1usize, 8, 24, 4096, 100_000, 3 << 20];
     let block = (3 << 20) / 8;
     let (fake, n) = (Fake::take(), place.nranks);
+    // Copies are counted, and a courier's are none.
+    fake.set_issue("courier=0");
     let gpu = place.rank as i32;
     let context = fake.enter(gpu);
     let r = place.join(3);
@@ -476,6 +478,7 @@ fn pairs(fake: &Fake, place: &Place, memory: Memory) {
 fn two_ranks_in_each_of_two_processes() {
     processes("two_ranks_in_each_of_two_processes", 2, &[], |process| {
         let fake = Fake::take();
+        fake.set_issue("courier=0");
         for memory in [Memory::Segments(2), Memory::Whole] {
             process.threads(2, |place| pairs(&fake, place, memory));
             assert_eq!(fake.foreign(), 0, "memory of other processes is still mapped");
@@ -490,7 +493,7 @@ fn two_ranks_in_each_of_two_processes() {
 fn neighbours_of_eight_contexts_are_merged() {
     processes("neighbours_of_eight_contexts_are_merged", 2, &[], |place| {
         let fake = Fake::take();
-        fake.set_issue("flights=1");
+        fake.set_issue("flights=1,courier=0");
         let gpu = place.rank as i32;
         let _context = fake.enter(gpu);
         let (contexts, each, large) = (8usize, 20, 64 << 10);
