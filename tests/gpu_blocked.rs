@@ -314,14 +314,6 @@ fn flows(transport: &str, gpus: i32, kind: Signals, from: From, issue: Option<&s
     fake.check();
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not after 60 s: {what}");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn between_two_gpus() {
     KINDS.into_iter().for_each(|kind| flows("auto", 2, kind, From::Use, None));

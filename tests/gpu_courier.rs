@@ -10,7 +10,7 @@ use nccl_plugin_api::*;
 use proptest::prelude::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Places where each rank's courier can be launched; each has a launch when it is made, which carries nothing.
@@ -199,14 +199,6 @@ fn transfer(fake: &Fake, kind: Signals, plan: &Plan, contexts: usize, depth: usi
     wait_until("couriers have ended", || fake.launched() == 0);
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not after 60 s: {what}");
-        std::thread::yield_now();
-    }
-}
-
 /// Draws that do not change from run to run.
 fn draws(n: u64) -> Vec<u64> {
     (1..=n).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)).collect()
@@ -250,6 +242,21 @@ fn traffic(fake: &Fake, kind: Signals, until: impl Fn() -> bool) {
         }
         assert!(Instant::now() < end, "not after 60 s of traffic");
     }
+}
+
+/// Does one thing over and over on a thread of its own while another is done, which may panic.
+fn beside(again: impl Fn() + Sync, act: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                again();
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        stop.store(true, Ordering::Release);
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
 }
 
 #[test]
@@ -324,23 +331,13 @@ fn one_that_never_starts_is_not_waited_for() {
 fn one_that_starts_late_takes_over() {
     for kind in KINDS {
         let fake = take();
-        let (stop, before) = (AtomicBool::new(false), fake.commands());
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                let mut held = false;
-                while !stop.load(Ordering::Acquire) {
-                    held = !held;
-                    fake.hold_kernels(held);
-                    std::thread::sleep(Duration::from_micros(700));
-                }
-                fake.hold_kernels(false);
-            });
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                traffic(&fake, kind, || fake.commands() > before);
-            }));
-            stop.store(true, Ordering::Release);
-            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        });
+        let (before, held) = (fake.commands(), AtomicBool::new(false));
+        let toggle = || {
+            fake.hold_kernels(!held.fetch_xor(true, Ordering::AcqRel));
+            std::thread::sleep(Duration::from_micros(700));
+        };
+        beside(toggle, || traffic(&fake, kind, || fake.commands() > before));
+        fake.hold_kernels(false);
     }
 }
 
@@ -425,26 +422,15 @@ fn there_are_no_more_late_launches_than_berths() {
 fn order_is_kept_from_berth_to_berth() {
     for kind in KINDS {
         let fake = take();
-        let (stop, before, late) = (AtomicBool::new(false), fake.commands(), AtomicBool::new(false));
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                for i in 0.. {
-                    fake.hold_launches(1 + i % 3);
-                    std::thread::sleep(Duration::from_millis(2));
-                    late.fetch_or(fake.held_launches() > 0, Ordering::AcqRel);
-                    fake.hold_launches(0);
-                    if stop.load(Ordering::Acquire) {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_micros(300));
-                }
-            });
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                traffic(&fake, kind, || fake.commands() > before && late.load(Ordering::Acquire));
-            }));
-            stop.store(true, Ordering::Release);
-            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        });
+        let (before, late, turn) = (fake.commands(), AtomicBool::new(false), AtomicUsize::new(0));
+        let hold = || {
+            fake.hold_launches(1 + turn.fetch_add(1, Ordering::Relaxed) % 3);
+            std::thread::sleep(Duration::from_millis(2));
+            late.fetch_or(fake.held_launches() > 0, Ordering::AcqRel);
+            fake.hold_launches(0);
+            std::thread::sleep(Duration::from_micros(300));
+        };
+        beside(hold, || traffic(&fake, kind, || fake.commands() > before && late.load(Ordering::Acquire)));
     }
 }
 

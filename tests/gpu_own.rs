@@ -3,9 +3,11 @@
 
 mod common;
 mod gpu_support;
+mod logged;
 
 use common::*;
 use gpu_support::*;
+use logged::{collect, lines, listen};
 use nccl_plugin_api::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -16,20 +18,6 @@ const BY_COPY: u64 = 256;
 
 const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
-static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
-
-struct Lines;
-
-impl log::Log for Lines {
-    fn enabled(&self, _: &log::Metadata) -> bool {
-        true
-    }
-    fn log(&self, record: &log::Record) {
-        LINES.lock().unwrap().push((record.level(), record.args().to_string()));
-    }
-    fn flush(&self) {}
-}
-
 /// The fake, its calls counted, the log collected once a rank has said so.
 struct Counting {
     fake: Fake,
@@ -39,9 +27,8 @@ struct Counting {
 
 impl Counting {
     fn new() -> Self {
-        let _ = log::set_logger(&Lines);
         let fake = Fake::take();
-        LINES.lock().unwrap().clear();
+        collect();
         Self { created: fake.calls("cuCtxCreate"), destroyed: fake.calls("cuCtxDestroy"), fake }
     }
 
@@ -51,13 +38,8 @@ impl Counting {
     }
 }
 
-/// The table's `init` without a logger turns the log off.
-fn listen() {
-    log::set_max_level(log::LevelFilter::Trace);
-}
-
 fn warnings(what: &str) -> usize {
-    LINES.lock().unwrap().iter().filter(|(level, text)| *level == log::Level::Warn && text.contains(what)).count()
+    lines().iter().filter(|(level, text)| *level == log::Level::Warn && text.contains(what)).count()
 }
 
 /// Rank 0 puts to rank 1, and gets; each on its GPU of so many.

@@ -1,9 +1,11 @@
 //! GPU windows over the fake libibverbs and the fake CUDA driver: every way to register them, and data and signals into
 //! them, with contents checked.
 
+mod logged;
 mod verbs_gpu_support;
 mod verbs_support;
 
+use logged::{collect, lines};
 use nccl_plugin_api::NcclResult;
 use oxygin::config::Config;
 use oxygin::error::Error;
@@ -11,28 +13,12 @@ use oxygin::fabric::{Context, ContextSpec, Region, Registration};
 use oxygin::memory::gpu;
 use oxygin::rma::op::{Get, Put, Signal};
 use std::os::fd::RawFd;
-use std::sync::Mutex;
 use verbs_gpu_support::{exports, open_exports, Cuda, Memory};
 use verbs_support::*;
 
-/// What the library logged.
-static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
-
-struct Lines;
-
-impl log::Log for Lines {
-    fn enabled(&self, _: &log::Metadata) -> bool {
-        true
-    }
-    fn log(&self, record: &log::Record) {
-        LINES.lock().unwrap().push((record.level(), record.args().to_string()));
-    }
-    fn flush(&self) {}
-}
-
 /// Lines of level info about GPU memory since the last call.
 fn said() -> Vec<String> {
-    let lines = std::mem::take(&mut *LINES.lock().unwrap());
+    let lines = std::mem::take(&mut *lines());
     let about = |l: &(log::Level, String)| l.0 == log::Level::Info && l.1.contains("GPU memory is registered");
     lines.into_iter().filter(about).map(|l| l.1).collect()
 }
@@ -40,9 +26,7 @@ fn said() -> Vec<String> {
 /// Both fakes, the log collected.
 fn take() -> (Fake, Cuda) {
     let fake = Fake::take();
-    let _ = log::set_logger(&Lines);
-    log::set_max_level(log::LevelFilter::Trace);
-    LINES.lock().unwrap().clear();
+    collect();
     let cuda = Cuda::meet(&fake_path());
     (fake, cuda)
 }

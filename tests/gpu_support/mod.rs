@@ -412,3 +412,12 @@ pub fn as_the_proxy_does(r: &Rank, contexts: usize, n: usize, depth: usize, put:
         }
     }
 }
+
+/// Waits for something that other threads bring about.
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not after 60 s: {what}");
+        std::thread::yield_now();
+    }
+}

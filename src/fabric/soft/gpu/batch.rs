@@ -215,12 +215,12 @@ impl Batch {
 
     /// Whether the staging memory has room for `n` bytes beside the copies within the GPU, which take theirs last.
     fn leaves_room(&self, s: &State, n: u64) -> bool {
-        s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, NEAR_PIECE)
+        s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE))
     }
 
     /// A place in the staging memory, if there is one now.
     fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
-        if self.near_bytes > 0 && !s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE)) {
+        if self.near_bytes > 0 && !self.leaves_room(s, n) {
             return None;
         }
         let device = s.device.as_ref()?;
