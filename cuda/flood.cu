@@ -99,6 +99,8 @@ PROGRAM(flood) {
     one("signal", flood<Message::SIGNAL>, 1, 1, 0, 0, 2048 * scale, rate);
     one("signal", flood<Message::SIGNAL>, most, 1, 0, 0, 1024 * scale, rate);
     one(both, flood<Message::PUT>, 1, 1, 64 << 10, 64, 500 * scale, rate);
+    // As large as a token.
+    one(both, flood<Message::PUT>, most, 32, 7 << 10, 64, 500 * scale, rate, ", 32 threads");
     one(both, flood<Message::PUT>, 1, 1, large, 4, 4 * scale, width);
     one(both, flood<Message::PUT>, most, 1, large / 4, 2, 2 * scale, width);
     one(both, one_way, 1, 1, large, 4, 4 * scale, width, ", one way");

@@ -62,16 +62,16 @@ ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
 # Measured first, one after another on an otherwise idle machine, without --quick: (layout, programs).
 FIGURES = [
     ("2gpu", ["limits"]),
-    ("2gpu-threads", ["pingpong", "flood"]),
+    ("2gpu-threads", ["pingpong", "flood", "alltoall"]),
     ("2gpu-processes", ["pingpong", "flood"]),
     ("1gpu", ["limits"]),
-    ("1gpu-2threads", ["pingpong", "flood"]),
+    ("1gpu-2threads", ["pingpong", "flood", "alltoall"]),
     ("2gpu-sockets", ["nccl_alltoall"]),
     ("2gpu-loopback", ["alltoall_large"]),
     ("2gpu-hosts", ["pingpong", "flood"]),
 ]
 # What --variant repeats.
-VARIANT = ("2gpu-threads", ["pingpong", "flood"])
+VARIANTS = [("2gpu-threads", ["pingpong", "flood"]), ("1gpu-2threads", ["pingpong"])]
 
 
 def takes(layout, program, version):

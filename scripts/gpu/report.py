@@ -37,6 +37,8 @@ COMPARISONS = [
        (limits, "limits", f"{where}: two hops, resident kernel: {action}", size), "", 0)
       for layout, limits, where in [("2gpu-threads", "2gpu", "two GPUs"), ("1gpu-2threads", "1gpu", "one GPU")]
       for what, case, size, action in [("8-byte put + signal", PUT, 8, "copy + signal"), ("signal", SIGNAL, 0, "signal")]],
+    ("64 MiB puts, two ranks on one GPU, one way", ("1gpu-2threads", "flood", "put + signal, 1 context, one way", LARGE),
+     ("1gpu", "limits", "one GPU: cudaMemcpyPeerAsync, one way", LARGE), "", 0),
     ("64 MiB puts, two GPUs, two processes, one way", ("2gpu-processes", "flood", "put + signal, 1 context, one way", LARGE),
      ("2gpu", "limits", "two GPUs: cudaMemcpyPeerAsync, one way", LARGE), ">=", 0.9),
     # The limit counts both directions, the figure each rank's own.
@@ -111,8 +113,8 @@ def matrix(folder):
         if r.get("comparison"):
             lines += comparison_lines(r["comparison"]) + [""]
         if r.get("variants"):
-            lines += [f"With other settings, {r['variants'][0]['layout']}, short runs:", ""]
-            lines += [f"* `{v['set']}`: {variant_text(v)}" for v in r["variants"]] + [""]
+            lines += ["With other settings, short runs:", ""]
+            lines += [f"* `{v['set']}`, {v['layout']}: {variant_text(v)}" for v in r["variants"]] + [""]
         layouts = layouts_of(results)
         cells = {(x["program"], x["layout"]): x for x in results}
         lines += ["| program | " + " | ".join(layouts) + " |", "|---|" + "---|" * len(layouts)]
@@ -155,10 +157,15 @@ def matrix(folder):
 
 
 def variant_text(variant):
-    """Its small messages in one line."""
-    found = [f"{row['case']} {row['value']:g} {row['unit']}" for x in variant["results"] for row in x["rows"] if row["bytes"] <= 8]
+    """Its small messages, and all round trips, in one line."""
+    found = [f"{row['case']}{size(row)} {row['value']:g} {row['unit']}" for x in variant["results"] for row in x["rows"]
+             if row["bytes"] <= 8 or x["program"] == "pingpong"]
     bad = [f"{x['program']} {x['status']}: {' '.join(x.get('why', []))[:200]}" for x in variant["results"] if x["status"] != "pass"]
     return "; ".join(found + bad)
+
+
+def size(row):
+    return f" of {row['bytes']} bytes" if row["bytes"] > 8 else ""
 
 
 MARKS = {"pass": ".", "absent": "a", "fail": "F", "hang": "H", "not ours": "N", "not run": "-"}
@@ -173,7 +180,7 @@ def summary(reports, most=10_000):
             verdict = "" if "target" not in c else "reached" if c["reached"] else "MISSED"
             lines.append(f"{c['what']}: {c['figure']:g} {c['unit']}{limit} ({c.get('target', 'no target')}) {verdict}"
                          + ("" if c["verified"] else " (did not pass)"))
-        lines += [f"{v['set']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
+        lines += [f"{v['set']}, {v['layout']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
         for x in r["results"]:
             if x.get("alone") or x["program"] == "torch":
                 lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
