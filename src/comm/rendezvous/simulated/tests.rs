@@ -291,6 +291,9 @@ fn a_rank_that_does_not_read_its_answer_is_named() {
     assert_eq!(sentence, "connect: rank 1 (10.0.0.1:4711) did not read the answer");
 }
 
+/// More than messages take on the simulated network, s: whoever comes within so much of the end may come too late.
+const NETWORK: f64 = 0.1;
+
 /// What may go wrong with a rank.
 #[derive(Clone, Debug)]
 enum Fate {
@@ -338,7 +341,7 @@ proptest! {
             if let Some((result, at)) = net.ended[rank].first() {
                 prop_assert!(at - entered <= bound, "rank {} took {} s", rank, at - entered);
                 let fails = fates.iter().any(|fate| matches!(fate, Fate::Fails));
-                if whole && !fails && last - first < timeout {
+                if whole && !fails && last - first < timeout - NETWORK {
                     prop_assert!(result.is_ok(), "{:?}", result);
                 }
                 if !whole || fails || last - first > bound {
@@ -351,7 +354,7 @@ proptest! {
         }
         let spread = net.ended.iter().filter_map(|e| e.first()).map(|e| e.1);
         let (low, high) = spread.fold((f64::MAX, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)));
-        if whole && high - low < timeout {
+        if whole && high - low < timeout - NETWORK {
             (0..fates.len()).for_each(|rank| net.check(rank, 1));
         }
     }
