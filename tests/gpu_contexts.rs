@@ -5,6 +5,9 @@ mod common;
 mod gpu_support;
 
 use gpu_support::*;
+use oxygin::fabric::soft::gpu::Stager;
+use oxygin::memory::gpu::GPU_BIT;
+use oxygin::memory::registry::Extent;
 use oxygin_ffi::cuda::{Context, Copies, Cuda, CudaError, Kernel, MemOp, Pinned, Stream, Words};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -330,7 +333,7 @@ fn a_kernel_does_not_start_where_queues_stand() {
     let cuda = driver(&fake);
     let own = Context::create(&cuda, 0).unwrap();
     let ptx = c".version 6.0 .target sm_70 .address_size 64 .visible .entry oxygin_courier(.param .u64 a, \
-        .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 e, .param .u64 f) { ret; }";
+        .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 e, .param .u64 f, .param .u64 g) { ret; }";
     let primary = fake.enter(0);
     let pinned = Pinned::alloc(&cuda, 1 << 16).unwrap();
     let answer = |i: usize| {
@@ -338,19 +341,19 @@ fn a_kernel_does_not_start_where_queues_stand() {
         unsafe { pinned.host().add(1 << 15).cast::<u64>().add(i * 64).read_volatile() }
     };
     // Ring, words for answers, commands done, number of the courier; it leaves at once.
-    let parameters = |i: u64| [pinned.device(), pinned.device() + (1 << 15) + i * 512, 0, i + 1, 0, 0];
+    let parameters = |i: u64| [pinned.device(), pinned.device() + (1 << 15) + i * 512, 0, i + 1, 0, 0, 0];
     let kernel = Kernel::load(&cuda, ptx, c"oxygin_courier").unwrap();
     let stream = Stream::create(&cuda).unwrap();
     fake.block(0, true);
     // SAFETY: the courier's parameters; the memory stays until the stream is done.
-    unsafe { kernel.launch(&stream, 32, parameters(0)) }.unwrap();
+    unsafe { kernel.launch(&stream, 1, 32, parameters(0)) }.unwrap();
     drop(primary);
     {
         let _current = own.enter().unwrap();
         let kernel = Kernel::load(&cuda, ptx, c"oxygin_courier").unwrap();
         let stream = Stream::create(&cuda).unwrap();
         // SAFETY: as above.
-        unsafe { kernel.launch(&stream, 32, parameters(1)) }.unwrap();
+        unsafe { kernel.launch(&stream, 1, 32, parameters(1)) }.unwrap();
         wait(&stream).unwrap();
         assert_eq!(answer(1), 2);
     }
@@ -360,5 +363,39 @@ fn a_kernel_does_not_start_where_queues_stand() {
     wait(&stream).unwrap();
     assert_eq!((fake.launched(), answer(0)), (0, 1));
     drop((kernel, pinned));
+    fake.check();
+}
+
+/// A window goes while another thread is in the driver with a copy to it.
+#[test]
+fn a_window_waits_for_a_copy_that_is_being_started() {
+    let fake = Fake::take();
+    let _context = fake.enter(0);
+    let (cuda, at) = (driver(&fake), fake.alloc(0, 4096, false, false));
+    let context = Arc::new(Context::of(&cuda, &cuda.pointer(at).unwrap()).unwrap());
+    let stager = Stager::open(0, &context, false, 1).unwrap();
+    stager.add_window(3, Extent { base: at, len: 4096 });
+    let mut lease = stager.slot(8).unwrap().unwrap();
+    // SAFETY: a slot of at least 8 bytes, aligned.
+    unsafe { lease.host().cast::<u64>().write(7) };
+    let before = fake.calls("cuMemcpy2DAsync");
+    // So long does the driver think about it.
+    fake.costs(0, 100_000_000, 0);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            assert!(stager.store(&mut lease, 3 | GPU_BIT, at, 8));
+            stager.launch();
+        });
+        let end = Instant::now() + Duration::from_secs(60);
+        while fake.calls("cuMemcpy2DAsync") == before {
+            assert!(Instant::now() < end, "no copy was started");
+            std::thread::yield_now();
+        }
+        assert!(stager.remove_window(3));
+        assert_eq!(word(&fake, at), 7, "it comes later");
+    });
+    fake.costs(0, 0, 0);
+    drop(lease);
+    drop(stager);
     fake.check();
 }

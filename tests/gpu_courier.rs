@@ -2,9 +2,11 @@
 //! table, on the fake CUDA driver, whose courier does in another order whatever the real one may.
 
 mod common;
+mod gpu_plan;
 mod gpu_support;
 
 use common::*;
+use gpu_plan::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
 use proptest::prelude::*;
@@ -27,187 +29,6 @@ fn take() -> Fake {
     fake
 }
 
-/// What each byte of a source holds; never 0.
-fn pattern(at: usize, round: u64) -> u8 {
-    ((at as u64 * 31 + at as u64 / 256 * 7 + round * 101) % 255 + 1) as u8
-}
-
-/// One put.
-struct Planned {
-    context: usize,
-    at: usize,
-    len: usize,
-    /// It comes from host memory, as values do.
-    is_value: bool,
-    /// Which of its context's two signals it adds 1 to.
-    signal: Option<usize>,
-}
-
-/// Puts from one sender, to places of their own.
-struct Plan {
-    puts: Vec<Planned>,
-    words: usize,
-}
-
-impl Plan {
-    /// `draws`: one of each put. `light`: all are such as the courier takes.
-    fn new(draws: &[u64], contexts: usize, light: bool) -> Self {
-        let (mut at, mut puts) = (0, Vec::new());
-        for &draw in draws {
-            let pick = |shift: u32, n: u64| (draw >> shift & 0xffff) as usize % n as usize;
-            let (is_value, len, skip) = match pick(0, 8) {
-                0..3 => {
-                    let len = 1 << pick(4, 4);
-                    (true, len, pick(6, 8 / len as u64) * len)
-                }
-                // What the courier cannot take.
-                3 if !light => (false, 4 + pick(4, 100), pick(8, 5)),
-                4 if !light => (false, 4 * (1 + pick(4, 256)), 0),
-                _ => (false, 4 * (1 + pick(4, 32)), pick(8, 2) * 4),
-            };
-            let signal = [None, Some(0), Some(1), Some(0)][pick(16, 4)];
-            puts.push(Planned { context: pick(32, contexts as u64), at: at + skip, len, is_value, signal });
-            at = (at + skip + len).next_multiple_of(8);
-        }
-        Self { puts, words: at / 8 + 1 }
-    }
-
-    /// Its puts of one context, in order.
-    fn of(&self, context: usize) -> impl Iterator<Item = &Planned> {
-        self.puts.iter().filter(move |p| p.context == context)
-    }
-
-    /// How often a signal of a context is added to.
-    fn count(&self, context: usize, signal: usize) -> u64 {
-        self.of(context).filter(|p| p.signal == Some(signal)).count() as u64
-    }
-
-    /// Sends all, `depth` at a time.
-    fn send(&self, r: &Rank, round: u64, depth: usize, ends: &Ends<'_>, peer: usize, first_signal: usize) {
-        let words = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| pattern(8 * i + b, round)));
-        (0..self.words).for_each(|i| ends.gpu.set(i, words(i)));
-        // SAFETY: the window's words; no operation is up.
-        let host = unsafe { std::slice::from_raw_parts_mut(ends.host.words.as_ptr().cast_mut(), self.words) };
-        host.iter_mut().enumerate().for_each(|(i, w)| *w = words(i));
-        let mut up = std::collections::VecDeque::new();
-        for p in &self.puts {
-            let from = if p.is_value { ends.host } else { ends.gpu.as_window() };
-            let at = p.at as u64;
-            let signal = p.signal.map(|s| (ends.sig.as_window(), 8 * (first_signal + 2 * p.context + s) as u64, 1));
-            up.push_back(r.put(p.context as i32, (from, at), p.len, (ends.dst.as_window(), at), peer, signal));
-            if up.len() == depth {
-                up.pop_front().into_iter().for_each(|q| r.wait(q));
-            }
-        }
-        up.into_iter().for_each(|q| r.wait(q));
-    }
-
-    /// What a window holds when all has arrived.
-    fn word(&self, i: usize, round: u64, arrived: &[bool]) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|b| if arrived[8 * i + b] { pattern(8 * i + b, round) } else { 0 }))
-    }
-
-    /// Checks that a put has arrived.
-    fn check(&self, dst: &GpuWindow, p: &Planned, round: u64) {
-        for at in p.at..p.at + p.len {
-            let byte = dst.get(at / 8).to_le_bytes()[at % 8];
-            assert_eq!(byte, pattern(at, round), "byte {at} of a put of {} bytes at {}", p.len, p.at);
-        }
-    }
-}
-
-/// A sender's windows.
-struct Ends<'a> {
-    host: &'a Window,
-    gpu: &'a GpuWindow,
-    dst: &'a GpuWindow,
-    sig: &'a GpuWindow,
-}
-
-/// Watches the two signals of each context until all has arrived: neither overtakes data nor the other. `base`: what
-/// they were before.
-fn watch(r: &Rank, plan: &Plan, contexts: usize, round: u64, dst: &GpuWindow, sig: &GpuWindow, base: &[u64]) {
-    let end = Instant::now() + Duration::from_secs(60);
-    let mut seen = vec![0; contexts];
-    loop {
-        let mut missing = 0;
-        for c in 0..contexts {
-            for (first, second) in [(0, 1), (1, 0)] {
-                let count = |s: usize| sig.get(2 * c + s) - base[2 * c + s];
-                let (before, after) = (count(first), count(second));
-                assert!(before <= plan.count(c, first), "context {c}: signal {first} is {before}");
-                // The put that brought it there, and what came before.
-                let is_it = |p: &Planned| p.signal == Some(first);
-                let at = match before {
-                    0 => 0,
-                    n => plan.of(c).enumerate().filter(|(_, p)| is_it(p)).nth(n as usize - 1).map_or(0, |(i, _)| i + 1),
-                };
-                let due = plan.of(c).take(at).filter(|p| p.signal == Some(second)).count() as u64;
-                assert!(after >= due, "context {c}: signal {first} is {before}, and {second} {after} instead of {due}");
-                plan.of(c).take(at).skip(seen[c]).for_each(|p| plan.check(dst, p, round));
-                seen[c] = at.max(seen[c]);
-                missing += plan.count(c, first) - before;
-            }
-        }
-        if missing == 0 {
-            break;
-        }
-        // SAFETY: plain call.
-        ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
-        assert!(!r.job.barrier.has_failed(), "another rank failed");
-        assert!(Instant::now() < end, "{missing} signals are missing after 60 s");
-    }
-}
-
-/// Sends a plan's puts from rank 0 to rank 1, in two rounds. Kernels reset signals between them where they may.
-fn transfer(fake: &Fake, kind: Signals, plan: &Plan, contexts: usize, depth: usize, gpus: i32) {
-    let flags = kind.set_up(fake);
-    println!("{kind:?}, {} puts, {contexts} contexts, {depth} at a time, {gpus} GPUs", plan.puts.len());
-    job(2, contexts as i32, |r| {
-        let gpu = r.rank as i32 % gpus;
-        let _context = fake.enter(gpu);
-        let host = r.window(plan.words, 0);
-        let gpu_src = fake.window(r, gpu, plan.words, 0);
-        let dst = fake.window(r, gpu, plan.words, 0);
-        let sig = fake.signals(r, gpu, 2 * contexts, flags);
-        let mut arrived = vec![false; 8 * plan.words];
-        plan.puts.iter().for_each(|p| arrived[p.at..p.at + p.len].fill(true));
-        let mut base = vec![0; 2 * contexts];
-        for round in 1..=2 {
-            r.job.barrier.wait();
-            if r.rank == 0 {
-                plan.send(r, round, depth, &Ends { host: &host, gpu: &gpu_src, dst: &dst, sig: &sig }, 1, 0);
-            } else {
-                watch(r, plan, contexts, round, &dst, &sig, &base);
-            }
-            r.job.barrier.wait();
-            if r.rank == 1 {
-                // Those without a signal as well, and nothing beside them.
-                (0..plan.words).for_each(|i| assert_eq!(dst.get(i), plan.word(i, round, &arrived), "word {i}"));
-                for (i, base) in base.iter_mut().enumerate() {
-                    assert_eq!(sig.get(i) - *base, plan.count(i / 2, i % 2));
-                    match kind {
-                        Signals::NeverReset => *base = sig.get(i),
-                        _ => sig.set(i, 0),
-                    }
-                }
-                (0..plan.words).for_each(|i| dst.set(i, 0));
-            }
-        }
-    });
-    fake.check();
-    wait_until("couriers have ended", || fake.launched() == 0);
-}
-
-/// Draws that do not change from run to run.
-fn draws(n: u64) -> Vec<u64> {
-    (1..=n).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)).collect()
-}
-
-fn any_kind() -> impl Strategy<Value = Signals> {
-    prop_oneof![Just(Signals::NeverReset), Just(Signals::Added), Just(Signals::ReadBack)]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 24, max_shrink_iters: 40, failure_persistence: None, ..ProptestConfig::default()
@@ -227,36 +48,8 @@ proptest! {
         let fake = take();
         fake.set_issue(issue);
         fake.courier(command_us, most);
-        transfer(&fake, kind, &Plan::new(&draws, contexts, light), contexts, depth, gpus);
+        transfer(&fake, kind, &Plan::new(&draws, contexts, if light { Mix::Light } else { Mix::Any }), contexts, depth, gpus);
     }
-}
-
-/// Signals that the courier adds to, in a crowd, until it has carried some.
-fn traffic(fake: &Fake, kind: Signals, until: impl Fn() -> bool) {
-    let plan = Plan::new(&draws(400), 3, true);
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        transfer(fake, kind, &plan, 3, 100, 2);
-        if until() {
-            return;
-        }
-        assert!(Instant::now() < end, "not after 60 s of traffic");
-    }
-}
-
-/// Does one thing over and over on a thread of its own while another is done, which may panic.
-fn beside(again: impl Fn() + Sync, act: impl FnOnce()) {
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            while !stop.load(Ordering::Acquire) {
-                again();
-            }
-        });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
-        stop.store(true, Ordering::Release);
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
 }
 
 #[test]
@@ -304,7 +97,7 @@ fn one_that_never_starts_is_not_waited_for() {
         let fake = take();
         let before = fake.commands();
         fake.hold_kernels(true);
-        let plan = Plan::new(&draws(300), 2, true);
+        let plan = Plan::new(&draws(300), 2, Mix::Light);
         let flags = kind.set_up(&fake);
         job(2, 2, |r| {
             let _context = fake.enter(0);
@@ -368,15 +161,6 @@ fn with_bursts(fake: &Fake, act: impl Fn(&mut dyn FnMut()) + Sync) {
             assert_eq!(sig.get(0), sum);
         }
     });
-}
-
-/// Repeats it until something is so.
-fn repeat_until(what: &str, mut it: impl FnMut(), is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not after 60 s: {what}");
-        it();
-    }
 }
 
 /// A launch waits for its turn and another one carries meanwhile. The late one ends, and its berth is used again: there are more
@@ -474,18 +258,11 @@ fn what_it_leaves_undone_goes_by_the_stream() {
         traffic(&fake, kind, || fake.commands() > before.0 && fake.calls("cuLaunchKernel") > before.1 + FIRST + 2);
         // And from outside, at any time.
         fake.courier(command_us, 0);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                while !stop.load(Ordering::Acquire) {
-                    fake.end_kernels();
-                    std::thread::sleep(Duration::from_micros(300));
-                }
-            });
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| traffic(&fake, kind, || true)));
-            stop.store(true, Ordering::Release);
-            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        });
+        let end = || {
+            fake.end_kernels();
+            std::thread::sleep(Duration::from_micros(300));
+        };
+        beside(end, || traffic(&fake, kind, || true));
     }
 }
 
@@ -592,13 +369,9 @@ fn large_and_small_and_gets() {
 }
 
 /// Puts that go on until a courier is at work.
-fn keep_busy(fake: &Fake, mut put: impl FnMut()) {
+fn keep_busy(fake: &Fake, put: impl FnMut()) {
     let before = fake.commands();
-    let end = Instant::now() + Duration::from_secs(60);
-    while fake.commands() < before + 8 {
-        put();
-        assert!(Instant::now() < end, "no courier after 60 s");
-    }
+    repeat_until("a courier is at work", put, || fake.commands() >= before + 8);
 }
 
 /// Posts a put with a signal; `None`: it was refused.

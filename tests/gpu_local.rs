@@ -317,3 +317,51 @@ fn the_device_takes_gpu_memory_where_there_is_a_driver() {
     // DMA-BUFs too: NCCL refuses windows of several segments elsewhere.
     assert_eq!(props.ptr_support, PTR_HOST | PTR_CUDA | nccl_plugin_api::PTR_DMABUF);
 }
+
+/// A context is destroyed while the GPU copies out of its caller's memory: once it is gone the memory may go, too.
+#[test]
+fn destroying_a_context_waits_for_copies_out_of_its_memory() {
+    const BYTES: usize = 8 << 10;
+    for transport in ["auto", "staged"] {
+        let fake = Fake::take();
+        fake.set_issue("courier=0");
+        fake.set_transport(transport);
+        let released = std::sync::atomic::AtomicBool::new(false);
+        job(2, 1, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, BYTES / 8, 0);
+            let dst = fake.window(r, gpu, BYTES / 8, 0);
+            let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+            let mut ctx = std::ptr::null_mut();
+            // SAFETY: pointers to locals; a collective call.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            let other = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
+            let put = |n| other.put(0, (src.as_window(), 0), n, (dst.as_window(), 0), 1 - r.rank, None);
+            other.wait(put(8));
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                fake.hold(BYTES);
+                let before = fake.calls("cuMemcpyAsync");
+                put(BYTES);
+                let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+                while fake.calls("cuMemcpyAsync") == before {
+                    // SAFETY: plain call.
+                    ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                    assert!(std::time::Instant::now() < end, "{transport}: no copy after 60 s");
+                }
+            }
+            r.job.barrier.wait();
+            if r.rank == 1 {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                released.store(true, std::sync::atomic::Ordering::SeqCst);
+                fake.hold(0);
+            }
+            // SAFETY: destroyed once.
+            ok(unsafe { T.destroy_context.unwrap()(ctx) });
+            assert!(released.load(std::sync::atomic::Ordering::SeqCst), "{transport}: the copy is still on its way");
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}

@@ -23,7 +23,7 @@ const CONTEXTS: usize = 8;
 const DEPTH: usize = 64;
 
 /// What starts work on the GPUs of both ranks.
-const CALLS: [&str; 3] = ["cuMemcpyAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp"];
+const CALLS: [&str; 4] = ["cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemcpyBatchAsync", "cuStreamBatchMemOp"];
 
 fn numbers(name: &str, default: &str) -> Vec<u64> {
     let text = std::env::var(name).unwrap_or_else(|_| default.into());
@@ -120,7 +120,9 @@ fn bench(fake: &Fake, on_gpu: bool, costs: &[u64]) {
             }
         }
         let mut seen: Vec<u64> = (0..CONTEXTS).map(|c| if c == 0 { before } else { 0 }).collect();
-        for (bytes, contexts, n) in [(8, 1, 20_000), (8, 8, 5000), (64 << 10, 1, 5000), (64 << 10, 8, 1000)] {
+        for (bytes, contexts, n) in
+            [(8, 1, 20_000), (8, 8, 5000), (7 << 10, 8, 5000), (64 << 10, 1, 5000), (64 << 10, 8, 1000)]
+        {
             r.job.barrier.wait();
             if r.rank == 0 {
                 let before = CALLS.map(|c| fake.calls(c));

@@ -173,6 +173,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_commands")() }
     }
 
+    /// How many of them their hands did.
+    pub fn heavy_commands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_heavy_commands")() }
+    }
+
     /// How often a driver function was called so far.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();

@@ -82,13 +82,14 @@ impl Kernel {
         Ok(made)
     }
 
-    /// Starts one block of `threads` threads after what the stream has to do. All parameters are 64 bits wide.
+    /// Starts `blocks` blocks of `threads` threads after what the stream has to do. All parameters are 64 bits wide.
     ///
     /// # Safety
     /// The kernel takes `N` parameters and what they say is true; what it touches stays valid until it has ended.
     pub unsafe fn launch<const N: usize>(
         &self,
         stream: &Stream,
+        blocks: u32,
         threads: u32,
         mut parameters: [u64; N],
     ) -> Result<(), CudaError> {
@@ -97,7 +98,7 @@ impl Kernel {
         // SAFETY: N places of 8 bytes each, read before the call returns; the rest is the caller's promise.
         let code = unsafe {
             let (f, stream) = (self.function, stream.raw());
-            (kernels.launch)(f, 1, 1, 1, threads, 1, 1, 0, stream, places.as_mut_ptr(), null_mut())
+            (kernels.launch)(f, blocks, 1, 1, threads, 1, 1, 0, stream, places.as_mut_ptr(), null_mut())
         };
         self.cuda.check("cuLaunchKernel", code)
     }

@@ -14,6 +14,7 @@ const MISALIGNED: CUresult = 716;
 const CUT: u32 = 1;
 const STOP: u32 = 2;
 const INLINE: u32 = 4;
+const HEAVY: u32 = 8;
 
 /// Commands of a ring, bytes of one, how many are taken at once.
 const RING: u64 = 256;
@@ -30,12 +31,23 @@ const SLOWNESS: u32 = 50;
 const HASTY: u32 = 50;
 const NAP: Duration = Duration::from_micros(20);
 
+/// Bytes above which a copy is to be in a go of its own.
+const ALONE_ABOVE: u32 = 64 << 20;
+/// Berths that there are boards for.
+const BERTHS: u64 = 4;
+
 static COMMANDS: AtomicU64 = AtomicU64::new(0);
+static HEAVY_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 /// How many commands were done.
 pub fn commands() -> u64 {
     COMMANDS.load(Ordering::Relaxed)
+}
+
+/// How many of them by hands.
+pub fn heavy_commands() -> u64 {
+    HEAVY_COMMANDS.load(Ordering::Relaxed)
 }
 
 #[derive(Clone, Copy, Default)]
@@ -86,10 +98,15 @@ type Ended = Result<(), CUresult>;
 
 impl<'a> Courier<'a> {
     pub const NAME: &'static str = "oxygin_courier";
-    pub const PARAMETERS: usize = 6;
+    pub const PARAMETERS: usize = 7;
 
     pub fn new(launch: &'a Launch, device: CUdevice) -> Self {
-        let [ring, words, count, number, idle, life] = launch.parameters[..] else { unreachable!("checked at launch") };
+        let [ring, words, count, number, idle, life, berth] = launch.parameters[..] else {
+            unreachable!("checked at launch")
+        };
+        if berth >= BERTHS {
+            world().violation(&format!("berth {berth}"));
+        }
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
         let random = Random(SEED.fetch_add(1, Ordering::Relaxed));
         Self { launch, device, ring, words, number, idle, life, count, reported: count, random }
@@ -211,6 +228,9 @@ impl<'a> Courier<'a> {
 
     /// The bytes of all, then the signals of all.
     fn carry(&mut self, batch: &[Command]) -> Ended {
+        if batch.len() > 1 && batch.iter().any(|c| c.bytes > ALONE_ABOVE) {
+            world().violation("others in one go with a long copy");
+        }
         for i in self.random.order(batch.len()) {
             let c = &batch[i];
             while world().is_held(c.bytes as usize) {
@@ -251,7 +271,7 @@ impl<'a> Courier<'a> {
     }
 
     fn move_bytes(&self, c: &Command) -> Ended {
-        if c.flags & !(CUT | STOP | INLINE) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | HEAVY) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {
@@ -263,6 +283,12 @@ impl<'a> Courier<'a> {
         if (c.from | c.to | u64::from(c.bytes)) % 4 != 0 {
             world().violation(&format!("{} bytes from {:#x} to {:#x}: not in words", c.bytes, c.from, c.to));
             return Err(MISALIGNED);
+        }
+        if c.flags & HEAVY != 0 {
+            if self.launch.hands == 0 {
+                world().violation("work for hands, of which this launch has none");
+            }
+            HEAVY_COMMANDS.fetch_add(1, Ordering::Relaxed);
         }
         let (from, to) = (self.at(c.from, c.bytes as usize)?, self.at(c.to, c.bytes as usize)?);
         // SAFETY: both ranges are mapped; whoever unmaps them first is at fault, and dies.

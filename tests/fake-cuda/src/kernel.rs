@@ -77,6 +77,8 @@ pub struct Launch {
     id: usize,
     pub context: usize,
     pub parameters: Vec<u64>,
+    /// Warps beside the first.
+    pub hands: u32,
 }
 
 impl Launch {
@@ -128,7 +130,9 @@ fn entry<'a>(ptx: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> CUresult {
     blocking!("cuModuleLoadData");
     let ptx = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
-    if ![".version ", ".target sm_", ".address_size 64", ".entry "].iter().all(|part| ptx.contains(part)) {
+    // The driver takes nothing but ASCII.
+    let parts = [".version ", ".target sm_", ".address_size 64", ".entry "];
+    if !ptx.is_ascii() || !parts.iter().all(|part| ptx.contains(part)) {
         return INVALID_PTX;
     }
     let mut kernels = kernels();
@@ -206,8 +210,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     let is_here = all.modules.iter().any(|m| m.handle == function.module && m.context == current());
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    // One warp is what the emulation stands for.
-    if grid != [1; 3] || block != [32, 1, 1] || function.most_threads < 32 {
+    // One warp is what the emulation stands for, and others for its hands.
+    let warps = grid_x * block_x / 32;
+    let is_line = grid[1..] == [1; 2] && block[1..] == [1; 2];
+    if !is_line || warps == 0 || block_x % 32 != 0 || function.most_threads < block_x {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if !is_here || function.name != Courier::NAME || function.parameters != Courier::PARAMETERS {
@@ -223,7 +229,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     all.to_hold -= usize::from(is_held);
     all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
-    let launch = Launch { id, context: current(), parameters };
+    let launch = Launch { id, context: current(), parameters, hands: warps - 1 };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
 }
 
@@ -310,4 +316,10 @@ pub extern "C" fn fake_launched() -> usize {
 #[no_mangle]
 pub extern "C" fn fake_commands() -> u64 {
     crate::courier::commands()
+}
+
+/// How many of them their hands did.
+#[no_mangle]
+pub extern "C" fn fake_heavy_commands() -> u64 {
+    crate::courier::heavy_commands()
 }

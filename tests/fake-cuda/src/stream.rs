@@ -4,7 +4,7 @@ use crate::copies;
 use crate::kernel::{self, Launch};
 use crate::world::{device_of, is_primary, world};
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -248,6 +248,8 @@ fn run(work: Work) -> CUresult {
                     let to = world().resolve(to, n);
                     let from = world().resolve(from, n);
                     let (Some(to), Some(from)) = (to, from) else { return gone(n) };
+                    // Whoever sees these bytes sees what the stream did before, also on machines with a weaker order.
+                    fence(Ordering::Release);
                     // SAFETY: both ranges are mapped; device memory stays mapped for ever, pinned memory too.
                     unsafe { std::ptr::copy(from, to, n) };
                 }

@@ -62,6 +62,8 @@ pub struct Batch {
     /// Some store must become visible as a whole, or is an addition.
     pub needs_ops: bool,
     tags: Vec<Tag>,
+    /// Lanes with a signal in an entry that another one began, each with the last such entry.
+    joined: Vec<(usize, usize)>,
     pub finished: Vec<Owner>,
     pub outward: Vec<Outward>,
     merge: bool,
@@ -143,6 +145,7 @@ impl Batch {
         (self.near_bytes, self.needs_ops) = (0, false);
         self.ops.clear();
         self.tags.clear();
+        self.joined.clear();
         self.finished.clear();
         self.outward.clear();
         self.read.clear();
@@ -263,26 +266,31 @@ impl Batch {
     fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
         // Of half a word nobody can tell as long as the other half stays.
         self.needs_ops |= value >> 32 != value.wrapping_sub(by) >> 32;
-        if let Some(i) = self.last(op, at, Kind::Sum) {
+        if let Some(i) = self.join_last(op, at, Kind::Sum) {
             self.ops[i] = MemOp::write64(at, value);
             return;
         }
         self.push_op(op, MemOp::write64(at, value), at, Kind::Sum);
     }
 
-    /// The entry that a signal may join: the last one at its address, unless its own lane has stored something since,
-    /// which it would overtake. All copies of a flight come before its stores.
-    fn last(&self, op: &Op, at: u64, kind: Kind) -> Option<usize> {
+    /// The entry that a signal joins, if it may: the last one at its address, unless its own lane has stored something
+    /// since, which it would overtake, in an entry of its own or in one that it joined. All copies of a flight come before
+    /// its stores.
+    fn join_last(&mut self, op: &Op, at: u64, kind: Kind) -> Option<usize> {
         if !self.merge {
             return None;
         }
         let lane = Arc::as_ptr(&op.owner.lane) as usize;
         let look = (0..self.tags.len()).rev().take(LOOK_BACK);
-        look.into_iter()
-            .map(|i| (i, &self.tags[i]))
-            .find(|(_, tag)| tag.at == at || tag.lane == lane)
-            .filter(|(_, tag)| tag.at == at && tag.kind == kind)
-            .map(|(i, _)| i)
+        let last = look.map(|i| (i, &self.tags[i])).find(|(_, tag)| tag.at == at || tag.lane == lane);
+        let (i, began) = last.filter(|(_, t)| t.at == at && t.kind == kind).map(|(i, t)| (i, t.lane))?;
+        match self.joined.iter_mut().find(|(of, _)| *of == lane) {
+            Some((_, joined)) if *joined > i => return None,
+            Some((_, joined)) => *joined = i,
+            None if began != lane => self.joined.push((lane, i)),
+            None => {}
+        }
+        Some(i)
     }
 
     /// A signal whose value is in GPU memory alone.
@@ -290,7 +298,7 @@ impl Batch {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
         if device.can_add {
             self.needs_ops = true;
-            match self.last(op, signal.remote, Kind::Addition) {
+            match self.join_last(op, signal.remote, Kind::Addition) {
                 Some(i) => self.ops[i] = self.ops[i].plus(signal.value),
                 None => {
                     let addition = MemOp::add64(signal.remote, signal.value);
@@ -382,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_signal_joins_its_last_store_unless_its_lane_would_overtake_itself() {
-        let (a, b) = (Arc::new(Lane::new(0, 0, Arc::default())), Arc::new(Lane::new(1, 0, Arc::default())));
+        let [a, b, c] = [0, 1, 2].map(|context| Arc::new(Lane::new(context, 0, Arc::default())));
         let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
             let mut batch = Batch { merge: true, ..Batch::default() };
             signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value, 1));
@@ -393,5 +401,10 @@ mod tests {
         assert_eq!(run(&[(&a, X, 1), (&a, Y, 1), (&a, X, 2)]), [(X, 1), (Y, 1), (X, 2)]);
         // b's own addition to X is in the first entry, but its Y came after.
         assert_eq!(run(&[(&a, X, 1), (&b, X, 2), (&b, Y, 1), (&b, X, 3)]), [(X, 2), (Y, 1), (X, 3)]);
+        // a's addition to X is in an entry that b began, behind a's own Y.
+        assert_eq!(run(&[(&a, Y, 1), (&b, X, 1), (&a, X, 2), (&a, Y, 2)]), [(Y, 1), (X, 2), (Y, 2)]);
+        // The same where a began neither; c is in nobody's way and joins both.
+        let all = [(&b, Y, 1), (&b, X, 1), (&a, X, 2), (&a, Y, 2), (&c, X, 3), (&c, Y, 3), (&c, X, 4)];
+        assert_eq!(run(&all), [(Y, 1), (X, 3), (Y, 3), (X, 4)]);
     }
 }

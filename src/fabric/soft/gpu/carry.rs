@@ -1,9 +1,8 @@
 //! What goes by the courier, and what by the stream: never both at once, so that order is kept.
 
-use super::courier::{command, is_light, CLOSE};
+use super::courier::{command, is_heavy, is_light, CLOSE, HEAVY_FROM};
 use super::op::{Op, Owner};
 use super::state::State;
-use crate::memory::gpu::cuda_error;
 use std::time::Instant;
 
 /// So many operations in a row of the courier's kind are worth letting flights end for, so that it can take over.
@@ -12,7 +11,7 @@ const STREAK: u32 = 16;
 const MANY: usize = 4;
 /// With so many others about, copies of more than `CROWDED_BYTES` are quicker by the copy engines, many in one call; the
 /// courier does them one after another, at 1 to 2 GB/s.
-const CROWD: usize = 3;
+pub const CROWD: usize = 3;
 const CROWDED_BYTES: u64 = 256;
 
 impl State {
@@ -43,6 +42,16 @@ impl State {
         self.tuning.courier.min(if others < CROWD { u64::MAX } else { CROWDED_BYTES })
     }
 
+    /// The largest copy, wherever from, that is quicker by hands than by a flight; one within the GPU is beyond that, too
+    /// (`is_for_hands`). With others about copy engines do more at a time.
+    fn reach(&self, others: usize) -> u64 {
+        if self.tuning.hands > 0 && others < CROWD {
+            self.tuning.far
+        } else {
+            0
+        }
+    }
+
     /// Gives the courier what it can take from the front of the queue. Returns whether that was anything.
     pub fn carry(&mut self) -> bool {
         if self.queue.is_empty() || !self.small.is_empty() {
@@ -57,9 +66,12 @@ impl State {
                 op.owner.give_up();
                 continue;
             }
-            let Some(op) = self.park(op) else { continue };
-            let limit = self.limit(self.queue.len() + courier.busy_with());
-            match command(&op, &mut self.windows, limit) {
+            let others = self.queue.len() + courier.busy_with();
+            let is_in_reach = is_heavy(&op, HEAVY_FROM) && op.len <= self.reach(others);
+            let by_hands = courier.has_hands() && (is_in_reach || self.is_for_hands(&op, HEAVY_FROM));
+            let Some(op) = self.park(op, by_hands) else { continue };
+            let limit = self.limit(others);
+            match command(&op, &mut self.windows, limit, by_hands) {
                 Some(command) => courier.post(op, command),
                 None => {
                     self.queue.push_front(op);
@@ -74,15 +86,21 @@ impl State {
 
     /// Whether no flight may start now: the courier has operations, or is about to take over once flights have landed. One
     /// that does not get its place on the GPU costs no more than that flights come one at a time until it is late.
-    pub fn courier_has_turn(&self) -> bool {
+    pub fn courier_has_turn(&mut self) -> bool {
         let Some(courier) = &self.courier else { return false };
-        courier.is_busy() || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
+        courier.is_busy()
+            || !courier.is_off() && self.streak >= STREAK && !self.small.is_empty()
+            || self.hands_have_turn()
     }
 
     /// An operation goes by the stream; or goes on, which says nothing new.
     pub fn note(&mut self, op: &Op) {
-        if self.courier.is_some() && op.done == 0 && op.reading.is_none() {
-            self.streak = if is_light(op, self.limit(self.queue.len())) { self.streak.saturating_add(1) } else { 0 };
+        let (limit, reach) = (self.limit(self.queue.len()), self.reach(self.queue.len()));
+        let Some(courier) = self.courier.as_mut().filter(|_| op.done == 0 && op.reading.is_none()) else { return };
+        self.streak = if is_light(op, limit.max(reach)) { self.streak.saturating_add(1) } else { 0 };
+        if self.streak > 0 && op.len > limit {
+            // Too much for the courier itself.
+            courier.wants_hands();
         }
     }
 
@@ -95,11 +113,7 @@ impl State {
         if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
             return;
         }
-        if let Err(e) = courier.launch(now) {
-            let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
-            log::info!("{}; small transfers go by the stream", why.message());
-            self.tuning.courier = 0;
-        }
+        courier.launch(rank, now);
     }
 
     /// Everything that was given to the courier, for it to fail.

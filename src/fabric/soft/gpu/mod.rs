@@ -15,6 +15,7 @@ mod bounce;
 mod carry;
 mod courier;
 mod device;
+mod heavy;
 mod joining;
 mod launch;
 mod op;
@@ -137,7 +138,7 @@ impl Engine {
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
         if state.tuning.courier > 0 {
-            match Courier::open(device.context()) {
+            match Courier::open(device.context(), state.tuning.hands) {
                 Ok(courier) => state.courier = Some(courier),
                 Err(e) => log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank),
             }
@@ -232,7 +233,6 @@ impl Engine {
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
     pub fn poll(&self) -> bool {
-        let mut under_way = false;
         for _ in 0..ROUNDS {
             // With the fence below: whoever submits finds the lock free, or is seen by its holder after letting go.
             fence(Ordering::SeqCst);
@@ -241,17 +241,17 @@ impl Engine {
                 return true;
             };
             self.take(&mut state);
-            under_way = state.advance(self.rank, &self.registry);
+            let under_way = state.advance(self.rank, &self.registry);
             if state.failure.is_some() {
                 self.say_failed(&state);
             }
             drop(state);
             fence(Ordering::SeqCst);
             if !self.knocked.load(Ordering::Relaxed) {
-                break;
+                return under_way;
             }
         }
-        under_way
+        true
     }
 
     /// Says on this rank what its peers learn by their operations.
@@ -272,8 +272,9 @@ impl Engine {
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
         state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
-        let carried = state.courier.as_ref().map_or((0, 0), |c| (c.carried, c.launches()));
-        if let Some(line) = state.tally.line(self.rank, &self.busy, carried) {
+        let carried = state.courier.as_ref().map(Courier::carried).unwrap_or_default();
+        // Whoever closes it again has nothing to say.
+        if let Some(line) = std::mem::take(&mut state.tally).line(self.rank, &self.busy, carried) {
             log::info!("{line}");
         }
         if let Some(courier) = state.courier.take() {

@@ -126,6 +126,12 @@ impl Received {
         self.is_busy() && sender().is_some_and(|s| s.lanes.iter().any(|lane| !lane.is_idle()))
     }
 
+    /// Whether something of this sender has failed: its copies that are still on their way are not counted any more.
+    pub fn has_failed(&self, sender: u32) -> bool {
+        let sender = self.senders.get(sender as usize).and_then(OnceLock::get);
+        sender.is_some_and(|s| s.health.has_failed())
+    }
+
     /// Whether so much is on its way that no more shall be read.
     pub fn is_full(&self) -> bool {
         self.backlog.load(Ordering::Relaxed) >= FULL
@@ -135,8 +141,8 @@ impl Received {
         let sender = self.senders[source.rank as usize].get_or_init(|| Box::new(Sender::new(source.rank)));
         let lane = sender.lanes[source.context as usize % LANES].clone();
         let seq = lane.number();
-        self.backlog.fetch_add(1, Ordering::Relaxed);
-        self.unseen.store(true, Ordering::Relaxed);
+        self.backlog.fetch_add(1, Ordering::SeqCst);
+        self.unseen.store(true, Ordering::SeqCst);
         Owner { lane, seq, backlog: self.backlog.clone() }
     }
 
@@ -212,8 +218,11 @@ impl Received {
     #[cold]
     pub fn advance(&self, shared: &Shared) -> bool {
         let mut moving = shared.engine.poll();
-        // A failure is there before the count falls (`Owner::give_up`).
-        self.unseen.store(self.backlog.load(Ordering::Acquire) != 0, Ordering::Relaxed);
+        // A failure is there before the count falls (`Owner::give_up`). What comes after the first store sets the flag itself.
+        self.unseen.store(false, Ordering::SeqCst);
+        if self.backlog.load(Ordering::SeqCst) != 0 {
+            self.unseen.store(true, Ordering::SeqCst);
+        }
         let known = self.senders.iter().zip(0..).filter_map(|(s, rank)| Some((s.get()?, rank)));
         known.filter(|(s, _)| s.health.has_failed()).for_each(|(s, rank)| s.refuse(shared, rank));
         if self.waiting.load(Ordering::Relaxed) == 0 {

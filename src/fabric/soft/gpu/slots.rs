@@ -150,9 +150,9 @@ impl Slots {
     }
 
     fn start(&self, s: &mut State) {
-        self.gathering.store(false, Ordering::Release);
         s.bytes = 0;
         if s.copies.is_empty() || s.failure.is_some() {
+            self.gathering.store(false, Ordering::Release);
             s.copies.clear();
             return;
         }
@@ -160,12 +160,14 @@ impl Slots {
         if self.device.flag(Way::Small) + 1 == number {
             s.moved = Instant::now();
         }
+        // Before the driver has it, which may take its time: nobody who looks meanwhile must find that nothing is up.
+        self.started.store(number, Ordering::Release);
+        self.gathering.store(false, Ordering::Release);
         let none = Copies::default();
         let (copies, into) = if self.inward { (&none, &s.copies) } else { (&s.copies, &none) };
         // SAFETY: GPU ends are checked windows, which wait for flights before they go (`drain`); slots come back only
         // after their flight.
         let result = unsafe { self.device.launch(Way::Small, number, Load { copies, into, ops: &mut [] }) };
-        self.started.store(number, Ordering::Release);
         s.copies.clear();
         if let Err(e) = result {
             self.fail(s, cuda_error(&format!("a transfer on the GPU of rank {}", self.rank), &e));
@@ -194,13 +196,15 @@ impl Slots {
     #[inline]
     pub fn poll(&self) -> bool {
         self.launch();
+        // First: whoever ends it has counted the flight before.
+        let gathering = self.gathering.load(Ordering::Acquire);
         let flag = self.device.flag(Way::Small);
         if self.failed.load(Ordering::Acquire) {
             return false;
         }
         if self.started.load(Ordering::Acquire) == flag {
             // The flight that they waited for may have landed just now.
-            return self.gathering.load(Ordering::Acquire);
+            return gathering;
         }
         if let Some(mut s) = self.state.try_lock() {
             if s.seen != flag {
@@ -211,6 +215,22 @@ impl Slots {
                     self.fail(&mut s, cuda_error(&format!("the GPU of rank {} has failed", self.rank), &e));
                 }
             }
+        }
+        true
+    }
+
+    /// Waits until what was queued before has landed, whatever others queue meanwhile, at most until `end`. `false`: it
+    /// has not.
+    pub fn settle(&self, end: Instant) -> bool {
+        let last = {
+            let s = self.state.lock();
+            self.started.load(Ordering::Relaxed) + u64::from(!s.copies.is_empty())
+        };
+        while self.device.flag(Way::Small) < last {
+            if !self.poll() && self.has_failed() || Instant::now() > end {
+                return false;
+            }
+            std::thread::yield_now();
         }
         true
     }

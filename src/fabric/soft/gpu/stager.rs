@@ -78,6 +78,11 @@ impl Stager {
         self.slots().filter(|s| !s.drain(end)).count() == 0
     }
 
+    /// Waits until what was queued before has landed, at most until `end`. `false`: it has not.
+    pub fn settle(&self, end: Instant) -> bool {
+        self.slots().filter(|s| !s.settle(end)).count() == 0
+    }
+
     /// Whether a GPU window holds the range.
     pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
         key & GPU_BIT != 0 && holds(&self.windows.read(), key, addr, len)

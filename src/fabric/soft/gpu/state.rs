@@ -202,12 +202,13 @@ impl State {
         if !moved && (self.has_flights() || !self.queue.is_empty() || !self.parked.is_empty()) {
             self.check(rank);
         }
-        moved || self.has_flights()
+        // What is queued and waits for the courier alone is under way, too.
+        moved || self.has_flights() || !self.queue.is_empty()
     }
 
     /// Whether a flight is worth its cost now. While one is up operations gather, but for those that cost the driver
     /// little (no copy) or the GPU much.
-    fn may_start(&self) -> bool {
+    fn may_start(&mut self) -> bool {
         if self.courier_has_turn() {
             return false;
         }
@@ -288,13 +289,15 @@ impl State {
     }
 
     /// Sets an operation aside if it is a large copy or behind one. `None`: it has been. What comes back from there
-    /// is not set aside again: others of its lane that are still there came later.
-    pub fn park(&mut self, op: Op) -> Option<Op> {
+    /// is not set aside again: others of its lane that are still there came later. `by_hands`: the courier's hands do it, and
+    /// it need not wait for itself.
+    pub fn park(&mut self, op: Op, by_hands: bool) -> Option<Op> {
         if op.has_turn {
             return Some(op);
         }
         let left = op.len - op.done;
-        let mut is_large = self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
+        let mut is_large =
+            !by_hands && self.tuning.bulk > 0 && left >= self.tuning.bulk && op.from.is_on_gpu() && op.to.is_on_gpu();
         if is_large && self.is_near(&op) {
             is_large = left >= NEAR_BULK.max(self.tuning.bulk);
         }
@@ -319,7 +322,11 @@ impl State {
                 any = true;
                 continue;
             }
-            let Some(mut op) = self.park(op) else {
+            if self.leaves_to_hands(rank, &op) {
+                self.queue.push_front(op);
+                break;
+            }
+            let Some(mut op) = self.park(op, false) else {
                 any = true;
                 continue;
             };

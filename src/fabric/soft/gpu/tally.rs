@@ -24,6 +24,15 @@ pub struct Tally {
 #[derive(Clone, Copy)]
 pub struct Sample(Instant);
 
+/// What the courier did.
+#[derive(Clone, Copy, Default)]
+pub struct Carried {
+    pub operations: u64,
+    /// How many of them its hands did.
+    pub heavy: u64,
+    pub launches: u64,
+}
+
 impl Tally {
     /// A flight is about to start.
     pub fn before_launch(&self) -> Option<Sample> {
@@ -53,22 +62,24 @@ impl Tally {
         self.flying += since.elapsed();
     }
 
-    /// The line; `busy`: how often a poll found the engine in use; `carried`: operations by the courier, and its launches.
-    pub fn line(&self, rank: u32, busy: &AtomicU64, carried: (u64, u64)) -> Option<String> {
-        if self.flights + self.bulk + carried.0 == 0 {
+    /// The line; `busy`: how often a poll found the engine in use; `carried`: what the courier did.
+    pub fn line(&self, rank: u32, busy: &AtomicU64, carried: Carried) -> Option<String> {
+        if self.flights + self.bulk + carried.operations == 0 {
             return None;
         }
         let mean = |sum: Duration, n: u64| sum.as_secs_f64() * 1e6 / n.max(1) as f64;
         Some(format!(
             "rank {rank}: {} flights of {:.1} operations to its GPU ({} copies, {} signals and small values, {} large \
-             copies), {} operations by the courier in {} launches; {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at work",
+             copies), {} operations by the courier, {} of them by its hands, in {} launches; \
+             {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at work",
             self.flights,
             self.operations as f64 / self.flights.max(1) as f64,
             self.copies,
             self.stores,
             self.bulk,
-            carried.0,
-            carried.1,
+            carried.operations,
+            carried.heavy,
+            carried.launches,
             mean(self.launching, self.sampled),
             mean(self.flying, self.landed),
             busy.load(Ordering::Relaxed)
@@ -83,7 +94,7 @@ mod tests {
     #[test]
     fn the_line_has_all_counts() {
         let (mut t, busy) = (Tally::default(), AtomicU64::new(9));
-        assert_eq!(t.line(3, &busy, (0, 0)), None);
+        assert_eq!(t.line(3, &busy, Carried::default()), None);
         for flight in 0..SAMPLE + 1 {
             let sample = t.before_launch();
             assert_eq!(sample.is_some(), flight % SAMPLE == 0);
@@ -91,12 +102,12 @@ mod tests {
             sample.into_iter().for_each(|s| t.landed(s));
         }
         t.bulk(4);
-        let line = t.line(3, &busy, (70, 2)).expect("there were flights");
+        let line = t.line(3, &busy, Carried { operations: 70, heavy: 5, launches: 2 }).expect("there were flights");
         for part in [
             "rank 3: 17 flights of 3.0 operations",
             "34 copies, 17 signals",
             "4 large",
-            "70 operations by the courier in 2 launches",
+            "70 operations by the courier, 5 of them by its hands, in 2 launches",
             "9 polls found",
         ] {
             assert!(line.contains(part), "{line}");

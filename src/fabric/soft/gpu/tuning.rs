@@ -16,20 +16,24 @@ pub struct Tuning {
     pub merge: bool,
     /// The largest copy, in bytes, that the courier takes; 0: there is no courier. At most 64 KiB.
     pub courier: u64,
+    /// Blocks of hands that the courier brings for large copies; 0: none. At most 128.
+    pub hands: u32,
+    /// The largest copy from another GPU, bytes, that hands take when it comes alone; 0: none.
+    pub far: u64,
     /// The streams are in a context of our own, where nothing of the application can hold them up.
     pub own: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096, own: true }
+        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096, hands: 32, far: 2 << 20, own: true }
     }
 }
 
 /// What `parse` takes, for people.
 pub const ACCEPTED: &str =
     "words with commas between: flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1, \
-                            courier=BYTES (up to 65536; 0: off), own=0 or 1";
+                            courier=BYTES (up to 65536; 0: off), hands=0 to 128, far=BYTES (0: off), own=0 or 1";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -46,6 +50,8 @@ impl Tuning {
                 ("gather", n) => t.gather = n.parse().ok().filter(|n| (1..=1024).contains(n))?,
                 ("bulk", n) => t.bulk = n.parse().ok()?,
                 ("courier", n) => t.courier = n.parse().ok().filter(|n| *n <= 65536)?,
+                ("hands", n) => t.hands = n.parse().ok().filter(|n| *n <= 128)?,
+                ("far", n) => t.far = n.parse().ok()?,
                 _ => return None,
             }
         }
@@ -59,9 +65,15 @@ mod tests {
 
     #[test]
     fn words() {
-        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64,own=0").expect("all words exist");
-        assert_eq!((t.flights, t.gather, t.bulk, t.merge, t.courier, t.own), (3, 1, 0, false, 64, false));
-        for wrong in ["", "courier", "courier=65537", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"] {
+        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64,hands=7,far=0,own=0")
+            .expect("all words exist");
+        assert_eq!(
+            (t.flights, t.gather, t.bulk, t.merge, t.courier, t.hands, t.far, t.own),
+            (3, 1, 0, false, 64, 7, 0, false)
+        );
+        for wrong in
+            ["", "courier", "courier=65537", "hands=129", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"]
+        {
             assert_eq!(Tuning::parse(wrong), None, "{wrong}");
         }
     }

@@ -6,12 +6,13 @@
 //! that runs already is never held up.
 
 use super::ring::{Command, Ring, STOP};
-use super::THREADS;
+use super::{THREADS, WARP};
 use oxygin_ffi::cuda::{CudaError, Kernel, Stream};
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
-/// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`).
+/// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`). `courier.ptx`
+/// has boards for so many.
 pub const BERTHS: usize = 4;
 /// First pause once as many launches in a row were late as there are berths; it doubles with each more …
 const PAUSE: Duration = Duration::from_millis(1);
@@ -25,31 +26,47 @@ pub struct Berth {
     ring: Ring,
     /// Where the GPU finds the ring.
     at: u64,
-    /// Number of the last launch here.
+    /// Its number among the berths.
+    index: u64,
+    /// Number of the last launch here, and its blocks of hands.
     launches: u64,
+    hands: u32,
     /// Commands written, of all launches, and when the last one was launched.
     posted: u64,
     first: u64,
 }
 
 impl Berth {
-    pub fn new(stream: Stream, ring: Ring, at: u64) -> Self {
-        Self { stream: ManuallyDrop::new(stream), ring, at, launches: 0, posted: 0, first: 0 }
+    pub fn new(stream: Stream, ring: Ring, at: u64, index: u64) -> Self {
+        Self { stream: ManuallyDrop::new(stream), ring, at, index, launches: 0, hands: 0, posted: 0, first: 0 }
     }
 
-    /// Launches the kernel; the one before is gone.
+    /// Launches the kernel, with so many blocks of hands; the one before is gone, and the driver knows it.
     ///
     /// # Safety
     /// The kernel is that of `courier.ptx`. It stays loaded, and the ring stays, until it is gone.
-    pub unsafe fn launch(&mut self, kernel: &Kernel, idle: Duration, life: Duration) -> Result<(), CudaError> {
+    pub unsafe fn launch(
+        &mut self,
+        kernel: &Kernel,
+        hands: u32,
+        idle: Duration,
+        life: Duration,
+    ) -> Result<(), CudaError> {
         debug_assert!(self.is_gone());
         let number = self.launches + 1;
         let [idle, life] = [idle, life].map(|d| d.as_nanos() as u64);
-        let parameters = [self.at, Ring::words(self.at), self.posted, number, idle, life];
+        let parameters = [self.at, Ring::words(self.at), self.posted, number, idle, life, self.index];
+        let (blocks, threads) = if hands > 0 { (hands, THREADS) } else { (1, WARP) };
         // SAFETY: what courier.ptx says of its parameters, and the caller's promise.
-        unsafe { kernel.launch(&self.stream, THREADS, parameters) }?;
-        (self.launches, self.first) = (number, self.posted);
+        unsafe { kernel.launch(&self.stream, blocks, threads, parameters) }?;
+        (self.launches, self.hands, self.first) = (number, hands, self.posted);
         Ok(())
+    }
+
+    /// The last launch has hands.
+    #[inline]
+    pub fn has_hands(&self) -> bool {
+        self.hands > 0
     }
 
     /// The last launch has begun to run.

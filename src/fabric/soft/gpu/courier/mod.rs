@@ -1,4 +1,5 @@
-//! The courier: a one-warp kernel of ours that carries small puts and signals while there are many.
+//! The courier: a one-warp kernel of ours that carries small puts and signals while there are many, and, where large copies
+//! stay within the GPU, brings *hands* for them: more warps.
 //!
 //! A copy and a signal by the stream cost the driver's calls and two or three rounds of the GPU's front end: 8 to 12 µs.
 //! A kernel that runs already needs one read of host memory. But a kernel that always runs would block whoever waits for
@@ -12,17 +13,22 @@
 //! courier for now, and nothing waits for it.
 //!
 //! Engine and courier never have operations up at the same time, which keeps everyone's order.
+//!
+//! A launch has hands only if such copies were seen lately ([`heavy`](super::heavy)): they take more of the GPU.
 
 mod berth;
 mod command;
 mod ring;
 
 use berth::{choose, Backoff, Berth, BERTHS};
-pub use command::{command, is_light};
-use ring::{Command, Ring, COMMANDS, CUT};
+use command::is_alone;
+pub use command::{command, is_heavy, is_light, windows_hold, HEAVY_FROM};
+use ring::{Command, Ring, COMMANDS, CUT, HEAVY};
 
 use super::op::Op;
+use super::tally::Carried;
 use crate::fabric::soft::lane::Lane;
+use crate::memory::gpu::cuda_error;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -34,7 +40,8 @@ use std::time::{Duration, Instant};
 /// that it waits for before it takes over.
 const IDLE: Duration = Duration::from_micros(150);
 /// Time after which it ends in any case: a bound on what cudaFree, cudaDeviceSynchronize or a kernel that needs the whole
-/// GPU may have to wait for. A launch, some 10 µs, is little beside it.
+/// GPU may have to wait for, but for what it has begun by then: with hands, up to eight large copies. A launch, some 10 µs, is
+/// little beside it.
 const LIFE: Duration = Duration::from_millis(2);
 /// Operations are close together if no more time than this lies between two of them.
 pub const CLOSE: Duration = Duration::from_micros(100);
@@ -46,8 +53,12 @@ const LATE: Duration = Duration::from_micros(300);
 const LOOK_EVERY: u32 = 16;
 /// How long closing waits for all of them: on a GPU that others fill one may get its place late.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
-/// A warp.
-const THREADS: u32 = 32;
+/// Threads of a courier without hands.
+const WARP: u32 = 32;
+/// Threads of a block of one with hands: all its warps but the very first are hands. `courier.ptx` takes no more.
+const THREADS: u32 = 256;
+/// So many launches without a large copy still have hands.
+const HANDS_STAY: u32 = 64;
 /// Commands that it does in one go, at most.
 const BATCH: usize = 8;
 
@@ -95,18 +106,21 @@ pub struct Courier {
     since: Instant,
     polls: u32,
     backoff: Backoff,
-    /// All launches but the first of each berth.
-    launches: u64,
+    /// The driver did not take a launch: there are no more.
+    is_refused: bool,
+    /// Blocks that a launch with hands has; 0: none ever has.
+    hands: u32,
+    /// So many launches more have hands.
+    with_hands: u32,
     /// Commands of the present berth that are not known to be done, oldest first; the last one is the last it was given.
     sent: VecDeque<Sent>,
-    /// All operations that it carried.
-    pub carried: u64,
+    carried: Carried,
 }
 
 impl Courier {
-    /// Loads it and runs it once in each berth, briefly, so that the driver has done what it does at a first launch. Set-up
-    /// only: it may wait for kernels.
-    pub fn open(context: Arc<Context>) -> Result<Self, CudaError> {
+    /// Loads it and runs it once in each berth, briefly, so that the driver has done what it does at a first launch; later ones
+    /// may have so many blocks of hands. Set-up only: it may wait for kernels.
+    pub fn open(context: Arc<Context>, hands: u32) -> Result<Self, CudaError> {
         let mut berths = Vec::with_capacity(BERTHS);
         let machine = {
             let cuda = context.cuda();
@@ -121,12 +135,12 @@ impl Courier {
                 // SAFETY: a part of its own of the zeroed, page-aligned memory, which is kept as long as `self`, or for
                 // ever (`close`).
                 let ring = unsafe { Ring::new(host.add(at)) };
-                berths.push(Berth::new(stream, ring, device + at as u64));
+                berths.push(Berth::new(stream, ring, device + at as u64, i as u64));
             }
             let machine = ManuallyDrop::new(machine);
             for berth in &mut berths {
                 // SAFETY: the machine stays until all are gone (`close`), or for ever.
-                unsafe { berth.launch(&machine.kernel, IDLE, Duration::ZERO) }?;
+                unsafe { berth.launch(&machine.kernel, 0, IDLE, Duration::ZERO) }?;
             }
             machine
         };
@@ -139,17 +153,31 @@ impl Courier {
             since: Instant::now(),
             polls: 0,
             backoff: Backoff::default(),
-            launches: 0,
+            is_refused: false,
+            hands,
+            with_hands: 0,
             sent: VecDeque::with_capacity(COMMANDS as usize),
-            carried: 0,
+            carried: Carried::default(),
         })
     }
 
     /// Starts one, if there is a place for it and launches were not late too often; none has commands to do. One that was late
     /// and runs now is as good.
-    pub fn launch(&mut self, now: Instant) -> Result<(), CudaError> {
+    pub fn launch(&mut self, rank: u32, now: Instant) {
+        if self.is_refused {
+            return;
+        }
+        if let Err(e) = self.try_launch(now) {
+            self.is_refused = true;
+            let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
+            log::info!("{}; all transfers go by the stream", why.message());
+        }
+    }
+
+    fn try_launch(&mut self, now: Instant) -> Result<(), CudaError> {
         debug_assert!(self.is_off() && self.sent.is_empty());
-        if let Some(late) = self.berths.iter().position(Berth::runs) {
+        let with_hands = self.with_hands > 0;
+        if let Some(late) = self.berths.iter().position(|b| b.runs() && (b.has_hands() || !with_hands)) {
             (self.present, self.phase) = (late, Phase::Up);
             return Ok(());
         }
@@ -161,10 +189,12 @@ impl Courier {
         // that spins, and a launch with something before it in its stream waits there for everything.
         let free = choose(self.present, BERTHS, |i| self.berths[i].has_ended());
         let Some(berth) = free else { return Ok(()) };
+        let hands = if with_hands { self.hands } else { 0 };
         // SAFETY: the machine stays until all are gone (`close`), or for ever.
-        unsafe { self.berths[berth].launch(&self.machine.kernel, IDLE, LIFE) }?;
+        unsafe { self.berths[berth].launch(&self.machine.kernel, hands, IDLE, LIFE) }?;
+        self.with_hands = self.with_hands.saturating_sub(1);
         (self.present, self.phase, self.since, self.polls) = (berth, Phase::Launched, now, 0);
-        self.launches += 1;
+        self.carried.launches += 1;
         Ok(())
     }
 
@@ -182,14 +212,26 @@ impl Courier {
         )
     }
 
-    /// How often it was started, the first time in each berth aside.
-    pub fn launches(&self) -> u64 {
-        self.launches
+    /// What it did, its first start in each berth aside.
+    pub fn carried(&self) -> Carried {
+        self.carried
     }
 
     /// None was launched, or the last one is gone or late.
     pub fn is_off(&self) -> bool {
         self.phase == Phase::Off
+    }
+
+    /// There is work for hands: the next launches have some.
+    pub fn wants_hands(&mut self) {
+        if self.hands > 0 {
+            self.with_hands = HANDS_STAY;
+        }
+    }
+
+    /// The present one has hands, whether it runs or is awaited.
+    pub fn has_hands(&self) -> bool {
+        !self.is_off() && self.berths[self.present].has_hands()
     }
 
     /// It takes commands.
@@ -215,12 +257,14 @@ impl Courier {
     /// Hands it an operation. It is up and has room.
     pub fn post(&mut self, op: Op, mut command: Command) {
         debug_assert!(self.is_up() && self.has_room());
-        let is_cut = command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
+        let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
+        let is_cut = is_alone || command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
         if is_cut {
             command.flags |= CUT;
         }
         self.berths[self.present].post(&command);
-        self.carried += 1;
+        self.carried.operations += 1;
+        self.carried.heavy += u64::from(command.flags & HEAVY != 0);
         self.sent.push_back(Sent { op, signal: command.signal, is_cut });
     }
 

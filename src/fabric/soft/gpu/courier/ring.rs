@@ -18,12 +18,14 @@ const WORDS_AT: usize = COMMANDS as usize * COMMAND_BYTES;
 /// Bytes of all of it; rings lie one after the other, none shares a line with another.
 pub const BYTES: usize = (WORDS_AT + 192).next_multiple_of(256);
 
-/// Its signal must not overtake that of a command before it.
+/// Not in one go with the command before it, whose signal its own must not overtake, say.
 pub const CUT: u32 = 1;
 /// The courier ends.
 pub const STOP: u32 = 2;
 /// The bytes are `value`'s first 1, 2, 4 or 8.
 pub const INLINE: u32 = 4;
+/// The bytes are for the hands; the launch has some.
+pub const HEAVY: u32 = 8;
 
 /// What the courier shall do: move `bytes` bytes, then add to a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`.
+    /// `CUT`, `STOP`, `INLINE`, `HEAVY`.
     pub flags: u32,
     /// For `INLINE`.
     pub value: u64,

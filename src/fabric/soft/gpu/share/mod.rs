@@ -271,7 +271,7 @@ impl Share {
                 let Some(import) = import else { continue };
                 import.is_retired |= id == window;
                 if import.is_retired {
-                    self.has_retired.store(true, Ordering::Relaxed);
+                    self.has_retired.store(true, Ordering::SeqCst);
                 }
                 over.push((rank, id, import.is_retired));
             }
@@ -331,16 +331,20 @@ impl Share {
 
     #[cold]
     fn reap_retired(&self, shared: &Shared) {
+        // First: a window that is retired from here on says so again, and one that was is found below.
+        self.has_retired.store(false, Ordering::SeqCst);
         let mut retired = Vec::new();
         for (rank, imports) in (0..).zip(self.imports.read().iter()) {
             let windows = (0..).zip(imports).filter(|(_, i)| i.as_ref().is_some_and(|i| i.is_retired));
             retired.extend(windows.map(|(id, _)| (rank, id)));
         }
-        self.has_retired.store(!retired.is_empty(), Ordering::Relaxed);
+        if !retired.is_empty() {
+            self.has_retired.store(true, Ordering::SeqCst);
+        }
         retired.retain(|&(rank, id)| {
             let link = shared.link(rank);
             // After a failure copies may be in flight that nobody counts any more.
-            !link.health.has_failed() && !link.may_have_window(id)
+            !link.health.has_failed() && !shared.received.has_failed(rank) && !link.may_have_window(id)
         });
         let mut gone = Vec::new();
         if !retired.is_empty() {

@@ -1,0 +1,361 @@
+//! The courier's code itself, `courier.ptx`, lane by lane on the CPU (`ptx`): what it and its hands move arrives once, in order,
+//! and before they say so, whoever's turn it is.
+
+mod ptx;
+
+use ptx::program::Program;
+use ptx::{Machine, Memory, Random};
+
+const PTX: &str = include_str!("../src/fabric/soft/gpu/courier/courier.ptx");
+
+// What `ring.rs` says of its layout.
+const COMMANDS: u64 = 256;
+const CUT: u32 = 1;
+const STOP: u32 = 2;
+const INLINE: u32 = 4;
+const HEAVY: u32 = 8;
+
+// Where all of it lies here.
+const RING: u64 = 0x1_0000;
+const WORDS: u64 = RING + 64 * COMMANDS;
+const BOARDS: u64 = 0x2_0000;
+const SIGNALS: u64 = 0x3_0000;
+const DATA: u64 = 0x4_0000;
+const SOURCES: u64 = DATA;
+/// Bytes of the sources, and as many of the destinations.
+const ROOM: u64 = 4 << 20;
+const TARGETS: u64 = SOURCES + ROOM;
+
+/// Turns after which something hangs: a launch takes a tenth.
+const TOO_LONG: u64 = 600_000;
+
+#[derive(Clone, Copy, Default)]
+struct Command {
+    from: u64,
+    to: u64,
+    bytes: u32,
+    flags: u32,
+    value: u64,
+    signal: u64,
+    increment: u64,
+}
+
+/// The host, and the GPU.
+struct Bench {
+    gpu: Machine,
+    /// Number of the last launch, of the next command, and of the first that is not known to be done.
+    launches: u64,
+    posted: u64,
+    done: u64,
+    /// All commands from `first` on that were posted and not passed over.
+    all: Vec<Command>,
+    first: u64,
+    /// Commands up to here have arrived, as a signal or the count of those done says.
+    arrived: usize,
+    berth: u64,
+    /// Where the next command's bytes and signal lie.
+    at: u64,
+    signal: u64,
+}
+
+/// What a source holds at an offset; never 0.
+fn pattern(at: u64) -> u8 {
+    ((at * 31 + at / 256 * 7) % 255 + 1) as u8
+}
+
+impl Bench {
+    /// With memory up to there.
+    fn new(ptx: &str, seed: u64, end: u64) -> Self {
+        let memory = Memory::new(end);
+        let mut random = Random(seed);
+        // Numbers whose low half ends, too.
+        let first = [0, 250, (1 << 32) - 20][random.below(3) as usize];
+        let mut gpu = Machine::new(Program::parse(ptx, BOARDS), memory, random.next());
+        gpu.memory.write(WORDS + 64, 8, first);
+        // The lap before: zeros are a stamp as well, of a command that no ring ever has in its first lap.
+        for (n, chunk) in (first.saturating_sub(COMMANDS)..first).flat_map(|n| (0..4).map(move |chunk| (n, chunk))) {
+            gpu.memory.write(RING + n % COMMANDS * 64 + chunk * 16 + 12, 4, (n + 1) & 0xffff_ffff);
+        }
+        let berth = random.below(4);
+        let (all, arrived) = (Vec::new(), 0);
+        Self { gpu, launches: 0, posted: first, done: first, all, first, arrived, berth, at: 0, signal: SIGNALS }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.gpu.random.below(n)
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        self.gpu.memory.read(WORDS + at, 8)
+    }
+
+    fn launch(&mut self, hands: u64, idle: u64, life: u64) {
+        self.launches += 1;
+        let (blocks, threads) = if hands > 0 { (hands, 256) } else { (1, 32) };
+        let parameters = [RING, WORDS, self.posted, self.launches, idle, life, self.berth];
+        self.gpu.launch(blocks, threads, &parameters);
+    }
+
+    fn is_up(&self) -> bool {
+        self.word(0) == self.launches && !self.is_gone()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.word(128) == self.launches
+    }
+
+    fn has_room(&self) -> bool {
+        self.posted - self.word(64) < COMMANDS
+    }
+
+    /// Writes a command as the host does, one word after another, while the GPU goes on.
+    fn post(&mut self, c: &Command) {
+        let at = RING + self.posted % COMMANDS * 64;
+        let stamp = (self.posted + 1) as u32;
+        let halves = |v: u64| [v as u32, (v >> 32) as u32];
+        let all = [halves(c.from), halves(c.to), [c.bytes, c.flags], halves(c.value), halves(c.signal)];
+        let all = [all.concat(), halves(c.increment).to_vec()].concat();
+        for (i, three) in all.chunks(3).enumerate() {
+            let at = at + 16 * i as u64;
+            let turns = self.below(3);
+            self.gpu.run(turns);
+            self.gpu.memory.write(at, 8, u64::from(three[0]) | u64::from(three[1]) << 32);
+            self.gpu.run(turns);
+            self.gpu.memory.write(at + 8, 8, u64::from(three[2]) | u64::from(stamp) << 32);
+        }
+        if c.flags & STOP == 0 {
+            self.all.push(*c);
+            self.posted += 1;
+        }
+    }
+
+    /// A command of any kind, to a place of its own.
+    fn any_command(&mut self, has_hands: bool) -> Command {
+        let mut c = Command { flags: if self.below(4) == 0 { CUT } else { 0 }, ..Command::default() };
+        if self.below(4) > 0 {
+            (c.signal, c.increment) = (self.signal, 1 + self.below(1 << 40));
+            self.signal += 8;
+        }
+        let word = 4 << self.below(3);
+        self.at = self.at.next_multiple_of(16) + word * self.below(3);
+        let len = match self.below(if has_hands { 7 } else { 5 }) {
+            0 => {
+                // A value, at a multiple of its size.
+                let len = 1 << self.below(4);
+                // No byte of it is 0.
+                (c.value, c.flags) = (self.gpu.random.next() | 0x0101_0101_0101_0101, c.flags | INLINE);
+                self.at = self.at.next_multiple_of(len);
+                len
+            }
+            1 => 0,
+            2 | 3 => word * (1 + self.below(128 / word)),
+            4 => word * (1 + self.below(2500 / word)),
+            _ => {
+                c.flags |= HEAVY;
+                (2048 + word * self.below(20_000 / word)).next_multiple_of(word)
+            }
+        };
+        c.bytes = len as u32;
+        if len > 0 {
+            c.to = TARGETS + self.at;
+            if c.flags & INLINE == 0 {
+                c.from = SOURCES + self.below((ROOM - len) / word) * word;
+            }
+            self.at += len;
+        }
+        assert!(self.at < ROOM && self.signal < DATA);
+        c
+    }
+
+    /// Whether the bytes of a command are there, or (`false`) none of them.
+    fn check_bytes(&self, i: usize, there: bool) {
+        let c = &self.all[i];
+        if c.bytes == 0 {
+            return;
+        }
+        for (n, &byte) in self.gpu.memory.bytes(c.to, c.bytes.into()).iter().enumerate() {
+            let wanted = match (there, c.flags & INLINE) {
+                (false, _) => 0,
+                (true, 0) => pattern(c.from - SOURCES + n as u64),
+                _ => c.value.to_le_bytes()[n],
+            };
+            assert_eq!(byte, wanted, "byte {n} of {} of command {i}, flags {}", c.bytes, c.flags);
+        }
+    }
+
+    fn check_signal(&self, i: usize, there: bool) {
+        let c = &self.all[i];
+        if c.signal != 0 {
+            let wanted = if there { c.increment } else { 0 };
+            assert_eq!(self.gpu.memory.read(c.signal, 8), wanted, "the signal of command {i}");
+        }
+    }
+
+    /// Signals that are there have the bytes before them there, and where they may not overtake the signals; what is said to be
+    /// done is.
+    fn check(&mut self) {
+        let done = (self.word(64).min(self.posted) - self.first) as usize;
+        let is_there = |i: &usize| self.all[*i].signal != 0 && self.gpu.memory.read(self.all[*i].signal, 8) != 0;
+        let seen = (self.arrived..self.all.len()).rev().find(is_there).map_or(0, |i| i + 1).max(done);
+        (self.arrived..seen).for_each(|i| self.check_bytes(i, true));
+        self.arrived = self.arrived.max(seen);
+        let cut = (0..seen).rev().find(|&i| self.all[i].flags & CUT != 0 && is_there(&i)).unwrap_or(0);
+        (0..done.max(cut)).for_each(|i| self.check_signal(i, true));
+        self.done = self.first + done as u64;
+    }
+
+    fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let mut turns = 0;
+        while !is_so(self) {
+            self.gpu.run(50);
+            turns += 50;
+            assert!(turns < TOO_LONG, "{} of {} are done, launch {}", self.done, self.posted, self.launches);
+        }
+    }
+
+    /// A launch that is given up to so many commands at the times that it likes, and has ended.
+    fn serve(&mut self, hands: u64, commands: u64, life: u64) {
+        self.launch(hands, 4_000, life);
+        self.run_until(|b| b.word(0) == b.launches);
+        let mut turns = 0;
+        let mut left = commands;
+        while !self.is_gone() {
+            if left > 0 && self.is_up() && self.has_room() && self.below(3) > 0 {
+                for _ in 0..self.below(12).min(left) {
+                    let c = self.any_command(hands > 0);
+                    self.post(&c);
+                    left -= 1;
+                }
+            }
+            let n = 1 + self.below(60);
+            self.gpu.run(n);
+            turns += n;
+            self.check();
+            assert!(turns < TOO_LONG, "{} of {} are done, launch {}", self.done, self.posted, self.launches);
+        }
+        self.check();
+        let done = (self.done - self.first) as usize;
+        self.run_until(|b| !b.gpu.runs());
+        // It was final, and of what it left undone nothing is done, ever.
+        assert_eq!(self.word(64), self.done);
+        (done..self.all.len()).for_each(|i| {
+            self.check_bytes(i, false);
+            self.check_signal(i, false);
+        });
+        self.all.truncate(done);
+        // Numbers of commands that were passed over.
+        self.first = self.posted - done as u64;
+        self.gpu.memory.write(WORDS + 64, 8, self.posted);
+    }
+
+    /// Nothing lies beside what was copied.
+    fn check_gaps(&self) {
+        let mut wanted = vec![false; ROOM as usize];
+        for c in self.all.iter().filter(|c| c.bytes > 0) {
+            let at = (c.to - TARGETS) as usize;
+            wanted[at..at + c.bytes as usize].fill(true);
+        }
+        let all = self.gpu.memory.bytes(TARGETS, ROOM).iter().zip(wanted).enumerate();
+        all.filter(|(_, (_, wanted))| !wanted).for_each(|(i, (b, _))| assert_eq!(*b, 0, "byte {i} beside all"));
+    }
+}
+
+/// Some launches, one after the other, with hands and without.
+fn serve(ptx: &str, seed: u64) {
+    let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
+    let sources = bench.gpu.memory.bytes_mut(SOURCES, ROOM);
+    sources.iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i as u64));
+    for _ in 0..4 {
+        let (hands, commands) = (bench.below(4), bench.below(40));
+        // Some end with work undone.
+        let life = if bench.below(2) == 0 { 2_000 + bench.below(40_000) } else { 1 << 40 };
+        bench.serve(hands, commands, life);
+    }
+    (0..bench.all.len()).for_each(|i| bench.check_signal(i, true));
+    bench.check_gaps();
+    // Told to end before it would by itself.
+    bench.launch(2, 1 << 40, 1 << 40);
+    bench.run_until(Bench::is_up);
+    let c = bench.any_command(true);
+    bench.post(&c);
+    bench.post(&Command { flags: STOP, ..Command::default() });
+    bench.run_until(|b| !b.gpu.runs());
+    assert!(bench.is_gone() && bench.word(64) == bench.posted + 1);
+    bench.check_bytes(bench.all.len() - 1, true);
+}
+
+#[test]
+fn what_it_says_is_so() {
+    (0..8).for_each(|seed| serve(PTX, seed));
+}
+
+/// The ends of copies of all lengths, and nothing before and behind: all tickets but the last three are gone beforehand.
+#[test]
+fn pieces_end_where_their_copy_does() {
+    const MIB: u64 = 1 << 20;
+    let all = [(2048, 12), (2 * MIB, 12), (2 * MIB + 4, 14), (32 * MIB - 8, 14), (32 * MIB, 14), (32 * MIB + 16, 16)];
+    for (bytes, shift) in all.into_iter().chain([(1024 * MIB - 4, 16), (1024 * MIB, 16)]) {
+        let (from, to) = (DATA, DATA + bytes.next_multiple_of(MIB));
+        let mut bench = Bench::new(PTX, bytes, to + bytes + MIB);
+        let pieces = bytes.div_ceil(1 << shift);
+        let skipped = pieces.saturating_sub(3);
+        let begin = skipped << shift;
+        (begin.saturating_sub(64)..bytes + 64).for_each(|i| bench.gpu.memory.write(from + i, 1, pattern(i).into()));
+        // The launch's board: tickets taken, and done.
+        let board = BOARDS + bench.berth * 2048 + 1024;
+        [128, 256].iter().for_each(|at| bench.gpu.memory.write(board + at, 8, skipped));
+        bench.launch(1, 1 << 40, 1 << 40);
+        bench.run_until(Bench::is_up);
+        let copy = Command { from, to, bytes: bytes as u32, flags: HEAVY, ..Command::default() };
+        bench.post(&copy);
+        bench.run_until(|b| b.word(64) == b.posted);
+        assert_eq!(bench.gpu.memory.read(board, 8), pieces, "{bytes} bytes: other pieces");
+        let there = bench.gpu.memory.bytes(to + begin.saturating_sub(64), bytes - begin.saturating_sub(64) + 64);
+        for (i, &byte) in (begin.saturating_sub(64)..).zip(there) {
+            let wanted = if (begin..bytes).contains(&i) { pattern(i) } else { 0 };
+            assert_eq!(byte, wanted, "byte {i} of {bytes}");
+        }
+    }
+}
+
+/// All of this finds faults: in each of these texts there is one.
+#[test]
+fn faults_are_found() {
+    let faults = [
+        ("a hand says done before its bytes are visible", "fence.acq_rel.gpu;\n    @is_first red", "@is_first red"),
+        ("… before other lanes have stored", "hand_done:\n    bar.warp.sync   0xffffffff;", "hand_done:"),
+        ("the courier does not wait for hands", "@%p9 bra        hands_wait;", ""),
+        (
+            "tickets are out before their copies",
+            "st.release.gpu.global.u64 [board], tickets",
+            "st.volatile.global.u64 [board], tickets",
+        ),
+        ("a piece goes beyond its copy", "min.u64         end, end, d3;", ""),
+        (
+            "a ticket is taken for the copy before its own",
+            "setp.gt.u64     %p1, d2, ticket",
+            "setp.ge.u64     %p1, d2, ticket",
+        ),
+        ("the next board is not cleared", "st.global.v2.u64 [d1], {d2, d2};", ""),
+        ("launches share a board", "and.b64         d0, number, 1;", "and.b64         d0, number, 0;"),
+        ("hands are not told to leave", "@is_first st.release.gpu.global.u64 [board], d0;", ""),
+        ("signals before bytes", "fence.acq_rel.gpu;\nsignals:", "signals:"),
+        (
+            "done before signals",
+            "fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;",
+            "@is_first st.volatile.global.u64 [words+64], count;",
+        ),
+        ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
+        (
+            "a register that is in use",
+            "ld.volatile.global.u32 t5, [d2];\n    st.global.u32   [d3], t5;\n    add.u64         off, off, 128;",
+            "ld.volatile.global.u32 t6, [d2];\n    st.global.u32   [d3], t6;\n    add.u64         off, off, 128;",
+        ),
+    ];
+    for (fault, right, wrong) in faults {
+        assert!(PTX.contains(right), "{fault}: no such text");
+        let text = PTX.replace(right, wrong);
+        let finds = |seed| std::panic::catch_unwind(|| serve(&text, seed)).is_err();
+        assert!((0..80).any(finds), "not found: {fault}");
+    }
+}
