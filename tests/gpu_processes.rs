@@ -780,3 +780,48 @@ fn a_sender_is_killed() {
 fn the_owner_of_what_is_fetched_is_killed() {
     processes("the_owner_of_what_is_fetched_is_killed", 2, &[1], |p| killed(p, 2));
 }
+
+/// A copy between processes is under way when a later one of its context is refused: what it copies from stays mapped until
+/// it has ended, although both sides have deregistered it.
+#[test]
+fn what_is_copied_from_stays_mapped_when_another_copy_fails() {
+    const BYTES: usize = 64 << 10;
+    processes("what_is_copied_from_stays_mapped_when_another_copy_fails", 2, &[], |place| {
+        let fake = Fake::take();
+        fake.set_issue("flights=4,gather=1,merge=0,courier=0");
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(1);
+        let [src, dst, gone] = [(); 3].map(|()| Memory::Segments(1).window(&fake, &r, gpu, BYTES / 8));
+        if r.rank == 1 {
+            r.dereg(src.as_window());
+            r.dereg(gone.as_window());
+            fake.hold(BYTES);
+        }
+        place.barrier();
+        let mapped = fake.foreign();
+        if r.rank == 0 {
+            r.put(0, (src.as_window(), 0), BYTES, (dst.as_window(), 0), 1, None);
+            fails(&r, r.put(0, (src.as_window(), 0), 64, (gone.as_window(), 0), 1, None));
+            r.dereg(src.as_window());
+        }
+        place.barrier();
+        if r.rank == 1 {
+            // Longer than from one look at what may be unmapped to the next.
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            }
+            assert_eq!(fake.foreign(), mapped);
+            fake.hold(0);
+            // Whoever deregisters waits for the GPU, and unmaps what is left.
+            r.dereg(dst.as_window());
+            assert!(fake.foreign() < mapped);
+        }
+        place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}

@@ -5,15 +5,17 @@ mod push;
 mod responses;
 mod route;
 mod share;
+mod turn;
 
 use self::outs::Outs;
 use self::push::{Outcome, Pushed};
 use self::share::Pulls;
+use self::turn::Step;
 use super::gpu::{Bounce, Engine, Op, Owner};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
-use super::local::inbox::PeerInbox;
+use super::local::inbox::{PeerInbox, WINDOW_BITS};
 use super::local::message::GetRequest;
 use super::shared::Shared;
 use crate::error::{Error, Result};
@@ -41,6 +43,8 @@ const MAX_BACKLOG: usize = 1 << 20;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// A question that was not repeated for so long starts anew.
 const FORGET_QUESTION: Duration = Duration::from_secs(1);
+/// How long destroying a context waits for one copy of [`QUANTUM`] bytes by the kernel.
+const COPY_WITHIN: Duration = Duration::from_secs(10);
 /// Between two questions to a peer that has not answered.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -70,6 +74,13 @@ struct Local {
     behind: u32,
 }
 
+impl Local {
+    /// The process for cross-memory attach to a window: none if it cannot be told whether that still exists.
+    fn pid_for(&self, window: u32) -> Option<libc::pid_t> {
+        self.pid.filter(|_| (window as usize) < WINDOW_BITS)
+    }
+}
+
 /// An operation that waits or runs.
 struct Running {
     seq: Seq,
@@ -92,6 +103,8 @@ struct Queue {
     engaged: bool,
     /// Its first operation waits for the peer's answer.
     waiting: bool,
+    /// The kernel copies for its first operation, and the lock is free meanwhile.
+    copying: bool,
     /// Its context is gone; another lane may have the place.
     vacant: bool,
 }
@@ -154,9 +167,18 @@ impl Link {
     pub fn add_lane(&self, lane: Arc<Lane>) -> u32 {
         let mut state = self.state.lock();
         let outs = Outs::new(self.peer, self.health.clone());
-        let found = state.queues.iter().position(|q| q.vacant && !q.engaged && q.outs.is_empty());
+        let found = state.queues.iter().position(|q| q.vacant && !q.engaged && !q.copying && q.outs.is_empty());
         let pulls = found.map_or_else(Pulls::default, |slot| state.queues[slot].pulls);
-        let queue = Queue { lane, tasks: VecDeque::new(), outs, pulls, engaged: false, waiting: false, vacant: false };
+        let queue = Queue {
+            lane,
+            tasks: VecDeque::new(),
+            outs,
+            pulls,
+            engaged: false,
+            waiting: false,
+            copying: false,
+            vacant: false,
+        };
         match found {
             Some(slot) => {
                 state.queues[slot] = queue;
@@ -174,12 +196,10 @@ impl Link {
         let mut state = self.state.lock();
         let Some(queue) = state.queues.get_mut(slot as usize) else { return };
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
+        queue.tasks.iter().filter_map(|t| t.bounce.as_ref()).for_each(|b| b.abandon(&shared.engine));
         queue.tasks.clear();
+        // An answer on its way keeps the place: the next lane there might take it for one to its own question.
         queue.vacant = true;
-        // Neither in line nor being worked on: it waits for an answer that nobody wants any more.
-        if queue.waiting {
-            (queue.engaged, queue.waiting) = (false, false);
-        }
         if !queue.outs.is_empty() {
             shared.engine.abandon(&queue.outs.fetches);
             self.backlog.fetch_sub(queue.outs.abandon(), Ordering::Relaxed);
@@ -187,6 +207,26 @@ impl Link {
         let lane = queue.lane.clone();
         if let Route::Gpu(engine) = &state.route {
             engine.abandon(&lane);
+        }
+        let end = Instant::now() + COPY_WITHIN;
+        while state.queues[slot as usize].copying {
+            drop(state);
+            if Instant::now() > end {
+                log::warn!(
+                    "a copy to or from rank {} has not ended {} s after its context",
+                    self.peer,
+                    COPY_WITHIN.as_secs()
+                );
+                return;
+            }
+            std::thread::yield_now();
+            state = self.state.lock();
+        }
+        if matches!(state.route, Route::Tcp) {
+            drop(state);
+            shared.tcp().drop_lane(&lane);
+            // This may be the caller's last call, and others may have got the room.
+            shared.stir();
         }
     }
 
@@ -236,6 +276,9 @@ impl Link {
             let lane = state.queues[slot as usize].lane.clone();
             // Under the lock: what one thread posts first must be first there too.
             shared.tcp().post(Task { lane, seq, work: running.work });
+            drop(state);
+            // The caller may leave it at that; of copies from a GPU no socket tells.
+            shared.stir();
             return Ok(seq);
         }
         if let Route::Gpu(engine) = &state.route {
@@ -243,6 +286,8 @@ impl Link {
             if !queue.engaged && queue.tasks.is_empty() {
                 self.submit(shared, engine, &queue.lane, &running);
                 drop(state);
+                // The caller may leave it at that.
+                shared.stir();
                 if self.in_engine.load(Ordering::Relaxed) > MAX_BACKLOG {
                     self.wait_for_room(shared)?;
                 }
@@ -305,10 +350,13 @@ impl Link {
             Route::Unknown | Route::Asking { .. } => self.find_route(shared, &mut state),
             _ => {}
         }
-        if matches!(state.route, Route::Unknown | Route::Asking { .. } | Route::Tcp | Route::Closed) {
+        if matches!(state.route, Route::Unknown | Route::Asking { .. }) {
             return false;
         }
         let mut moved = self.send_responses(shared, &mut state);
+        if matches!(state.route, Route::Tcp | Route::Closed) {
+            return false;
+        }
         if has_failed {
             if state.responses.is_empty() {
                 self.drop_all(&mut state);
@@ -339,7 +387,8 @@ impl Link {
                     state.active.push_back(slot);
                     break;
                 }
-                Step::Failed => return true,
+                // What others have pushed is complete for them: it goes out all the same.
+                Step::Failed => break,
             }
         }
         if let Route::Gpu(engine) = &state.route {
@@ -356,143 +405,6 @@ impl Link {
             shared.wake(self.peer);
         }
         moved
-    }
-
-    /// Runs the head operations of one lane for a turn. May let go of the lock in between.
-    fn run_lane<'a>(
-        &'a self,
-        shared: &Shared,
-        mut state: MutexGuard<'a, State>,
-        slot: u32,
-    ) -> (MutexGuard<'a, State>, Step) {
-        let mut budget = QUANTUM;
-        for _ in 0..BURST {
-            let s = &mut *state;
-            let queue = &mut s.queues[slot as usize];
-            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
-            let left = task.work.len() - task.done;
-            let on_gpu = task.work.is_on_gpu();
-            if on_gpu && !matches!(s.route, Route::Gpu(_)) {
-                match self.route_by_gpu(shared, &mut s.route) {
-                    Ok(true) => {}
-                    Ok(false) => return (state, Step::Full),
-                    Err(error) => {
-                        self.health.fail(error);
-                        self.drop_all(&mut state);
-                        return (state, Step::Failed);
-                    }
-                }
-            }
-            let outcome = match (&mut s.route, &task.work) {
-                (Route::Gpu(engine), _) => {
-                    self.submit(shared, engine, &queue.lane, task);
-                    Ok(Outcome::HandedOver)
-                }
-                (Route::Local(local), _) if on_gpu => {
-                    local.push_gpu(shared, task, slot, self.peer, (&mut queue.pulls, &queue.outs))
-                }
-                (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
-                (Route::Local(local), Work::Put(put)) => match local.pid {
-                    Some(pid) if left > RING_MAX => {
-                        if !local.inbox.has_window(put.rkey) {
-                            Err(Error::remote(gone(self.peer)))
-                        } else {
-                            let (from, to) = (put.local + task.done, put.remote + task.done);
-                            let n = left.min(budget) as usize;
-                            // Others may post and move while the kernel copies; this lane is engaged, so its head stays.
-                            drop(state);
-                            // SAFETY: the source is readable until the operation completes (Context::put).
-                            let result = unsafe { cma::write(pid, from, to, n) };
-                            state = self.state.lock();
-                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("write", to, n, &e))
-                        }
-                    }
-                    pid => local.push_put(put, slot, task.done, pid.is_none()),
-                },
-                (Route::Local(local), Work::Get(get)) => match local.pid {
-                    Some(pid) => {
-                        if !local.inbox.has_window(get.rkey) {
-                            Err(Error::remote(gone(self.peer)))
-                        } else {
-                            let (to, from) = (get.local + task.done, get.remote + task.done);
-                            let n = left.min(budget) as usize;
-                            drop(state);
-                            // SAFETY: the destination is writable until the operation completes (Context::get).
-                            let result = unsafe { cma::read(pid, to, from, n) };
-                            state = self.state.lock();
-                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("read", from, n, &e))
-                        }
-                    }
-                    None => local.push_get(get, slot, task.seq),
-                },
-                _ => return (state, Step::Full),
-            };
-            let outcome = match outcome {
-                Ok(outcome) => outcome,
-                Err(error) => {
-                    self.health.fail(error);
-                    self.drop_all(&mut state);
-                    return (state, Step::Failed);
-                }
-            };
-            let queue = &mut state.queues[slot as usize];
-            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
-            let finished = match outcome {
-                Outcome::Moved(n) => {
-                    task.done += n;
-                    budget = budget.saturating_sub(n);
-                    task.done == task.work.len() && task.work.signal().is_none()
-                }
-                Outcome::Finished => true,
-                Outcome::HandedOver => {
-                    queue.tasks.pop_front();
-                    self.backlog.fetch_sub(1, Ordering::Relaxed);
-                    continue;
-                }
-                Outcome::Out(until, used) => {
-                    let seq = task.seq;
-                    queue.tasks.pop_front();
-                    if queue.outs.is_empty() {
-                        state.out.push(slot);
-                    }
-                    state.queues[slot as usize].outs.push(seq, until, Some(used));
-                    continue;
-                }
-                Outcome::Full => return (state, Step::Full),
-                Outcome::Fetching => return (state, Step::Fetching),
-                Outcome::Waiting => return (state, Step::Waiting),
-            };
-            if finished {
-                let seq = task.seq;
-                queue.tasks.pop_front();
-                self.finish(&mut state, slot, seq);
-            }
-            if budget == 0 {
-                break;
-            }
-        }
-        let step = if state.queues[slot as usize].tasks.is_empty() { Step::Idle } else { Step::Again };
-        (state, step)
-    }
-
-    /// Hands an operation to the engine that moves it.
-    fn submit(&self, shared: &Shared, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
-        self.in_engine.fetch_add(1, Ordering::Relaxed);
-        let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
-        shared.mark_pending(self.peer);
-        engine.submit(Op::new(owner, shared.world.rank, &task.work, task.done));
-    }
-
-    #[cold]
-    fn cma_failed(&self, what: &str, at: u64, n: usize, error: &std::io::Error) -> Error {
-        Error::remote(match error.raw_os_error() {
-            Some(libc::ESRCH) => format!("rank {} is gone: its process ended", self.peer),
-            Some(libc::EFAULT) => format!(
-                "rank {} has no memory at {at:#x}+{n} for a {what}; its window was freed before it was deregistered",
-                self.peer
-            ),
-            _ => format!("cross-memory {what} of {n} bytes at {at:#x} of rank {} failed: {error}", self.peer),
-        })
     }
 
     /// Ends everything that waits; called once the peer has failed.
@@ -544,22 +456,6 @@ impl Link {
 
 fn gone(peer: u32) -> String {
     format!("rank {peer} has deregistered the window that an operation names; deregister after the last operation")
-}
-
-/// What became of a lane's turn.
-enum Step {
-    /// More to do.
-    Again,
-    /// The head's bytes are on their way from the GPU.
-    Fetching,
-    /// Nothing left.
-    Idle,
-    /// The ring is full.
-    Full,
-    /// The head waits for the peer.
-    Waiting,
-    /// The peer failed.
-    Failed,
 }
 
 impl Work {

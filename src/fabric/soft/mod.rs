@@ -15,6 +15,9 @@ pub mod shared;
 pub mod tcp;
 pub mod thread;
 
+#[cfg(test)]
+mod near_tests;
+
 pub use context::Context;
 
 use self::hello::SoftHello;

@@ -131,7 +131,9 @@ impl Receiver {
 }
 
 fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Result<(), Malformed> {
-    let held = shared.registry.hold();
+    // Not across anything that takes other locks: who has one of those may wait for the registry, and that behind a
+    // registration, which waits for us.
+    let mut held = None;
     let mut unreleased = 0;
     let result = loop {
         match consumer.peek(head) {
@@ -139,7 +141,7 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
                 if message.header.key & GPU_BIT != 0 && shared.received.is_full() {
                     break Ok(());
                 }
-                apply(&message, &held, shared, sender);
+                apply(&message, &mut held, shared, sender);
                 unreleased += message.header.len as usize + 32;
                 consumer.pop(&message);
                 if unreleased > RELEASE_EVERY {
@@ -156,21 +158,27 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
 }
 
 #[inline(always)]
-fn apply(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
+fn apply<'a>(message: &Message, held: &mut Option<Held<'a>>, shared: &'a Shared, sender: u32) {
     let h = message.header;
     match h.kind {
-        Kind::Put => match held.resolve(h.key, h.addr, u64::from(h.len)) {
-            // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
-            Some(to) => unsafe { place(message.payload, to, h.len as usize) },
-            None => not_here(message, shared, sender),
-        },
-        Kind::Signal => match held.resolve(h.key, h.addr, 8) {
+        Kind::Put => {
+            match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, u64::from(h.len)) {
+                // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
+                Some(to) => return unsafe { place(message.payload, to, h.len as usize) },
+                None => *held = None,
+            }
+        }
+        Kind::Signal => match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, 8) {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
-            Some(at) if h.addr % 8 == 0 => add(at, unsafe { message.payload.cast::<u64>().read_volatile() }),
-            _ => not_here(message, shared, sender),
+            Some(at) if h.addr % 8 == 0 => return add(at, unsafe { message.payload.cast::<u64>().read_volatile() }),
+            _ => *held = None,
         },
+        _ => *held = None,
+    }
+    match h.kind {
+        Kind::Put | Kind::Signal => not_here(message, shared, sender),
         Kind::Pull => pull(message, shared, sender),
-        _ => rare(message, held, shared, sender),
+        _ => rare(message, shared, sender),
     }
 }
 
@@ -238,7 +246,7 @@ fn pull(message: &Message, shared: &Shared, sender: u32) {
 
 #[cold]
 #[inline(never)]
-fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
+fn rare(message: &Message, shared: &Shared, sender: u32) {
     let h = message.header;
     let link = shared.link(sender);
     // SAFETY: the payload is `len` bytes inside the ring; copied first, because the sender may still change it.
@@ -247,7 +255,8 @@ fn rare(message: &Message, held: &Held<'_>, shared: &Shared, sender: u32) {
         Kind::Get => {
             if let Some(request) = GetRequest::parse(&payload) {
                 let wraps = request.to.checked_add(request.len).is_none();
-                match held.resolve(h.key, h.addr, request.len) {
+                let here = shared.registry.hold().resolve(h.key, h.addr, request.len);
+                match here {
                     _ if wraps => refuse(shared, sender, "get", h.key, h.addr, request.len),
                     Some(_) => link.respond(shared, h.addr, h.key, request),
                     // Checked where the bytes are fetched.

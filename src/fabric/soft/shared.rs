@@ -160,12 +160,14 @@ impl Shared {
 
     /// Something waits on a link.
     pub fn mark_pending(&self, peer: u32) {
-        self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::Relaxed);
+        self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::SeqCst);
     }
 
-    /// Whether anything waits on any link, or is on its way into GPU memory: nothing would wake whoever sleeps now.
+    /// Whether anything waits on any link, or is on its way into GPU memory, or to or from it over TCP: nothing would wake
+    /// whoever sleeps now.
     pub fn has_pending(&self) -> bool {
-        self.received.is_busy() || self.pending.iter().any(|w| w.load(Ordering::Relaxed) != 0)
+        let waits = |w: &AtomicU64| w.load(Ordering::Relaxed) != 0;
+        self.received.is_busy() || self.tcp.is_staging() || self.pending.iter().any(waits)
     }
 
     /// How often anybody polled: the helper thread stays out of the way while this grows.
@@ -176,15 +178,14 @@ impl Shared {
     /// Lets everything advance: what arrived, what waits, the other hosts. Returns whether anything moved.
     #[inline]
     pub fn poll(&self) -> bool {
-        let n = self.polls.load(Ordering::Relaxed) + 1;
-        self.polls.store(n, Ordering::Relaxed);
-        if self.inbox.is_sleeping() {
-            self.stir();
-        }
+        let n = self.polls.fetch_add(1, Ordering::SeqCst) + 1;
         let mut moved = self.step();
         if self.is_tcp_active() {
             moved |= self.tcp.progress();
         }
+        // Last: this may have begun what somebody has to finish, and this may have been the caller's last poll. Either we
+        // see that the helper thread goes to bed, or it sees that there was a poll.
+        self.stir();
         if n % CLOCK_EVERY == 0 {
             self.look_at_peers();
         }
@@ -284,12 +285,14 @@ impl Shared {
                     }
                 }
                 Event::Sharing { rank, body, file } => self.share.on_datagram(self, rank, &body, file),
-                Event::Woken => {}
+                // The helper thread still sleeps if another one reads this.
+                Event::Woken => self.stir(),
             }
         }
     }
 
-    /// Gets the helper thread out of bed.
+    /// Gets the helper thread out of bed, if it is there or on its way. What it is to find was left with `SeqCst`.
+    #[inline]
     pub fn stir(&self) {
         if self.inbox.is_sleeping() {
             self.inbox.set_sleeping(false);

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long nobody may have polled before the thread takes over.
 const NAP: u16 = 2;
+/// How often it answers peers that it has not met while something moves: each look is a system call.
+const HEAR_EVERY: Duration = Duration::from_millis(2);
 /// How long it spins after the last message before it sleeps.
 const LINGER: Duration = Duration::from_micros(30);
 /// How often it looks at what waits, and at its peers, while operations are unfinished, ms.
@@ -124,12 +126,18 @@ fn run(shared: &Shared, bed: &Bed) {
 /// Works and sleeps until somebody polls again.
 fn work(shared: &Shared, bed: &Bed, seen: u64) {
     let mut last = Instant::now();
+    let mut heard = last;
     while !shared.is_stopping() && shared.polls() == seen {
         let mut moved = shared.step();
         moved |= shared.tcp().progress();
         shared.look_at_peers();
         if moved {
             last = Instant::now();
+            // What is on its way on a GPU moves for as long as a kernel likes.
+            if last - heard > HEAR_EVERY {
+                shared.answer_contacts();
+                heard = last;
+            }
             continue;
         }
         if last.elapsed() < LINGER {
@@ -137,7 +145,8 @@ fn work(shared: &Shared, bed: &Bed, seen: u64) {
             continue;
         }
         shared.inbox.set_sleeping(true);
-        if shared.cool_down() {
+        // Whoever polled since `seen` was not asked to stir this thread, and may have left something for it.
+        if shared.polls() == seen && shared.cool_down() {
             let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
             wait(&bed.sleep, timeout);
         }

@@ -13,6 +13,7 @@ use crate::fabric::soft::shared::Shared;
 use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
 use crate::rma::op::{Get, Put, Signal};
 use crate::rma::seq::Seq;
+use std::sync::Arc;
 
 /// What became of a step.
 pub(super) enum Outcome {
@@ -72,7 +73,7 @@ impl Local {
         }
         let bounce = task.bounce.get_or_insert_with(|| {
             let from = Side::Caller { addr: put.local + task.done, gpu: true };
-            Bounce::start(&shared.engine, from, task.done, put.len - task.done)
+            Bounce::start(&shared.engine, outs.fetches.health.clone(), from, task.done, put.len - task.done)
         });
         if !bounce.is_full(&shared.engine)? {
             return Ok(Outcome::Fetching);
@@ -86,7 +87,7 @@ impl Local {
         Ok(outcome)
     }
 
-    /// One message of a get's data that lies in this rank's GPU memory. `false`: not now.
+    /// One message of a get's data that lies in this rank's GPU memory.
     pub(super) fn push_from_gpu(
         &mut self,
         shared: &Shared,
@@ -94,25 +95,31 @@ impl Local {
         request: &GetRequest,
         done: &mut u64,
         bounce: &mut Option<Bounce>,
-    ) -> Result<bool> {
+    ) -> Result<Outcome> {
         let piece = bounce.get_or_insert_with(|| {
             let from = Side::Window { key, addr: from + *done };
-            Bounce::start(&shared.engine, from, *done, request.len - *done)
+            // Of its own: what fails here the peer is to learn, and the way to tell it stays open.
+            Bounce::start(&shared.engine, Arc::default(), from, *done, request.len - *done)
         });
         if !piece.is_full(&shared.engine)? {
-            return Ok(false);
+            return Ok(Outcome::Fetching);
         }
-        let n = (piece.end() - *done).min(RING_CHUNK);
+        let n = (piece.end() - *done).min(self.chunk());
         let header = Header { kind: Kind::Put, len: n as u32, key: request.to_key, aux: 0, addr: request.to + *done };
         // SAFETY: the bounce holds these bytes.
         if !unsafe { self.inbox.producer().push(header, (piece.origin() + *done) as *const u8) } {
-            return Ok(false);
+            return Ok(Outcome::Full);
         }
         *done += n;
         if *done == piece.end() {
             *bounce = None;
         }
-        Ok(true)
+        Ok(Outcome::Moved(n))
+    }
+
+    /// Bytes of one message of a transfer that goes through the ring as a whole.
+    pub(super) fn chunk(&mut self) -> u64 {
+        RING_CHUNK.min(self.inbox.producer().max_payload() as u64)
     }
 
     #[inline]
@@ -148,8 +155,7 @@ impl Local {
     pub(super) fn push_put(&mut self, put: &Put, slot: u32, done: u64, chunked: bool) -> Result<Outcome> {
         let left = put.len - done;
         if left > 0 {
-            let n = left.min(if chunked { RING_CHUNK } else { RING_MAX });
-            let n = n.min(self.inbox.producer().max_payload() as u64);
+            let n = left.min(if chunked { self.chunk() } else { RING_MAX });
             return Ok(if self.push_data(put, slot, done, n) { Outcome::Moved(n) } else { Outcome::Full });
         }
         Ok(match &put.signal {

@@ -1,6 +1,7 @@
 //! What the peer asked for, and what it answered.
 
-use super::{Link, Response, Route, State, RING_CHUNK};
+use super::push::Outcome;
+use super::{Link, Response, Route, State};
 use crate::error::Error;
 use crate::fabric::soft::lane::Work;
 use crate::fabric::soft::local::message::{GetRequest, Header, Kind};
@@ -14,6 +15,10 @@ impl Link {
     pub fn get_done(&self, shared: &Shared, slot: u32, seq: Seq) {
         let mut state = self.state.lock();
         let Some(queue) = state.queues.get_mut(slot as usize) else { return };
+        if queue.vacant && queue.waiting {
+            (queue.engaged, queue.waiting) = (false, false);
+            return;
+        }
         if queue.tasks.front().is_some_and(|t| t.seq == seq && matches!(t.work, Work::Get(_))) {
             queue.tasks.pop_front();
             queue.waiting = false;
@@ -43,8 +48,14 @@ impl Link {
     pub(super) fn send_responses(&self, shared: &Shared, state: &mut State) -> bool {
         let mut moved = false;
         let Route::Local(local) = &mut state.route else {
-            // Whoever asks through shared memory is on this host; if we cannot answer that way, say so.
+            // Whoever asks through shared memory is on this host; if we cannot answer that way, say so. If it has closed its
+            // communicator it does not wait any more.
             if !state.responses.is_empty() {
+                self.backlog.fetch_sub(state.responses.len(), Ordering::Relaxed);
+                state.responses.clear();
+                if matches!(state.route, Route::Closed) {
+                    return false;
+                }
                 self.health.fail(Error::remote(format!(
                     "rank {} reaches this rank through shared memory, but not the other way round; set \
                      OXYGIN_SOFT_TRANSPORT=tcp on all ranks",
@@ -56,11 +67,16 @@ impl Link {
         while let Some(response) = state.responses.front_mut() {
             let finished = match response {
                 Response::Data { from, key, request, done, bounce } => {
-                    let n = (request.len - *done).min(RING_CHUNK);
+                    let n = (request.len - *done).min(local.chunk());
                     if n > 0 && *key & GPU_BIT != 0 {
                         match local.push_from_gpu(shared, (*key, *from), request, done, bounce) {
-                            Ok(true) => {}
-                            Ok(false) => break,
+                            Ok(Outcome::Full) => break,
+                            // Nothing else tells whoever would sleep now that it is there.
+                            Ok(Outcome::Fetching) => {
+                                moved = true;
+                                break;
+                            }
+                            Ok(_) => {}
                             Err(e) => *response = Response::Refused(e.message().to_string()),
                         }
                         false

@@ -47,13 +47,23 @@ impl Link {
 
     /// This rank has fetched everything up to pull `number` of the peer's lane `slot`.
     pub fn acknowledge(&self, shared: &Shared, slot: u32, number: Seq) {
+        if self.add_acknowledgement(slot, number) {
+            shared.mark_pending(self.peer);
+        }
+    }
+
+    /// Adds one to what is to be sent. `false`: one that waits there says it now.
+    fn add_acknowledgement(&self, slot: u32, number: Seq) -> bool {
         let mut state = self.state.lock();
         // What was not sent yet says it as well; nothing else follows acknowledgements.
         for response in state.responses.iter_mut().rev() {
             match response {
                 Response::Pulled { slot: of, number: last } if *of == slot => {
-                    *last = number;
-                    return;
+                    // Two threads may have found out at once, and the one that found less comes second.
+                    if last.is_done(number) {
+                        *last = number;
+                    }
+                    return false;
                 }
                 Response::Pulled { .. } => {}
                 _ => break,
@@ -61,8 +71,7 @@ impl Link {
         }
         state.responses.push_back(Response::Pulled { slot, number });
         self.backlog.fetch_add(1, Ordering::Relaxed);
-        drop(state);
-        shared.mark_pending(self.peer);
+        true
     }
 
     /// The peer has fetched everything up to pull `number` of lane `slot`.
@@ -80,7 +89,7 @@ impl Link {
         self.settle(shared, &mut state);
     }
 
-    /// Completes what is done. Returns whether anything was.
+    /// Completes what is done. Returns whether anything was, or is on its way on this rank's GPU.
     pub(super) fn settle(&self, shared: &Shared, state: &mut State) -> bool {
         let mut moved = false;
         let mut asked = false;
@@ -95,7 +104,7 @@ impl Link {
                 }
                 Ok(Next::InEngine) if !asked => {
                     asked = true;
-                    shared.engine.poll();
+                    moved |= shared.engine.poll();
                 }
                 Ok(Next::InEngine | Next::AtPeer) => at += 1,
                 Ok(Next::None) => drop(state.out.swap_remove(at)),
@@ -175,5 +184,29 @@ impl Local {
         let header = Header { kind: Kind::Pulled, len: 0, key: slot, aux: number.0, addr: 0 };
         // SAFETY: no payload.
         unsafe { self.inbox.producer().push(header, std::ptr::null()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    fn numbers(state: &State) -> Vec<(u32, Seq)> {
+        let numbers = state.responses.iter().map(|r| match r {
+            Response::Pulled { slot, number } => (*slot, *number),
+            _ => panic!("not an acknowledgement"),
+        });
+        numbers.collect()
+    }
+
+    #[test]
+    fn an_acknowledgement_takes_none_back() {
+        let link = Link::new(1, Arc::default());
+        for (slot, number) in [(0, 3), (1, 1), (0, 9), (0, 5), (1, u32::MAX), (1, 2)] {
+            link.add_acknowledgement(slot, Seq(number));
+        }
+        assert_eq!(numbers(&link.state.lock()), [(0, Seq(9)), (1, Seq(2))]);
+        assert_eq!(link.backlog.load(Ordering::Relaxed), 2);
     }
 }

@@ -25,6 +25,10 @@ const HEAD: usize = 4 + 1 + 4 + 16;
 /// Bytes of a body.
 pub const MAX_BODY: usize = 192;
 
+/// Descriptors that one datagram may carry: `SCM_MAX_FD` of include/net/scm.h. With room for fewer the kernel says that
+/// some were cut off, and those that it has opened until then would be lost.
+const MAX_FDS: usize = 253;
+
 /// A socket under a random name.
 pub struct Contact {
     fd: OwnedFd,
@@ -149,7 +153,7 @@ impl Contact {
     /// The next thing that arrived, if any. `my_token` is what honest peers present.
     pub fn receive(&self, my_token: &[u8; 16]) -> Option<Event> {
         let mut bytes = [0u8; HEAD + MAX_BODY];
-        let mut space = cmsg_space!([i32; 4], UnixCredentials);
+        let mut space = cmsg_space!([i32; MAX_FDS], UnixCredentials);
         let mut io = [IoSliceMut::new(&mut bytes)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
         let message = recvmsg::<UnixAddr>(self.fd.as_raw_fd(), &mut io, Some(&mut space), flags).ok()?;
@@ -199,6 +203,23 @@ pub fn parse(bytes: &[u8], my_token: &[u8; 16]) -> Option<(u8, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn descriptors_that_nobody_wants_are_closed() {
+        let (a, b) = (Contact::open().unwrap(), Contact::open().unwrap());
+        for n in [1, 4, 5, 100, MAX_FDS] {
+            let (read, write) = nix::unistd::pipe().unwrap();
+            let fds = vec![write.as_raw_fd(); n];
+            let to = UnixAddr::new_abstract(b.name()).unwrap();
+            let rights = [ControlMessage::ScmRights(&fds)];
+            sendmsg(a.fd.as_raw_fd(), &[IoSlice::new(&[0])], &rights, MsgFlags::empty(), Some(&to)).unwrap();
+            assert!(matches!(b.receive(&[1; 16]), Some(Event::Woken)));
+            drop(write);
+            // The end of the pipe shows once nobody has it open for writing.
+            nix::fcntl::fcntl(read.as_raw_fd(), nix::fcntl::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+            assert_eq!(nix::unistd::read(read.as_raw_fd(), &mut [0]), Ok(0), "{n} descriptors");
+        }
+    }
 
     #[test]
     fn ask_answer_wake() {

@@ -144,10 +144,11 @@ impl Inbox {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether peers are asked to wake this rank.
+    /// Whether peers are asked to wake this rank. `false`: what the caller left with `SeqCst` before is seen by whoever looks
+    /// after `set_sleeping`.
     #[inline]
     pub fn is_sleeping(&self) -> bool {
-        self.head.head().sleeping.load(Ordering::Relaxed) != 0
+        self.head.head().sleeping.load(Ordering::SeqCst) != 0
     }
 
     /// The news bits of senders 64 × `word` and on. What they wrote before setting them is visible after.
@@ -164,6 +165,8 @@ impl Inbox {
     /// Clears one sender's news bit; looking at its ring afterwards sees whatever it wrote without setting the bit.
     pub fn clear_news(&self, sender: usize) {
         self.head.news(sender / 64).fetch_and(!(1 << (sender % 64)), Ordering::SeqCst);
+        // With the one in `publish`: a look at the ring is no `SeqCst` access and could come before the bit is gone.
+        fence(Ordering::SeqCst);
     }
 
     /// Words of news bits.

@@ -1,0 +1,288 @@
+//! Ranks of one process on this fabric alone, with what takes the table's layers away: peers that never come, threads
+//! that get in each other's way, contexts that go while something runs.
+
+use super::*;
+use crate::fabric::Context as _;
+use crate::rma::op::{Get, Put, Signal};
+use crate::rma::seq::Seq;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
+
+/// Longer than anything here takes on a busy machine.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// One rank, with the threads that a test gives it.
+struct Rank {
+    fabric: SoftFabric,
+    registry: Arc<Registry>,
+}
+
+/// Memory that a rank has registered.
+struct Window {
+    base: u64,
+    bytes: usize,
+    id: u32,
+    _registration: Registration,
+}
+
+impl Rank {
+    fn window(&self, id: u32, bytes: usize) -> Window {
+        let words: &'static mut [u64] = Box::leak(vec![0; bytes.div_ceil(8)].into());
+        let (base, len) = (words.as_mut_ptr() as u64, bytes as u64);
+        let registration = self.fabric.register(&Region { id, base, len, strict: false, dma_buf: None }).unwrap();
+        self.registry.insert(id, Extent { base, len });
+        Window { base, bytes, id, _registration: registration }
+    }
+
+    fn context(&self) -> Context {
+        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None };
+        let (mut made, _) = self.fabric.prepare_contexts(&spec).unwrap();
+        made.pop().unwrap()
+    }
+}
+
+impl Window {
+    fn word(&self, i: usize) -> &AtomicU64 {
+        // SAFETY: an aligned word of memory that is never freed.
+        unsafe { AtomicU64::from_ptr((self.base as *mut u64).add(i)) }
+    }
+
+    fn fill(&self, value: u64) {
+        (0..self.bytes / 8).for_each(|i| self.word(i).store(value, Ordering::Relaxed));
+    }
+
+    fn holds(&self, value: u64) -> bool {
+        (0..self.bytes / 8).all(|i| self.word(i).load(Ordering::Relaxed) == value)
+    }
+}
+
+/// The first `here` of `nranks` ranks; the others never come.
+fn join(nranks: u32, here: u32, transport: SoftTransport) -> Vec<Rank> {
+    join_as(nranks, &vec![transport; here as usize])
+}
+
+/// The first of `nranks` ranks, each told of these ways; the others never come.
+fn join_as(nranks: u32, transports: &[SoftTransport]) -> Vec<Rank> {
+    let open = |&soft_transport: &SoftTransport| {
+        let config = Arc::new(Config { soft_transport, tcp_threads: Some(0), ..Config::default() });
+        let registry = Arc::new(Registry::default());
+        Rank { fabric: SoftFabric::open(&config, registry.clone()).unwrap(), registry }
+    };
+    let ranks: Vec<_> = transports.iter().map(open).collect();
+    let mut hellos: Vec<_> = ranks.iter().map(|r| r.fabric.hello()).collect();
+    let absent = SoftHello {
+        token: [0; 16],
+        contact: b"oxygin-absent".to_vec(),
+        probe: 0,
+        probe_value: [0; 16],
+        tcp: vec!["127.0.0.1:9".parse().unwrap()],
+    };
+    hellos.resize(nranks as usize, absent.encode());
+    let hellos: Vec<&[u8]> = hellos.iter().map(Vec::as_slice).collect();
+    for (rank, r) in (0..).zip(&ranks) {
+        r.fabric.join(World { rank, nranks }, &hellos).unwrap();
+    }
+    ranks
+}
+
+fn put(from: &Window, to: &Window, len: usize, signal: Option<(&Window, u64)>) -> Put {
+    let signal = signal.map(|(w, value)| Signal { remote: w.base, rkey: w.id, value, strong: true });
+    Put { local: from.base, lkey: from.id, rkey: to.id, remote: to.base, len: len as u64, signal, more: false }
+}
+
+fn get(to: &Window, from: &Window, len: usize) -> Get {
+    Get { local: to.base, lkey: to.id, rkey: from.id, remote: from.base, len: len as u64, more: false }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + WITHIN;
+    while !done() {
+        assert!(Instant::now() < end, "{what}: not within {} s", WITHIN.as_secs());
+        std::thread::yield_now();
+    }
+}
+
+fn wait(context: &Context, peer: u32, seq: Seq) {
+    until("an operation", || context.test(peer, seq).unwrap());
+}
+
+/// Windows come and go while gets run both ways: who answers one needs the registry, and who hears that one is done may
+/// answer another.
+#[test]
+fn registration_stands_in_no_gets_way() {
+    const GETS: u32 = 400;
+    const BYTES: usize = 256 << 10;
+    let ranks: Vec<_> = join(2, 2, SoftTransport::NoCma).into_iter().map(Arc::new).collect();
+    let windows: Arc<Vec<_>> = Arc::new(ranks.iter().map(|r| (r.window(1, BYTES), r.window(2, BYTES))).collect());
+    let over = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU32::new(0));
+    // Not joined before all is well: what hangs here hangs for ever.
+    let mut threads = Vec::new();
+    for (me, rank) in (0..).zip(&ranks) {
+        let (rank, windows, over, done) = (rank.clone(), windows.clone(), over.clone(), done.clone());
+        let registry = rank.registry.clone();
+        let is_over = over.clone();
+        threads.push(std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                registry.insert(9, Extent { base: 0, len: 0 });
+                registry.remove(9);
+            }
+        }));
+        threads.push(std::thread::spawn(move || {
+            let context = rank.context();
+            let peer = 1 - me;
+            for _ in 0..GETS {
+                let get = get(&windows[me as usize].0, &windows[peer as usize].1, BYTES);
+                // SAFETY: windows are never freed.
+                let seq = unsafe { context.get(peer, &get) }.unwrap();
+                while !context.test(peer, seq).unwrap() {
+                    std::hint::spin_loop();
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            }
+            until("the peer", || {
+                context.progress().unwrap();
+                done.load(Ordering::SeqCst) == 2 * GETS
+            });
+        }));
+    }
+    until("gets", || {
+        std::thread::sleep(Duration::from_millis(1));
+        done.load(Ordering::SeqCst) == 2 * GETS
+    });
+    over.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+/// Whoever waits for an answer at the contact socket reads what else comes there: what was to wake the helper thread wakes it.
+#[test]
+fn a_wake_up_that_another_thread_reads_still_wakes() {
+    let ranks = join(2, 2, SoftTransport::Auto);
+    let [from, to] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
+    // The test is the helper thread, gone to bed, and then the other one.
+    ranks[1].fabric.close();
+    to.calm();
+    to.inbox.set_sleeping(true);
+    from.wake(1);
+    to.answer_contacts();
+    assert!(!to.inbox.is_sleeping());
+    let mut count = [0u8; 8];
+    assert_eq!(nix::unistd::read(std::os::fd::AsRawFd::as_raw_fd(&to.stirred_fd()), &mut count), Ok(8));
+}
+
+/// Rings shrink as ranks grow: a get's data is cut to pieces that fit.
+#[test]
+fn gets_among_many_ranks() {
+    const BYTES: usize = 100_000;
+    let ranks = join(300, 2, SoftTransport::NoCma);
+    let [to, from] = [0, 1].map(|r: usize| ranks[r].window(1, BYTES));
+    from.fill(7);
+    let context = ranks[0].context();
+    // SAFETY: windows are never freed.
+    let seq = unsafe { context.get(1, &get(&to, &from, BYTES)) }.unwrap();
+    wait(&context, 1, seq);
+    assert!(to.holds(7));
+}
+
+/// A context goes while the data of its get is on its way. The next one's get is not done with the old one's end.
+#[test]
+fn a_get_ends_with_its_own_data() {
+    const BYTES: usize = 16 << 20;
+    let ranks = join(2, 2, SoftTransport::NoCma);
+    let [first, from] = [0, 1].map(|r: usize| ranks[r].window(1, BYTES));
+    let second = ranks[0].window(2, BYTES);
+    from.fill(7);
+    for to in [&first, &second] {
+        let context = ranks[0].context();
+        // SAFETY: windows are never freed.
+        let seq = unsafe { context.get(1, &get(to, &from, BYTES)) }.unwrap();
+        if std::ptr::eq(to, &second) {
+            wait(&context, 1, seq);
+            assert!(to.holds(7));
+        } else {
+            until("the first bytes", || {
+                context.progress().unwrap();
+                to.word(0).load(Ordering::Relaxed) == 7
+            });
+        }
+    }
+}
+
+/// A context goes while others move bytes for it: once it is gone its memory is no longer written.
+#[test]
+fn nothing_is_copied_for_a_context_that_is_gone() {
+    [SoftTransport::Auto, SoftTransport::Tcp].into_iter().for_each(nothing_is_copied);
+}
+
+fn nothing_is_copied(transport: SoftTransport) {
+    const CHUNK: usize = 2 << 20;
+    const CHUNKS: usize = 32;
+    let ranks = join(2, 2, transport);
+    let [to, from] = [0, 1].map(|r: usize| ranks[r].window(1, CHUNKS * CHUNK));
+    from.fill(7);
+    let last_of = |chunk: usize| to.word((chunk + 1) * CHUNK / 8 - 1);
+    for _ in 0..20 {
+        (0..CHUNKS).for_each(|c| last_of(c).store(0, Ordering::Relaxed));
+        let context = ranks[0].context();
+        // SAFETY: windows are never freed.
+        unsafe { context.get(1, &get(&to, &from, CHUNKS * CHUNK)) }.unwrap();
+        until("the first bytes", || last_of(1).load(Ordering::Relaxed) == 7);
+        drop(context);
+        let Some(next) = (0..CHUNKS).find(|&c| last_of(c).load(Ordering::Relaxed) == 0) else { continue };
+        std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(last_of(next).load(Ordering::Relaxed), 0, "chunk {next} was written");
+    }
+}
+
+/// One context's operation fails; what others were told is complete arrives.
+#[test]
+fn what_is_complete_arrives_although_another_fails() {
+    const BYTES: usize = 5000;
+    let ranks = join(2, 2, SoftTransport::Auto);
+    let [from, to] = [0, 1].map(|r: usize| ranks[r].window(1, BYTES));
+    let [good, bad] = [ranks[0].context(), ranks[0].context()];
+    // Through the ring, and by cross-memory attach. Both have their turn, one after the other, once the way is known.
+    let signalled = put(&from, &to, 8, Some((&to, 1)));
+    let nowhere = Put { rkey: 5, signal: None, len: BYTES as u64, ..signalled };
+    // SAFETY: windows are never freed.
+    let (seq, lost) = unsafe { (good.put(1, &signalled).unwrap(), bad.put(1, &nowhere).unwrap()) };
+    wait(&good, 1, seq);
+    until("the failure", || bad.test(1, lost).is_err());
+    until("the signal", || to.word(0).load(Ordering::Acquire) == 1);
+}
+
+/// There are more windows than peers are told of one by one: what is not known to exist goes through the ring.
+#[test]
+fn windows_with_high_numbers() {
+    const BYTES: usize = 100_000;
+    let ranks = join(2, 2, SoftTransport::Auto);
+    let id = local::inbox::WINDOW_BITS as u32;
+    let [mine, its] = [0, 1].map(|r: usize| ranks[r].window(id, BYTES));
+    let context = ranks[0].context();
+    mine.fill(7);
+    // SAFETY: windows are never freed.
+    let seq = unsafe { context.put(1, &put(&mine, &its, BYTES, Some((&its, 1)))) }.unwrap();
+    wait(&context, 1, seq);
+    until("the signal", || its.word(0).load(Ordering::Acquire) == 8);
+    its.word(0).store(7, Ordering::Relaxed);
+    assert!(its.holds(7));
+    its.fill(9);
+    // SAFETY: as above.
+    let seq = unsafe { context.get(1, &get(&mine, &its, BYTES)) }.unwrap();
+    wait(&context, 1, seq);
+    assert!(mine.holds(9));
+}
+
+/// A peer asks through shared memory, and this rank cannot answer that way: it says so.
+#[test]
+fn a_question_that_cannot_be_answered_is_an_error() {
+    let ranks = join_as(2, &[SoftTransport::Tcp, SoftTransport::NoCma]);
+    let [from, to] = [0, 1].map(|r: usize| ranks[r].window(1, 64));
+    let [answering, asking] = [0, 1].map(|r: usize| ranks[r].context());
+    // SAFETY: windows are never freed.
+    unsafe { asking.get(0, &get(&to, &from, 64)) }.unwrap();
+    until("the error", || {
+        asking.progress().unwrap();
+        answering.has_error()
+    });
+}
