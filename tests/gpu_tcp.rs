@@ -460,6 +460,57 @@ fn a_destroyed_context_fails_the_operation() {
     [100, BYTES].into_iter().for_each(|n| fails(n, |fake| fake.destroy_context(0, true)));
 }
 
+/// A rank leaves once its put is locally complete, while the bytes are on their way into the other's GPU memory: they arrive,
+/// and their signal rings, on either side of the bus.
+#[test]
+fn what_a_rank_sent_before_it_left_still_counts() {
+    for (threads, on_host) in [(0, true), (0, false), (2, true)] {
+        let fake = apart(2, threads);
+        let job = Job::new(2);
+        let left = AtomicU64::new(0);
+        let bytes = 2 * CHUNK + 4096;
+        let run = |rank: usize| {
+            let r = Rank::join(&job, rank, 1);
+            let _context = fake.enter(rank as i32);
+            let mut src = r.window(BYTES / 8, 0);
+            src.words.fill(5);
+            let dst = fake.window(&r, rank as i32, BYTES / 8, 0);
+            let sig = fake.signals(&r, rank as i32, 1, MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET);
+            let host_sig = r.window(1, 1);
+            let signal = if on_host { &host_sig } else { sig.as_window() };
+            fake.hold(CHUNK);
+            job.barrier.wait();
+            if rank == 0 {
+                r.wait(r.put(0, (&src, 0), bytes, (dst.as_window(), 0), 1, Some((signal, 0, 1))));
+                r.leave();
+                left.store(1, Ordering::Release);
+                return;
+            }
+            // It hears of the end while the GPU has the bytes.
+            let mut polls = 0;
+            while polls < 200 {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                std::thread::sleep(Duration::from_millis(1));
+                polls += left.load(Ordering::Acquire);
+            }
+            assert_eq!(dst.get(1).max(sig.get(0)).max(host_sig.words[0]), 0, "nothing was held");
+            fake.hold(0);
+            match on_host {
+                true => r.wait_signal(&host_sig, 0, 1),
+                false => sig.wait(&r, 0, 1),
+            }
+            assert!((0..bytes / 8).all(|i| dst.get(i) == 5));
+            r.leave();
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| run(0));
+            run(1);
+        });
+        fake.check();
+    }
+}
+
 /// Ranks leave with large and small traffic both ways unfinished; then a new communicator works.
 #[test]
 fn teardown_with_traffic_in_flight() {
@@ -522,6 +573,84 @@ fn deregister(threads: u32) {
             assert!((0..BYTES / 8).all(|i| dst.get(i) == 9));
         }
         r.job.barrier.wait();
+    });
+    fake.check();
+}
+
+/// A context goes while the GPU copies out of its memory, or into it: once it is gone the memory may go, too, and nothing of
+/// what it had asked for comes.
+#[test]
+fn destroying_a_context_waits_for_copies_of_its_memory() {
+    [0, 2].into_iter().for_each(destroy);
+}
+
+fn destroy(threads: u32) {
+    const WORDS: usize = 64 * CHUNK / 8;
+    /// What the operations behind it leave alone.
+    const REST: usize = 4 * CHUNK / 8;
+    let fake = apart(1, threads);
+    let released = AtomicU64::new(0);
+    job(2, 1, |r| {
+        let gpu = r.rank as i32;
+        let _context = fake.enter(gpu);
+        let mine = fake.window(r, gpu, WORDS, 0);
+        let theirs = r.window(WORDS, 0);
+        // SAFETY: aligned words of the window.
+        let their = |i: usize| unsafe { AtomicU64::from_ptr(theirs.words.as_ptr().add(i).cast_mut()) };
+        for (round, is_get) in (1..).zip([false, true]) {
+            (0..WORDS).for_each(|i| mine.set(i, 1));
+            (0..WORDS).for_each(|i| their(i).store(3, Ordering::Relaxed));
+            let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+            let mut ctx = null_mut();
+            // SAFETY: pointers to locals; a collective call.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            let other = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
+            let start = |r: &Rank, bytes| match is_get {
+                true => r.get(0, (&theirs, 0), bytes, (mine.as_window(), 0), 1),
+                false => r.put(0, (mine.as_window(), 0), bytes, (&theirs, 0), 1, None),
+            };
+            if r.rank == 0 {
+                r.wait(start(r, 8));
+            }
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                fake.hold(CHUNK);
+                let before = fake.calls("cuMemcpyAsync");
+                let request = start(&other, 8 * WORDS);
+                wait_until("the first copy", || {
+                    assert!(!test(r, request));
+                    fake.calls("cuMemcpyAsync") > before
+                });
+            }
+            r.job.barrier.wait();
+            if r.rank == 1 {
+                std::thread::sleep(Duration::from_millis(100));
+                released.store(round, Ordering::SeqCst);
+                fake.hold(0);
+            }
+            // SAFETY: destroyed once.
+            ok(unsafe { T.destroy_context.unwrap()(ctx) });
+            assert_eq!(released.load(Ordering::SeqCst), round, "get: {is_get}: the copy is still on its way");
+            if r.rank == 0 {
+                if is_get {
+                    assert!((1..WORDS).any(|i| mine.get(i) == 1), "all had come");
+                } else {
+                    (0..WORDS).for_each(|i| mine.set(i, 2));
+                }
+                let rest = || (REST..WORDS).map(|i| mine.get(i)).collect::<Vec<_>>();
+                let before = rest();
+                // Behind everything of the other, on all connections.
+                for bytes in [8, 64 << 10, 4 * CHUNK, 8] {
+                    r.wait(start(r, bytes));
+                }
+                assert!(rest() == before, "bytes came later");
+            }
+            r.job.barrier.wait();
+            if r.rank == 1 && !is_get {
+                assert!((REST..WORDS).all(|i| their(i).load(Ordering::Acquire) != 2), "read later");
+            }
+            r.job.barrier.wait();
+        }
     });
     fake.check();
 }

@@ -6,6 +6,7 @@ use oxygin::fabric::soft::lane::Work;
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
+use oxygin::rma::op::Put;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::SeqCst;
@@ -226,6 +227,48 @@ fn a_peer_that_leaves_in_order_is_no_error_until_asked() {
 }
 
 #[test]
+fn who_was_refused_still_leaves_in_order() {
+    let _guard = alone();
+    let all = ranks(2, 1, 1 << 10);
+    let lane = all[0].lane(0, 1);
+    let wrong = Put { rkey: 77, ..put(address(&all[0].data), address(&all[1].data), 64) };
+    all[0].post(&lane, Work::Put(wrong));
+    until("refusal", || all[0].health[1].has_failed());
+    all[0].tcp.close();
+    // Time for the end to arrive.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!all[1].health[0].has_failed(), "{:?}", all[1].health[0].check());
+}
+
+/// A peer that leaves in the middle of a frame says goodbye on its other connections.
+#[test]
+fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
+    let _guard = alone();
+    let all = ranks(2, 1, 1 << 10);
+    let at = all[1].tcp.addresses()[0];
+    let mut conns = [0, 1, 2].map(|stripe| {
+        let mut s = TcpStream::connect(at).unwrap();
+        s.set_read_timeout(Some(PATIENCE)).unwrap();
+        let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe, stripes: 3 };
+        s.write_all(&hello.emit()).unwrap();
+        s.read_exact(&mut [0; 48]).unwrap();
+        s
+    });
+    let place = Place { rkey: DATA, addr: address(&all[1].data), len: 64 };
+    let half = [&Frame::Put { context: 0, place, bell: None }.emit()[..], &[7; 8]].concat();
+    conns[0].write_all(&half).unwrap();
+    for s in &mut conns[1..] {
+        s.write_all(&Frame::Goodbye.emit()).unwrap();
+        assert_eq!(s.read(&mut [0; 8]).unwrap(), 0);
+    }
+    assert!(!all[1].health[0].has_failed());
+    drop(conns);
+    until("failure", || all[1].health[0].has_failed());
+    let e = all[1].health[0].check().unwrap_err();
+    assert!(e.message().contains("rank 0 has closed its communicator"), "{}", e.message());
+}
+
+#[test]
 fn what_was_promised_before_close_arrives() {
     let _guard = alone();
     let all = ranks(2, 1, 1 << 17);
@@ -374,4 +417,83 @@ fn a_deregistered_window_takes_no_more_bytes() {
     until("refusal", || a.health[1].has_failed());
     assert!(b.data.iter().all(|w| w.load(SeqCst) == 0), "written after deregistration");
     signal_works(b, a);
+}
+
+/// A context goes in the middle of a large get: nothing more comes into its memory, and others' gets are theirs.
+#[test]
+fn what_comes_for_a_context_that_is_gone_is_thrown_away() {
+    const WORDS: usize = 4 << 20;
+    let _guard = alone();
+    let mut all = ranks(2, 2, WORDS);
+    pattern(&all[1].data, 7);
+    let theirs = address(&all[1].data);
+    let stays = all[0].lane(1, 1);
+    let (first, second) = (words(WORDS), words(WORDS / 8));
+    // A machine that is slow at the wrong moment lets all of it through.
+    let mut gone = None;
+    for context in 2..50 {
+        first.iter().for_each(|w| w.store(0, SeqCst));
+        let lane = all[0].lane(context, 1);
+        let seq = all[0].post(&lane, Work::Get(get(address(&first), theirs, 8 * WORDS)));
+        until("the first bytes", || first[0].load(SeqCst) != 0);
+        // What it has sent so far may arrive.
+        all[1].freeze();
+        if !lane.test(seq).unwrap() {
+            gone = Some(lane);
+            break;
+        }
+        all[1].thaw();
+    }
+    let gone = gone.expect("a get that is unfinished");
+    let other = all[0].post(&stays, Work::Get(get(address(&second), theirs, WORDS)));
+    all[0].tcp.drop_lane(&gone);
+    let before: Vec<u64> = first.iter().map(|w| w.load(SeqCst)).collect();
+    all[1].thaw();
+    wait(&stays, other);
+    assert!(second.iter().zip(&all[1].data).all(|(a, b)| a.load(SeqCst) == b.load(SeqCst)));
+    // Behind everything that the first had asked for.
+    let seq = all[0].post(&stays, Work::Get(get(address(&second), theirs, WORDS)));
+    wait(&stays, seq);
+    assert!(first.iter().zip(&before).all(|(now, before)| now.load(SeqCst) == *before), "bytes came");
+    signal_works(&all[0], &all[1]);
+    assert!(!all[0].health[1].has_failed() && !all[1].health[0].has_failed());
+}
+
+/// A context goes in the middle of a large put: its memory is not read any more, and others' frames are whole.
+#[test]
+fn what_a_context_that_is_gone_was_sending_is_not_read() {
+    const WORDS: usize = 8 << 20;
+    const OTHER: usize = WORDS / 8;
+    let _guard = alone();
+    let mut all = ranks(2, 2, WORDS);
+    let theirs = address(&all[1].data);
+    let [gone, stays] = [1, 2].map(|c| all[0].lane(c, 1));
+    let (first, second) = (words(WORDS - OTHER), words(OTHER));
+    pattern(&second, 7);
+    for w in &first {
+        w.store(1, SeqCst);
+    }
+    signal_works(&all[0], &all[1]);
+    all[1].freeze();
+    let seq = all[0].post(&gone, Work::Put(put(address(&first), theirs + 8 * OTHER as u64, 8 * (WORDS - OTHER))));
+    let mut whole = put(address(&second), theirs, 8 * OTHER);
+    whole.signal = bell(&all[1].signals[0], 1, true);
+    let other = all[0].post(&stays, Work::Put(whole));
+    assert!(!gone.test(seq).unwrap());
+    all[0].tcp.drop_lane(&gone);
+    for w in &first {
+        w.store(2, SeqCst);
+    }
+    all[1].thaw();
+    wait(&stays, other);
+    until("the signal", || all[1].signals[0].load(SeqCst) == 1);
+    assert!(second.iter().zip(&all[1].data).all(|(a, b)| a.load(SeqCst) == b.load(SeqCst)));
+    let again = all[0].post(&stays, Work::Put(whole));
+    wait(&stays, again);
+    until("the signal", || all[1].signals[0].load(SeqCst) == 2);
+    let came = |what| all[1].data[OTHER..].iter().filter(|w| w.load(SeqCst) == what).count();
+    assert_eq!(came(2), 0, "words that were written after its end");
+    assert!(came(0) > 0, "all of it went");
+    signal_works(&all[0], &all[1]);
+    assert!(!all[0].health[1].has_failed() && !all[1].health[0].has_failed());
 }

@@ -154,6 +154,12 @@ impl Rank {
             d.join().unwrap();
         }
     }
+
+    /// Ends that.
+    pub fn thaw(&mut self) {
+        self.stop.store(false, Ordering::Release);
+        self.start();
+    }
 }
 
 impl Drop for Rank {

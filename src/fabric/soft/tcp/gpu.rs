@@ -22,7 +22,7 @@ pub struct Gpu {
     fed: AtomicBool,
     /// Somebody found the engine full.
     full: AtomicBool,
-    /// The engine got something to do.
+    /// The engine got something to do; set behind that, for whoever takes it away polls the engine and may then sleep.
     stirred: AtomicBool,
 }
 
@@ -89,8 +89,8 @@ impl Gpu {
     pub fn put(&self, sender: u32, bytes: Box<[u8]>, key: u32, addr: u64) {
         if let Some((engine, received)) = self.engine.get() {
             let _order = self.order.lock();
-            self.stirred.store(true, Ordering::Release);
             received.put(engine, sender, bytes, key, addr);
+            self.stirred.store(true, Ordering::Release);
         }
     }
 
@@ -100,8 +100,8 @@ impl Gpu {
         match self.engine.get() {
             Some((engine, received)) if key & GPU_BIT != 0 || received.is_busy_with(sender) => {
                 let _order = self.order.lock();
-                self.stirred.store(true, Ordering::Release);
                 received.signal(engine, sender, key, addr, value);
+                self.stirred.store(true, Ordering::Release);
                 true
             }
             _ => false,
@@ -158,5 +158,30 @@ impl Gpu {
             news = true;
         }
         (up, news)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::link::Link;
+    use std::time::{Duration, Instant};
+
+    /// Who finds the note polls the engine, and may go to sleep afterwards.
+    #[test]
+    fn the_engine_has_its_work_before_anybody_is_told() {
+        for _ in 0..100 {
+            let received = Arc::new(Received::new(&[Link::new(0, Arc::default())]));
+            let gpu = Gpu::default();
+            gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), Default::default()), received.clone());
+            std::thread::scope(|s| {
+                s.spawn(|| gpu.signal(0, GPU_BIT, 0, 1));
+                let end = Instant::now() + Duration::from_secs(30);
+                while !gpu.was_stirred() {
+                    assert!(Instant::now() < end, "nobody was told");
+                }
+                assert!(received.is_busy_with(0));
+            });
+        }
     }
 }

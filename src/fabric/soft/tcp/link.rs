@@ -3,6 +3,7 @@
 mod answers;
 mod bulk;
 mod ending;
+mod leaving;
 mod spread;
 mod staged;
 
@@ -56,6 +57,8 @@ pub struct Conn {
     outlet: Outlet,
     /// The outlet is with the thread that sends.
     lent: bool,
+    /// A context went meanwhile: what its operations lend is copied when the outlet is back.
+    disowned: bool,
     inlet: Inlet,
     asked: VecDeque<Asked>,
     asked_bytes: usize,
@@ -113,6 +116,8 @@ pub struct Link {
     gpu: Arc<Gpu>,
     /// Threads of their own send on the stripes.
     movers: bool,
+    /// How often each connection's outlet was lent and how often it came back, together: odd while it is lent.
+    turns: Vec<u64>,
     /// A refusal by the peer that is told once no outlet is lent.
     pub refused: Option<Error>,
     /// A lane waits for a slot.
@@ -138,6 +143,7 @@ impl Link {
             deferred: None,
             gpu,
             movers,
+            turns: vec![0; stripes],
             refused: None,
             hungry: false,
             fault: None,
@@ -154,7 +160,7 @@ impl Link {
 
     /// Whether anything is unfinished or unsent.
     pub fn is_busy(&self) -> bool {
-        self.conns.iter().any(|c| !c.outlet.is_empty() || !c.asked.is_empty())
+        self.conns.iter().any(|c| !c.outlet.is_empty() || !c.asked.iter().all(Asked::is_disowned))
             || self.lanes.iter().flatten().any(|l| !l.is_idle())
     }
 
@@ -301,13 +307,7 @@ impl Link {
                 let before = conn.outlet.borrowed() + conn.outlet.staged();
                 let lanes = &mut self.lanes;
                 // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
-                let all = unsafe {
-                    conn.outlet.send(fd.as_raw_fd(), |owner| {
-                        if let Some(lane) = &mut lanes[owner.lane as usize] {
-                            lane.finished(owner.flight);
-                        }
-                    })
-                }?;
+                let all = unsafe { conn.outlet.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }?;
                 let sent = before - conn.outlet.borrowed() - conn.outlet.staged();
                 total += sent;
                 moved |= sent > 0;
@@ -369,6 +369,14 @@ impl Conn {
     /// Whether its outlet is with the thread that sends.
     pub fn is_lent(&self) -> bool {
         self.lent
+    }
+}
+
+/// A frame of an operation is finished. Some operations are nobody's any more.
+#[inline]
+fn finished(lanes: &mut [Option<Box<Queue>>], owner: Owner) {
+    if let Some(Some(lane)) = lanes.get_mut(owner.lane as usize) {
+        lane.finished(owner.flight);
     }
 }
 

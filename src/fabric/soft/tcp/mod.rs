@@ -392,6 +392,11 @@ impl Tcp {
         }
     }
 
+    /// Whether anything waits for this rank's GPU: [`Tcp::as_fd`] says nothing of it.
+    pub fn is_staging(&self) -> bool {
+        self.staging.load(Ordering::Acquire) > 0
+    }
+
     fn peer(&self, rank: u32) -> Option<&Peer> {
         self.joined.get()?.peers.get(rank as usize)
     }
@@ -448,7 +453,7 @@ impl Tcp {
     /// Moves on what waited for this rank's GPU. Returns whether flights are up, or anything moved.
     #[inline]
     fn advance_staged(&self) -> bool {
-        if self.staging.load(Ordering::Acquire) == 0 {
+        if !self.is_staging() {
             return false;
         }
         // First, so that a flight that lands now is seen below.

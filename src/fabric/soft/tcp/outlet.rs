@@ -40,7 +40,10 @@ pub struct Outlet {
     borrowed: usize,
 }
 
-const NOBODY: Owner = Owner { lane: u32::MAX, flight: 0 };
+impl Owner {
+    /// No operation, or none any more.
+    pub const NOBODY: Self = Self { lane: u32::MAX, flight: 0 };
+}
 
 impl Outlet {
     /// Nothing to send.
@@ -75,7 +78,7 @@ impl Outlet {
         }
         match self.segments.back_mut() {
             Some(s) if s.len == 0 => s.staged += n,
-            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: NOBODY, lease: None }),
+            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: Owner::NOBODY, lease: None }),
         }
     }
 
@@ -169,7 +172,7 @@ impl Outlet {
             }
             let owner = s.owner;
             self.segments.pop_front();
-            if owner != NOBODY {
+            if owner != Owner::NOBODY {
                 gone(owner);
             }
         }
@@ -189,13 +192,42 @@ impl Outlet {
     /// # Safety
     /// Borrowed memory is readable.
     pub unsafe fn take_over(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.rebuild(|_| true) };
+    }
+
+    /// The same for those operations alone that `is_gone` names. What pinned memory has of them is sent from there.
+    ///
+    /// # Safety
+    /// Memory borrowed from them is readable.
+    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(Owner) -> bool) {
+        let mut any = false;
+        for s in self.segments.iter_mut().filter(|s| s.len > 0 && is_gone(s.owner)) {
+            any |= s.lease.is_none();
+            s.owner = Owner::NOBODY;
+        }
+        if any {
+            // SAFETY: the caller's promise.
+            unsafe { self.rebuild(|s| s.owner == Owner::NOBODY && s.lease.is_none()) };
+        }
+    }
+
+    /// Copies the payloads that `is_copied` names.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn rebuild(&mut self, is_copied: impl Fn(&Segment) -> bool) {
         let mut own = Outlet::default();
         let mut at = self.head;
         for s in std::mem::take(&mut self.segments) {
             own.copy(&self.stage[at..at + s.staged]);
             at += s.staged;
-            // SAFETY: the caller's promise.
-            unsafe { own.copy_from(s.addr, s.len) };
+            if is_copied(&s) {
+                // SAFETY: the caller's promise.
+                unsafe { own.copy_from(s.addr, s.len) };
+            } else if s.len > 0 {
+                own.borrow(s.addr, s.len, s.owner, s.lease);
+            }
         }
         *self = own;
     }
@@ -247,5 +279,31 @@ mod tests {
         let mut all = Vec::new();
         b.read_to_end(&mut all).unwrap();
         assert_eq!(all, [&b"head"[..], &[7; 1000], b"tail"].concat());
+    }
+
+    #[test]
+    fn what_others_lend_is_sent_from_where_it_is() {
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let (mut gone, mut stays) = (vec![7u8; 1000], vec![7u8; 1000]);
+        let mut o = Outlet::default();
+        let owner = Owner { lane: 2, flight: 6 };
+        o.copy(b"head");
+        o.borrow(gone.as_ptr() as u64, 1000, Owner { lane: 1, flight: 5 }, None);
+        o.borrow(stays.as_ptr() as u64, 1000, owner, None);
+        o.borrow(gone.as_ptr() as u64, 10, Owner { lane: 1, flight: 5 }, None);
+        o.copy(b"tail");
+        // SAFETY: `gone` is alive.
+        unsafe { o.take_over_from(|o| o.lane == 1) };
+        gone.fill(8);
+        stays.fill(9);
+        assert_eq!((o.borrowed(), o.staged()), (1000, 1018));
+        let mut told = Vec::new();
+        // SAFETY: `stays` is alive.
+        unsafe { o.send(a.as_raw_fd(), |x| told.push(x)) }.unwrap();
+        assert_eq!(told, [owner]);
+        drop(a);
+        let mut all = Vec::new();
+        b.read_to_end(&mut all).unwrap();
+        assert_eq!(all, [&b"head"[..], &[7; 1000], &[9; 1000], &[7; 10], b"tail"].concat());
     }
 }

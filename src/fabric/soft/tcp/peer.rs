@@ -1,5 +1,6 @@
 //! One peer: its link, its connections to us, and who drives them.
 
+mod leaving;
 mod serving;
 
 use super::dial::Dialer;
@@ -17,7 +18,7 @@ use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Staged bytes that are sent without waiting for more.
@@ -36,7 +37,8 @@ const ROUNDS: usize = 16;
 /// Bytes that a thread sends on a stripe before it looks at its others.
 const BULK_TURN: usize = 1 << 20;
 
-/// A peer. Its two halves are locked apart; nobody waits for either lock but `close` and set-up.
+/// A peer. Its two halves are locked apart; nobody waits for either lock but movers, `close`, set-up, who destroys a context
+/// and who tells a failure.
 pub struct Peer {
     pub rank: u32,
     info: PeerInfo,
@@ -97,10 +99,20 @@ impl Tcp {
         }
     }
 
+    /// Lets go of a link. Returns whether others left something there meanwhile.
+    fn let_go(&self, peer: &Peer, link: MutexGuard<'_, Link>) -> bool {
+        self.note_link(peer, link.is_staging());
+        drop(link);
+        self.gpu.settle(&self.pollers[0]);
+        // Against the store in `nudge`: either we see it, or its try_lock sees the link free.
+        fence(Ordering::SeqCst);
+        peer.pending.load(Ordering::Acquire)
+    }
+
     fn count_staging(&self, more: bool) {
         match more {
             true => {
-                self.staging.fetch_add(1, Ordering::AcqRel);
+                self.staging.fetch_add(1, Ordering::SeqCst);
                 // What landed meanwhile was news to nobody.
                 self.gpu.renew();
             }
@@ -161,12 +173,7 @@ impl Tcp {
             moved |= self.settle(peer, &mut link);
         }
         for _ in 0..ROUNDS {
-            self.note_link(peer, link.is_staging());
-            drop(link);
-            self.gpu.settle(&self.pollers[0]);
-            // Against the store in `nudge`: either we see it, or its try_lock sees the link free.
-            fence(Ordering::SeqCst);
-            if !peer.pending.load(Ordering::Acquire) {
+            if !self.let_go(peer, link) {
                 return Some(moved);
             }
             match peer.link.try_lock() {
@@ -349,8 +356,9 @@ impl Tcp {
             Lost::Gpu(e) => Some(e.context(format!("towards rank {}", peer.rank))),
             Lost::Io(e) => Some(peer.lost(stripe, &e)),
         };
+        let refused = link.refused.take();
         link.cut_off();
-        if let Some(e) = error {
+        if let Some(e) = refused.or(error) {
             peer.fail(e);
         }
     }
@@ -400,11 +408,7 @@ impl Tcp {
             }
             self.settle(peer, &mut link);
             loan = if total < BULK_TURN { link.lend(stripe) } else { None };
-            self.note_link(peer, link.is_staging());
-            drop(link);
-            self.gpu.settle(&self.pollers[0]);
-            fence(Ordering::SeqCst);
-            if loan.is_none() && peer.pending.load(Ordering::Acquire) {
+            if self.let_go(peer, link) && loan.is_none() {
                 self.nudge(peer);
             }
             let Some(l) = &mut loan else { return total > 0 };
@@ -417,8 +421,9 @@ impl Tcp {
         let mut link = peer.link.lock();
         self.take_inbox(peer, &mut link);
         let mut unfinished = link.is_busy() && link.phase != Phase::Up;
-        if link.phase == Phase::Up && !peer.info.health.has_failed() {
-            unfinished = link.part();
+        // After a refusal the connections are still sound.
+        if link.phase == Phase::Deaf || link.phase == Phase::Up && !peer.info.health.has_failed() {
+            unfinished |= link.part();
             while !is_self && link.pump().is_ok() {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let (Some(fd), false) = (link.unsent(), left.is_zero()) else { break };

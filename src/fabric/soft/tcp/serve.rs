@@ -82,6 +82,8 @@ pub struct Inbound {
 pub enum Outcome {
     /// It goes on; `true`: something moved.
     Open(bool),
+    /// The peer has said goodbye; something of it is still on its way to its place.
+    Parting,
     /// The peer closed in good order.
     Closed,
 }
@@ -183,6 +185,9 @@ impl Serving {
             conn.take_frames(&mut lanes, registry)?;
             moved |= !conn.starved;
         }
+        if conn.goodbye {
+            return Ok(conn.part());
+        }
         if !io {
             conn.fetch_answers(&mut lanes);
             conn.fetching = conn.answers.front().is_some_and(|a| !a.is_here());
@@ -193,18 +198,18 @@ impl Serving {
             let got = conn.receive(registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
+            conn.used |= got.direct + got.staged > 0;
             moved |= got.direct + got.staged > 0;
             conn.take_frames(&mut lanes, registry)?;
-            if got.ended || conn.goodbye {
-                if conn.goodbye && conn.landing.is_none() {
-                    return Ok(Outcome::Closed);
-                }
+            if conn.goodbye {
+                return Ok(conn.part());
+            }
+            if got.ended {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             dry |= conn.is_backlogged();
         }
         moved |= conn.answer(&mut lanes, registry)?;
-        conn.used |= moved;
         Ok(Outcome::Open(moved))
     }
 }
@@ -237,8 +242,25 @@ impl Inbound {
         &self.fd
     }
 
-    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it.
+    /// After the peer's goodbye: whoever left still had its puts reported complete, so they are to count as arrived.
+    fn part(&self) -> Outcome {
+        if self.storing.is_empty() {
+            Outcome::Closed
+        } else {
+            Outcome::Parting
+        }
+    }
+
+    /// Whether an end with `error` cuts off what the peer sent here: there was no goodbye.
+    pub fn is_cut_off(&self, error: &io::Error) -> bool {
+        self.used && (self.landing.is_some() || error.kind() == io::ErrorKind::UnexpectedEof)
+    }
+
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye.
     pub fn wanted(&self) -> u32 {
+        if self.goodbye {
+            return 0;
+        }
         let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
         let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
         (read | write) as u32

@@ -49,7 +49,7 @@ impl Target {
             match self.advance(0) {
                 Ok(Outcome::Open(true)) => {}
                 Ok(Outcome::Open(false)) => return true,
-                Ok(Outcome::Closed) | Err(_) => return false,
+                Ok(Outcome::Parting | Outcome::Closed) | Err(_) => return false,
             }
         }
     }

@@ -17,6 +17,18 @@ pub struct Asked {
     pub owner: Owner,
 }
 
+impl Asked {
+    /// Its get is given up: the answer is thrown away.
+    pub fn disown(&mut self) {
+        (self.to, self.lkey, self.lease, self.owner) = (0, 0, None, Owner::NOBODY);
+    }
+
+    /// Whether it was.
+    pub fn is_disowned(&self) -> bool {
+        self.owner == Owner::NOBODY
+    }
+}
+
 impl Conn {
     /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
     pub(super) fn may_ask(&self, len: usize) -> bool {
@@ -32,9 +44,11 @@ impl Conn {
                 let Some(a) = self.asked.front_mut() else { break };
                 let staged = self.inlet.staged();
                 let n = staged.len().min(a.len - a.got);
-                // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
-                // ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
+                if !a.is_disowned() {
+                    // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
+                    // ours alone.
+                    unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
+                }
                 a.got += n;
                 let (owner, done, len) = (a.owner, a.got == a.len, a.len);
                 self.inlet.consume(n);
@@ -46,9 +60,7 @@ impl Conn {
                 if self.asked.pop_front().is_some_and(|a| self.store(a, gpu)) {
                     continue;
                 }
-                if let Some(lane) = &mut lanes[owner.lane as usize] {
-                    lane.finished(owner.flight);
-                }
+                finished(lanes, owner);
             }
             let Some(frame) = self.inlet.header() else { return Ok(()) };
             self.inlet.consume(HEADER);
@@ -68,19 +80,21 @@ impl Conn {
 impl Link {
     /// Receives answers on a stripe. `true`: something came.
     pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
+        // Behind a refusal an answer would be taken for that to the operation before it.
+        let deaf = self.phase == Phase::Deaf || self.refused.is_some();
         let conn = &mut self.conns[stripe];
         let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
         let mut total = 0;
-        if conn.starved && self.phase != Phase::Deaf {
+        if conn.starved && !deaf {
             // What is staged comes first.
             conn.take_answers(&mut self.lanes, &self.gpu)?;
         }
         loop {
-            if conn.starved && self.phase != Phase::Deaf {
+            if conn.starved && !deaf {
                 return Ok(total > 0);
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing => Some((a.place(), a.len - a.got)),
+                Some(a) if conn.landing && !deaf && !a.is_disowned() => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
@@ -89,7 +103,7 @@ impl Link {
                 a.got += got.direct;
             }
             total += got.direct + got.staged;
-            if self.phase == Phase::Deaf {
+            if deaf {
                 conn.inlet.consume(conn.inlet.staged().len());
             } else {
                 conn.take_answers(&mut self.lanes, &self.gpu)?;
@@ -110,4 +124,72 @@ pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
     conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
     conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
     conn.asked_bytes += len;
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::fabric::soft::lane::{Health, Lane};
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    pub const LEN: usize = 64;
+
+    /// A link with threads for bulk, and the peer's ends of its connections.
+    pub fn link() -> (Link, Vec<UnixStream>) {
+        let mut link = Link::new(STRIPES + 1, Arc::default(), true);
+        link.phase = Phase::Up;
+        let connect = |conn: &mut Conn| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            conn.fd = Some(Arc::new(ours.into()));
+            theirs
+        };
+        let peer = link.conns.iter_mut().map(connect).collect();
+        (link, peer)
+    }
+
+    pub fn post(link: &mut Link, lane: &Arc<Lane>, work: Work) -> crate::rma::seq::Seq {
+        let seq = lane.number();
+        link.accept(Task { lane: lane.clone(), seq, work });
+        link.pump().unwrap();
+        seq
+    }
+
+    #[test]
+    fn what_comes_behind_a_refusal_is_nobodys_answer() {
+        let (mut link, mut peer) = link();
+        let lane = Arc::new(Lane::new(0, 1, Arc::new(Health::default())));
+        let (to, bulk) = ([[0u8; LEN]; 2], vec![7u8; CHUNK]);
+        let put = Put {
+            local: bulk.as_ptr() as u64,
+            lkey: 0,
+            rkey: 1,
+            remote: 0,
+            len: CHUNK as u64,
+            signal: None,
+            more: false,
+        };
+        let get = |i: usize| {
+            let local = to[i].as_ptr() as u64;
+            Work::Get(Get { local, lkey: 0, rkey: 1, remote: 64 * i as u64, len: LEN as u64, more: false })
+        };
+        let gets = [post(&mut link, &lane, get(0)), post(&mut link, &lane, get(1))];
+        post(&mut link, &lane, Work::Put(put));
+        let loan = link.lend(STRIPES).expect("a chunk to send");
+        // The first get is refused, the second one answered.
+        let place = Place { rkey: 1, addr: 0, len: LEN as u32 };
+        let refused = Frame::Refused { why: Refusal::Get, context: 0, place }.emit();
+        let data = Frame::Data { len: LEN as u32 }.emit();
+        peer[EXPRESS].write_all(&[&refused[..], &data, &[9; LEN]].concat()).unwrap();
+        assert!(matches!(link.receive(EXPRESS), Err(Lost::Refused(Refusal::Get, 0, at)) if at == place));
+        // It is told once the thread that sends is back.
+        link.refused = Some(refusal(1, Refusal::Get, 0, &place));
+        peer[EXPRESS].write_all(&[&data[..], &[9; LEN]].concat()).unwrap();
+        link.receive(EXPRESS).unwrap();
+        assert!(!lane.test(gets[0]).unwrap() && !lane.test(gets[1]).unwrap());
+        // SAFETY: alive; read as the link writes it.
+        assert!(to.iter().flatten().all(|b| unsafe { std::ptr::read_volatile(b) } == 0));
+        link.take_back(loan).unwrap();
+    }
 }

@@ -38,24 +38,24 @@ impl Link {
         }
         let fd = conn.fd.clone()?;
         conn.lent = true;
+        self.turns[stripe] += 1;
         let outlet = std::mem::take(&mut conn.outlet);
         Some(Loan { stripe, fd, outlet, gone: Vec::new(), result: Ok(None) })
     }
 
     /// Takes it back. Where the connection is over, nobody wants it any more.
     pub fn take_back(&mut self, loan: Loan) -> io::Result<()> {
+        self.turns[loan.stripe] += 1;
         let conn = &mut self.conns[loan.stripe];
         if !conn.fd.as_ref().is_some_and(|fd| Arc::ptr_eq(fd, &loan.fd)) {
             return Ok(());
         }
         conn.lent = false;
         conn.outlet = loan.outlet;
+        self.disown_sent(loan.stripe);
+        let conn = &mut self.conns[loan.stripe];
         conn.blocked = loan.result? == Some(false);
-        for owner in loan.gone {
-            if let Some(lane) = &mut self.lanes[owner.lane as usize] {
-                lane.finished(owner.flight);
-            }
-        }
+        loan.gone.into_iter().for_each(|owner| finished(&mut self.lanes, owner));
         self.last_use = Some(Instant::now());
         Ok(())
     }

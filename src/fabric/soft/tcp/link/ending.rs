@@ -59,6 +59,8 @@ impl Link {
 
     fn forget(&mut self) {
         self.refused = None;
+        // Else the helper thread would look after it for ever.
+        self.hungry = false;
         for lane in self.lanes.iter_mut().flatten() {
             lane.clear();
             lane.queued = false;
@@ -92,5 +94,18 @@ impl Link {
             conn.blocked = false;
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_over_waits_for_no_slot() {
+        let mut link = Link::new(STRIPES + 1, Arc::default(), false);
+        link.hungry = true;
+        link.cut_off();
+        assert!(!link.hungry);
     }
 }

@@ -11,10 +11,10 @@ const PREFETCH: usize = 32;
 
 /// A chunk for a stripe.
 pub struct Chunk {
-    place: Place,
+    pub(super) place: Place,
     context: u32,
     addr: u64,
-    owner: Owner,
+    pub(super) owner: Owner,
     lease: Option<Lease>,
 }
 
@@ -80,9 +80,7 @@ impl Conn {
         }
         while self.storing.front().map_or(Ok(false), |(lease, _)| lease.has_landed())? {
             let Some((_, owner)) = self.storing.pop_front() else { break };
-            if let Some(lane) = &mut lanes[owner.lane as usize] {
-                lane.finished(owner.flight);
-            }
+            finished(lanes, owner);
             moved = true;
         }
         Ok(moved)

@@ -52,7 +52,10 @@ impl Tcp {
             self.gpu.settle(&self.pollers[0]);
             match outcome {
                 Ok(m) => moved |= m,
-                Err(()) => {
+                Err(why) => {
+                    if let Some(e) = why {
+                        self.fail(peer, e);
+                    }
                     self.nudge(peer);
                     return true;
                 }
@@ -67,39 +70,67 @@ impl Tcp {
         moved
     }
 
-    /// `Err`: the connection is over.
-    fn serve(&self, peer: &Peer, conn: &mut Inbound, stripe: usize, must_read: bool, io: bool) -> Result<bool, ()> {
+    /// Tells the peer's failure. From then on callers take their memory for their own again, so nobody may be receiving into
+    /// it: whoever does has the link, and looks at the peer's health first.
+    fn fail(&self, peer: &Peer, why: Error) {
+        let _still = peer.link.lock();
+        peer.fail(why);
+    }
+
+    /// `Err`: the connection is over, and with the error, if any, the peer has failed.
+    fn serve(
+        &self,
+        peer: &Peer,
+        conn: &mut Inbound,
+        stripe: usize,
+        must_read: bool,
+        io: bool,
+    ) -> Result<bool, Option<Error>> {
         let advanced = peer.serving.advance(conn, stripe, &self.registry, must_read, io);
         if let Some(e) = peer.serving.take_fault() {
-            peer.fail(e.context(format!("from rank {}", peer.rank)));
-            return Err(());
+            return Err(Some(e.context(format!("from rank {}", peer.rank))));
         }
         match advanced {
             Ok(Outcome::Open(moved)) => {
-                let wanted = conn.wanted();
-                if conn.interest != wanted {
-                    conn.interest = wanted;
-                    let token = Source::Serving(peer.rank, stripe).token();
-                    let poller = self.poller_of(peer.rank, stripe, SERVING);
-                    let _ = poller.change(conn.fd().as_raw_fd(), wanted, token);
-                }
-                return Ok(moved);
+                self.watch_served(peer, conn, stripe);
+                Ok(moved)
             }
-            Ok(Outcome::Closed) => peer.left.store(true, Ordering::Release),
+            Ok(Outcome::Parting) => {
+                peer.left.store(true, Ordering::Release);
+                self.watch_served(peer, conn, stripe);
+                Ok(false)
+            }
+            Ok(Outcome::Closed) => {
+                peer.left.store(true, Ordering::Release);
+                Err(None)
+            }
+            Err(e) if peer.left.load(Ordering::Acquire) => {
+                // A goodbye on another connection says nothing of this one.
+                let early =
+                    || Error::remote(format!("{} before all that it had sent arrived", peer.has_left().message()));
+                Err(conn.is_cut_off(&e).then(early))
+            }
             Err(e) => {
-                let fault = matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT);
-                if !peer.left.load(Ordering::Acquire) {
-                    let error = peer.lost(stripe, &e);
-                    if fault {
-                        // Ours alone: what the peer reads went away under it. It sees a reset.
-                        log::warn!("{}", error.message());
-                    } else {
-                        peer.fail(error);
-                    }
+                let error = peer.lost(stripe, &e);
+                if matches!(e.kind(), std::io::ErrorKind::Other) || e.raw_os_error() == Some(libc::EFAULT) {
+                    // Ours alone: what the peer reads went away under it. It sees a reset.
+                    log::warn!("{}", error.message());
+                    return Err(None);
                 }
+                Err(Some(error))
             }
         }
-        Err(())
+    }
+
+    /// Has epoll watch for what a connection that is served waits for.
+    fn watch_served(&self, peer: &Peer, conn: &mut Inbound, stripe: usize) {
+        let wanted = conn.wanted();
+        if conn.interest != wanted {
+            conn.interest = wanted;
+            let token = Source::Serving(peer.rank, stripe).token();
+            let poller = self.poller_of(peer.rank, stripe, SERVING);
+            let _ = poller.change(conn.fd().as_raw_fd(), wanted, token);
+        }
     }
 
     /// Notes whether a connection that is served waits for this rank's GPU. The caller holds it.
@@ -111,5 +142,49 @@ impl Tcp {
             };
             self.count_staging(staging);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::wire::HELLO;
+    use super::super::super::PeerInfo;
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::Arc;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn until(tcp: &Tcp, what: &str, mut done: impl FnMut() -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done() {
+            assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+            tcp.progress();
+        }
+    }
+
+    #[test]
+    fn a_failure_is_not_told_while_somebody_receives_into_the_callers_memory() {
+        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, Arc::default()).unwrap();
+        let health: Arc<crate::fabric::soft::lane::Health> = Arc::default();
+        let info = |token| PeerInfo { addresses: tcp.addresses(), token: [token; 16], health: health.clone() };
+        tcp.join(World { rank: 1, nranks: 2 }, vec![info(0), info(1)]).unwrap();
+        let mut peer = TcpStream::connect(tcp.addresses()[0]).unwrap();
+        let hello = Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3 };
+        peer.write_all(&hello.emit()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        until(&tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
+        peer.write_all(&[0x55; 100]).unwrap();
+        // What a thread holds that receives the bytes of a get.
+        let link = tcp.peer(0).unwrap().link.lock();
+        std::thread::scope(|s| {
+            let driver = s.spawn(|| until(&tcp, "failure", || health.has_failed()));
+            std::thread::sleep(Duration::from_millis(100));
+            let early = health.has_failed();
+            drop(link);
+            driver.join().unwrap();
+            assert!(!early);
+        });
     }
 }

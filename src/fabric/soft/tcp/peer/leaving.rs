@@ -1,0 +1,54 @@
+//! A context goes: its operations towards a peer.
+
+use super::*;
+use crate::fabric::soft::lane::Lane;
+
+/// How long destroying a context waits for a thread that is sending, and for copies by the GPU.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+
+impl Tcp {
+    /// The context of `lane` is gone, and with it the caller's promise that memory stays valid: what is unfinished is
+    /// dropped. Nothing touches its memory afterwards. No operation of this lane is being posted, or will be.
+    pub fn drop_lane(&self, lane: &Arc<Lane>) {
+        let Some(peer) = self.peer(lane.peer) else { return };
+        if lane.is_idle() {
+            return;
+        }
+        let end = Instant::now() + LEAVE_WITHIN;
+        let mut link = peer.link.lock();
+        peer.inbox.lock().retain(|t| !Arc::ptr_eq(&t.lane, lane));
+        let lent = link.drop_lane(lane);
+        // Others have room now.
+        self.settle(peer, &mut link);
+        while !link.were_back(&lent) {
+            if Instant::now() > end {
+                // Behind that nobody sends what the outlet holds.
+                link.cut_off();
+                let rank = peer.rank;
+                let waited = LEAVE_WITHIN.as_secs();
+                peer.fail(Error::internal(format!(
+                    "a thread still sends to rank {rank} {waited} s after the context that it sends for"
+                )));
+                break;
+            }
+            self.release(peer, link);
+            std::thread::yield_now();
+            link = peer.link.lock();
+        }
+        self.release(peer, link);
+        let Some(stager) = self.gpu.stager() else { return };
+        if !stager.settle(end) {
+            log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);
+        }
+        // A connection that waited for a slot does not need it any more.
+        self.gpu.renew();
+        self.advance_staged_of(peer);
+    }
+
+    /// Lets go of a link, and does what others left in the meantime.
+    fn release(&self, peer: &Peer, link: MutexGuard<'_, Link>) {
+        if self.let_go(peer, link) {
+            self.nudge(peer);
+        }
+    }
+}
