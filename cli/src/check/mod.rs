@@ -47,6 +47,9 @@ pub struct Args {
     /// The long form: millions of litmus rounds, puts over 1 GiB
     #[arg(long)]
     full: bool,
+    /// Do this part of a form's rounds, 0.001 to 1, on a slow machine
+    #[arg(long, value_name = "PART", default_value_t = 1.0, value_parser = part)]
+    scale: f64,
     /// Only cases whose name contains one of these, separated by commas; `=NAME` for exactly that one
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     filter: Vec<String>,
@@ -71,6 +74,14 @@ pub fn default_plugin() -> PathBuf {
     let beside = folder.map(|f| [f.join("liboxygin.so"), f.join("../lib/liboxygin.so")]);
     let found = beside.into_iter().flatten().find(|p| p.exists());
     found.unwrap_or_else(|| PathBuf::from("liboxygin.so"))
+}
+
+/// A part of a whole, as the command line has it.
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(part) if (0.001..=1.0).contains(&part) => Ok(part),
+        _ => Err("not between 0.001 and 1".into()),
+    }
 }
 
 /// Runs it; true: everything is well, exit status 0.
@@ -109,6 +120,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         nranks: args.nranks.unwrap_or(args.local) as usize,
         place,
         full: args.full,
+        scale: args.scale,
         limit: Duration::from_secs(args.deadline.max(1)),
         death_limit: Duration::from_secs(args.death_deadline.max(1)),
     };
@@ -117,13 +129,14 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         plugin: plugin.display().to_string(),
         name,
         form,
+        scale: args.scale,
         cases: Vec::new(),
         passed: 0,
         failed: 0,
         skipped: 0,
     };
     if !args.json {
-        report::print_heading(&report.plugin, &report.name, options.nranks, form);
+        report::print_heading(&report.plugin, &report.name, options.nranks, form, args.scale);
     }
     for &kind in &tables {
         for case in &chosen {
@@ -179,6 +192,14 @@ mod tests {
         assert_eq!(pick(&["=self"]), ["self"]);
         assert_eq!(pick(&["order-"]), ["order-strong", "order-put-signal", "order-weak"]);
         assert_eq!(pick(&[]).len(), cases::ALL.len());
+    }
+
+    #[test]
+    fn a_part_is_above_nothing_and_at_most_all() {
+        assert_eq!(part("0.25"), Ok(0.25));
+        for bad in ["0", "-1", "1.5", "nan", "all"] {
+            assert!(part(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Report {
     pub name: String,
     /// `quick` or `full`.
     pub form: &'static str,
+    /// The part of the form's rounds that was asked for, at most 1.
+    pub scale: f64,
     /// The lines.
     pub cases: Vec<Row>,
     /// How many cases passed.
@@ -60,8 +62,9 @@ pub struct Report {
 }
 
 /// Prints the heading.
-pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str) {
-    println!("# {plugin} ({name}), {ranks} ranks, {form}");
+pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str, scale: f64) {
+    let part = if scale < 1.0 { format!(", {scale} of the rounds") } else { String::new() };
+    println!("# {plugin} ({name}), {ranks} ranks, {form}{part}");
     println!(
         "#{:>21} {:>8} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
         "case", "table", "ranks", "bytes", "rounds", "time", "#wrong"

@@ -30,6 +30,8 @@ pub struct Options {
     pub place: Option<Place>,
     /// The long form.
     pub full: bool,
+    /// The part of a form's rounds to do.
+    pub scale: f64,
     /// Limit of one wait.
     pub limit: Duration,
     /// How long a dead peer may stay unnoticed.
@@ -176,6 +178,7 @@ fn sit(
         plugin: options.plugin.clone(),
         kind,
         full: options.full,
+        scale: options.scale,
         limit: options.limit,
         death_limit: options.death_limit,
         slot,
@@ -194,7 +197,7 @@ fn sit(
 /// Runs the case as one rank among processes that were started elsewhere.
 fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &Place) -> Verdicts {
     let failed = |why: String| Verdicts { bytes: 0, tally: Tally::default(), failure: Some(why) };
-    let same = format!("check {} {} {}", case.name, kind.label(), options.full);
+    let same = format!("check {} {} {} {}", case.name, kind.label(), options.full, options.scale);
     let plan = Plan { place: place.clone(), deadline: options.limit, tolerate_deaths: false, options: same };
     let outcome = ranks::run(&plan, |ranks| {
         let rank = ranks.rank() as usize;

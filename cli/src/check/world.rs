@@ -32,6 +32,8 @@ pub struct Seat<'a> {
     pub kind: Kind,
     /// The long form.
     pub full: bool,
+    /// The part of a form's rounds to do, above 0 and at most 1.
+    pub scale: f64,
     /// How long a wait may take.
     pub limit: Duration,
     /// How long a dead peer may stay unnoticed.
@@ -56,6 +58,12 @@ impl Seat<'_> {
         let me = self.control.rank(self.slot);
         me.call.store(0, Ordering::Relaxed);
         me.beat.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many rounds to do of a case with this many in the short and in the long form; never none.
+    pub fn rounds(&self, quick: u64, full: u64) -> u64 {
+        let whole = if self.full { full } else { quick };
+        ((whole as f64 * self.scale).ceil() as u64).clamp(1, whole)
     }
 
     /// Shows how far this rank is.

@@ -23,7 +23,7 @@ impl<T> Anywhere<T> {
 pub fn data(seat: &Seat<'_>) -> Outcome<Tally> {
     const CONTEXTS: usize = 4;
     const STRIPE: usize = 64 << 10;
-    let rounds: u64 = if seat.full { 20_000 } else { 300 };
+    let rounds = seat.rounds(300, 20_000);
     let world = World::open(seat, CONTEXTS)?;
     let (source, target) = (world.window(CONTEXTS * STRIPE, 0)?, world.window(CONTEXTS * STRIPE, 0)?);
     let flags = world.window(4096, 1)?;

@@ -170,7 +170,7 @@ pub fn put_random(seat: &Seat<'_>) -> Outcome<Tally> {
     const PUTS: usize = 16;
     const PART: usize = 64 << 10;
     const STRIPE: usize = PUTS * PART;
-    let rounds = if seat.full { 200 } else { 20 };
+    let rounds = seat.rounds(20, 200) as usize;
     let world = World::open(seat, 2)?;
     let source = world.window(STRIPE, 0)?;
     let target = world.window(STRIPE * seat.nranks, 0)?;

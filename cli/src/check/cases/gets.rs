@@ -40,7 +40,7 @@ pub fn sizes(seat: &Seat<'_>) -> Outcome<Tally> {
 /// The owner changes its memory, signals, and the peer's next get must see the change.
 pub fn fresh(seat: &Seat<'_>) -> Outcome<Tally> {
     const WORDS: usize = 64;
-    let rounds: u64 = if seat.full { 200_000 } else { 3_000 };
+    let rounds = seat.rounds(3_000, 200_000);
     let world = World::open(seat, 1)?;
     let (owned, fetched) = (world.window(4096, 0)?, world.window(4096, 0)?);
     let flags = world.window(4096, 1)?;

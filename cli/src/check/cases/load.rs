@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 /// Once `test` says true the source is scribbled over; the peer must still get what was there before.
 pub fn source_reuse(seat: &Seat<'_>) -> Outcome<Tally> {
     const ROOM: usize = 1 << 20;
-    let rounds: u64 = if seat.full { 50_000 } else { 1_000 };
+    let rounds = seat.rounds(1_000, 50_000);
     let world = World::open(seat, 1)?;
     let (source, target) = (world.window(ROOM, 0)?, world.window(ROOM, 0)?);
     let flags = world.window(4096, 1)?;

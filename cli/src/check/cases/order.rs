@@ -224,11 +224,7 @@ impl<'a> Litmus<'a> {
 }
 
 fn rounds(seat: &Seat<'_>) -> u64 {
-    if seat.full {
-        3_000_000
-    } else {
-        50_000
-    }
+    seat.rounds(50_000, 3_000_000)
 }
 
 /// Puts of mixed sizes, an earlier signal now and then, then a strong signal.
@@ -244,7 +240,7 @@ pub fn weak(seat: &Seat<'_>) -> Outcome<Tally> {
 /// One put with its signal at a time, every word looked at as soon as the signal shows.
 pub fn put_signal(seat: &Seat<'_>) -> Outcome<Tally> {
     const ROOM: usize = 2 << 20;
-    let rounds: u64 = if seat.full { 100_000 } else { 2_000 };
+    let rounds = seat.rounds(2_000, 100_000);
     let world = World::open(seat, 1)?;
     let (source, target) = (world.window(ROOM, 0)?, world.window(ROOM, 0)?);
     let flags = world.window(4096, 1)?;

@@ -96,7 +96,7 @@ pub fn words(seat: &Seat<'_>) -> Outcome<Tally> {
 
 /// Every rank adds to one word of every rank as fast as it can.
 pub fn fan_in(seat: &Seat<'_>) -> Outcome<Tally> {
-    let each: u64 = if seat.full { 200_000 } else { 2_000 };
+    let each = seat.rounds(2_000, 200_000);
     let world = World::open(seat, 1)?;
     let flags = world.window(4096, 1)?;
     let value = |sender: usize| (1_u64 << (8 * (sender % 4))) + (1 << 33);
