@@ -365,3 +365,52 @@ fn destroying_a_context_waits_for_copies_out_of_its_memory() {
         fake.check();
     }
 }
+
+/// One rank has found its way for host memory before there was any GPU memory, the other one goes by the GPU since: what the
+/// first one gets from host memory still comes, whether the other had answered it before or not.
+#[test]
+fn host_memory_is_got_from_a_rank_that_uses_its_gpu() {
+    const BYTES: usize = 1 << 20;
+    const ROUNDS: u64 = 5;
+    for (transport, has_answered) in ["auto", "no-cma", "staged"].into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        job(2, 2, |r| {
+            let mut host = r.window(BYTES / 8, 0);
+            let back = r.window(BYTES / 8, 0);
+            let sig = r.window(1, 0);
+            host.words.fill(7);
+            r.job.barrier.wait();
+            let peer = 1 - r.rank;
+            let get = |context| r.get(context, (&host, 0), BYTES, (&back, 0), peer);
+            if r.rank == 1 {
+                r.wait(r.put(0, (&host, 0), 8, (&back, 0), peer, None));
+                if has_answered {
+                    r.wait(get(0));
+                }
+            }
+            r.job.barrier.wait();
+            let _context = fake.enter(0);
+            let src = fake.window(r, 0, 1 << 10, 0);
+            let dst = fake.window(r, 0, 1 << 10, 0);
+            // Gets are under way when the first put from a GPU comes.
+            let gets = || [get(0), get(1)];
+            let mut under_way = (r.rank == 1).then(gets);
+            for round in 1..=ROUNDS {
+                if r.rank == 0 {
+                    src.set(0, round);
+                    let to = (dst.as_window(), 0);
+                    r.wait(r.put(0, (src.as_window(), 0), 8 << 10, to, peer, Some((&sig, 0, 1))));
+                    r.wait(r.get(1, (&host, 0), 64, (&back, 0), peer));
+                } else {
+                    under_way.take().unwrap_or_else(gets).into_iter().for_each(|q| r.wait(q));
+                    assert!(back.words.iter().all(|&w| w == 7), "{transport}, round {round}");
+                    r.wait_signal(&sig, 0, round);
+                    assert_eq!(dst.get(0), round);
+                }
+                r.job.barrier.wait();
+            }
+        });
+        fake.check();
+    }
+}
