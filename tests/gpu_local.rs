@@ -414,3 +414,71 @@ fn host_memory_is_got_from_a_rank_that_uses_its_gpu() {
         fake.check();
     }
 }
+
+/// A context is destroyed whose copies the GPU does not finish: another context between the same ranks goes on meanwhile.
+#[test]
+fn destroying_a_context_holds_up_no_other() {
+    // On the stream for large copies, and on the way to host memory.
+    for (transport, bytes) in [("auto", 8 << 20), ("staged", 64 << 10)] {
+        let fake = Fake::take();
+        fake.set_issue("courier=0");
+        fake.set_transport(transport);
+        job(2, 1, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, bytes / 8, 0);
+            let dst = fake.window(r, gpu, bytes / 8, 0);
+            let (host, host_dst) = (r.window(8, 0), r.window(8, 0));
+            let sig = r.window(1, 0);
+            let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+            let mut ctx = null_mut();
+            // SAFETY: pointers to locals; a collective call.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            let goes = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
+            let put = |n| goes.put(0, (src.as_window(), 0), n, (dst.as_window(), 0), 1 - r.rank, None);
+            goes.wait(put(8));
+            r.job.barrier.wait();
+            if r.rank == 1 {
+                r.wait_signal(&sig, 0, 1);
+                r.job.barrier.wait();
+                // SAFETY: destroyed once.
+                return ok(unsafe { T.destroy_context.unwrap()(ctx) });
+            }
+            fake.hold(bytes);
+            let copies = || fake.calls("cuMemcpyAsync") + fake.calls("cuMemcpyBatchAsync");
+            let before = copies();
+            put(bytes);
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while copies() == before {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                assert!(std::time::Instant::now() < end, "{transport}: no copy after 60 s");
+            }
+            let [begun, ended] = [(); 2].map(|()| std::sync::atomic::AtomicBool::new(false));
+            let ctx = ctx as usize;
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    begun.store(true, std::sync::atomic::Ordering::SeqCst);
+                    // SAFETY: destroyed once.
+                    ok(unsafe { T.destroy_context.unwrap()(ctx as *mut c_void) });
+                    ended.store(true, std::sync::atomic::Ordering::SeqCst);
+                });
+                while !begun.load(std::sync::atomic::Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                // Time to get to where it waits.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                let (from, to) = match transport {
+                    "auto" => (src.as_window(), dst.as_window()),
+                    _ => (&host, &host_dst),
+                };
+                r.wait(r.put(0, (from, 0), 8, (to, 0), 1, Some((&sig, 0, 1))));
+                let had_ended = ended.load(std::sync::atomic::Ordering::SeqCst);
+                fake.hold(0);
+                assert!(!had_ended, "{transport}: the other context came after it");
+            });
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}

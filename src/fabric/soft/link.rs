@@ -1,5 +1,6 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+mod leaving;
 mod outs;
 mod push;
 mod question;
@@ -9,6 +10,7 @@ mod route;
 mod share;
 mod turn;
 
+pub use self::leaving::LEAVE_WITHIN;
 use self::outs::Outs;
 use self::push::{Outcome, Pushed};
 use self::question::Question;
@@ -30,7 +32,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::sync::MutexGuard;
-use std::time::{Duration, Instant};
 
 /// Bytes moved for one operation before others get their turn: about 0.2 ms of copying.
 const QUANTUM: u64 = 2 << 20;
@@ -43,9 +44,6 @@ const RING_CHUNK: u64 = 16 << 10;
 const BURST: usize = 64;
 /// Unfinished operations towards one peer before a caller is made to wait inside its call.
 const MAX_BACKLOG: usize = 1 << 20;
-/// How long destroying a context waits for one copy of [`QUANTUM`] bytes by the kernel.
-const COPY_WITHIN: Duration = Duration::from_secs(10);
-
 /// How bytes get to the peer.
 enum Route {
     /// Not tried yet.
@@ -196,45 +194,6 @@ impl Link {
                 state.queues.push(queue);
                 state.queues.len() as u32 - 1
             }
-        }
-    }
-
-    /// The lane's context is gone, and with it the caller's promise that memory stays valid: what waits is dropped.
-    pub fn remove_lane(&self, shared: &Shared, slot: u32) {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
-        self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
-        queue.tasks.iter().filter_map(|t| t.bounce.as_ref()).for_each(|b| b.abandon(&shared.engine));
-        queue.tasks.clear();
-        // An answer on its way keeps the place: the next lane there might take it for one to its own question.
-        queue.vacant = true;
-        if !queue.outs.is_empty() {
-            shared.engine.abandon(&queue.outs.fetches);
-            self.backlog.fetch_sub(queue.outs.abandon(), Ordering::Relaxed);
-        }
-        let lane = queue.lane.clone();
-        if let Route::Gpu(engine) = &state.route {
-            engine.abandon(&lane);
-        }
-        let end = Instant::now() + COPY_WITHIN;
-        while state.queues[slot as usize].copying {
-            drop(state);
-            if Instant::now() > end {
-                log::warn!(
-                    "a copy to or from rank {} has not ended {} s after its context",
-                    self.peer,
-                    COPY_WITHIN.as_secs()
-                );
-                return;
-            }
-            std::thread::yield_now();
-            state = self.state.lock();
-        }
-        if matches!(state.route, Route::Tcp) {
-            drop(state);
-            shared.tcp().drop_lane(&lane);
-            // This may be the caller's last call, and others may have got the room.
-            shared.stir();
         }
     }
 
