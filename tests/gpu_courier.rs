@@ -542,3 +542,54 @@ fn it_has_ended_when_the_communicator_has_closed() {
         assert!(Instant::now() < end, "none was alive at the end of any of {rounds} jobs");
     }
 }
+
+/// Contexts go in the middle of their puts, beside one that stays and on couriers that end when they like: what is left of
+/// theirs is neither done by the next courier nor by the stream, for its memory may be gone.
+#[test]
+fn nothing_is_carried_for_a_context_that_is_gone() {
+    const ROUNDS: u64 = 40;
+    const PUTS: usize = 100;
+    const GONE: u64 = u64::MAX;
+    let fake = take();
+    fake.courier(30, 8);
+    let checked = AtomicU64::new(0);
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, PUTS, 0);
+        let dst = fake.window(r, 0, PUTS, 0);
+        for round in 1..=ROUNDS {
+            let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+            let mut ctx = null_mut();
+            // SAFETY: pointers to locals; a collective call.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            let goes = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
+            let put = |by: &Rank, i: usize, to| {
+                let at = i as u64 * 8;
+                by.put(0, (src.as_window(), at), 8, (to, at), 1, None)
+            };
+            if r.rank == 0 {
+                (0..PUTS).for_each(|i| src.set(i, round));
+                for i in 0..PUTS {
+                    put(&goes, i, dst.as_window());
+                }
+            } else {
+                // The same engine's, all the while.
+                while checked.load(Ordering::SeqCst) < round && !r.job.barrier.has_failed() {
+                    let all: Vec<_> = (0..4).map(|i| put(r, i, src.as_window())).collect();
+                    all.into_iter().for_each(|q| r.wait(q));
+                }
+            }
+            // SAFETY: destroyed once.
+            ok(unsafe { T.destroy_context.unwrap()(ctx) });
+            (0..PUTS).for_each(|i| src.set(i, if r.rank == 0 { GONE } else { 0 }));
+            std::thread::sleep(Duration::from_millis(if r.rank == 0 { 5 } else { 0 }));
+            if r.rank == 0 {
+                checked.store(round, Ordering::SeqCst);
+            }
+            r.job.barrier.wait();
+            let is_gone = r.rank == 1 && (0..PUTS).any(|i| dst.get(i) == GONE);
+            assert!(!is_gone, "round {round}: copied after its context was gone");
+        }
+    });
+    fake.check();
+}

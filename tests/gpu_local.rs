@@ -365,3 +365,120 @@ fn destroying_a_context_waits_for_copies_out_of_its_memory() {
         fake.check();
     }
 }
+
+/// One rank has found its way for host memory before there was any GPU memory, the other one goes by the GPU since: what the
+/// first one gets from host memory still comes, whether the other had answered it before or not.
+#[test]
+fn host_memory_is_got_from_a_rank_that_uses_its_gpu() {
+    const BYTES: usize = 1 << 20;
+    const ROUNDS: u64 = 5;
+    for (transport, has_answered) in ["auto", "no-cma", "staged"].into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        let fake = Fake::take();
+        fake.set_transport(transport);
+        job(2, 2, |r| {
+            let mut host = r.window(BYTES / 8, 0);
+            let back = r.window(BYTES / 8, 0);
+            let sig = r.window(1, 0);
+            host.words.fill(7);
+            r.job.barrier.wait();
+            let peer = 1 - r.rank;
+            let get = |context| r.get(context, (&host, 0), BYTES, (&back, 0), peer);
+            if r.rank == 1 {
+                r.wait(r.put(0, (&host, 0), 8, (&back, 0), peer, None));
+                if has_answered {
+                    r.wait(get(0));
+                }
+            }
+            r.job.barrier.wait();
+            let _context = fake.enter(0);
+            let src = fake.window(r, 0, 1 << 10, 0);
+            let dst = fake.window(r, 0, 1 << 10, 0);
+            // Gets are under way when the first put from a GPU comes.
+            let gets = || [get(0), get(1)];
+            let mut under_way = (r.rank == 1).then(gets);
+            for round in 1..=ROUNDS {
+                if r.rank == 0 {
+                    src.set(0, round);
+                    let to = (dst.as_window(), 0);
+                    r.wait(r.put(0, (src.as_window(), 0), 8 << 10, to, peer, Some((&sig, 0, 1))));
+                    r.wait(r.get(1, (&host, 0), 64, (&back, 0), peer));
+                } else {
+                    under_way.take().unwrap_or_else(gets).into_iter().for_each(|q| r.wait(q));
+                    assert!(back.words.iter().all(|&w| w == 7), "{transport}, round {round}");
+                    r.wait_signal(&sig, 0, round);
+                    assert_eq!(dst.get(0), round);
+                }
+                r.job.barrier.wait();
+            }
+        });
+        fake.check();
+    }
+}
+
+/// A context is destroyed whose copies the GPU does not finish: another context between the same ranks goes on meanwhile.
+#[test]
+fn destroying_a_context_holds_up_no_other() {
+    // On the stream for large copies, and on the way to host memory.
+    for (transport, bytes) in [("auto", 8 << 20), ("staged", 64 << 10)] {
+        let fake = Fake::take();
+        fake.set_issue("courier=0");
+        fake.set_transport(transport);
+        job(2, 1, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, bytes / 8, 0);
+            let dst = fake.window(r, gpu, bytes / 8, 0);
+            let (host, host_dst) = (r.window(8, 0), r.window(8, 0));
+            let sig = r.window(1, 0);
+            let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+            let mut ctx = null_mut();
+            // SAFETY: pointers to locals; a collective call.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            let goes = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
+            let put = |n| goes.put(0, (src.as_window(), 0), n, (dst.as_window(), 0), 1 - r.rank, None);
+            goes.wait(put(8));
+            r.job.barrier.wait();
+            if r.rank == 1 {
+                r.wait_signal(&sig, 0, 1);
+                r.job.barrier.wait();
+                // SAFETY: destroyed once.
+                return ok(unsafe { T.destroy_context.unwrap()(ctx) });
+            }
+            fake.hold(bytes);
+            let copies = || fake.calls("cuMemcpyAsync") + fake.calls("cuMemcpyBatchAsync");
+            let before = copies();
+            put(bytes);
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while copies() == before {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                assert!(std::time::Instant::now() < end, "{transport}: no copy after 60 s");
+            }
+            let [begun, ended] = [(); 2].map(|()| std::sync::atomic::AtomicBool::new(false));
+            let ctx = ctx as usize;
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    begun.store(true, std::sync::atomic::Ordering::SeqCst);
+                    // SAFETY: destroyed once.
+                    ok(unsafe { T.destroy_context.unwrap()(ctx as *mut c_void) });
+                    ended.store(true, std::sync::atomic::Ordering::SeqCst);
+                });
+                while !begun.load(std::sync::atomic::Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                // Time to get to where it waits.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                let (from, to) = match transport {
+                    "auto" => (src.as_window(), dst.as_window()),
+                    _ => (&host, &host_dst),
+                };
+                r.wait(r.put(0, (from, 0), 8, (to, 0), 1, Some((&sig, 0, 1))));
+                let had_ended = ended.load(std::sync::atomic::Ordering::SeqCst);
+                fake.hold(0);
+                assert!(!had_ended, "{transport}: the other context came after it");
+            });
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}

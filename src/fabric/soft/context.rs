@@ -1,12 +1,14 @@
 //! A context of the software fabric: a lane to each peer.
 
 use super::lane::{Lane, Work};
+use super::link::LEAVE_WITHIN;
 use super::shared::Shared;
 use crate::error::Result;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Puts between two polls: a caller that only ever finds its requests done must still receive.
 const POLL_EVERY: u32 = 64;
@@ -49,9 +51,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        for (link, place) in self.shared.links().iter().zip(&self.places) {
-            link.remove_lane(&self.shared, place.slot);
-        }
+        // First all, so that nothing new begins for it while one is waited for.
+        let links = self.shared.links().iter().zip(&self.places);
+        let leaving: Vec<_> = links.filter_map(|(link, place)| Some((link, link.leave(place.slot)?))).collect();
+        let end = Instant::now() + LEAVE_WITHIN;
+        leaving.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
     }
 }
 

@@ -1,14 +1,20 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+mod leaving;
 mod outs;
 mod push;
+mod question;
+mod replies;
 mod responses;
 mod route;
 mod share;
 mod turn;
 
+pub use self::leaving::LEAVE_WITHIN;
 use self::outs::Outs;
 use self::push::{Outcome, Pushed};
+use self::question::Question;
+use self::replies::Replies;
 use self::share::Pulls;
 use self::turn::Step;
 use super::gpu::{Bounce, Engine, Op, Owner};
@@ -26,7 +32,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::sync::MutexGuard;
-use std::time::{Duration, Instant};
 
 /// Bytes moved for one operation before others get their turn: about 0.2 ms of copying.
 const QUANTUM: u64 = 2 << 20;
@@ -39,21 +44,12 @@ const RING_CHUNK: u64 = 16 << 10;
 const BURST: usize = 64;
 /// Unfinished operations towards one peer before a caller is made to wait inside its call.
 const MAX_BACKLOG: usize = 1 << 20;
-/// How long a peer in this network namespace may take to answer before TCP is used instead.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// A question that was not repeated for so long starts anew.
-const FORGET_QUESTION: Duration = Duration::from_secs(1);
-/// How long destroying a context waits for one copy of [`QUANTUM`] bytes by the kernel.
-const COPY_WITHIN: Duration = Duration::from_secs(10);
-/// Between two questions to a peer that has not answered.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
-
 /// How bytes get to the peer.
 enum Route {
     /// Not tried yet.
     Unknown,
     /// Asked for its inbox.
-    Asking { since: Instant, last: Instant },
+    Asking(Question),
     /// It is this rank itself.
     Own,
     /// On this host.
@@ -126,8 +122,17 @@ enum Response {
     },
 }
 
+/// Where messages to the peer are pushed, if it is reached through shared memory.
+fn ring<'a>(route: &'a mut Route, replies: &'a mut Replies) -> Option<&'a mut Local> {
+    match (route, replies) {
+        (Route::Local(local), _) | (_, Replies::Through(local)) => Some(local),
+        _ => None,
+    }
+}
+
 struct State {
     route: Route,
+    replies: Replies,
     queues: Vec<Queue>,
     active: VecDeque<u32>,
     responses: VecDeque<Response>,
@@ -154,6 +159,7 @@ impl Link {
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
         let state = State {
             route: Route::Unknown,
+            replies: Replies::Unknown,
             queues: Vec::new(),
             active: VecDeque::new(),
             responses: VecDeque::new(),
@@ -188,45 +194,6 @@ impl Link {
                 state.queues.push(queue);
                 state.queues.len() as u32 - 1
             }
-        }
-    }
-
-    /// The lane's context is gone, and with it the caller's promise that memory stays valid: what waits is dropped.
-    pub fn remove_lane(&self, shared: &Shared, slot: u32) {
-        let mut state = self.state.lock();
-        let Some(queue) = state.queues.get_mut(slot as usize) else { return };
-        self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
-        queue.tasks.iter().filter_map(|t| t.bounce.as_ref()).for_each(|b| b.abandon(&shared.engine));
-        queue.tasks.clear();
-        // An answer on its way keeps the place: the next lane there might take it for one to its own question.
-        queue.vacant = true;
-        if !queue.outs.is_empty() {
-            shared.engine.abandon(&queue.outs.fetches);
-            self.backlog.fetch_sub(queue.outs.abandon(), Ordering::Relaxed);
-        }
-        let lane = queue.lane.clone();
-        if let Route::Gpu(engine) = &state.route {
-            engine.abandon(&lane);
-        }
-        let end = Instant::now() + COPY_WITHIN;
-        while state.queues[slot as usize].copying {
-            drop(state);
-            if Instant::now() > end {
-                log::warn!(
-                    "a copy to or from rank {} has not ended {} s after its context",
-                    self.peer,
-                    COPY_WITHIN.as_secs()
-                );
-                return;
-            }
-            std::thread::yield_now();
-            state = self.state.lock();
-        }
-        if matches!(state.route, Route::Tcp) {
-            drop(state);
-            shared.tcp().drop_lane(&lane);
-            // This may be the caller's last call, and others may have got the room.
-            shared.stir();
         }
     }
 
@@ -347,24 +314,20 @@ impl Link {
             return false;
         }
         match state.route {
-            Route::Unknown | Route::Asking { .. } => self.find_route(shared, &mut state),
+            Route::Unknown | Route::Asking(_) => self.find_route(shared, &mut state),
             _ => {}
         }
-        if matches!(state.route, Route::Unknown | Route::Asking { .. }) {
+        if matches!(state.route, Route::Unknown | Route::Asking(_)) {
             return false;
         }
         let mut moved = self.send_responses(shared, &mut state);
-        if matches!(state.route, Route::Tcp | Route::Closed) {
-            return false;
-        }
-        if has_failed {
-            if state.responses.is_empty() {
+        let has_tasks = !has_failed && !matches!(state.route, Route::Tcp | Route::Closed);
+        if !has_tasks {
+            if has_failed && state.responses.is_empty() {
                 self.drop_all(&mut state);
             }
-            if let Route::Local(local) = &mut state.route {
-                if local.inbox.publish() {
-                    shared.wake(self.peer);
-                }
+            if state.publish() {
+                shared.wake(self.peer);
             }
             return moved;
         }
@@ -391,20 +354,16 @@ impl Link {
                 Step::Failed => break,
             }
         }
-        if let Route::Gpu(engine) = &state.route {
-            let engine = engine.clone();
-            drop(state);
-            return engine.poll() || moved;
-        }
-        let wake = match &mut state.route {
-            Route::Local(local) => local.inbox.producer().is_dirty() && local.inbox.publish(),
-            _ => false,
+        let wake = state.publish();
+        let engine = match &state.route {
+            Route::Gpu(engine) => Some(engine.clone()),
+            _ => None,
         };
         drop(state);
         if wake {
             shared.wake(self.peer);
         }
-        moved
+        engine.is_some_and(|e| e.poll()) || moved
     }
 
     /// Ends everything that waits; called once the peer has failed.
@@ -425,8 +384,9 @@ impl Link {
         if self.health.has_failed() {
             return;
         }
-        let Some(mut state) = self.state.try_lock() else { return };
-        let Route::Local(local) = &state.route else { return };
+        let Some(mut guard) = self.state.try_lock() else { return };
+        let state = &mut *guard;
+        let Some(local) = ring(&mut state.route, &mut state.replies) else { return };
         match local.inbox.look() {
             alive::State::Alive => {}
             alive::State::Dead => {
@@ -434,7 +394,12 @@ impl Link {
                     "rank {} is gone: its process was killed; look for its last words in its own log",
                     self.peer
                 )));
-                self.drop_all(&mut state);
+                self.drop_all(state);
+            }
+            // Operations that go another way end that way.
+            alive::State::Closed if !matches!(state.route, Route::Local(_)) => {
+                self.drop_responses(state);
+                state.replies = Replies::Closed;
             }
             alive::State::Closed => {
                 if self.backlog.load(Ordering::Relaxed) != 0 {
@@ -446,7 +411,7 @@ impl Link {
                         "rank {} has closed its communicator while operations to it were unfinished",
                         self.peer
                     )));
-                    self.drop_all(&mut state);
+                    self.drop_all(state);
                 }
                 state.route = Route::Closed;
             }

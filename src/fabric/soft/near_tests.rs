@@ -286,3 +286,44 @@ fn a_question_that_cannot_be_answered_is_an_error() {
         answering.has_error()
     });
 }
+
+/// A rank has destroyed its contexts, or made others since: what the peer's contexts ask of it is done all the same, since
+/// windows say what a peer may touch, and contexts do not.
+#[test]
+fn what_names_a_context_that_the_peer_has_destroyed_is_done() {
+    const BYTES: usize = 1 << 20;
+    for transport in [SoftTransport::Auto, SoftTransport::NoCma, SoftTransport::Tcp] {
+        let ranks = join(2, 2, transport);
+        let [mine, its] = [0, 1].map(|r: usize| ranks[r].window(1, BYTES));
+        let contexts = [0, 1].map(|_| ranks[0].context());
+        for context in [0, 1].map(|_| ranks[1].context()) {
+            // SAFETY: windows are never freed.
+            let seq = unsafe { context.get(0, &get(&its, &mine, 64)) }.unwrap();
+            wait(&context, 0, seq);
+        }
+        for value in 1..=2 {
+            mine.fill(value);
+            its.word(0).store(0, Ordering::Relaxed);
+            for context in &contexts {
+                for len in [8, BYTES - 8] {
+                    let at =
+                        Put { local: mine.base + 8, remote: its.base + 8, ..put(&mine, &its, len, Some((&its, 1))) };
+                    // SAFETY: windows are never freed.
+                    let seq = unsafe { context.put(1, &at) }.unwrap();
+                    wait(context, 1, seq);
+                }
+            }
+            until("the signals", || its.word(0).load(Ordering::Acquire) == 4);
+            assert!((1..BYTES / 8).all(|i| its.word(i).load(Ordering::Relaxed) == value));
+            its.fill(value + 10);
+            for context in &contexts {
+                // SAFETY: as above.
+                let seq = unsafe { context.get(1, &get(&mine, &its, BYTES)) }.unwrap();
+                wait(context, 1, seq);
+                assert!(mine.holds(value + 10));
+            }
+            // The next round's numbers are others at the peer.
+            drop(ranks[1].context());
+        }
+    }
+}

@@ -6,6 +6,7 @@ use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::seq::Seq;
 use std::sync::atomic::AtomicUsize;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes of a piece.
 const PIECE: u64 = 1 << 20;
@@ -43,9 +44,9 @@ impl Bounce {
         self.lane.test(self.seq)
     }
 
-    /// The operation is given up: waits until the GPU no longer reads its source.
-    pub fn abandon(&self, engine: &Engine) {
-        engine.abandon(&self.lane);
+    /// The operation is given up: waits, at most until `end`, until the GPU no longer reads its source.
+    pub fn abandon(&self, engine: &Engine, end: Instant) {
+        engine.abandon(&self.lane, end);
     }
 
     /// Where the operation would start if it were in host memory as this piece is.

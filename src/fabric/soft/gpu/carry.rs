@@ -21,16 +21,24 @@ impl State {
         let mut moved = false;
         while let Some(op) = courier.land() {
             op.owner.complete();
+            self.back += 1;
             moved = true;
         }
         if courier.is_off() && courier.is_busy() {
             let leftovers: Vec<Op> = courier.leftovers().collect();
-            for (i, op) in leftovers.into_iter().enumerate() {
+            self.back += leftovers.len() as u64;
+            let mut at = 0;
+            for op in leftovers {
                 // Not added after all.
                 if let Some(s) = op.signal {
                     let _ = self.windows.add(s.rkey, s.remote, s.value.wrapping_neg());
                 }
-                self.put_back(i, op);
+                if self.is_leaving(&op.owner.lane) {
+                    op.owner.give_up();
+                } else {
+                    self.put_back(at, op);
+                    at += 1;
+                }
             }
             moved = true;
         }
@@ -118,6 +126,9 @@ impl State {
 
     /// Everything that was given to the courier, for it to fail.
     pub fn take_carried(&mut self) -> Vec<Owner> {
-        self.courier.as_mut().map(|c| c.give_up().map(|op| op.owner).collect()).unwrap_or_default()
+        let all: Vec<Owner> =
+            self.courier.as_mut().map(|c| c.give_up().map(|op| op.owner).collect()).unwrap_or_default();
+        self.back += all.len() as u64;
+        all
     }
 }

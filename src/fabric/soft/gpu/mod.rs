@@ -18,6 +18,7 @@ mod device;
 mod heavy;
 mod joining;
 mod launch;
+mod leaving;
 mod op;
 mod own;
 mod parked;
@@ -42,7 +43,6 @@ use self::courier::Courier;
 use self::device::Device;
 use self::state::State;
 use crate::error::{Error, Result};
-use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT, OPEN_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
@@ -173,29 +173,6 @@ impl Engine {
             Some(_) => Ok(()),
             None => self.open(&mut state, context),
         }
-    }
-
-    /// Ends that; waits until nothing that was started touches the window any more.
-    pub fn remove_window(&self, id: u32) {
-        let mut state = self.state.lock();
-        state.windows.remove(id);
-        if !self.drain(&mut state) {
-            log::warn!(
-                "rank {}: transfers on its GPU are unfinished {} s after a window was deregistered",
-                self.rank,
-                DRAIN_WITHIN.as_secs()
-            );
-        }
-    }
-
-    /// Drops what waits on a lane and waits for what is in flight: its memory may go.
-    pub fn abandon(&self, lane: &Arc<Lane>) {
-        let mut state = self.state.lock();
-        self.take(&mut state);
-        state.forget(lane);
-        self.drain(&mut state);
-        // What a courier left undone.
-        state.forget(lane);
     }
 
     /// Waits for the flights that are up. `false`: they are still up.

@@ -114,6 +114,10 @@ pub struct State {
     pub small: Track,
     /// Large copies.
     pub bulk: Track,
+    /// Operations that are back from the courier, done or not.
+    pub back: u64,
+    /// Lanes of contexts that go while something of them is in flight.
+    pub leaving: Vec<Arc<Lane>>,
     /// The last flight with bytes for host memory.
     pub outward: u64,
     /// Polls since something moved, and when that was first looked at.
@@ -145,6 +149,8 @@ impl State {
             staging: Staging::new(STAGING_BYTES),
             small: Track::default(),
             bulk: Track::default(),
+            back: 0,
+            leaving: Vec::new(),
             outward: 0,
             quiet: 0,
             since: None,

@@ -23,6 +23,16 @@ struct Out {
     _use: Option<Use>,
 }
 
+/// Those of a context that is gone. The windows that they use stay until this goes.
+pub struct Dropped(Vec<Out>);
+
+impl Dropped {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 /// Those of one lane, in their order.
 pub struct Outs {
     waiting: VecDeque<Out>,
@@ -64,11 +74,12 @@ impl Outs {
         self.waiting.clear();
     }
 
-    /// The lane's context is gone: forgets all but what the peer still copies. Returns how many were forgotten.
-    pub fn abandon(&mut self) -> usize {
-        let before = self.waiting.len();
-        self.waiting.retain(|o| matches!(o.until, Until::Pulled(_)));
-        before - self.waiting.len()
+    /// The lane's context is gone: takes out all but what the peer still copies.
+    pub fn abandon(&mut self) -> Dropped {
+        let all = self.waiting.drain(..);
+        let (kept, dropped) = all.partition::<Vec<_>, _>(|o| matches!(o.until, Until::Pulled(_)));
+        self.waiting = kept.into();
+        Dropped(dropped)
     }
 
     /// Takes the first one off if it is done; `pulled` is the last pull that the peer has done.

@@ -1,8 +1,7 @@
 //! What the peer asked for, and what it answered.
 
 use super::push::Outcome;
-use super::{Link, Response, Route, State};
-use crate::error::Error;
+use super::{ring, Link, Response, State};
 use crate::fabric::soft::lane::Work;
 use crate::fabric::soft::local::message::{GetRequest, Header, Kind};
 use crate::fabric::soft::shared::Shared;
@@ -47,21 +46,8 @@ impl Link {
 
     pub(super) fn send_responses(&self, shared: &Shared, state: &mut State) -> bool {
         let mut moved = false;
-        let Route::Local(local) = &mut state.route else {
-            // Whoever asks through shared memory is on this host; if we cannot answer that way, say so. If it has closed its
-            // communicator it does not wait any more.
-            if !state.responses.is_empty() {
-                self.backlog.fetch_sub(state.responses.len(), Ordering::Relaxed);
-                state.responses.clear();
-                if matches!(state.route, Route::Closed) {
-                    return false;
-                }
-                self.health.fail(Error::remote(format!(
-                    "rank {} reaches this rank through shared memory, but not the other way round; set \
-                     OXYGIN_SOFT_TRANSPORT=tcp on all ranks",
-                    self.peer
-                )));
-            }
+        let Some(local) = ring(&mut state.route, &mut state.replies) else {
+            self.find_way_back(shared, state);
             return false;
         };
         while let Some(response) = state.responses.front_mut() {

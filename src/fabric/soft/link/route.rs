@@ -1,6 +1,6 @@
 //! How the way to a peer is found: this process, this host, or TCP.
 
-use super::{Link, Local, Route, State, ANSWER_WITHIN, ASK_AGAIN, FORGET_QUESTION};
+use super::{Link, Local, Question, Replies, Route, State};
 use crate::config::SoftTransport;
 use crate::error::{Error, Result};
 use crate::fabric::soft::gpu::{self, Engine};
@@ -11,13 +11,12 @@ use crate::fabric::soft::shared::Shared;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Instant;
 
 impl Link {
     /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
     /// `Ok(false)`: later, when what went the old way has arrived.
     #[cold]
-    pub(super) fn route_by_gpu(&self, shared: &Shared, route: &mut Route) -> Result<bool> {
+    pub(super) fn route_by_gpu(&self, shared: &Shared, route: &mut Route, replies: &mut Replies) -> Result<bool> {
         match self.engine(shared)? {
             None if matches!(route, Route::Local(_)) => Ok(true),
             None => Err(self.no_gpu_route()),
@@ -27,7 +26,10 @@ impl Link {
                         return Ok(false);
                     }
                 }
-                *route = Route::Gpu(engine);
+                // The peer may go on asking through shared memory: it finds its routes by its own operations.
+                if let Route::Local(local) = std::mem::replace(route, Route::Gpu(engine)) {
+                    *replies = Replies::Through(local);
+                }
                 Ok(true)
             }
         }
@@ -58,7 +60,6 @@ impl Link {
     }
 
     pub(super) fn find_route(&self, shared: &Shared, state: &mut State) {
-        let now = Instant::now();
         if matches!(state.route, Route::Unknown) {
             match self.engine(shared) {
                 Ok(None) => {}
@@ -70,7 +71,7 @@ impl Link {
                 Err(error) => return self.health.fail(error),
             }
         }
-        let since = match state.route {
+        let question = match state.route {
             Route::Unknown if self.peer == shared.world.rank => {
                 state.route = Route::Own;
                 return;
@@ -78,18 +79,18 @@ impl Link {
             Route::Unknown if shared.config.soft_transport == SoftTransport::Tcp => {
                 return self.use_tcp(shared, state, "OXYGIN_SOFT_TRANSPORT=tcp");
             }
-            // Nothing had to go there for a while, so nobody asked again.
-            Route::Asking { last, .. } if now - last > FORGET_QUESTION => now,
-            Route::Asking { since, .. } if now - since > ANSWER_WITHIN => {
-                return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
-            }
-            Route::Asking { last, .. } if now - last < ASK_AGAIN => return,
-            Route::Asking { since, .. } => since,
-            _ => now,
+            Route::Asking(question) => Question::next(Some(question)),
+            _ => Question::next(None),
         };
+        if question.is_late() {
+            return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
+        }
+        if !question.is_due() {
+            return;
+        }
         let hello = &shared.hellos[self.peer as usize];
         match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank) {
-            Ok(_) => state.route = Route::Asking { since, last: now },
+            Ok(_) => state.route = Route::Asking(question.asked()),
             Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
         }
     }
@@ -111,13 +112,14 @@ impl Link {
     /// The peer sent its inbox.
     pub fn attach(&self, shared: &Shared, file: OwnedFd, pid: libc::pid_t) {
         let mut state = self.state.lock();
-        if !matches!(state.route, Route::Asking { .. }) {
+        let is_route = matches!(state.route, Route::Asking(_));
+        if !is_route && !matches!(state.replies, Replies::Asking(_)) {
             return;
         }
         let hello = &shared.hellos[self.peer as usize];
         let world = shared.world;
         match PeerInbox::attach(file.as_fd(), world.nranks as usize, world.rank as usize, &hello.token) {
-            Ok(inbox) => {
+            Ok(inbox) if is_route => {
                 let (pid, how) = match self.try_cma(shared, pid, hello.probe, &hello.probe_value) {
                     Ok(()) => (Some(pid), "shared memory, large transfers by cross-memory attach".to_string()),
                     Err(why) => (None, format!("shared memory, two copies ({why})")),
@@ -125,7 +127,9 @@ impl Link {
                 log::info!("rank {}: on this host, {how}", self.peer);
                 state.route = Route::Local(Box::new(Local { inbox, pid, behind: 0 }));
             }
-            Err(e) => self.use_tcp(shared, &mut state, e.message()),
+            Ok(inbox) => state.replies = Replies::Through(Box::new(Local { inbox, pid: None, behind: 0 })),
+            Err(e) if is_route => self.use_tcp(shared, &mut state, e.message()),
+            Err(e) => self.fail_replies(&mut state, &format!(": {}", e.message())),
         }
         drop(state);
         self.advance(shared);

@@ -41,8 +41,7 @@ impl Link {
     /// Whether the peer waits for something that only has to be sent.
     pub fn owes(&self) -> bool {
         let state = self.state.lock();
-        let can_send = matches!(state.route, Route::Local(_) | Route::Asking { .. } | Route::Unknown);
-        can_send && !state.responses.is_empty()
+        !state.responses.is_empty() && !matches!(state.route, Route::Closed)
     }
 
     /// This rank has fetched everything up to pull `number` of the peer's lane `slot`.

@@ -34,7 +34,7 @@ impl Link {
             let left = task.work.len() - task.done;
             let on_gpu = task.work.is_on_gpu();
             if on_gpu && !matches!(s.route, Route::Gpu(_)) {
-                match self.route_by_gpu(shared, &mut s.route) {
+                match self.route_by_gpu(shared, &mut s.route, &mut s.replies) {
                     Ok(true) => {}
                     Ok(false) => return (state, Step::Full),
                     Err(error) => {
