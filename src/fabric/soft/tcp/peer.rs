@@ -261,9 +261,8 @@ impl Tcp {
             let wanted = link.wanted(stripe);
             let conn = &mut link.conns[stripe];
             if let (Some(fd), true) = (&conn.fd, conn.interest != wanted) {
-                conn.interest = wanted;
                 let token = Source::Link(peer.rank, stripe).token();
-                let _ = self.poller_of(peer.rank, stripe, LINK).change(fd.as_raw_fd(), wanted, token);
+                self.poller_of(peer.rank, stripe, LINK).watch(fd.as_raw_fd(), &mut conn.interest, wanted, token);
             }
         }
     }
@@ -319,6 +318,7 @@ impl Tcp {
                     if bits & libc::EPOLLOUT as u32 != 0 {
                         link.conns[stripe].blocked = false;
                     }
+                    link.conns[stripe].over |= bits & libc::EPOLLHUP as u32 != 0;
                     if bits & !(libc::EPOLLOUT as u32) != 0 {
                         match link.receive(stripe) {
                             Ok(r) => received = r,

@@ -156,6 +156,25 @@ pub fn receive_into(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<Moved> {
     unsafe { receive(fd.as_raw_fd(), &io) }
 }
 
+/// Bytes that are still to be received on a connection of which no more will come, not even an end in order. `None`: more
+/// may come.
+pub fn rest(fd: &OwnedFd) -> Option<usize> {
+    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one pollfd, borrowed mutably.
+    if unsafe { libc::poll(&mut p, 1, 0) } != 1 || p.revents & libc::POLLHUP == 0 {
+        return None;
+    }
+    let mut n: libc::c_int = 0;
+    // SAFETY: FIONREAD writes an int to `n`, borrowed mutably.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &mut n) };
+    (rc == 0).then_some(n.max(0) as usize)
+}
+
+/// What ended a connection that is over.
+pub fn end_of(fd: &OwnedFd) -> io::Error {
+    pending_error(fd).err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
 /// Has the peer see a reset when `fd` is closed: what was begun on this connection cannot be finished.
 pub fn abort(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -213,6 +232,17 @@ impl Poller {
     /// Changes what is watched for.
     pub fn change(&self, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
+    }
+
+    /// Brings what is watched for on `fd` from `interest` to `wanted`. `None`: nothing, not even the end, which epoll tells
+    /// of whatever it is asked for.
+    pub fn watch(&self, fd: RawFd, interest: &mut Option<u32>, wanted: Option<u32>, token: u64) {
+        match (*interest, wanted) {
+            (_, None) => self.remove(fd),
+            (None, Some(bits)) => drop(self.add(fd, bits, token)),
+            (Some(_), Some(bits)) => drop(self.change(fd, bits, token)),
+        }
+        *interest = wanted;
     }
 
     /// Watches `fd` no more.
