@@ -338,9 +338,9 @@ impl Link {
         (!conn.over || read | write != 0).then_some((read | write) as u32)
     }
 
-    /// A connection that has more to send.
-    pub fn unsent(&self) -> Option<&OwnedFd> {
-        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
+    /// Connections that have more to send.
+    pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.conns.iter().filter(|c| !c.outlet.is_empty()).filter_map(|c| c.fd.as_deref())
     }
 }
 

@@ -3,7 +3,7 @@
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// How long things may take. One set a communicator.
@@ -17,8 +17,10 @@ pub struct Timing {
     pub greeting: Duration,
     /// How long a host may be silent while something is outstanding.
     pub silence: Duration,
-    /// How long `close` waits for bytes that it has promised to deliver.
+    /// How long `close` waits for peers to take more of what it has promised to deliver.
     pub linger: Duration,
+    /// How long it waits for that in all.
+    pub leave: Duration,
 }
 
 impl Default for Timing {
@@ -30,6 +32,7 @@ impl Default for Timing {
             // A lost host must show within 10 s.
             silence: Duration::from_secs(8),
             linger: Duration::from_secs(2),
+            leave: Duration::from_secs(10),
         }
     }
 }
@@ -305,9 +308,11 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until `fd` takes bytes again, at most `for_ms` milliseconds. For `close` alone.
-pub fn wait_writable(fd: BorrowedFd<'_>, for_ms: i32) {
-    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one pollfd, borrowed mutably.
-    unsafe { libc::poll(&mut p, 1, for_ms) };
+/// Waits until one of them takes bytes again, at most so long. For `close` alone.
+pub fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, at_most: Duration) {
+    let poll = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let mut all: Vec<_> = fds.map(poll).collect();
+    let for_ms = at_most.as_millis().clamp(1, 1000) as i32;
+    // SAFETY: so many pollfds, borrowed mutably.
+    unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, for_ms) };
 }
