@@ -1,5 +1,5 @@
-//! Pinned slots that are all taken, and peers that are reset in the middle of a message for GPU memory: TCP alone, on the fake
-//! CUDA driver.
+//! Pinned slots that are all taken, and peers that stop or are reset in the middle of a message for GPU memory: TCP alone, on
+//! the fake CUDA driver.
 
 mod common;
 mod gpu_support;
@@ -25,8 +25,11 @@ use tcp::{localhost, token, until};
 /// The window, and its key.
 const BYTES: usize = 1 << 20;
 const KEY: u32 = GPU_BIT | 1;
-/// A put and a get that need a large slot.
+/// A put and a get that need a large slot, and such that need a small one.
 const LARGE: usize = 64 << 10;
+const SMALL: usize = 100;
+/// Small slots of a direction.
+const SMALL_SLOTS: usize = 64;
 /// Connections that a rank opens, and the one for bulk.
 const CONNS: u16 = 3;
 const STRIPE: u16 = 2;
@@ -226,6 +229,24 @@ fn waits_in_silence(t: Target, mut s: TcpStream, bytes: &[u8]) {
     t.end();
 }
 
+/// A peer that stops in the middle of a small message holds no slot.
+fn holds_no_slot(t: Target, mut s: TcpStream, bytes: &[u8]) {
+    // More than the header.
+    let (front, back) = bytes.split_at(bytes.len() - SMALL / 2);
+    s.write_all(front).unwrap();
+    t.takes(&s);
+    assert_eq!(t.slots(SMALL).len(), SMALL_SLOTS);
+    let slots = t.slots(SMALL);
+    s.write_all(back).unwrap();
+    t.takes(&s);
+    assert!(t.tcp.is_staging(), "it waits for one once it is here");
+    drop(slots);
+    t.tcp.gpu().renew();
+    t.holds(SMALL);
+    assert!(!t.health.has_failed());
+    t.end();
+}
+
 #[test]
 fn a_peer_that_is_reset_in_a_put_without_a_slot_fails_at_once() {
     let fake = Fake::take();
@@ -254,4 +275,19 @@ fn an_answer_that_is_whole_waits_for_a_slot_in_silence_whatever_became_of_its_se
     let fake = Fake::take();
     let (t, s) = asked(&fake, LARGE);
     waits_in_silence(t, s, &answer(LARGE));
+}
+
+#[test]
+fn a_peer_that_stops_in_a_small_put_holds_no_slot() {
+    let fake = Fake::take();
+    let t = Target::new(&fake, nobody());
+    let (s, bytes) = (t.called(), put(&t, SMALL));
+    holds_no_slot(t, s, &bytes);
+}
+
+#[test]
+fn a_peer_that_stops_in_a_small_answer_holds_no_slot() {
+    let fake = Fake::take();
+    let (t, s) = asked(&fake, SMALL);
+    holds_no_slot(t, s, &answer(SMALL));
 }

@@ -293,6 +293,11 @@ impl Inbound {
             landing.got += got.direct;
             return Ok(got);
         }
+        if landing.way.is_slot() && !landing.refused {
+            // It gets one when it is here.
+            // SAFETY: nothing but the stage is written.
+            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+        }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
             // deregistration wait for the peer.

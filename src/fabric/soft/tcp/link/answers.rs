@@ -104,7 +104,9 @@ impl Link {
                 };
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing && !deaf && !a.is_disowned() => Some((a.place(), a.len - a.got)),
+                Some(a) if conn.landing && !deaf && !a.is_disowned() && !a.lacks_slot() => {
+                    Some((a.place(), a.len - a.got))
+                }
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
