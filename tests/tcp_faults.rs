@@ -1,14 +1,18 @@
 //! Strangers at the port, peers that refuse, vanish or leave, and what stays behind.
 
+mod logged;
 mod tcp;
 
 use oxygin::fabric::soft::lane::Work;
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
+use oxygin::memory::registry::Registry;
 use oxygin::rma::op::Put;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -153,39 +157,45 @@ fn a_misaligned_signal_is_refused() {
     );
 }
 
-/// A peer made of a listener: it greets like rank 1, then does what the test says with the express connection and the
-/// stripe.
-fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
-    use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
-    use oxygin::fabric::World;
-    use oxygin::memory::registry::Registry;
-    let listener = std::net::TcpListener::bind(localhost()).unwrap();
-    let at = listener.local_addr().unwrap();
-    let thread = std::thread::spawn(move || {
-        let mut conns = [None, None, None];
-        for _ in 0..3 {
-            let (mut s, _) = listener.accept().unwrap();
-            let mut hello = [0; 48];
-            s.read_exact(&mut hello).unwrap();
-            let h = Hello::parse(&hello).unwrap();
-            s.write_all(&Hello { answer: true, token: token(0), from: 1, to: 0, ..h }.emit()).unwrap();
-            conns[h.stripe as usize] = Some(s);
-        }
-        let [express, middle, stripe] = conns.map(Option::unwrap);
-        then(express, stripe);
-        drop(middle);
-    });
-    // One real rank that believes in it.
+/// Answers rank 0's greetings for rank `rank`: the express connection, the middle one and the stripe.
+fn greet(rank: u32, listener: &TcpListener) -> [TcpStream; 3] {
+    let mut conns = [None, None, None];
+    for _ in 0..3 {
+        let (mut s, _) = listener.accept().unwrap();
+        let mut hello = [0; 48];
+        s.read_exact(&mut hello).unwrap();
+        let h = Hello::parse(&hello).unwrap();
+        s.write_all(&Hello { answer: true, token: token(0), from: rank, to: 0, ..h }.emit()).unwrap();
+        conns[h.stripe as usize] = Some(s);
+    }
+    conns.map(Option::unwrap)
+}
+
+/// Rank 0, which takes whoever listens at these addresses for ranks 1 and so on.
+fn believer(others: &[SocketAddr]) -> Rank {
     let mut all = ranks(1, 1, 1 << 17);
     let mut real = all.pop().unwrap();
     real.freeze();
-    let registry = std::sync::Arc::new(Registry::default());
-    let tcp = std::sync::Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, quick()).unwrap());
-    real.health.push(Default::default());
-    let peers =
-        (0..2).map(|p| PeerInfo { addresses: vec![at], token: token(p), health: real.health[p].clone() }).collect();
-    tcp.join(World { rank: 0, nranks: 2 }, peers).unwrap();
-    (real.adopt(tcp), thread)
+    let registry = Arc::new(Registry::default());
+    let tcp = Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, quick()).unwrap());
+    real.health.resize_with(1 + others.len(), Default::default);
+    let at = tcp.addresses().into_iter().chain(others.iter().copied()).zip(&real.health).enumerate();
+    let peers = at.map(|(p, (a, h))| PeerInfo { addresses: vec![a], token: token(p), health: h.clone() }).collect();
+    tcp.join(World { rank: 0, nranks: 1 + others.len() as u32 }, peers).unwrap();
+    real.adopt(tcp)
+}
+
+/// A peer made of a listener: it greets like rank 1, then does what the test says with the express connection and the
+/// stripe.
+fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind(localhost()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let [express, middle, stripe] = greet(1, &listener);
+        then(express, stripe);
+        drop(middle);
+    });
+    (believer(&[at]), thread)
 }
 
 #[test]
@@ -292,6 +302,73 @@ fn what_was_promised_before_close_arrives() {
     until("signals", || b.signals[0].load(SeqCst) == 1001);
     assert!(bytes(&b.data) == bytes(&source));
     assert!(!b.health[0].has_failed());
+}
+
+/// One peer takes nothing any more, another one is slow: it gets everything nevertheless.
+#[test]
+fn close_serves_the_slow_beside_those_that_hang() {
+    const SIZE: usize = 8 << 10;
+    let _guard = alone();
+    logged::collect();
+    let listeners = [1, 2].map(|_| {
+        let l = TcpListener::bind(localhost()).unwrap();
+        let (bytes, size) = (32 << 10, size_of::<libc::c_int>() as libc::socklen_t);
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
+        // SAFETY: an int that lives through the call, and its size.
+        unsafe { libc::setsockopt(l.as_raw_fd(), level, name, (&raw const bytes).cast(), size) };
+        l
+    });
+    let at = listeners.each_ref().map(|l| l.local_addr().unwrap());
+    let a = believer(&at);
+    // Both take the greetings and, for now, nothing else. Puts go as long as they are complete at once.
+    let source = words(SIZE / 8);
+    let mut conns = Vec::new();
+    let mut sent = 0;
+    for (peer, listener) in (1..).zip(listeners) {
+        let greeter = std::thread::spawn(move || greet(peer, &listener));
+        let lane = a.lane(0, peer);
+        let seq = a.post(&lane, Work::Put(put(address(&source), 4096, SIZE)));
+        wait(&lane, seq);
+        conns.push(greeter.join().unwrap());
+        for n in 1.. {
+            let seq = a.post(&lane, Work::Put(put(address(&source), 4096, SIZE)));
+            let start = Instant::now();
+            while !lane.test(seq).unwrap() && start.elapsed() < Duration::from_millis(300) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !lane.test(seq).unwrap() {
+                sent = n;
+                break;
+            }
+        }
+    }
+    // More slowly than 256 KiB, which are staged, within the time for those that hang.
+    let [mut slow, _middle, _stripe] = conns.pop().unwrap();
+    let closed = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| {
+            let (mut all, mut piece) = (Vec::new(), [0; 16 << 10]);
+            loop {
+                let n = slow.read(&mut piece).expect("cut off");
+                if n == 0 {
+                    return all;
+                }
+                all.extend_from_slice(&piece[..n]);
+                if !closed.load(SeqCst) {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
+        });
+        a.tcp.close();
+        closed.store(true, SeqCst);
+        let all = reader.join().unwrap();
+        let (frames, end) = all.split_at(all.len().saturating_sub(48));
+        assert!(frames.len() >= sent * (48 + SIZE), "{} bytes of {sent} puts", frames.len());
+        assert_eq!(Frame::parse(end.try_into().unwrap()), Ok(Frame::Goodbye));
+    });
+    let lines = logged::lines();
+    let said = lines.iter().find(|(_, l)| l.contains("closes its communicator")).expect("a line on who hangs");
+    assert!(said.1.contains("taken by rank 1:"), "{}", said.1);
 }
 
 #[test]

@@ -14,8 +14,6 @@ use oxygin_ffi::cuda::Context;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a small slot: the largest payload of the express connection.
-pub const SMALL: u64 = 8 << 10;
 /// Small slots of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
 const SMALL_SLOTS: u32 = 64;
 /// Small copies that are started together while others are up.
@@ -35,17 +33,19 @@ pub struct Stager {
 impl Stager {
     /// Bytes of a large slot: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
     pub const LARGE: u64 = 256 << 10;
+    /// Bytes of a small slot: the largest payload of the express connection.
+    pub const SMALL: u64 = 8 << 10;
 
     /// Allocates for `conns` connections with bulk; `own`: in a context of our own. Set-up only.
     pub fn open(rank: u32, context: &Arc<Context>, own: bool, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
         let pair = |inward| {
             let shape = Shape { slot_bytes: Self::LARGE, slots: large, gather: 1, inward };
-            let small = Shape { slot_bytes: SMALL, slots: SMALL_SLOTS, gather: SMALL_GATHER, inward };
+            let small = Shape { slot_bytes: Self::SMALL, slots: SMALL_SLOTS, gather: SMALL_GATHER, inward };
             Ok([Slots::open(rank, context, own, shape)?, Slots::open(rank, context, own, small)?])
         };
         let this = Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)? };
-        let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * SMALL)) >> 20;
+        let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * Self::SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
     }
@@ -90,7 +90,7 @@ impl Stager {
 
     /// Starts to bring `len` bytes, at most [`Stager::LARGE`], from a window to a slot. `None`: no slot is free now.
     pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<Lease>> {
-        let slots = &self.fetch[usize::from(len <= SMALL)];
+        let slots = &self.fetch[usize::from(len <= Self::SMALL)];
         // Held until the copy is queued: a window that goes waits for what was queued.
         let windows = self.windows.read();
         if !holds(&windows, key, addr, len) {
@@ -101,14 +101,21 @@ impl Stager {
         Ok(Some(lease))
     }
 
+    /// Whether a small message of `len` bytes gets no slot yet, with `here` of them here: a peer that stops in the middle of it
+    /// holds none, which others need.
+    #[inline]
+    pub fn gathers(len: usize, here: usize) -> bool {
+        len as u64 <= Self::SMALL && here < len
+    }
+
     /// A slot for `len` bytes, at most [`Stager::LARGE`], that will go to GPU memory. `None`: none is free now.
     pub fn slot(&self, len: u64) -> Result<Option<Lease>> {
-        self.store[usize::from(len <= SMALL)].take()
+        self.store[usize::from(len <= Self::SMALL)].take()
     }
 
     /// Starts to bring the `len` bytes in a slot of [`Stager::slot`] to a window. `false`: the window is gone.
     pub fn store(&self, lease: &mut Lease, key: u32, addr: u64, len: u64) -> bool {
-        let slots = &self.store[usize::from(lease.bytes() == SMALL)];
+        let slots = &self.store[usize::from(lease.bytes() == Self::SMALL)];
         let windows = self.windows.read();
         let holds = holds(&windows, key, addr, len);
         if holds && len > 0 {

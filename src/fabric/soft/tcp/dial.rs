@@ -168,8 +168,9 @@ impl Dialer<'_> {
             Step::New | Step::Waiting(_) => {
                 let to = self.address(conn.dial.attempts, stripe);
                 let fd = sock::connect(to, self.from(conn.dial.attempts, stripe, &to), self.timing)?;
-                conn.interest = libc::EPOLLOUT as u32;
-                (self.poller)(stripe).add(fd.as_raw_fd(), conn.interest, token)?;
+                let interest = libc::EPOLLOUT as u32;
+                (self.poller)(stripe).add(fd.as_raw_fd(), interest, token)?;
+                conn.interest = Some(interest);
                 conn.fd = Some(Arc::new(fd));
                 conn.dial.step = Step::Connecting(now);
             }
@@ -191,8 +192,9 @@ impl Dialer<'_> {
                     stripes,
                 };
                 sock::send_whole(fd, &hello.emit())?;
-                conn.interest = libc::EPOLLIN as u32;
-                (self.poller)(stripe).change(fd.as_raw_fd(), conn.interest, token)?;
+                let interest = libc::EPOLLIN as u32;
+                (self.poller)(stripe).change(fd.as_raw_fd(), interest, token)?;
+                conn.interest = Some(interest);
                 conn.dial.step = Step::Greeted([0; HELLO], 0);
             }
             Step::Greeted(buf, have) if ready => {

@@ -2,11 +2,15 @@
 
 use super::sock::{self, Moved};
 use super::wire::{Frame, Malformed, HEADER};
+use crate::fabric::soft::gpu::Stager;
 use std::io;
 use std::os::fd::RawFd;
 
 /// Staged bytes. Many small frames cost one system call; a large payload passes by, all but its first part.
 const STAGE: usize = 32 * 1024;
+
+// A small message for GPU memory is whole here before it gets a slot.
+const _: () = assert!(Stager::SMALL as usize <= STAGE);
 
 /// Staged behind a payload that is received directly: enough for the next header and small frames, little enough that
 /// little of a next large payload has to be copied.

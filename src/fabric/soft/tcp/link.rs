@@ -51,7 +51,9 @@ pub struct Conn {
     /// How the socket comes to be.
     pub dial: Dial,
     /// What epoll watches for.
-    pub interest: u32,
+    pub interest: Option<u32>,
+    /// Epoll told of its end: nothing new will come.
+    pub over: bool,
     /// The kernel took less than it was offered; epoll will say when it takes more.
     pub blocked: bool,
     outlet: Outlet,
@@ -328,17 +330,17 @@ impl Link {
         Ok(moved)
     }
 
-    /// What epoll should watch for on a stripe.
-    pub fn wanted(&self, stripe: usize) -> u32 {
+    /// What epoll should watch for on a stripe. `None`: its end was told and is not looked into before there is a slot.
+    pub fn wanted(&self, stripe: usize) -> Option<u32> {
         let conn = &self.conns[stripe];
         let write = if conn.outlet.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
         let read = if conn.starved { 0 } else { libc::EPOLLIN };
-        (read | write) as u32
+        (!conn.over || read | write != 0).then_some((read | write) as u32)
     }
 
-    /// A connection that has more to send.
-    pub fn unsent(&self) -> Option<&OwnedFd> {
-        self.conns.iter().find(|c| !c.outlet.is_empty()).and_then(|c| c.fd.as_deref())
+    /// Connections that have more to send.
+    pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.conns.iter().filter(|c| !c.outlet.is_empty()).filter_map(|c| c.fd.as_deref())
     }
 }
 

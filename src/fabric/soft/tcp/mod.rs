@@ -377,18 +377,15 @@ impl Tcp {
         self.pollers[0].fd()
     }
 
-    /// Sends what was promised (for at most [`Timing::linger`]), takes leave of the peers and closes every connection.
+    /// Sends what was promised (as long as [`Timing::linger`] and [`Timing::leave`] allow), takes leave of the peers and closes every connection.
     /// Unfinished operations fail. Later calls do nothing.
     pub fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         self.door.lock().close();
-        let deadline = Instant::now() + self.timing.linger;
         if let Some(Joined { world, peers }) = self.joined.get() {
-            for peer in peers {
-                self.close_peer(peer, peer.rank == world.rank, deadline);
-            }
+            self.close_peers(peers, world.rank);
         }
     }
 

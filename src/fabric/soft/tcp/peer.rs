@@ -1,5 +1,6 @@
 //! One peer: its link, its connections to us, and who drives them.
 
+mod closing;
 mod leaving;
 mod serving;
 
@@ -16,7 +17,7 @@ use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -261,9 +262,8 @@ impl Tcp {
             let wanted = link.wanted(stripe);
             let conn = &mut link.conns[stripe];
             if let (Some(fd), true) = (&conn.fd, conn.interest != wanted) {
-                conn.interest = wanted;
                 let token = Source::Link(peer.rank, stripe).token();
-                let _ = self.poller_of(peer.rank, stripe, LINK).change(fd.as_raw_fd(), wanted, token);
+                self.poller_of(peer.rank, stripe, LINK).watch(fd.as_raw_fd(), &mut conn.interest, wanted, token);
             }
         }
     }
@@ -319,6 +319,7 @@ impl Tcp {
                     if bits & libc::EPOLLOUT as u32 != 0 {
                         link.conns[stripe].blocked = false;
                     }
+                    link.conns[stripe].over |= bits & libc::EPOLLHUP as u32 != 0;
                     if bits & !(libc::EPOLLOUT as u32) != 0 {
                         match link.receive(stripe) {
                             Ok(r) => received = r,
@@ -415,30 +416,5 @@ impl Tcp {
             // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
             total += unsafe { l.send() };
         }
-    }
-
-    pub(super) fn close_peer(&self, peer: &Peer, is_self: bool, deadline: Instant) {
-        let mut link = peer.link.lock();
-        self.take_inbox(peer, &mut link);
-        let mut unfinished = link.is_busy() && link.phase != Phase::Up;
-        // After a refusal the connections are still sound.
-        if link.phase == Phase::Deaf || link.phase == Phase::Up && !peer.info.health.has_failed() {
-            unfinished |= link.part();
-            while !is_self && link.pump().is_ok() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let (Some(fd), false) = (link.unsent(), left.is_zero()) else { break };
-                sock::wait_writable(fd.as_fd(), left.as_millis().clamp(1, 100) as i32);
-                link.conns.iter_mut().for_each(|c| c.blocked = false);
-            }
-        }
-        unfinished |= link.is_busy();
-        link.cut_off();
-        self.note_link(peer, false);
-        drop(link);
-        if unfinished && !is_self {
-            let rank = peer.rank;
-            peer.fail(Error::usage(format!("the communicator was closed with operations to rank {rank} unfinished")));
-        }
-        peer.serving.close();
     }
 }

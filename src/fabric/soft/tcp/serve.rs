@@ -74,7 +74,9 @@ pub struct Inbound {
     /// Whether somebody counts it among those that wait for the GPU.
     pub noted: bool,
     /// What epoll watches for.
-    pub interest: u32,
+    pub interest: Option<u32>,
+    /// Epoll told of its end: nothing new will come.
+    pub over: bool,
 }
 
 /// How a connection is after a turn.
@@ -135,7 +137,8 @@ impl Serving {
             starved: false,
             fetching: false,
             noted: seat.take().is_some_and(|c| c.noted),
-            interest,
+            interest: Some(interest),
+            over: false,
         });
         true
     }
@@ -209,6 +212,9 @@ impl Serving {
             }
             dry |= conn.is_backlogged();
         }
+        if conn.starved && conn.over && conn.lacks_rest() {
+            return Err(sock::end_of(&conn.fd));
+        }
         moved |= conn.answer(&mut lanes, registry)?;
         Ok(Outcome::Open(moved))
     }
@@ -256,14 +262,19 @@ impl Inbound {
         self.used && (self.landing.is_some() || error.kind() == io::ErrorKind::UnexpectedEof)
     }
 
-    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye.
-    pub fn wanted(&self) -> u32 {
-        if self.goodbye {
-            return 0;
-        }
+    /// Whether the put that arrives is cut off: its rest will never come.
+    fn lacks_rest(&self) -> bool {
+        let left = self.landing.as_ref().map_or(0, |l| l.place.len as usize - l.got);
+        sock::rest(&self.fd).is_some_and(|n| self.inlet.staged().len() + n < left)
+    }
+
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye. `None`: its
+    /// end was told and is not looked into before the GPU has moved on.
+    pub fn wanted(&self) -> Option<u32> {
         let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
         let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
-        (read | write) as u32
+        let bits = if self.goodbye { 0 } else { (read | write) as u32 };
+        (!self.over || bits != 0).then_some(bits)
     }
 
     fn is_backlogged(&self) -> bool {
@@ -281,6 +292,11 @@ impl Inbound {
             let got = unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
             landing.got += got.direct;
             return Ok(got);
+        }
+        if landing.way.is_slot() && !landing.refused {
+            // It gets one when it is here.
+            // SAFETY: nothing but the stage is written.
+            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
         }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its

@@ -3,7 +3,7 @@
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// How long things may take. One set a communicator.
@@ -17,8 +17,10 @@ pub struct Timing {
     pub greeting: Duration,
     /// How long a host may be silent while something is outstanding.
     pub silence: Duration,
-    /// How long `close` waits for bytes that it has promised to deliver.
+    /// How long `close` waits for peers to take more of what it has promised to deliver.
     pub linger: Duration,
+    /// How long it waits for that in all.
+    pub leave: Duration,
 }
 
 impl Default for Timing {
@@ -30,6 +32,7 @@ impl Default for Timing {
             // A lost host must show within 10 s.
             silence: Duration::from_secs(8),
             linger: Duration::from_secs(2),
+            leave: Duration::from_secs(10),
         }
     }
 }
@@ -156,6 +159,25 @@ pub fn receive_into(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<Moved> {
     unsafe { receive(fd.as_raw_fd(), &io) }
 }
 
+/// Bytes that are still to be received on a connection of which no more will come, not even an end in order. `None`: more
+/// may come.
+pub fn rest(fd: &OwnedFd) -> Option<usize> {
+    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one pollfd, borrowed mutably.
+    if unsafe { libc::poll(&mut p, 1, 0) } != 1 || p.revents & libc::POLLHUP == 0 {
+        return None;
+    }
+    let mut n: libc::c_int = 0;
+    // SAFETY: FIONREAD writes an int to `n`, borrowed mutably.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &mut n) };
+    (rc == 0).then_some(n.max(0) as usize)
+}
+
+/// What ended a connection that is over.
+pub fn end_of(fd: &OwnedFd) -> io::Error {
+    pending_error(fd).err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
 /// Has the peer see a reset when `fd` is closed: what was begun on this connection cannot be finished.
 pub fn abort(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -213,6 +235,17 @@ impl Poller {
     /// Changes what is watched for.
     pub fn change(&self, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
+    }
+
+    /// Brings what is watched for on `fd` from `interest` to `wanted`. `None`: nothing, not even the end, which epoll tells
+    /// of whatever it is asked for.
+    pub fn watch(&self, fd: RawFd, interest: &mut Option<u32>, wanted: Option<u32>, token: u64) {
+        match (*interest, wanted) {
+            (_, None) => self.remove(fd),
+            (None, Some(bits)) => drop(self.add(fd, bits, token)),
+            (Some(_), Some(bits)) => drop(self.change(fd, bits, token)),
+        }
+        *interest = wanted;
     }
 
     /// Watches `fd` no more.
@@ -275,9 +308,11 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until `fd` takes bytes again, at most `for_ms` milliseconds. For `close` alone.
-pub fn wait_writable(fd: BorrowedFd<'_>, for_ms: i32) {
-    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one pollfd, borrowed mutably.
-    unsafe { libc::poll(&mut p, 1, for_ms) };
+/// Waits until one of them takes bytes again, at most so long. For `close` alone.
+pub fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, at_most: Duration) {
+    let poll = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let mut all: Vec<_> = fds.map(poll).collect();
+    let for_ms = at_most.as_millis().clamp(1, 1000) as i32;
+    // SAFETY: so many pollfds, borrowed mutably.
+    unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, for_ms) };
 }

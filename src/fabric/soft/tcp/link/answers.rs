@@ -35,6 +35,13 @@ impl Conn {
         !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }
 
+    /// Whether the answer that arrives is cut off: its rest will never come.
+    fn lacks_rest(&self) -> bool {
+        let left = self.asked.front().map_or(0, |a| a.len - a.got);
+        let rest = self.fd.as_deref().and_then(sock::rest);
+        rest.is_some_and(|n| self.inlet.staged().len() + n < left)
+    }
+
     fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
         loop {
             if self.landing {
@@ -91,10 +98,15 @@ impl Link {
         }
         loop {
             if conn.starved && !deaf {
-                return Ok(total > 0);
+                return match conn.over && conn.lacks_rest() {
+                    true => Err(Lost::Io(conn.fd.as_deref().map_or(io::ErrorKind::NotConnected.into(), sock::end_of))),
+                    false => Ok(total > 0),
+                };
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing && !deaf && !a.is_disowned() => Some((a.place(), a.len - a.got)),
+                Some(a) if conn.landing && !deaf && !a.is_disowned() && !a.lacks_slot() => {
+                    Some((a.place(), a.len - a.got))
+                }
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.

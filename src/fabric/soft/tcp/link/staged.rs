@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::Result;
+use crate::fabric::soft::gpu::Stager;
 use crate::rma::seq::Seq;
 
 /// Chunks of GPU memory that a stripe has on its way: one that the socket takes, the others coming from the GPU.
@@ -41,6 +42,11 @@ pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
 }
 
 impl Asked {
+    /// Whether its bytes are for GPU memory and have no slot yet.
+    pub(super) fn lacks_slot(&self) -> bool {
+        self.lkey & GPU_BIT != 0 && self.lease.is_none()
+    }
+
     /// Where the next byte goes.
     pub(super) fn place(&self) -> *mut u8 {
         let start = self.lease.as_ref().map_or(self.to as *mut u8, Lease::host);
@@ -90,10 +96,15 @@ impl Conn {
         !self.line.is_empty() || !self.storing.is_empty() || self.starved
     }
 
-    /// Whether the answer that arrives has somewhere to go; if not, the connection is starved until it has.
+    /// Whether the answer that arrives has somewhere to go. If not, the connection is starved until it has, or more of the
+    /// answer is to be received first.
     pub(super) fn has_place(&mut self, gpu: &Gpu) -> Result<bool> {
         self.starved = match self.asked.front_mut() {
-            Some(a) if a.lkey & GPU_BIT != 0 && a.lease.is_none() => {
+            Some(a) if a.lacks_slot() => {
+                if Stager::gathers(a.len, self.inlet.staged().len()) {
+                    self.starved = false;
+                    return Ok(false);
+                }
                 a.lease = gpu.opened()?.slot(a.len as u64)?;
                 a.lease.is_none()
             }

@@ -42,6 +42,7 @@ impl Tcp {
             seat.again.store(false, Ordering::Release);
             fence(Ordering::SeqCst);
             let Some(conn) = guard.as_mut() else { return moved };
+            conn.over |= bits & libc::EPOLLHUP as u32 != 0;
             let outcome = self.serve(peer, conn, stripe, must_read, io);
             let staging = outcome.is_ok() && conn.is_staging();
             self.note_served(peer, &mut conn.noted, staging);
@@ -124,12 +125,10 @@ impl Tcp {
 
     /// Has epoll watch for what a connection that is served waits for.
     fn watch_served(&self, peer: &Peer, conn: &mut Inbound, stripe: usize) {
-        let wanted = conn.wanted();
+        let (fd, wanted) = (conn.fd().as_raw_fd(), conn.wanted());
         if conn.interest != wanted {
-            conn.interest = wanted;
             let token = Source::Serving(peer.rank, stripe).token();
-            let poller = self.poller_of(peer.rank, stripe, SERVING);
-            let _ = poller.change(conn.fd().as_raw_fd(), wanted, token);
+            self.poller_of(peer.rank, stripe, SERVING).watch(fd, &mut conn.interest, wanted, token);
         }
     }
 

@@ -90,7 +90,8 @@ impl Inbound {
         !self.storing.is_empty() || self.starved || self.fetching
     }
 
-    /// Whether the put that arrives has somewhere to go; if not, the connection is starved until it has.
+    /// Whether the put that arrives has somewhere to go. If not, the connection is starved until it has, or more of the put is
+    /// to be received first.
     pub(super) fn has_place(&mut self, lanes: &mut Lanes) -> bool {
         let Some(landing) = &mut self.landing else { return true };
         if landing.refused {
@@ -100,6 +101,10 @@ impl Inbound {
             Way::Direct => false,
             Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
             Way::Slot(lease) => {
+                if lease.is_none() && Stager::gathers(landing.place.len as usize, self.inlet.staged().len()) {
+                    self.starved = false;
+                    return false;
+                }
                 if lease.is_none() {
                     *lease = lanes.slot(&landing.place);
                 }
