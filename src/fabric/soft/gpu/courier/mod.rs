@@ -264,7 +264,11 @@ impl Courier {
         }
         self.berths[self.present].post(&command);
         self.carried.operations += 1;
-        self.carried.heavy += u64::from(command.flags & HEAVY != 0);
+        if command.flags & HEAVY != 0 {
+            self.carried.heavy += 1;
+            // Those that find hands are as good a reason for the next launch to have some as those that miss them.
+            self.wants_hands();
+        }
         self.sent.push_back(Sent { op, signal: command.signal, is_cut });
     }
 
