@@ -127,7 +127,7 @@ impl Courier {
             let _current = context.enter()?;
             let kernel = Kernel::load(cuda, PTX, c"oxygin_courier")?;
             // One after the other, for queues of their own.
-            let streams = (0..BERTHS).map(|_| Stream::create_below(cuda, 1)).collect::<Result<Vec<_>, _>>()?;
+            let streams = (0..BERTHS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
             let machine = Machine { kernel, pinned: Pinned::alloc(cuda, BERTHS * ring::BYTES)? };
             let (host, device) = (machine.pinned.host(), machine.pinned.device());
             for (i, stream) in streams.into_iter().enumerate() {
