@@ -85,6 +85,8 @@ struct Sent {
     signal: u64,
     /// It was told not to do it in one go with those before.
     is_cut: bool,
+    /// It is for hands.
+    is_heavy: bool,
 }
 
 /// What all berths share on the GPU.
@@ -263,13 +265,12 @@ impl Courier {
             command.flags |= CUT;
         }
         self.berths[self.present].post(&command);
-        self.carried.operations += 1;
-        if command.flags & HEAVY != 0 {
-            self.carried.heavy += 1;
+        let is_heavy = command.flags & HEAVY != 0;
+        if is_heavy {
             // Those that find hands are as good a reason for the next launch to have some as those that miss them.
             self.wants_hands();
         }
-        self.sent.push_back(Sent { op, signal: command.signal, is_cut });
+        self.sent.push_back(Sent { op, signal: command.signal, is_cut, is_heavy });
     }
 
     /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order.
@@ -305,7 +306,10 @@ impl Courier {
         // First whether it is gone: then the count is final.
         let gone = berth.is_gone();
         if first < berth.done() {
-            return self.sent.pop_front().map(|s| s.op);
+            let done = self.sent.pop_front()?;
+            self.carried.operations += 1;
+            self.carried.heavy += u64::from(done.is_heavy);
+            return Some(done.op);
         }
         if gone {
             self.phase = Phase::Off;
