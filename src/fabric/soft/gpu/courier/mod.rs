@@ -266,10 +266,6 @@ impl Courier {
         }
         self.berths[self.present].post(&command);
         let is_heavy = command.flags & HEAVY != 0;
-        if is_heavy {
-            // Those that find hands are as good a reason for the next launch to have some as those that miss them.
-            self.wants_hands();
-        }
         self.sent.push_back(Sent { op, signal: command.signal, is_cut, is_heavy });
     }
 
