@@ -158,6 +158,38 @@ fn puts_to_oneself() {
     fake.check();
 }
 
+/// As long as large copies come up every launch has hands, also where small operations call for all of the launches and large
+/// copies always find hands there.
+#[test]
+fn launches_have_hands_as_long_as_large_copies_come() {
+    const LARGE: usize = 32 << 10;
+    let fake = Fake::take();
+    let (before, heavy) = (fake.calls("cuLaunchKernel"), fake.heavy_commands());
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, LARGE / 8, 0);
+        let dst = fake.window(r, 0, LARGE / 8, 0);
+        let put = |len| r.put(0, (src.as_window(), 0), len, (dst.as_window(), 0), 1, None);
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            wait_until("the first launches have ended", || fake.launched() == 0);
+            repeat_until("hands are at work", || r.wait(put(LARGE)), || fake.heavy_commands() > heavy);
+            let without = fake.launches_without_hands();
+            while fake.calls("cuLaunchKernel") < before + FIRST + 150 {
+                fake.end_kernels();
+                wait_until("the courier has ended", || fake.launched() == 0);
+                let commands = fake.commands();
+                let some = || [(); 32].map(|()| put(8)).into_iter().for_each(|q| r.wait(q));
+                repeat_until("small puts have a courier", some, || fake.commands() > commands);
+                r.wait(put(LARGE));
+            }
+            assert_eq!(fake.launches_without_hands(), without, "launches without hands, of 150");
+        }
+        r.job.barrier.wait();
+    });
+    fake.check();
+}
+
 /// Copies from another GPU: hands take those that find few others, close together, and only where they are to.
 #[test]
 fn lone_copies_from_another_gpu() {

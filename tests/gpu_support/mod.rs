@@ -179,6 +179,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_heavy_commands")() }
     }
 
+    /// How many launches had no hands so far.
+    pub fn launches_without_hands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_launches_without_hands")() }
+    }
+
     /// How often a driver function was called so far.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();

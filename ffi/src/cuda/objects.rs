@@ -306,17 +306,12 @@ const COPIES_MAX: usize = 256;
 impl Stream {
     /// A stream in the current context, of the highest priority: what it does is short, and kernels wait for it.
     pub fn create(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
-        Self::create_below(cuda, 0)
-    }
-
-    /// The same, `steps` below the highest priority if there are so many.
-    pub fn create_below(cuda: &Arc<Cuda>, steps: c_int) -> Result<Self, CudaError> {
         let (mut lowest, mut highest, mut raw) = (0, 0, null_mut());
         // SAFETY: places for the answers.
         let code = unsafe { (cuda.priority_range)(&mut lowest, &mut highest) };
         cuda.check("cuCtxGetStreamPriorityRange", code)?;
         // SAFETY: a place for the answer.
-        let code = unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, lowest.min(highest + steps)) };
+        let code = unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, highest) };
         cuda.check("cuStreamCreateWithPriority", code)?;
         Ok(Self { cuda: cuda.clone(), raw, no_batch: AtomicBool::new(false) })
     }

@@ -6,6 +6,7 @@ use crate::world::{current, device_of, world, INVALID_CONTEXT};
 use crate::{blocking, call, enqueue, give, in_context};
 use oxygin_ffi::cuda::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +54,8 @@ struct Kernels {
 }
 
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
+/// Launches since the process began that had no hands.
+static LAUNCHES_WITHOUT_HANDS: AtomicU64 = AtomicU64::new(0);
 
 /// Locked before the world or alone, never after it.
 struct Guard(MutexGuard<'static, Option<Kernels>>);
@@ -229,6 +232,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     all.to_hold -= usize::from(is_held);
     all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
+    LAUNCHES_WITHOUT_HANDS.fetch_add(u64::from(warps == 1), Ordering::Relaxed);
     let launch = Launch { id, context: current(), parameters, hands: warps - 1 };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
 }
@@ -322,4 +326,10 @@ pub extern "C" fn fake_commands() -> u64 {
 #[no_mangle]
 pub extern "C" fn fake_heavy_commands() -> u64 {
     crate::courier::heavy_commands()
+}
+
+/// How many launches since the process began had no hands.
+#[no_mangle]
+pub extern "C" fn fake_launches_without_hands() -> u64 {
+    LAUNCHES_WITHOUT_HANDS.load(Ordering::Relaxed)
 }

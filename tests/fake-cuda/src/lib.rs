@@ -212,8 +212,8 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut CUstream, flags
     if flags != CU_STREAM_NON_BLOCKING {
         world().violation("a stream in order with the legacy stream");
     }
-    if !(HIGHEST..=HIGHEST + 1).contains(&priority) {
-        world().violation("a stream that is not of one of the two highest priorities");
+    if priority != HIGHEST {
+        world().violation("a stream that is not of the highest priority");
     }
     unsafe { give(stream, FakeStream::start(current()) as CUstream) }
 }

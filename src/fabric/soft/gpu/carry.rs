@@ -80,7 +80,13 @@ impl State {
             let Some(op) = self.park(op, by_hands) else { continue };
             let limit = self.limit(others);
             match command(&op, &mut self.windows, limit, by_hands) {
-                Some(command) => courier.post(op, command),
+                Some(command) => {
+                    if by_hands && op.len > limit {
+                        // What finds hands wants the next launches to have some as much as what misses them.
+                        courier.wants_hands();
+                    }
+                    courier.post(op, command);
+                }
                 None => {
                     self.queue.push_front(op);
                     any = courier.is_busy();

@@ -85,6 +85,8 @@ struct Sent {
     signal: u64,
     /// It was told not to do it in one go with those before.
     is_cut: bool,
+    /// It is for hands.
+    is_heavy: bool,
 }
 
 /// What all berths share on the GPU.
@@ -127,7 +129,7 @@ impl Courier {
             let _current = context.enter()?;
             let kernel = Kernel::load(cuda, PTX, c"oxygin_courier")?;
             // One after the other, for queues of their own.
-            let streams = (0..BERTHS).map(|_| Stream::create_below(cuda, 1)).collect::<Result<Vec<_>, _>>()?;
+            let streams = (0..BERTHS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
             let machine = Machine { kernel, pinned: Pinned::alloc(cuda, BERTHS * ring::BYTES)? };
             let (host, device) = (machine.pinned.host(), machine.pinned.device());
             for (i, stream) in streams.into_iter().enumerate() {
@@ -263,9 +265,8 @@ impl Courier {
             command.flags |= CUT;
         }
         self.berths[self.present].post(&command);
-        self.carried.operations += 1;
-        self.carried.heavy += u64::from(command.flags & HEAVY != 0);
-        self.sent.push_back(Sent { op, signal: command.signal, is_cut });
+        let is_heavy = command.flags & HEAVY != 0;
+        self.sent.push_back(Sent { op, signal: command.signal, is_cut, is_heavy });
     }
 
     /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order.
@@ -301,7 +302,10 @@ impl Courier {
         // First whether it is gone: then the count is final.
         let gone = berth.is_gone();
         if first < berth.done() {
-            return self.sent.pop_front().map(|s| s.op);
+            let done = self.sent.pop_front()?;
+            self.carried.operations += 1;
+            self.carried.heavy += u64::from(done.is_heavy);
+            return Some(done.op);
         }
         if gone {
             self.phase = Phase::Off;
