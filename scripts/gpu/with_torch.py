@@ -38,7 +38,7 @@ def attempt(python, layout, given, nccl, plugin, version, gpus, until, log):
 
 
 def run(python, layout, nccl, plugin, version, gpus, seconds, log, deadline, record):
-    """Calls `record(result)`, whose `notes` say which NCCL it was."""
+    """Calls `record(result)`, whose `notes` say which NCCL it was. `False`: cut by `deadline` (time.monotonic), no call."""
     started = time.monotonic()
 
     def once(given):
@@ -48,7 +48,8 @@ def run(python, layout, nccl, plugin, version, gpus, seconds, log, deadline, rec
     result = {"program": "torch", "layout": layout, "rows": [], "used": {}}
     if not shutil.which(python):
         result.update(status="absent", why=f"there is no {python}", seconds=0)
-        return record(result)
+        record(result)
+        return True
     lines, status, text = once(True)
     given, notes = True, []
     if status not in (0, None) and not any(line.startswith("TORCH ") for line in lines):
@@ -56,6 +57,8 @@ def run(python, layout, nccl, plugin, version, gpus, seconds, log, deadline, rec
         notes.append(f"PyTorch does not load with NCCL {'.'.join(map(str, version))}: {(lines or ['no word'])[-1][:200]}")
         lines, status, text = once(False)
         given = False
+    if status is None and time.monotonic() >= deadline:
+        return False
     result["seconds"] = round(time.monotonic() - started, 2)
     notes += [line.split(" ", 1)[1] + ("" if given else ", its own") for line in lines if line.startswith("USED ")]
     if notes:
@@ -63,7 +66,8 @@ def run(python, layout, nccl, plugin, version, gpus, seconds, log, deadline, rec
     absent = [line.split(": ", 1)[1] for line in lines if line.startswith("ABSENT torch: ")]
     if absent and status == 0:
         result.update(status="absent", why=absent[0])
-        return record(result)
+        record(result)
+        return True
     ran = re.findall(r"NCCL version (\d+)\.(\d+)\.(\d+)", text)
     facts, wrong, warnings = runner.used(text, text, version if given or not ran else tuple(map(int, ran[-1])), plugin, layout, "torch")
     if not given:
@@ -75,3 +79,4 @@ def run(python, layout, nccl, plugin, version, gpus, seconds, log, deadline, rec
         result["status"] = "hang" if status is None else "not ours" if status == 0 else "fail"
         result["why"] = ([l.strip() for l in lines if l.strip()][-8:] or ["it ended without a word"]) + wrong + warnings[:4]
     record(result)
+    return True

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 assert sys.argv[1].endswith("cuda/torch_collectives.py"), sys.argv
 ranks = int(sys.argv[2])
@@ -12,6 +13,8 @@ mood = json.loads(os.environ.get("FAKE_MOOD", "{}")).get("torch", "")
 if mood == "absent":
     print("ABSENT torch: it has no PyTorch")
     sys.exit()
+if mood == "hangs":
+    time.sleep(60)
 given = os.environ.pop("LD_PRELOAD", None)
 if given and mood == "takes only its own":
     sys.exit("undefined symbol: ncclNew")
