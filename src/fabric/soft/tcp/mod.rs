@@ -377,7 +377,8 @@ impl Tcp {
         self.pollers[0].fd()
     }
 
-    /// Sends what was promised (as long as [`Timing::linger`] and [`Timing::leave`] allow), takes leave of the peers and closes every connection.
+    /// Sends what was promised, as long as [`Timing::linger`] and [`Timing::leave`] allow, takes leave of the peers and closes
+    /// every connection.
     /// Unfinished operations fail. Later calls do nothing.
     pub fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
