@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long destroying a context waits for copies by the GPU, and then for one of [`QUANTUM`](super::QUANTUM) bytes by the
+/// How long destroying a context waits for copies by the GPU, and then for one of `QUANTUM` bytes by the
 /// kernel.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
