@@ -349,7 +349,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NCCL_IB_RETRY_CNT",
         default: "7",
-        meaning: "How often a queue pair sends again before it fails.",
+        meaning: "How often a queue pair sends again before it fails; at most 6 on soft-RoCE, where 7 is for ever.",
         accepted: "0 to 7",
         apply: |config, text| within(text, 0, 7).map(|value| config.ib_retry_cnt = value),
     },

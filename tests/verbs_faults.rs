@@ -171,6 +171,18 @@ fn queues_shrink_to_what_the_device_has() {
     fake.check_clean();
 }
 
+/// Soft-RoCE (this vendor) sends for ever where 7 times are asked for: a peer that is gone would never show.
+#[test]
+fn soft_roce_sends_again_a_limited_number_of_times() {
+    let fake = Fake::take();
+    for (vendor, given, used) in [(0x2c9, 7, 7), (0x2c9, 5, 5), (0xff_ffff, 7, 6), (0xff_ffff, 5, 5)] {
+        fake.set("vendor_id", vendor);
+        drop(Job { config: Config { ib_retry_cnt: given, ..Config::default() }, ..Default::default() }.start());
+        assert_eq!(fake.count("last_retry_cnt"), used, "{given} of vendor {vendor:#x}");
+    }
+    fake.check_clean();
+}
+
 #[test]
 fn connections_take_the_smaller_limits_and_the_configured_values() {
     let fake = Fake::take();

@@ -97,7 +97,7 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, 
         qp_state: IBV_QPS_RTS,
         sq_psn: psn,
         timeout: origin.timeout.min(31),
-        retry_cnt: origin.retry_cnt.min(7),
+        retry_cnt: origin.retry_cnt,
         // 7: for ever. Signal messages are sent only for receives that are posted, so this is never needed.
         rnr_retry: 7,
         max_rd_atomic: mine.max_rd_atomic.min(target.hello.max_dest_rd_atomic),
@@ -114,6 +114,15 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, 
             attr.max_rd_atomic
         ))
     })
+}
+
+/// `RXE_VENDOR_ID` of the kernel's `rxe_param.h`: soft-RoCE.
+const SOFT_ROCE: u32 = 0x00FF_FFFF;
+
+/// How often a queue pair may send again on a device of this vendor, of the `wanted` times. Soft-RoCE takes 7 for "for ever"
+/// (`rxe_comp.c`), and would never tell of a peer that is gone.
+pub fn retries(wanted: u8, vendor: u32) -> u8 {
+    wanted.min(if vendor == SOFT_ROCE { 6 } else { 7 })
 }
 
 /// Bytes of an `IBV_MTU_*`.

@@ -148,7 +148,7 @@ impl VerbsFabric {
                 gid,
                 sl: config.ib_sl.unwrap_or(0) & 15,
                 timeout: config.ib_timeout,
-                retry_cnt: config.ib_retry_cnt,
+                retry_cnt: connect::retries(config.ib_retry_cnt, limits.vendor_id),
             },
             iwarp,
             traffic_class: config.ib_tc.unwrap_or(0),

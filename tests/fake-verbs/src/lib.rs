@@ -163,6 +163,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     a.max_qp_rd_atom = get("max_qp_rd_atom");
     a.max_qp_init_rd_atom = get("max_qp_init_rd_atom");
     a.atomic_cap = get("atomic_cap") as c_uint;
+    a.vendor_id = get("vendor_id") as u32;
     a.max_pkeys = 1;
     a.phys_port_cnt = 1;
     unsafe { *attr = a };

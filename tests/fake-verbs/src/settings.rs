@@ -13,6 +13,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("iwarp", 0),
     // 1: atomic among the device's own operations.
     ("atomic_cap", 1),
+    ("vendor_id", 0x2c9),
     ("max_qp_wr", 8192),
     ("max_cqe", 1 << 20),
     ("max_qp_init_rd_atom", 16),
