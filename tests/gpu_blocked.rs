@@ -419,6 +419,44 @@ fn only_the_first_store_waits_for_processors() {
     }
 }
 
+/// A store that finds the staging memory full waits for room there, not for the processors.
+#[test]
+fn stores_wait_for_room_in_the_staging_memory() {
+    const STAGING: usize = 4 << 20;
+    let fake = Fake::take();
+    fake.set_issue("courier=0");
+    let flags = Signals::NeverReset.set_up(&fake);
+    let arrived = AtomicU64::new(0);
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let traffic = Traffic::new(&fake, r, 0, Signals::NeverReset, flags, &arrived);
+        let (from, to, signal) = (traffic.host.window(), traffic.to_gpu.window(), (traffic.sig.as_window(), 0, 1));
+        if r.rank == 0 {
+            fake.rest();
+            block(&fake, 1, true);
+            // The first one learns that the processors are busy.
+            r.wait(r.put(0, (from, 0), 8, (to, GAP as u64), 1, Some(signal)));
+            let slices = fake.slices();
+            fake.hold(64 << 10);
+            // SAFETY: plain call.
+            let progress = || ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            let large = r.put(0, (from, 0), STAGING, (to, GAP as u64), 1, None);
+            (0..1000).for_each(|_| progress());
+            let small = r.put(0, (from, STAGING as u64), 8, (to, (GAP + STAGING) as u64), 1, Some(signal));
+            (0..1000).for_each(|_| progress());
+            fake.hold(0);
+            [large, small].into_iter().for_each(|q| r.wait(q));
+            assert_eq!(fake.slices(), slices, "it waited for processors");
+        } else {
+            traffic.sig.wait(r, 0, 2);
+            traffic.to_gpu.took(GAP, &traffic.peers[..STAGING + 8], "all");
+        }
+        traffic.barrier();
+    });
+    block(&fake, 1, false);
+    fake.check();
+}
+
 /// Many at once share the staging memory, whose places do not always fit: those that find none come later, and not by the
 /// processors.
 #[test]

@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::joining::Joining;
+use super::launch::FEW_STORES;
 use super::op::{Op, Owner, Side};
 use super::state::{State, Windows};
 use super::track::Outward;
@@ -187,6 +188,7 @@ impl Batch {
                 self.away.join(to, from, left as usize, op.between().filter(|_| self.merge));
                 op.done += left;
             }
+            (End::Host(_), End::Gpu(to)) if inline(left, to) && !self.takes_store(s) => return Ok(false),
             (End::Host(from), End::Gpu(to)) if inline(left, to) => {
                 // SAFETY: the source is readable (Context::put; or in a held window).
                 let store = unsafe { inline_store(from, left, to) };
@@ -221,13 +223,23 @@ impl Batch {
         s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE))
     }
 
+    /// Whether one more store may go along. Where copy engines store, it needs room in the staging memory, or the flight would
+    /// wait for the GPU's processors.
+    fn takes_store(&self, s: &State) -> bool {
+        let by_copy = s.store_by_copy > 0 && !self.needs_ops && self.ops.len() < FEW_STORES;
+        // Beside copies within the GPU there is room for them.
+        !by_copy || self.near_bytes > 0 || s.staging.fits(8 * (self.ops.len() as u64 + 1))
+    }
+
     /// A place in the staging memory, if there is one now.
     fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
         if self.near_bytes > 0 && !self.leaves_room(s, n) {
             return None;
         }
         let device = s.device.as_ref()?;
-        Some((s.staging.take(n)?, device))
+        // Stores that are in the flight already keep their room.
+        let stores = if s.store_by_copy > 0 { 8 * self.ops.len() as u64 } else { 0 };
+        Some((s.staging.take_beside(n, stores)?, device))
     }
 
     fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
@@ -250,6 +262,9 @@ impl Batch {
             let at = held.resolve(signal.rkey, signal.remote, 8).filter(|_| signal.remote % 8 == 0);
             receive::add(at.ok_or_else(|| gone(signal.rkey, signal.remote, 8))?, signal.value);
             return Ok(Step::Done);
+        }
+        if !self.takes_store(s) {
+            return later;
         }
         match s.windows.add(signal.rkey, signal.remote, signal.value) {
             Ok(sum) => {

@@ -13,7 +13,7 @@ use oxygin_ffi::cuda::MemOpKind;
 /// each but waits for nobody …
 pub const STORES_BY_COPY: u32 = 256;
 /// … where there are not more stores than this: each is a call of 1.3 µs.
-const FEW_STORES: usize = 32;
+pub const FEW_STORES: usize = 32;
 
 impl State {
     /// Whether the other end of an operation between GPU memories is on this engine's own GPU.

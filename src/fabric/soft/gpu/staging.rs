@@ -25,13 +25,35 @@ impl Staging {
             self.tail = self.head;
         }
         let at = self.head % self.size;
-        // A piece does not wrap: the rest of the lap is skipped.
-        let start = if at + n > self.size { self.head + (self.size - at) } else { self.head };
-        if n > self.size || start + n - self.tail > self.size {
+        if !self.fits(n) {
             return None;
         }
+        // A piece does not wrap: the rest of the lap is skipped.
+        let start = if at + n > self.size { self.head + (self.size - at) } else { self.head };
         self.head = start + n;
         Some(start % self.size)
+    }
+
+    /// The same, if there is room for one piece of `beside` bytes after it.
+    pub fn take_beside(&mut self, n: u64, beside: u64) -> Option<u64> {
+        let before = (self.head, self.tail);
+        let offset = self.take(n)?;
+        if !self.fits(beside) {
+            (self.head, self.tail) = before;
+            return None;
+        }
+        Some(offset)
+    }
+
+    /// Whether `take` finds room for one piece of `n` bytes now.
+    pub fn fits(&self, n: u64) -> bool {
+        let n = n.next_multiple_of(ALIGN);
+        if n > self.size || self.head == self.tail {
+            return n <= self.size;
+        }
+        let at = self.head % self.size;
+        let skipped = if at + n > self.size { self.size - at } else { 0 };
+        self.head + skipped + n - self.tail <= self.size
     }
 
     /// Whether pieces of at most `piece` bytes can be taken, `n` together with what each is short of a multiple of 64.
@@ -64,13 +86,16 @@ mod tests {
         for _ in 0..10_000 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let n = 1 + (x >> 33) % 400;
+            let fits = s.fits(n);
             match s.take(n) {
                 Some(at) => {
+                    assert!(fits);
                     assert!(at + n <= 1024);
                     assert!(live.iter().all(|&(a, m, _)| at + n <= a || a + m <= at), "{at}+{n} overlaps {live:?}");
                     live.push_back((at, n, s.position()));
                 }
                 None => {
+                    assert!(!fits);
                     let (_, _, position) = live.pop_front().expect("an empty ring has room");
                     s.give_back(position);
                 }
