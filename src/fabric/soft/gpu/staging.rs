@@ -18,19 +18,11 @@ impl Staging {
 
     /// Takes `n` bytes in one piece, or says that there is no room now. Returns their offset.
     pub fn take(&mut self, n: u64) -> Option<u64> {
-        let n = n.next_multiple_of(ALIGN);
+        let start = self.place(n)?;
         if self.head == self.tail {
-            // Empty: start a lap, so that any piece fits.
-            self.head = self.head.next_multiple_of(self.size);
-            self.tail = self.head;
+            self.tail = start;
         }
-        let at = self.head % self.size;
-        if !self.fits(n) {
-            return None;
-        }
-        // A piece does not wrap: the rest of the lap is skipped.
-        let start = if at + n > self.size { self.head + (self.size - at) } else { self.head };
-        self.head = start + n;
+        self.head = start + n.next_multiple_of(ALIGN);
         Some(start % self.size)
     }
 
@@ -47,13 +39,20 @@ impl Staging {
 
     /// Whether `take` finds room for one piece of `n` bytes now.
     pub fn fits(&self, n: u64) -> bool {
+        self.place(n).is_some()
+    }
+
+    /// The position at which a piece of `n` bytes would start now.
+    fn place(&self, n: u64) -> Option<u64> {
         let n = n.next_multiple_of(ALIGN);
-        if n > self.size || self.head == self.tail {
-            return n <= self.size;
+        if self.head == self.tail {
+            // Empty: start a lap, so that any piece fits.
+            return (n <= self.size).then(|| self.head.next_multiple_of(self.size));
         }
         let at = self.head % self.size;
-        let skipped = if at + n > self.size { self.size - at } else { 0 };
-        self.head + skipped + n - self.tail <= self.size
+        // A piece does not wrap: the rest of the lap is skipped.
+        let start = if at + n > self.size { self.head + (self.size - at) } else { self.head };
+        (n <= self.size && start + n - self.tail <= self.size).then_some(start)
     }
 
     /// Whether pieces of at most `piece` bytes can be taken, `n` together with what each is short of a multiple of 64.
