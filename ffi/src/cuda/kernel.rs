@@ -71,10 +71,11 @@ impl Kernel {
         let kernels = cuda.kernel("cuModuleLoadData")?;
         let mut made = Self { cuda: cuda.clone(), module: null_mut(), function: null_mut() };
         // SAFETY: a place for the answer; PTX ends with a zero.
-        let code = unsafe { (kernels.load)(&mut made.module, ptx.as_ptr().cast()) };
-        if code != CUDA_SUCCESS {
+        let loaded =
+            cuda.call(&"cuModuleLoadData", || unsafe { (kernels.load)(&mut made.module, ptx.as_ptr().cast()) });
+        if let Err(e) = loaded {
             made.module = null_mut();
-            return Err(cuda.error("cuModuleLoadData", code));
+            return Err(e);
         }
         // SAFETY: a place for the answer; the module was just loaded.
         let code = unsafe { (kernels.function)(&mut made.function, made.module, name.as_ptr()) };
@@ -96,11 +97,10 @@ impl Kernel {
         let kernels = self.cuda.kernel("cuLaunchKernel")?;
         let mut places = parameters.each_mut().map(|p| (p as *mut u64).cast::<c_void>());
         // SAFETY: N places of 8 bytes each, read before the call returns; the rest is the caller's promise.
-        let code = unsafe {
+        self.cuda.call(&"cuLaunchKernel", || unsafe {
             let (f, stream) = (self.function, stream.raw());
             (kernels.launch)(f, blocks, 1, 1, threads, 1, 1, 0, stream, places.as_mut_ptr(), null_mut())
-        };
-        self.cuda.check("cuLaunchKernel", code)
+        })
     }
 }
 
@@ -108,6 +108,6 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         let Some(kernels) = self.cuda.kernels.as_ref().filter(|_| !self.module.is_null()) else { return };
         // SAFETY: loaded once by `load`; the owner has seen its last kernel end.
-        unsafe { (kernels.unload)(self.module) };
+        let _ = self.cuda.call(&"cuModuleUnload", || unsafe { (kernels.unload)(self.module) });
     }
 }

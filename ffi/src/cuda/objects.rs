@@ -1,5 +1,6 @@
 //! Contexts, streams and pinned memory, each ended by its drop.
 
+use super::calls::{Calling, Name};
 use super::symbols::CopyBatch;
 use super::types::*;
 use super::Cuda;
@@ -47,6 +48,14 @@ impl Cuda {
             return Ok(());
         }
         Err(self.error(call, code))
+    }
+
+    /// Makes a call that may take its time, noted for [`under_way`](super::under_way) as long as it does.
+    pub(super) fn call(&self, name: Name, call: impl FnOnce() -> CUresult) -> Result<(), CudaError> {
+        let noted = Calling::new(name);
+        let code = call();
+        drop(noted);
+        self.check(name, code)
     }
 
     #[cold]
@@ -217,7 +226,7 @@ impl Context {
     pub fn enter(&self) -> Result<Current<'_>, CudaError> {
         // SAFETY: the context lives as long as the communicator's memory in it (NCCL's contract); a destroyed one is an
         // error here.
-        self.cuda.check("cuCtxPushCurrent", unsafe { (self.cuda.push)(self.raw) })?;
+        self.cuda.call(&"cuCtxPushCurrent", || unsafe { (self.cuda.push)(self.raw) })?;
         Ok(Current(self, Apart::new(&self.cuda)))
     }
 }
@@ -225,11 +234,13 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: gives back what `of` retained, or ends what was created for this, in which nothing lives any more.
-        unsafe {
+        let _ = unsafe {
             match self.kept {
-                Kept::Not => CUDA_SUCCESS,
-                Kept::Retained => (self.cuda.primary_release)(self.device),
-                Kept::Owned => (self.cuda.context_destroy)(self.raw),
+                Kept::Not => Ok(()),
+                Kept::Retained => {
+                    self.cuda.call(&"cuDevicePrimaryCtxRelease", || (self.cuda.primary_release)(self.device))
+                }
+                Kept::Owned => self.cuda.call(&"cuCtxDestroy", || (self.cuda.context_destroy)(self.raw)),
             }
         };
     }
@@ -311,8 +322,9 @@ impl Stream {
         let code = unsafe { (cuda.priority_range)(&mut lowest, &mut highest) };
         cuda.check("cuCtxGetStreamPriorityRange", code)?;
         // SAFETY: a place for the answer.
-        let code = unsafe { (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, highest) };
-        cuda.check("cuStreamCreateWithPriority", code)?;
+        cuda.call(&"cuStreamCreateWithPriority", || unsafe {
+            (cuda.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING, highest)
+        })?;
         Ok(Self { cuda: cuda.clone(), raw, no_batch: AtomicBool::new(false) })
     }
 
@@ -348,7 +360,7 @@ impl Stream {
     /// As for `copy`.
     pub unsafe fn copy_one(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        self.cuda.check("cuMemcpyAsync", unsafe { (self.cuda.copy)(to, from, bytes, self.raw) })
+        self.cuda.call(&"cuMemcpyAsync", || unsafe { (self.cuda.copy)(to, from, bytes, self.raw) })
     }
 
     /// Up to `COPIES_MAX` copies from number `at` on, which exists.
@@ -362,13 +374,12 @@ impl Stream {
             CUmemcpyAttributes { src_access_order: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, ..Default::default() };
         let (first, mut failed) = (0usize, 0usize);
         // SAFETY: n of each; one attribute set that holds from copy 0 on; the ranges are the caller's promise.
-        let code = unsafe {
+        self.cuda.call(&"cuMemcpyBatchAsync", || unsafe {
             match batch {
                 CopyBatch::V2(f) => f(to, from, bytes, n, &attributes, &first, 1, self.raw),
                 CopyBatch::V1(f) => f(to, from, bytes, n, &attributes, &first, 1, &mut failed, self.raw),
             }
-        };
-        self.cuda.check("cuMemcpyBatchAsync", code)
+        })
     }
 
     /// Starts stores and additions, in their order, after what was started before.
@@ -378,26 +389,34 @@ impl Stream {
     pub unsafe fn mem_ops(&self, ops: &mut [MemOp]) -> Result<(), CudaError> {
         for chunk in ops.chunks_mut(MEM_OPS_MAX) {
             // SAFETY: as many as said; the words are the caller's promise.
-            let code = unsafe { (self.cuda.mem_ops)(self.raw, chunk.len() as c_uint, chunk.as_mut_ptr(), 0) };
-            self.cuda.check("cuStreamBatchMemOp", code)?;
+            self.cuda.call(&"cuStreamBatchMemOp", || unsafe {
+                (self.cuda.mem_ops)(self.raw, chunk.len() as c_uint, chunk.as_mut_ptr(), 0)
+            })?;
         }
         Ok(())
     }
 
     /// Whether everything started is done; an error when something failed. Does not wait.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        // SAFETY: the stream lives.
-        match unsafe { (self.cuda.stream_query)(self.raw) } {
-            CUDA_ERROR_NOT_READY => Ok(false),
-            code => self.cuda.check("cuStreamQuery", code).map(|()| true),
-        }
+        let mut code = CUDA_SUCCESS;
+        self.cuda.call(&"cuStreamQuery", || {
+            // SAFETY: the stream lives.
+            code = unsafe { (self.cuda.stream_query)(self.raw) };
+            // No error, and asked for too often to make a sentence of it.
+            if code == CUDA_ERROR_NOT_READY {
+                CUDA_SUCCESS
+            } else {
+                code
+            }
+        })?;
+        Ok(code == CUDA_SUCCESS)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made in `create`, ended once; the driver lets its work finish.
-        unsafe { (self.cuda.stream_destroy)(self.raw) };
+        let _ = self.cuda.call(&"cuStreamDestroy", || unsafe { (self.cuda.stream_destroy)(self.raw) });
     }
 }
 
@@ -420,7 +439,7 @@ impl Pinned {
         let mut host = null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: a place for the answer.
-        cuda.check("cuMemHostAlloc", unsafe { (cuda.host_alloc)(&mut host, bytes, flags) })?;
+        cuda.call(&"cuMemHostAlloc", || unsafe { (cuda.host_alloc)(&mut host, bytes, flags) })?;
         let mut made = Self { cuda: cuda.clone(), host: host.cast(), device: 0, bytes };
         // SAFETY: a place for the answer; the memory was just made with DEVICEMAP.
         let code = unsafe { (cuda.host_device_pointer)(&mut made.device, host, 0) };
@@ -449,6 +468,6 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: made in `alloc`, freed once; the owner has seen the GPU's last access.
-        unsafe { (self.cuda.host_free)(self.host.cast()) };
+        let _ = self.cuda.call(&"cuMemFreeHost", || unsafe { (self.cuda.host_free)(self.host.cast()) });
     }
 }

@@ -21,7 +21,7 @@ impl Context {
     pub fn create(cuda: &Arc<Cuda>, device: CUdevice) -> Result<Self, CudaError> {
         let (_apart, mut raw) = (Apart::new(cuda), null_mut());
         // SAFETY: a place for the answer.
-        cuda.check("cuCtxCreate", unsafe { (cuda.context_create)(&mut raw, 0, device) })?;
+        cuda.call(&"cuCtxCreate", || unsafe { (cuda.context_create)(&mut raw, 0, device) })?;
         // No kernel of ours runs in it, so no thread needs a stack: half of what a context takes. A refusal costs only that.
         // SAFETY: its creation has made the context current; it is put back.
         unsafe {
@@ -43,7 +43,7 @@ impl Words {
     pub fn alloc(cuda: &Arc<Cuda>, bytes: usize) -> Result<Self, CudaError> {
         let mut at = 0;
         // SAFETY: a place for the answer.
-        cuda.check("cuMemAlloc", unsafe { (cuda.device_alloc)(&mut at, bytes) })?;
+        cuda.call(&"cuMemAlloc", || unsafe { (cuda.device_alloc)(&mut at, bytes) })?;
         Ok(Self { cuda: cuda.clone(), at })
     }
 
@@ -56,7 +56,7 @@ impl Words {
 impl Drop for Words {
     fn drop(&mut self) {
         // SAFETY: allocated once; the owner has seen the GPU's last access.
-        unsafe { (self.cuda.device_free)(self.at) };
+        let _ = self.cuda.call(&"cuMemFree", || unsafe { (self.cuda.device_free)(self.at) });
     }
 }
 
@@ -102,6 +102,6 @@ impl Stream {
             ..CUDA_MEMCPY2D::default()
         };
         // SAFETY: the driver reads the description before it returns; the ranges are the caller's promise.
-        self.cuda().check("cuMemcpy2DAsync", unsafe { (self.cuda().copy_rows)(&what, self.raw()) })
+        self.cuda().call(&"cuMemcpy2DAsync", || unsafe { (self.cuda().copy_rows)(&what, self.raw()) })
     }
 }

@@ -1,8 +1,8 @@
 //! GPU memory of other processes: exported, imported, mapped; each object is ended by its drop.
 //!
-//! Two kinds of memory, two ways. What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped
-//! where the importer likes; what cuMemAlloc or cudaMalloc made travels as 64 bytes and is mapped where the driver
-//! likes. Nothing here waits for a running kernel but the drop of [`Opened`].
+//! What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped where the importer likes. Nothing
+//! here waits for a running kernel. Memory of cuMemAlloc or cudaMalloc, which travels as 64 bytes and belongs to a context,
+//! does not come here: closing it waits for kernels.
 
 use super::group::group;
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUDA_SUCCESS};
@@ -23,8 +23,6 @@ pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
 pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU becomes reachable as it is opened.
-pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
@@ -52,11 +50,6 @@ pub struct CUmemAccessDesc {
     pub flags: c_uint,
 }
 
-/// `CUipcMemHandle`: 64 bytes that mean something to the driver alone.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CUipcMemHandle(pub [u8; 64]);
-
 group! {
     /// The functions for sharing.
     Sharing {
@@ -71,9 +64,6 @@ group! {
         map: c"cuMemMap" fn(CUdeviceptr, usize, usize, CUmemHandle, c_ulonglong);
         unmap: c"cuMemUnmap" fn(CUdeviceptr, usize);
         set_access: c"cuMemSetAccess" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-        ipc_get: c"cuIpcGetMemHandle" fn(*mut CUipcMemHandle, CUdeviceptr);
-        ipc_open: c"cuIpcOpenMemHandle_v2" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-        ipc_close: c"cuIpcCloseMemHandle" fn(CUdeviceptr);
     }
 }
 
@@ -89,15 +79,6 @@ impl Cuda {
         // SAFETY: places for the answers.
         self.check(call, unsafe { (self.share(call)?.address_range)(&mut base, &mut size, at) })?;
         Ok((base, size as u64))
-    }
-
-    /// 64 bytes by which another process opens the allocation that starts at `base`.
-    pub fn ipc_handle(&self, base: CUdeviceptr) -> Result<CUipcMemHandle, CudaError> {
-        let call = "cuIpcGetMemHandle";
-        let mut handle = CUipcMemHandle([0; 64]);
-        // SAFETY: a place for the answer.
-        self.check(call, unsafe { (self.share(call)?.ipc_get)(&mut handle, base) })?;
-        Ok(handle)
     }
 }
 
@@ -214,39 +195,6 @@ impl Drop for Mapped {
         }
         // SAFETY: reserved by `new`, and nothing is mapped there any more.
         unsafe { (share.address_free)(self.base, self.bytes) };
-    }
-}
-
-/// An allocation of another process, opened by its 64 bytes. The driver counts how often a process opens one. Its drop
-/// waits for running kernels.
-pub struct Opened {
-    cuda: Arc<Cuda>,
-    base: CUdeviceptr,
-}
-
-impl Opened {
-    /// Opens it for the current context.
-    pub fn new(cuda: &Arc<Cuda>, handle: CUipcMemHandle) -> Result<Self, CudaError> {
-        let call = "cuIpcOpenMemHandle";
-        let mut base = 0;
-        // SAFETY: a place for the answer; the driver checks the handle.
-        let code = unsafe { (cuda.share(call)?.ipc_open)(&mut base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) };
-        cuda.check(call, code)?;
-        Ok(Self { cuda: cuda.clone(), base })
-    }
-
-    /// First byte.
-    pub fn base(&self) -> CUdeviceptr {
-        self.base
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if let Some(share) = &self.cuda.sharing {
-            // SAFETY: opened once by `new`; the owner has seen the GPU's last access.
-            unsafe { (share.ipc_close)(self.base) };
-        }
     }
 }
 
