@@ -98,15 +98,6 @@ impl Driver {
         unsafe { self.get::<unsafe extern "C" fn(CUmemHandle) -> c_int>("cuMemRelease")(handle) };
         made
     }
-
-    fn malloc(&self) -> u64 {
-        let mut at = 0;
-        // SAFETY: as above.
-        let code =
-            unsafe { self.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2")(&mut at, SIZE) };
-        assert_eq!(code, 0);
-        at
-    }
 }
 
 /// Files in a directory, by which two processes meet.
@@ -227,13 +218,8 @@ fn transfers(driver: &Driver, rank: usize, meeting: &Meeting, device: c_int) {
     let signal_window = r.register(signal as *const AtomicU64 as u64, 8, PTR_HOST);
     let peer = 1 - rank;
     let transport = std::env::var("OXYGIN_SOFT_TRANSPORT").unwrap_or("auto".into());
-    let mut kinds: Vec<(&str, u64)> = Vec::new();
     let (one, four) = (driver.segments(&cuda, device, 1), driver.segments(&cuda, device, 4));
-    kinds.push(("cuMemCreate", one.base()));
-    kinds.push(("cuMemCreate, 4 segments", four.base()));
-    if std::env::var("OXYGIN_LIBCUDA").is_err() {
-        kinds.push(("cudaMalloc", driver.malloc()));
-    }
+    let kinds = [("cuMemCreate", one.base()), ("cuMemCreate, 4 segments", four.base())];
     let mut signalled = 0;
     for &(kind, base) in &kinds {
         let start = Instant::now();
@@ -338,12 +324,9 @@ again:
 fn waits(driver: &Driver, rank: usize, meeting: &Meeting, device: c_int) {
     let cuda = Cuda::load().unwrap();
     let allocation = driver.segments(&cuda, device, 1);
-    let malloc = driver.malloc();
-    let theirs = meeting.exchange(&cuda.ipc_handle(malloc).unwrap().0)[1 - rank].clone();
-    let handle = oxygin_ffi::cuda::CUipcMemHandle(theirs.try_into().unwrap());
     // The first time of everything, without a kernel.
     let cycle = |timed: &mut dyn FnMut(&str, &mut dyn FnMut())| {
-        let (mut found, mut fd, mut imported, mut mapped, mut opened) = (None, None, None, None, None);
+        let (mut found, mut fd, mut imported, mut mapped) = (None, None, None, None);
         timed("cuMemGetAddressRange", &mut || _ = cuda.address_range(allocation.base()).unwrap());
         timed("cuMemRetainAllocationHandle", &mut || found = Some(Allocation::at(&cuda, allocation.base()).unwrap()));
         timed("cuMemExportToShareableHandle", &mut || fd = found.as_ref().map(|f| f.export().unwrap()));
@@ -354,9 +337,6 @@ fn waits(driver: &Driver, rank: usize, meeting: &Meeting, device: c_int) {
             mapped = Some(Mapped::new(&cuda, &[(imported.take().unwrap(), SIZE as u64)], device).unwrap())
         });
         timed("unmap, free addresses", &mut || drop(mapped.take()));
-        timed("cuIpcGetMemHandle", &mut || _ = cuda.ipc_handle(malloc).unwrap());
-        timed("cuIpcOpenMemHandle", &mut || opened = Some(oxygin_ffi::cuda::Opened::new(&cuda, handle).unwrap()));
-        timed("cuIpcCloseMemHandle", &mut || drop(opened.take()));
     };
     cycle(&mut |_, call| call());
     meeting.exchange(b"");

@@ -63,10 +63,31 @@ impl Thread {
         Ok(Self(unsafe { thread.assume_init() }))
     }
 
+    /// Lets it run to its end by itself, which may be never. It runs code of this library, which stays loaded for it.
+    pub fn leave(self) {
+        keep_loaded();
+        // SAFETY: detached or joined once, because `self` is consumed.
+        unsafe { libc::pthread_detach(self.0) };
+    }
+
     /// Waits for its end.
     pub fn join(self) {
         // SAFETY: joined once, because `self` is consumed.
         unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Has the dynamic linker keep the library that holds this function, whoever closes it.
+fn keep_loaded() {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: a place for the answer; its name, if there is one, is a string that lives as long as the library.
+    unsafe {
+        if libc::dladdr(keep_loaded as *const c_void, info.as_mut_ptr()) != 0 {
+            let name = info.assume_init().dli_fname;
+            if !name.is_null() {
+                libc::dlopen(name, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+            }
+        }
     }
 }
 

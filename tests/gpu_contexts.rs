@@ -5,7 +5,7 @@ mod common;
 mod gpu_support;
 
 use gpu_support::*;
-use oxygin::fabric::soft::gpu::Stager;
+use oxygin::fabric::soft::gpu::{AppThread, Stager};
 use oxygin::memory::gpu::GPU_BIT;
 use oxygin::memory::registry::Extent;
 use oxygin_ffi::cuda::{Context, Copies, Cuda, CudaError, Kernel, MemOp, Pinned, Stream, Words};
@@ -140,7 +140,7 @@ fn copies_in_arrive_intact() {
     let context = Context::create(&cuda, 1).unwrap();
     {
         let _current = context.enter().unwrap();
-        let (pinned, to) = (Pinned::alloc(&cuda, room).unwrap(), fake.alloc(1, room, true, false));
+        let (pinned, to) = (Pinned::alloc(&cuda, room).unwrap(), fake.alloc(1, room, true));
         let pattern = |i: usize| (i * 7 + i / 256 * 31) as u8 | 1;
         // SAFETY: within both, which nobody else uses now.
         unsafe {
@@ -164,8 +164,8 @@ fn copies_in_arrive_intact() {
         // Odd ones take two.
         assert_eq!(fake.calls("cuMemcpy2DAsync") - calls[0], 3 + 2 * 3);
         assert_eq!(fake.calls("cuMemcpyAsync") - calls[1], 3);
-        // Out of bounds: one byte beyond the pages.
-        let end = to + room.next_multiple_of(4096) as u64;
+        // Out of bounds: one byte beyond the memory, which comes in pieces of 64 KiB.
+        let end = to + room.next_multiple_of(64 << 10) as u64;
         // SAFETY: the fake looks before it copies.
         let e = unsafe { stream.copy_in(&copies(&[(end - 7, pinned.device(), 8)])) }.unwrap_err();
         assert_eq!((e.call, e.code), ("cuMemcpy2DAsync", INVALID_VALUE));
@@ -233,7 +233,7 @@ fn only_what_needs_processors_stands() {
     let fake = Fake::take();
     let cuda = driver(&fake);
     let own = Context::create(&cuda, 0).unwrap();
-    let [here, there] = [0, 1].map(|gpu| fake.alloc(gpu, 1 << 17, false, false));
+    let [here, there] = [0, 1].map(|gpu| fake.alloc(gpu, 1 << 17, false));
     let primary = fake.enter(0);
     let pinned = Pinned::alloc(&cuda, 1 << 17).unwrap();
     let host = pinned.device();
@@ -305,7 +305,7 @@ fn a_fault_goes_by_what_stands() {
     let fake = Fake::take();
     let cuda = driver(&fake);
     let own = Context::create(&cuda, 0).unwrap();
-    let at = fake.alloc(0, 64, false, false);
+    let at = fake.alloc(0, 64, false);
     let primary = fake.enter(0);
     let stands = Stream::create(&cuda).unwrap();
     fake.block(0, true);
@@ -371,9 +371,9 @@ fn a_kernel_does_not_start_where_queues_stand() {
 fn a_window_waits_for_a_copy_that_is_being_started() {
     let fake = Fake::take();
     let _context = fake.enter(0);
-    let (cuda, at) = (driver(&fake), fake.alloc(0, 4096, false, false));
+    let (cuda, at) = (driver(&fake), fake.alloc(0, 4096, false));
     let context = Arc::new(Context::of(&cuda, &cuda.pointer(at).unwrap()).unwrap());
-    let stager = Stager::open(0, &context, false, 1).unwrap();
+    let stager = Stager::open(0, &AppThread::start(0, context).unwrap(), false, 1).unwrap();
     stager.add_window(3, Extent { base: at, len: 4096 });
     let mut lease = stager.slot(8).unwrap().unwrap();
     // SAFETY: a slot of at least 8 bytes, aligned.

@@ -508,9 +508,9 @@ fn a_fault_while_it_is_at_work_hangs_nothing() {
 /// Memory that other GPUs cannot load from: the copies go by the stream, and arrive.
 #[test]
 fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
-    for (access, kind) in [1, 2].into_iter().flat_map(|a| KINDS.map(|k| (a, k))) {
+    for kind in KINDS {
         let fake = take();
-        fake.access(access);
+        fake.access(1);
         traffic(&fake, kind, || true);
     }
 }

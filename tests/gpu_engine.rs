@@ -218,7 +218,7 @@ fn a_gpu_that_stands_still_gets_no_window() {
     job(1, 1, |r| {
         let _context = fake.enter(0);
         fake.hold(8);
-        let (at, mut handle) = (fake.alloc(0, 64, false, false), null_mut());
+        let (at, mut handle) = (fake.alloc(0, 64, false), null_mut());
         // SAFETY: device memory that stays.
         let refused = unsafe { T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };
         assert_ne!(refused, NcclResult::SUCCESS);
@@ -445,7 +445,7 @@ fn windows_on_two_gpus_are_refused() {
     job(1, 1, |r| {
         let _context = fake.enter(0);
         let src = fake.window(r, 0, 8, 0);
-        let other = fake.alloc(1, 64, false, false);
+        let other = fake.alloc(1, 64, false);
         let mut handle = null_mut();
         // SAFETY: device memory that stays.
         let result = unsafe { T.reg_mr_sym.unwrap()(r.coll, other as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };

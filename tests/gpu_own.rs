@@ -177,7 +177,7 @@ fn no_memory_in_it_refuses_the_window() {
         let count = Counting::new();
         job(1, 1, |r| {
             let _context = count.fake.enter(0);
-            let (at, mut handle) = (count.fake.alloc(0, 64, false, false), null_mut());
+            let (at, mut handle) = (count.fake.alloc(0, 64, false), null_mut());
             count.fake.inject_after(call, after, 2);
             // SAFETY: device memory that stays.
             let refused = unsafe { T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };

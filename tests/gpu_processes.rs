@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 /// What a window's memory is.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
-    /// Of cudaMalloc.
-    Whole,
     /// Of cuMemCreate, side by side; the window starts somewhere in the first and ends somewhere in the last.
     Segments(usize),
     /// Of cuMemCreate, and not exportable.
@@ -29,7 +27,6 @@ const SEGMENT: usize = 1 << 20;
 impl Memory {
     fn window(self, fake: &Fake, r: &Rank, gpu: i32, words: usize) -> GpuWindow {
         let (segments, exportable) = match self {
-            Self::Whole => return fake.window(r, gpu, words, 0),
             Self::Segments(n) => (n, true),
             Self::Private => (1, false),
         };
@@ -134,11 +131,6 @@ fn one_copy_out_of_many_segments() {
 }
 
 #[test]
-fn one_copy_out_of_cuda_malloc() {
-    processes("one_copy_out_of_cuda_malloc", 2, &[], |p| all_to_all(p, Memory::Whole, true, |_| {}));
-}
-
-#[test]
 fn four_processes() {
     processes("four_processes", 4, &[], |p| all_to_all(p, Memory::Segments(2), true, |_| {}));
 }
@@ -221,7 +213,7 @@ fn refused(place: &Place, memory: Memory, rank: usize, call: &str) {
     place.barrier();
     r.wait(r.get(0, (window.as_window(), 4096), 4096, (window.as_window(), 0), peer));
     assert!((0..512).all(|i| window.get(i) == pattern(r.rank, i)));
-    let is_exporter = ["cuMemGet", "cuMemExport", "cuIpcGet"].iter().any(|c| call.starts_with(c));
+    let is_exporter = ["cuMemGet", "cuMemExport"].iter().any(|c| call.starts_with(c));
     assert_eq!(fake.foreign() == 0, (r.rank == rank) != is_exporter, "{call}");
     place.barrier();
     r.leave();
@@ -239,8 +231,6 @@ fn what_the_driver_refuses_goes_through_host_memory() {
         (segments, "cuMemAddressReserve"),
         (segments, "cuMemMap"),
         (segments, "cuMemSetAccess"),
-        (Memory::Whole, "cuIpcGetMemHandle"),
-        (Memory::Whole, "cuIpcOpenMemHandle"),
     ];
     processes("what_the_driver_refuses_goes_through_host_memory", 2, &[], |p| {
         for (memory, call) in calls {
@@ -300,7 +290,7 @@ fn blocked(place: &Place, gpus: i32, memory: Memory) {
 #[test]
 fn all_flows_where_the_queues_of_both_stand() {
     processes("all_flows_where_the_queues_of_both_stand", 2, &[], |p| {
-        for (gpus, memory) in [(1, Memory::Whole), (2, Memory::Segments(2)), (2, Memory::Private)] {
+        for (gpus, memory) in [(1, Memory::Segments(1)), (2, Memory::Segments(2)), (2, Memory::Private)] {
             blocked(p, gpus, memory);
             p.barrier();
         }
@@ -479,7 +469,7 @@ fn two_ranks_in_each_of_two_processes() {
     processes("two_ranks_in_each_of_two_processes", 2, &[], |process| {
         let fake = Fake::take();
         fake.set_issue("courier=0");
-        for memory in [Memory::Segments(2), Memory::Whole] {
+        for memory in [Memory::Segments(2), Memory::Segments(1)] {
             process.threads(2, |place| pairs(&fake, place, memory));
             assert_eq!(fake.foreign(), 0, "memory of other processes is still mapped");
         }

@@ -49,11 +49,13 @@ impl<'a> Target<'a> {
         let tcp = Tcp::open(&[localhost()], token(0), 1, registry.clone()).unwrap();
         let links: Vec<Link> = (0..2).map(|r| Link::new(r, Arc::default())).collect();
         let engine = Engine::new(0, token(0), registry, Tuning::default());
-        tcp.gpu().set_engine(engine, Arc::new(Received::new(&links)));
+        tcp.gpu().set_engine(engine.clone(), Arc::new(Received::new(&links)));
         let _context = fake.enter(0);
-        let at = fake.alloc(0, BYTES, false, false);
+        let at = fake.alloc(0, BYTES, false);
         let memory = inspect(at, BYTES as u64, false).unwrap();
-        tcp.gpu().add_window(1, Extent { base: at, len: BYTES as u64 }, &memory, 1).unwrap();
+        let extent = Extent { base: at, len: BYTES as u64 };
+        engine.add_window(1, extent, &memory).unwrap();
+        tcp.gpu().add_window(1, extent, 1).unwrap();
         let health: Arc<Health> = Arc::default();
         let info = |addresses, rank, health| PeerInfo { addresses, token: token(rank), health };
         let peers = vec![info(tcp.addresses(), 0, Arc::default()), info(vec![peer], 1, health.clone())];

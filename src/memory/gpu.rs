@@ -1,7 +1,7 @@
 //! GPU memory: whether a window is, whose, and in which CUDA context it is used.
 
 use crate::error::{Error, Result};
-use oxygin_ffi::cuda::{Context, Cuda, CudaError};
+use oxygin_ffi::cuda::{Allocation, Context, Cuda, CudaError};
 use std::sync::Arc;
 
 /// In the keys of windows (`lkey`, `rkey`) on the soft fabric: the window is GPU memory, which the CPU cannot touch. No
@@ -30,6 +30,8 @@ pub struct GpuMemory {
     pub never_reset: bool,
     /// Every GPU of this process may load from it and store to it.
     pub is_open: bool,
+    /// It is mapped by cuMemMap, as ncclMemAlloc and cuMemCreate have it, and belongs to no context.
+    pub is_virtual: bool,
 }
 
 /// A driver call's failure as an error of ours; 1 in NCCL's terms, a CUDA error.
@@ -52,7 +54,7 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     if pointer.is_managed {
         return Err(Error::usage(format!(
             "data = {base:#x} ({len} bytes) is managed memory, which moves between CPU and GPU by itself and cannot be \
-             a window; allocate it with ncclMemAlloc or cudaMalloc"
+             a window; allocate it with ncclMemAlloc or cuMemCreate"
         )));
     }
     if !pointer.is_device {
@@ -62,6 +64,8 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
         )));
     }
     let context = Context::of(&cuda, &pointer).map_err(|e| cuda_error(what, &e))?;
-    let is_open = [base, base + len.max(1) - 1].iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
-    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open })
+    let ends = [base, base + len.max(1) - 1];
+    let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
+    let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
+    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open, is_virtual })
 }

@@ -112,6 +112,18 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_block")(gpu, on) }
     }
 
+    /// The application of a GPU enters a call that waits for its kernels, or leaves it: whoever calls in its context waits.
+    pub fn busy(&self, gpu: c_int, on: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_busy")(gpu, on) }
+    }
+
+    /// How many calls have waited for that so far, but for those of the library's thread for the application's context.
+    pub fn waits(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_waits")() }
+    }
+
     /// How often work waited for a time slice because of that, so far.
     pub fn slices(&self) -> usize {
         // SAFETY: as above.
@@ -124,8 +136,7 @@ impl Fake {
         unsafe { self.call::<extern "C" fn()>(b"fake_rest")() }
     }
 
-    /// Who may touch memory from `alloc` with loads and stores from here on: all GPUs (0), its own (1), its own and the
-    /// driver does not know, as of cudaMalloc (2).
+    /// Who may touch memory from `alloc` with loads and stores from here on: all GPUs (0), its own (1).
     pub fn access(&self, who: c_int) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(c_int)>(b"fake_access")(who) }
@@ -244,16 +255,20 @@ impl Fake {
         Entered(self)
     }
 
-    /// Device memory.
-    pub fn alloc(&self, gpu: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
+    /// Device memory, as ncclMemAlloc makes it, or as NCCL allocates signals.
+    pub fn alloc(&self, gpu: c_int, bytes: usize, private: bool) -> u64 {
         // SAFETY: as above.
-        unsafe {
-            self.call::<extern "C" fn(c_int, usize, bool, bool) -> u64>(b"fake_alloc")(gpu, bytes, private, managed)
-        }
+        unsafe { self.call::<extern "C" fn(c_int, usize, bool) -> u64>(b"fake_alloc")(gpu, bytes, private) }
+    }
+
+    /// Device memory, as cudaMalloc or cudaMallocManaged makes it.
+    pub fn malloc(&self, gpu: c_int, bytes: usize, managed: bool) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int, usize, bool) -> u64>(b"fake_malloc")(gpu, bytes, managed) }
     }
 
     fn register(&self, r: &Rank, gpu: c_int, words: usize, flags: u64, private: bool) -> GpuWindow {
-        self.register_at(r, self.alloc(gpu, words * 8, private, false), words, flags)
+        self.register_at(r, self.alloc(gpu, words * 8, private), words, flags)
     }
 
     /// Where a kernel sees device memory.

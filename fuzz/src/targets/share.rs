@@ -2,11 +2,10 @@
 //! them; and the messages by which a receiver is asked to copy from such a window.
 
 use super::{take, Target};
-use oxygin::fabric::soft::gpu::share::exchange::{answered, question, Answer, Answers, Collected, Complete, AT_ONCE};
+use oxygin::fabric::soft::gpu::share::exchange::{answered, question, Answer, Answers, Collected, AT_ONCE};
 use oxygin::fabric::soft::gpu::share::wire::{Datagram, Offer, What, MAX_SEGMENTS};
 use oxygin::fabric::soft::local::contact::MAX_BODY;
 use oxygin::fabric::soft::local::message::PullRequest;
-use oxygin_ffi::cuda::CUipcMemHandle;
 
 pub fn targets() -> Vec<Target> {
     vec![
@@ -20,12 +19,8 @@ pub fn targets() -> Vec<Target> {
 /// Bytes of the window that the seeds are about.
 const LEN: u64 = 1 << 20;
 
-fn all_offers() -> [Offer; 3] {
-    [
-        Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11] },
-        Offer::Whole { offset: 8, size: 1 << 21 },
-        Offer::Not("no handle type".into()),
-    ]
+fn all_offers() -> [Offer; 2] {
+    [Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11] }, Offer::Not("no handle type".into())]
 }
 
 fn offers() -> Vec<Vec<u8>> {
@@ -48,7 +43,6 @@ fn check(offer: &Offer, len: u64) {
             assert!((1..=MAX_SEGMENTS).contains(&sizes.len()));
             holds(*offset, sizes.iter().map(|&s| u128::from(s)).sum());
         }
-        Offer::Whole { offset, size } => holds(*offset, u128::from(*size)),
         Offer::Not(why) => assert!(!why.contains(char::is_control)),
     }
 }
@@ -62,12 +56,11 @@ fn offer(mut input: &[u8]) {
 }
 
 /// A question, and every kind of answer to it.
-fn all_datagrams() -> [Datagram; 4] {
+fn all_datagrams() -> [Datagram; 3] {
     let segment = |segment, what| Datagram::Segment { round: 1, segment, what };
     [
         Datagram::Ask { window: 3, round: 1, first: 8, count: 3 },
         segment(0, What::Descriptor),
-        segment(0, What::Handle(CUipcMemHandle([7; 64]))),
         segment(2, What::Refused("cuMemExportToShareableHandle failed".into())),
     ]
 }
@@ -100,12 +93,11 @@ fn scripts() -> Vec<Vec<u8>> {
         }
         script
     };
-    let [segments, whole, _] = all_offers();
-    let [ask, one, handle, refused] = all_datagrams();
+    let [segments, _] = all_offers();
+    let [ask, one, refused] = all_datagrams();
     let each = (0..11).rev().map(|segment| Datagram::Segment { round: 1, segment, what: What::Descriptor });
     vec![
         script(&segments, &[&[ask, one.clone()][..], &each.collect::<Vec<_>>()].concat()),
-        script(&whole, &[handle]),
         script(&segments, &[one, refused]),
     ]
 }
@@ -118,14 +110,11 @@ fn window(mut input: &[u8]) {
     let (message, mut input) = input.split_at(bytes.min(input.len()));
     let Some(offer) = Offer::parse(message, len) else { return };
     check(&offer, len);
-    let (segments, sizes) = match &offer {
-        Offer::Segments { sizes, .. } => (sizes.len() as u32, sizes.clone()),
-        Offer::Whole { .. } => (1, Vec::new()),
-        Offer::Not(_) => return,
-    };
+    let Offer::Segments { offset, sizes } = offer else { return };
+    let segments = sizes.len() as u32;
     let mut answers = Answers::default();
     let round = answers.expect(1);
-    let mut collected = Collected::new(offer);
+    let mut collected = Collected::new(offset, sizes.clone());
     let mut imported = 0;
     while let Some(missing) = collected.missing() {
         let (first, count) = question(missing);
@@ -165,11 +154,10 @@ fn window(mut input: &[u8]) {
         }
     }
     match collected.complete() {
-        Some(Complete::Segments(all, _)) => {
+        Some((all, _)) => {
             assert_eq!(imported, segments);
             assert!(all.iter().map(|(_, size)| size).eq(&sizes));
         }
-        Some(Complete::Whole(..)) => assert!(sizes.is_empty()),
         None => panic!("nothing is missing, but it is not complete"),
     }
 }

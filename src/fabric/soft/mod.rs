@@ -110,7 +110,7 @@ impl SoftFabric {
         let key = shared.engine.add_window(region.id, extent, memory)?;
         shared.inbox.set_window(region.id, true);
         let guard = GpuWindow { shared, id: region.id };
-        guard.shared.add_gpu_window(region.id, extent, memory)?;
+        guard.shared.add_gpu_window(region.id, extent)?;
         Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
     }
 

@@ -12,7 +12,6 @@ use super::tcp::{PeerInfo, Tcp};
 use crate::config::{Config, SoftTransport};
 use crate::error::Result;
 use crate::fabric::World;
-use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -150,12 +149,12 @@ impl Shared {
 
     /// Lets peers on other hosts, and operations to them, touch a GPU window. Nothing is set up where all ranks are in this
     /// process.
-    pub fn add_gpu_window(&self, id: u32, extent: Extent, memory: &GpuMemory) -> Result<()> {
+    pub fn add_gpu_window(&self, id: u32, extent: Extent) -> Result<()> {
         let forced = self.config.soft_transport == SoftTransport::Tcp && self.world.nranks > 1;
         if !forced && self.hellos.iter().all(|h| gpu::of_token(&h.token).is_some()) {
             return Ok(());
         }
-        self.tcp.gpu().add_window(id, extent, memory, self.tcp.bulk_conns(self.world.nranks))
+        self.tcp.gpu().add_window(id, extent, self.tcp.bulk_conns(self.world.nranks))
     }
 
     /// Something waits on a link.

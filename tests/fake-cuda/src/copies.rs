@@ -2,7 +2,7 @@
 
 use crate::stream::{Copy, Work};
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
-use crate::{call, enqueue, in_context, spin};
+use crate::{busy, call, enqueue, in_context, spin};
 use oxygin_ffi::cuda::*;
 
 /// Whether device memory at both ends of each row may be touched from the current context.
@@ -29,6 +29,10 @@ pub fn is_computed(copy: &Copy) -> bool {
 
 /// Checks copies of one call and queues them.
 unsafe fn start(name: &str, all: Vec<Copy>, stream: CUstream) -> CUresult {
+    for at in all.iter().flat_map(Copy::rows).flat_map(|(to, from)| [to, from]) {
+        let owner = world().owner(at);
+        busy::enter(owner);
+    }
     if !all.iter().all(may_copy) {
         return CUDA_ERROR_INVALID_VALUE;
     }

@@ -15,6 +15,7 @@ const CUT: u32 = 1;
 const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const HEAVY: u32 = 8;
+const AFTER: u32 = 16;
 
 /// Commands of a ring, bytes of one, how many are taken at once.
 const RING: u64 = 256;
@@ -250,16 +251,14 @@ impl<'a> Courier<'a> {
         if self.random.below(2) == 0 {
             self.report(self.count)?;
         }
-        for i in self.random.order(batch.len()) {
-            let c = &batch[i];
-            if c.signal != 0 {
-                if c.signal % 8 != 0 {
-                    return Err(MISALIGNED);
-                }
-                let word = self.at(c.signal, 8)?;
-                // SAFETY: an aligned word of mapped memory.
-                unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(c.increment, Ordering::AcqRel);
+        let mut rest = batch;
+        while !rest.is_empty() {
+            // In no order, but for those that are told to come after others.
+            let turn = 1 + rest[1..].iter().take_while(|c| c.flags & AFTER == 0).count();
+            for i in self.random.order(turn) {
+                self.signal(&rest[i])?;
             }
+            rest = &rest[turn..];
         }
         self.count += batch.len() as u64;
         // At the latest after so many.
@@ -270,8 +269,21 @@ impl<'a> Courier<'a> {
         Ok(())
     }
 
+    fn signal(&self, c: &Command) -> Ended {
+        if c.signal == 0 {
+            return Ok(());
+        }
+        if c.signal % 8 != 0 {
+            return Err(MISALIGNED);
+        }
+        let word = self.at(c.signal, 8)?;
+        // SAFETY: an aligned word of mapped memory.
+        unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(c.increment, Ordering::AcqRel);
+        Ok(())
+    }
+
     fn move_bytes(&self, c: &Command) -> Ended {
-        if c.flags & !(CUT | STOP | INLINE | HEAVY) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | HEAVY | AFTER) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

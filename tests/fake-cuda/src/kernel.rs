@@ -1,6 +1,7 @@
 //! Modules and the kernels in them. The only kernel that runs here is the courier (`courier.rs`).
 
 use crate::courier::Courier;
+use crate::memory::Kind;
 use crate::stream::Work;
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
 use crate::{blocking, call, enqueue, give, in_context};
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, place: *const CUmemLoca
         return CUDA_ERROR_INVALID_VALUE;
     }
     let found = world().find(at, 1);
-    let Some(open) = found.filter(|m| m.keeps_access()).map(|m| m.is_open_to(place.id)) else {
+    let Some(open) = found.filter(|m| m.kind == Kind::Mapped).map(|m| m.is_open_to(place.id)) else {
         return CUDA_ERROR_INVALID_VALUE;
     };
     unsafe { give(flags, if open { CU_MEM_ACCESS_FLAGS_PROT_READWRITE.into() } else { 0 }) }
@@ -266,8 +267,7 @@ pub fn run(launch: &Launch) -> CUresult {
 // What tests use.
 
 /// Who may touch what `fake_alloc` makes from here on, unless it is private, with loads and stores, as `cuMemGetAccess`
-/// tells: all GPUs (0), its own alone (1), its own alone and the driver does not know, as for cudaMalloc (2). Copies
-/// reach it always.
+/// tells: all GPUs (0), its own alone (1). Copies reach it always.
 #[no_mangle]
 pub extern "C" fn fake_access(who: c_int) {
     world().set_access(who);

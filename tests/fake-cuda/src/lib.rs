@@ -10,6 +10,7 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each relies on what the driver's manual asks of its callers")]
 
+mod busy;
 mod contexts;
 mod copies;
 mod courier;
@@ -64,6 +65,7 @@ macro_rules! in_context {
             world().violation(concat!($name, " without a current context"));
             return INVALID_CONTEXT;
         }
+        crate::busy::enter_current();
         if crate::world::spoils_captures() {
             world().violation(concat!($name, " while a stream is captured"));
             return crate::world::CAPTURE_UNSUPPORTED;
@@ -141,6 +143,7 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     if !world().is_context(context as usize) {
         return INVALID_CONTEXT;
     }
+    busy::enter(context as usize);
     PUSH(context as usize);
     CUDA_SUCCESS
 }
@@ -174,9 +177,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             let place = *places.add(i);
             match *which.add(i) {
                 CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    let known = found
-                        .filter(|m| m.only.is_none() && m.kind != memory::Kind::Mapped)
-                        .map(|m| context_of(m.device));
+                    let known = found.filter(|m| m.kind != memory::Kind::Mapped).map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
@@ -296,11 +297,17 @@ pub unsafe extern "C" fn cuMemFreeHost(host: *mut c_void) -> CUresult {
 
 // What tests use.
 
-/// Device memory on GPU `device`. `private`: mapped for that GPU alone, and of no context that the driver would name,
-/// as NCCL allocates signals.
+/// Device memory on GPU `device`, as ncclMemAlloc makes it. `private`: mapped for that GPU alone and not to be exported, as
+/// NCCL allocates signals.
 #[no_mangle]
-pub extern "C" fn fake_alloc(device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
-    world().alloc(device, bytes, private, managed)
+pub extern "C" fn fake_alloc(device: c_int, bytes: usize, private: bool) -> u64 {
+    world().alloc(device, bytes, private)
+}
+
+/// Device memory as cudaMalloc makes it, or cudaMallocManaged.
+#[no_mangle]
+pub extern "C" fn fake_malloc(device: c_int, bytes: usize, managed: bool) -> u64 {
+    world().malloc(device, bytes, managed)
 }
 
 /// Where the GPU sees device memory: what a kernel of the tests works on.
@@ -313,6 +320,19 @@ pub extern "C" fn fake_peek(at: u64) -> *mut u8 {
 #[no_mangle]
 pub extern "C" fn fake_context(device: c_int) -> CUcontext {
     context_of(device)
+}
+
+/// The application of GPU `device` enters a call that waits for its kernels, or leaves it: until then every call in that
+/// GPU's primary context waits, and every copy to or from its memory that is no ncclMemAlloc's.
+#[no_mangle]
+pub extern "C" fn fake_busy(device: c_int, on: bool) {
+    busy::set(context_of(device) as usize, on);
+}
+
+/// How many calls have waited for that, but for those of the library's thread for the application's context.
+#[no_mangle]
+pub extern "C" fn fake_waits() -> u64 {
+    busy::waits()
 }
 
 /// The application captures a stream, or no longer. In the mode that captures begin with, calls of other threads spoil it.
@@ -338,9 +358,10 @@ pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: C
     world().inject(name, after, code);
 }
 
-/// Forgets injected errors whose turn has not come.
+/// Forgets injected errors whose turn has not come, and those that contexts have.
 #[no_mangle]
 pub extern "C" fn fake_calm() {
+    stream::forget_faults();
     world().calm();
 }
 

@@ -122,7 +122,7 @@ pub struct Memory {
     /// Nothing but this device may touch it, and the driver names no context for it.
     pub only: Option<c_int>,
     pub managed: bool,
-    /// Kernels of which GPUs may touch it, unless `only` says so: all (0), its own (1), its own and the driver does not know (2).
+    /// Kernels of which GPUs may touch it, unless `only` says so: all (0), its own (1).
     pub access: c_int,
     /// The physical memory.
     pub of: u64,
@@ -136,8 +136,6 @@ pub enum Kind {
     Whole,
     /// cuMemMap.
     Mapped,
-    /// cuIpcOpenMemHandle, so many times.
-    Opened(u32),
 }
 
 impl Memory {
@@ -151,15 +149,6 @@ impl Memory {
             (Some(only), _) => only == device,
             (None, 0) => true,
             _ => self.device == device,
-        }
-    }
-
-    /// Whether the driver can tell.
-    pub fn keeps_access(&self) -> bool {
-        match self.kind {
-            Kind::Mapped => true,
-            Kind::Whole => self.access != 2,
-            Kind::Opened(_) => false,
         }
     }
 

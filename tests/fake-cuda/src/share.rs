@@ -2,16 +2,16 @@
 //! (580.159, H200): only closing IPC memory does.
 
 use crate::memory::{Bytes, Kind, Memory, Range};
-use crate::world::{current, device_of, world, Physical, INVALID_CONTEXT};
+use crate::world::{current, world, Physical, INVALID_CONTEXT};
 use crate::{blocking, call, give, in_context};
 use oxygin_ffi::cuda::*;
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::ffi::{c_int, c_ulonglong, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd};
 
 /// `CUDA_ERROR_NOT_FOUND`.
 const NOT_FOUND: CUresult = 500;
 /// Of mappings; smaller than a real one, so that tests are.
-const GRANULARITY: usize = 65_536;
+pub const GRANULARITY: usize = 65_536;
 
 #[no_mangle]
 pub unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, at: CUdeviceptr) -> CUresult {
@@ -199,96 +199,6 @@ pub unsafe extern "C" fn cuMemSetAccess(
         from = next;
     }
     CUDA_SUCCESS
-}
-
-/// What a handle of this driver holds.
-#[repr(C)]
-struct IpcHandle {
-    magic: u64,
-    pid: u64,
-    fd: u64,
-    rest: [u64; 5],
-}
-
-const IPC_MAGIC: u64 = 0x6661_6b65_6970_6331;
-
-#[no_mangle]
-pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, at: CUdeviceptr) -> CUresult {
-    in_context!("cuIpcGetMemHandle");
-    let mut world = world();
-    let Some(memory) = world.find(at, 1).filter(|m| m.kind == Kind::Whole && m.base == at && m.only.is_none()) else {
-        return CUDA_ERROR_INVALID_VALUE;
-    };
-    let Some(Physical { bytes, .. }) = world.physical(memory.of) else { return CUDA_ERROR_INVALID_VALUE };
-    let fd = bytes.fd.as_raw_fd() as u64;
-    let made = IpcHandle { magic: IPC_MAGIC, pid: std::process::id().into(), fd, rest: [0; 5] };
-    unsafe { give(handle.cast(), made) }
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
-    at: *mut CUdeviceptr,
-    handle: CUipcMemHandle,
-    _flags: c_uint,
-) -> CUresult {
-    in_context!("cuIpcOpenMemHandle");
-    // SAFETY: 64 bytes of numbers.
-    let handle: IpcHandle = unsafe { std::mem::transmute(handle) };
-    if handle.magic != IPC_MAGIC || handle.pid == u64::from(std::process::id()) {
-        return INVALID_CONTEXT;
-    }
-    let Ok(path) = std::ffi::CString::new(format!("/proc/{}/fd/{}", handle.pid, handle.fd)) else {
-        return CUDA_ERROR_INVALID_VALUE;
-    };
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let Some(bytes) = Bytes::open(fd.as_fd()) else { return CUDA_ERROR_INVALID_VALUE };
-    // A handle is opened once a device.
-    let device = device_of(current());
-    let id = (device as u64) << 56 | handle.pid << 32 | handle.fd;
-    let mut world = world();
-    if let Some(base) = world.open_again(id) {
-        return unsafe { give(at, base) };
-    }
-    let range = Range::reserve(bytes.bytes);
-    range.map(range.base, bytes.bytes, &bytes);
-    let (only, device, n) = (Some(device), bytes.device, bytes.bytes);
-    let of = world.add_physical_as(id, bytes);
-    let memory = Memory {
-        base: range.base,
-        bytes: n,
-        range,
-        device,
-        only,
-        managed: false,
-        access: 0,
-        of,
-        kind: Kind::Opened(1),
-    };
-    world.add(memory);
-    unsafe { give(at, range.base) }
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn cuIpcCloseMemHandle(at: CUdeviceptr) -> CUresult {
-    blocking!("cuIpcCloseMemHandle");
-    let mut world = world();
-    match world.close_one(at) {
-        None => {
-            world.violation("cuIpcCloseMemHandle of memory that is not open");
-            CUDA_ERROR_INVALID_VALUE
-        }
-        Some(None) => CUDA_SUCCESS,
-        Some(Some(memory)) => {
-            memory.range.unmap(memory.base, memory.bytes);
-            memory.range.free();
-            world.release(memory.of);
-            CUDA_SUCCESS
-        }
-    }
 }
 
 // What tests use.

@@ -4,6 +4,7 @@ use crate::copies;
 use crate::kernel::{self, Launch};
 use crate::world::{device_of, is_primary, world};
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use std::collections::HashMap;
 use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,6 +76,19 @@ fn streams() -> MutexGuard<'static, Vec<Arc<Progress>>> {
 pub fn are_busy() -> bool {
     let all = streams().clone();
     all.iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0 && !s.stands())
+}
+
+/// Faults of primary contexts: what one stream hits all of them show, as in a real driver. Locked alone, or as the last.
+static FAULTS: Mutex<Option<HashMap<usize, CUresult>>> = Mutex::new(None);
+
+fn fault_of(context: usize) -> CUresult {
+    let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    faults.as_ref().and_then(|f| f.get(&context).copied()).unwrap_or(CUDA_SUCCESS)
+}
+
+/// Contexts are as new.
+pub fn forget_faults() {
+    *FAULTS.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// How many streams of a context there are that are not destroyed.
@@ -179,6 +193,10 @@ impl FakeStream {
                         drop(work);
                     }
                     own.error.store(code, Ordering::Release);
+                    if code != CUDA_SUCCESS && is_primary(context) {
+                        let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+                        faults.get_or_insert_with(HashMap::new).insert(context, code);
+                    }
                 } else {
                     // Before anybody can see that the stream is done with it.
                     drop(work);
@@ -207,8 +225,16 @@ impl FakeStream {
         }
     }
 
+    /// Its own, or its context's.
+    fn error(&self) -> CUresult {
+        match self.progress.error.load(Ordering::Acquire) {
+            CUDA_SUCCESS => fault_of(self.context),
+            code => code,
+        }
+    }
+
     pub fn push(&self, work: Work) -> CUresult {
-        let error = self.progress.error.load(Ordering::Acquire);
+        let error = self.error();
         if error != CUDA_SUCCESS {
             return error;
         }
@@ -225,7 +251,7 @@ impl FakeStream {
     }
 
     pub fn query(&self) -> CUresult {
-        match self.progress.error.load(Ordering::Acquire) {
+        match self.error() {
             CUDA_SUCCESS if self.progress.unfinished.load(Ordering::Acquire) > 0 => CUDA_ERROR_NOT_READY,
             code => code,
         }

@@ -1,6 +1,7 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
 use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
+use crate::share::GRANULARITY;
 use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS, CU_STREAM_CAPTURE_MODE_RELAXED};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -232,7 +233,7 @@ impl World {
 
     /// Device memory, as cuMemAlloc makes it.
     pub fn alloc_in(&mut self, context: usize, device: CUdevice, bytes: usize) -> u64 {
-        let at = self.alloc(device, bytes, false, false);
+        let at = self.alloc_as(device, bytes, None, false, Kind::Whole);
         self.inner().allocated.push((at, context));
         at
     }
@@ -336,15 +337,34 @@ impl World {
         self.inner().calls.get(name).copied().unwrap_or(0)
     }
 
-    pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool, managed: bool) -> u64 {
-        let physical = Bytes::new(device, bytes, 0);
+    /// Memory as ncclMemAlloc makes it; `private`: as NCCL allocates signals.
+    pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool) -> u64 {
+        let bytes = bytes.next_multiple_of(GRANULARITY);
+        self.alloc_as(device, bytes, private.then_some(device), false, Kind::Mapped)
+    }
+
+    /// Memory as cudaMalloc or cudaMallocManaged makes it.
+    pub fn malloc(&mut self, device: c_int, bytes: usize, managed: bool) -> u64 {
+        self.alloc_as(device, bytes, None, managed, Kind::Whole)
+    }
+
+    fn alloc_as(&mut self, device: c_int, bytes: usize, only: Option<c_int>, managed: bool, kind: Kind) -> u64 {
+        let is_exportable = kind == Kind::Mapped && only.is_none();
+        let physical = Bytes::new(device, bytes, is_exportable as c_int);
         let range = Range::reserve(physical.bytes);
         range.map(range.base, physical.bytes, &physical);
-        let (base, bytes, only) = (range.base, physical.bytes, private.then_some(device));
+        let (base, bytes) = (range.base, physical.bytes);
         let of = self.add_physical(physical);
-        let access = if private { 0 } else { self.inner().access };
-        self.add(Memory { base, bytes, range, device, only, managed, access, of, kind: Kind::Whole });
+        let access = if only.is_some() { 0 } else { self.inner().access };
+        self.add(Memory { base, bytes, range, device, only, managed, access, of, kind });
         base
+    }
+
+    /// The context that memory belongs to, 0 for none.
+    pub fn owner(&mut self, at: u64) -> usize {
+        let Some(memory) = self.find(at, 1).filter(|m| m.kind == Kind::Whole) else { return 0 };
+        let made = self.inner().allocated.iter().find(|a| a.0 == memory.base).map(|a| a.1);
+        made.unwrap_or(context_of(memory.device) as usize)
     }
 
     pub fn add(&mut self, memory: Memory) {
@@ -372,11 +392,6 @@ impl World {
     pub fn import(&mut self, bytes: Bytes) -> u64 {
         self.inner().next += 1;
         let id = self.inner().next;
-        self.add_physical_as(id, bytes)
-    }
-
-    /// The same, by a number of its own.
-    pub fn add_physical_as(&mut self, id: u64, bytes: Bytes) -> u64 {
         self.inner().physical.insert(id, Physical { bytes, references: 1, imported: true });
         id
     }
@@ -407,27 +422,6 @@ impl World {
         let memory = self.inner().memory.iter_mut().find(|m| m.kind == Kind::Mapped && m.base == at)?;
         memory.only = Some(device);
         Some(memory.base + memory.bytes as u64)
-    }
-
-    pub fn open_again(&mut self, of: u64) -> Option<u64> {
-        let memory = self.inner().memory.iter_mut().find(|m| m.of == of && matches!(m.kind, Kind::Opened(_)))?;
-        if let Kind::Opened(count) = &mut memory.kind {
-            *count += 1;
-        }
-        Some(memory.base)
-    }
-
-    /// Closes memory once; `Some(Some)`: that was the last time.
-    pub fn close_one(&mut self, base: u64) -> Option<Option<Memory>> {
-        let opened = |m: &&mut Memory| m.base == base && matches!(m.kind, Kind::Opened(_));
-        let memory = self.inner().memory.iter_mut().find(opened)?;
-        match &mut memory.kind {
-            Kind::Opened(count) if *count > 1 => {
-                *count -= 1;
-                Some(None)
-            }
-            _ => Some(self.remove(|m| m.base == base)),
-        }
     }
 
     /// Physical memory of other processes that anything here keeps.

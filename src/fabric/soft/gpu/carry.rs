@@ -120,14 +120,14 @@ impl State {
 
     /// A flight of so many operations has started. If the courier could have carried them, and they are many or the last
     /// time is not long ago, it is called.
-    pub fn call_courier(&mut self, rank: u32, operations: usize) {
+    pub fn call_courier(&mut self, operations: usize) {
         let Some(courier) = self.courier.as_mut().filter(|c| c.is_off() && self.streak > 0) else { return };
         let (now, before) = (Instant::now(), self.last_light);
         self.last_light = Some(now);
         if operations < MANY && before.is_none_or(|before| now - before > CLOSE) {
             return;
         }
-        courier.launch(rank, now);
+        courier.launch(now);
     }
 
     /// Everything that was given to the courier, for it to fail.

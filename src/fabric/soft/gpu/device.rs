@@ -1,5 +1,6 @@
 //! One rank's streams and pinned memory on its GPU.
 
+use super::app::AppThread;
 use super::own::{own_context, OWN_CONTEXT_MIB};
 use super::tuning::Tuning;
 use super::DRAIN_WITHIN;
@@ -54,13 +55,11 @@ struct Machine {
 /// The streams are in a context of our own, and everything but additions, single bytes and large copies within the GPU is
 /// done by copy engines there, so that no kernel of the application can hold it up.
 pub struct Device {
-    /// The application's.
-    context: Arc<Context>,
+    /// Who makes calls in the application's context, and knows of its faults.
+    app: Arc<AppThread>,
     /// Where the streams are; the application's only if there could be no other.
     home: ManuallyDrop<Arc<Context>>,
     machine: ManuallyDrop<Machine>,
-    /// In the application's context, to learn of its errors.
-    probe: ManuallyDrop<Stream>,
     /// Number of the last flight of each way.
     started: [AtomicU64; 2],
     /// Streams can add to memory there.
@@ -69,14 +68,15 @@ pub struct Device {
 
 impl Device {
     /// Makes all of it. Set-up only: allocations may wait for kernels.
-    pub fn open(context: Arc<Context>, tuning: &Tuning) -> Result<Self, CudaError> {
+    pub fn open(app: &Arc<AppThread>, tuning: &Tuning) -> Result<Self, CudaError> {
         let ways = if tuning.bulk > 0 { 2 } else { 1 };
-        Self::open_with(context, tuning.own, ways, STAGING_BYTES)
+        Self::open_with(app, tuning.own, ways, STAGING_BYTES)
     }
 
     /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers; `own`:
     /// in a context of our own, if the driver makes one.
-    pub fn open_with(context: Arc<Context>, own: bool, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
+    pub fn open_with(app: &Arc<AppThread>, own: bool, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
+        let context = app.context();
         let cuda = context.cuda().clone();
         let home = match own.then(|| own_context(&cuda, context.device())) {
             Some(Ok(home)) => home,
@@ -92,10 +92,6 @@ impl Device {
             }
             None => context.clone(),
         };
-        let probe = {
-            let _current = context.enter()?;
-            Stream::create(&cuda)?
-        };
         let machine = {
             let _current = home.enter()?;
             let streams = (0..ways).map(|_| Stream::create(&cuda)).collect::<Result<_, _>>()?;
@@ -104,10 +100,9 @@ impl Device {
         };
         let can_add = context.has_stream_add();
         let device = Self {
-            context,
+            app: app.clone(),
             home: ManuallyDrop::new(home),
             machine: ManuallyDrop::new(machine),
-            probe: ManuallyDrop::new(probe),
             started: Default::default(),
             can_add,
         };
@@ -118,7 +113,7 @@ impl Device {
 
     /// Whether its streams are in a context of our own.
     pub fn has_own_context(&self) -> bool {
-        !Arc::ptr_eq(&self.context, &self.home)
+        !Arc::ptr_eq(self.app.context(), &self.home)
     }
 
     /// Writes the table of numbers. Set-up only: waits for it.
@@ -164,14 +159,19 @@ impl Device {
         Ok(())
     }
 
-    /// The application's context.
-    pub fn context(&self) -> Arc<Context> {
-        self.context.clone()
+    /// Who makes calls in the application's context.
+    pub fn app(&self) -> &Arc<AppThread> {
+        &self.app
+    }
+
+    /// Where its own calls are made.
+    pub fn home(&self) -> &Arc<Context> {
+        &self.home
     }
 
     /// The device's number.
     pub fn ordinal(&self) -> i32 {
-        self.context.device()
+        self.home.device()
     }
 
     /// Starts flight `number`, one more than the way's last. Once all of it is done the flag says so.
@@ -179,8 +179,9 @@ impl Device {
     /// # Safety
     /// All addresses stay valid until the flag is there.
     pub unsafe fn launch(&self, way: Way, number: u64, load: Load<'_>) -> Result<(), CudaError> {
-        // Memory of a context that the application has destroyed is gone, whatever ours still can.
-        drop(self.context.enter()?);
+        // What a context that has failed, or is gone, had begun is not to be built upon.
+        self.app.check()?;
+        self.app.stay_awake();
         let _current = self.home.enter()?;
         let (m, at) = (&self.machine, way as usize);
         let stream = &m.streams[at];
@@ -194,14 +195,12 @@ impl Device {
         }
     }
 
-    /// An error that the GPU hit after a launch.
+    /// An error that the GPU hit after a launch; one of the application's context shows some time after it was asked for.
     pub fn check(&self) -> Result<(), CudaError> {
-        {
-            let _current = self.home.enter()?;
-            self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop))?;
-        }
-        let _current = self.context.enter()?;
-        self.probe.is_done().map(drop)
+        self.app.look();
+        self.app.check()?;
+        let _current = self.home.enter()?;
+        self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop))
     }
 
     /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.
@@ -252,16 +251,12 @@ impl Device {
         while idle && !self.is_idle() && Instant::now() < end {
             std::thread::yield_now();
         }
-        // A context that is gone has taken all of its own with it.
-        if let Ok(_current) = self.context.enter() {
-            // SAFETY: dropped once: `self` is consumed and has no drop of its own. Nothing was ever started on it.
-            unsafe { ManuallyDrop::drop(&mut self.probe) };
-        }
         if !idle || !self.is_idle() {
             return;
         }
+        // A context that is gone has taken all of its own with it.
         if let Ok(_current) = self.home.enter() {
-            // SAFETY: as above.
+            // SAFETY: dropped once: `self` is consumed and has no drop of its own. Nothing is in flight.
             unsafe { ManuallyDrop::drop(&mut self.machine) };
         }
         // SAFETY: as above; nothing of ours lives in it any more.

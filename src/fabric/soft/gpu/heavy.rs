@@ -38,7 +38,7 @@ impl State {
     /// Whether an operation that is about to go by the stream is left to hands instead: some run, or were launched, if need be
     /// now. A launch that is late is no more (`Courier::is_off`), and after some of those there are none for a while
     /// (`Backoff`).
-    pub fn leaves_to_hands(&mut self, rank: u32, op: &Op) -> bool {
+    pub fn leaves_to_hands(&mut self, op: &Op) -> bool {
         let worth = if self.queue.len() >= CROWD { HEAVY_FROM } else { WORTH_A_CALL };
         if self.courier.is_none() || !self.is_for_hands(op, worth) {
             return false;
@@ -46,7 +46,7 @@ impl State {
         let Some(courier) = self.courier.as_mut() else { return false };
         courier.wants_hands();
         if courier.is_off() {
-            courier.launch(rank, Instant::now());
+            courier.launch(Instant::now());
         }
         courier.has_hands()
     }

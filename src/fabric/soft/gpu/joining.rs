@@ -95,7 +95,7 @@ mod tests {
         let get = |local, remote| Work::Get(Get { local, lkey: two, remote, rkey: one, len: 8, more: false });
         let mut joining = Joining::default();
         let mut add = |rank, work: Work| {
-            let op = Op::new(owner(&lane), rank, &work, 0);
+            let op = Op::new(owner(&lane), rank, None, &work, 0);
             joining.join(op.to.addr(), op.from.addr(), 8, op.between());
             joining.copies.len()
         };

@@ -2,7 +2,7 @@
 
 use super::batch::{piece_of, Batch, NEAR_PIECE};
 use super::device::{Load, Way};
-use super::op::{Op, Side};
+use super::op::Op;
 use super::state::{fail_one, State};
 use super::track::Stores;
 use crate::error::Error;
@@ -16,20 +16,10 @@ pub const STORES_BY_COPY: u32 = 256;
 pub const FEW_STORES: usize = 32;
 
 impl State {
-    /// Whether the other end of an operation between GPU memories is on this engine's own GPU.
-    pub fn is_near(&mut self, op: &Op) -> bool {
+    /// Whether both ends of an operation between GPU memories are on this engine's own GPU.
+    pub fn is_near(&self, op: &Op) -> bool {
         let Some(device) = self.device.as_ref().filter(|d| d.has_own_context()) else { return false };
-        let known = op.window.and_then(|w| self.homes.iter().find(|(rank, _)| *rank == w.rank));
-        if let Some((_, home)) = known {
-            return *home == device.ordinal();
-        }
-        let ((Side::Caller { addr, .. }, _) | (_, Side::Caller { addr, .. })) = (op.from, op.to) else { return true };
-        // An address that the driver does not know fails where it is used.
-        let home = device.context().cuda().pointer(addr).map_or(-1, |p| p.device);
-        if let Some(w) = op.window.filter(|_| home >= 0) {
-            self.homes.push((w.rank, home));
-        }
-        home == device.ordinal()
+        op.has_no_caller() || op.home == Some(device.ordinal())
     }
 
     /// Gives copies within the GPU their places in the staging memory; `Batch::add` has seen to it that there are enough.
@@ -107,6 +97,6 @@ impl State {
         std::mem::swap(&mut flight.finished, &mut batch.finished);
         std::mem::swap(&mut flight.outward, &mut batch.outward);
         self.small.flights.push_back(flight);
-        self.call_courier(rank, operations);
+        self.call_courier(operations);
     }
 }

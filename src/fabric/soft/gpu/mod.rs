@@ -10,6 +10,7 @@
 //! that NCCL allocated for signals is mapped for that one alone. A signal that kernels may reset is added to by the
 //! stream itself where the driver can, else read, added to and written back.
 
+mod app;
 mod batch;
 mod bounce;
 mod carry;
@@ -31,7 +32,9 @@ mod state;
 mod tally;
 mod track;
 mod tuning;
+mod watch;
 
+pub use app::AppThread;
 pub use bounce::Bounce;
 pub use op::{Op, Owner, Side};
 pub use received::{Received, Source};
@@ -42,12 +45,13 @@ pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};
 use self::courier::Courier;
 use self::device::Device;
 use self::state::State;
+use self::watch::Watched;
 use crate::error::{Error, Result};
 use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT, OPEN_BIT};
 use crate::memory::registry::{Extent, Registry};
 use crate::sync::Mutex;
 use oxygin_ffi::cuda::Context;
-use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -63,6 +67,8 @@ pub struct Engine {
     pub rank: u32,
     registry: Arc<Registry>,
     is_open: AtomicBool,
+    /// The GPU's number, -1 before it is open.
+    gpu: AtomicI32,
     /// It has failed; `State::failure` says why.
     has_failed: AtomicBool,
     /// Whether `incoming` may hold anything.
@@ -70,11 +76,21 @@ pub struct Engine {
     incoming: Mutex<Vec<Op>>,
     /// Polls that found another thread at work.
     busy: AtomicU64,
+    /// Whether something was unfinished when it was last polled, and how often something had landed then.
+    under_way: AtomicBool,
+    landed: AtomicU64,
+    /// One opens it at a time, without the state's lock: the driver may take its time.
+    opening: Mutex<Option<Watched>>,
     state: Mutex<State>,
 }
 
 /// The engines of this process, by their ranks' secret tokens: how ranks of one process find each other.
 static ENGINES: Mutex<Vec<([u8; 16], Weak<Engine>)>> = Mutex::new(Vec::new());
+
+/// All engines.
+fn all_engines() -> Vec<Arc<Engine>> {
+    ENGINES.lock().iter().filter_map(|(_, e)| e.upgrade()).collect()
+}
 
 /// The engine of the rank with this token, if it lives in this process.
 pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
@@ -88,10 +104,14 @@ impl Engine {
             rank,
             registry,
             is_open: AtomicBool::new(false),
+            gpu: AtomicI32::new(-1),
             has_failed: AtomicBool::new(false),
             knocked: AtomicBool::new(false),
             incoming: Mutex::default(),
             busy: AtomicU64::new(0),
+            under_way: AtomicBool::new(false),
+            landed: AtomicU64::new(0),
+            opening: Mutex::default(),
             state: Mutex::new(State::new(tuning)),
         });
         let mut all = ENGINES.lock();
@@ -111,12 +131,24 @@ impl Engine {
         self.has_failed.load(Ordering::Acquire)
     }
 
+    /// The GPU of its windows.
+    pub fn gpu(&self) -> Option<i32> {
+        Some(self.gpu.load(Ordering::Acquire)).filter(|&gpu| gpu >= 0)
+    }
+
     /// Lets operations touch a GPU window. Returns its key.
     pub fn add_window(&self, id: u32, extent: Extent, memory: &GpuMemory) -> Result<u32> {
+        if !memory.is_virtual {
+            return Err(Error::usage(format!(
+                "data = {:#x} ({} bytes) is memory of cudaMalloc: the driver lets copies to it wait while the application is \
+                 in certain calls (loading a module, cudaFree), and these wait for kernels that may wait for the copies; \
+                 allocate windows with ncclMemAlloc or cuMemCreate",
+                extent.base, extent.len
+            )));
+        }
+        self.open(memory.context.clone())?;
         let mut state = self.state.lock();
-        if state.device.is_none() {
-            self.open(&mut state, memory.context.clone())?;
-        } else if state.device.as_ref().is_some_and(|d| d.ordinal() != memory.context.device()) {
+        if state.device.as_ref().is_some_and(|d| d.ordinal() != memory.context.device()) {
             return Err(Error::usage(format!(
                 "data = {:#x} is on GPU {}, but this communicator's windows are on another GPU; register memory of one \
                  GPU with a communicator",
@@ -128,8 +160,23 @@ impl Engine {
         Ok(id | GPU_BIT | if memory.is_open { OPEN_BIT } else { 0 })
     }
 
-    fn open(&self, state: &mut State, context: Arc<Context>) -> Result<()> {
-        let device = Device::open(context, &state.tuning).map_err(|e| cuda_error("a stream for GPU windows", &e))?;
+    /// Makes streams and loads the courier, unless there are some.
+    fn open(&self, context: Arc<Context>) -> Result<()> {
+        let mut opening = self.opening.lock();
+        if self.is_open() {
+            return Ok(());
+        }
+        let tuning = self.state.lock().tuning;
+        let failed = |e| cuda_error("a stream for GPU windows", &e);
+        let app = AppThread::start(self.rank, context)?;
+        let opened = app.check().map_err(failed).and_then(|()| Device::open(&app, &tuning).map_err(failed));
+        let device = match opened {
+            Ok(device) => device,
+            Err(e) => {
+                app.end();
+                return Err(e);
+            }
+        };
         log::info!(
             "rank {}: GPU {}, copies on streams in {}; signals that kernels reset are {}",
             self.rank,
@@ -137,20 +184,50 @@ impl Engine {
             if device.has_own_context() { "a context of our own" } else { "the application's context" },
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
-        if state.tuning.courier > 0 {
-            match Courier::open(device.context(), state.tuning.hands) {
-                Ok(courier) => state.courier = Some(courier),
-                Err(e) => log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank),
-            }
-        }
-        state.device = Some(device);
+        let courier = if tuning.courier > 0 {
+            let opened = Courier::open(self.rank, &app, tuning.hands);
+            opened
+                .inspect_err(|e| {
+                    log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank)
+                })
+                .ok()
+        } else {
+            None
+        };
+        *opening = Watched::begin().inspect_err(|e| log::info!("nobody watches the GPUs: {}", e.message())).ok();
+        self.gpu.store(device.ordinal(), Ordering::Release);
+        let mut state = self.state.lock();
+        (state.device, state.courier) = (Some(device), courier);
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Where its GPU's calls are made; `None` before it has a GPU window and after it is closed.
+    /// Who makes calls in the application's context; `None` before there is a GPU window and after it is closed.
+    pub fn app(&self) -> Option<Arc<AppThread>> {
+        self.state.lock().device.as_ref().map(|d| d.app().clone())
+    }
+
+    /// Where calls are made that need a context and wait for nobody; `None` as for `app`.
     pub fn context(&self) -> Option<Arc<Context>> {
-        self.state.lock().device.as_ref().map(Device::context)
+        self.state.lock().device.as_ref().map(|d| d.home().clone())
+    }
+
+    /// Has something done by a thread that may stand in the driver; at once, once it is closed.
+    pub fn defer(&self, job: impl FnOnce() + Send + 'static) {
+        match self.app() {
+            Some(app) => app.post(job),
+            None => job(),
+        }
+    }
+
+    /// Where it stands, as a number that changes when something lands; `None`: nothing is under way.
+    fn stands_at(&self) -> Option<u64> {
+        self.under_way.load(Ordering::Relaxed).then(|| self.landed.load(Ordering::Relaxed))
+    }
+
+    /// What waits and what is up; `None`: another thread is at work.
+    fn describe(&self) -> Option<String> {
+        Some(self.state.try_lock()?.describe())
     }
 
     /// Whether its streams are to be in a context of our own.
@@ -167,11 +244,9 @@ impl Engine {
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
     /// context.
     pub fn open_like(&self, other: &Engine) -> Result<()> {
-        let Some(context) = other.state.lock().device.as_ref().map(Device::context) else { return Ok(()) };
-        let mut state = self.state.lock();
-        match state.device {
-            Some(_) => Ok(()),
-            None => self.open(&mut state, context),
+        match other.app() {
+            Some(app) => self.open(app.context().clone()),
+            None => Ok(()),
         }
     }
 
@@ -219,6 +294,8 @@ impl Engine {
             };
             self.take(&mut state);
             let under_way = state.advance(self.rank, &self.registry);
+            self.landed.store(state.landings, Ordering::Relaxed);
+            self.under_way.store(state.has_work(), Ordering::Relaxed);
             if state.failure.is_some() {
                 self.say_failed(&state);
             }
@@ -254,14 +331,22 @@ impl Engine {
         if let Some(line) = std::mem::take(&mut state.tally).line(self.rank, &self.busy, carried) {
             log::info!("{line}");
         }
-        if let Some(courier) = state.courier.take() {
+        let (courier, device) = (state.courier.take(), state.device.take());
+        // The driver may take its time; peers that ask find a closed engine meanwhile.
+        drop(state);
+        self.under_way.store(false, Ordering::Relaxed);
+        if let Some(courier) = courier {
             if !courier.close(idle) && idle {
                 log::warn!("rank {}: the courier kernel has not ended; its memory is left to the process", self.rank);
             }
         }
-        if let Some(device) = state.device.take() {
+        if let Some(device) = device {
+            let app = device.app().clone();
             device.close(idle);
+            app.end();
         }
+        let watched = self.opening.lock().take();
+        drop(watched);
         idle
     }
 }

@@ -112,6 +112,8 @@ pub struct Op {
     pub reading: Option<u64>,
     /// The window that the caller's end lies in, if known.
     pub window: Option<CallerWindow>,
+    /// The GPU of the caller's end, where it is GPU memory.
+    pub home: Option<i32>,
     /// The caller's end, where it is GPU memory, may be loaded from and stored to by any GPU of this process.
     pub is_open: bool,
     /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
@@ -121,8 +123,8 @@ pub struct Op {
 }
 
 impl Op {
-    /// From an operation of `rank` of which `done` bytes have been moved by other means.
-    pub fn new(owner: Owner, rank: u32, work: &Work, done: u64) -> Self {
+    /// From an operation of `rank`, whose GPU windows are on `home`, of which `done` bytes have been moved by other means.
+    pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &Work, done: u64) -> Self {
         let caller = |addr, key: u32| Side::Caller { addr, gpu: key & GPU_BIT != 0 };
         match work {
             Work::Put(p) => Self {
@@ -134,6 +136,7 @@ impl Op {
                 signal: p.signal,
                 reading: None,
                 window: Some(CallerWindow { rank, key: p.lkey }),
+                home,
                 is_open: p.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
@@ -147,6 +150,7 @@ impl Op {
                 signal: None,
                 reading: None,
                 window: Some(CallerWindow { rank, key: g.lkey }),
+                home,
                 is_open: g.lkey & OPEN_BIT != 0,
                 has_turn: false,
                 kept: None,
@@ -165,10 +169,16 @@ impl Op {
             signal: None,
             reading: None,
             window: None,
+            home: None,
             is_open: false,
             has_turn: false,
             kept: None,
         }
+    }
+
+    /// Whether both ends are in windows of the engine's rank.
+    pub fn has_no_caller(&self) -> bool {
+        matches!((self.from, self.to), (Side::Window { .. }, Side::Window { .. }))
     }
 
     /// The windows at both ends, where one is the caller's and both are known.

@@ -25,6 +25,11 @@ pub enum Copy {
 pub struct Parked(VecDeque<(Op, Copy)>);
 
 impl Parked {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -169,11 +169,11 @@ impl Received {
             None => pulls.push(Pulls { sender: source.rank, lane: owner.lane.clone(), all: VecDeque::from([pull]) }),
         }
         drop(pulls);
-        let window = Some(CallerWindow { rank: source.rank, key: from.window });
+        let (window, home) = (Some(CallerWindow { rank: source.rank, key: from.window }), Some(from.home));
         let (from, to) = (Side::Caller { addr: from.addr, gpu: true }, Side::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
         // It was mapped for the GPU that copies it.
-        engine.submit_later(Op { signal, window, is_open: true, ..Op::copy(owner, from, to, request.len) });
+        engine.submit_later(Op { signal, window, home, is_open: true, ..Op::copy(owner, from, to, request.len) });
     }
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.

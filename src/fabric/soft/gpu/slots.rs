@@ -3,11 +3,12 @@
 //! Copies gather until [`Slots::launch`] starts them as one *flight*: the copies, then one of the flight's number to a
 //! word that the CPU polls. A slot is a [`Lease`]; dropped while its flight is up, it rests until the flight has landed.
 
+use super::app::AppThread;
 use super::device::{Device, Load, Way};
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
 use crate::sync::Mutex;
-use oxygin_ffi::cuda::{Context, Copies};
+use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,9 +71,9 @@ pub struct Slots {
 
 impl Slots {
     /// Makes stream and memory. Set-up only: allocations may wait for kernels.
-    pub fn open(rank: u32, context: &Arc<Context>, own: bool, shape: Shape) -> Result<Arc<Self>> {
+    pub fn open(rank: u32, app: &Arc<AppThread>, own: bool, shape: Shape) -> Result<Arc<Self>> {
         let Shape { slot_bytes, slots, gather, inward } = shape;
-        let device = Device::open_with(context.clone(), own, 1, slot_bytes * u64::from(slots))
+        let device = Device::open_with(app, own, 1, slot_bytes * u64::from(slots))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,

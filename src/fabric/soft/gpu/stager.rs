@@ -4,13 +4,13 @@
 //! transfers have streams and slots of their own, so that a small one waits neither for the copies nor for the room of
 //! another context's large ones.
 
+use super::app::AppThread;
 use super::slots::{Lease, Shape, Slots};
 use super::DRAIN_WITHIN;
 use crate::error::{Error, Result};
 use crate::memory::gpu::{window_number, GPU_BIT};
 use crate::memory::registry::Extent;
 use crate::sync::RwLock;
-use oxygin_ffi::cuda::Context;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,12 +37,12 @@ impl Stager {
     pub const SMALL: u64 = 8 << 10;
 
     /// Allocates for `conns` connections with bulk; `own`: in a context of our own. Set-up only.
-    pub fn open(rank: u32, context: &Arc<Context>, own: bool, conns: u32) -> Result<Self> {
+    pub fn open(rank: u32, app: &Arc<AppThread>, own: bool, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_SLOTS.0, LARGE_SLOTS.1);
         let pair = |inward| {
             let shape = Shape { slot_bytes: Self::LARGE, slots: large, gather: 1, inward };
             let small = Shape { slot_bytes: Self::SMALL, slots: SMALL_SLOTS, gather: SMALL_GATHER, inward };
-            Ok([Slots::open(rank, context, own, shape)?, Slots::open(rank, context, own, small)?])
+            Ok([Slots::open(rank, app, own, shape)?, Slots::open(rank, app, own, small)?])
         };
         let this = Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)? };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_SLOTS) * Self::SMALL)) >> 20;

@@ -34,8 +34,6 @@ const LOOK_EVERY: u32 = 64;
 const SPARES: usize = 4;
 /// How long the flag may stay down before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
-/// How long nothing may move before that is said, once.
-const STALLED_AFTER: Duration = Duration::from_secs(4);
 
 /// A GPU window.
 pub struct GpuWindow {
@@ -103,8 +101,6 @@ pub struct State {
     /// When the last flight of such operations started.
     pub last_light: Option<Instant>,
     pub windows: Windows,
-    /// On which GPU the memory of other ranks is, as far as was asked.
-    pub homes: Vec<(u32, i32)>,
     /// So many flights more store by copies.
     pub store_by_copy: u32,
     pub queue: VecDeque<Op>,
@@ -120,11 +116,11 @@ pub struct State {
     pub leaving: Vec<Arc<Lane>>,
     /// The last flight with bytes for host memory.
     pub outward: u64,
+    /// How often something has landed.
+    pub landings: u64,
     /// Polls since something moved, and when that was first looked at.
     quiet: u32,
     since: Option<Instant>,
-    /// Since when nothing has moved, as far as was looked, and whether that was said.
-    still: Option<(Instant, bool)>,
     batch: Batch,
     pub spare: Vec<Flight>,
     pub tally: Tally,
@@ -142,7 +138,6 @@ impl State {
             streak: 0,
             last_light: None,
             windows: Windows::default(),
-            homes: Vec::new(),
             store_by_copy: 0,
             queue: VecDeque::new(),
             parked: Parked::default(),
@@ -152,9 +147,9 @@ impl State {
             back: 0,
             leaving: Vec::new(),
             outward: 0,
+            landings: 0,
             quiet: 0,
             since: None,
-            still: None,
             batch: Batch::default(),
             spare: Vec::new(),
             tally: Tally::default(),
@@ -178,6 +173,11 @@ impl State {
     /// Whether anything is up.
     pub fn has_flights(&self) -> bool {
         !self.small.is_empty() || !self.bulk.is_empty() || self.courier.as_ref().is_some_and(Courier::is_busy)
+    }
+
+    /// Whether anything is unfinished.
+    pub fn has_work(&self) -> bool {
+        self.has_flights() || !self.queue.is_empty() || !self.parked.is_empty()
     }
 
     /// Whether the GPU may still read or write what operations named: flights that are up, and after a refused call
@@ -205,7 +205,7 @@ impl State {
                 moved |= self.start_bulk(rank, registry);
             }
         }
-        if !moved && (self.has_flights() || !self.queue.is_empty() || !self.parked.is_empty()) {
+        if !moved && self.has_work() {
             self.check(rank);
         }
         // What is queued and waits for the courier alone is under way, too.
@@ -267,7 +267,8 @@ impl State {
             }
         }
         if moved {
-            (self.quiet, self.since, self.still) = (0, None, None);
+            (self.quiet, self.since) = (0, None);
+            self.landings += 1;
         }
         moved
     }
@@ -328,7 +329,7 @@ impl State {
                 any = true;
                 continue;
             }
-            if self.leaves_to_hands(rank, &op) {
+            if self.leaves_to_hands(&op) {
                 self.queue.push_front(op);
                 break;
             }
@@ -426,9 +427,7 @@ impl State {
             return;
         }
         self.since = None;
-        self.look_for_stall(rank);
-        let courier = self.courier.as_ref().map_or(Ok(()), Courier::check);
-        let Err(e) = self.device.as_ref().map_or(Ok(()), Device::check).and(courier) else { return };
+        let Err(e) = self.device.as_ref().map_or(Ok(()), Device::check) else { return };
         let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
         let up = self.small.flights.drain(..).chain(self.bulk.flights.drain(..));
         up.flat_map(|flight| flight.finished).for_each(|o| fail_one(o, &why));
@@ -436,13 +435,9 @@ impl State {
         self.fail(why);
     }
 
+    /// What waits and what is up, in words, for when nothing moves.
     #[cold]
-    fn look_for_stall(&mut self, rank: u32) {
-        let (since, was_said) = *self.still.get_or_insert_with(|| (Instant::now(), false));
-        if was_said || since.elapsed() < STALLED_AFTER {
-            return;
-        }
-        self.still = Some((since, true));
+    pub fn describe(&self) -> String {
         let courier = self.courier.as_ref().map_or("none".into(), Courier::describe);
         let why = if self.device.as_ref().is_some_and(Device::has_own_context) {
             "a stopped process on it or a debugger"
@@ -450,17 +445,16 @@ impl State {
             "what the application has queued behind a kernel that waits (set CUDA_DEVICE_MAX_CONNECTIONS=32), a kernel that \
              fills the GPU, or a stopped process on it,"
         };
-        log::warn!(
-            "rank {rank}: nothing has moved on its GPU for {} s: {} operations wait, flights {} to {} of {} and large ones {} \
-             to {} are up, the courier: {courier}; {why} may be why",
-            since.elapsed().as_secs(),
-            self.queue.len(),
+        format!(
+            "{} operations wait, flights {} to {} of {} and large ones {} to {} are up, the courier: {courier}; {why} may be \
+             why",
+            self.queue.len() + self.parked.len(),
             self.small.landed + 1,
             self.small.started,
             self.small.flights.len(),
             self.bulk.landed + 1,
             self.bulk.started
-        );
+        )
     }
 
     /// Fails everything that waits, and whatever comes; says why, the first time. Flights that are up land, or are

@@ -174,7 +174,8 @@ impl Local {
         let seq = fetches.number();
         let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
         let to = Side::Caller { addr: get.local, gpu: get.lkey & GPU_BIT != 0 };
-        shared.engine.submit(Op::copy(owner, Side::Caller { addr: found.addr, gpu: true }, to, get.len));
+        let from = Side::Caller { addr: found.addr, gpu: true };
+        shared.engine.submit(Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) });
         Ok(Some(Outcome::Out(Until::Fetched(seq), found.used)))
     }
 

@@ -155,7 +155,7 @@ impl Link {
         self.in_engine.fetch_add(1, Ordering::Relaxed);
         let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
         shared.mark_pending(self.peer);
-        engine.submit(Op::new(owner, shared.world.rank, &task.work, task.done));
+        engine.submit(Op::new(owner, shared.world.rank, shared.engine.gpu(), &task.work, task.done));
     }
 
     #[cold]

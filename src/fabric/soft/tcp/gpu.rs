@@ -4,7 +4,7 @@ use super::sock::Poller;
 use super::FLUSH;
 use crate::error::{Error, Result};
 use crate::fabric::soft::gpu::{Engine, Received, Stager};
-use crate::memory::gpu::{GpuMemory, GPU_BIT};
+use crate::memory::gpu::GPU_BIT;
 use crate::memory::registry::Extent;
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,10 +34,11 @@ impl Gpu {
 
     /// Lets peers, and operations to them, touch a GPU window; the first one opens the pinned memory, for `conns`
     /// connections with bulk. Set-up calls come one at a time.
-    pub fn add_window(&self, id: u32, extent: Extent, memory: &GpuMemory, conns: u32) -> Result<()> {
+    pub fn add_window(&self, id: u32, extent: Extent, conns: u32) -> Result<()> {
         let Some((engine, _)) = self.engine.get() else { return Ok(()) };
         if self.stager.get().is_none() {
-            let _ = self.stager.set(Stager::open(engine.rank, &memory.context, engine.wants_own_context(), conns)?);
+            let app = engine.app().ok_or_else(|| Error::internal("a GPU window before the GPU's streams"))?;
+            let _ = self.stager.set(Stager::open(engine.rank, &app, engine.wants_own_context(), conns)?);
         }
         self.opened()?.add_window(id, extent);
         Ok(())

@@ -5,10 +5,9 @@
 //! spins. Streams made one after the other land in different queues, so a launch in another berth may run at once. A kernel
 //! that runs already is never held up.
 
+use super::machine::Parameters;
 use super::ring::{Command, Ring, STOP};
-use super::{THREADS, WARP};
-use oxygin_ffi::cuda::{CudaError, Kernel, Stream};
-use std::mem::ManuallyDrop;
+use super::{IDLE, LIFE};
 use std::time::{Duration, Instant};
 
 /// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`). `courier.ptx`
@@ -19,15 +18,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// … up to 2 to the power of this.
 const DOUBLED: u32 = 6;
 
-/// One of them. Its stream is used with the context current.
+/// One of them: its ring, as the engine sees it. The stream is the machine's.
 pub struct Berth {
-    /// Destroyed by `close` alone: work may be in it.
-    stream: ManuallyDrop<Stream>,
     ring: Ring,
-    /// Where the GPU finds the ring.
-    at: u64,
     /// Its number among the berths.
-    index: u64,
+    index: usize,
     /// Number of the last launch here, and its blocks of hands.
     launches: u64,
     hands: u32,
@@ -37,30 +32,21 @@ pub struct Berth {
 }
 
 impl Berth {
-    pub fn new(stream: Stream, ring: Ring, at: u64, index: u64) -> Self {
-        Self { stream: ManuallyDrop::new(stream), ring, at, index, launches: 0, hands: 0, posted: 0, first: 0 }
+    /// One whose first launch has been asked for.
+    pub fn new(ring: Ring, index: usize) -> Self {
+        Self { ring, index, launches: 1, hands: 0, posted: 0, first: 0 }
     }
 
-    /// Launches the kernel, with so many blocks of hands; the one before is gone, and the driver knows it.
-    ///
-    /// # Safety
-    /// The kernel is that of `courier.ptx`. It stays loaded, and the ring stays, until it is gone.
-    pub unsafe fn launch(
-        &mut self,
-        kernel: &Kernel,
-        hands: u32,
-        idle: Duration,
-        life: Duration,
-    ) -> Result<(), CudaError> {
+    /// Counts one more launch, with so many blocks of hands; the one before is gone.
+    pub fn next_launch(&mut self, hands: u32) -> Parameters {
         debug_assert!(self.is_gone());
-        let number = self.launches + 1;
-        let [idle, life] = [idle, life].map(|d| d.as_nanos() as u64);
-        let parameters = [self.at, Ring::words(self.at), self.posted, number, idle, life, self.index];
-        let (blocks, threads) = if hands > 0 { (hands, THREADS) } else { (1, WARP) };
-        // SAFETY: what courier.ptx says of its parameters, and the caller's promise.
-        unsafe { kernel.launch(&self.stream, blocks, threads, parameters) }?;
-        (self.launches, self.hands, self.first) = (number, hands, self.posted);
-        Ok(())
+        (self.launches, self.hands, self.first) = (self.launches + 1, hands, self.posted);
+        Parameters { berth: self.index, hands, posted: self.posted, number: self.launches, idle: IDLE, life: LIFE }
+    }
+
+    /// That launch never was.
+    pub fn take_back(&mut self) {
+        self.launches -= 1;
     }
 
     /// The last launch has hands.
@@ -119,31 +105,6 @@ impl Berth {
         if !self.is_gone() {
             self.ring.write(self.posted, &Command { flags: STOP, ..Command::default() });
         }
-    }
-
-    /// An error that the GPU hit.
-    pub fn check(&self) -> Result<(), CudaError> {
-        self.stream.is_done().map(drop)
-    }
-
-    /// Whether the driver knows that nothing is in the stream any more, or the context is broken.
-    pub fn is_idle(&self) -> bool {
-        self.stream.is_done().unwrap_or(true)
-    }
-
-    /// Whether the last launch is gone, and the driver knows it.
-    pub fn has_ended(&self) -> bool {
-        self.is_gone() && self.is_idle()
-    }
-
-    /// Destroys the stream, if nothing is in it; otherwise it is left to the process. `false`: it is.
-    pub fn close(mut self) -> bool {
-        let ended = self.has_ended();
-        if ended {
-            // SAFETY: dropped once: `self` is consumed and has no drop of its own.
-            unsafe { ManuallyDrop::drop(&mut self.stream) };
-        }
-        ended
     }
 }
 

@@ -7,8 +7,10 @@
 //! any, and in any case after [`LIFE`]. Commands go only to one that is known to run; what it has not done when it is
 //! gone goes by the stream. Nothing depends on its ever getting a place on the GPU.
 //!
-//! A launch may wait for its turn for as long as the application likes. So there are several *berths* ([`berth`]), each a
-//! stream and a ring; one at a time is given commands. A launch that is not up within [`LATE`] is left to itself: whenever it
+//! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it. So the
+//! call is made by the thread for the application's context ([`machine`]), which nobody waits for: while it stands there is no
+//! courier. And there are several *berths* ([`berth`]), each a stream and a ring; one at a time is given commands. A launch
+//! that is not up within [`LATE`] is taken back if the thread has not come to it, and otherwise left to itself: whenever it
 //! comes up it finds no commands, and ends. Meanwhile the next one goes to another berth. Where none is free there is no
 //! courier for now, and nothing waits for it.
 //!
@@ -18,21 +20,22 @@
 
 mod berth;
 mod command;
+mod machine;
 mod ring;
 
 use berth::{choose, Backoff, Berth, BERTHS};
 use command::is_alone;
 pub use command::{command, is_heavy, is_light, windows_hold, HEAVY_FROM};
-use ring::{Command, Ring, COMMANDS, CUT, HEAVY};
+use machine::{Fate, Machine, Request};
+use ring::{Command, AFTER, COMMANDS, CUT, HEAVY};
 
+use super::app::AppThread;
 use super::op::Op;
 use super::tally::Carried;
+use super::DRAIN_WITHIN;
 use crate::fabric::soft::lane::Lane;
-use crate::memory::gpu::cuda_error;
-use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
 use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,23 +86,20 @@ struct Sent {
     op: Op,
     /// Its signal's address, 0 for none.
     signal: u64,
-    /// It was told not to do it in one go with those before.
-    is_cut: bool,
+    /// It was told not to let its signal overtake any before it.
+    is_apart: bool,
     /// It is for hands.
     is_heavy: bool,
 }
 
-/// What all berths share on the GPU.
-struct Machine {
-    kernel: Kernel,
-    pinned: Pinned,
-}
-
-/// One engine's courier. Used under the engine's lock.
+/// One engine's courier. Used under the engine's lock; makes no call of the driver.
 pub struct Courier {
-    context: Arc<Context>,
-    machine: ManuallyDrop<Machine>,
+    rank: u32,
+    app: Arc<AppThread>,
+    machine: Arc<Machine>,
     berths: Vec<Berth>,
+    /// The last launch that was asked for, as long as it is not known what has become of it.
+    request: Option<Arc<Request>>,
     /// The present berth: where the last launch was that is or was awaited. Launches in others are gone, or late; none of
     /// them has a command to do.
     present: usize,
@@ -122,34 +122,16 @@ pub struct Courier {
 impl Courier {
     /// Loads it and runs it once in each berth, briefly, so that the driver has done what it does at a first launch; later ones
     /// may have so many blocks of hands. Set-up only: it may wait for kernels.
-    pub fn open(context: Arc<Context>, hands: u32) -> Result<Self, CudaError> {
-        let mut berths = Vec::with_capacity(BERTHS);
-        let machine = {
-            let cuda = context.cuda();
-            let _current = context.enter()?;
-            let kernel = Kernel::load(cuda, PTX, c"oxygin_courier")?;
-            // One after the other, for queues of their own.
-            let streams = (0..BERTHS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
-            let machine = Machine { kernel, pinned: Pinned::alloc(cuda, BERTHS * ring::BYTES)? };
-            let (host, device) = (machine.pinned.host(), machine.pinned.device());
-            for (i, stream) in streams.into_iter().enumerate() {
-                let at = i * ring::BYTES;
-                // SAFETY: a part of its own of the zeroed, page-aligned memory, which is kept as long as `self`, or for
-                // ever (`close`).
-                let ring = unsafe { Ring::new(host.add(at)) };
-                berths.push(Berth::new(stream, ring, device + at as u64, i as u64));
-            }
-            let machine = ManuallyDrop::new(machine);
-            for berth in &mut berths {
-                // SAFETY: the machine stays until all are gone (`close`), or for ever.
-                unsafe { berth.launch(&machine.kernel, 0, IDLE, Duration::ZERO) }?;
-            }
-            machine
-        };
+    pub fn open(rank: u32, app: &Arc<AppThread>, hands: u32) -> Result<Self, String> {
+        let opened = app.run(None, |context| Machine::open(context)).ok_or("the application's context is gone")?;
+        let (machine, rings) = opened.map_err(|e| e.to_string())?;
+        let berths = rings.into_iter().enumerate().map(|(i, ring)| Berth::new(ring, i)).collect();
         Ok(Self {
-            context,
+            rank,
+            app: app.clone(),
             machine,
             berths,
+            request: None,
             present: 0,
             phase: Phase::Off,
             since: Instant::now(),
@@ -163,41 +145,37 @@ impl Courier {
         })
     }
 
-    /// Starts one, if there is a place for it and launches were not late too often; none has commands to do. One that was late
+    /// Asks for one, if there is a place for it and launches were not late too often; none has commands to do. One that was late
     /// and runs now is as good.
-    pub fn launch(&mut self, rank: u32, now: Instant) {
-        if self.is_refused {
-            return;
-        }
-        if let Err(e) = self.try_launch(now) {
-            self.is_refused = true;
-            let why = cuda_error(&format!("the courier on the GPU of rank {rank}"), &e);
-            log::info!("{}; all transfers go by the stream", why.message());
-        }
-    }
-
-    fn try_launch(&mut self, now: Instant) -> Result<(), CudaError> {
+    pub fn launch(&mut self, now: Instant) {
         debug_assert!(self.is_off() && self.sent.is_empty());
         let with_hands = self.with_hands > 0;
         if let Some(late) = self.berths.iter().position(|b| b.runs() && (b.has_hands() || !with_hands)) {
             (self.present, self.phase) = (late, Phase::Up);
-            return Ok(());
+            return;
         }
-        if !self.backoff.allows(now) {
-            return Ok(());
+        self.forget_request();
+        if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
+            return;
         }
-        let _current = self.context.enter()?;
-        // Only once the driver knows that the one before has ended: its stream may share a queue of the GPU with a kernel
-        // that spins, and a launch with something before it in its stream waits there for everything.
-        let free = choose(self.present, BERTHS, |i| self.berths[i].has_ended());
-        let Some(berth) = free else { return Ok(()) };
-        let hands = if with_hands { self.hands } else { 0 };
-        // SAFETY: the machine stays until all are gone (`close`), or for ever.
-        unsafe { self.berths[berth].launch(&self.machine.kernel, hands, IDLE, LIFE) }?;
+        let free = choose(self.present, BERTHS, |i| self.berths[i].is_gone());
+        let Some(berth) = free else { return };
+        let what = self.berths[berth].next_launch(if with_hands { self.hands } else { 0 });
+        self.request = Some(Request::post(&self.app, &self.machine, self.rank, what));
         self.with_hands = self.with_hands.saturating_sub(1);
         (self.present, self.phase, self.since, self.polls) = (berth, Phase::Launched, now, 0);
         self.carried.launches += 1;
-        Ok(())
+    }
+
+    /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
+    fn forget_request(&mut self) {
+        match self.request.as_ref().map(|r| r.fate()) {
+            Some(Fate::Waits | Fate::Taken) | None => {}
+            Some(fate) => {
+                self.is_refused |= fate == Fate::Refused;
+                self.request = None;
+            }
+        }
     }
 
     /// Its state, in words.
@@ -208,8 +186,10 @@ impl Courier {
             Phase::Up => "running",
         };
         let waiting = self.berths.iter().filter(|b| b.is_waiting()).count();
+        let stands = self.request.as_ref().is_some_and(|r| r.fate() == Fate::Taken);
         format!(
-            "{phase}, {waiting} of {BERTHS} launches wait for their turn, {} of its commands are not done",
+            "{phase}, {waiting} of {BERTHS} launches wait for their turn{}, {} of its commands are not done",
+            if stands { ", one of them in the driver's call" } else { "" },
             self.sent.len()
         )
     }
@@ -260,22 +240,26 @@ impl Courier {
     pub fn post(&mut self, op: Op, mut command: Command) {
         debug_assert!(self.is_up() && self.has_room());
         let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
-        let is_cut = is_alone || command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
-        if is_cut {
+        let would_overtake = command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
+        if is_alone {
             command.flags |= CUT;
+        } else if would_overtake {
+            command.flags |= AFTER;
         }
+        let is_apart = is_alone || would_overtake;
         self.berths[self.present].post(&command);
         let is_heavy = command.flags & HEAVY != 0;
-        self.sent.push_back(Sent { op, signal: command.signal, is_cut, is_heavy });
+        self.sent.push_back(Sent { op, signal: command.signal, is_apart, is_heavy });
     }
 
-    /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order.
+    /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order, unless they
+    /// are told to.
     fn would_overtake(&self, lane: &Arc<Lane>, signal: u64) -> bool {
         for before in self.sent.iter().rev().take(BATCH - 1) {
             if before.signal != 0 && before.signal != signal && Arc::ptr_eq(&before.op.owner.lane, lane) {
                 return true;
             }
-            if before.is_cut {
+            if before.is_apart {
                 return false;
             }
         }
@@ -313,17 +297,26 @@ impl Courier {
         None
     }
 
-    /// Has the next launch go elsewhere if this one is not up in time. It was given nothing.
+    /// Has the next launch go elsewhere if there is none after all, or it is not up in time. It was given nothing.
     fn give_up_if_late(&mut self) {
         self.polls = self.polls.wrapping_add(1);
         if self.polls % LOOK_EVERY != 0 {
             return;
         }
         let now = Instant::now();
-        if now.saturating_duration_since(self.since) > LATE {
-            self.backoff.late(now);
-            self.phase = Phase::Off;
+        let is_none = match self.request.as_ref().map(|r| r.fate()) {
+            Some(Fate::NotFree | Fate::Refused) => true,
+            Some(_) if now.saturating_duration_since(self.since) > LATE => {
+                self.request.as_ref().is_some_and(|r| r.cancel())
+            }
+            _ if now.saturating_duration_since(self.since) > LATE => false,
+            _ => return,
+        };
+        if is_none {
+            self.berths[self.present].take_back();
         }
+        self.backoff.late(now);
+        self.phase = Phase::Off;
     }
 
     /// What a courier that is gone has left undone. Nobody does it any more: the next one begins behind it.
@@ -338,40 +331,26 @@ impl Courier {
         self.sent.drain(..).map(|s| s.op)
     }
 
-    /// An error that the GPU hit.
-    pub fn check(&self) -> Result<(), CudaError> {
-        let _current = self.context.enter()?;
-        self.berths.iter().try_for_each(Berth::check)
-    }
-
-    /// Whether none can touch what operations named: none runs that was given any, or the context is broken.
+    /// Whether none can touch what operations named: none runs that was given any.
     pub fn is_idle(&self) -> bool {
-        let Ok(_current) = self.context.enter() else { return true };
-        self.berths.iter().all(|b| b.is_harmless() || b.is_idle())
+        self.app.check().is_err() || self.berths.iter().all(|b| b.is_harmless() || b.is_gone())
     }
 
     /// Ends it. It has nothing to do any more, or the GPU has failed. `false`: one may still run, or is late and will; code and
-    /// rings are left to the process, and the streams of those.
-    pub fn close(mut self, healthy: bool) -> bool {
+    /// rings are left to the process, and the streams.
+    pub fn close(self, healthy: bool) -> bool {
         if !healthy {
             return false;
         }
-        // A context that is gone has taken all of it.
-        let Ok(_current) = self.context.enter() else { return true };
-        // One that is late ends as soon as it comes up.
+        // One that was not launched will not be; one that is late ends as soon as it comes up.
+        if let Some(request) = &self.request {
+            request.cancel();
+        }
         self.berths.iter().for_each(Berth::stop);
-        let end = Instant::now() + GONE_WITHIN;
-        while !self.berths.iter().all(Berth::has_ended) && Instant::now() < end {
-            std::thread::yield_now();
-        }
-        let mut all = true;
-        for berth in self.berths.drain(..) {
-            all &= berth.close();
-        }
-        if all {
-            // SAFETY: dropped once: `self` is consumed and has no drop of its own. None runs or will.
-            unsafe { ManuallyDrop::drop(&mut self.machine) };
-        }
-        all
+        let machine = self.machine.clone();
+        self.app
+            .run(Some(DRAIN_WITHIN), move |_| machine.end(GONE_WITHIN))
+            // A context that is gone has taken all of it.
+            .unwrap_or_else(|| self.app.check().is_err())
     }
 }

@@ -18,7 +18,7 @@ const WORDS_AT: usize = COMMANDS as usize * COMMAND_BYTES;
 /// Bytes of all of it; rings lie one after the other, none shares a line with another.
 pub const BYTES: usize = (WORDS_AT + 192).next_multiple_of(256);
 
-/// Not in one go with the command before it, whose signal its own must not overtake, say.
+/// Not in one go with the command before it.
 pub const CUT: u32 = 1;
 /// The courier ends.
 pub const STOP: u32 = 2;
@@ -26,6 +26,8 @@ pub const STOP: u32 = 2;
 pub const INLINE: u32 = 4;
 /// The bytes are for the hands; the launch has some.
 pub const HEAVY: u32 = 8;
+/// Its signal, and those of commands behind it, must not overtake those of commands before it: there is a fence between them.
+pub const AFTER: u32 = 16;
 
 /// What the courier shall do: move `bytes` bytes, then add to a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +38,7 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `HEAVY`.
+    /// `CUT`, `STOP`, `INLINE`, `HEAVY`, `AFTER`.
     pub flags: u32,
     /// For `INLINE`.
     pub value: u64,

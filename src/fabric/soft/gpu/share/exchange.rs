@@ -1,8 +1,7 @@
 //! Which segments are asked for, which are sent, and what came. No sockets, and no driver: whoever has a descriptor
 //! says what it becomes.
 
-use super::wire::{Offer, What};
-use oxygin_ffi::cuda::CUipcMemHandle;
+use super::wire::What;
 use std::ops::Range;
 
 /// Segments asked for at once: a socket takes ten datagrams on many systems (net.unix.max_dgram_qlen).
@@ -75,35 +74,20 @@ impl<F> Answers<F> {
 
 /// What came of one offer; `T` is what a descriptor becomes.
 pub struct Collected<T> {
-    offer: Offer,
+    offset: u64,
+    sizes: Vec<u64>,
     got: Vec<Option<T>>,
-    handle: Option<CUipcMemHandle>,
-}
-
-/// Everything that was offered.
-pub enum Complete<T> {
-    /// Segments with their sizes, and where in them the window starts.
-    Segments(Vec<(T, u64)>, u64),
-    /// One allocation, and where in it the window starts.
-    Whole(CUipcMemHandle, u64),
 }
 
 impl<T> Collected<T> {
-    /// Nothing yet.
-    pub fn new(offer: Offer) -> Self {
-        let segments = match &offer {
-            Offer::Segments { sizes, .. } => sizes.len(),
-            _ => 0,
-        };
-        Self { offer, got: (0..segments).map(|_| None).collect(), handle: None }
+    /// Nothing yet of segments of these sizes, in which the window starts at `offset`.
+    pub fn new(offset: u64, sizes: Vec<u64>) -> Self {
+        Self { got: sizes.iter().map(|_| None).collect(), offset, sizes }
     }
 
     /// The first segment that is missing.
     pub fn missing(&self) -> Option<u32> {
-        match self.offer {
-            Offer::Segments { .. } => self.got.iter().position(Option::is_none).map(|n| n as u32),
-            _ => self.handle.is_none().then_some(0),
-        }
+        self.got.iter().position(Option::is_none).map(|n| n as u32)
     }
 
     /// Takes what the peer sent. `import` is called for the first descriptor of each segment.
@@ -114,32 +98,22 @@ impl<T> Collected<T> {
         file: Option<F>,
         import: impl FnOnce(F) -> Result<T, String>,
     ) -> Result<(), String> {
-        match (what, file, &self.offer) {
-            (What::Descriptor, Some(file), Offer::Segments { .. }) => {
+        match (what, file) {
+            (What::Descriptor, Some(file)) => {
                 if let Some(place @ None) = self.got.get_mut(segment as usize) {
                     *place = Some(import(file)?);
                 }
                 Ok(())
             }
-            (What::Handle(handle), None, Offer::Whole { .. }) => {
-                self.handle = Some(handle);
-                Ok(())
-            }
-            (What::Refused(why), ..) => Err(why),
-            _ => Err("it sent something else than it offered".into()),
+            (What::Refused(why), _) => Err(why),
+            (What::Descriptor, None) => Err("it sent no descriptor".into()),
         }
     }
 
-    /// All of it; `None`: something is missing.
-    pub fn complete(self) -> Option<Complete<T>> {
-        match (self.offer, self.handle) {
-            (Offer::Segments { offset, sizes }, _) => {
-                let all = self.got.into_iter().collect::<Option<Vec<_>>>()?;
-                Some(Complete::Segments(all.into_iter().zip(sizes).collect(), offset))
-            }
-            (Offer::Whole { offset, .. }, Some(handle)) => Some(Complete::Whole(handle, offset)),
-            _ => None,
-        }
+    /// All segments with their sizes, and where in them the window starts; `None`: something is missing.
+    pub fn complete(self) -> Option<(Vec<(T, u64)>, u64)> {
+        let all = self.got.into_iter().collect::<Option<Vec<_>>>()?;
+        Some((all.into_iter().zip(self.sizes).collect(), self.offset))
     }
 }
 
@@ -176,23 +150,19 @@ mod tests {
 
     #[test]
     fn segments_come_in_any_order_and_more_than_once() {
-        let mut all = Collected::new(Offer::Segments { offset: 4, sizes: vec![8, 16] });
+        let mut all = Collected::new(4, vec![8, 16]);
         for (segment, missing) in [(1, Some(0)), (7, Some(0)), (1, Some(0)), (0, None)] {
             all.take(segment, What::Descriptor, Some(segment), Ok).unwrap();
             assert_eq!(all.missing(), missing);
         }
-        assert!(matches!(all.complete(), Some(Complete::Segments(all, 4)) if all == [(0, 8), (1, 16)]));
+        assert_eq!(all.complete(), Some((vec![(0, 8), (1, 16)], 4)));
     }
 
     #[test]
     fn something_else_than_was_offered_is_refused() {
-        let handle = || What::Handle(CUipcMemHandle([1; 64]));
-        let take = |offer, what, file: Option<()>| Collected::new(offer).take(0, what, file, Ok);
-        let (segments, whole) = (Offer::Segments { offset: 0, sizes: vec![8] }, Offer::Whole { offset: 0, size: 8 });
-        assert!(take(segments.clone(), handle(), None).is_err());
-        assert!(take(segments.clone(), What::Descriptor, None).is_err());
-        assert!(take(whole.clone(), What::Descriptor, Some(())).is_err());
-        assert_eq!(take(whole.clone(), What::Refused("no".into()), None), Err("no".into()));
-        assert_eq!(take(whole, handle(), None), Ok(()));
+        let take = |what, file: Option<()>| Collected::new(0, vec![8]).take(0, what, file, Ok);
+        assert!(take(What::Descriptor, None).is_err());
+        assert_eq!(take(What::Refused("no".into()), None), Err("no".into()));
+        assert_eq!(take(What::Descriptor, Some(())), Ok(()));
     }
 }

@@ -1,7 +1,7 @@
 //! A window as other processes may have it.
 
 use super::wire::{Offer, What, MAX_SEGMENTS};
-use oxygin_ffi::cuda::{Allocation, CUipcMemHandle, Context, CudaError};
+use oxygin_ffi::cuda::{Allocation, Context, CudaError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,45 +10,30 @@ pub struct Export {
     /// The window's number.
     pub window: u32,
     context: Arc<Context>,
-    memory: Memory,
-}
-
-enum Memory {
-    Segments(Vec<Allocation>),
-    Whole(CUipcMemHandle),
+    segments: Vec<Allocation>,
 }
 
 impl Export {
     /// Finds the allocations under `len` bytes at `base`. An error is a reason for the log.
     pub fn new(context: &Arc<Context>, window: u32, base: u64, len: u64) -> (Option<Self>, Offer) {
-        let made = |memory| Some(Self { window, context: context.clone(), memory });
         match walk(context, base, len) {
-            Ok((Memory::Whole(handle), offset, sizes)) => {
-                let size = sizes.first().copied().unwrap_or(0);
-                (made(Memory::Whole(handle)), Offer::Whole { offset, size })
+            Ok((segments, offset, sizes)) => {
+                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes })
             }
-            Ok((memory, offset, sizes)) => (made(memory), Offer::Segments { offset, sizes }),
             Err(why) => (None, Offer::Not(why)),
         }
     }
 
     /// How many segments it has.
     pub fn segments(&self) -> u32 {
-        match &self.memory {
-            Memory::Segments(all) => all.len() as u32,
-            Memory::Whole(_) => 1,
-        }
+        self.segments.len() as u32
     }
 
     /// A segment for a peer. A descriptor is made for this one answer, so that none is kept.
     pub fn segment(&self, segment: u32) -> (What, Option<OwnedFd>) {
-        let made = match &self.memory {
-            Memory::Whole(handle) if segment == 0 => return (What::Handle(*handle), None),
-            Memory::Whole(_) => Err("there is one segment".into()),
-            Memory::Segments(all) => match all.get(segment as usize) {
-                None => Err(format!("there are {} segments", all.len())),
-                Some(one) => self.context.enter().and_then(|_current| one.export()).map_err(|e| e.to_string()),
-            },
+        let made = match self.segments.get(segment as usize) {
+            None => Err(format!("there are {} segments", self.segments.len())),
+            Some(one) => self.context.enter().and_then(|_current| one.export()).map_err(|e| e.to_string()),
         };
         match made {
             Ok(fd) => (What::Descriptor, Some(fd)),
@@ -58,21 +43,14 @@ impl Export {
 }
 
 /// The memory under a window, where in it the window starts, and the sizes of its segments.
-fn walk(context: &Context, base: u64, len: u64) -> Result<(Memory, u64, Vec<u64>), String> {
+fn walk(context: &Context, base: u64, len: u64) -> Result<(Vec<Allocation>, u64, Vec<u64>), String> {
     let said = |e: CudaError| e.to_string();
     let _current = context.enter().map_err(said)?;
     let cuda = context.cuda();
     let (first, size) = cuda.address_range(base).map_err(said)?;
     let offset = base.checked_sub(first).ok_or("the driver names an allocation that starts behind the window")?;
-    let Ok(allocation) = Allocation::at(cuda, base) else {
-        // Of cudaMalloc: one allocation, or the driver is asked in vain.
-        if len > size.saturating_sub(offset) {
-            return Err("the window spans several allocations of cudaMalloc".into());
-        }
-        return Ok((Memory::Whole(cuda.ipc_handle(first).map_err(said)?), offset, vec![size]));
-    };
     let (mut all, mut sizes) = (Vec::new(), Vec::new());
-    let (mut next, mut at, mut size) = (allocation, first, size);
+    let (mut next, mut at, mut size) = (Allocation::at(cuda, base).map_err(said)?, first, size);
     loop {
         if !next.has_descriptor().map_err(said)? {
             return Err("it was made by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR".into());
@@ -81,7 +59,7 @@ fn walk(context: &Context, base: u64, len: u64) -> Result<(Memory, u64, Vec<u64>
         sizes.push(size);
         at = at.checked_add(size).filter(|_| size > 0).ok_or("the driver names an impossible size")?;
         if at >= base + len {
-            return Ok((Memory::Segments(all), offset, sizes));
+            return Ok((all, offset, sizes));
         }
         if all.len() == MAX_SEGMENTS {
             return Err(format!("it has more than {MAX_SEGMENTS} segments"));

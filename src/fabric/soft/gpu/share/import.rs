@@ -1,9 +1,8 @@
 //! A window of another process, mapped here.
 
-use super::exchange::{Answer, Collected, Complete};
-use super::wire::Offer;
+use super::exchange::{Answer, Collected};
 use crate::memory::registry::Extent;
-use oxygin_ffi::cuda::{Allocation, Context, Mapped, Opened};
+use oxygin_ffi::cuda::{Allocation, Context, Mapped};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,26 +25,14 @@ impl Drop for Use {
     }
 }
 
-enum Mapping {
-    Segments(Mapped),
-    Whole(Opened),
-}
-
-impl Mapping {
-    fn base(&self) -> u64 {
-        match self {
-            Self::Segments(mapped) => mapped.base(),
-            Self::Whole(opened) => opened.base(),
-        }
-    }
-}
-
 /// A range of a peer's window.
 pub struct Found {
     /// Where it is here.
     pub addr: u64,
     /// What tells the window from all others whose memory the engine's operations name: the key of none of this rank's.
     pub window: u32,
+    /// The GPU that it is on.
+    pub home: i32,
     /// Keeps it mapped.
     pub used: Use,
 }
@@ -58,11 +45,13 @@ pub struct Import {
     extent: Extent,
     /// See `Found::window`.
     key: u32,
+    /// The GPU that its memory is on.
+    home: i32,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
     /// This rank has deregistered its own window of this number.
     pub is_retired: bool,
-    mapping: ManuallyDrop<Mapping>,
+    mapping: ManuallyDrop<Mapped>,
     context: Arc<Context>,
 }
 
@@ -72,13 +61,9 @@ impl Import {
         self.extent.holds(addr, len).then(|| Found {
             addr: self.at + (addr - self.extent.base),
             window: self.key,
+            home: self.home,
             used: Use::of(&self.uses),
         })
-    }
-
-    /// Whether dropping it waits for no kernel.
-    pub fn closes_at_once(&self) -> bool {
-        matches!(*self.mapping, Mapping::Segments(_))
     }
 }
 
@@ -103,8 +88,8 @@ pub struct Fetch {
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, extent: Extent, offer: Offer) -> Self {
-        Self { rank, extent, collected: Collected::new(offer) }
+    pub fn new(rank: u32, extent: Extent, offset: u64, sizes: Vec<u64>) -> Self {
+        Self { rank, extent, collected: Collected::new(offset, sizes) }
     }
 
     /// The first segment that is missing.
@@ -124,24 +109,12 @@ impl Fetch {
     pub fn map(self, context: &Arc<Context>, key: u32) -> Result<Import, String> {
         let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
         let _current = context.enter().map_err(said)?;
-        let (mapping, offset) = match self.collected.complete().ok_or("something is missing")? {
-            Complete::Segments(parts, offset) => {
-                (Mapping::Segments(Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?), offset)
-            }
-            Complete::Whole(handle, offset) => {
-                let opened = Opened::new(context.cuda(), handle).map_err(said)?;
-                // A lie about the size must not let a copy leave the allocation.
-                let (first, size) = context.cuda().address_range(opened.base()).map_err(said)?;
-                let at = opened.base().checked_sub(first).and_then(|at| at.checked_add(offset));
-                let end = at.and_then(|at| at.checked_add(self.extent.len));
-                if end.is_none_or(|end| end > size) {
-                    return Err("its allocation is smaller than it said".into());
-                }
-                (Mapping::Whole(opened), offset)
-            }
-        };
+        let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
+        let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
+        let home = context.cuda().pointer(mapping.base()).map_err(said)?.device;
         Ok(Import {
             at: mapping.base() + offset,
+            home,
             extent: self.extent,
             key,
             uses: Arc::default(),

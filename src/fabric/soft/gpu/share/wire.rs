@@ -1,7 +1,6 @@
 //! What ranks tell each other about memory that they share: at registration, and over the contact sockets.
 
 use crate::wire::{Reader, Writer};
-use oxygin_ffi::cuda::CUipcMemHandle;
 
 /// Segments of one window. PyTorch's expandable segments are 20 MiB: 20 GiB of them.
 pub const MAX_SEGMENTS: usize = 1024;
@@ -11,7 +10,6 @@ const MAX_REASON: usize = 160;
 const MAX_BYTES: u64 = 1 << 52;
 
 const SEGMENTS: u8 = 1;
-const WHOLE: u8 = 2;
 const NOT: u8 = 3;
 
 /// How a rank's window can be had by other processes of its host.
@@ -23,13 +21,6 @@ pub enum Offer {
         offset: u64,
         /// Their sizes, bytes.
         sizes: Vec<u64>,
-    },
-    /// As one allocation's 64 bytes.
-    Whole {
-        /// Where in it the window starts.
-        offset: u64,
-        /// Its size, bytes.
-        size: u64,
     },
     /// Not at all.
     Not(String),
@@ -45,9 +36,6 @@ impl Offer {
                 for &size in sizes {
                     w.u64(size);
                 }
-            }
-            Self::Whole { offset, size } => {
-                w.u8(WHOLE).u64(*offset).u64(*size);
             }
             Self::Not(why) => {
                 w.u8(NOT).bytes(cut(why));
@@ -68,7 +56,6 @@ impl Offer {
                 let sizes = (0..n).map(|_| r.u64()).collect::<Option<Vec<_>>>()?;
                 Self::Segments { offset, sizes }
             }
-            WHOLE => Self::Whole { offset: r.u64()?, size: r.u64()? },
             NOT => Self::Not(printable(r.bytes()?)),
             _ => return None,
         };
@@ -78,7 +65,6 @@ impl Offer {
             Self::Segments { offset, sizes } => {
                 sizes.iter().all(|&s| s > 0 && s < MAX_BYTES) && fits(*offset, sizes.iter().sum())
             }
-            Self::Whole { offset, size } => *size < MAX_BYTES && fits(*offset, *size),
             Self::Not(_) => true,
         };
         ok.then_some(offer)
@@ -101,7 +87,6 @@ fn cut(why: &str) -> &[u8] {
 
 const ASK: u8 = 1;
 const DESCRIPTOR: u8 = 2;
-const HANDLE: u8 = 3;
 const REFUSED: u8 = 4;
 
 /// The body of a datagram between two contact sockets.
@@ -134,8 +119,6 @@ pub enum Datagram {
 pub enum What {
     /// The descriptor that is attached.
     Descriptor,
-    /// Its 64 bytes.
-    Handle(CUipcMemHandle),
     /// It does not come.
     Refused(String),
 }
@@ -151,18 +134,11 @@ impl Datagram {
             Self::Segment { round, segment, what } => {
                 let kind = match what {
                     What::Descriptor => DESCRIPTOR,
-                    What::Handle(_) => HANDLE,
                     What::Refused(_) => REFUSED,
                 };
                 w.u8(kind).u32(*round).u32(*segment);
-                match what {
-                    What::Descriptor => {}
-                    What::Handle(handle) => {
-                        w.raw(&handle.0);
-                    }
-                    What::Refused(why) => {
-                        w.bytes(cut(why));
-                    }
+                if let What::Refused(why) = what {
+                    w.bytes(cut(why));
                 }
             }
         }
@@ -178,7 +154,6 @@ impl Datagram {
                 let (round, segment) = (r.u32()?, r.u32()?);
                 let what = match kind {
                     DESCRIPTOR => What::Descriptor,
-                    HANDLE => What::Handle(CUipcMemHandle(r.array()?)),
                     REFUSED => What::Refused(printable(r.bytes()?)),
                     _ => return None,
                 };
@@ -197,11 +172,8 @@ mod tests {
 
     #[test]
     fn offers_round_trip_and_cuts_are_refused() {
-        let offers = [
-            Offer::Segments { offset: 4096, sizes: vec![1 << 21, 1 << 22] },
-            Offer::Whole { offset: 8, size: 1 << 21 },
-            Offer::Not("no handle type".into()),
-        ];
+        let offers =
+            [Offer::Segments { offset: 4096, sizes: vec![1 << 21, 1 << 22] }, Offer::Not("no handle type".into())];
         for offer in offers {
             let message = offer.encode();
             assert_eq!(Offer::parse(&message, 1 << 20), Some(offer));
@@ -223,7 +195,6 @@ mod tests {
         assert!(!parse(u64::MAX, &[100], 1));
         assert!(!parse(0, &[u64::MAX, 2], 1));
         assert!(!parse(0, &[1; MAX_SEGMENTS + 1], 1));
-        assert!(Offer::parse(&Offer::Whole { offset: u64::MAX, size: 4 }.encode(), 2).is_none());
     }
 
     #[test]
@@ -231,7 +202,6 @@ mod tests {
         for datagram in [
             Datagram::Ask { window: 3, round: 9, first: 8, count: 2 },
             Datagram::Segment { round: 3, segment: 0, what: What::Descriptor },
-            Datagram::Segment { round: 3, segment: 0, what: What::Handle(CUipcMemHandle([7; 64])) },
             Datagram::Segment { round: 3, segment: 9, what: What::Refused("x".repeat(MAX_REASON)) },
         ] {
             let body = datagram.encode();

@@ -1,0 +1,294 @@
+//! The application's CUDA context, used by one thread of ours alone.
+//!
+//! A call in that context can wait for the application: while one of its threads loads a module, launches a kernel for the
+//! first time or frees memory, the driver holds a lock of the context until the kernels that run have ended, and they may
+//! wait for the very bytes that we are to move. So nobody who moves bytes calls there. What has to be done there (loading
+//! and launching the copy kernel, looking for the context's faults, unmapping memory of other processes) is given to
+//! this thread, and nobody waits for it but set-up and closing.
+
+use super::DRAIN_WITHIN;
+use crate::error::Result;
+use crate::thread::Thread;
+use oxygin_ffi::cuda::{Context, CudaError, Stream};
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Between two looks for faults while operations are on their way.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The driver compiles PTX on this thread, and its compiler recurses. Pages that are not used are no memory.
+const STACK: usize = 8 << 20;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Inner {
+    jobs: VecDeque<Job>,
+    /// Somebody wants to know of faults now.
+    look: bool,
+    is_stopping: bool,
+    has_ended: bool,
+}
+
+struct Shared {
+    context: Arc<Context>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    /// The thread looks for faults now and then, until a look finds that nothing was started since the one before.
+    is_awake: AtomicBool,
+    /// Operations were started since the last look.
+    is_active: AtomicBool,
+    has_failed: AtomicBool,
+    failure: Mutex<Option<CudaError>>,
+    /// Somebody has waited for it in vain.
+    was_late: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread, and what it has found out.
+pub struct AppThread {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl AppThread {
+    /// Starts it for an engine's rank. Set-up only: waits until it has made a stream in the context, by which it learns of
+    /// faults.
+    pub fn start(rank: u32, context: Arc<Context>) -> Result<Arc<Self>> {
+        let shared = Arc::new(Shared {
+            context,
+            inner: Mutex::default(),
+            changed: Condvar::new(),
+            is_awake: AtomicBool::new(false),
+            is_active: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            was_late: AtomicBool::new(false),
+        });
+        let own = shared.clone();
+        let thread = Thread::spawn(&format!("oxygin-{rank}-gpu"), STACK, move || own.run())?;
+        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.shared.context
+    }
+
+    /// Has the thread do something, with nothing current, when it has done what it was given before. Never waits.
+    pub fn post(&self, job: impl FnOnce() + Send + 'static) {
+        lock(&self.shared.inner).jobs.push_back(Box::new(job));
+        self.shared.changed.notify_all();
+    }
+
+    /// Has the thread do something in the context and waits for it: set-up and closing only. `None`: it is not done `within`
+    /// that time, or the context is gone; what was begun goes on.
+    pub fn run<T: Send + 'static>(
+        &self,
+        within: Option<Duration>,
+        job: impl FnOnce(&Arc<Context>) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (result, context) = (Arc::new(Answer::default()), self.shared.context.clone());
+        let (giver, shared) = (Giver(result.clone()), self.shared.clone());
+        self.post(move || match context.enter() {
+            Ok(_current) => giver.0.give(Some(job(&context))),
+            Err(e) => shared.fail(e),
+        });
+        let made = result.wait(within);
+        if made.is_none() {
+            self.shared.was_late.store(true, Ordering::Relaxed);
+        }
+        made
+    }
+
+    /// Operations are started: faults are looked for now and then until none were for a while.
+    #[inline]
+    pub fn stay_awake(&self) {
+        let shared = &self.shared;
+        if !shared.is_active.load(Ordering::Relaxed) {
+            shared.is_active.store(true, Ordering::SeqCst);
+            if !shared.is_awake.load(Ordering::SeqCst) {
+                self.wake_up();
+            }
+        }
+    }
+
+    #[cold]
+    fn wake_up(&self) {
+        let _ordered = lock(&self.shared.inner);
+        self.shared.changed.notify_all();
+    }
+
+    /// Has the thread look for faults now; whoever asks learns of them later.
+    pub fn look(&self) {
+        let mut inner = lock(&self.shared.inner);
+        if !inner.look {
+            inner.look = true;
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// An error that the context has shown.
+    #[inline]
+    pub fn check(&self) -> std::result::Result<(), CudaError> {
+        if self.shared.has_failed.load(Ordering::Acquire) {
+            if let Some(e) = &*lock(&self.shared.failure) {
+                return Err(e.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the thread, once it has done what it was given. One that stands in the driver for longer than deregistration
+    /// waits is left to end by itself, and the library stays loaded for it.
+    pub fn end(&self) {
+        let Some(thread) = lock(&self.thread).take() else { return };
+        // Who closes waits once.
+        let patience = if self.shared.was_late.load(Ordering::Relaxed) { Duration::ZERO } else { DRAIN_WITHIN };
+        let end = Instant::now() + patience;
+        let mut inner = lock(&self.shared.inner);
+        inner.is_stopping = true;
+        self.shared.changed.notify_all();
+        while !inner.has_ended {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(inner);
+                log::warn!(
+                    "a call of the CUDA driver has not returned for {} s while a communicator was closed; its thread and \
+                     this library stay until it does",
+                    DRAIN_WITHIN.as_secs()
+                );
+                return thread.leave();
+            }
+            inner = self.shared.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(inner);
+        thread.join();
+    }
+}
+
+impl Drop for AppThread {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a job makes, for who waits for it.
+struct Answer<T> {
+    /// `Some(None)`: there will be none.
+    made: Mutex<Option<Option<T>>>,
+    changed: Condvar,
+}
+
+impl<T> Default for Answer<T> {
+    fn default() -> Self {
+        Self { made: Mutex::new(None), changed: Condvar::new() }
+    }
+}
+
+/// Sees to it that there is an answer, whatever becomes of the job.
+struct Giver<T>(Arc<Answer<T>>);
+
+impl<T> Drop for Giver<T> {
+    fn drop(&mut self) {
+        self.0.give(None);
+    }
+}
+
+impl<T> Answer<T> {
+    fn give(&self, made: Option<T>) {
+        lock(&self.made).get_or_insert(made);
+        self.changed.notify_all();
+    }
+
+    /// `None`: there is none, or not within that time.
+    fn wait(&self, within: Option<Duration>) -> Option<T> {
+        let end = within.map(|time| Instant::now() + time);
+        let mut made = lock(&self.made);
+        loop {
+            if let Some(made) = made.take() {
+                return made;
+            }
+            made = match end.map(|end| end.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return None,
+                Some(left) => self.changed.wait_timeout(made, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(made).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let probe = self.context.enter().and_then(|_current| Stream::create(self.context.cuda()));
+        let probe = probe.inspect_err(|e| self.fail(e.clone())).ok();
+        while let Some(job) = self.next() {
+            match job {
+                Some(job) => {
+                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                        log::error!("a fault inside an oxygin thread; please report it");
+                    }
+                }
+                None => self.look_for_faults(probe.as_ref()),
+            }
+        }
+        // In a context that is gone the stream went with it.
+        match self.context.enter() {
+            Ok(_current) => drop(probe),
+            Err(_) => std::mem::forget(probe),
+        }
+        lock(&self.inner).has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// What to do next; `Some(None)`: look for faults. `None`: end.
+    fn next(&self) -> Option<Option<Job>> {
+        let mut inner = lock(&self.inner);
+        loop {
+            if let Some(job) = inner.jobs.pop_front() {
+                return Some(Some(job));
+            }
+            if inner.is_stopping {
+                return None;
+            }
+            if std::mem::take(&mut inner.look) {
+                return Some(None);
+            }
+            if !self.is_awake.load(Ordering::Relaxed) {
+                // First: whoever starts operations from here on sees it, or is seen.
+                self.is_awake.store(true, Ordering::SeqCst);
+                if !self.is_active.load(Ordering::SeqCst) {
+                    self.is_awake.store(false, Ordering::SeqCst);
+                    if !self.is_active.load(Ordering::SeqCst) {
+                        inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    continue;
+                }
+            }
+            let waited = self.changed.wait_timeout(inner, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
+            inner = waited.0;
+            if waited.1.timed_out() {
+                self.is_awake.store(self.is_active.swap(false, Ordering::SeqCst), Ordering::SeqCst);
+                return Some(None);
+            }
+        }
+    }
+
+    fn look_for_faults(&self, probe: Option<&Stream>) {
+        let Some(probe) = probe else { return };
+        if let Err(e) = self.context.enter().and_then(|_current| probe.is_done()) {
+            self.fail(e);
+        }
+    }
+
+    #[cold]
+    fn fail(&self, e: CudaError) {
+        lock(&self.failure).get_or_insert(e);
+        self.has_failed.store(true, Ordering::Release);
+    }
+}
