@@ -14,6 +14,7 @@ const CUT: u32 = 1;
 const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const HEAVY: u32 = 8;
+const AFTER: u32 = 16;
 
 // Where all of it lies here.
 const RING: u64 = 0x1_0000;
@@ -131,7 +132,8 @@ impl Bench {
 
     /// A command of any kind, to a place of its own.
     fn any_command(&mut self, has_hands: bool) -> Command {
-        let mut c = Command { flags: if self.below(4) == 0 { CUT } else { 0 }, ..Command::default() };
+        let flags = [0, 0, 0, 0, CUT, AFTER, AFTER, 0][self.below(8) as usize];
+        let mut c = Command { flags, ..Command::default() };
         if self.below(4) > 0 {
             (c.signal, c.increment) = (self.signal, 1 + self.below(1 << 40));
             self.signal += 8;
@@ -199,7 +201,7 @@ impl Bench {
         let seen = (self.arrived..self.all.len()).rev().find(is_there).map_or(0, |i| i + 1).max(done);
         (self.arrived..seen).for_each(|i| self.check_bytes(i, true));
         self.arrived = self.arrived.max(seen);
-        let cut = (0..seen).rev().find(|&i| self.all[i].flags & CUT != 0 && is_there(&i)).unwrap_or(0);
+        let cut = (0..seen).rev().find(|&i| self.all[i].flags & (CUT | AFTER) != 0 && is_there(&i)).unwrap_or(0);
         (0..done.max(cut)).for_each(|i| self.check_signal(i, true));
         self.done = self.first + done as u64;
     }
@@ -346,6 +348,8 @@ fn faults_are_found() {
             "@is_first st.volatile.global.u64 [words+64], count;",
         ),
         ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
+        ("signals of one go overtake", "fence.acq_rel.gpu;\nthis_signal:", "this_signal:"),
+        ("signals of one go have no order at all", "@%p10 bra       in_order;", ""),
         (
             "a register that is in use",
             "ld.volatile.global.u32 t5, [d2];\n    st.global.u32   [d3], t5;\n    add.u64         off, off, 128;",
