@@ -17,7 +17,10 @@ const CROWDED_BYTES: u64 = 256;
 impl State {
     /// Completes what the courier has done, and takes back what one that is gone has not.
     pub fn land_carried(&mut self) -> bool {
-        let Some(courier) = self.courier.as_mut().filter(|c| !c.is_off()) else { return false };
+        let Some(courier) = self.courier.as_mut() else { return false };
+        if courier.is_off() && !courier.take_over() {
+            return false;
+        }
         let mut moved = false;
         while let Some(op) = courier.land() {
             op.owner.complete();
@@ -41,6 +44,10 @@ impl State {
                 }
             }
             moved = true;
+        }
+        // At once: flights would start otherwise.
+        if let Some(courier) = self.courier.as_mut().filter(|c| c.is_off()) {
+            courier.take_over();
         }
         moved
     }
@@ -93,6 +100,9 @@ impl State {
                     break;
                 }
             }
+        }
+        if any {
+            courier.stay_up();
         }
         self.courier = Some(courier);
         any

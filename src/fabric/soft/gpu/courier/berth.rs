@@ -7,7 +7,7 @@
 
 use super::machine::Parameters;
 use super::ring::{Command, Ring, STOP};
-use super::{IDLE, LIFE};
+use super::{IDLE, IDLE_WITH_HANDS, LIFE};
 use std::time::{Duration, Instant};
 
 /// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`). `courier.ptx`
@@ -41,7 +41,14 @@ impl Berth {
     pub fn next_launch(&mut self, hands: u32) -> Parameters {
         debug_assert!(self.is_gone());
         (self.launches, self.hands, self.first) = (self.launches + 1, hands, self.posted);
-        Parameters { berth: self.index, hands, posted: self.posted, number: self.launches, idle: IDLE, life: LIFE }
+        Parameters {
+            berth: self.index,
+            hands,
+            posted: self.posted,
+            number: self.launches,
+            idle: if hands > 0 { IDLE_WITH_HANDS } else { IDLE },
+            life: LIFE,
+        }
     }
 
     /// That launch never was.

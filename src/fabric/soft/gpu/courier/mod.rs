@@ -39,13 +39,18 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time without a command after which it ends: several round trips of a ping-pong, and as long as the flights may take
-/// that it waits for before it takes over.
-const IDLE: Duration = Duration::from_micros(150);
+/// Time without a command after which it ends. One warp is in nobody's way, and where launches end between two steps of a program
+/// that is slow because they do, it stays slow …
+const IDLE: Duration = Duration::from_millis(1);
+/// … with hands, which take a quarter of the GPU's registers on as many processors, several round trips of a ping-pong.
+const IDLE_WITH_HANDS: Duration = Duration::from_micros(300);
 /// Time after which it ends in any case: a bound on what cudaFree, cudaDeviceSynchronize or a kernel that needs the whole
 /// GPU may have to wait for, but for what it has begun by then: with hands, up to eight large copies. A launch, some 10 µs, is
 /// little beside it.
 const LIFE: Duration = Duration::from_millis(2);
+/// How long before its end the next one is asked for, while there are commands: a launch takes some 50 µs from there until it runs,
+/// and meanwhile everything would go by the stream.
+const RELAY: Duration = Duration::from_micros(600);
 /// Operations are close together if no more time than this lies between two of them.
 pub const CLOSE: Duration = Duration::from_micros(100);
 /// Time after which a launch that is not up is given up. In a free queue of a GPU with room it takes some 10 µs, so such a
@@ -107,6 +112,8 @@ pub struct Courier {
     /// When the present one was launched, and polls since then.
     since: Instant,
     polls: u32,
+    /// Which berth has the one that will take over when the present one is gone, and when it was asked for.
+    next: Option<(usize, Instant)>,
     backoff: Backoff,
     /// The driver did not take a launch: there are no more.
     is_refused: bool,
@@ -136,6 +143,7 @@ impl Courier {
             phase: Phase::Off,
             since: Instant::now(),
             polls: 0,
+            next: None,
             backoff: Backoff::default(),
             is_refused: false,
             hands,
@@ -154,17 +162,45 @@ impl Courier {
             (self.present, self.phase) = (late, Phase::Up);
             return;
         }
+        if let Some(berth) = self.ask(now) {
+            (self.present, self.phase, self.since, self.polls) = (berth, Phase::Launched, now, 0);
+        }
+    }
+
+    /// Asks for a launch in a berth that is free; `None`: there can be none now.
+    fn ask(&mut self, now: Instant) -> Option<usize> {
         self.forget_request();
         if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
-            return;
+            return None;
         }
-        let free = choose(self.present, BERTHS, |i| self.berths[i].is_gone());
-        let Some(berth) = free else { return };
-        let what = self.berths[berth].next_launch(if with_hands { self.hands } else { 0 });
+        let berth = choose(self.present, BERTHS, |i| self.berths[i].is_gone())?;
+        let what = self.berths[berth].next_launch(if self.with_hands > 0 { self.hands } else { 0 });
         self.request = Some(Request::post(&self.app, &self.machine, self.rank, what));
         self.with_hands = self.with_hands.saturating_sub(1);
-        (self.present, self.phase, self.since, self.polls) = (berth, Phase::Launched, now, 0);
         self.carried.launches += 1;
+        Some(berth)
+    }
+
+    /// There are commands: sees to it that another one runs when the present one's time is over.
+    pub fn stay_up(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.next.is_some() || self.polls % LOOK_EVERY != 0 {
+            return;
+        }
+        let now = Instant::now();
+        if now.saturating_duration_since(self.since) > LIFE - RELAY {
+            self.next = self.ask(now).map(|berth| (berth, now));
+        }
+    }
+
+    /// The present one is gone, and what it left was taken: the next one takes over, if it was asked for. Whether there is one,
+    /// which runs or is awaited.
+    pub fn take_over(&mut self) -> bool {
+        debug_assert!(self.is_off() && self.sent.is_empty());
+        let Some((berth, since)) = self.next.take() else { return false };
+        (self.present, self.since, self.polls) = (berth, since, 0);
+        self.phase = if self.berths[berth].runs() { Phase::Up } else { Phase::Launched };
+        true
     }
 
     /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
@@ -304,6 +340,11 @@ impl Courier {
             return;
         }
         let now = Instant::now();
+        if self.berths[self.present].is_gone() {
+            // It has come and gone before it was its turn.
+            self.phase = Phase::Off;
+            return;
+        }
         let is_none = match self.request.as_ref().map(|r| r.fate()) {
             Some(Fate::NotFree | Fate::Refused) => true,
             Some(_) if now.saturating_duration_since(self.since) > LATE => {
