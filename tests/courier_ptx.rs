@@ -3,8 +3,9 @@
 
 mod ptx;
 
+use ptx::memory::Memory;
 use ptx::program::Program;
-use ptx::{Machine, Memory, Random};
+use ptx::{Machine, Random};
 
 const PTX: &str = include_str!("../src/fabric/soft/gpu/courier/courier.ptx");
 
@@ -64,18 +65,23 @@ fn pattern(at: u64) -> u8 {
     ((at * 31 + at / 256 * 7) % 255 + 1) as u8
 }
 
+/// A command's stamp, where it lies in each of its words.
+fn stamp(number: u64) -> u64 {
+    (number / COMMANDS + 1) << 48
+}
+
 impl Bench {
     /// With memory up to there.
     fn new(ptx: &str, seed: u64, end: u64) -> Self {
         let memory = Memory::new(end);
         let mut random = Random(seed);
-        // Numbers whose low half ends, too.
-        let first = [0, 250, (1 << 32) - 20][random.below(3) as usize];
+        // Laps whose stamps begin again, and numbers whose low half ends, too.
+        let first = [0, 250, (COMMANDS << 16) - 20, (1 << 32) - 20][random.below(4) as usize];
         let mut gpu = Machine::new(Program::parse(ptx, BOARDS), memory, random.next());
         gpu.memory.write(WORDS + 64, 8, first);
-        // The lap before: zeros are a stamp as well, of a command that no ring ever has in its first lap.
-        for (n, chunk) in (first.saturating_sub(COMMANDS)..first).flat_map(|n| (0..4).map(move |chunk| (n, chunk))) {
-            gpu.memory.write(RING + n % COMMANDS * 64 + chunk * 16 + 12, 4, (n + 1) & 0xffff_ffff);
+        // The lap before: zeros are a stamp as well, of a lap that comes late.
+        for (n, word) in (first.saturating_sub(COMMANDS)..first).flat_map(|n| (0..8).map(move |word| (n, word))) {
+            gpu.memory.write(RING + n % COMMANDS * 64 + word * 8, 8, stamp(n) | random.next() >> 16);
         }
         let berth = random.below(4);
         let (all, arrived) = (Vec::new(), 0);
@@ -105,29 +111,44 @@ impl Bench {
         self.word(128) == self.launches
     }
 
-    fn has_room(&self) -> bool {
-        self.posted - self.word(64) < COMMANDS
+    fn has_room(&self, commands: u64) -> bool {
+        self.posted + commands - self.word(64) <= COMMANDS
     }
 
-    /// Writes a command as the host does, one word after another, while the GPU goes on.
-    fn post(&mut self, c: &Command) {
-        let at = RING + self.posted % COMMANDS * 64;
-        let stamp = (self.posted + 1) as u32;
-        let halves = |v: u64| [v as u32, (v >> 32) as u32];
-        let all = [halves(c.from), halves(c.to), [c.bytes, c.flags], halves(c.value), halves(c.signal)];
-        let all = [all.concat(), halves(c.increment).to_vec()].concat();
-        for (i, three) in all.chunks(3).enumerate() {
-            let at = at + 16 * i as u64;
+    /// The bytes of a command come to where they are copied from.
+    fn bring(&mut self, c: &Command) {
+        if c.bytes == 0 || c.flags & INLINE != 0 {
+            return;
+        }
+        for at in (c.from & !7..c.from + u64::from(c.bytes)).step_by(8) {
+            let word = std::array::from_fn(|i| pattern(at - SOURCES + i as u64));
+            self.gpu.memory.write(at, 8, u64::from_le_bytes(word));
+        }
+    }
+
+    /// Writes commands while the GPU goes on: their words in any order, the last one of each with release.
+    fn post(&mut self, commands: &[Command]) {
+        let mut words = Vec::new();
+        for (n, c) in (self.posted..).zip(commands) {
+            let sizes = u64::from(c.bytes) | u64::from(c.flags) << 32;
+            let fields = [c.from, c.to, sizes, c.value, c.signal, c.increment].map(u64::to_le_bytes).concat();
+            for (i, six) in fields.chunks(6).enumerate() {
+                let low = six.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                words.push((RING + n % COMMANDS * 64 + 8 * i as u64, stamp(n) | low, i == 7));
+            }
+        }
+        for left in (1..=words.len() as u64).rev() {
+            let (at, word, is_last) = words.swap_remove(self.below(left) as usize);
+            match is_last {
+                true => self.gpu.memory.release(at, 8, word),
+                false => self.gpu.memory.write(at, 8, word),
+            }
             let turns = self.below(3);
             self.gpu.run(turns);
-            self.gpu.memory.write(at, 8, u64::from(three[0]) | u64::from(three[1]) << 32);
-            self.gpu.run(turns);
-            self.gpu.memory.write(at + 8, 8, u64::from(three[2]) | u64::from(stamp) << 32);
         }
-        if c.flags & STOP == 0 {
-            self.all.push(*c);
-            self.posted += 1;
-        }
+        let real: Vec<Command> = commands.iter().filter(|c| c.flags & STOP == 0).copied().collect();
+        self.posted += real.len() as u64;
+        self.all.extend(real);
     }
 
     /// A command of any kind, to a place of its own.
@@ -222,12 +243,11 @@ impl Bench {
         let mut turns = 0;
         let mut left = commands;
         while !self.is_gone() {
-            if left > 0 && self.is_up() && self.has_room() && self.below(3) > 0 {
-                for _ in 0..self.below(12).min(left) {
-                    let c = self.any_command(hands > 0);
-                    self.post(&c);
-                    left -= 1;
-                }
+            if left > 0 && self.is_up() && self.has_room(12) && self.below(3) > 0 {
+                let some: Vec<Command> = (0..self.below(12).min(left)).map(|_| self.any_command(hands > 0)).collect();
+                left -= some.len() as u64;
+                some.iter().for_each(|c| self.bring(c));
+                self.post(&some);
             }
             let n = 1 + self.below(60);
             self.gpu.run(n);
@@ -252,21 +272,21 @@ impl Bench {
 
     /// Nothing lies beside what was copied.
     fn check_gaps(&self) {
-        let mut wanted = vec![false; ROOM as usize];
-        for c in self.all.iter().filter(|c| c.bytes > 0) {
-            let at = (c.to - TARGETS) as usize;
-            wanted[at..at + c.bytes as usize].fill(true);
+        let zeros = vec![0; ROOM as usize];
+        // Each command's target lies behind those of the ones before.
+        let copied = self.all.iter().filter(|c| c.bytes > 0).map(|c| (c.to, c.to + u64::from(c.bytes)));
+        let mut end = TARGETS;
+        for (from, to) in copied.chain([(TARGETS + ROOM, 0)]) {
+            let gap = self.gpu.memory.bytes(end, from - end);
+            assert!(gap == &zeros[..gap.len()], "something lies beside, from {end:#x} on");
+            end = to;
         }
-        let all = self.gpu.memory.bytes(TARGETS, ROOM).iter().zip(wanted).enumerate();
-        all.filter(|(_, (_, wanted))| !wanted).for_each(|(i, (b, _))| assert_eq!(*b, 0, "byte {i} beside all"));
     }
 }
 
 /// Some launches, one after the other, with hands and without.
 fn serve(ptx: &str, seed: u64) {
     let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
-    let sources = bench.gpu.memory.bytes_mut(SOURCES, ROOM);
-    sources.iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i as u64));
     for _ in 0..4 {
         let (hands, commands) = (bench.below(4), bench.below(40));
         // Some end with work undone.
@@ -279,16 +299,52 @@ fn serve(ptx: &str, seed: u64) {
     bench.launch(2, 1 << 40, 1 << 40);
     bench.run_until(Bench::is_up);
     let c = bench.any_command(true);
-    bench.post(&c);
-    bench.post(&Command { flags: STOP, ..Command::default() });
+    bench.bring(&c);
+    bench.post(&[c, Command { flags: STOP, ..Command::default() }]);
     bench.run_until(|b| !b.gpu.runs());
     assert!(bench.is_gone() && bench.word(64) == bench.posted + 1);
     bench.check_bytes(bench.all.len() - 1, true);
 }
 
+/// Commands by crowds of so many, 32 in all, each with a signal.
+fn serve_crowds(ptx: &str, seed: u64, hands: u64, crowd: usize, command: fn(u64) -> Command) {
+    let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
+    bench.launch(hands, 1 << 40, 1 << 40);
+    bench.run_until(Bench::is_up);
+    let all: Vec<Command> =
+        (0..32).map(|n| Command { signal: SIGNALS + 8 * n, increment: n + 1, ..command(n) }).collect();
+    for some in all.chunks(crowd) {
+        some.iter().for_each(|c| bench.bring(c));
+        bench.post(some);
+        while bench.done < bench.posted {
+            bench.gpu.run(20);
+            bench.check();
+        }
+    }
+}
+
+/// A piece at a time, for one of few hands.
+fn serve_pieces(ptx: &str, seed: u64) {
+    let piece = |n| Command {
+        from: SOURCES + 4096 * n,
+        to: TARGETS + 4096 * n,
+        bytes: 2048,
+        flags: HEAVY,
+        ..Command::default()
+    };
+    serve_crowds(ptx, seed, 1, 1, piece);
+}
+
+/// Signals alone that must not overtake.
+fn serve_signals(ptx: &str, seed: u64) {
+    serve_crowds(ptx, seed, 0, 8, |_| Command { flags: CUT, ..Command::default() });
+}
+
 #[test]
 fn what_it_says_is_so() {
     (0..8).for_each(|seed| serve(PTX, seed));
+    (0..2).for_each(|seed| serve_pieces(PTX, seed));
+    (0..4).for_each(|seed| serve_signals(PTX, seed));
 }
 
 /// The ends of copies of all lengths, and nothing before and behind: all tickets but the last three are gone beforehand.
@@ -302,14 +358,16 @@ fn pieces_end_where_their_copy_does() {
         let pieces = bytes.div_ceil(1 << shift);
         let skipped = pieces.saturating_sub(3);
         let begin = skipped << shift;
-        (begin.saturating_sub(64)..bytes + 64).for_each(|i| bench.gpu.memory.write(from + i, 1, pattern(i).into()));
+        for i in begin.saturating_sub(64)..bytes + 64 {
+            bench.gpu.memory.bytes_mut(from + i, 1)[0] = pattern(i);
+        }
         // The launch's board: tickets taken, and done.
         let board = BOARDS + bench.berth * 2048 + 1024;
         [128, 256].iter().for_each(|at| bench.gpu.memory.write(board + at, 8, skipped));
         bench.launch(1, 1 << 40, 1 << 40);
         bench.run_until(Bench::is_up);
         let copy = Command { from, to, bytes: bytes as u32, flags: HEAVY, ..Command::default() };
-        bench.post(&copy);
+        bench.post(&[copy]);
         bench.run_until(|b| b.word(64) == b.posted);
         assert_eq!(bench.gpu.memory.read(board, 8), pieces, "{bytes} bytes: other pieces");
         let there = bench.gpu.memory.bytes(to + begin.saturating_sub(64), bytes - begin.saturating_sub(64) + 64);
@@ -351,6 +409,32 @@ fn faults_are_found() {
         ("signals of one go overtake", "fence.acq_rel.gpu;\nthis_signal:", "this_signal:"),
         ("signals of one go have no order at all", "@%p10 bra       in_order;", ""),
         (
+            "the stamp of one of two words stands for both",
+            "prmt.b32        t1, t1, t3, 0x7632",
+            "prmt.b32        t1, t1, t1, 0x7632",
+        ),
+        ("… that of the other", "prmt.b32        t1, t1, t3, 0x7632", "prmt.b32        t1, t3, t3, 0x7632"),
+        (
+            "sources may be read as they were before their command",
+            "ld.acquire.sys.global.v2.u64 {u0, u1}",
+            "ld.volatile.global.v2.u64 {u0, u1}",
+        ),
+        (
+            "… as the host has not released them to this GPU",
+            "ld.acquire.sys.global.v2.u64 {u0, u1}",
+            "ld.acquire.gpu.global.v2.u64 {u0, u1}",
+        ),
+        (
+            "… by lanes that have not acquired anything",
+            "nothing;\n    // What any lane has acquired all have.\n    bar.warp.sync   0xffffffff;",
+            "nothing;",
+        ),
+        (
+            "hands may find other copies than those that are out",
+            "ld.acquire.gpu.global.u64 d0, [board];",
+            "ld.relaxed.gpu.global.u64 d0, [board];",
+        ),
+        (
             "a register that is in use",
             "ld.volatile.global.u32 t5, [d2];\n    st.global.u32   [d3], t5;\n    add.u64         off, off, 128;",
             "ld.volatile.global.u32 t6, [d2];\n    st.global.u32   [d3], t6;\n    add.u64         off, off, 128;",
@@ -359,6 +443,12 @@ fn faults_are_found() {
     for (fault, right, wrong) in faults {
         assert!(PTX.contains(right), "{fault}: no such text");
         let text = PTX.replace(right, wrong);
+        // Where all kinds of commands find it late.
+        let serve = match fault {
+            "… before other lanes have stored" => serve_pieces,
+            "signals overtake" => serve_signals,
+            _ => serve,
+        };
         let finds = |seed| std::panic::catch_unwind(|| serve(&text, seed)).is_err();
         assert!((0..80).any(finds), "not found: {fault}");
     }

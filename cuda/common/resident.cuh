@@ -8,19 +8,19 @@
 
 namespace {
 
-// What the CPU asks of a resident kernel: four parts of 16 bytes, each with the number of the command at its end, so that one
-// load of a part sees a whole one.
+// What the CPU asks of a resident kernel: three addresses, each in two words of 8 bytes, the most that a load is promised
+// to see whole. So each word has the number of the command at its top.
 struct alignas(64) Command {
-    uint32_t part[4][4];
+    uint64_t part[4][2];
 
-    // `bytes`: 8, 0 for the signal alone, or STOP.
-    void post(const void* from, const void* to, const void* signal, uint32_t bytes, uint32_t number) {
-        const void* addresses[] = {from, to, signal};
-        for (int p = 0; p < 3; p++) {
-            memcpy(part[p], &addresses[p], 8);
-            part[p][2] = bytes;
+    // `bytes`: 8, 0 for the signal alone, or STOP. `number`: its low 16 bits are not those of the command before.
+    void post(const void* from, const void* to, const void* signal, uint32_t bytes, uint64_t number) {
+        const void* addresses[] = {from, to, signal, nullptr};
+        for (int p = 0; p < 4; p++) {
+            const uint64_t address = uint64_t(addresses[p]);
+            __atomic_store_n(&part[p][0], number << 48 | address << 16 >> 16, __ATOMIC_RELAXED);
+            __atomic_store_n(&part[p][1], number << 48 | uint64_t(bytes) << 16 | address >> 48, __ATOMIC_RELEASE);
         }
-        for (auto& p : part) __atomic_store_n(&p[3], number, __ATOMIC_RELEASE);
     }
 };
 
@@ -35,22 +35,22 @@ __global__ void resident(const Command* command) {
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
         return ns;
     };
-    for (uint32_t number = 1;; number++) {
-        uint32_t low, high, bytes, stamp;
+    for (uint64_t number = 1;; number++) {
+        uint64_t low, high;
         const uint64_t started = now();
         while (true) {
-            asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(low), "=r"(high), "=r"(bytes), "=r"(stamp)
+            asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];"
+                         : "=l"(low), "=l"(high)
                          : "l"(command->part[lane % 4])
                          : "memory");
-            if (__all_sync(~0u, stamp == number)) break;
+            if (__all_sync(~0u, (low ^ number << 48) >> 48 == 0 && (high ^ number << 48) >> 48 == 0)) break;
             if (__any_sync(~0u, now() - started > IDLE_LIMIT_NS)) return;
         }
-        const uint64_t address = uint64_t(high) << 32 | low;
+        const uint64_t address = high << 48 | low << 16 >> 16;
         const auto from = reinterpret_cast<const volatile unsigned long long*>(__shfl_sync(~0u, address, 0));
         const auto to = reinterpret_cast<volatile unsigned long long*>(__shfl_sync(~0u, address, 1));
         const auto signal = reinterpret_cast<unsigned long long*>(__shfl_sync(~0u, address, 2));
-        bytes = __shfl_sync(~0u, bytes, 0);
+        const uint32_t bytes = high >> 16;
         if (bytes == STOP) return;
         if (lane == 0) {
             if (bytes) {

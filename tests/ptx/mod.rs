@@ -1,18 +1,27 @@
 //! Runs a kernel in PTX on the CPU, one instruction of one lane at a time.
 //!
-//! Whose turn it is is drawn: lanes of a warp go apart wherever nothing keeps them together, and blocks come up when they like.
-//! Stores and additions without a result become visible late and in any order, but for those to one place; a fence makes those
-//! of its lane visible, and those of its warp from before a `bar.warp.sync`. Loads happen where they stand, fences of all scopes
-//! are alike, and what a register holds at first is random. So a fence or barrier that is missing where something is published
-//! is found; one that is missing where it is taken up is not.
+//! Whose turn it is is drawn: lanes of a warp go apart wherever nothing keeps them together, and blocks come up when
+//! they like. What a register holds at first is random. Memory is as weak as PTX says it may be, in these ways:
+//!
+//! * Stores and additions without a result become visible late and in any order, but for those to one place; a fence or
+//!   release makes those of its lane visible, and those of its warp from before a `bar.warp.sync`.
+//! * Loads may find what lay there before ([`memory`]), but for what their lane has taken up: what somebody published
+//!   with a release, or with a fence and a store behind it, is taken up by a load with acquire that finds it, or by a
+//!   load and a fence behind it, at a scope that holds both; and `bar.warp.sync` hands on to all lanes what each of
+//!   them has taken up.
+//! * A vector is loaded element by element, in any order, and anything may happen between two.
+//!
+//! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
+//! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible.
 
+pub mod memory;
 pub mod program;
 
-use program::{Operand, Program, Vote, What};
+use memory::{By, Found, Memory};
+use program::{Operand, Program, Strength, Vote, What};
+use std::collections::HashMap;
 
 pub const LANES: usize = 32;
-/// Addresses below are nobody's.
-const LOWEST: u64 = 4096;
 /// A lane's stores that are not visible yet, at most.
 const HELD: usize = 48;
 /// Instructions that a lane does in one turn, at most.
@@ -41,43 +50,6 @@ impl Random {
     }
 }
 
-/// All memory, by address.
-pub struct Memory(Vec<u8>);
-
-impl Memory {
-    /// Zeros, up to an address.
-    pub fn new(end: u64) -> Self {
-        Self(vec![0; end as usize])
-    }
-
-    fn range(&self, at: u64, bytes: u64) -> std::ops::Range<usize> {
-        assert!(at >= LOWEST && at + bytes <= self.0.len() as u64, "{bytes} bytes at {at:#x} are nobody's");
-        at as usize..(at + bytes) as usize
-    }
-
-    pub fn bytes(&self, at: u64, bytes: u64) -> &[u8] {
-        &self.0[self.range(at, bytes)]
-    }
-
-    pub fn bytes_mut(&mut self, at: u64, bytes: u64) -> &mut [u8] {
-        let range = self.range(at, bytes);
-        &mut self.0[range]
-    }
-
-    /// An aligned word of at most 8 bytes.
-    pub fn read(&self, at: u64, bytes: u64) -> u64 {
-        assert!(at % bytes == 0, "{bytes} bytes at {at:#x}: not aligned");
-        let mut word = [0; 8];
-        word[..bytes as usize].copy_from_slice(self.bytes(at, bytes));
-        u64::from_le_bytes(word)
-    }
-
-    pub fn write(&mut self, at: u64, bytes: u64, value: u64) {
-        assert!(at % bytes == 0, "{bytes} bytes at {at:#x}: not aligned");
-        self.bytes_mut(at, bytes).copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
-    }
-}
-
 /// What is not visible yet.
 #[derive(Clone, Copy)]
 struct Pending {
@@ -85,6 +57,8 @@ struct Pending {
     bytes: u64,
     value: u64,
     adds: bool,
+    warp: usize,
+    publishes: u64,
 }
 
 impl Pending {
@@ -93,8 +67,11 @@ impl Pending {
     }
 
     fn show(&self, memory: &mut Memory) {
-        let before = if self.adds { memory.read(self.at, self.bytes) } else { 0 };
-        memory.write(self.at, self.bytes, before.wrapping_add(self.value));
+        let by = By::Warp(self.warp);
+        match self.adds {
+            true => memory.add(self.at, self.bytes, self.value, by, self.publishes),
+            false => memory.store(self.at, self.bytes, self.value, by, self.publishes),
+        }
     }
 }
 
@@ -109,6 +86,43 @@ fn show_at(list: &mut Vec<Pending>, at: u64, bytes: u64, memory: &mut Memory) {
     });
 }
 
+/// Times up to which a lane sees everything, or would.
+#[derive(Default)]
+struct View {
+    /// What it has taken up.
+    seen: u64,
+    /// What a fence would take up, at the scope of all and at that of the GPU.
+    of_all: u64,
+    of_gpu: u64,
+    /// Its last fence: what a store behind it publishes.
+    fenced: u64,
+    /// The oldest values that it may find, by place.
+    found: HashMap<u64, u64>,
+}
+
+impl View {
+    /// A load has found something.
+    fn finds(&mut self, at: u64, found: &Found, strength: Strength) {
+        if found.since > 0 {
+            self.found.insert(at, found.since);
+        }
+        let is_near = found.by != By::Host;
+        if is_near {
+            self.of_gpu = self.of_gpu.max(found.publishes);
+        }
+        if is_near || strength.all {
+            self.of_all = self.of_all.max(found.publishes);
+            self.seen = self.seen.max(if strength.acquires { found.publishes } else { 0 });
+        }
+    }
+
+    /// A fence that makes all before it visible.
+    fn fence(&mut self, all: bool, now: u64) {
+        self.seen = self.seen.max(if all { self.of_all } else { self.of_gpu });
+        self.fenced = now;
+    }
+}
+
 struct Lane {
     /// In its block.
     thread: u64,
@@ -116,6 +130,9 @@ struct Lane {
     registers: Vec<u64>,
     has_ended: bool,
     pending: Vec<Pending>,
+    view: View,
+    /// Of a vector that it loads: what is there.
+    loaded: Vec<Option<u64>>,
 }
 
 struct Warp {
@@ -169,6 +186,7 @@ impl Machine {
     /// Launches the kernel. The one before has ended.
     pub fn launch(&mut self, blocks: u64, threads: u64, parameters: &[u64]) {
         assert!(!self.runs());
+        let now = self.memory.settle();
         self.parameters = parameters.to_vec();
         self.warps.clear();
         for block in 0..blocks {
@@ -181,6 +199,8 @@ impl Machine {
                     registers: (0..self.program.registers).map(|_| self.random.next()).collect(),
                     has_ended: false,
                     pending: Vec::new(),
+                    view: View { seen: now, ..View::default() },
+                    loaded: Vec::new(),
                 };
                 let lanes = (first..first + LANES as u64).map(lane).collect();
                 self.warps.push(Warp { block, lanes, pending: Vec::new(), wakes, lag: 0, lag_ends: 0 });
@@ -197,6 +217,7 @@ impl Machine {
     pub fn run(&mut self, turns: u64) {
         for _ in 0..turns {
             self.turns += 1;
+            self.memory.turn = self.turns;
             let n = self.warps.len() as u64;
             // The first warp's turn is as likely as that of all others.
             let warp = if self.random.below(2) == 0 { 0 } else { self.random.below(n) as usize };
@@ -303,24 +324,27 @@ impl Machine {
             What::Compare(f) => set.push((target(0)[0], u64::from(f(mask(v(1)), mask(v(2)))))),
             What::Branch(to) => next = to,
             What::Return => {}
-            What::Fence => {}
+            What::Fence { .. } => {}
             What::Sleep => goes_on = false,
-            What::Load | What::FetchAdd => {
-                let (size, targets) = (u64::from(bits / 8), target(0));
-                let (at, all) = (v(1), size * targets.len() as u64);
-                assert!(at % all == 0, "{}: {at:#x} is not aligned", instruction.text);
-                let adds = matches!(what, What::FetchAdd).then(|| v(2));
-                let w = &mut self.warps[warp];
-                show_at(&mut w.pending, at, all, &mut self.memory);
-                show_at(&mut w.lanes[lane].pending, at, all, &mut self.memory);
-                for (i, r) in targets.into_iter().enumerate() {
-                    set.push((r, self.memory.read(at + i as u64 * size, size)));
-                }
-                if let Some(by) = adds {
-                    self.memory.write(at, size, set[0].1.wrapping_add(by));
-                }
+            What::Permute => {
+                let both = mask(v(1)) | v(2) << 32;
+                let byte = |i: u64| (both >> (8 * (v(3) >> (4 * i) & 7)) & 0xff) << (8 * i);
+                set.push((target(0)[0], (0..4).map(byte).sum()));
             }
-            What::Store | What::Release | What::Add => {
+            What::Load(strength) => {
+                let (at, size, targets) = (v(1), u64::from(bits / 8), target(0));
+                assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+                let Some(values) = self.load(warp, lane, at, size, targets.len(), strength) else { return true };
+                set.extend(targets.into_iter().zip(values));
+            }
+            What::FetchAdd => {
+                let (at, size, by, target) = (v(1), u64::from(bits / 8), v(2), target(0)[0]);
+                self.show_at(warp, lane, at, size);
+                let publishes = self.warps[warp].lanes[lane].view.fenced;
+                set.push((target, self.memory.read(at, size)));
+                self.memory.add(at, size, by, By::Warp(warp), publishes);
+            }
+            What::Store { .. } | What::Release | What::Add => {
                 let (size, sources) = (u64::from(bits / 8), operands[1].clone());
                 let values: Vec<u64> = match sources {
                     Operand::Group(all) => all.iter().map(|&r| l.registers[r]).collect(),
@@ -329,14 +353,15 @@ impl Machine {
                 let at = v(0);
                 assert!(at % (size * values.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
                 let adds = matches!(what, What::Add);
-                let pending = |(i, v)| Pending { at: at + i as u64 * size, bytes: size, value: mask(v), adds };
+                let pending = |(i, v)| {
+                    let at = at + i as u64 * size;
+                    Pending { at, bytes: size, value: mask(v), adds, warp, publishes: 0 }
+                };
                 stores.extend(values.into_iter().enumerate().map(pending));
             }
             What::Vote(_) | What::Shuffle | What::Barrier => unreachable!(),
         }
-        if matches!(what, What::Fence | What::Release) {
-            self.show_all(warp, lane);
-        }
+        self.order(warp, lane, what, &mut stores);
         let crowded = !stores.is_empty() && self.warps[warp].lanes[lane].pending.len() > HELD;
         let w = &mut self.warps[warp];
         if crowded {
@@ -356,11 +381,50 @@ impl Machine {
         goes_on
     }
 
-    /// Everything before a lane's fence.
-    fn show_all(&mut self, warp: usize, lane: usize) {
+    /// What is pending of a lane, and of its warp from before a barrier, at a place that it looks at.
+    fn show_at(&mut self, warp: usize, lane: usize, at: u64, bytes: u64) {
         let w = &mut self.warps[warp];
-        w.pending.drain(..).for_each(|p| p.show(&mut self.memory));
-        w.lanes[lane].pending.drain(..).for_each(|p| p.show(&mut self.memory));
+        show_at(&mut w.pending, at, bytes, &mut self.memory);
+        show_at(&mut w.lanes[lane].pending, at, bytes, &mut self.memory);
+    }
+
+    /// One more element of a vector; all of them, once they are there.
+    fn load(&mut self, warp: usize, lane: usize, at: u64, size: u64, count: usize, how: Strength) -> Option<Vec<u64>> {
+        self.show_at(warp, lane, at, size * count as u64);
+        let l = &mut self.warps[warp].lanes[lane];
+        l.loaded.resize(count, None);
+        let missing = l.loaded.iter().filter(|e| e.is_none()).count();
+        let drawn = self.random.below(missing as u64) as usize;
+        let (i, _) = l.loaded.iter().enumerate().filter(|(_, e)| e.is_none()).nth(drawn).expect("one is missing");
+        let at = at + i as u64 * size;
+        let must_see = l.view.seen.max(l.view.found.get(&at).copied().unwrap_or(0));
+        let found = self.memory.load(at, size, must_see, warp, &mut self.random);
+        l.view.finds(at, &found, how);
+        l.loaded[i] = Some(found.value);
+        if missing > 1 {
+            return None;
+        }
+        l.loaded.drain(..).collect()
+    }
+
+    /// What a fence or release does, and what stores of a lane publish.
+    fn order(&mut self, warp: usize, lane: usize, what: What, stores: &mut [Pending]) {
+        let is_fence = matches!(what, What::Fence { .. });
+        if is_fence || matches!(what, What::Release) {
+            let w = &mut self.warps[warp];
+            w.pending.drain(..).for_each(|p| p.show(&mut self.memory));
+            w.lanes[lane].pending.drain(..).for_each(|p| p.show(&mut self.memory));
+        }
+        let (now, view) = (self.memory.now(), &mut self.warps[warp].lanes[lane].view);
+        if let What::Fence { all } = what {
+            view.fence(all, now);
+        }
+        let publishes = match what {
+            What::Release => now,
+            What::Store { strong: true } | What::Add => view.fenced,
+            _ => 0,
+        };
+        stores.iter_mut().for_each(|s| s.publishes = publishes);
     }
 
     /// What all lanes of a warp do together.
@@ -394,10 +458,14 @@ impl Machine {
             _ => None,
         };
         let w = &mut self.warps[warp];
+        let seen = w.lanes.iter().map(|l| l.view.seen).max().unwrap_or(0);
         for (i, l) in w.lanes.iter_mut().enumerate() {
             match &results {
                 Some(results) => l.registers[target.expect("a target")] = results[i],
-                None => w.pending.append(&mut l.pending),
+                None => {
+                    w.pending.append(&mut l.pending);
+                    l.view.seen = seen;
+                }
             }
             l.at += 1;
         }

@@ -26,6 +26,14 @@ pub enum Vote {
     All,
 }
 
+/// How strong a load is.
+#[derive(Clone, Copy, Debug)]
+pub struct Strength {
+    pub acquires: bool,
+    /// At the scope of all, not that of the GPU alone.
+    pub all: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub enum What {
     Param(usize),
@@ -36,13 +44,20 @@ pub enum What {
     LeadingZeros,
     Move,
     Compare(fn(u64, u64) -> bool),
-    Load,
-    Store,
+    /// Of four of eight bytes each.
+    Permute,
+    Load(Strength),
+    Store {
+        strong: bool,
+    },
     Release,
     /// Without and with the value that was there.
     Add,
     FetchAdd,
-    Fence,
+    Fence {
+        /// As above.
+        all: bool,
+    },
     Sleep,
     Branch(usize),
     Return,
@@ -220,12 +235,15 @@ fn what(name: &str, parts: &[&str]) -> What {
             "ge" => |a, b| a >= b,
             _ => panic!("{name}"),
         }),
-        "ld" if has("volatile") || has("acquire") => What::Load,
+        "prmt" => What::Permute,
+        "ld" if has("volatile") || has("relaxed") || has("acquire") => {
+            What::Load(Strength { acquires: has("acquire"), all: has("volatile") || has("sys") })
+        }
         "st" if has("release") => What::Release,
-        "st" => What::Store,
+        "st" => What::Store { strong: has("volatile") || has("relaxed") },
         "red" if has("add") => What::Add,
         "atom" if has("add") => What::FetchAdd,
-        "fence" => What::Fence,
+        "fence" if has("acq_rel") => What::Fence { all: has("sys") },
         "nanosleep" => What::Sleep,
         "ret" => What::Return,
         "vote" if has("ballot") => What::Vote(Vote::Ballot),

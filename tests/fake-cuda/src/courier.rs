@@ -21,6 +21,8 @@ const AFTER: u32 = 16;
 const RING: u64 = 256;
 const COMMAND: u64 = 64;
 const AT_ONCE: u64 = 8;
+/// Words of a command: six bytes of it and its lap.
+const WORDS_OF_ONE: usize = 8;
 /// Commands that count as done together, at most, while more keep coming.
 const REPORT_AFTER: u64 = 32;
 /// Bytes of the ring and the three lines of answers behind it.
@@ -191,30 +193,36 @@ impl<'a> Courier<'a> {
     fn poll(&mut self, left: u64) -> Result<Vec<Command>, CUresult> {
         let ring = self.at(self.ring, (RING * COMMAND) as usize)?;
         let most = if self.random.below(4) == 0 { self.random.below(AT_ONCE) + 1 } else { AT_ONCE }.min(left);
-        let mut found = [[None; 4]; AT_ONCE as usize];
-        for i in self.random.order(4 * most as usize) {
-            let (n, chunk) = (self.count + i as u64 / 4, i % 4);
-            let at = (n % RING * COMMAND) as usize + 16 * chunk;
-            // SAFETY: aligned words of the ring, which is mapped.
-            let word = |at: usize| unsafe { AtomicU64::from_ptr(ring.add(at).cast()) };
-            let second = word(at + 8).load(Ordering::Acquire);
-            if second >> 32 == (n + 1) & 0xffff_ffff {
-                let first = word(at).load(Ordering::Relaxed);
-                found[i / 4][chunk] = Some([first as u32, (first >> 32) as u32, second as u32]);
+        let mut found = [[None; WORDS_OF_ONE]; AT_ONCE as usize];
+        // Word by word, in any order, and at times with a pause: what a GPU may do.
+        let pause = self.random.below(8) == 0;
+        for i in self.random.order(WORDS_OF_ONE * most as usize) {
+            let (n, part) = (self.count + (i / WORDS_OF_ONE) as u64, i % WORDS_OF_ONE);
+            let at = (n % RING * COMMAND) as usize + 8 * part;
+            // SAFETY: an aligned word of the ring, which is mapped.
+            let word = unsafe { AtomicU64::from_ptr(ring.add(at).cast()) }.load(Ordering::Acquire);
+            if word >> 48 == (n / RING + 1) & 0xffff {
+                found[i / WORDS_OF_ONE][part] = Some(word.to_le_bytes());
+            }
+            if pause && self.random.below(8) == 0 {
+                std::thread::yield_now();
             }
         }
         let mut batch = Vec::new();
-        for (i, chunks) in found.into_iter().enumerate() {
-            let [Some(a), Some(b), Some(c), Some(d)] = chunks else { break };
-            let whole = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        for (i, words) in found.into_iter().enumerate() {
+            let parts: Vec<u8> = words.iter().flatten().flat_map(|w| w[..6].to_vec()).collect();
+            if parts.len() < 6 * WORDS_OF_ONE {
+                break;
+            }
+            let field = |i: usize| u64::from_le_bytes(std::array::from_fn(|byte| parts[8 * i + byte]));
             let command = Command {
-                from: whole(a[0], a[1]),
-                to: whole(a[2], b[0]),
-                bytes: b[1],
-                flags: b[2],
-                value: whole(c[0], c[1]),
-                signal: whole(c[2], d[0]),
-                increment: whole(d[1], d[2]),
+                from: field(0),
+                to: field(1),
+                bytes: field(2) as u32,
+                flags: (field(2) >> 32) as u32,
+                value: field(3),
+                signal: field(4),
+                increment: field(5),
             };
             if i > 0 && command.flags & (CUT | STOP) != 0 {
                 break;
