@@ -20,7 +20,8 @@
 
 namespace {
 
-const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list";
+const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list "
+                     "--blocks N --gin-barrier";
 
 bool separate = false;  // --separate
 
@@ -46,6 +47,8 @@ Options parse(int argc, char** argv) {
         else if (name == "--host-size") o.processes = true, o.host_size = number();
         else if (name == "--quick") o.quick = true;
         else if (name == "--separate") separate = true;
+        else if (name == "--blocks") o.blocks = number();
+        else if (name == "--gin-barrier") o.gin_barrier = true;
         else if (name == "--list") {
             for (auto& p : programs()) puts(p.name);
             exit(0);

@@ -76,6 +76,8 @@ struct Options {
     bool quick = false;
     int seconds = 60;  // for one program
     std::vector<std::string> programs;
+    int blocks = 16;           // alltoall: of the kernel between barriers
+    bool gin_barrier = false;  // alltoall: nothing but that
 };
 
 class Rank;
