@@ -248,6 +248,7 @@ class Bench {
             if (!callers_[c]->wait(20)) throw Failure(format("%s: %s has not returned for 20 s", what.c_str(), calls[c]->name.c_str()));
         CUDA(cudaStreamSynchronize(stream_));
         check(what);
+        rank_.barrier();
         for (AppCall* call : calls) call->clean();
         return took;
     }
@@ -291,25 +292,31 @@ PROGRAM(busy_host) {
     rank.stage("prepare");
     // Ranks of one process that share a GPU share its context.
     const int sharing = rank.options.processes ? 1 : (rank.count() + rank.options.gpus - 1) / rank.options.gpus;
-    std::vector<AppCall> calls = app_calls(rank.options.processes ? 0 : rank.index / rank.options.gpus, sharing);
+    // Kept where the program fails: a call may still be under way.
+    auto* calls = new std::vector<AppCall>(app_calls(rank.options.processes ? 0 : rank.index / rank.options.gpus, sharing));
     Bench bench(rank, world);
     const int most = rank.options.quick ? 30 : 300;
     // Two thirds of the time that the watch allows.
-    const double ms = std::min(rank.options.quick ? 500.0 : 2500.0, rank.options.seconds * 667.0 / (calls.size() + 2));
-    for (AppCall& call : calls)
+    const double ms = std::min(rank.options.quick ? 500.0 : 2500.0, rank.options.seconds * 667.0 / (calls->size() + 2));
+    auto one = [&](AppCall& call) {
         rounds_of(rank, bench, call.name, std::min(most, call.most_rounds), ms, [&](int) { return std::vector{&call}; });
-    // Each rank in calls of its own, one after another.
+    };
     std::vector<AppCall*> any;
-    for (AppCall& call : calls)
+    for (AppCall& call : *calls) {
+        if (!call.alone) one(call);
         if (!call.alone && call.most_rounds == INT_MAX) any.push_back(&call);
+    }
+    // Each rank in calls of its own, one after another.
     const size_t n = any.size();
     rounds_of(rank, bench, "all by turns, two threads", most, 2 * ms, [&](int round) {
         const size_t one = (round + 3 * rank.index) % n, another = (one + 1 + round / n % (n - 1)) % n;
         return std::vector{any[one], any[another]};
     });
+    for (AppCall& call : *calls)
+        if (call.alone) one(call);
     rank.stage("end");
     bench.close();
-    calls.clear();
+    delete calls;
     world.close();
 }
 LOADS_LAZILY(busy_host)

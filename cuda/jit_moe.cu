@@ -53,6 +53,8 @@ class Jit {
     // Launches the kernel; back when it runs on every rank.
     void launch(const Loaded& kernel, const char* what, int round) {
         rank_.stage(format("%s of round %d", what, round).c_str());
+        // Ranks of one process may share a context: no call of another's may wait for this kernel before it can be let go.
+        rank_.barrier();
         JitArguments a{world_.device, world_.window, plan_, round, ++last_, uint32_t(20'000 + mix(last_, 3) % 200'000), talk_, world_.out};
         void* arguments[] = {&a};
         driver_check(DRIVER(cuLaunchKernel)(kernel.function, plan_.ranks, 1, 1, THREADS, 1, 1, 0, world_.stream, arguments, nullptr),

@@ -216,7 +216,7 @@ inline std::vector<AppCall> memory_calls() {
     const auto pinned = [] { return made_by([](void** m) { return cudaHostAlloc(m, 1 << 20, cudaHostAllocDefault); }); };
     const auto free_pinned = [](void* m) { CUDA(cudaFreeHost(m)); };
     return {
-        makes<void*>("cudaMalloc", 64, device, free_device),
+        makes<void*>("cudaMalloc", 16, device, free_device),
         frees<void*>("cudaFree", 4, device, free_device),
         makes<void*>("cudaHostAlloc", 16, pinned, free_pinned),
         frees<void*>("cudaFreeHost", 4, pinned, free_pinned),
