@@ -1,7 +1,8 @@
-// Kernels of all ranks wait for each other through GIN while each rank's application is in a CUDA call that the driver lets
-// wait for running kernels: loading modules, freeing memory, copying synchronously, and so on. Such a call may hold locks in the
-// application's context for as long as the kernel runs, and the kernel runs until its peers' data have come: whoever moves data
-// must need none of these locks. A round is one kernel on every rank and one application call, or two by two threads.
+// Kernels of all ranks wait for each other through GIN while each rank's application is in a CUDA call that the driver
+// lets wait for running kernels: loading modules, freeing memory, copying synchronously, and so on. Such a call may
+// hold locks in the application's context for as long as the kernel runs, and the kernel runs until its peers' data
+// have come: whoever moves data must need none of these locks. A round is one kernel on every rank and one application
+// call, or two by two threads.
 #include <condition_variable>
 #include <memory>
 #include <thread>
@@ -15,16 +16,18 @@ constexpr int HOPS = 6, THREADS = 512;
 constexpr size_t LARGEST = 4 << 20;
 constexpr size_t SIZES[] = {8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST};
 // Areas of the window.
-constexpr size_t GIVEN = 0, OFFERED = LARGEST, RECEIVED = 2 * LARGEST, FETCHED = 3 * LARGEST, OUT = 4 * LARGEST, IN = OUT + 4096,
-                 END = IN + 4096;
+constexpr size_t GIVEN = 0, OFFERED = LARGEST, RECEIVED = 2 * LARGEST, FETCHED = 3 * LARGEST, OUT = 4 * LARGEST,
+                 IN = OUT + 4096, END = IN + 4096;
 enum Signal { DATA, HOP, SUM, SIGNALS };
 
 enum Step { HOST, COUNTER, PUT, RECEIPT, HOP_STEP, HOP_DATA, GET, FETCH, SUMS, EXACT, FLUSH };
-const char* const STEPS[] = {"the host's word", "the counter of a put", "the signal of a put", "what was put", "a hop's signal",
-                             "a hop's data", "get and flush", "what was fetched", "the sum of additions", "exact signals",
-                             "the last flush"};
+const char* const STEPS[] = {"the host's word",      "the counter of a put", "the signal of a put", "what was put",
+                             "a hop's signal",       "a hop's data",         "get and flush",       "what was fetched",
+                             "the sum of additions", "exact signals",        "the last flush"};
 
-__host__ __device__ inline uint64_t added(int from, int to, uint32_t number) { return mix(from, to, number) % 1000 + 1; }
+__host__ __device__ inline uint64_t added(int from, int to, uint32_t number) {
+    return mix(from, to, number) % 1000 + 1;
+}
 
 // One rank's kernel number `number`, by one block.
 struct Pattern {
@@ -52,7 +55,8 @@ struct Pattern {
     }
 
     __device__ void fill(size_t area, uint64_t key) const {
-        for (size_t w = threadIdx.x; w < bytes / 8; w += blockDim.x) store(local(window, area + w * 8), mix(key, number, w));
+        for (size_t w = threadIdx.x; w < bytes / 8; w += blockDim.x)
+            store(local(window, area + w * 8), mix(key, number, w));
         __threadfence();
         __syncthreads();
     }
@@ -69,12 +73,14 @@ struct Pattern {
 
     __device__ bool put_and_receive(const ncclGin& gin, int left, int right) const {
         if (!by_first(COUNTER, [&] {
-                gin.put(ncclTeamWorld(comm), right, window, RECEIVED, window, GIVEN, bytes, SignalInc{DATA}, CounterInc{0});
+                gin.put(ncclTeamWorld(comm), right, window, RECEIVED, window, GIVEN, bytes, SignalInc{DATA},
+                        CounterInc{0});
                 return wait_counter(gin, 0, number, out, number);
             }))
             return false;
         fill(GIVEN, ~uint64_t(comm.rank));  // the counter says that the source may be reused
-        return by_first(PUT, [&] { return wait_signal(gin, DATA, number, out, number); }) && compare(RECEIPT, RECEIVED, left);
+        return by_first(PUT, [&] { return wait_signal(gin, DATA, number, out, number); }) &&
+               compare(RECEIPT, RECEIVED, left);
     }
 
     // Hops that wait for one another: values, puts of 8 bytes and signals alone.
@@ -89,7 +95,8 @@ struct Pattern {
                     gin.put(world, right, window, IN + h * 8, window, OUT + h * 8, 8, SignalInc{HOP});
                 }
                 if (h % 3 == 2) gin.signal(world, right, SignalInc{HOP});
-                if (!wait_for([&] { return gin.readSignal(HOP); }, HOP_STEP, uint64_t(number - 1) * HOPS + h + 1, out, number))
+                if (!wait_for([&] { return gin.readSignal(HOP); }, HOP_STEP, uint64_t(number - 1) * HOPS + h + 1, out,
+                              number))
                     return false;
                 const uint64_t wanted = mix(left, number, h), found = load(local(window, IN + h * 8));
                 if (h % 3 != 2 && found != wanted) return report(out, 2, HOP_DATA, wanted, found, h), false;
@@ -118,7 +125,8 @@ struct Pattern {
             if (!wait_for([&] { return gin.readSignal(SUM); }, SUMS, sum, out, number)) return false;
             const uint64_t wanted[] = {number, uint64_t(number) * HOPS, sum};
             for (int s = 0; s < SIGNALS; s++)
-                if (uint64_t found = gin.readSignal(s); found != wanted[s]) return report(out, 2, EXACT, wanted[s], found, s), false;
+                if (uint64_t found = gin.readSignal(s); found != wanted[s])
+                    return report(out, 2, EXACT, wanted[s], found, s), false;
             return true;
         });
     }
@@ -134,8 +142,8 @@ struct Pattern {
     }
 };
 
-__global__ void __launch_bounds__(THREADS) pattern(ncclDevComm comm, ncclWindow_t window, size_t bytes, uint32_t number, uint64_t sum,
-                                                   uint32_t hold_ns, Talk* talk, Outcome* out) {
+__global__ void __launch_bounds__(THREADS) pattern(ncclDevComm comm, ncclWindow_t window, size_t bytes, uint32_t number,
+                                                   uint64_t sum, uint32_t hold_ns, Talk* talk, Outcome* out) {
     Pattern{comm, window, bytes, number, sum, talk, out}.run(hold_ns);
     __syncthreads();
     if (threadIdx.x == 0) say(&talk->ended, number);
@@ -160,7 +168,8 @@ class Caller {
     // False: it is still at work. Throws what the task threw.
     bool wait(double seconds) {
         std::unique_lock held(state_->mutex);
-        if (!state_->changed.wait_for(held, std::chrono::duration<double>(seconds), [&] { return !state_->busy; })) return false;
+        if (!state_->changed.wait_for(held, std::chrono::duration<double>(seconds), [&] { return !state_->busy; }))
+            return false;
         if (!state_->error.empty()) throw Failure(state_->error);
         return true;
     }
@@ -227,7 +236,8 @@ class Bench {
         for (int from = 0; from < rank_.count(); from++) sum_ += added(from, rank_.index, number);
         for (AppCall* call : calls) call->prepare(round);
         rank_.barrier();
-        pattern<<<1, THREADS, 0, stream_>>>(world_.device, world_.window, bytes, number, sum_, hold(number), talk_, world_.out);
+        pattern<<<1, THREADS, 0, stream_>>>(world_.device, world_.window, bytes, number, sum_, hold(number), talk_,
+                                            world_.out);
         CUDA(cudaGetLastError());
         const std::string what = format("%s, round %d, %zu bytes", names.c_str(), round, bytes);
         if (!comes(talk_->runs, number, 20)) throw Failure(what + ": the kernel does not begin");
@@ -245,7 +255,8 @@ class Bench {
             throw Failure(format("%s: the kernel has not ended for 20 s, at %s", what.c_str(), STEPS[talk_->step]));
         const double took = ms_since(started);
         for (size_t c = 0; c < calls.size(); c++)
-            if (!callers_[c]->wait(20)) throw Failure(format("%s: %s has not returned for 20 s", what.c_str(), calls[c]->name.c_str()));
+            if (!callers_[c]->wait(20))
+                throw Failure(format("%s: %s has not returned for 20 s", what.c_str(), calls[c]->name.c_str()));
         CUDA(cudaStreamSynchronize(stream_));
         check(what);
         rank_.barrier();
@@ -262,7 +273,8 @@ class Bench {
         if (found.failed)
             throw Failure(format("%s: %s %s: wanted %llu, found %llu, in %llu", what.c_str(),
                                  found.failed == 1 ? "waited 8 s for" : "wrong:", STEPS[found.where],
-                                 (unsigned long long)found.wanted, (unsigned long long)found.found, (unsigned long long)found.round));
+                                 (unsigned long long)found.wanted, (unsigned long long)found.found,
+                                 (unsigned long long)found.round));
     }
 
     Rank& rank_;
@@ -293,13 +305,15 @@ PROGRAM(busy_host) {
     // Ranks of one process that share a GPU share its context.
     const int sharing = rank.options.processes ? 1 : (rank.count() + rank.options.gpus - 1) / rank.options.gpus;
     // Kept where the program fails: a call may still be under way.
-    auto* calls = new std::vector<AppCall>(app_calls(rank.options.processes ? 0 : rank.index / rank.options.gpus, sharing));
+    auto* calls =
+        new std::vector<AppCall>(app_calls(rank.options.processes ? 0 : rank.index / rank.options.gpus, sharing));
     Bench bench(rank, world);
     const int most = rank.options.quick ? 30 : 300;
     // Two thirds of the time that the watch allows.
     const double ms = std::min(rank.options.quick ? 500.0 : 2500.0, rank.options.seconds * 667.0 / (calls->size() + 2));
     auto one = [&](AppCall& call) {
-        rounds_of(rank, bench, call.name, std::min(most, call.most_rounds), ms, [&](int) { return std::vector{&call}; });
+        rounds_of(rank, bench, call.name, std::min(most, call.most_rounds), ms,
+                  [&](int) { return std::vector{&call}; });
     };
     std::vector<AppCall*> any;
     for (AppCall& call : *calls) {

@@ -1,7 +1,7 @@
-// What NCCL EP posts in its high-throughput mode between hosts: 32 warps, each with a context of its own, take chunks of 64 tokens
-// by turns. Dispatch: a warp's threads put each token of the chunk and its 256 bytes of weights to each rank that wants them,
-// closely packed, then one signal a chunk and rank. Combine: up to eight neighbouring tokens a put, by one thread. All that
-// comes is compared.
+// What NCCL EP posts in its high-throughput mode between hosts: 32 warps, each with a context of its own, take chunks
+// of 64 tokens by turns. Dispatch: a warp's threads put each token of the chunk and its 256 bytes of weights to each
+// rank that wants them, closely packed, then one signal a chunk and rank. Combine: up to eight neighbouring tokens a
+// put, by one thread. All that comes is compared.
 #include "common/gin.cuh"
 
 namespace flood_ht_program {
@@ -21,7 +21,9 @@ struct Plan {
     __host__ __device__ size_t token(int t) const { return t * TOKEN; }
     __host__ __device__ size_t weights(int t) const { return tokens * TOKEN + t * WEIGHTS; }
     __host__ __device__ size_t sent() const { return tokens * ENTRY; }
-    __host__ __device__ size_t received(int from, int chunk) const { return sent() * (1 + from) + chunk * CHUNK * ENTRY; }
+    __host__ __device__ size_t received(int from, int chunk) const {
+        return sent() * (1 + from) + chunk * CHUNK * ENTRY;
+    }
     size_t end() const { return sent() * (1 + ranks); }
     __host__ __device__ int tail(int from, int chunk) const { return from * chunks() + chunk; }
 };
@@ -29,13 +31,15 @@ struct Plan {
 __global__ void fill_sent(ncclDevComm comm, ncclWindow_t window, Plan plan) {
     for (int t = blockIdx.x; t < plan.tokens; t += gridDim.x)
         for (size_t w = threadIdx.x; w < ENTRY / 8; w += blockDim.x)
-            *local(window, w < TOKEN / 8 ? plan.token(t) + w * 8 : plan.weights(t) + w * 8 - TOKEN) = word_of(comm.rank, t, w);
+            *local(window, w < TOKEN / 8 ? plan.token(t) + w * 8 : plan.weights(t) + w * 8 - TOKEN) =
+                word_of(comm.rank, t, w);
 }
 
 // Which of the chunk's tokens rank `to` wants, a bit each.
 __device__ inline uint64_t mask_of(int from, int to, int first) {
     const int lane = threadIdx.x % 32;
-    return __ballot_sync(~0u, wanted(from, to, first + lane)) | uint64_t(__ballot_sync(~0u, wanted(from, to, first + 32 + lane))) << 32;
+    return __ballot_sync(~0u, wanted(from, to, first + lane)) |
+           uint64_t(__ballot_sync(~0u, wanted(from, to, first + 32 + lane))) << 32;
 }
 
 __device__ inline int context_of(const ncclDevComm& comm, int channel) {
@@ -51,12 +55,16 @@ struct Channel {
     ncclGin gin;
 
     __device__ Channel(const ncclDevComm& comm, ncclWindow_t window, Plan plan)
-        : comm(comm), window(window), plan(plan), number(blockIdx.x * WARPS + threadIdx.x / 32), lane(threadIdx.x % 32),
+        : comm(comm),
+          window(window),
+          plan(plan),
+          number(blockIdx.x * WARPS + threadIdx.x / 32),
+          lane(threadIdx.x % 32),
           gin{comm, context_of(comm, number)} {}
 
     __device__ void put(int to, size_t target, size_t source, size_t bytes, uint32_t flags) const {
-        gin.put(ncclTeamWorld(comm), to, window, target, window, source, bytes, ncclGin_None{}, ncclGin_None{}, ncclCoopThread{},
-                ncclGin_None{}, cuda::thread_scope_thread, cuda::thread_scope_device, flags);
+        gin.put(ncclTeamWorld(comm), to, window, target, window, source, bytes, ncclGin_None{}, ncclGin_None{},
+                ncclCoopThread{}, ncclGin_None{}, cuda::thread_scope_thread, cuda::thread_scope_device, flags);
     }
 
     // Each thread the tokens of its place; closely packed.
@@ -76,36 +84,41 @@ struct Channel {
         for (int i = 0; i < CHUNK;) {
             int n = 0;
             while (n < BATCH && i + n < CHUNK && mask >> (i + n) & 1) n++;
-            if (n) put(to, plan.received(comm.rank, chunk) + i * TOKEN, plan.token(chunk * CHUNK + i), n * TOKEN, ncclGinOptFlagsDefault);
+            if (n)
+                put(to, plan.received(comm.rank, chunk) + i * TOKEN, plan.token(chunk * CHUNK + i), n * TOKEN,
+                    ncclGinOptFlagsDefault);
             i += n ? n : 1;
         }
     }
 
     __device__ void signal(int to, int chunk) const {
         __syncwarp();
-        gin.signal(ncclTeamWorld(comm), to, SignalAdd{ncclGinSignal_t(plan.tail(comm.rank, chunk)), 1}, ncclCoopWarp{}, ncclGin_None{},
-                   cuda::thread_scope_thread, cuda::thread_scope_thread);
+        gin.signal(ncclTeamWorld(comm), to, SignalAdd{ncclGinSignal_t(plan.tail(comm.rank, chunk)), 1}, ncclCoopWarp{},
+                   ncclGin_None{}, cuda::thread_scope_thread, cuda::thread_scope_thread);
     }
 };
 
 // The signals of a chunk arrive on the channel's context, which the receiving rank's channel of that chunk has too.
-__global__ void __launch_bounds__(WARPS * 32) send_all(ncclDevComm comm, ncclWindow_t window, Plan plan, bool combine, uint64_t round,
-                                                       Outcome* out) {
+__global__ void __launch_bounds__(WARPS * 32)
+    send_all(ncclDevComm comm, ncclWindow_t window, Plan plan, bool combine, uint64_t round, Outcome* out) {
     const Channel channel{comm, window, plan};
     const uint64_t started = now_ns();
     for (int chunk = channel.number; chunk < plan.chunks(); chunk += CHANNELS)
         for (int step = 1; step < comm.nRanks; step++) {
             const int to = (comm.rank + step) % comm.nRanks;
             const uint64_t mask = mask_of(comm.rank, to, chunk * CHUNK);
-            if (combine) channel.put_runs(to, chunk, mask);
-            else channel.put_each(to, chunk, mask);
+            if (combine)
+                channel.put_runs(to, chunk, mask);
+            else
+                channel.put_each(to, chunk, mask);
             channel.signal(to, chunk);
         }
     channel.gin.flush(ncclCoopWarp{});
     if (channel.lane != 0) return;
     for (int chunk = channel.number; chunk < plan.chunks(); chunk += CHANNELS)
         for (int step = 1; step < comm.nRanks; step++)
-            if (!wait_signal(channel.gin, plan.tail((comm.rank + step) % comm.nRanks, chunk), round, out, round)) return;
+            if (!wait_signal(channel.gin, plan.tail((comm.rank + step) % comm.nRanks, chunk), round, out, round))
+                return;
     atomicMax_system(reinterpret_cast<unsigned long long*>(&out->nanoseconds), now_ns() - started);
 }
 
@@ -150,12 +163,14 @@ PROGRAM(flood_ht) {
         for (int i = 0; i < (rank.options.quick ? 3 : 10); i++) {
             round++;
             world.run(what, [&] {
-                send_all<<<BLOCKS, WARPS * 32, 0, world.stream>>>(world.device, world.window, plan, combine, round, world.out);
+                send_all<<<BLOCKS, WARPS * 32, 0, world.stream>>>(world.device, world.window, plan, combine, round,
+                                                                  world.out);
             });
             best = std::min(best, double(world.out->nanoseconds));
         }
         world.run(format("compare after %s", what).c_str(), [&] {
-            compare<<<dim3(plan.chunks(), std::max(1, n - 1)), 256, 0, world.stream>>>(world.device, world.window, plan, combine, world.out);
+            compare<<<dim3(plan.chunks(), std::max(1, n - 1)), 256, 0, world.stream>>>(world.device, world.window, plan,
+                                                                                       combine, world.out);
         });
         const std::string name = format("%s of %d tokens, %s", what, tokens, contexts.c_str());
         rank.row(name.c_str(), combine ? BATCH * TOKEN : TOKEN, best / 1e6, "ms");

@@ -1,6 +1,7 @@
-// Mixture of experts whose kernels are compiled at run time, as NCCL EP's and DeepEP's are: dispatch and combine are modules of
-// PTX, and each is loaded only when the kernel before it runs on every rank. The driver lets the call wait for that kernel, and
-// the kernel waits for the other ranks' tokens: they must come although the thread of the application stands in the driver.
+// Mixture of experts whose kernels are compiled at run time, as NCCL EP's and DeepEP's are: dispatch and combine are
+// modules of PTX, and each is loaded only when the kernel before it runs on every rank. The driver lets the call wait
+// for that kernel, and the kernel waits for the other ranks' tokens: they must come although the thread of the
+// application stands in the driver.
 #include "common/jit_moe.cuh"
 #include "common/vmm.cuh"
 
@@ -53,11 +54,14 @@ class Jit {
     // Launches the kernel; back when it runs on every rank.
     void launch(const Loaded& kernel, const char* what, int round) {
         rank_.stage(format("%s of round %d", what, round).c_str());
-        // Ranks of one process may share a context: no call of another's may wait for this kernel before it can be let go.
+        // Ranks of one process may share a context: no call of another's may wait for this kernel before it can be let
+        // go.
         rank_.barrier();
-        JitArguments a{world_.device, world_.window, plan_, round, ++last_, uint32_t(20'000 + mix(last_, 3) % 200'000), talk_, world_.out};
+        JitArguments a{world_.device, world_.window, plan_, round, ++last_, uint32_t(20'000 + mix(last_, 3) % 200'000),
+                       talk_,         world_.out};
         void* arguments[] = {&a};
-        driver_check(DRIVER(cuLaunchKernel)(kernel.function, plan_.ranks, 1, 1, THREADS, 1, 1, 0, world_.stream, arguments, nullptr),
+        driver_check(DRIVER(cuLaunchKernel)(kernel.function, plan_.ranks, 1, 1, THREADS, 1, 1, 0, world_.stream,
+                                            arguments, nullptr),
                      "cuLaunchKernel");
         if (!comes(talk_->runs, last_, 20)) throw Failure(format("%s of round %d does not begin", what, round));
         rank_.barrier();
@@ -78,8 +82,8 @@ class Jit {
     void check(const char* what, int round) const {
         const Outcome& found = *world_.out;
         if (found.failed)
-            throw Failure(format("%s of round %d, the next module being loaded: %s %u: wanted %llu, found %llu", what, round,
-                                 found.failed == 1 ? "waited 8 s for signal" : "wrong data at", found.where,
+            throw Failure(format("%s of round %d, the next module being loaded: %s %u: wanted %llu, found %llu", what,
+                                 round, found.failed == 1 ? "waited 8 s for signal" : "wrong data at", found.where,
                                  (unsigned long long)found.wanted, (unsigned long long)found.found));
     }
 

@@ -1,5 +1,5 @@
-// Mixture of experts, the low-latency form (common/moe_ll.cuh), one kernel a round. Routing is random, rounds follow one another
-// without the host, and every sum is compared with one made on the CPU.
+// Mixture of experts, the low-latency form (common/moe_ll.cuh), one kernel a round. Routing is random, rounds follow
+// one another without the host, and every sum is compared with one made on the CPU.
 #include "common/moe_ll.cuh"
 
 namespace moe_ll_program {

@@ -26,10 +26,13 @@ PROGRAM(nccl_alltoall) {
         double us = 0;
         rank.stage("all-to-all");
         for (int times : {small ? 5 : 1, rounds})
-            us = microseconds_of(rank, stream, times, [&] { NCCL(ncclAlltoAll(send, receive, words, ncclUint64, comm, stream)); });
+            us = microseconds_of(rank, stream, times,
+                                 [&] { NCCL(ncclAlltoAll(send, receive, words, ncclUint64, comm, stream)); });
         compare_all(rank, "all-to-all", receive, words, bad, stream);
-        if (small) rank.row("all-to-all, an iteration", total, us, "us");
-        else rank.row("all-to-all, a rank's bytes", bytes * n, double(bytes) * n / us / 1e3, "GB/s");
+        if (small)
+            rank.row("all-to-all, an iteration", total, us, "us");
+        else
+            rank.row("all-to-all, a rank's bytes", bytes * n, double(bytes) * n / us / 1e3, "GB/s");
     };
     for (size_t total : small_alltoall_sizes()) one(total, small_alltoall_rounds(rank), true);
     for (size_t total : sizes) one(total, alltoall_rounds(rank, total), false);

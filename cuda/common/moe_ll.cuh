@@ -1,7 +1,8 @@
-// Mixture of experts, the low-latency form: where things lie, and what a block does for one other rank. Dispatch: each token is
-// put straight to the rank of each of its experts, then one signal an expert carries the count. Combine: the expert's rank
-// puts its answers straight to the token's places and signals once. Buffers and signals are doubled, so that one round may
-// begin while another rank still reads the last. moe_ll.cu does both in one kernel, jit_moe.cu in two.
+// Mixture of experts, the low-latency form: where things lie, and what a block does for one other rank. Dispatch: each
+// token is put straight to the rank of each of its experts, then one signal an expert carries the count. Combine: the
+// expert's rank puts its answers straight to the token's places and signals once. Buffers and signals are doubled, so
+// that one round may begin while another rank still reads the last. moe_ll.cu does both in one kernel, jit_moe.cu in
+// two.
 #pragma once
 
 #include "gin.cuh"
@@ -20,7 +21,8 @@ __host__ __device__ inline uint64_t token_word(int rank, int round, int token, i
 __host__ __device__ inline uint64_t answer(int expert, uint64_t word) { return word * (2 * expert + 1) + expert; }
 // Different experts for each of a token's choices.
 __host__ __device__ inline int chosen(int rank, int round, int token, int choice, int experts) {
-    return (mix(rank, round, token) % experts + choice * (1 + mix(token, rank, round) % ((experts - 1) / TOP))) % experts;
+    return (mix(rank, round, token) % experts + choice * (1 + mix(token, rank, round) % ((experts - 1) / TOP))) %
+           experts;
 }
 
 // Where things lie in the window, for each of the two sets.
@@ -37,7 +39,9 @@ struct Plan {
     __host__ __device__ size_t counts(int set) const { return 2 * set_bytes() + set * size_t(EXPERTS) * ranks * 8; }
     __host__ __device__ size_t sums(int round) const { return counts(2) + size_t(round) * TOKENS * WORDS * 8; }
     // Signals: the count of an expert's tokens from a rank, then one for a rank's answers.
-    __host__ __device__ int dispatched(int set, int expert, int from) const { return (set * (EXPERTS + 1) + expert) * ranks + from; }
+    __host__ __device__ int dispatched(int set, int expert, int from) const {
+        return (set * (EXPERTS + 1) + expert) * ranks + from;
+    }
     __host__ __device__ int answered(int set, int from) const { return (set * (EXPERTS + 1) + EXPERTS) * ranks + from; }
     int signals() const { return 2 * (EXPERTS + 1) * ranks; }
 };
@@ -54,13 +58,22 @@ struct Pair {
     ncclGin to, from;
 
     __device__ Pair(const ncclDevComm& comm, ncclWindow_t window, Plan plan, int peer, int round, Outcome* out)
-        : comm(comm), window(window), plan(plan), peer(peer), round(round), out(out), me(comm.rank), set(round % 2),
-          to{comm, peer % int(comm.ginContextCount)}, from{comm, me % int(comm.ginContextCount)} {}
+        : comm(comm),
+          window(window),
+          plan(plan),
+          peer(peer),
+          round(round),
+          out(out),
+          me(comm.rank),
+          set(round % 2),
+          to{comm, peer % int(comm.ginContextCount)},
+          from{comm, me % int(comm.ginContextCount)} {}
 
     __device__ void send_tokens() const {
         const ncclTeam world = ncclTeamWorld(comm);
         for (int e = 0; e < EXPERTS; e++) {
-            const size_t first = (size_t(e) * plan.ranks + peer) * TOKENS, theirs = (size_t(e) * plan.ranks + me) * TOKENS;
+            const size_t first = (size_t(e) * plan.ranks + peer) * TOKENS,
+                         theirs = (size_t(e) * plan.ranks + me) * TOKENS;
             int sent = 0;
             for (int t = 0; t < TOKENS; t++)
                 for (int k = 0; k < TOP; k++) {
@@ -72,7 +85,8 @@ struct Pair {
                     __threadfence();
                     __syncthreads();
                     if (threadIdx.x == 0)
-                        to.put(world, peer, window, plan.incoming(set) + (theirs + sent) * MESSAGE, window, at, MESSAGE);
+                        to.put(world, peer, window, plan.incoming(set) + (theirs + sent) * MESSAGE, window, at,
+                               MESSAGE);
                     sent++;
                 }
             // One more than the count, so that none is a signal too.
@@ -113,7 +127,8 @@ struct Pair {
                     local(window, at)[w] = answer(me * EXPERTS + e, load(message + 1 + w));
                 __threadfence();
                 __syncthreads();
-                if (threadIdx.x == 0) to.put(world, peer, window, plan.combined(set) + place * WORDS * 8, window, at, WORDS * 8);
+                if (threadIdx.x == 0)
+                    to.put(world, peer, window, plan.combined(set) + place * WORDS * 8, window, at, WORDS * 8);
             }
         }
         if (threadIdx.x == 0) to.signal(world, peer, SignalInc{ncclGinSignal_t(plan.answered(set, me))});
@@ -127,7 +142,9 @@ struct Pair {
     }
 
   private:
-    __device__ uint64_t* count(int expert) const { return local(window, plan.counts(set)) + expert * plan.ranks + peer; }
+    __device__ uint64_t* count(int expert) const {
+        return local(window, plan.counts(set)) + expert * plan.ranks + peer;
+    }
 };
 
 // A token's sum, by as many blocks as there are.
@@ -136,7 +153,8 @@ __device__ inline void add_up(ncclWindow_t window, Plan plan, int round) {
     uint64_t* sums = local(window, plan.sums(round));
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < TOKENS * WORDS; i += gridDim.x * blockDim.x) {
         uint64_t sum = 0;
-        for (int k = 0; k < TOP; k++) sum += load(answers + (size_t(i / WORDS) * TOP + k) * WORDS + i % WORDS) * (k + 1);
+        for (int k = 0; k < TOP; k++)
+            sum += load(answers + (size_t(i / WORDS) * TOP + k) * WORDS + i % WORDS) * (k + 1);
         sums[i] = sum;
     }
 }
@@ -147,7 +165,8 @@ inline void verify_sums(World& world, Plan plan, int round) {
     world.verify("combine", plan.sums(round), size_t(TOKENS) * WORDS, [&](size_t i) {
         uint64_t sum = 0;
         const int t = i / WORDS;
-        for (int k = 0; k < TOP; k++) sum += answer(chosen(me, round, t, k, experts), token_word(me, round, t, i % WORDS)) * (k + 1);
+        for (int k = 0; k < TOP; k++)
+            sum += answer(chosen(me, round, t, k, experts), token_word(me, round, t, i % WORDS)) * (k + 1);
         return sum;
     });
 }
