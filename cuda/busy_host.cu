@@ -311,7 +311,14 @@ PROGRAM(busy_host) {
     const int most = rank.options.quick ? 30 : 300;
     // Two thirds of the time that the watch allows.
     const double ms = std::min(rank.options.quick ? 500.0 : 2500.0, rank.options.seconds * 667.0 / (calls->size() + 2));
+    int chosen = 0;
+    auto asked = [&](const std::string& name) {
+        const bool is = name.find(rank.options.only) != name.npos;
+        chosen += is;
+        return is;
+    };
     auto one = [&](AppCall& call) {
+        if (!asked(call.name)) return;
         rounds_of(rank, bench, call.name, std::min(most, call.most_rounds), ms,
                   [&](int) { return std::vector{&call}; });
     };
@@ -322,12 +329,14 @@ PROGRAM(busy_host) {
     }
     // Each rank in calls of its own, one after another.
     const size_t n = any.size();
-    rounds_of(rank, bench, "all by turns, two threads", most, 2 * ms, [&](int round) {
-        const size_t one = (round + 3 * rank.index) % n, another = (one + 1 + round / n % (n - 1)) % n;
-        return std::vector{any[one], any[another]};
-    });
+    if (const char* name = "all by turns, two threads"; asked(name))
+        rounds_of(rank, bench, name, most, 2 * ms, [&](int round) {
+            const size_t one = (round + 3 * rank.index) % n, another = (one + 1 + round / n % (n - 1)) % n;
+            return std::vector{any[one], any[another]};
+        });
     for (AppCall& call : *calls)
         if (call.alone) one(call);
+    if (!chosen) throw Failure(format("no call has '%s' in its name", rank.options.only.c_str()));
     rank.stage("end");
     bench.close();
     delete calls;

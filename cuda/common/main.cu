@@ -21,7 +21,7 @@
 namespace {
 
 const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list "
-                     "--blocks N --gin-barrier";
+                     "--blocks N --gin-barrier --only TEXT";
 
 bool separate = false;  // --separate
 
@@ -49,6 +49,7 @@ Options parse(int argc, char** argv) {
         else if (name == "--separate") separate = true;
         else if (name == "--blocks") o.blocks = number();
         else if (name == "--gin-barrier") o.gin_barrier = true;
+        else if (name == "--only" && i + 1 < argc) o.only = argv[++i];
         else if (name == "--list") {
             for (auto& p : programs()) puts(p.name);
             exit(0);
