@@ -1,13 +1,61 @@
 // All-to-all with GIN only: every rank puts a block to every rank, the own one included, spread over blocks of threads
-// and contexts.
+// and contexts. Then the shape of nccl-tests' device implementation 3: one kernel an iteration, in each of its blocks a
+// GIN barrier in front and behind, one put + signal to each rank between them; small sizes too. --gin-barrier runs only
+// that, with --blocks blocks.
 #include "common/alltoall.cuh"
 
 namespace alltoall_program {
 
-PROGRAM(alltoall) {
-    const size_t area = rank.options.quick ? 32 << 20 : 256 << 20;
-    const int blocks = 4, n = rank.count();
-    World world(rank, 2 * area, {.signals = blocks, .contexts = blocks});
+constexpr int THREADS = 512;  // of a block between barriers
+constexpr int PLAIN_BLOCKS = 4;
+
+// All on context 0. A thread puts to one rank, so the first block puts all where there are no more than 512.
+__global__ void between_barriers(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierHandle_t handle, size_t receive,
+                                 size_t bytes, Outcome* out) {
+    ncclGin gin{comm, 0};
+    const ncclTeam world = ncclTeamWorld(comm);
+    const uint64_t before = gin.readSignal(blockIdx.x);
+    ncclGinBarrierSession<ncclCoopCta> barrier{ncclCoopCta(), gin, world, handle, blockIdx.x};
+    barrier.sync(ncclCoopCta(), cuda::memory_order_acquire, ncclGinFenceLevel::Relaxed);
+    const int threads = gridDim.x * blockDim.x;
+    for (int peer = blockIdx.x * blockDim.x + threadIdx.x; peer < comm.nRanks; peer += threads)
+        gin.put(world, peer, window, receive + comm.rank * bytes, window, peer * bytes, bytes,
+                SignalInc{ncclGinSignal_t(blockIdx.x)});
+    // What comes to a rank comes by the block of the thread that serves it.
+    if (blockIdx.x == comm.rank % threads / blockDim.x && threadIdx.x == 0)
+        wait_signal(gin, blockIdx.x, before + comm.nRanks, out);
+    __syncthreads();
+    gin.flush(ncclCoopCta());
+    barrier.sync(ncclCoopCta(), cuda::memory_order_release, ncclGinFenceLevel::Relaxed);
+}
+
+void with_barriers(Rank& rank, World& world, size_t area) {
+    const int n = rank.count(), blocks = rank.options.blocks;
+    unsigned long long* bad;
+    CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
+    char* memory = static_cast<char*>(world.memory);
+    for (size_t total : small_alltoall_sizes()) {
+        const size_t bytes = total / n / 16 * 16, words = bytes / 8;
+        give_all(rank, memory, words, world.stream);
+        world.fill(area, bytes * n, 0xEE);
+        double us = 0;
+        for (int times : {5, small_alltoall_rounds(rank)}) {
+            rank.stage(format("all-to-all between barriers, %zu bytes", total).c_str());
+            us = microseconds_of(rank, world.stream, times, [&] {
+                between_barriers<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, world.barrier, area,
+                                                                       bytes, world.out);
+            });
+            if (world.out->failed)
+                throw Failure(format("all-to-all between barriers, %zu bytes: waited 8 s for a signal", total));
+        }
+        compare_all(rank, "all-to-all between barriers", memory + area, words, bad, world.stream);
+        rank.row(format("all-to-all between barriers, %d blocks", blocks).c_str(), total, us, "us");
+    }
+    CUDA(cudaFreeHost(bad));
+}
+
+void plain(Rank& rank, World& world, size_t area) {
+    const int n = rank.count();
     uint64_t base = 0;
     for (size_t total : {size_t{64} << 10, size_t{1} << 20, size_t{16} << 20, area}) {
         const size_t bytes = total / n / 8 * 8;
@@ -17,7 +65,8 @@ PROGRAM(alltoall) {
         world.write(0, data);
         world.fill(area, bytes * n, 0xEE);
         world.run("all-to-all", [&] {
-            gin_all_to_all<<<blocks, 1, 0, world.stream>>>(world.device, world.window, area, bytes, rounds, base, world.out);
+            gin_all_to_all<<<PLAIN_BLOCKS, 1, 0, world.stream>>>(world.device, world.window, area, bytes, rounds, base,
+                                                                 world.out);
         });
         base += uint64_t(rounds) * n;
         world.verify("all-to-all", area, bytes * n / 8, [&](size_t i) {
@@ -26,6 +75,15 @@ PROGRAM(alltoall) {
         });
         rank.row("all-to-all, a rank's bytes", bytes * n, double(bytes) * n / world.out->nanoseconds, "GB/s");
     }
+}
+
+PROGRAM(alltoall) {
+    const size_t area = rank.options.gin_barrier ? 16 << 20 : rank.options.quick ? 32 << 20 : 256 << 20;
+    const int blocks = rank.options.blocks;
+    World world(rank, 2 * area,
+                {.signals = std::max(blocks, PLAIN_BLOCKS), .contexts = PLAIN_BLOCKS, .barriers = blocks});
+    if (!rank.options.gin_barrier) plain(rank, world, area);
+    with_barriers(rank, world, area);
     world.close();
 }
 

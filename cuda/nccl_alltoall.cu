@@ -1,6 +1,5 @@
-// NCCL's own all-to-all of the same sizes as alltoall_large, over whatever transport the environment leaves it.
-#include <chrono>
-
+// NCCL's own all-to-all of the same sizes as alltoall_large, and of alltoall's small ones, over whatever transport the
+// environment leaves it.
 #include "common/alltoall.cuh"
 
 namespace nccl_alltoall_program {
@@ -18,26 +17,25 @@ PROGRAM(nccl_alltoall) {
     CUDA(cudaMalloc(&send, sizes.back()));
     CUDA(cudaMalloc(&receive, sizes.back()));
     CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
-    for (size_t total : sizes) {
+    auto one = [&](size_t total, int rounds, bool small) {
         const size_t words = total / n / 8, bytes = words * 8;
-        const int rounds = alltoall_rounds(rank, total);
         rank.stage("prepare");
         give_all(rank, send, words, stream);
         CUDA(cudaMemsetAsync(receive, 0xEE, bytes * n, stream));
         CUDA(cudaStreamSynchronize(stream));
-        double ns = 0;
-        for (int times : {1, rounds}) {
-            rank.stage("all-to-all");
-            rank.barrier();
-            const auto started = std::chrono::steady_clock::now();
-            for (int i = 0; i < times; i++) NCCL(ncclAlltoAll(send, receive, words, ncclUint64, comm, stream));
-            CUDA(cudaStreamSynchronize(stream));
-            ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - started).count() / times;
-            rank.barrier();
-        }
+        double us = 0;
+        rank.stage("all-to-all");
+        for (int times : {small ? 5 : 1, rounds})
+            us = microseconds_of(rank, stream, times,
+                                 [&] { NCCL(ncclAlltoAll(send, receive, words, ncclUint64, comm, stream)); });
         compare_all(rank, "all-to-all", receive, words, bad, stream);
-        rank.row("all-to-all, a rank's bytes", bytes * n, double(bytes) * n / ns, "GB/s");
-    }
+        if (small)
+            rank.row("all-to-all, an iteration", total, us, "us");
+        else
+            rank.row("all-to-all, a rank's bytes", bytes * n, double(bytes) * n / us / 1e3, "GB/s");
+    };
+    for (size_t total : small_alltoall_sizes()) one(total, small_alltoall_rounds(rank), true);
+    for (size_t total : sizes) one(total, alltoall_rounds(rank, total), false);
     rank.stage("close");
     rank.barrier();
     NCCL(ncclCommDestroy(comm));

@@ -1,6 +1,8 @@
 // Data of all-to-alls, made and checked on the GPU: at 1 GiB the CPU would take longer than the transfers.
 #pragma once
 
+#include <chrono>
+
 #include "gin.cuh"
 
 namespace {
@@ -35,12 +37,31 @@ inline void compare_all(Rank& rank, const char* what, const void* at, size_t wor
     if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], words * rank.count(), bad[1]));
 }
 
+// Microseconds of one of `times` rounds that `launch()` enqueues on the stream, one after another.
+template <typename Launch>
+double microseconds_of(Rank& rank, cudaStream_t stream, int times, Launch launch) {
+    rank.barrier();
+    const auto started = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; i++) launch();
+    CUDA(cudaStreamSynchronize(stream));
+    const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - started).count() / times;
+    rank.barrier();
+    return us;
+}
+
 inline std::vector<size_t> alltoall_sizes(const Rank& rank) {
     if (rank.options.quick) return {size_t{32} << 20};
     return {size_t{32} << 20, size_t{128} << 20, size_t{1} << 30};
 }
 
 inline int alltoall_rounds(const Rank& rank, size_t bytes) { return rank.options.quick ? 2 : bytes > (256u << 20) ? 3 : 10; }
+
+// Those where the time of each operation counts, not the bandwidth.
+inline std::vector<size_t> small_alltoall_sizes() {
+    return {size_t{1} << 10, size_t{16} << 10, size_t{256} << 10, size_t{1} << 20, size_t{16} << 20};
+}
+
+inline int small_alltoall_rounds(const Rank& rank) { return rank.options.quick ? 20 : 200; }
 
 // The kernel of the GIN all-to-all, in alltoall.cu and alltoall_large.cu. One thread a block.
 __global__ void gin_all_to_all(ncclDevComm comm, ncclWindow_t window, size_t receive, size_t bytes, int rounds, uint64_t base,

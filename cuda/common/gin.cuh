@@ -104,6 +104,7 @@ struct Needs {
     int window_flags = 0;  // beside NCCL_WIN_COLL_SYMMETRIC
     void* memory = nullptr;  // the caller's, as large as the window; otherwise ncclMemAlloc's
     size_t segment = 0;      // bytes of each physical allocation in `memory`, if there are several
+    int queue_depth = 0;     // of NCCL's queues, where this NCCL lets it be chosen; 0: NCCL's own
 };
 
 // One rank's communicator, window, device communicator and stream. Collective to make and to close.
@@ -130,6 +131,8 @@ class World {
         requirements.ginCounterCount = needs.counters;
         requirements.ginContextCount = needs.contexts;
         requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+        // The proxy of older ones refuses any other.
+        if (NCCL_VERSION_CODE >= 23007) requirements.ginQueueDepth = needs.queue_depth;
         ncclDevResourceRequirements_t resources{};
         if (needs.barriers) {
             NCCL(ncclGinBarrierCreateRequirement(comm, ncclTeamWorld(comm), needs.barriers, &barrier, &resources));

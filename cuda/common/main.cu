@@ -20,7 +20,8 @@
 
 namespace {
 
-const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list";
+const char USAGE[] = "[PROGRAM ...] --ranks N --gpus N --processes --host-size N --quick --seconds N --separate --list "
+                     "--blocks N --gin-barrier --only TEXT";
 
 bool separate = false;  // --separate
 
@@ -46,6 +47,9 @@ Options parse(int argc, char** argv) {
         else if (name == "--host-size") o.processes = true, o.host_size = number();
         else if (name == "--quick") o.quick = true;
         else if (name == "--separate") separate = true;
+        else if (name == "--blocks") o.blocks = number();
+        else if (name == "--gin-barrier") o.gin_barrier = true;
+        else if (name == "--only" && i + 1 < argc) o.only = argv[++i];
         else if (name == "--list") {
             for (auto& p : programs()) puts(p.name);
             exit(0);
@@ -102,12 +106,19 @@ void serve(Board* board, const Options& options, int index, int first) {
     }
 }
 
+bool loads_lazily(const std::string& name) {
+    const auto& all = lazily_loading();
+    return std::find(all.begin(), all.end(), name) != all.end();
+}
+
 // A process of `ranks` ranks on threads of their own.
 pid_t start(Board* board, const Options& options, int rank, int ranks, int first) {
     fflush(stdout);
     pid_t child = fork();
     if (child != 0) return child;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // Kernels of several ranks may share a GPU: loading one lazily would wait for another that spins.
+    setenv("CUDA_MODULE_LOADING", loads_lazily(options.programs[first]) ? "LAZY" : "EAGER", 1);
     if (options.host_size)
         setenv("NCCL_HOSTID", format("oxygin-test-host-%d", rank / options.host_size).c_str(), 1);
     std::vector<std::thread> threads;
@@ -166,8 +177,6 @@ const char* watch(Board* board, const Options& options, const std::vector<pid_t>
 int main(int argc, char** argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const Options options = parse(argc, argv);
-    // Kernels of several ranks may share a GPU: loading one lazily would wait for another that spins.
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     void* shared = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         perror("mmap");
@@ -180,6 +189,8 @@ int main(int argc, char** argv) {
     for (int i = 0; i < (int)options.programs.size(); i++) {
         const char* name = options.programs[i].c_str();
         const auto started = std::chrono::steady_clock::now();
+        // Those who stayed for it may load kernels in the other way.
+        if (i > 0 && loads_lazily(options.programs[i]) != loads_lazily(options.programs[i - 1])) end_all(children);
         // Nobody uses the board now.
         board->arrived = board->finished = board->failed = board->absent = 0;
         memset(board->reason, 0, sizeof board->reason);

@@ -65,6 +65,7 @@ struct Board {
     ncclUniqueId id;
     char reason[MAX_RANKS][512];
     char stage[MAX_RANKS][64];
+    std::atomic<uint64_t> agreed;
 };
 
 struct Options {
@@ -75,6 +76,9 @@ struct Options {
     bool quick = false;
     int seconds = 60;  // for one program
     std::vector<std::string> programs;
+    int blocks = 16;           // alltoall: of the kernel between barriers
+    bool gin_barrier = false;  // alltoall: nothing but that
+    std::string only;          // busy_host: the calls that have this in their name
 };
 
 class Rank;
@@ -95,6 +99,15 @@ inline std::vector<Program>& programs() {
     void name##_body(Rank& rank);                                                      \
     const bool name##_known = (programs().push_back({#name, name##_body}), true);      \
     void name##_body([[maybe_unused]] Rank& rank)
+
+// Programs whose processes load kernels lazily, as CUDA does unless told otherwise; all others have theirs from the start.
+inline std::vector<std::string>& lazily_loading() {
+    static std::vector<std::string> all;
+    return all;
+}
+
+// LOADS_LAZILY(name): after PROGRAM(name).
+#define LOADS_LAZILY(name) const bool name##_lazy = (lazily_loading().push_back(#name), true);
 
 // One rank, on its own thread or in its own process.
 class Rank {
@@ -129,6 +142,14 @@ class Rank {
         if (index == 0) NCCL(ncclGetUniqueId(&board_->id));
         barrier();
         return board_->id;
+    }
+
+    // Rank 0's value, for every rank. Collective.
+    uint64_t agree(uint64_t value) {
+        barrier();  // everybody has read the one before
+        if (index == 0) board_->agreed = value;
+        barrier();
+        return board_->agreed;
     }
 
     // A line of the table, printed by rank 0: `| program | case | bytes | value | unit |`.

@@ -32,11 +32,13 @@ LAYOUTS = {
     "4gpu-2hosts": Layout(4, 4, "four processes, a GPU each, two hosts for NCCL, copies through TCP", ("--host-size", "2"), TCP,
                           core=True),
     "4gpu-hosts": Layout(4, 4, "four processes, a GPU each, four hosts for NCCL, copies through TCP", HOSTS, TCP),
+    "4gpu-hosts-mapped": Layout(4, 4, "four processes, a GPU each, four hosts for NCCL, copies from GPU to GPU", HOSTS),
     "2gpu-threads": Layout(2, 2, "two ranks in one process, a GPU each", core=True),
     "2gpu-processes": Layout(2, 2, "two processes, a GPU each", PROCESSES, core=True),
     "2gpu-1queue": Layout(2, 2, "two processes, a GPU each, all streams of a process in one hardware queue", PROCESSES, ONE_QUEUE,
                           core=True),
     "2gpu-hosts": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies through TCP", HOSTS, TCP, core=True),
+    "2gpu-hosts-mapped": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies from GPU to GPU", HOSTS),
     "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
     "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
     "1gpu-2threads-tcp": Layout(1, 2, "two ranks in one process on one GPU, copies through TCP", (), {**MULTI, **TCP}, (2, 30)),
@@ -47,6 +49,8 @@ LAYOUTS = {
                             only=("alltoall_large",)),
     "2gpu-sockets": Layout(2, 2, "as 2gpu-loopback, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS,
                            only=("nccl_alltoall",), plugin=False),
+    "4gpu-sockets": Layout(4, 4, "as 4gpu-hosts, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS, only=("nccl_alltoall",),
+                           plugin=False),
     "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits",), plugin=False),
     "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits",), plugin=False),
 }
@@ -68,7 +72,11 @@ FIGURES = [
     ("1gpu-2threads", ["pingpong", "flood", "alltoall"]),
     ("2gpu-sockets", ["nccl_alltoall"]),
     ("2gpu-loopback", ["alltoall_large"]),
-    ("2gpu-hosts", ["pingpong", "flood"]),
+    ("2gpu-hosts", ["pingpong", "flood", "alltoall"]),
+    ("2gpu-hosts-mapped", ["alltoall", "flood_ht"]),
+    ("4gpu-sockets", ["nccl_alltoall"]),
+    ("4gpu-hosts", ["alltoall"]),
+    ("4gpu-hosts-mapped", ["alltoall", "flood_ht"]),
 ]
 # What --variant repeats.
 VARIANTS = [("2gpu-threads", ["pingpong", "flood"]), ("1gpu-2threads", ["pingpong"])]

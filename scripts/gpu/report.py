@@ -6,6 +6,8 @@ from .layouts import LAYOUTS
 
 PUT, SIGNAL = "put + signal round trip", "signal round trip"
 LARGE = 64 << 20
+BARRIERS, ITERATION = "all-to-all between barriers, 16 blocks", "all-to-all, an iteration"
+BARRIER_SIZES = [1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20]
 # What, the figure (layout, program, case, bytes), its limit (and what to multiply that with), and the ratio to reach; or the
 # figure to reach, with its unit.
 COMPARISONS = [
@@ -47,6 +49,14 @@ COMPARISONS = [
     *[(f"all-to-all over TCP loopback, {size >> 20} MiB", ("2gpu-loopback", "alltoall_large", "all-to-all, a rank's bytes", size),
        ("2gpu-sockets", "nccl_alltoall", "all-to-all, a rank's bytes", size), ">=", 1.5)
       for size in (32 << 20, 128 << 20, 1 << 30)],
+    *[(f"all-to-all between GIN barriers, {n} GPUs, GPU to GPU, {size >> 10} KiB",
+       (f"{n}gpu-hosts-mapped", "alltoall", BARRIERS, size), (f"{n}gpu-sockets", "nccl_alltoall", ITERATION, size),
+       "<= us" if size <= 1 << 20 else "", most)
+      for n, most in [(2, 60), (4, 150)] for size in BARRIER_SIZES],
+    *[(f"all-to-all between GIN barriers, {n} GPUs, over TCP, {size >> 10} KiB",
+       (f"{n}gpu-hosts", "alltoall", BARRIERS, size), (f"{n}gpu-sockets", "nccl_alltoall", ITERATION, size),
+       "<=", 3 if size <= 256 << 10 else 1)
+      for n in (2, 4) for size in BARRIER_SIZES],
 ]
 
 
@@ -73,6 +83,8 @@ def compare(results):
             one.update(limit=theirs[0], limit_is=limit[2], ratio=round(ours[0] / theirs[0], 3))
         if relation == ">= M/s":
             one.update(target=f">= {target} M/s", reached=ours[0] >= target)
+        elif relation == "<= us":
+            one.update(target=f"<= {target} us", reached=ours[0] <= target)
         elif relation and "ratio" in one:
             one.update(target=f"{relation} {target} x", reached=one["ratio"] <= target if relation == "<=" else one["ratio"] >= target)
         found.append(one)

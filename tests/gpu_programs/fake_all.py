@@ -16,7 +16,8 @@ FIGURES = {"pingpong": [("put + signal round trip", 8, 16.5, "us"), ("signal rou
            "flood": [("put + signal, 1 context", 8, 0.5, "M/s"), ("put + signal, 8 contexts", 8, 0.6, "M/s"),
                      ("put + signal, 1 context, one way", 64 << 20, 380.0, "GB/s")],
            "alltoall_large": [("all-to-all, a rank's bytes", 1 << 30, 3.0, "GB/s")],
-           "nccl_alltoall": [("all-to-all, a rank's bytes", 1 << 30, 1.5, "GB/s")]}
+           "alltoall": [("all-to-all between barriers, 16 blocks", 16 << 10, 110.0, "us")],
+           "nccl_alltoall": [("all-to-all, a rank's bytes", 1 << 30, 1.5, "GB/s"), ("all-to-all, an iteration", 16 << 10, 55.0, "us")]}
 
 
 def main():

@@ -38,6 +38,25 @@ PROGRAM(ids) {
     }
 }
 
+// What rank 0 says holds for all, each time.
+PROGRAM(agreed) {
+    for (uint64_t i = 1; i <= 200; i++) {
+        const uint64_t found = rank.agree(i * 100 + rank.index);
+        if (found != i * 100) throw Failure(format("%llu in turn %llu", (unsigned long long)found, (unsigned long long)i));
+    }
+}
+
+void say_settings(Rank& rank) {
+    rank.row("pid", 8, getpid(), "pid");
+    rank.note(format("loading %s, %d blocks%s", getenv("CUDA_MODULE_LOADING"), rank.options.blocks,
+                     rank.options.gin_barrier ? ", barrier" : ""));
+}
+
+PROGRAM(lazy) { say_settings(rank); }
+LOADS_LAZILY(lazy)
+
+PROGRAM(eager) { say_settings(rank); }
+
 PROGRAM(absent) { throw Absent("there is no such thing"); }
 
 PROGRAM(bad) {
