@@ -173,7 +173,9 @@ impl Courier {
         if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
             return None;
         }
-        let berth = choose(self.present, BERTHS, |i| self.berths[i].is_gone())?;
+        // Not where the present one was given commands: it may have ended with some undone, which nobody has seen yet.
+        let may_be = |i: usize| self.is_off() || i != self.present;
+        let berth = choose(self.present, BERTHS, |i| may_be(i) && self.berths[i].is_gone())?;
         let what = self.berths[berth].next_launch(if self.with_hands > 0 { self.hands } else { 0 });
         self.request = Some(Request::post(&self.app, &self.machine, self.rank, what));
         self.with_hands = self.with_hands.saturating_sub(1);
