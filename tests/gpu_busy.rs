@@ -217,7 +217,7 @@ fn what_stands_is_named() {
     let flags = Signals::NeverReset.set_up(&fake);
     logged::collect();
     let arrived = AtomicU64::new(0);
-    job(2, 1, |r| {
+    job(2, 2, |r| {
         let _context = fake.enter(0);
         let traffic = Traffic::new(&fake, r, 0, Signals::NeverReset, flags, &arrived);
         r.job.barrier.wait();

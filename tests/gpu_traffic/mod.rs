@@ -6,7 +6,6 @@ use crate::common::*;
 use crate::gpu_support::*;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 /// Around every size where something changes.
 pub const SIZES: [usize; 12] = [0, 1, 2, 3, 4, 8, 9, 8193, 100 << 10, 1 << 20, 3 << 20, 5 << 20];
