@@ -7,6 +7,7 @@ use super::wire::{Hello, HELLO};
 use super::PeerInfo;
 use crate::error::{Error, Result};
 use crate::fabric::World;
+use crate::secret;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -206,7 +207,7 @@ impl Dialer<'_> {
                 }
                 if *have == HELLO {
                     let hello = Hello::parse(buf).map_err(|m| io::Error::other(m.0))?;
-                    if !hello.answer || &hello.token != self.own_token || hello.from != self.rank {
+                    if !hello.answer || !secret::same(&hello.token, self.own_token) || hello.from != self.rank {
                         return Err(io::Error::other("greeted back as somebody else"));
                     }
                     conn.dial = Dial { step: Step::Ready, ..Dial::default() };
