@@ -85,9 +85,9 @@ impl Contact {
         setsockopt(&fd, sockopt::PassCred, &true)
             .map_err(|e| Error::system(format!("SO_PASSCRED on a Unix socket failed: {e}")))?;
         match filter::require(&fd, &token) {
-            // Sandboxes with a kernel of their own have no filters; `receive` looks at the token as well.
+            // Sandboxes with a kernel of their own may have no filters; `receive` looks at the token as well.
             Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                log::info!("this kernel filters no Unix sockets: other users of the host can keep this rank awake");
+                log::info!("this kernel filters no Unix sockets: other users of this host can hold this rank up");
             }
             other => other.map_err(|e| Error::system(format!("a filter for a Unix socket failed: {e}")))?,
         }
