@@ -4,13 +4,18 @@
 //! memory that is not ours. A handle is even, below 2^62 and never zero, so it survives the device descriptors that
 //! keep 63 bits of it above a flag bit.
 //!
-//! Lifetime: the table owns one reference of each object. As with any C interface, the caller must not destroy an
-//! object while another thread is inside a call with it; destroying it twice, or calling with it afterwards, is an
+//! Lifetime: the table owns one reference of each object. Borrowed by [`get`], as the data path does, an object must
+//! not be destroyed by another thread during the call, as with any C interface. [`clone`] makes a reference of its own
+//! and asks for nothing: it and [`remove`] take turns. Destroying an object twice, or calling with it afterwards, is an
 //! error and not a crash.
+//!
+//! A forked child has a copy of the table, and of nothing that its objects stand for: their threads are not there, and
+//! their sockets and shared memory are still its parent's. [`clone`] and [`remove`] know the process that made an
+//! object and find it in no other one, so that a child cannot end what its parent uses.
 
 use crate::sync::Mutex;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// What a handle stands for. The discriminant is part of the handle.
@@ -63,6 +68,7 @@ const MARK: u64 = 0b10_1101 << 56;
 struct Entry {
     /// The live handle, or 0.
     handle: AtomicU64,
+    /// From `Arc::into_raw`, and never made from a reference: it may be turned back into an `Arc`.
     object: AtomicPtr<c_void>,
 }
 
@@ -87,6 +93,8 @@ pub fn place(handle: u64) -> usize {
 /// All entries. Zero pages until they are used: 4 MiB of address space, not of memory.
 static TABLE: [Entry; PLACES] =
     [const { Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; PLACES];
+/// The process that made what is, or was, at a place: 1 MiB of address space. Beside the table, whose entries are full.
+static OWNERS: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
 // The first place stays free: it is that of NULL.
 static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 1, generation: 1 });
 
@@ -114,10 +122,29 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
     let generation = free.generation & ((1 << GENERATION_BITS) - 1);
     let handle =
         MARK | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT | (T::KIND as u64) << KIND_SHIFT;
+    OWNERS[index as usize].store(std::process::id(), Ordering::Relaxed);
     let entry = entry(handle);
     entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
     entry.handle.store(handle, Ordering::Release);
     Some(handle as *mut c_void)
+}
+
+/// The process that made a live object, if that is another one than this.
+pub fn maker(handle: *mut c_void) -> Option<u32> {
+    let is_live = !handle.is_null() && entry(handle as u64).handle.load(Ordering::Acquire) == handle as u64;
+    let maker = OWNERS[place(handle as u64)].load(Ordering::Relaxed);
+    (is_live && maker != std::process::id()).then_some(maker)
+}
+
+/// Where the object of a live handle of the right kind is.
+#[inline(always)]
+fn live<T: Object>(handle: u64) -> Option<*const T> {
+    let entry = entry(handle);
+    // Zero is never live, although an empty entry holds it: its kind is nobody's.
+    if handle & LOW_BITS != (T::KIND as u64) << KIND_SHIFT || entry.handle.load(Ordering::Acquire) != handle {
+        return None;
+    }
+    Some(entry.object.load(Ordering::Relaxed) as *const T)
 }
 
 /// The object behind a live handle of the right kind.
@@ -126,28 +153,27 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
 /// The caller of the C interface does not destroy the object during the call that `'a` spans (module docs).
 #[inline(always)]
 pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
-    let handle = handle as u64;
-    let entry = entry(handle);
-    // Zero is never live, although an empty entry holds it: its kind is nobody's.
-    if handle & LOW_BITS != (T::KIND as u64) << KIND_SHIFT || entry.handle.load(Ordering::Acquire) != handle {
-        return None;
-    }
-    let object = entry.object.load(Ordering::Relaxed) as *const T;
-    // SAFETY: a live handle's object came from Arc::into_raw of the type its kind stands for and has not been taken out.
+    let object = live::<T>(handle as u64)?;
+    // SAFETY: a live handle's object came from Arc::into_raw of the type its kind stands for, and is not taken out now
+    // (caller).
     unsafe {
         std::hint::assert_unchecked(!object.is_null());
         Some(&*object)
     }
 }
 
-/// One more reference to the object behind a live handle.
-///
-/// # Safety
-/// As for [`get`].
-pub unsafe fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
-    // SAFETY: passed on to the caller.
-    let object = unsafe { get::<T>(handle)? };
-    // SAFETY: the object is inside an Arc whose reference the table holds.
+/// One more reference to the object behind a live handle that this process made.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
+    // First: a child may have been forked while the lock was held, and nobody is there to let it go.
+    if maker(handle).is_some() {
+        return None;
+    }
+    let _turn = FREE.lock();
+    let object = live::<T>(handle as u64)?;
+    // SAFETY: handle and object change only under the lock, which is held: the handle is live, so the object is one of
+    // the type its kind stands for, and the table's reference to it stays until the new one is made. The pointer is the
+    // one from Arc::into_raw, so it reaches the counts beside the object.
     unsafe {
         Arc::increment_strong_count(object);
         Some(Arc::from_raw(object))
@@ -164,25 +190,31 @@ pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {
     })
 }
 
-/// Takes an object out; its handle is dead from here on. `None` for every handle that is not live and of this kind.
+/// Takes an object out; its handle is dead from here on. `None` for every handle that is not live, of this kind and
+/// made by this process.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
-    let value = handle as u64;
+    // As in `clone`.
+    if maker(handle).is_some() {
+        return None;
+    }
     let mut free = FREE.lock();
-    // SAFETY: removal is serialised by the lock, so the object stays until it is taken out below.
-    unsafe { get::<T>(handle)? };
-    let entry = entry(value);
+    let object = live::<T>(handle as u64)?;
+    let entry = entry(handle as u64);
     entry.handle.store(0, Ordering::Release);
-    let object = entry.object.swap(std::ptr::null_mut(), Ordering::AcqRel);
-    free.indices.push(((value & INDEX_MASK) >> INDEX_SHIFT) as u32);
+    entry.object.store(std::ptr::null_mut(), Ordering::Release);
+    free.indices.push(place(handle as u64) as u32);
     drop(free);
-    // SAFETY: the pointer came from Arc::into_raw in `insert` and left the table just now.
-    Some(unsafe { Arc::from_raw(object as *const T) })
+    // SAFETY: the pointer came from Arc::into_raw in `insert`, of the type its handle's kind stands for; it left the
+    // table just now, under the lock, so the table's reference is taken once.
+    Some(unsafe { Arc::from_raw(object) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::time::{Duration, Instant};
 
     struct A(u32);
     impl Object for A {
@@ -199,7 +231,7 @@ mod tests {
         // SAFETY: nobody destroys the object here.
         unsafe {
             assert_eq!(get::<A>(h).unwrap().0, 7);
-            assert_eq!(clone::<A>(h).unwrap().0, 7);
+            assert_eq!((clone::<A>(h).unwrap().0, maker(h)), (7, None));
             assert!(get::<B>(h).is_none());
             for bad in [0u64, 1, 0x10, 0xdead_beef, u64::MAX, (h as u64) + 16, (h as u64) ^ 1] {
                 assert!(get::<A>(bad as *mut c_void).is_none(), "{bad:#x}");
@@ -214,5 +246,80 @@ mod tests {
         assert_eq!(again as u64 & 1, 0);
         assert!((again as u64) < 1 << 62);
         remove::<A>(again);
+    }
+
+    /// Says when it ends.
+    struct C(Arc<AtomicBool>);
+    impl Object for C {
+        const KIND: Kind = Kind::Listen;
+    }
+    impl Drop for C {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// One thread takes objects out while another one asks for references to them: it gets them in time, or none.
+    #[test]
+    fn a_reference_is_made_before_the_end_or_not_at_all() {
+        const MEETINGS: usize = 100_000;
+        static OFFERED: AtomicU64 = AtomicU64::new(0);
+        let (met, end) = (Arc::new(AtomicUsize::new(0)), Instant::now() + Duration::from_secs(120));
+        let counted = met.clone();
+        let asking = std::thread::spawn(move || loop {
+            let handle = OFFERED.load(Ordering::Acquire);
+            if handle == u64::MAX {
+                return;
+            }
+            // Until it is gone: the last time is the one that meets the end.
+            while let Some(object) = clone::<C>(handle as *mut c_void) {
+                assert!(!object.0.load(Ordering::SeqCst), "a reference to what has ended");
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        while met.load(Ordering::Relaxed) < MEETINGS && !asking.is_finished() {
+            assert!(Instant::now() < end, "the two threads hardly ever met");
+            let handle = insert(Arc::new(C(Arc::default()))).unwrap();
+            OFFERED.store(handle as u64, Ordering::Release);
+            // Another moment each time.
+            (0..met.load(Ordering::Relaxed) % 64).for_each(|_| std::hint::spin_loop());
+            let ended = remove::<C>(handle).unwrap().0.clone();
+            assert!(clone::<C>(handle).is_none());
+            // The other one's reference may be the last.
+            while !ended.load(Ordering::SeqCst) && !asking.is_finished() {
+                std::hint::spin_loop();
+            }
+        }
+        OFFERED.store(u64::MAX, Ordering::Release);
+        asking.join().unwrap();
+    }
+
+    /// What keeps the two of the test above apart, without chance: no reference is made while removal is shut out.
+    #[test]
+    fn references_and_removal_take_turns() {
+        let handle = insert(Arc::new(A(1))).unwrap() as u64;
+        let (asks, has_it) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (told, done) = (asks.clone(), has_it.clone());
+        let mut asking = None;
+        any::<A>(|a| {
+            if a.0 != 1 {
+                return false;
+            }
+            let (asks, has_it) = (told.clone(), done.clone());
+            asking = Some(std::thread::spawn(move || {
+                asks.store(true, Ordering::SeqCst);
+                assert!(clone::<A>(handle as *mut c_void).is_some());
+                has_it.store(true, Ordering::SeqCst);
+            }));
+            while !told.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!done.load(Ordering::SeqCst), "a reference was made beside the lock");
+            true
+        });
+        asking.unwrap().join().unwrap();
+        assert!(has_it.load(Ordering::SeqCst));
+        remove::<A>(handle as *mut c_void).unwrap();
     }
 }

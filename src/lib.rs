@@ -10,6 +10,7 @@ pub mod fabric;
 pub mod handles;
 pub mod memory;
 pub mod rma;
+pub mod secret;
 pub mod sync;
 pub mod telemetry;
 pub mod thread;

@@ -317,8 +317,8 @@ impl Coll {
     /// Ends a registration of this communicator.
     #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
     pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
-        // SAFETY: only compared; a window that another thread deregisters at the same time is refused by one of the two.
-        let window = unsafe { handles::clone::<Window>(handle) }.ok_or_else(|| {
+        // A window that another thread deregisters at the same time is refused by one of the two.
+        let window = handles::clone::<Window>(handle).ok_or_else(|| {
             Error::argument(format!(
                 "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from \
                  regMrSym; deregister each handle once"

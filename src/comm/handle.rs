@@ -4,6 +4,7 @@
 //! to the ranks of the job only, so whoever shows the token belongs to the job.
 
 use crate::error::{Error, Result};
+use crate::secret;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of a handle.
@@ -55,8 +56,7 @@ impl Token {
 impl PartialEq for Token {
     /// Takes as long for a first byte that differs as for the last.
     fn eq(&self, other: &Self) -> bool {
-        let difference = self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b));
-        std::hint::black_box(difference) == 0
+        secret::same(&self.0, &other.0)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
 /// Version of this message. Ranks of different versions refuse each other with a sentence.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// One rank's word at connect.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,6 +64,8 @@ impl Instance {
             }
         }
         for coll in children.colls.iter().filter_map(Weak::upgrade) {
+            // The handle's reference would keep its sockets and shared memory.
+            handles::remove::<Coll>(coll.handle());
             coll.close();
         }
     }

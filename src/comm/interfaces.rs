@@ -86,8 +86,27 @@ impl<'a> Pattern<'a> {
     }
 }
 
-fn link_local(address: &SocketAddr) -> bool {
+/// Whether an address means something else on each interface.
+pub fn link_local(address: &SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local())
+}
+
+/// An address of a peer, as this host reaches it. A link-local one comes with a number of an interface, its scope,
+/// which counts the interfaces of the peer's host; it is reached through one of this host's own. Of those behind `own`
+/// that have link-local addresses the `nth` is taken, counted around; with none the address is left as it is.
+pub fn through(peer: SocketAddr, own: &[SocketAddr], nth: usize) -> SocketAddr {
+    let mut scopes = own.iter().filter(|a| link_local(a)).filter_map(|a| match a {
+        SocketAddr::V6(v6) => Some(v6.scope_id()),
+        SocketAddr::V4(_) => None,
+    });
+    match peer {
+        SocketAddr::V6(v6) if link_local(&peer) => {
+            let count = scopes.clone().count().max(1);
+            let scope = scopes.nth(nth % count).unwrap_or(v6.scope_id());
+            SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope).into()
+        }
+        _ => peer,
+    }
 }
 
 /// The interfaces that `pattern` takes, each with its first address that is not link-local, else its first.
@@ -273,6 +292,22 @@ mod tests {
         assert_eq!(names(&list, "=eth0", None), "eth0 fe80::1");
         let chosen = select(&list[..1], &Config::default()).unwrap();
         assert!(matches!(chosen[0].address, SocketAddr::V6(v6) if v6.scope_id() == 2));
+    }
+
+    #[test]
+    fn peers_are_reached_through_this_host_s_interfaces() {
+        let all = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let own = all(&["10.0.0.1:5", "[fe80::1%2]:5", "[fe80::2%3]:5", "[fd00::1]:5"]);
+        for (peer, expected) in [
+            ("[fe80::9%7]:80", ["[fe80::9%2]:80", "[fe80::9%3]:80", "[fe80::9%2]:80"]),
+            ("[fd00::9]:80", ["[fd00::9]:80"; 3]),
+            ("10.0.0.9:80", ["10.0.0.9:80"; 3]),
+        ] {
+            let reached = [0, 1, 2].map(|nth| through(peer.parse().unwrap(), &own, nth));
+            assert_eq!(all(&expected), reached, "{peer}");
+        }
+        let peer = "[fe80::9%7]:80".parse().unwrap();
+        assert_eq!(through(peer, &own[..1], 1), peer);
     }
 
     #[test]

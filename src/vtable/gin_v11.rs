@@ -1,6 +1,6 @@
 //! GIN v11: operations name the communicator.
 
-use super::guard::{guard, null, object};
+use super::guard::{guard, null, object, shared};
 use super::{data, setup, NAME};
 use crate::comm::coll::Coll;
 use crate::error::{Error, Result};
@@ -63,8 +63,7 @@ pub(super) unsafe fn create_context_of(
     if gin_ctx.is_null() {
         return Err(null("ginCtx"));
     }
-    // SAFETY: NCCL does not close the communicator during a call with it.
-    let coll = unsafe { object::<Coll>(coll_comm)? };
+    let coll = shared::<Coll>(coll_comm)?;
     let handle = handles::insert(coll.first_set_shared()?)
         .ok_or_else(|| Error::system("more than 262144 objects are live; destroy unused contexts"))?;
     coll.instance.adopt_contexts(handle);

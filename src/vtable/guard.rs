@@ -1,9 +1,12 @@
 //! Between C and Rust: no panic crosses, every error becomes a code and one log line.
 
 use crate::error::{Error, Result};
+use crate::handles::{self, Kind, Object};
 use nccl_plugin_api::NcclResult;
 use std::any::Any;
+use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
 
 /// Runs the body of a table function. On the good path this costs nothing: unwinding is table-driven.
 #[inline(always)]
@@ -61,9 +64,16 @@ pub fn null(name: &str) -> Error {
 /// The error for a handle that stands for nothing.
 #[cold]
 #[inline(never)]
-pub fn dead(kind: crate::handles::Kind, handle: *mut std::ffi::c_void) -> Error {
+pub fn dead(kind: Kind, handle: *mut c_void) -> Error {
     if handle.is_null() {
         return null(kind.noun());
+    }
+    if let Some(maker) = handles::maker(handle) {
+        return Error::usage(format!(
+            "this process was forked from {maker}, which made the {}: only that process may use or end it, and goes on \
+             with it; make no such calls here, or start a program of its own",
+            kind.noun()
+        ));
     }
     Error::argument(format!(
         "{handle:p} is no live {}: it never came from this plugin, or was closed before; pass the live one",
@@ -74,9 +84,15 @@ pub fn dead(kind: crate::handles::Kind, handle: *mut std::ffi::c_void) -> Error 
 /// The object behind a handle, or the error that says what is wrong with the handle.
 ///
 /// # Safety
-/// As for [`crate::handles::get`].
+/// As for [`handles::get`].
 #[inline(always)]
-pub unsafe fn object<'a, T: crate::handles::Object>(handle: *mut std::ffi::c_void) -> Result<&'a T> {
+pub unsafe fn object<'a, T: Object>(handle: *mut c_void) -> Result<&'a T> {
     // SAFETY: passed on.
-    unsafe { crate::handles::get::<T>(handle) }.ok_or_else(|| dead(T::KIND, handle))
+    unsafe { handles::get::<T>(handle) }.ok_or_else(|| dead(T::KIND, handle))
+}
+
+/// A reference to the object behind a handle, for calls that only the process may make that made it: those that set up
+/// and end.
+pub fn shared<T: Object>(handle: *mut c_void) -> Result<Arc<T>> {
+    handles::clone::<T>(handle).ok_or_else(|| dead(T::KIND, handle))
 }

@@ -1,6 +1,6 @@
 //! The calls that all table versions share: everything but the data operations and createContext.
 
-use super::guard::{dead, guard, null, object, store};
+use super::guard::{dead, guard, null, object, shared, store};
 use crate::comm::coll::Coll;
 use crate::comm::instance::Instance;
 use crate::comm::listen::Listen;
@@ -110,9 +110,7 @@ unsafe fn listen_with(
         if handle.is_null() || listen_comm.is_null() {
             return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
         }
-        // SAFETY: NCCL does not finalize an instance during a call with it.
-        let instance = unsafe { handles::clone::<Instance>(ctx) };
-        let instance = match instance {
+        let instance = match handles::clone::<Instance>(ctx) {
             None if foreign => Arc::new(Instance::new(Config::from_env(), 0)),
             other => other.ok_or_else(|| dead(Kind::Instance, ctx))?,
         };
@@ -165,8 +163,7 @@ pub(super) unsafe fn join(
     if nranks < 1 || rank < 0 || rank >= nranks {
         return Err(Error::argument(format!("rank = {rank} of nranks = {nranks}; rank must be 0 to nranks - 1")));
     }
-    // SAFETY: NCCL does not close a listenComm during a call with it.
-    let listen = unsafe { handles::clone::<Listen>(listen_comm) }.ok_or_else(|| dead(Kind::Listen, listen_comm))?;
+    let listen = shared::<Listen>(listen_comm)?;
     let all = (0..nranks as usize)
         .map(|r| {
             // SAFETY: r < nranks (caller's promise about `handles`).
@@ -202,8 +199,7 @@ pub(super) unsafe fn create_context(
     if ctx.is_null() {
         return Err(null("ginCtx / rmaCtx"));
     }
-    // SAFETY: NCCL does not close a communicator during a call with it.
-    let coll = unsafe { handles::clone::<Coll>(coll_comm) }.ok_or_else(|| dead(Kind::Coll, coll_comm))?;
+    let coll = shared::<Coll>(coll_comm)?;
     let set = coll.create_contexts(&spec(n_contexts, queue_depth, traffic)?)?;
     let handle = insert(set.clone())?;
     // SAFETY: the handle was made just now and nobody has it.
@@ -232,8 +228,7 @@ pub(super) struct RegArgs {
 }
 
 fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
-    // SAFETY: NCCL does not close a communicator during a call with it.
-    let coll = unsafe { object::<Coll>(coll_comm)? };
+    let coll = shared::<Coll>(coll_comm)?;
     if a.data.is_null() {
         return Err(null("data"));
     }
@@ -368,8 +363,7 @@ pub unsafe extern "C" fn rma_reg_dma_buf(
 /// As `DeregFn`.
 pub unsafe extern "C" fn dereg(coll_comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
     guard("deregMrSym", || {
-        // SAFETY: NCCL does not close a communicator during a call with it.
-        let coll = unsafe { object::<Coll>(coll_comm)? };
+        let coll = shared::<Coll>(coll_comm)?;
         if mhandle.is_null() {
             return Err(null("mhandle"));
         }
@@ -421,6 +415,7 @@ pub unsafe extern "C" fn finalize_any(ctx: *mut c_void) -> NcclResult {
     guard("finalize", || {
         match handles::remove::<Instance>(ctx) {
             Some(instance) => instance.close(),
+            None if handles::maker(ctx).is_some() => return Err(dead(Kind::Instance, ctx)),
             None => log::info!("finalize: the context {ctx:p} is another plugin's; left alone"),
         }
         Ok(())

@@ -26,6 +26,11 @@ hosts_up() {
         local host=$hosts_prefix-$i
         ip netns add "$host"
         ip -n "$host" link set lo up
+        # An interface has another number on each host.
+        for _ in $(seq "$i"); do
+            ip -n "$host" link add pad type veth peer name pad2
+            ip -n "$host" link del pad
+        done
         ip -n "$hosts_prefix-sw" link add "data$i" type veth peer name eth0 netns "$host"
         ip -n "$hosts_prefix-sw" link add "ctl$i" type veth peer name ctl0 netns "$host"
         for net in data ctl; do
@@ -36,6 +41,22 @@ hosts_up() {
         ip -n "$host" addr add "10.92.0.$i/24" dev ctl0
         ip -n "$host" link set eth0 up
         ip -n "$host" link set ctl0 up
+    done
+}
+
+# hosts_link_local: leaves the hosts nothing on the network under test but the link-local addresses of their interfaces.
+hosts_link_local() {
+    local i host
+    for i in $(seq "$hosts_made"); do
+        host=$hosts_prefix-$i
+        ip -n "$host" addr del "10.91.0.$i/24" dev eth0
+        ip -n "$host" addr del "fd91::$i/64" dev eth0
+        for _ in $(seq 100); do
+            ip -n "$host" -6 addr show dev eth0 scope link -tentative | grep -q fe80 && continue 2
+            sleep 0.1
+        done
+        echo "host $i has no link-local address" >&2
+        return 1
     done
 }
 

@@ -35,7 +35,7 @@ fn hello(input: &[u8]) {
 const TOKEN: [u8; 16] = [1; 16];
 
 fn datagrams() -> Vec<Vec<u8>> {
-    let ask = [&0x6f78_6379u32.to_le_bytes()[..], &[1], &5u32.to_le_bytes(), &TOKEN].concat();
+    let ask = [&TOKEN[..], &[1], &5u32.to_le_bytes()].concat();
     assert_eq!(contact::parse(&ask, &TOKEN), Some((1, 5)), "the seed follows the format");
     vec![ask]
 }

@@ -7,12 +7,12 @@ use super::listener::Listener;
 use super::visit::Visit;
 use super::wire::{self, Failure, Reply, Sender};
 use crate::comm::handle::{self, Handle};
+use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::World;
 use crate::sync::Mutex;
 use nccl_plugin_api::NcclResult;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,7 +102,7 @@ impl Exchange {
         let mut token = None;
         for (rank, bytes) in handles.iter().enumerate() {
             let handle = Handle::decode(bytes).map_err(|e| e.context(format_args!("connect: rank {rank}")))?;
-            addresses.push(reachable(handle.address, listener.address()));
+            addresses.push(interfaces::through(handle.address, &[listener.address()], 0));
             token.get_or_insert(handle.token);
         }
         if handles[world.rank as usize] != listener.handle() {
@@ -199,18 +199,4 @@ impl Exchange {
 fn encode_error(sender: &Sender<'_>, error: &Error) -> std::result::Result<Vec<u8>, wire::Malformed> {
     let failure = Failure { code: error.code().0, sentence: error.message().into() };
     wire::encode_request(sender, Err(&failure), &[])
-}
-
-/// A link-local address counts interfaces as its own host does: here it is reached through the interface that this
-/// rank listens on, if that is link-local too.
-fn reachable(address: SocketAddr, own: SocketAddr) -> SocketAddr {
-    match (address, own) {
-        (SocketAddr::V6(mut there), SocketAddr::V6(here))
-            if there.ip().is_unicast_link_local() && here.ip().is_unicast_link_local() =>
-        {
-            there.set_scope_id(here.scope_id());
-            there.into()
-        }
-        _ => address,
-    }
 }

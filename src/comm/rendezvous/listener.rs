@@ -43,7 +43,7 @@ impl Listener {
         }
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address)).map_err(failed("bind"))?;
         // All ranks may come before rank 0 accepts: as many as the kernel allows (net.core.somaxconn).
-        socket::listen(&fd, Backlog::MAXCONN).map_err(failed("listen"))?;
+        socket::listen(&fd, Backlog::MAXALLOWABLE).map_err(failed("listen"))?;
         let socket = TcpListener::from(fd);
         let address = socket.local_addr().map_err(|e| Error::system(format!("getsockname of a listener: {e}")))?;
         Ok(Self { socket, handle: Handle { address, token: Token::random()? } })

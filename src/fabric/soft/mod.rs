@@ -62,7 +62,7 @@ impl SoftFabric {
         let (token, probe) = random.split_at(16);
         let token: [u8; 16] = token.try_into().map_err(|_| Error::internal("token"))?;
         let probe: Box<[u8; 16]> = Box::new(probe.try_into().map_err(|_| Error::internal("probe"))?);
-        let contact = Contact::open()?;
+        let contact = Contact::open(token)?;
         let bind: Vec<_> = interfaces::choose(config)?.into_iter().map(|i| i.address).collect();
         let tcp = Tcp::open(&bind, token, config.tcp_stripes.unwrap_or(1), registry.clone())?;
         let hello = SoftHello {

@@ -144,7 +144,8 @@ impl Shared {
     /// Wakes a rank that sleeps.
     #[cold]
     pub fn wake(&self, peer: u32) {
-        self.contact.wake(&self.hellos[peer as usize].contact);
+        let hello = &self.hellos[peer as usize];
+        self.contact.wake(&hello.contact, &hello.token, self.world.rank);
     }
 
     /// Lets peers on other hosts, and operations to them, touch a GPU window. Nothing is set up where all ranks are in this
@@ -270,7 +271,7 @@ impl Shared {
 
     /// Answers what came to the contact socket. Called by the helper thread, and by who waits for an answer.
     pub fn answer_contacts(&self) {
-        while let Some(event) = self.contact.receive(&self.hellos[self.world.rank as usize].token) {
+        while let Some(event) = self.contact.receive() {
             match event {
                 Event::Asked { rank } => {
                     if let Some(h) = self.hellos.get(rank as usize) {

@@ -1,11 +1,17 @@
 //! How ranks on one host find each other: a datagram socket in the abstract namespace.
 //!
-//! It carries four things: "give me your inbox" (with the receiver's secret token), the answer (with the file
-//! attached), what `gpu::share` has to say, and a single byte that wakes a sleeping rank. Abstract names live in a network namespace and in no file
-//! system: two ranks that share none simply cannot reach each other, which is how "the same host" is tried and not
-//! guessed. Anybody on the host may send here; without the token nothing happens but a wake-up.
+//! It carries four things: "give me your inbox", the answer (with the file attached), what `gpu::share` has to say, and
+//! what wakes a sleeping rank. Abstract names live in a network namespace and in no file system: two ranks that share
+//! none simply cannot reach each other, which is how "the same host" is tried and not guessed.
+//!
+//! Anybody on the host may send here: the names are in /proc/net/unix. So every message begins with the receiver's
+//! token, and the kernel drops what does not ([`filter`]). To receive it first and look at it then would not do: a
+//! stranger's messages would keep this rank awake and fill its queue, and a descriptor in one of them is closed by who
+//! received it, which takes as long as the stranger likes if it is a socket that lingers.
 
+use super::filter;
 use crate::error::{Error, Result};
+use crate::secret;
 use crate::wire::{Reader, Writer};
 use nix::cmsg_space;
 use nix::sys::socket::{
@@ -15,13 +21,13 @@ use nix::sys::socket::{
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-const MAGIC: u32 = 0x6f78_6379;
 const ASK: u8 = 1;
 const ANSWER: u8 = 2;
 const SHARE: u8 = 3;
+const WAKE: u8 = 4;
 
-/// Bytes before a body.
-const HEAD: usize = 4 + 1 + 4 + 16;
+/// Bytes before a body: the receiver's token, what it is, the sender's rank.
+const HEAD: usize = 16 + 1 + 4;
 /// Bytes of a body.
 pub const MAX_BODY: usize = 192;
 
@@ -33,6 +39,7 @@ const MAX_FDS: usize = 253;
 pub struct Contact {
     fd: OwnedFd,
     name: Vec<u8>,
+    token: [u8; 16],
 }
 
 /// Something that arrived.
@@ -60,13 +67,13 @@ pub enum Event {
         /// A descriptor, if one came.
         file: Option<OwnedFd>,
     },
-    /// Anything else: a reason to look around.
+    /// A reason to look around.
     Woken,
 }
 
 impl Contact {
-    /// A new socket.
-    pub fn open() -> Result<Self> {
+    /// A new socket for those who know this rank's token.
+    pub fn open(token: [u8; 16]) -> Result<Self> {
         let fd =
             socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
                 .map_err(|e| Error::system(format!("making a Unix socket failed: {e}")))?;
@@ -75,10 +82,18 @@ impl Contact {
         let name: Vec<u8> =
             b"oxygin-".iter().copied().chain(random.iter().flat_map(|b| format!("{b:02x}").into_bytes())).collect();
         let address = UnixAddr::new_abstract(&name).map_err(|e| Error::internal(e.to_string()))?;
-        bind(fd.as_raw_fd(), &address).map_err(|e| Error::system(format!("binding a Unix socket failed: {e}")))?;
         setsockopt(&fd, sockopt::PassCred, &true)
             .map_err(|e| Error::system(format!("SO_PASSCRED on a Unix socket failed: {e}")))?;
-        Ok(Self { fd, name })
+        match filter::require(&fd, &token) {
+            // Sandboxes with a kernel of their own may have no filters; `receive` looks at the token as well.
+            Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                log::info!("this kernel filters no Unix sockets: other users of this host can hold this rank up");
+            }
+            other => other.map_err(|e| Error::system(format!("a filter for a Unix socket failed: {e}")))?,
+        }
+        // Last: from here on anybody can send.
+        bind(fd.as_raw_fd(), &address).map_err(|e| Error::system(format!("binding a Unix socket failed: {e}")))?;
+        Ok(Self { fd, name, token })
     }
 
     /// The name peers send to.
@@ -109,8 +124,7 @@ impl Contact {
     /// Asks the rank behind `name` for its inbox. `Ok(false)`: its socket is full, ask again later. An error: it cannot
     /// be reached, so it is on another host (or gone).
     pub fn ask(&self, name: &[u8], its_token: &[u8; 16], me: u32) -> std::result::Result<bool, nix::Error> {
-        let message = Writer::new().u32(MAGIC).u8(ASK).u32(me).raw(its_token).finish();
-        self.try_send(name, &message, None)
+        self.try_send(name, &head(its_token, ASK, me).finish(), None)
     }
 
     fn try_send(&self, name: &[u8], message: &[u8], file: Option<BorrowedFd<'_>>) -> nix::Result<bool> {
@@ -130,28 +144,26 @@ impl Contact {
         body: &[u8],
         file: Option<BorrowedFd<'_>>,
     ) -> nix::Result<bool> {
-        let message = Writer::new().u32(MAGIC).u8(SHARE).u32(me).raw(its_token).raw(body).finish();
-        self.try_send(name, &message, file)
+        self.try_send(name, &head(its_token, SHARE, me).raw(body).finish(), file)
     }
 
-    /// Whether there is a socket behind `name`.
+    /// Whether there is a socket behind `name`. It gets nothing: its filter drops an empty message.
     pub fn reaches(&self, name: &[u8]) -> bool {
-        self.try_send(name, &[0], None).is_ok()
+        self.try_send(name, &[], None).is_ok()
     }
 
     /// Answers a peer that asked. A full socket there is its loss: it asks again.
     pub fn answer(&self, name: &[u8], its_token: &[u8; 16], me: u32, inbox: BorrowedFd<'_>) {
-        let message = Writer::new().u32(MAGIC).u8(ANSWER).u32(me).raw(its_token).finish();
-        let _ = self.send(name, &message, Some(inbox));
+        let _ = self.send(name, &head(its_token, ANSWER, me).finish(), Some(inbox));
     }
 
     /// Wakes the rank behind `name`. A full socket means that it has enough reasons to be awake.
-    pub fn wake(&self, name: &[u8]) {
-        let _ = self.send(name, &[0], None);
+    pub fn wake(&self, name: &[u8], its_token: &[u8; 16], me: u32) {
+        let _ = self.send(name, &head(its_token, WAKE, me).finish(), None);
     }
 
-    /// The next thing that arrived, if any. `my_token` is what honest peers present.
-    pub fn receive(&self, my_token: &[u8; 16]) -> Option<Event> {
+    /// The next thing that arrived, if any.
+    pub fn receive(&self) -> Option<Event> {
         let mut bytes = [0u8; HEAD + MAX_BODY];
         let mut space = cmsg_space!([i32; MAX_FDS], UnixCredentials);
         let mut io = [IoSliceMut::new(&mut bytes)];
@@ -173,77 +185,172 @@ impl Contact {
             }
         }
         let message = &bytes[..n.min(bytes.len())];
-        Some(parse(message, my_token).map_or(Event::Woken, |(kind, rank)| match kind {
-            ASK => Event::Asked { rank },
-            SHARE => Event::Sharing { rank, body: message[HEAD..].to_vec(), file: files.pop() },
-            _ => match files.pop() {
-                Some(inbox) => Event::Answered { rank, inbox, pid },
-                None => Event::Woken,
-            },
+        Some(parse(message, &self.token).map_or(Event::Woken, |(kind, rank)| match (kind, files.pop()) {
+            (ASK, _) => Event::Asked { rank },
+            (ANSWER, Some(inbox)) => Event::Answered { rank, inbox, pid },
+            (SHARE, file) => Event::Sharing { rank, body: message[HEAD..].to_vec(), file },
+            _ => Event::Woken,
         }))
     }
+}
+
+fn head(its_token: &[u8; 16], kind: u8, me: u32) -> Writer {
+    let mut w = Writer::new();
+    w.raw(its_token).u8(kind).u32(me);
+    w
 }
 
 /// The kind and sender of a datagram that presents the token.
 pub fn parse(bytes: &[u8], my_token: &[u8; 16]) -> Option<(u8, u32)> {
     let mut r = Reader::new(bytes);
-    if r.u32()? != MAGIC {
-        return None;
-    }
+    let token: [u8; 16] = r.array()?;
     let kind = r.u8()?;
     let rank = r.u32()?;
-    let token: [u8; 16] = r.array()?;
     if kind != SHARE {
         r.end()?;
     }
-    let differs = token.iter().zip(my_token).fold(0, |d, (a, b)| d | (a ^ b));
-    (differs == 0 && [ASK, ANSWER, SHARE].contains(&kind)).then_some((kind, rank))
+    (secret::same(&token, my_token) && [ASK, ANSWER, SHARE, WAKE].contains(&kind)).then_some((kind, rank))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::recv;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    const TOKEN: [u8; 16] = *b"an honest token.";
+
+    /// Sends `bytes` and descriptors to `to` as anybody can.
+    fn throw(to: &Contact, bytes: &[u8], fds: &[i32]) -> usize {
+        let fd = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let to = UnixAddr::new_abstract(to.name()).unwrap();
+        let rights = [ControlMessage::ScmRights(fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
+        sendmsg(fd.as_raw_fd(), &[IoSlice::new(bytes)], rights, MsgFlags::MSG_DONTWAIT, Some(&to)).unwrap()
+    }
+
+    /// Whether the kernel has queued anything.
+    fn is_empty(contact: &Contact) -> bool {
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(contact.fd.as_raw_fd(), &mut [0], flags) == Err(nix::Error::EAGAIN)
+    }
+
+    /// Whether nobody has the other end of a pipe open any more.
+    fn has_ended(read: &OwnedFd) -> bool {
+        nix::fcntl::fcntl(read.as_raw_fd(), nix::fcntl::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+        nix::unistd::read(read.as_raw_fd(), &mut [0]) == Ok(0)
+    }
+
+    #[test]
+    fn the_kernel_drops_what_lacks_the_token() {
+        let contact = Contact::open(TOKEN).unwrap();
+        let whole = head(&TOKEN, ASK, 5).finish();
+        let mut guesses: Vec<Vec<u8>> = vec![vec![], vec![0], TOKEN[..15].to_vec(), vec![0; 60_000]];
+        guesses.push([&[0], &whole[..]].concat());
+        guesses.push(whole[1..].to_vec());
+        for bit in 0..128 {
+            let mut guess = whole.clone();
+            guess[bit / 8] ^= 1 << (bit % 8);
+            guesses.push(guess);
+        }
+        // Two wrong words whose differences are the same: gathered, they must not be gone.
+        let mut guess = whole.clone();
+        (0..8).for_each(|i| guess[i] ^= 0x55);
+        guesses.push(guess);
+        for guess in guesses {
+            let (read, write) = nix::unistd::pipe().unwrap();
+            assert_eq!(throw(&contact, &guess, &[write.as_raw_fd(); 3]), guess.len(), "the sender is told nothing");
+            assert!(is_empty(&contact), "{guess:?}");
+            drop(write);
+            assert!(has_ended(&read), "a descriptor that came with {} bytes is open", guess.len());
+        }
+        assert!(contact.receive().is_none());
+        // Honest peers get through after as much as ever came.
+        throw(&contact, &whole, &[]);
+        assert!(matches!(contact.receive(), Some(Event::Asked { rank: 5 })));
+    }
+
+    #[test]
+    fn nobody_takes_the_filter_off() {
+        let contact = Contact::open(TOKEN).unwrap();
+        let zero = 0 as libc::c_int;
+        for option in [libc::SO_DETACH_FILTER, libc::SO_LOCK_FILTER] {
+            // SAFETY: an option of the size of an int, which lives through the call.
+            let code = unsafe {
+                let fd = contact.fd.as_raw_fd();
+                libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const zero).cast(), 4)
+            };
+            assert_eq!((code, nix::Error::last()), (-1, nix::Error::EPERM));
+        }
+    }
+
+    /// The last one to close such a socket stands in `close` until its bytes are gone or its time is over.
+    #[test]
+    fn a_stranger_closes_what_lingers_himself() {
+        const LINGER: Duration = Duration::from_secs(400);
+        let contact = Contact::open(TOKEN).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        lingering.set_nonblocking(true).unwrap();
+        while lingering.write(&[0; 65536]).is_ok() {}
+        let linger = libc::linger { l_onoff: 1, l_linger: LINGER.as_secs() as libc::c_int };
+        setsockopt(&lingering, sockopt::Linger, &linger).unwrap();
+        throw(&contact, &[0], &[lingering.as_raw_fd()]);
+        // Whoever has it last: the stranger, in a thread of his own, if it was dropped; the receiver, if it was queued.
+        let stranger = std::thread::spawn(move || drop(lingering));
+        let (done, is_done) = std::sync::mpsc::channel();
+        let receiver = std::thread::spawn(move || {
+            while !stranger.is_finished() && !is_empty(&contact) {
+                std::thread::yield_now();
+            }
+            let _ = contact.receive();
+            done.send(()).unwrap();
+            stranger
+        });
+        is_done.recv_timeout(LINGER / 4).expect("the receiver stands in close");
+        // Ends the wait of the stranger: his peer is gone.
+        drop(listener);
+        receiver.join().unwrap().join().unwrap();
+    }
 
     #[test]
     fn descriptors_that_nobody_wants_are_closed() {
-        let (a, b) = (Contact::open().unwrap(), Contact::open().unwrap());
+        let contact = Contact::open(TOKEN).unwrap();
         for n in [1, 4, 5, 100, MAX_FDS] {
             let (read, write) = nix::unistd::pipe().unwrap();
-            let fds = vec![write.as_raw_fd(); n];
-            let to = UnixAddr::new_abstract(b.name()).unwrap();
-            let rights = [ControlMessage::ScmRights(&fds)];
-            sendmsg(a.fd.as_raw_fd(), &[IoSlice::new(&[0])], &rights, MsgFlags::empty(), Some(&to)).unwrap();
-            assert!(matches!(b.receive(&[1; 16]), Some(Event::Woken)));
+            throw(&contact, &head(&TOKEN, WAKE, 0).finish(), &vec![write.as_raw_fd(); n]);
+            assert!(matches!(contact.receive(), Some(Event::Woken)));
             drop(write);
-            // The end of the pipe shows once nobody has it open for writing.
-            nix::fcntl::fcntl(read.as_raw_fd(), nix::fcntl::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
-            assert_eq!(nix::unistd::read(read.as_raw_fd(), &mut [0]), Ok(0), "{n} descriptors");
+            assert!(has_ended(&read), "{n} descriptors");
         }
     }
 
     #[test]
     fn ask_answer_wake() {
-        let (a, b) = (Contact::open().unwrap(), Contact::open().unwrap());
-        assert!(a.receive(&[1; 16]).is_none());
+        let (a, b) = (Contact::open([1; 16]).unwrap(), Contact::open([2; 16]).unwrap());
+        assert!(a.receive().is_none());
         assert!(a.ask(b.name(), &[2; 16], 5).unwrap());
-        assert!(matches!(b.receive(&[2; 16]), Some(Event::Asked { rank: 5 })));
+        assert!(matches!(b.receive(), Some(Event::Asked { rank: 5 })));
         assert!(a.ask(b.name(), &[9; 16], 5).unwrap());
-        assert!(matches!(b.receive(&[2; 16]), Some(Event::Woken)), "a wrong token does nothing");
+        assert!(b.receive().is_none(), "a wrong token does nothing");
         let file = super::super::shm::create(4096).unwrap();
-        use std::os::fd::AsFd;
         b.answer(a.name(), &[1; 16], 6, file.as_fd());
-        match a.receive(&[1; 16]) {
+        match a.receive() {
             Some(Event::Answered { rank: 6, pid, .. }) => assert_eq!(pid, std::process::id() as i32),
             _ => panic!("no answer"),
         }
         assert!(b.share(a.name(), &[1; 16], 6, b"body", Some(file.as_fd())).unwrap());
-        match a.receive(&[1; 16]) {
+        match a.receive() {
             Some(Event::Sharing { rank: 6, body, file: Some(_) }) => assert_eq!(body, b"body"),
             _ => panic!("no body"),
         }
-        b.wake(a.name());
-        assert!(matches!(a.receive(&[1; 16]), Some(Event::Woken)));
+        b.wake(a.name(), &[1; 16], 6);
+        assert!(matches!(a.receive(), Some(Event::Woken)));
         assert!(a.reaches(b.name()) && !a.reaches(b"oxygin-nobody"));
+        assert!(b.receive().is_none(), "looking for a rank does not wake it");
         assert!(a.ask(b"oxygin-nobody", &[0; 16], 1).is_err());
     }
 }

@@ -7,6 +7,7 @@ use super::alive;
 use super::ring::{Consumer, Producer, POSITIONS};
 use super::shm::{create, sealed_len, Mapping};
 use crate::error::{Error, Result};
+use crate::secret;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
@@ -211,7 +212,7 @@ impl PeerInbox {
         if h.magic != MAGIC
             || h.nranks != nranks as u64
             || h.ring_bytes != layout.ring_bytes as u64
-            || &h.token != token
+            || !secret::same(&h.token, token)
         {
             return Err(Error::remote("a peer's shared memory is not the inbox of this communicator"));
         }

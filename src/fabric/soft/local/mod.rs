@@ -4,6 +4,7 @@
 pub mod alive;
 pub mod cma;
 pub mod contact;
+mod filter;
 pub mod inbox;
 pub mod message;
 pub mod ring;

@@ -5,8 +5,10 @@ use super::order::STRIPES;
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
 use super::PeerInfo;
+use crate::comm::interfaces;
 use crate::error::{Error, Result};
 use crate::fabric::World;
+use crate::secret;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -147,15 +149,19 @@ impl Dialer<'_> {
 
     /// Attempt by attempt and stripe by stripe through the peer's addresses.
     fn address(&self, attempts: u32, stripe: usize) -> SocketAddr {
-        let all = &self.peer.addresses;
+        let (all, attempts) = (&self.peer.addresses, attempts as usize);
         // The express and the middle connection go where the first stripe goes.
-        all[(stripe.saturating_sub(STRIPES) + attempts as usize) % all.len()]
+        let at = (stripe.saturating_sub(STRIPES) + attempts) % all.len();
+        // The i-th interfaces of both hosts are likely on one network; if not, the next ones in the next round.
+        interfaces::through(all[at], self.local, at + attempts / all.len())
     }
 
     /// With several interfaces here, stripes leave by different ones; every other attempt leaves that to routing.
     fn from(&self, attempts: u32, stripe: usize, to: &SocketAddr) -> Option<IpAddr> {
-        let ip = self.local[stripe.saturating_sub(STRIPES) % self.local.len()].ip();
-        let fits = ip.is_ipv4() == to.is_ipv4() && !ip.is_unspecified() && !is_link_local(&ip);
+        let address = &self.local[stripe.saturating_sub(STRIPES) % self.local.len()];
+        let ip = address.ip();
+        // To a link-local address the interface is given with it.
+        let fits = ip.is_ipv4() == to.is_ipv4() && !ip.is_unspecified() && !interfaces::link_local(address);
         (self.local.len() > 1 && attempts % 2 == 0 && fits).then_some(ip)
     }
 
@@ -206,7 +212,7 @@ impl Dialer<'_> {
                 }
                 if *have == HELLO {
                     let hello = Hello::parse(buf).map_err(|m| io::Error::other(m.0))?;
-                    if !hello.answer || &hello.token != self.own_token || hello.from != self.rank {
+                    if !hello.answer || !secret::same(&hello.token, self.own_token) || hello.from != self.rank {
                         return Err(io::Error::other("greeted back as somebody else"));
                     }
                     conn.dial = Dial { step: Step::Ready, ..Dial::default() };
@@ -216,9 +222,4 @@ impl Dialer<'_> {
         }
         Ok(())
     }
-}
-
-fn is_link_local(ip: &IpAddr) -> bool {
-    // Binding to one needs a scope that we do not have here.
-    matches!(ip, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80)
 }

@@ -29,7 +29,7 @@ use door::Door;
 pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -166,8 +166,7 @@ impl Tcp {
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for (i, address) in bind.iter().enumerate() {
             let listen = || {
-                let l = TcpListener::bind(address)?;
-                l.set_nonblocking(true)?;
+                let l = sock::listen(*address)?;
                 poller.add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())?;
                 Ok((l.local_addr()?, l))
             };

@@ -1,8 +1,8 @@
 //! Sockets: options, non-blocking connect, vectored transfer of raw memory.
 
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -64,6 +64,16 @@ pub fn tune(fd: &OwnedFd, timing: &Timing) -> io::Result<()> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, (silence / 1000 - 2).max(1))?;
     // Covers data in flight and, with it, how long probes go unanswered.
     set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence)
+}
+
+/// Listens at `address`, port 0 meaning one of the kernel's choice. Many ranks may come at once, while nobody accepts:
+/// the queue is as long as the kernel allows (net.core.somaxconn).
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let fd = socket::socket(family, SockType::Stream, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
+    socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
+    socket::listen(&fd, Backlog::MAXALLOWABLE)?;
+    Ok(TcpListener::from(fd))
 }
 
 /// Starts a connection to `to`, from the interface of `from` if told.
@@ -315,4 +325,25 @@ pub fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, at_most: Durati
     let for_ms = at_most.as_millis().clamp(1, 1000) as i32;
     // SAFETY: so many pollfds, borrowed mutably.
     unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, for_ms) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tcp;
+    use super::*;
+    use std::net::TcpStream;
+    use std::sync::Arc;
+
+    /// As many peers as the kernel allows may come while this rank does something else; a backlog of 128 has the next
+    /// one wait for the kernel's second SYN, a second later, and the third.
+    #[test]
+    fn all_may_come_before_anybody_looks() {
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse::<usize>().unwrap();
+        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, Arc::default()).unwrap();
+        let to = tcp.addresses()[0];
+        let come = |i| TcpStream::connect_timeout(&to, Duration::from_secs(15)).unwrap_or_else(|e| panic!("{i}: {e}"));
+        let all: Vec<_> = (0..most.min(400)).map(come).collect();
+        // They are there, and none was dropped for the others.
+        assert!(all.iter().all(|one| one.take_error().unwrap().is_none()));
+    }
 }

@@ -7,6 +7,7 @@ use super::greeting::Greeting;
 use crate::error::{Error, Result};
 use crate::fabric::verbs::wire::Token;
 use crate::fabric::World;
+use crate::secret;
 use oxygin_ffi::rdmacm::types::*;
 use oxygin_ffi::rdmacm::{Event, Id};
 use std::collections::HashMap;
@@ -233,7 +234,7 @@ impl Meeting<'_> {
     /// Takes a connect request, if a peer sent it that is still expected.
     fn answer(&mut self, id: Id, private_data: &[u8]) -> Result<()> {
         let expected = Greeting::parse(private_data)
-            .filter(|g| g.token == self.visit.token && g.context == self.visit.context)
+            .filter(|g| secret::same(&g.token, &self.visit.token) && g.context == self.visit.context)
             .filter(|g| !self.links.values().any(|l| !l.active && l.peer == g.rank))
             .and_then(|g| {
                 let peer = self.peers.get(g.rank as usize)?;
