@@ -104,8 +104,15 @@ fn entry(handle: u64) -> &'static Entry {
     unsafe { &*TABLE.as_ptr().byte_add((handle & INDEX_MASK) as usize) }
 }
 
-/// Puts an object into the table and returns its handle, or `None` when 2^18 objects are live.
-pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
+/// A place in the table for an object that is yet to be made, so that its handle cannot fail any more. Dropped: the
+/// place is free again.
+pub struct Reserved<T> {
+    handle: u64,
+    kind: std::marker::PhantomData<fn(T)>,
+}
+
+/// Takes a place, or `None` when 2^18 objects are live.
+pub fn reserve<T: Object>() -> Option<Reserved<T>> {
     let mut free = FREE.lock();
     let index = match free.indices.pop() {
         Some(index) => index,
@@ -122,11 +129,31 @@ pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
     let generation = free.generation & ((1 << GENERATION_BITS) - 1);
     let handle =
         MARK | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT | (T::KIND as u64) << KIND_SHIFT;
-    OWNERS[index as usize].store(std::process::id(), Ordering::Relaxed);
-    let entry = entry(handle);
-    entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
-    entry.handle.store(handle, Ordering::Release);
-    Some(handle as *mut c_void)
+    Some(Reserved { handle, kind: std::marker::PhantomData })
+}
+
+impl<T: Object> Reserved<T> {
+    /// Puts the object there and returns its handle.
+    pub fn fill(self, object: Arc<T>) -> *mut c_void {
+        let handle = self.handle;
+        std::mem::forget(self);
+        OWNERS[place(handle)].store(std::process::id(), Ordering::Relaxed);
+        let entry = entry(handle);
+        entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
+        entry.handle.store(handle, Ordering::Release);
+        handle as *mut c_void
+    }
+}
+
+impl<T> Drop for Reserved<T> {
+    fn drop(&mut self) {
+        FREE.lock().indices.push(place(self.handle) as u32);
+    }
+}
+
+/// Puts an object into the table and returns its handle, or `None` when 2^18 objects are live.
+pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
+    Some(reserve()?.fill(object))
 }
 
 /// The process that made a live object, if that is another one than this.
@@ -223,6 +250,21 @@ mod tests {
     struct B;
     impl Object for B {
         const KIND: Kind = Kind::Window;
+    }
+
+    #[test]
+    fn a_reserved_place_is_nobody_s_until_it_is_filled() {
+        let reserved = reserve::<A>().unwrap();
+        let handle = reserved.handle as *mut c_void;
+        // SAFETY: nobody destroys the object here.
+        assert!(unsafe { get::<A>(handle).is_none() });
+        drop(reserved);
+        let reserved = reserve::<A>().unwrap();
+        assert_ne!(reserved.handle, handle as u64);
+        let handle = reserved.fill(Arc::new(A(9)));
+        // SAFETY: as above.
+        assert_eq!(unsafe { get::<A>(handle).unwrap().0 }, 9);
+        assert_eq!(remove::<A>(handle).unwrap().0, 9);
     }
 
     #[test]

@@ -61,6 +61,13 @@ const EXPECTED: &[(Defect, &str, &str, &str)] = &[
     (Defect::SilentRefusal, "bad-rank", "without a log line", "put-pages"),
     (Defect::NoisyRefusal, "bad-rank", "logged 2 lines", "put-pages"),
     (Defect::RefusalBreaks, "bad-rank", "does not go on", "put-pages"),
+    (
+        Defect::UncountedRefusal,
+        "bad-step",
+        "after regMrSym with data NULL on rank 0 the next good call fails",
+        "bad-null",
+    ),
+    (Defect::RefusalHangs, "bad-step", "rank 0 hangs: in regMrSym", "bad-null"),
     (Defect::CrashOnSecondClose, "teardown", "signal 6", "put-pages"),
     (Defect::LeakDescriptor, "reload", "file descriptors grew", "put-pages"),
     (Defect::LeakMapping, "reload", "mapped KiB grew", "put-pages"),

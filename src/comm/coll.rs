@@ -3,21 +3,21 @@
 use super::hello::{settle, Hello, Settled};
 use super::instance::Instance;
 use super::listen::Listen;
-use super::rendezvous::{Contribution, Exchange, Gathered};
+use super::rendezvous::{Call, Contribution, Exchange};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, DeviceKind};
 use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{ContextSpec, Fabric, Region, World};
-use crate::handles::{self, Kind, Object};
+use crate::handles::{self, Kind, Object, Reserved};
 use crate::memory::cache::WindowCache;
 use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
 use crate::memory::window::{Remote, Window};
 use crate::rma::contexts::{Contexts, Queues};
-use crate::rma::ticket::{MAX_CONTEXTS, MAX_RANKS, MAX_SETS};
+use crate::rma::ticket::{MAX_CONTEXTS, MAX_SETS};
 use crate::sync::Mutex;
 use crate::wire::{Reader, Writer};
 use std::ffi::c_void;
@@ -52,6 +52,20 @@ pub struct Coll {
     handle: AtomicU64,
 }
 
+/// Memory to register.
+pub struct Memory {
+    /// First byte, an address in this process, of host or GPU memory.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Signals live here.
+    pub strict: bool,
+    /// A DMA-BUF over it, and the offset in that.
+    pub dma_buf: Option<(std::os::fd::RawFd, u64)>,
+    /// It is GPU memory.
+    pub gpu: Option<GpuMemory>,
+}
+
 #[derive(Default)]
 struct Held {
     ids: WindowIds,
@@ -66,23 +80,33 @@ impl Object for Coll {
 static NEXT_COLL: AtomicU64 = AtomicU64::new(1);
 
 impl Coll {
-    /// Joins the ranks whose 128-byte handles are given. Collective.
-    pub fn connect(listen: &Listen, handles: &[[u8; 128]], rank: u32) -> Result<Arc<Self>> {
-        let nranks = handles.len() as u32;
-        if nranks > MAX_RANKS {
-            return Err(Error::usage(format!("nranks = {nranks}, but a communicator takes at most {MAX_RANKS} ranks")));
-        }
-        let world = World { rank, nranks };
+    /// Joins the ranks whose 128-byte handles are given. Collective. `arguments`: what is wrong with this rank's, a handle
+    /// that is not there among it, which the others are told. Also returns the place for the handle.
+    pub fn connect(
+        listen: &Listen,
+        world: World,
+        handles: &[Option<[u8; 128]>],
+        arguments: Result<()>,
+    ) -> Result<(Arc<Self>, Reserved<Self>)> {
         let config = &listen.instance.config;
-        let exchange = Exchange::new(config, world, handles, listen.listener.clone())?;
+        let exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
+            Ok(exchange) => exchange,
+            Err(nobody_to_tell) => return Err(arguments.err().unwrap_or(nobody_to_tell)),
+        };
         let registry = Arc::new(Registry::default());
-
-        let opened = Opened::open(config, listen.device, &registry);
-        let gathered = exchange.step("connect", opened.as_ref().map(|o| contribution(o.hello(config).encode())))?;
-        let opened = opened?;
-        let hellos = (0..nranks).map(|r| Hello::parse(r, gathered.common(r))).collect::<Result<Vec<_>>>()?;
-        let fabric = opened.settle(world, &hellos)?;
-
+        let (fabric, place) = exchange.call("connect", |call| {
+            arguments?;
+            exchange.check_handles()?;
+            let place = reserve()?;
+            let opened = Opened::open(config, listen.device, &registry)?;
+            let gathered = call.step(contribution(opened.hello(config).encode()))?;
+            let hellos = (0..world.nranks).map(|r| Hello::parse(r, gathered.common(r))).collect::<Result<Vec<_>>>()?;
+            let fabric = opened.settle(world, &hellos)?;
+            // A rank whose fabric did not come up must not be waited for later.
+            call.step(Contribution::default())?;
+            call.end();
+            Ok((fabric, place))
+        })?;
         let coll = Arc::new(Self {
             id: NEXT_COLL.fetch_add(1, Ordering::Relaxed),
             world,
@@ -97,7 +121,13 @@ impl Coll {
             handle: AtomicU64::new(0),
         });
         listen.instance.adopt_coll(&coll);
-        Ok(coll)
+        Ok((coll, place))
+    }
+
+    /// Refuses a collective call, on every rank.
+    pub fn refuse(&self, call: &str, why: Error) -> Result<()> {
+        self.check_open()?;
+        self.exchange.call(call, |_| Err(why))
     }
 
     /// What NCCL calls this communicator.
@@ -118,65 +148,72 @@ impl Coll {
         Ok(())
     }
 
-    /// Makes a set of contexts. Collective.
-    pub fn create_contexts(self: &Arc<Self>, spec: &ContextSpec) -> Result<Arc<Contexts>> {
+    /// Makes a set of contexts. Collective. `spec` reads this rank's arguments; what is wrong with them the others are
+    /// told. Also returns the place for the set's handle.
+    pub fn create_contexts(
+        self: &Arc<Self>,
+        spec: impl FnOnce() -> Result<ContextSpec>,
+    ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
         self.check_open()?;
-        if spec.contexts == 0 || spec.contexts > MAX_CONTEXTS {
-            return Err(Error::argument(format!(
-                "nContexts = {}, but a set has 1 to {MAX_CONTEXTS} contexts",
-                spec.contexts
-            )));
-        }
-        let Some(set) = (1..MAX_SETS).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
-            return Err(Error::usage(format!(
-                "createContext was called {} times without destroyContext, which is the limit; destroy unused ones",
-                MAX_SETS - 1
-            )));
-        };
-        let queues = match &self.fabric {
-            AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(f, spec)?.into()),
-            AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(f, spec)?.into()),
-        };
-        let contexts = Arc::new(Contexts::new(
-            Arc::downgrade(self),
-            self.id,
-            self.world.nranks,
-            set as u32,
-            self.cache.clone(),
-            queues,
-        ));
-        contexts.announce(self.handle() as u64);
-        let mut held = self.held.lock();
-        held.sets.push(contexts.clone());
-        self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
-        Ok(contexts)
-    }
-
-    fn contexts_on<F: Fabric>(&self, fabric: &F, spec: &ContextSpec) -> Result<Vec<F::Context>> {
-        let mine = fabric.prepare_contexts(spec);
-        let common = Writer::new().u32(spec.contexts).finish();
-        let gathered = self.exchange.step(
-            "createContext",
-            mine.as_ref().map(|(_, addressed)| Contribution { common: common.clone(), addressed: addressed.clone() }),
-        )?;
-        let (pending, _) = mine?;
-        for rank in 0..self.world.nranks {
-            let theirs = Reader::new(gathered.common(rank)).u32();
-            if theirs != Some(spec.contexts) {
-                return Err(Error::usage(format!(
-                    "createContext: this rank asks for {} contexts and rank {rank} for {}; ask for the same on all \
-                     ranks",
-                    spec.contexts,
-                    theirs.map_or("an unreadable number".into(), |n| n.to_string()),
+        self.exchange.call("createContext", |call| {
+            let spec = spec()?;
+            if spec.contexts == 0 || spec.contexts > MAX_CONTEXTS {
+                return Err(Error::argument(format!(
+                    "nContexts = {}, but a set has 1 to {MAX_CONTEXTS} contexts",
+                    spec.contexts
                 )));
             }
+            let Some(set) = (1..MAX_SETS).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
+                return Err(Error::usage(format!(
+                    "createContext was called {} times without destroyContext, which is the limit; destroy unused ones",
+                    MAX_SETS - 1
+                )));
+            };
+            let place = reserve()?;
+            let queues = match &self.fabric {
+                AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(call, f, &spec)?.into()),
+                AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(call, f, &spec)?.into()),
+            };
+            let contexts = Arc::new(Contexts::new(
+                Arc::downgrade(self),
+                self.id,
+                self.world.nranks,
+                set as u32,
+                self.cache.clone(),
+                queues,
+            ));
+            contexts.announce(self.handle() as u64);
+            let mut held = self.held.lock();
+            held.sets.push(contexts.clone());
+            self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
+            Ok((contexts, place))
+        })
+    }
+
+    fn contexts_on<F: Fabric>(&self, call: &mut Call<'_>, fabric: &F, spec: &ContextSpec) -> Result<Vec<F::Context>> {
+        let (pending, addressed) = fabric.prepare_contexts(spec)?;
+        let gathered = call.step(Contribution { common: Writer::new().u32(spec.contexts).finish(), addressed })?;
+        let different = |rank: &u32| Reader::new(gathered.common(*rank)).u32() != Some(spec.contexts);
+        if let Some(rank) = (0..self.world.nranks).find(different) {
+            // All ranks see it.
+            call.end();
+            let theirs = Reader::new(gathered.common(rank)).u32();
+            return Err(Error::usage(format!(
+                "createContext: this rank asks for {} contexts and rank {rank} for {}; ask for the same on all ranks",
+                spec.contexts,
+                theirs.map_or("an unreadable number".into(), |n| n.to_string()),
+            )));
         }
         let from: Vec<&[u8]> = (0..self.world.nranks).map(|r| gathered.addressed(r)).collect();
-        let contexts = fabric.finish_contexts(pending, &from);
-        if F::BARRIER_AFTER_CONTEXTS {
-            self.exchange.step("createContext (all connected)", contexts.as_ref().map(|_| contribution(Vec::new())))?;
+        if !F::BARRIER_AFTER_CONTEXTS {
+            call.end();
         }
-        contexts
+        let contexts = fabric.finish_contexts(pending, &from)?;
+        if F::BARRIER_AFTER_CONTEXTS {
+            call.step(Contribution::default())?;
+            call.end();
+        }
+        Ok(contexts)
     }
 
     /// Destroys a set; its operations are refused from here on.
@@ -216,63 +253,49 @@ impl Coll {
         })
     }
 
-    /// Registers memory on every rank. Collective. `gpu`: it is GPU memory, or why it cannot be used, which the other
-    /// ranks learn at once.
-    pub fn register(
-        &self,
-        base: u64,
-        len: u64,
-        strict: bool,
-        dma_buf: Option<(std::os::fd::RawFd, u64)>,
-        gpu: Option<Result<GpuMemory>>,
-    ) -> Result<*mut c_void> {
+    /// Registers memory on every rank. Collective. `memory` reads this rank's arguments; what is wrong with them the
+    /// others are told.
+    pub fn register(&self, memory: impl FnOnce() -> Result<Memory>) -> Result<*mut c_void> {
         self.check_open()?;
-        let id = self.held.lock().ids.take();
-        let region = Region { id, base, len, strict, dma_buf };
-        let is_gpu = gpu.is_some();
-        let mine = match (&self.fabric, gpu) {
-            (_, Some(Err(why))) => Err(why),
-            (AnyFabric::Verbs(f), None) => f.register(&region),
-            (AnyFabric::Soft(f), None) => f.register(&region),
-            (AnyFabric::Soft(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
-            (AnyFabric::Verbs(f), Some(Ok(memory))) => f.register_gpu(&region, &memory),
-        };
-        // The CPU must not touch GPU memory: such windows are known to the fabric alone.
-        if mine.is_ok() && !is_gpu {
-            self.registry.insert(id, Extent { base, len });
-        }
-        let offer = match &self.fabric {
-            AnyFabric::Soft(f) if mine.is_ok() => f.offer(&region, is_gpu),
-            _ => Vec::new(),
-        };
-        let window = self.exchange_window(&region, mine, &offer).and_then(|window| {
-            let window = Arc::new(window);
-            let handle = handles::insert(window.clone())
-                .ok_or_else(|| Error::system("more than 262144 objects are live; deregister unused windows"))?;
+        self.exchange.call("regMrSym", |call| {
+            let memory = memory()?;
+            let place = reserve()?;
+            let claim = Claim { coll: self, id: self.held.lock().ids.take() };
+            let region = Region {
+                id: claim.id,
+                base: memory.base,
+                len: memory.len,
+                strict: memory.strict,
+                dma_buf: memory.dma_buf,
+            };
+            let window = Arc::new(self.exchange_window(call, &region, memory.gpu.as_ref())?);
+            // From here on deregistration gives the number back.
+            std::mem::forget(claim);
+            let handle = place.fill(window.clone());
             window.handle.store(handle as u64, Ordering::Relaxed);
             self.cache.insert(&window);
             self.held.lock().windows.push(window);
             Ok(handle)
-        });
-        if window.is_err() {
-            self.registry.remove(id);
-            self.held.lock().ids.give_back(id);
-        }
-        window
+        })
     }
 
-    fn exchange_window(
-        &self,
-        region: &Region,
-        mine: Result<crate::fabric::Registration>,
-        offer: &[u8],
-    ) -> Result<Window> {
-        let step = "regMrSym";
-        let mine_said = mine
-            .as_ref()
-            .map(|m| contribution(Writer::new().u64(region.base).u64(region.len).u32(m.rkey).bytes(offer).finish()));
-        let gathered: Gathered = self.exchange.step(step, mine_said)?;
-        let registration = mine?;
+    fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<Window> {
+        let registration = match (&self.fabric, gpu) {
+            (AnyFabric::Verbs(f), None) => f.register(region),
+            (AnyFabric::Soft(f), None) => f.register(region),
+            (AnyFabric::Soft(f), Some(memory)) => f.register_gpu(region, memory),
+            (AnyFabric::Verbs(f), Some(memory)) => f.register_gpu(region, memory),
+        }?;
+        // The CPU must not touch GPU memory: such windows are known to the fabric alone.
+        if gpu.is_none() {
+            self.registry.insert(region.id, Extent { base: region.base, len: region.len });
+        }
+        let offer = match &self.fabric {
+            AnyFabric::Soft(f) => f.offer(region, gpu.is_some()),
+            AnyFabric::Verbs(_) => Vec::new(),
+        };
+        let mine = Writer::new().u64(region.base).u64(region.len).u32(registration.rkey).bytes(&offer).finish();
+        let gathered = call.step(contribution(mine))?;
         let mut offers = Vec::new();
         let remote = (0..self.world.nranks)
             .map(|rank| {
@@ -284,10 +307,15 @@ impl Coll {
                     remote.base.checked_add(remote.len)?;
                     Some(remote)
                 })()
-                .ok_or_else(|| Error::remote(format!("{step}: rank {rank} sent a malformed description of its window")))
+                .ok_or_else(|| Error::remote(format!("rank {rank} sent a malformed description of its window")))
             })
-            .collect::<Result<Box<[_]>>>()?;
-        self.share_window(region, &remote, &offers)?;
+            .collect::<Result<Box<[_]>>>();
+        // All ranks have the same descriptions and offers: all come to the second step or none.
+        if remote.is_err() || offers.iter().all(|offer| offer.is_empty()) {
+            call.end();
+        }
+        let remote = remote?;
+        self.share_window(call, region, &remote, &offers)?;
         Ok(Window {
             coll: self.id,
             id: region.id,
@@ -301,15 +329,14 @@ impl Coll {
     }
 
     /// A second step where any rank's window can be shared among processes of one host.
-    fn share_window(&self, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
-        let AnyFabric::Soft(fabric) = &self.fabric else { return Ok(()) };
-        // All ranks have the same offers, so all come to the step or none.
-        if offers.iter().all(|o| o.is_empty()) {
-            return Ok(());
-        }
+    fn share_window(&self, call: &mut Call<'_>, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
+        let fabric = match &self.fabric {
+            AnyFabric::Soft(fabric) if offers.iter().any(|offer| !offer.is_empty()) => fabric,
+            _ => return Ok(()),
+        };
         let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
-        let taken = fabric.take_offers(region, &extents, offers);
-        let gathered = self.exchange.step("regMrSym (shared)", taken.as_ref().map(|t| contribution(t.clone())))?;
+        let gathered = call.step(contribution(fabric.take_offers(region, &extents, offers)?))?;
+        call.end();
         let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();
         fabric.settle_offers(region, &reports)
     }
@@ -387,6 +414,26 @@ impl Drop for Coll {
 
 fn contribution(common: Vec<u8>) -> Contribution {
     Contribution { common, addressed: Vec::new() }
+}
+
+/// A place for a handle, before the step after which the other ranks count on it.
+fn reserve<T: Object>() -> Result<Reserved<T>> {
+    handles::reserve().ok_or_else(|| {
+        Error::system("more than 262144 objects are live; close unused communicators, contexts and windows")
+    })
+}
+
+/// A window's number until the window exists: what comes to nothing gives it back.
+struct Claim<'a> {
+    coll: &'a Coll,
+    id: u32,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.coll.registry.remove(self.id);
+        self.coll.held.lock().ids.give_back(self.id);
+    }
 }
 
 /// The fabrics this rank could use, before the ranks have settled on one.

@@ -24,8 +24,8 @@ mod field {
 
 const MAGIC: [u8; 8] = *b"oxyginH\0";
 
-/// Counts changes of this layout and of the rendezvous messages: all ranks of a job must have the same.
-pub const VERSION: u16 = 1;
+/// Counts changes of this layout, of the rendezvous messages and of their order: all ranks of a job must have the same.
+pub const VERSION: u16 = 2;
 
 /// Flag: the address is IPv6.
 const FLAG_IPV6: u16 = 1;

@@ -4,6 +4,7 @@
 //! first, so it is replaced, but only in the standard library's copy inside the shared object: a program that links
 //! this crate keeps its own hook.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Once;
 
@@ -16,6 +17,12 @@ pub fn silence() {
             std::panic::set_hook(Box::new(|_| {}));
         }
     });
+}
+
+/// What a panic said.
+pub fn text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message")
 }
 
 /// Whether this code was loaded as a shared object, rather than being part of the program.

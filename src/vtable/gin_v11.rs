@@ -38,13 +38,11 @@ pub(super) unsafe fn connect_with(
     listen_comm: *mut c_void,
     coll_comm: *mut *mut c_void,
 ) -> Result<()> {
-    // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
-    let spec = setup::spec(n_connections.max(1), queue_depth, -1)?;
     // SAFETY: passed on.
-    let coll = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
-    coll.create_contexts(&spec)?;
-    let handle = handles::insert(coll.clone())
-        .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators"))?;
+    let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
+    // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
+    coll.create_contexts(|| setup::spec(n_connections.max(1), queue_depth, -1))?;
+    let handle = place.fill(coll.clone());
     coll.set_handle(handle);
     // SAFETY: `join` refused a NULL `coll_comm`.
     unsafe { coll_comm.write(handle) };

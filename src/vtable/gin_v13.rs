@@ -18,11 +18,14 @@ unsafe extern "C" fn create_context(
     dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
     guard("createContext", || {
-        // SAFETY: NULL or readable.
-        let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
+        let asked = || {
+            // SAFETY: NULL or readable.
+            let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
+            setup::spec(c.n_contexts, c.queue_depth, c.traffic_class)
+        };
         // SAFETY: the pointers are NULL or writable. There is no device handle: NCCL's own proxy serves the GPU.
         unsafe {
-            setup::create_context(coll_comm, c.n_contexts, c.queue_depth, c.traffic_class, gin_ctx)?;
+            setup::create_context(coll_comm, gin_ctx, asked)?;
             if !dev_handle.is_null() {
                 dev_handle.write(std::ptr::null_mut());
             }

@@ -1,6 +1,6 @@
 //! GIN v14: set-up only. Its device code wants a queue that the plugin drains itself, which is not built yet.
 
-use super::guard::{guard, object, store};
+use super::guard::{guard, shared, store};
 use super::{setup, NAME};
 use crate::comm::coll::Coll;
 use crate::error::Error;
@@ -22,15 +22,15 @@ unsafe extern "C" fn create_context(
     _dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
     guard("createContext", || {
-        // SAFETY: NCCL does not close the communicator during a call with it.
-        unsafe { object::<Coll>(coll_comm)? };
-        if config.is_null() {
-            return Err(super::guard::null("config"));
-        }
-        Err(Error::usage(
-            "the GIN v14 table has no queues of its own in this version; set NCCL_RMA_PLUGIN to this library (and \
-             NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the RMA table",
-        ))
+        let coll = shared::<Coll>(coll_comm)?;
+        let why = match config.is_null() {
+            true => super::guard::null("config"),
+            false => Error::usage(
+                "the GIN v14 table has no queues of its own in this version; set NCCL_RMA_PLUGIN to this library (and \
+                 NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the RMA table",
+            ),
+        };
+        coll.refuse("createContext", why)
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::handles::{self, Kind, Object};
+use crate::telemetry::panic::text;
 use nccl_plugin_api::NcclResult;
 use std::any::Any;
 use std::ffi::c_void;
@@ -23,7 +24,11 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> NcclResul
 fn report(call: &'static str, error: &Error) -> NcclResult {
     if !error.is_logged() {
         // The logger is foreign code: a panic on the way to it must not cross either.
-        let _ = catch_unwind(|| log::warn!("{call}: {error}"));
+        let _ = catch_unwind(|| match error.message().strip_prefix(call) {
+            // A collective step's error says so itself, on every rank alike.
+            Some(rest) if rest.starts_with(": ") => log::warn!("{error}"),
+            _ => log::warn!("{call}: {error}"),
+        });
     }
     error.code()
 }
@@ -31,11 +36,7 @@ fn report(call: &'static str, error: &Error) -> NcclResult {
 #[cold]
 #[inline(never)]
 fn caught(call: &'static str, panic: &(dyn Any + Send)) -> NcclResult {
-    let what = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message");
+    let what = text(panic);
     let _ = catch_unwind(|| log::warn!("{call}: a fault inside oxygin: {what}; please report it"));
     NcclResult::INTERNAL_ERROR
 }

@@ -14,10 +14,13 @@ pub(super) unsafe extern "C" fn create_context(
     rma_ctx: *mut *mut c_void,
 ) -> NcclResult {
     guard("createContext", || {
-        // SAFETY: NULL or readable.
-        let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
+        let asked = || {
+            // SAFETY: NULL or readable.
+            let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
+            setup::spec(c.n_contexts, 0, c.traffic_class)
+        };
         // SAFETY: `rma_ctx` is NULL or writable.
-        unsafe { setup::create_context(coll_comm, c.n_contexts, 0, c.traffic_class, rma_ctx) }
+        unsafe { setup::create_context(coll_comm, rma_ctx, asked) }
     })
 }
 

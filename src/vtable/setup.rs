@@ -1,17 +1,18 @@
 //! The calls that all table versions share: everything but the data operations and createContext.
 
 use super::guard::{dead, guard, null, object, shared, store};
-use crate::comm::coll::Coll;
+use crate::comm::coll::{Coll, Memory};
 use crate::comm::instance::Instance;
 use crate::comm::listen::Listen;
 use crate::comm::rendezvous::Listener;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
-use crate::fabric::ContextSpec;
-use crate::handles::{self, Kind};
+use crate::fabric::{ContextSpec, World};
+use crate::handles::{self, Kind, Reserved};
 use crate::memory::gpu;
 use crate::rma::contexts::Contexts;
+use crate::rma::ticket::MAX_RANKS;
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -139,14 +140,17 @@ pub unsafe extern "C" fn connect(
 ) -> NcclResult {
     // SAFETY: passed on.
     guard("connect", || unsafe {
-        let coll = join(handles, nranks, rank, listen_comm, coll_comm)?;
-        let handle = insert(coll.clone())?;
+        let (coll, place) = join(handles, nranks, rank, listen_comm, coll_comm)?;
+        let handle = place.fill(coll.clone());
         coll.set_handle(handle);
         store("collComm", coll_comm, handle)
     })
 }
 
 /// The part of connect that all versions share. `coll_comm` is only checked.
+///
+/// What is wrong with the arguments is told to the other ranks, as long as they say who they are and which rank this
+/// one is: that takes a live listenComm, a number of ranks, this rank's number or its own handle, and rank 0's handle.
 ///
 /// # Safety
 /// `handles` is NULL or holds `nranks` pointers, each NULL or to HANDLE_BYTES bytes.
@@ -156,28 +160,46 @@ pub(super) unsafe fn join(
     rank: c_int,
     listen_comm: *mut c_void,
     coll_comm: *mut *mut c_void,
-) -> Result<Arc<Coll>> {
-    if handles.is_null() || coll_comm.is_null() {
-        return Err(null(if handles.is_null() { "handles" } else { "collComm" }));
-    }
-    if nranks < 1 || rank < 0 || rank >= nranks {
-        return Err(Error::argument(format!("rank = {rank} of nranks = {nranks}; rank must be 0 to nranks - 1")));
-    }
+) -> Result<(Arc<Coll>, Reserved<Coll>)> {
     let listen = shared::<Listen>(listen_comm)?;
-    let all = (0..nranks as usize)
-        .map(|r| {
+    let mut wrong = None;
+    let mut note = |error| {
+        wrong.get_or_insert(error);
+    };
+    if coll_comm.is_null() {
+        note(null("collComm"));
+    }
+    let own = listen.listener.handle();
+    let ranks = usize::try_from(nranks).ok().filter(|&n| n <= MAX_RANKS as usize).unwrap_or(0);
+    let given = usize::try_from(rank).ok().filter(|&rank| rank < ranks);
+    if given.is_none() {
+        note(Error::argument(format!(
+            "rank = {rank} of nranks = {nranks}; rank must be 0 to nranks - 1, and nranks at most {MAX_RANKS}"
+        )));
+    }
+    let mut all = vec![None; ranks];
+    if handles.is_null() {
+        note(null("handles"));
+    } else {
+        for (r, bytes) in all.iter_mut().enumerate() {
             // SAFETY: r < nranks (caller's promise about `handles`).
             let one = unsafe { handles.add(r).read() };
             if one.is_null() {
-                return Err(Error::argument(format!(
-                    "handles[{r}] is NULL; pass the handle that rank {r} listened with"
-                )));
+                note(Error::argument(format!("handles[{r}] is NULL; pass the handle that rank {r} listened with")));
+            } else {
+                // SAFETY: not NULL, hence HANDLE_BYTES readable bytes (caller); alignment 1.
+                *bytes = Some(unsafe { one.cast::<[u8; HANDLE_BYTES]>().read_unaligned() });
             }
-            // SAFETY: not NULL, hence HANDLE_BYTES readable bytes (caller); alignment 1.
-            Ok(unsafe { one.cast::<[u8; HANDLE_BYTES]>().read_unaligned() })
-        })
-        .collect::<Result<Vec<_>>>()?;
-    Coll::connect(&listen, &all, rank as u32)
+        }
+    }
+    let found = given.or_else(|| all.iter().position(|handle| *handle == Some(own)));
+    match (found, wrong) {
+        (Some(rank), wrong) => {
+            let world = World { rank: rank as u32, nranks: ranks as u32 };
+            Coll::connect(&listen, world, &all, wrong.map_or(Ok(()), Err))
+        }
+        (None, wrong) => Err(wrong.unwrap_or_else(|| Error::internal("connect: no rank"))),
+    }
 }
 
 /// NCCL's "undefined" for configuration integers (`NCCL_CONFIG_UNDEF_INT` is `INT_MIN`; some paths pass -1).
@@ -185,23 +207,18 @@ pub(super) fn traffic_class(value: c_int) -> Option<u8> {
     u8::try_from(value).ok()
 }
 
-/// The shared part of createContext: makes the set and stores its handle.
+/// The shared part of createContext: makes the set and stores its handle. `asked` reads the configuration.
 ///
 /// # Safety
 /// `ctx` is NULL or writable.
 pub(super) unsafe fn create_context(
     coll_comm: *mut c_void,
-    n_contexts: c_int,
-    queue_depth: c_int,
-    traffic: c_int,
     ctx: *mut *mut c_void,
+    asked: impl FnOnce() -> Result<ContextSpec>,
 ) -> Result<()> {
-    if ctx.is_null() {
-        return Err(null("ginCtx / rmaCtx"));
-    }
     let coll = shared::<Coll>(coll_comm)?;
-    let set = coll.create_contexts(&spec(n_contexts, queue_depth, traffic)?)?;
-    let handle = insert(set.clone())?;
+    let (set, place) = coll.create_contexts(|| if ctx.is_null() { Err(null("ginCtx / rmaCtx")) } else { asked() })?;
+    let handle = place.fill(set.clone());
     // SAFETY: the handle was made just now and nobody has it.
     unsafe { set.publish(handle) };
     coll.instance.adopt_contexts(handle);
@@ -227,8 +244,7 @@ pub(super) struct RegArgs {
     pub dma_buf: Option<(c_int, u64)>,
 }
 
-fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
-    let coll = shared::<Coll>(coll_comm)?;
+fn checked(a: &RegArgs) -> Result<Memory> {
     if a.data.is_null() {
         return Err(null("data"));
     }
@@ -257,11 +273,11 @@ fn register(coll_comm: *mut c_void, a: &RegArgs) -> Result<*mut c_void> {
     let gpu = match a.ptr_type {
         PTR_CUDA => {
             let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
-            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset))
+            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
         }
         _ => None,
     };
-    coll.register(a.data as u64, a.size as u64, strict, a.dma_buf, gpu)
+    Ok(Memory { base: a.data as u64, len: a.size as u64, strict, dma_buf: a.dma_buf, gpu })
 }
 
 /// Registers and stores the handle in one or two places.
@@ -276,10 +292,8 @@ unsafe fn reg_into(
     gin_handle: Option<*mut *mut c_void>,
 ) -> NcclResult {
     guard(call, || {
-        if mhandle.is_null() {
-            return Err(null("mhandle"));
-        }
-        let window = register(coll_comm, &args)?;
+        let coll = shared::<Coll>(coll_comm)?;
+        let window = coll.register(|| if mhandle.is_null() { Err(null("mhandle")) } else { checked(&args) })?;
         // SAFETY: `mhandle` is not NULL; a non-NULL ginHandle is writable.
         unsafe {
             store("mhandle", mhandle, window)?;

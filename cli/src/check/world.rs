@@ -325,9 +325,14 @@ impl<'a> World<'a> {
 
     /// Ends a registration.
     pub fn deregister(&self, window: &Window) -> Outcome<()> {
+        self.deregister_handle(window.mh)
+    }
+
+    /// Ends the registration behind a handle.
+    pub fn deregister_handle(&self, mh: *mut c_void) -> Outcome<()> {
         self.seat.enter("deregMrSym");
         // SAFETY: a handle of this communicator.
-        let code = unsafe { self.table.dereg(self.target.coll_comm, window.mh) };
+        let code = unsafe { self.table.dereg(self.target.coll_comm, mh) };
         self.seat.beat();
         named("deregMrSym", code)
     }

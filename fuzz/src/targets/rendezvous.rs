@@ -5,7 +5,7 @@ use oxygin::comm::handle::{Handle, Token, BYTES};
 use oxygin::comm::hello::{settle, Hello};
 use oxygin::comm::rendezvous::gather::{Action, Gather};
 use oxygin::comm::rendezvous::job::Job;
-use oxygin::comm::rendezvous::visit::{self, Visit};
+use oxygin::comm::rendezvous::visit::{self, Broken, Visit};
 use oxygin::comm::rendezvous::wire::{
     encode_again, encode_failed, encode_list, encode_request, gathered_head, Failure, Reply, Request, RequestHead,
     Sender,
@@ -110,8 +110,8 @@ fn reply(input: &[u8]) {
 }
 
 fn job() -> Arc<Job> {
-    let addresses: Vec<SocketAddr> = (0..NRANKS).map(|r| SocketAddr::from(([10, 0, 0, r as u8], 1000))).collect();
-    Arc::new(Job { addresses, token: TOKEN, timeout: Duration::from_secs(120) })
+    let addresses = (0..NRANKS).map(|r| Some(SocketAddr::from(([10, 0, 0, r as u8], 1000)))).collect();
+    Arc::new(Job { addresses, token: TOKEN, timeout: Duration::from_secs(120), silence: Duration::from_secs(30) })
 }
 
 /// Scripts for `gather`: pieces of requests on several connections, in the form that it reads.
@@ -170,7 +170,7 @@ fn gather(mut script: &[u8]) {
         gather.tick(now);
         while let Some(action) = gather.next_action() {
             match action {
-                Action::Close(conn) => {
+                Action::Close(conn) | Action::Keep(conn, _) => {
                     let line = (conn % 8) as usize;
                     open[line] = false;
                     next[line] += 1;
@@ -204,18 +204,18 @@ fn gather(mut script: &[u8]) {
 fn visit(input: &[u8]) {
     let mut now = Instant::now();
     let request = encode_request(&sender(1), Ok(b"mine"), b"abcdef").expect("small");
-    let mut visit = Visit::new(job(), STEP, "connect", request, now);
+    let mut visit = Visit::new(job(), STEP, "connect", request, false, now);
     let (first, second) = input.split_at(input.len() / 2);
     visit.connected();
     visit.sent();
     visit.received(first, now);
     visit.received(second, now);
-    visit.broken("closed", false, now);
+    visit.broken("closed", Broken::Otherwise, now);
     for _ in 0..10_000 {
         visit.tick(now);
         while let Some(action) = visit.next_action() {
             if let visit::Action::Connect = action {
-                visit.broken("refused", false, now);
+                visit.broken("reset", Broken::Otherwise, now);
             }
         }
         if let Some(outcome) = visit.outcome() {

@@ -1,6 +1,6 @@
 //! Collective steps as the rest of the library sees them.
 
-use super::drive;
+use super::drive::{self, Standing};
 use super::gather::Gather;
 use super::job::Job;
 use super::listener::Listener;
@@ -48,22 +48,25 @@ impl Gathered {
 
 /// What lasts from step to step.
 #[derive(Default)]
-struct Progress {
+pub(super) struct Progress {
     /// How many steps this rank has entered.
     steps: u32,
     /// Number and sentence of the last step that failed here.
     failed: Option<(u32, String)>,
+    /// Rank 0 was there.
+    met: bool,
 }
 
-/// The collective steps of one communicator. Every rank must call [`Exchange::step`] the same number of times and in
-/// the same order, also when it failed before: that count is what tells steps apart. May be used from any thread;
-/// one step runs at a time.
+/// The collective steps of one communicator. Every rank must make the same calls in the same order, also when one
+/// failed before: steps are told apart by their number. May be used from any thread; one call runs at a time.
 pub struct Exchange {
     job: Arc<Job>,
     world: World,
     /// Rank 0 keeps its own, so that closeListen may come at any time.
     listener: Option<Arc<Listener>>,
-    progress: Mutex<Progress>,
+    /// What is wrong with this rank's handle.
+    wrong: Option<Error>,
+    pub(super) progress: Mutex<Progress>,
 }
 
 /// The wire's codes as errors of this crate.
@@ -81,12 +84,15 @@ fn error_of(failure: Failure) -> Error {
 }
 
 impl Exchange {
-    /// The exchange of the job whose rank r made `handles[r]`. `listener` made this rank's; only rank 0 keeps it.
-    /// Says nothing to anybody yet.
+    /// The exchange of the job whose rank r made `handles[r]`; `None`: this rank was not told, which the caller has to say
+    /// in its first call. `listener` made this rank's; only rank 0 keeps it. Says nothing to anybody yet.
+    ///
+    /// Fails where nobody can be told: without rank 0's handle, and with one that this library cannot read, which all ranks
+    /// see, and whose rank will not come. What is wrong here alone is for [`Exchange::check_handles`].
     pub fn new(
         config: &Config,
         world: World,
-        handles: &[[u8; handle::BYTES]],
+        handles: &[Option<[u8; handle::BYTES]>],
         listener: Arc<Listener>,
     ) -> Result<Self> {
         if world.rank >= world.nranks || world.nranks > wire::MAX_RANKS || handles.len() != world.nranks as usize {
@@ -98,26 +104,39 @@ impl Exchange {
                 wire::MAX_RANKS
             )));
         }
+        let here = listener.address();
+        let mut root = None;
         let mut addresses = Vec::with_capacity(handles.len());
-        let mut token = None;
         for (rank, bytes) in handles.iter().enumerate() {
-            let handle = Handle::decode(bytes).map_err(|e| e.context(format_args!("connect: rank {rank}")))?;
-            addresses.push(interfaces::through(handle.address, &[listener.address()], 0));
-            token.get_or_insert(handle.token);
+            let handle = bytes.as_ref().map(Handle::decode).transpose();
+            let handle = handle.map_err(|e| e.context(format_args!("connect: rank {rank}")))?;
+            addresses.push(handle.map(|handle| interfaces::through(handle.address, &[here], 0)));
+            root = root.or(handle.filter(|_| rank == 0));
         }
-        if handles[world.rank as usize] != listener.handle() {
-            return Err(Error::argument(format!(
-                "connect: the handle at rank {} is not the one that this rank's listen filled",
-                world.rank
-            )));
-        }
-        let token = token.ok_or_else(|| Error::internal("connect: no rank 0"))?;
+        let own = world.rank as usize;
+        addresses[own].get_or_insert(here);
+        let wrong = handles[own].is_some_and(|handle| handle != listener.handle()).then(|| {
+            Error::argument(format!("connect: the handle at rank {own} is not the one that this rank's listen filled"))
+        });
+        let listener = (own == 0).then_some(listener);
+        let token = match (&listener, root) {
+            // Those who have the right handle come here.
+            (Some(listener), _) => listener.token(),
+            (None, Some(root)) => root.token,
+            (None, None) => return Err(Error::argument("connect: there is no handle of rank 0")),
+        };
         Ok(Self {
-            job: Arc::new(Job { addresses, token, timeout: config.timeout }),
+            job: Arc::new(Job { addresses, token, timeout: config.timeout, silence: config.peer_limit() }),
             world,
-            listener: (world.rank == 0).then_some(listener),
+            listener,
+            wrong,
             progress: Mutex::new(Progress::default()),
         })
+    }
+
+    /// Whether this rank's handle is in its place.
+    pub fn check_handles(&self) -> Result<()> {
+        self.wrong.clone().map_or(Ok(()), Err)
     }
 
     /// This rank among all.
@@ -130,42 +149,44 @@ impl Exchange {
         self.job.rank(rank)
     }
 
-    /// One collective step: every rank brings something and gets what all brought. `step` names it in errors and
-    /// must be the same on every rank, at most 64 bytes. A rank whose own work failed brings its error instead, and
-    /// the step fails on every rank with a sentence that names that rank and repeats its own. Returns within
-    /// `OXYGIN_TIMEOUT` and a few seconds; the error names the ranks that were missing.
-    pub fn step(&self, step: &str, mine: std::result::Result<Contribution, &Error>) -> Result<Gathered> {
-        let mut progress = self.progress.lock();
+    /// A collective call of one step: every rank brings something and gets what all brought.
+    pub fn step(&self, name: &str, mine: std::result::Result<Contribution, &Error>) -> Result<Gathered> {
+        self.call(name, |call| call.step(mine.map_err(Error::clone)?))
+    }
+
+    /// One step of a call, whose name must be the same on every rank, at most 64 bytes. `standing`: the call's
+    /// connections.
+    pub(super) fn take_step(
+        &self,
+        progress: &mut Progress,
+        standing: &mut Standing,
+        name: &str,
+        mine: std::result::Result<Contribution, &Error>,
+    ) -> Result<Gathered> {
         progress.steps = progress.steps.wrapping_add(1);
         let number = progress.steps;
-        let sender = Sender {
-            token: self.job.token,
-            step: number,
-            name: step,
-            rank: self.world.rank,
-            nranks: self.world.nranks,
-        };
+        let sender =
+            Sender { token: self.job.token, step: number, name, rank: self.world.rank, nranks: self.world.nranks };
         // What cannot be sent is a local failure like any other: the others must not wait for it.
         let (request, own_error) = match &mine {
             Ok(mine) => match wire::encode_request(&sender, Ok(&mine.common), &mine.addressed) {
                 Ok(request) => (Ok(request), None),
                 Err(malformed) => {
-                    let error = Error::internal(format!("{step}: {malformed}"));
+                    let error = Error::internal(format!("{name}: {malformed}"));
                     (encode_error(&sender, &error), Some(error))
                 }
             },
             Err(error) => (encode_error(&sender, error), Some((*error).clone())),
         };
-        let request = request.map_err(|malformed| Error::internal(format!("{step}: {malformed}")))?;
+        let request = request.map_err(|malformed| Error::internal(format!("{name}: {malformed}")))?;
         let result = match &self.listener {
-            Some(listener) => self.as_root(number, step, request, progress.failed.clone(), listener),
-            None => self.as_visitor(number, step, request),
+            Some(listener) => self.as_root(number, name, request, progress.failed.clone(), listener, standing),
+            None => self.as_visitor(number, name, request, &mut progress.met, standing),
         };
         result.map_err(|error| {
             progress.failed = Some((number, error.message().to_owned()));
             match own_error {
-                // The code of what happened here, with the sentence that every rank has.
-                Some(own) => error_of(Failure { code: own.code().0, sentence: error.message().into() }),
+                Some(own) => both(&own, &error),
                 None => error,
             }
         })
@@ -178,9 +199,10 @@ impl Exchange {
         request: Vec<u8>,
         earlier: Option<(u32, String)>,
         listener: &Listener,
+        standing: &mut Standing,
     ) -> Result<Gathered> {
         let mut gather = Gather::new(self.job.clone(), number, step, request, earlier, Instant::now());
-        let (shared, own) = drive::gather(&mut gather, listener)?.map_err(error_of)?;
+        let (shared, own) = drive::gather(&mut gather, listener, standing)?.map_err(error_of)?;
         let mut bytes = shared.to_vec();
         bytes.extend_from_slice(&own);
         match Reply::parse(&bytes, self.world.nranks) {
@@ -189,11 +211,30 @@ impl Exchange {
         }
     }
 
-    fn as_visitor(&self, number: u32, step: &str, request: Vec<u8>) -> Result<Gathered> {
-        let mut visit = Visit::new(self.job.clone(), number, step, request, Instant::now());
-        let answer = drive::visit(&mut visit, self.job.addresses[0])?.map_err(error_of)?;
+    fn as_visitor(
+        &self,
+        number: u32,
+        step: &str,
+        request: Vec<u8>,
+        met: &mut bool,
+        standing: &mut Standing,
+    ) -> Result<Gathered> {
+        let root = self.job.addresses[0].ok_or_else(|| Error::internal(format!("{step}: rank 0 has no address")))?;
+        let mut visit = Visit::new(self.job.clone(), number, step, request, *met, Instant::now());
+        let outcome = drive::visit(&mut visit, root, standing);
+        *met = visit.met();
+        let answer = outcome?.map_err(error_of)?;
         Ok(Gathered { bytes: answer.bytes, common: answer.common, addressed: answer.addressed })
     }
+}
+
+/// The code of what happened here, with the sentence that every rank has, if this rank's own is part of it.
+fn both(own: &Error, all: &Error) -> Error {
+    let sentence = match all.message().contains(own.message()) {
+        true => all.message().to_owned(),
+        false => format!("{own}; the other ranks may not know: {all}"),
+    };
+    error_of(Failure { code: own.code().0, sentence })
 }
 
 fn encode_error(sender: &Sender<'_>, error: &Error) -> std::result::Result<Vec<u8>, wire::Malformed> {

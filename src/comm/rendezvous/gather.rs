@@ -9,6 +9,7 @@
 //! matters to the step. What a rank does may fail it, with a sentence that
 //! every rank gets.
 
+use super::beats::Beats;
 use super::job::Job;
 use super::wire::{self, Failure, Request, RequestHead};
 use nccl_plugin_api::NcclResult;
@@ -47,6 +48,18 @@ pub enum Action {
     },
     /// Close; nothing of this connection is to be reported any more.
     Close(Conn),
+    /// The rank has its answer. Nothing of this connection is to be reported any more in this step; if the call goes on,
+    /// it is where the rank brings its next request ([`Gather::kept`]).
+    Keep(Conn, Kept),
+}
+
+/// Who is at the other end of a connection that outlives a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The rank.
+    pub rank: u32,
+    /// Where the connection comes from.
+    pub peer: SocketAddr,
 }
 
 /// How a step ended on rank 0: its own reply in two parts, or why it failed.
@@ -55,6 +68,8 @@ pub type Outcome = Result<(Arc<[u8]>, Vec<u8>), Failure>;
 enum Stage {
     /// No token yet, since then.
     Stranger(Instant),
+    /// This rank's since the step before; no request yet.
+    Kept(u32),
     /// The head was good; the rest is on its way.
     Head(RequestHead),
     /// Contributed; waits for the answer.
@@ -107,6 +122,7 @@ pub struct Gather {
     gave_up: BTreeSet<u32>,
     /// When to conclude because some rank's deadline passed.
     settle: Option<Instant>,
+    beats: Beats,
     /// Who knows that the step failed, or never will.
     told: BTreeSet<u32>,
     phase: Phase,
@@ -130,6 +146,7 @@ impl Gather {
         let nranks = job.addresses.len();
         let mut gather = Self {
             deadline: now + job.timeout,
+            beats: Beats::new(job.silence, now),
             job,
             step,
             name: name.into(),
@@ -152,6 +169,11 @@ impl Gather {
         gather
     }
 
+    /// How long a rank's host may stay silent before its connection counts as broken.
+    pub fn silence(&self) -> Duration {
+        self.job.silence()
+    }
+
     /// Whether new connections are wanted.
     pub fn accepting(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Failing { .. })
@@ -166,6 +188,11 @@ impl Gather {
         }
     }
 
+    /// A connection is still there from the step before, in the same call.
+    pub fn kept(&mut self, conn: Conn, who: Kept) {
+        self.links.insert(conn, Link { peer: who.peer, bytes: Vec::new(), stage: Stage::Kept(who.rank) });
+    }
+
     /// Closes the stranger that has been here longest: the driver is short of descriptors. False: there is none.
     pub fn drop_oldest_stranger(&mut self) -> bool {
         let oldest = self.strangers.first().copied();
@@ -174,10 +201,12 @@ impl Gather {
 
     /// Bytes came.
     pub fn received(&mut self, conn: Conn, bytes: &[u8], now: Instant) {
-        let Some(link) = self.links.get_mut(&conn) else { return };
+        let Some(link) = self.links.get_mut(&conn).filter(|_| !bytes.is_empty()) else { return };
         match link.stage {
-            Stage::Stranger(_) => {
-                link.bytes.extend_from_slice(bytes);
+            Stage::Stranger(_) | Stage::Kept(_) => {
+                // Its deadline in the step before passed while the answer was on its way.
+                let late = matches!(link.stage, Stage::Kept(_)) && link.bytes.is_empty() && bytes[0] == wire::EXPIRED;
+                link.bytes.extend_from_slice(&bytes[usize::from(late)..]);
                 match RequestHead::parse(&link.bytes) {
                     Ok(None) => {}
                     Ok(Some(head)) if head.token == self.job.token => {
@@ -309,9 +338,16 @@ impl Gather {
 
     /// Everything of an [`Action::Send`] is sent.
     pub fn sent(&mut self, conn: Conn) {
-        if let Some(Link { stage: Stage::Answering { tells }, .. }) = self.links.get(&conn) {
-            self.told.extend(*tells);
-            self.close(conn);
+        if let Some(Link { stage: Stage::Answering { tells }, peer, .. }) = self.links.get(&conn) {
+            let (tells, peer) = (*tells, *peer);
+            self.told.extend(tells);
+            match (tells, &self.phase) {
+                (Some(rank), Phase::Answering { .. }) => {
+                    self.links.remove(&conn);
+                    self.actions.push_back(Action::Keep(conn, Kept { rank, peer }));
+                }
+                _ => self.close(conn),
+            }
         }
     }
 
@@ -321,6 +357,7 @@ impl Gather {
         let Some(link) = self.links.remove(&conn) else { return };
         match link.stage {
             Stage::Stranger(_) => {}
+            Stage::Kept(rank) => self.lost(rank, "went away between two steps", now),
             Stage::Head(head) if head.step != self.step || head.rank >= self.job.nranks() => {}
             Stage::Head(head) => {
                 let (got, total) = (link.bytes.len(), head.total());
@@ -360,6 +397,7 @@ impl Gather {
         match &mut self.phase {
             Phase::Open if self.missing == 0 => self.complete(now),
             Phase::Open if now >= self.deadline || self.settle.is_some_and(|at| now >= at) => self.expire(now),
+            Phase::Open if self.beats.is_due(now) => self.beat(),
             Phase::Answering { until, outcome } if now >= *until => {
                 let slow: Vec<u32> = self.links.values().filter_map(|link| link.stage.tells()).collect();
                 let sentence = format!("{}: {} did not read the answer", self.name, self.job.ranks(&slow));
@@ -377,7 +415,7 @@ impl Gather {
     /// When [`Gather::tick`] is due next if nothing else happens.
     pub fn wake(&self) -> Instant {
         let phase = match &self.phase {
-            Phase::Open => self.settle.map_or(self.deadline, |at| at.min(self.deadline)),
+            Phase::Open => self.settle.map_or(self.deadline, |at| at.min(self.deadline)).min(self.beats.next()),
             Phase::Answering { until, .. } | Phase::Failing { until, .. } => *until,
             Phase::Done(_) => self.deadline,
         };
@@ -438,7 +476,7 @@ impl Gather {
             }
         };
         if !self.failed.is_empty() {
-            sentence += &format!("; {}", self.failures());
+            sentence += &format!("; {}", self.job.failures(&self.failed));
         }
         self.fail(NcclResult::TIMEOUT, sentence, now);
         if let Phase::Failing { until, .. } = &mut self.phase {
@@ -448,22 +486,14 @@ impl Gather {
         }
     }
 
-    /// "rank 3 (…): its sentence", for the first few ranks that failed.
-    fn failures(&self) -> String {
-        const SHOWN: usize = 3;
-        let shown = self.failed.iter().take(SHOWN);
-        let mut text: Vec<_> =
-            shown.map(|(&rank, f)| format!("{} failed: {}", self.job.rank(rank), f.sentence)).collect();
-        if self.failed.len() > SHOWN {
-            text.push(format!("and {} ranks more", self.failed.len() - SHOWN));
-        }
-        text.join("; ")
-    }
-
     /// All ranks came.
     fn complete(&mut self, now: Instant) {
         if !self.failed.is_empty() {
-            return self.fail(NcclResult::REMOTE_ERROR, format!("{}: {}", self.name, self.failures()), now);
+            return self.fail(
+                NcclResult::REMOTE_ERROR,
+                format!("{}: {}", self.name, self.job.failures(&self.failed)),
+                now,
+            );
         }
         if !self.gave_up.is_empty() {
             return self.expire(now);
@@ -489,6 +519,14 @@ impl Gather {
             self.set_stage(one.conn, Stage::Answering { tells: Some(rank as u32) });
             self.actions.push_back(Action::Send { conn: one.conn, shared: shared.clone(), own: own(rank) });
         }
+    }
+
+    /// Tells those who wait that this rank does, too.
+    fn beat(&mut self) {
+        let waiting = self.links.iter().filter(|(_, link)| matches!(link.stage, Stage::Waiting { .. }));
+        let shared: Arc<[u8]> = Arc::new([wire::BEAT]);
+        let beats = waiting.map(|(&conn, _)| Action::Send { conn, shared: shared.clone(), own: Vec::new() });
+        self.actions.extend(beats);
     }
 
     /// Fails the step, unless it is over, and tells all who wait.

@@ -1,19 +1,28 @@
 //! What all steps of one communicator share, and how its ranks are named in sentences.
 
+use super::wire::Failure;
 use crate::comm::handle::Token;
+use nccl_plugin_api::NcclResult;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// How long a host that should answer may stay silent, if the step's deadline leaves the time.
+pub const SILENCE: Duration = Duration::from_secs(20);
+
 /// The ranks of a communicator.
 #[derive(Debug)]
 pub struct Job {
-    /// Where each rank listens, by rank. Only rank 0's address is ever connected to; the others name hosts.
-    pub addresses: Vec<SocketAddr>,
+    /// Where each rank listens, by rank; `None` where this rank was not told. Only rank 0's address is ever connected
+    /// to; the others name hosts.
+    pub addresses: Vec<Option<SocketAddr>>,
     /// Rank 0's token.
     pub token: Token,
     /// `OXYGIN_TIMEOUT`.
     pub timeout: Duration,
+    /// `OXYGIN_PEER_TIMEOUT`: how long rank 0 may be silent to those who wait for it in a step.
+    pub silence: Duration,
 }
 
 impl Job {
@@ -22,11 +31,16 @@ impl Job {
         self.addresses.len() as u32
     }
 
+    /// How long a host that should answer may stay silent: [`SILENCE`], or half of a shorter timeout.
+    pub fn silence(&self) -> Duration {
+        SILENCE.min(self.timeout / 2)
+    }
+
     /// "rank 3 (10.0.0.7:4711)".
     pub fn rank(&self, rank: u32) -> String {
         match self.addresses.get(rank as usize) {
-            Some(address) => format!("rank {rank} ({address})"),
-            None => format!("rank {rank}"),
+            Some(Some(address)) => format!("rank {rank} ({address})"),
+            _ => format!("rank {rank}"),
         }
     }
 
@@ -66,22 +80,83 @@ impl Job {
             self.timeout.as_secs_f64()
         )
     }
+
+    /// "rank 3 (10.0.0.7:4711) refused: size = 0", for the first few reasons; ranks with the same one together.
+    pub fn failures(&self, failed: &BTreeMap<u32, Failure>) -> String {
+        const SHOWN: usize = 3;
+        let mut reasons: Vec<(&Failure, Vec<u32>)> = Vec::new();
+        for (&rank, failure) in failed {
+            match reasons.iter_mut().find(|(known, _)| *known == failure) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => reasons.push((failure, vec![rank])),
+            }
+        }
+        let shown = reasons.iter().take(SHOWN);
+        let mut text: Vec<_> = shown.map(|(failure, ranks)| self.failure(failure, ranks)).collect();
+        let rest: usize = reasons.iter().skip(SHOWN).map(|(_, ranks)| ranks.len()).sum();
+        if rest > 0 {
+            text.push(format!("and {rest} ranks more"));
+        }
+        text.join("; ")
+    }
+
+    fn failure(&self, failure: &Failure, ranks: &[u32]) -> String {
+        let what = match NcclResult(failure.code) {
+            NcclResult::INVALID_ARGUMENT | NcclResult::INVALID_USAGE => "refused",
+            _ => "failed",
+        };
+        match ranks.len() == self.addresses.len() && ranks.len() > 1 {
+            true => format!("every rank {what}: {}", failure.sentence),
+            false => format!("{} {what}: {}", self.ranks(ranks), failure.sentence),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn names() {
-        let job = Job {
-            addresses: (0..40).map(|i| SocketAddr::from(([10, 0, 0, i], 7))).collect(),
+    fn job(nranks: u8) -> Job {
+        Job {
+            addresses: (0..nranks).map(|i| Some(SocketAddr::from(([10, 0, 0, i], 7)))).collect(),
             token: Token::from_bytes([0; 16]),
             timeout: Duration::from_millis(1500),
-        };
+            silence: Duration::from_secs(30),
+        }
+    }
+
+    #[test]
+    fn names() {
+        let mut job = job(40);
         assert_eq!(job.ranks(&[3]), "rank 3 (10.0.0.3:7)");
         assert_eq!(job.ranks(&[3, 4]), "rank 3 (10.0.0.3:7), rank 4 (10.0.0.4:7)");
         assert_eq!(job.ranks(&[1, 2, 3, 5, 7, 8, 10, 11, 12, 39]), "10 ranks: 1-3, 5, 7-8, 10-12, 39");
         assert!(job.did_not_come("connect", &[99]).starts_with("connect: rank 99 did not come within 1.5 s"));
+        job.addresses[3] = None;
+        assert_eq!(job.ranks(&[3, 4]), "rank 3, rank 4 (10.0.0.4:7)");
+    }
+
+    #[test]
+    fn reasons() {
+        let failed = |reasons: &[(u32, NcclResult, &str)]| {
+            let failure =
+                |&(rank, code, why): &(u32, NcclResult, &str)| (rank, Failure { code: code.0, sentence: why.into() });
+            job(6).failures(&reasons.iter().map(failure).collect())
+        };
+        use NcclResult as R;
+        assert_eq!(failed(&[(2, R::SYSTEM_ERROR, "no memory")]), "rank 2 (10.0.0.2:7) failed: no memory");
+        assert_eq!(
+            failed(&[
+                (1, R::INVALID_ARGUMENT, "size = 0"),
+                (2, R::UNHANDLED_CUDA_ERROR, "x"),
+                (4, R::INVALID_ARGUMENT, "size = 0")
+            ]),
+            "rank 1 (10.0.0.1:7), rank 4 (10.0.0.4:7) refused: size = 0; rank 2 (10.0.0.2:7) failed: x"
+        );
+        let all: Vec<_> = (0..6).map(|rank| (rank, R::INVALID_USAGE, "not built")).collect();
+        assert_eq!(failed(&all), "every rank refused: not built");
+        let each = ["a", "b", "c", "d", "e"];
+        let each: Vec<_> = (0..5).map(|rank| (rank, R::INTERNAL_ERROR, each[rank as usize])).collect();
+        assert!(failed(&each).ends_with("rank 2 (10.0.0.2:7) failed: c; and 2 ranks more"), "{}", failed(&each));
     }
 }

@@ -5,6 +5,7 @@ use crate::comm::handle::{self, Handle, Token};
 use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::Private;
 use nix::sys::socket::{self, sockopt, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
@@ -12,7 +13,7 @@ use std::os::fd::AsRawFd;
 /// A socket that listens on the chosen interface, and the token that a connection must show. Closed on drop.
 #[derive(Debug)]
 pub struct Listener {
-    socket: TcpListener,
+    socket: Private<TcpListener>,
     handle: Handle,
 }
 
@@ -38,13 +39,13 @@ impl Listener {
         let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket::socket(family, SockType::Stream, flags, None).map_err(failed("socket"))?;
+        let socket = Private::new(TcpListener::from(fd));
         if address.is_ipv6() {
-            socket::setsockopt(&fd, sockopt::Ipv6V6Only, &true).map_err(failed("setsockopt IPV6_V6ONLY"))?;
+            socket::setsockopt(&*socket, sockopt::Ipv6V6Only, &true).map_err(failed("setsockopt IPV6_V6ONLY"))?;
         }
-        socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address)).map_err(failed("bind"))?;
+        socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address)).map_err(failed("bind"))?;
         // All ranks may come before rank 0 accepts: as many as the kernel allows (net.core.somaxconn).
-        socket::listen(&fd, Backlog::MAXALLOWABLE).map_err(failed("listen"))?;
-        let socket = TcpListener::from(fd);
+        socket::listen(&*socket, Backlog::MAXALLOWABLE).map_err(failed("listen"))?;
         let address = socket.local_addr().map_err(|e| Error::system(format!("getsockname of a listener: {e}")))?;
         Ok(Self { socket, handle: Handle { address, token: Token::random()? } })
     }
@@ -52,6 +53,11 @@ impl Listener {
     /// The 128 bytes for the other ranks.
     pub fn handle(&self) -> [u8; handle::BYTES] {
         self.handle.encode()
+    }
+
+    /// What a connection must show.
+    pub(super) fn token(&self) -> Token {
+        self.handle.token
     }
 
     /// Where it listens.

@@ -3,7 +3,7 @@
 
 use super::gather::{self, Conn, Gather};
 use super::job::Job;
-use super::visit::{self, Visit};
+use super::visit::{self, Broken, Visit};
 use super::wire::{self, Failure, Reply, Sender};
 use crate::comm::handle::Token;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,6 +34,8 @@ struct Script {
     plays: VecDeque<Play>,
     /// Its process ends then, in seconds.
     dies: Option<f64>,
+    /// It stops then, with its connections open.
+    stops: Option<f64>,
     /// Its deadline, if not the job's.
     timeout: Option<f64>,
 }
@@ -42,6 +44,7 @@ struct Script {
 enum Event {
     Enter(usize),
     Die(usize),
+    Stop(usize),
     Wake(usize),
     /// A connection reaches rank 0.
     Arrives(Conn),
@@ -89,6 +92,8 @@ struct Net {
     nodes: Vec<Node>,
     steps: Vec<u32>,
     failed: Option<(u32, String)>,
+    /// By rank: whether it has reached rank 0.
+    met: Vec<bool>,
     lines: HashMap<Conn, Line>,
     backlog: VecDeque<Conn>,
     next_conn: Conn,
@@ -106,11 +111,13 @@ fn brings(rank: u32, nranks: u32) -> (Vec<u8>, Vec<u8>) {
 
 impl Net {
     fn new(timeout: f64, seed: u64, scripts: Vec<Script>) -> Self {
-        let addresses: Vec<_> = (0..scripts.len()).map(|r| ([10, 0, (r >> 8) as u8, r as u8], 4711).into()).collect();
+        let address = |r: usize| ([10, 0, (r >> 8) as u8, r as u8], 4711).into();
+        let addresses: Vec<_> = (0..scripts.len()).map(|r| Some(address(r))).collect();
         let job = |script: &Script| Job {
             addresses: addresses.clone(),
             token: TOKEN,
             timeout: Duration::from_secs_f64(script.timeout.unwrap_or(timeout)),
+            silence: Duration::from_secs(30),
         };
         let jobs = scripts.iter().map(|script| Arc::new(job(script))).collect();
         let n = scripts.len();
@@ -125,6 +132,7 @@ impl Net {
             nodes: (0..n).map(|_| Node::Outside).collect(),
             steps: vec![0; n],
             failed: None,
+            met: vec![false; n],
             lines: HashMap::new(),
             backlog: VecDeque::new(),
             next_conn: 0,
@@ -134,6 +142,9 @@ impl Net {
         };
         for rank in 0..n {
             net.enter_next(rank);
+            if let Some(at) = net.scripts[rank].stops {
+                net.at(Duration::from_secs_f64(at), Event::Stop(rank));
+            }
             if let Some(at) = net.scripts[rank].dies {
                 net.at(Duration::from_secs_f64(at), Event::Die(rank));
             }
@@ -225,6 +236,7 @@ impl Net {
         match event {
             Event::Enter(rank) => self.enter(rank),
             Event::Die(rank) => self.die(rank),
+            Event::Stop(rank) => self.nodes[rank] = Node::Dead,
             Event::Wake(rank) => self.settle(rank),
             Event::Arrives(conn) => {
                 self.lines.get_mut(&conn).unwrap().arrived = true;
@@ -238,7 +250,7 @@ impl Net {
                             visit.connected();
                         } else {
                             *current = None;
-                            visit.broken("refused", true, now);
+                            visit.broken("refused", Broken::Refused, now);
                         }
                         self.settle(rank);
                     }
@@ -266,7 +278,7 @@ impl Net {
                             Event::ToVisitor(_, bytes) => visit.received(&bytes, now),
                             _ => {
                                 *current = None;
-                                visit.broken("closed", false, now);
+                                visit.broken("closed", Broken::Otherwise, now);
                             }
                         }
                         self.settle(rank);
@@ -293,7 +305,7 @@ impl Net {
         self.nodes[rank] = if rank == 0 {
             Node::Root(Box::new(Gather::new(job, step, play.name, request, self.failed.clone(), now)))
         } else {
-            Node::Visitor(Box::new(Visit::new(job, step, play.name, request, now)), None)
+            Node::Visitor(Box::new(Visit::new(job, step, play.name, request, self.met[rank], now)), None)
         };
         self.settle(rank);
     }
@@ -358,7 +370,7 @@ impl Net {
                         sends.push((conn, [&shared[..], &own].concat()));
                         gather.sent(conn);
                     }
-                    gather::Action::Close(conn) => closes.push(conn),
+                    gather::Action::Close(conn) | gather::Action::Keep(conn, _) => closes.push(conn),
                 }
             }
             let outcome = gather.outcome(now).cloned();
@@ -423,6 +435,7 @@ impl Net {
         }
         let Node::Visitor(visit, _) = &mut self.nodes[rank] else { return };
         let wake = visit.wake();
+        self.met[rank] = visit.met();
         match visit.outcome() {
             Some(outcome) => {
                 let outcome = match outcome {

@@ -4,6 +4,7 @@
 //! [`Visit::received`], [`Visit::broken`], [`Visit::tick`]), does what
 //! [`Visit::next_action`] says, and stops when [`Visit::outcome`] is there.
 
+use super::beats::Life;
 use super::job::Job;
 use super::wire::{self, Failure, Reply, ReplyHead};
 use nccl_plugin_api::NcclResult;
@@ -17,6 +18,24 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(256);
 /// How long a rank whose deadline passed waits for rank 0 to say whom it waited for.
 pub const GRACE: Duration = Duration::from_secs(2);
+/// How long connections to a rank 0 that was never reached may be refused: a network that is being set up does that.
+pub const REFUSED: Duration = Duration::from_secs(1);
+/// Ranks that find room in any kernel's queue of connections (`net.core.somaxconn` was 128 once). With more of them, a
+/// connection that nobody answers may only say that this queue is full.
+const QUEUED: u32 = 128;
+/// Bytes that any receiver has room for while nobody reads them.
+const WINDOW: usize = 16 << 10;
+
+/// Why there is no connection to rank 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// Its host says that nobody listens there.
+    Refused,
+    /// Its host, or the network between, has not answered for long.
+    Silent,
+    /// Anything else: it closed, or this host has no room.
+    Otherwise,
+}
 
 /// What the driver is to do.
 #[derive(Debug)]
@@ -67,8 +86,15 @@ pub struct Visit {
     /// When it no longer waits for rank 0's word on that.
     limit: Instant,
     pause: Duration,
-    /// Rank 0 took the request once, and then the connection broke.
+    life: Life,
+    /// Rank 0 listened once, in this step or an earlier one. It does so as long as the communicator lives.
     met: bool,
+    /// Since when every attempt was refused.
+    refused: Option<Instant>,
+    /// Since when nothing came from rank 0's host, while something should have.
+    silent: Option<Instant>,
+    /// The kernel says that the host cannot be reached.
+    unreachable: bool,
     /// What ended the last attempt.
     trouble: Option<String>,
     actions: VecDeque<Action>,
@@ -76,9 +102,11 @@ pub struct Visit {
 
 impl Visit {
     /// Starts collective step number `step`, called `name`, with this rank's request, from [`wire::encode_request`].
-    pub fn new(job: Arc<Job>, step: u32, name: &str, request: Vec<u8>, now: Instant) -> Self {
+    /// `met`: a connection to rank 0 stood in an earlier step.
+    pub fn new(job: Arc<Job>, step: u32, name: &str, request: Vec<u8>, met: bool, now: Instant) -> Self {
         let deadline = now + job.timeout;
         Self {
+            life: Life::new(job.silence),
             job,
             name: name.into(),
             step,
@@ -88,7 +116,10 @@ impl Visit {
             deadline,
             limit: deadline + GRACE,
             pause: FIRST_PAUSE,
-            met: false,
+            met,
+            refused: None,
+            silent: Some(now),
+            unreachable: false,
             trouble: None,
             actions: VecDeque::from([Action::Connect]),
         }
@@ -96,8 +127,24 @@ impl Visit {
 
     /// The connection stands.
     pub fn connected(&mut self) {
+        (self.met, self.refused, self.silent, self.unreachable) = (true, None, None, false);
         self.stage = Stage::Talking { sent: false, expired: false };
         self.actions.push_back(Action::Send(self.request.clone()));
+    }
+
+    /// How long rank 0's host may stay silent.
+    pub fn silence(&self) -> Duration {
+        self.job.silence()
+    }
+
+    /// Whether rank 0's kernel takes this rank's connection and all of its request, also while rank 0 is late.
+    pub fn is_taken_at_once(&self) -> bool {
+        self.job.nranks() <= QUEUED && self.request.len() <= WINDOW
+    }
+
+    /// Whether rank 0 was there, in this step or an earlier one.
+    pub fn met(&self) -> bool {
+        self.met
     }
 
     /// All bytes that were to be sent are.
@@ -107,25 +154,64 @@ impl Visit {
         }
     }
 
-    /// The connection could not be made, or broke, or rank 0 closed it. `refused`: nobody listens there.
-    pub fn broken(&mut self, why: &str, refused: bool, now: Instant) {
+    /// The connection could not be made, or broke, or rank 0 closed it.
+    pub fn broken(&mut self, why: &str, how: Broken, now: Instant) {
         if matches!(self.stage, Stage::Done(_)) {
             return;
         }
-        if refused && self.met {
-            // It listened before, and the listener lives as long as the communicator.
-            let sentence = format!("{}: {} went away: its process ended", self.name, self.job.rank(0));
-            return self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
-        }
-        if matches!(self.stage, Stage::Talking { .. }) {
-            self.met = true;
-        }
         self.trouble = Some(why.into());
+        if how != Broken::Refused {
+            self.refused = None;
+        }
+        if how != Broken::Silent {
+            self.silent = None;
+        }
+        match how {
+            Broken::Refused => {
+                let since = *self.refused.get_or_insert(now);
+                if self.met {
+                    return self.fail(&format!("{} went away: nobody listens there any more", self.root()));
+                }
+                if now >= since + REFUSED {
+                    let why = "it has ended, or that address leads to another host here";
+                    return self.fail(&format!("nobody listens where {} should: {why}", self.root()));
+                }
+            }
+            // A connection that stood falls silent only after the kernel has asked for long.
+            Broken::Silent if matches!(self.stage, Stage::Talking { .. }) => return self.unanswered(),
+            Broken::Silent => self.unreachable = true,
+            Broken::Otherwise => {}
+        }
         self.again(now);
+    }
+
+    fn root(&self) -> String {
+        self.job.rank(0)
+    }
+
+    fn fail(&mut self, what: &str) {
+        let sentence = format!("{}: {what}", self.name);
+        self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
+    }
+
+    fn unanswered(&mut self) {
+        self.fail(&format!(
+            "{} went away: its host, or the network to it, has not answered for {} s (last: {})",
+            self.root(),
+            self.job.silence().as_secs_f64(),
+            self.trouble.as_deref().unwrap_or("no answer")
+        ));
+    }
+
+    /// When a host that is silent counts as gone.
+    fn patience(&self) -> Option<Instant> {
+        let counts = self.unreachable || self.job.nranks() <= QUEUED;
+        self.silent.filter(|_| counts).map(|since| since + self.job.silence())
     }
 
     fn again(&mut self, now: Instant) {
         self.reply.clear();
+        self.life.forget();
         self.stage = Stage::Pause(now + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
@@ -135,7 +221,11 @@ impl Visit {
         if !matches!(self.stage, Stage::Talking { .. }) {
             return;
         }
-        self.reply.extend_from_slice(bytes);
+        let beats = bytes.iter().take_while(|&&b| self.reply.is_empty() && b == wire::BEAT).count();
+        if beats > 0 {
+            self.life.heard(now);
+        }
+        self.reply.extend_from_slice(&bytes[beats..]);
         let reply = match ReplyHead::parse(&self.reply) {
             Ok(None) => return,
             Ok(Some(head)) if head.step == self.step && self.reply.len() < head.total() => return,
@@ -155,16 +245,26 @@ impl Visit {
                 self.again(now);
             }
             Err(malformed) => {
-                let sentence = format!("{}: {} answered {malformed}", self.name, self.job.rank(0));
-                self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
+                self.fail(&format!("{} answered {malformed}", self.root()));
             }
         }
     }
 
     /// Time passed.
     pub fn tick(&mut self, now: Instant) {
+        if matches!(self.stage, Stage::Talking { .. }) && self.life.is_over(now) {
+            let (silent, root) = (self.job.silence.as_secs_f64(), self.job.rank(0));
+            let sentence = format!(
+                "{}: {root} has said nothing for {silent} s in this step: it is stopped or out of reach, or its process has \
+                 ended and a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait",
+                self.name
+            );
+            return self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
+        }
         let late = now >= self.deadline;
+        let unanswered = !late && self.patience().is_some_and(|until| now >= until);
         match &mut self.stage {
+            Stage::Connecting | Stage::Pause(_) if unanswered => self.unanswered(),
             Stage::Done(_) => {}
             Stage::Talking { sent: true, expired } if now < self.limit => {
                 if late && !*expired {
@@ -180,6 +280,7 @@ impl Visit {
             Stage::Pause(until) if !late => {
                 if now >= *until {
                     self.stage = Stage::Connecting;
+                    self.silent.get_or_insert(now);
                     self.actions.push_back(Action::Connect);
                 }
             }
@@ -195,11 +296,13 @@ impl Visit {
 
     /// When [`Visit::tick`] is due next if nothing else happens.
     pub fn wake(&self) -> Instant {
-        match &self.stage {
-            Stage::Pause(until) => self.deadline.min(*until),
+        let deadline = self.patience().map_or(self.deadline, |until| until.min(self.deadline));
+        let stage = match &self.stage {
+            Stage::Pause(until) => deadline.min(*until),
             Stage::Talking { expired: true, .. } => self.limit,
-            _ => self.deadline,
-        }
+            _ => deadline,
+        };
+        self.life.until().map_or(stage, |until| until.min(stage))
     }
 
     /// The next thing to do, if any.

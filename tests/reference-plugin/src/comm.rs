@@ -19,6 +19,8 @@ pub struct Comm {
     pub inbox: Arc<Inbox>,
     /// The defect `refusal-breaks` struck.
     pub broken: AtomicBool,
+    /// The defect `refusal-hangs` struck.
+    pub hangs: AtomicBool,
 }
 
 /// A registered range.
@@ -202,8 +204,13 @@ fn checked_signal(signal: Signal<'_>) -> Result<Option<(Remote, u64)>, Refusal> 
 fn hang_when_told() {
     static PUTS: AtomicUsize = AtomicUsize::new(0);
     if defect::on(Defect::Hang) && PUTS.fetch_add(1, Ordering::Relaxed) == 99 {
-        loop {
-            std::thread::park();
-        }
+        hang();
+    }
+}
+
+/// Never returns.
+pub fn hang() -> ! {
+    loop {
+        std::thread::park();
     }
 }

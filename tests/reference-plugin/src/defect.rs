@@ -75,6 +75,10 @@ defects! {
     NoisyRefusal = "noisy-refusal",
     /// A refused operation breaks the communicator.
     RefusalBreaks = "refusal-breaks",
+    /// A registration that one rank refuses is not counted there: its next windows have other numbers.
+    UncountedRefusal = "uncounted-refusal",
+    /// After a refused registration the next one blocks its caller for ever.
+    RefusalHangs = "refusal-hangs",
     /// Closing something twice ends the process.
     CrashOnSecondClose = "crash-on-second-close",
     /// Each `init` leaves a file descriptor open.

@@ -93,6 +93,12 @@ impl Inbox {
         number
     }
 
+    /// Leaves out the next window number: a registration was refused here, and the other ranks take the number.
+    pub fn skip(&self) {
+        let _windows = self.windows.lock().unwrap();
+        self.registered.store(self.registered.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
     /// Forgets a window; once this returns nothing touches its memory.
     pub fn deregister(&self, number: u64) {
         self.windows.lock().unwrap().remove(&number);

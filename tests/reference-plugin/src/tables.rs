@@ -1,6 +1,6 @@
 //! The exported tables.
 
-use crate::comm::{Comm, ContextSet, Signal, Window};
+use crate::comm::{hang, Comm, ContextSet, Signal, Window};
 use crate::defect::{self, Defect};
 use crate::inbox::{self, Inbox};
 use crate::objects::{answer, bad, find, issue, plugins, retire, retire_all, set_logger, Object, Refusal};
@@ -134,7 +134,8 @@ unsafe extern "C" fn connect(
             peers.push((u16::from_le_bytes([bytes[0], bytes[1]]), token));
         }
         inbox.adopt();
-        let comm = Comm { rank: rank as u32, peers, inbox, broken: AtomicBool::new(false) };
+        let comm =
+            Comm { rank: rank as u32, peers, inbox, broken: AtomicBool::new(false), hangs: AtomicBool::new(false) };
         put_out(coll_comm, issue(Object::Comm(Arc::new(comm))), "collComm")
     };
     answer("connect", run())
@@ -176,7 +177,14 @@ unsafe extern "C" fn create_context_rma(
 
 fn register(coll_comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, out: *mut *mut c_void) -> Outcome {
     let comm = comm(coll_comm)?;
+    if comm.hangs.load(Ordering::Relaxed) {
+        hang();
+    }
     if data.is_null() || size == 0 || kind != PTR_HOST || out.is_null() {
+        if !defect::on(Defect::UncountedRefusal) {
+            comm.inbox.skip();
+        }
+        comm.hangs.store(defect::on(Defect::RefusalHangs), Ordering::Relaxed);
         return Err(bad(format!("data {data:p}, size {size}, type {kind}, mhandle {out:p}")));
     }
     let number = comm.inbox.register(data as usize, size);

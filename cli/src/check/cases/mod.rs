@@ -9,6 +9,7 @@ mod order;
 mod refusals;
 mod reload;
 mod signals;
+mod steps;
 mod teardown;
 
 use super::world::{Outcome, Seat};
@@ -237,6 +238,12 @@ pub const ALL: &[Case] = &[
         about: "NULL where a result or an object belongs is refused",
         needs: ANY,
         run: refusals::null,
+    },
+    Case {
+        name: "bad-step",
+        about: "a collective call that one rank refuses ends on all ranks, and the next one works",
+        needs: ANY,
+        run: steps::refused,
     },
     Case {
         name: "dead-peer",

@@ -6,7 +6,7 @@ use crate::check::pattern::{fill, wrong};
 use crate::check::world::{add, bare, plain, spell, Outcome, Request, Seat, Window, World};
 use crate::plugin::log;
 use crate::plugin::{Get, Put, Signal};
-use nccl_plugin_api::{NcclResult, PTR_HOST};
+use nccl_plugin_api::NcclResult;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -15,33 +15,43 @@ const ROOM: usize = 64 << 10;
 /// The good traffic's signal word, apart from whatever a wrongly accepted call may hit.
 const TRAFFIC: usize = 3000;
 
-struct Bench<'a> {
-    world: World<'a>,
-    data: Window,
+pub(super) struct Bench<'a> {
+    pub(super) world: World<'a>,
+    pub(super) data: Window,
     flags: Window,
-    tally: Tally,
+    pub(super) tally: Tally,
     rounds: u64,
 }
 
 /// Bad calls to make on every rank in turn, with good traffic of all ranks after each rank's turn.
 fn with_bench(seat: &Seat<'_>, bad_calls: impl Fn(&mut Bench<'_>) -> Outcome<()>) -> Outcome<Tally> {
-    let world = World::open(seat, 2)?;
-    let (data, flags) = (world.window(ROOM, 0)?, world.window(4096, 1)?);
-    let mut bench = Bench { world, data, flags, tally: Tally::default(), rounds: 0 };
-    bench.good_traffic()?;
+    let mut bench = Bench::open(seat)?;
     if seat.rank == 0 {
         bad_calls(&mut bench)?;
-        let Bench { world, tally, .. } = &mut bench;
-        let bad = world.has_error()?;
-        tally.item(u64::from(bad), || "queryLastError reports an error after refused calls".into());
     }
-    bench.goes_on()?;
-    let Bench { world, data, flags, tally, .. } = bench;
-    world.close(&[&data, &flags])?;
-    Ok(tally)
+    bench.close()
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// A communicator over which good traffic has passed.
+    pub(super) fn open(seat: &'a Seat<'a>) -> Outcome<Self> {
+        let world = World::open(seat, 2)?;
+        let (data, flags) = (world.window(ROOM, 0)?, world.window(4096, 1)?);
+        let mut bench = Self { world, data, flags, tally: Tally::default(), rounds: 0 };
+        bench.good_traffic()?;
+        Ok(bench)
+    }
+
+    /// Good traffic once more, no error to be seen, and down.
+    pub(super) fn close(mut self) -> Outcome<Tally> {
+        let bad = self.world.has_error()?;
+        self.tally.item(u64::from(bad), || "queryLastError reports an error after refused calls".into());
+        self.goes_on()?;
+        let Bench { world, data, flags, tally, .. } = self;
+        world.close(&[&data, &flags])?;
+        Ok(tally)
+    }
+
     fn good_traffic(&mut self) -> Outcome<()> {
         let Self { world, data, flags, tally, rounds } = self;
         let seat = world.seat;
@@ -62,7 +72,7 @@ impl Bench<'_> {
     }
 
     /// Good traffic after bad calls.
-    fn goes_on(&mut self) -> Outcome<()> {
+    pub(super) fn goes_on(&mut self) -> Outcome<()> {
         self.good_traffic().map_err(|e| {
             let before = self.tally.first.take();
             match (is_echo(&e), before) {
@@ -76,7 +86,13 @@ impl Bench<'_> {
     }
 
     /// Judges one call that has to be refused. `values`: one of them has to be in the log line; empty: any line does.
-    fn expect(&mut self, what: &str, call: &str, values: &[String], run: impl FnOnce(&World<'_>) -> NcclResult) {
+    pub(super) fn expect(
+        &mut self,
+        what: &str,
+        call: &str,
+        values: &[String],
+        run: impl FnOnce(&World<'_>) -> NcclResult,
+    ) {
         let mark = log::mark();
         let code = run(&self.world);
         // A second line may come from a helper thread.
@@ -277,11 +293,6 @@ pub fn null(seat: &Seat<'_>) -> Outcome<Tally> {
         bench.expect("request NULL", "iput", nothing, |w| w.raw_put(&put, None, null_mut()));
         let signal = add(&bench.flags, 8, 1);
         bench.expect("request NULL", "iputSignal", nothing, |w| w.raw_put(&put, Some(&signal), null_mut()));
-        bench.expect("mhandle NULL", "regMrSym", nothing, |w| {
-            let (data, comm) = (w.seat as *const _ as *mut c_void, w.target.coll_comm);
-            // SAFETY: refused before anything is registered.
-            unsafe { w.table.reg(comm, data, 8, PTR_HOST, 0, null_mut(), &mut null_mut()) }
-        });
         bench.expect("request NULL", "test", nothing, |w| w.raw_test(Request { raw: null_mut(), peer: 0 }).0);
         bench.expect("NULL for everything", "init", nothing, |w| {
             // SAFETY: the plugin has to check it. The logger stays, or there could be no line.

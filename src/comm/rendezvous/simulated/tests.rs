@@ -1,5 +1,6 @@
-use super::super::gather::{ANSWER_TIME, HELLO_TIME, LINGER, SETTLE};
-use super::super::visit::GRACE;
+use super::super::gather::{Kept, ANSWER_TIME, HELLO_TIME, LINGER, SETTLE};
+use super::super::job::SILENCE;
+use super::super::visit::{GRACE, REFUSED};
 use super::*;
 use proptest::prelude::*;
 
@@ -158,19 +159,126 @@ fn a_rank_0_that_dies_is_known_at_once() {
     scripts[0].dies = Some(1.0);
     let net = Net::new(120.0, 8, scripts).run();
     for rank in [1, 2] {
-        assert_eq!(net.sentence(rank, 0), "connect: rank 0 (10.0.0.0:4711) went away: its process ended");
+        assert_eq!(net.sentence(rank, 0), "connect: rank 0 (10.0.0.0:4711) went away: nobody listens there any more");
         assert!(net.result(rank, 0).1 < 1.1);
     }
 }
 
+/// Stopped, or dead with a child that holds its sockets: its host acknowledges, and no connection ends.
 #[test]
-fn a_rank_0_that_never_listened_is_waited_for_until_the_deadline() {
+fn a_rank_0_that_says_nothing_any_more_is_given_up() {
+    let mut scripts = all(4, &["connect"]);
+    scripts[3].plays[0].after = 500.0;
+    scripts[0].stops = Some(40.0);
+    let net = Net::new(120.0, 8, scripts).run();
+    for rank in [1, 2] {
+        assert!(net.sentence(rank, 0).starts_with("connect: rank 0 (10.0.0.0:4711) has said nothing for 30 s"));
+        // Its last beat was up to 30 / 8 s before, and two are waited for in vain.
+        assert!((73.0..78.0).contains(&net.result(rank, 0).1), "{}", net.result(rank, 0).1);
+    }
+}
+
+/// Whoever waits in vain for another rank hears from rank 0 meanwhile, and its request goes through.
+#[test]
+fn a_rank_0_that_waits_for_long_is_not_taken_for_dead() {
+    let mut scripts = all(3, &["connect", "regMrSym"]);
+    scripts[2].plays[0].after = 1000.0;
+    let net = Net::new(2000.0, 8, scripts).run();
+    (0..3).for_each(|rank| (0..2).for_each(|step| net.check(rank, step)));
+    assert_eq!(net.connections, 4);
+}
+
+#[test]
+fn a_rank_0_that_died_before_the_step_is_known_at_once() {
+    let mut scripts = all(4, &["connect", "regMrSym"]);
+    scripts[0].plays.truncate(1);
+    scripts[0].dies = Some(5.0);
+    for script in &mut scripts[1..] {
+        script.plays[1].after = 10.0;
+    }
+    let net = Net::new(120.0, 8, scripts).run();
+    for rank in 1..4 {
+        net.check(rank, 0);
+        let began = net.result(rank, 0).1 + 10.0;
+        assert_eq!(net.sentence(rank, 1), "regMrSym: rank 0 (10.0.0.0:4711) went away: nobody listens there any more");
+        assert!(net.result(rank, 1).1 < began + 0.1);
+    }
+}
+
+#[test]
+fn a_rank_0_that_never_listened_is_given_a_moment() {
     let mut scripts = all(2, &["connect"]);
     scripts[0].dies = Some(0.0);
     scripts[1].plays[0].after = 1.0;
-    let net = Net::new(10.0, 8, scripts).run();
-    assert!(net.sentence(1, 0).contains("did not come within 10 s") && net.sentence(1, 0).contains("refused"));
-    assert!((11.0..11.1).contains(&net.result(1, 0).1) && net.connections < 60);
+    let net = Net::new(120.0, 8, scripts).run();
+    assert!(net.sentence(1, 0).starts_with("connect: nobody listens where rank 0 (10.0.0.0:4711) should"));
+    let took = Duration::from_secs_f64(net.result(1, 0).1 - 1.0);
+    assert!((REFUSED..REFUSED * 2).contains(&took) && net.connections < 20);
+}
+
+/// A visit of rank 1 of `nranks`, and when it began.
+fn visit(nranks: usize, timeout: f64) -> (Visit, Instant) {
+    let job = Net::new(timeout, 1, all(nranks, &[])).jobs[1].clone();
+    let now = Instant::now();
+    (Visit::new(job, 1, "connect", request(1, "connect", 1, nranks as u32), false, now), now)
+}
+
+/// Lets nothing but time pass, and attempts end as `attempt` says. Returns the sentence and after how long it came.
+fn in_vain(visit: &mut Visit, start: Instant, mut attempt: impl FnMut(&mut Visit, Instant)) -> (String, Duration) {
+    let mut now = start;
+    loop {
+        visit.tick(now);
+        while let Some(action) = visit.next_action() {
+            if matches!(action, visit::Action::Connect) {
+                attempt(visit, now);
+            }
+        }
+        if let Some(outcome) = visit.outcome() {
+            return (outcome.as_ref().unwrap_err().sentence.clone(), now - start);
+        }
+        now = visit.wake().max(now + Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_given_up_before_the_deadline() {
+    let gone = "rank 0 (10.0.0.0:4711) went away: its host, or the network to it, has not answered for 20 s";
+    let (mut silent, now) = visit(128, 120.0);
+    let (sentence, after) = in_vain(&mut silent, now, |_, _| ());
+    assert!(sentence.contains(gone) && sentence.ends_with("(last: no answer)") && after == SILENCE, "{sentence}");
+    // The kernel says so, more often than once.
+    let (mut unreachable, now) = visit(1000, 120.0);
+    let (sentence, after) = in_vain(&mut unreachable, now, |v, now| v.broken("No route", Broken::Silent, now));
+    assert!(sentence.contains(gone) && sentence.ends_with("(last: No route)") && after == SILENCE, "{sentence}");
+    // A connection that stood and fell silent: the kernel has asked for long enough.
+    let (mut fell_silent, now) = visit(1000, 120.0);
+    fell_silent.connected();
+    fell_silent.sent();
+    fell_silent.broken("timed out", Broken::Silent, now);
+    let sentence = &fell_silent.outcome().unwrap().as_ref().unwrap_err().sentence;
+    assert!(sentence.contains(gone), "{sentence}");
+    // Half of a short deadline.
+    let (mut soon, now) = visit(2, 10.0);
+    assert_eq!(in_vain(&mut soon, now, |_, _| ()).1, Duration::from_secs(5));
+}
+
+#[test]
+fn silence_that_has_another_reason_is_waited_out() {
+    // More ranks than a kernel's queue of connections may hold.
+    let (mut crowded, now) = visit(129, 120.0);
+    let (sentence, after) = in_vain(&mut crowded, now, |_, _| ());
+    assert!(sentence.contains("did not come within 120 s") && after.as_secs() == 120, "{sentence}");
+    // This host is what has no room.
+    let (mut full, now) = visit(2, 120.0);
+    let (sentence, after) = in_vain(&mut full, now, |v, now| v.broken("Too many files", Broken::Otherwise, now));
+    assert!(sentence.ends_with("(last: Too many files)") && after.as_secs() == 120, "{sentence}");
+    // Refusals that end in time.
+    let (mut late, start) = visit(2, 120.0);
+    in_vain(&mut late, start, |v, now| match now < start + REFUSED / 2 {
+        true => v.broken("refused", Broken::Refused, now),
+        false => v.broken("reset", Broken::Otherwise, now),
+    });
+    assert!(!late.met());
 }
 
 #[test]
@@ -183,8 +291,8 @@ fn failures_reach_all_once_all_came() {
     let net = Net::new(120.0, 9, scripts).run();
     for rank in 0..7 {
         let sentence = net.sentence(rank, 0);
-        assert!(sentence.starts_with("regMrSym: rank 1 (10.0.0.1:4711) failed: no such memory; rank 3"), "{sentence}");
-        assert!(sentence.ends_with("and 1 ranks more") && net.result(rank, 0).1 > 30.0, "{sentence}");
+        assert!(sentence.starts_with("regMrSym: rank 1 (10.0.0.1:4711), rank 3 (10.0.0.3:4711), rank 4"), "{sentence}");
+        assert!(sentence.ends_with(" failed: no such memory") && net.result(rank, 0).1 > 30.0, "{sentence}");
         net.check(rank, 1);
     }
 }
@@ -249,7 +357,7 @@ fn strangers_matter_to_nobody() {
             1 => b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
             2 => &good[..20],
             3 => &wrong,
-            _ => b"oxyQ\x02\0",
+            _ => b"oxyQ\x09\0",
         };
         let conn = net.stranger(0.01 * f64::from(i), bytes);
         if i % 2 == 0 {
@@ -264,9 +372,7 @@ fn strangers_matter_to_nobody() {
 
 #[test]
 fn garbage_from_rank_0_is_an_error() {
-    let job = Net::new(1.0, 1, all(2, &[])).jobs[1].clone();
-    let now = Instant::now();
-    let mut visit = Visit::new(job, 1, "connect", request(1, "connect", 1, 2), now);
+    let (mut visit, now) = visit(2, 1.0);
     visit.connected();
     visit.sent();
     visit.received(b"HTTP/1.1 400 Bad Request", now);
@@ -289,6 +395,32 @@ fn a_rank_that_does_not_read_its_answer_is_named() {
     gather.tick(late);
     let sentence = gather.outcome(late).unwrap().as_ref().unwrap_err().sentence.clone();
     assert_eq!(sentence, "connect: rank 1 (10.0.0.1:4711) did not read the answer");
+}
+
+#[test]
+fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_its_rank_is_gone() {
+    let job = Net::new(10.0, 1, all(2, &[])).jobs[0].clone();
+    let now = Instant::now();
+    let begin = || {
+        let mut gather = Gather::new(job.clone(), 2, "connect", request(2, "connect", 0, 2), None, now);
+        gather.kept(7, Kept { rank: 1, peer: ([10, 0, 0, 1], 9).into() });
+        gather
+    };
+    // Behind the byte that crossed the answer before; and kept again for the next.
+    let mut gather = begin();
+    gather.received(7, &[&[wire::EXPIRED], &request(2, "connect", 1, 2)[..]].concat(), now);
+    gather.tick(now);
+    assert!(matches!(gather.next_action(), Some(gather::Action::Send { conn: 7, .. })));
+    gather.sent(7);
+    assert!(matches!(gather.next_action(), Some(gather::Action::Keep(7, Kept { rank: 1, .. }))));
+    assert!(gather.outcome(now).unwrap().is_ok());
+    // Nobody's time runs there: the rank may be at work. Its end is told at once.
+    let mut gather = begin();
+    gather.tick(now + HELLO_TIME);
+    assert!(gather.next_action().is_none() && gather.outcome(now).is_none());
+    gather.closed(7, now);
+    let sentence = gather.outcome(now).unwrap().as_ref().unwrap_err().sentence.clone();
+    assert!(sentence.starts_with("connect: rank 1 (10.0.0.1:4711) went away between two steps"), "{sentence}");
 }
 
 /// More than messages take on the simulated network, s: whoever comes within so much of the end may come too late.
@@ -427,7 +559,7 @@ proptest! {
                 match action {
                     gather::Action::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
                     gather::Action::Send { .. } => {} // this one never reads
-                    gather::Action::Close(conn) => {
+                    gather::Action::Close(conn) | gather::Action::Keep(conn, _) => {
                         open.remove(&conn);
                     }
                 }

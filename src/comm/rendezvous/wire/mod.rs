@@ -16,10 +16,13 @@ pub use reply::{encode_again, encode_failed, encode_list, gathered_head, Reply, 
 pub use request::{encode_request, Request, RequestHead, Sender};
 
 /// Version of the messages and of the handle: all ranks of a job must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Follows a request whose sender's deadline has passed while it waited for the reply.
 pub const EXPIRED: u8 = b'X';
+
+/// Precedes a reply, any number of times: rank 0 lives, and waits for other ranks.
+pub const BEAT: u8 = b'.';
 
 /// Most bytes behind a request's head: 16 contexts × 1024 ranks need well under 1 MiB.
 pub const MAX_REQUEST_BODY: u64 = 64 << 20;

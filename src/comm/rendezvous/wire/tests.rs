@@ -67,11 +67,11 @@ proptest! {
     #[test]
     fn anything_parses_or_fails(mut bytes in vec(any::<u8>(), 0..200), ours: bool) {
         if ours && bytes.len() > 7 {
-            bytes[..7].copy_from_slice(b"oxyQ\x01\0\0");
+            bytes[..7].copy_from_slice(b"oxyQ\x02\0\0");
         }
         let _ = Request::parse(&bytes);
         if ours && bytes.len() > 7 {
-            bytes[..7].copy_from_slice(b"oxyA\x01\0\0");
+            bytes[..7].copy_from_slice(b"oxyA\x02\0\0");
         }
         let _ = Reply::parse(&bytes, 4);
     }

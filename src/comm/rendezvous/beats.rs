@@ -1,0 +1,105 @@
+//! Signs of life from rank 0 to those who wait in a step: its host would acknowledge what they send without it, and a child
+//! that it forked may hold its sockets.
+
+use std::time::{Duration, Instant};
+
+/// Beats within the time that rank 0 may be silent.
+const BEATS: u32 = 8;
+/// So many more are waited for: its last one may be nearly as much older than the moment when it was stopped.
+const MORE: u32 = 2;
+/// How much longer a silence must last once it was noticed: who was stopped itself finds what came meanwhile.
+const DOUBT: Duration = Duration::from_millis(50);
+
+/// When rank 0 beats.
+#[derive(Debug)]
+pub struct Beats {
+    every: Duration,
+    next: Instant,
+}
+
+impl Beats {
+    /// From `now` on, often enough for those who wait `silence` long for the next.
+    pub fn new(silence: Duration, now: Instant) -> Self {
+        let every = silence / BEATS;
+        Self { every, next: now + every }
+    }
+
+    /// When it is due.
+    pub fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether it is; it counts as done then.
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
+        if due {
+            self.next = now + self.every;
+        }
+        due
+    }
+}
+
+/// What another rank makes of them. There is nothing to expect before the first: rank 0 may not be in the step yet.
+#[derive(Debug)]
+pub struct Life {
+    /// From its last word until it counts as gone.
+    patience: Duration,
+    /// When it counts as gone.
+    until: Option<Instant>,
+    doubted: bool,
+}
+
+impl Life {
+    /// Nothing was heard yet.
+    pub fn new(silence: Duration) -> Self {
+        Self { patience: silence / BEATS * (BEATS + MORE), until: None, doubted: false }
+    }
+
+    /// A beat came.
+    pub fn heard(&mut self, now: Instant) {
+        (self.until, self.doubted) = (Some(now + self.patience), false);
+    }
+
+    /// The connection is another one.
+    pub fn forget(&mut self) {
+        (self.until, self.doubted) = (None, false);
+    }
+
+    /// When [`Life::is_over`] is to be asked again.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Whether it has been silent for too long.
+    pub fn is_over(&mut self, now: Instant) -> bool {
+        if self.until.is_none_or(|until| now < until) {
+            return false;
+        }
+        if !std::mem::replace(&mut self.doubted, true) {
+            self.until = Some(now + DOUBT);
+            return false;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_stopped_itself_looks_before_it_judges() {
+        let (s, now) = (Duration::from_secs, Instant::now());
+        let mut life = Life::new(s(24));
+        assert!(!life.is_over(now + s(1000)), "nothing to expect");
+        life.heard(now);
+        assert!(!life.is_over(now + s(29)));
+        // This rank was stopped, and finds a beat.
+        assert!(!life.is_over(now + s(100)));
+        life.heard(now + s(100));
+        assert!(!life.is_over(now + s(129)));
+        assert!(!life.is_over(now + s(130)));
+        assert_eq!(life.until(), Some(now + s(130) + DOUBT));
+        assert!(life.is_over(now + s(131)));
+    }
+}
