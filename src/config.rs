@@ -42,6 +42,8 @@ pub struct Config {
     pub fabric: FabricChoice,
     /// `OXYGIN_TIMEOUT`: deadline of every collective step.
     pub timeout: Duration,
+    /// `OXYGIN_PEER_TIMEOUT`: how long a peer may be silent before it counts as gone; see [`Config::peer_limit`].
+    pub peer_timeout: Option<Duration>,
     /// `OXYGIN_QUEUE_DEPTH`: send queue entries a (context, peer); 0: the caller's wish, else the fabric's choice.
     pub queue_depth: u32,
     /// `OXYGIN_MAX_OPERATIONS`: unfinished operations that a context holds before a call waits.
@@ -83,6 +85,7 @@ impl Default for Config {
         Self {
             fabric: FabricChoice::Auto,
             timeout: Duration::from_secs(120),
+            peer_timeout: None,
             queue_depth: 0,
             max_operations: 65_536,
             soft_transport: SoftTransport::Auto,
@@ -153,10 +156,13 @@ fn unless_minus_one(text: &str, high: i64) -> Option<Option<u8>> {
     within(text, 0, high).map(Some)
 }
 
+/// The longest time that may be set.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// Seconds, fractions allowed, more than none and at most a day.
 fn seconds(text: &str) -> Option<Duration> {
     let value: f64 = text.trim().parse().ok()?;
-    (value > 0.0 && value <= 86_400.0).then(|| Duration::try_from_secs_f64(value).ok())?
+    (value > 0.0 && value <= LONGEST.as_secs_f64()).then(|| Duration::try_from_secs_f64(value).ok())?
 }
 
 /// Every variable that this library reads. A later entry wins over an earlier one that sets the same field.
@@ -184,6 +190,14 @@ pub const VARIABLES: &[Variable] = &[
                   it names the step and the ranks that did not come.",
         accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
         apply: |config, text| seconds(text).map(|value| config.timeout = value),
+    },
+    Variable {
+        name: "OXYGIN_PEER_TIMEOUT",
+        default: "what verbs' retries take, 4.096 µs × 2^NCCL_IB_TIMEOUT × (NCCL_IB_RETRY_CNT + 1), but at least 30: 35",
+        meaning: "How long, in seconds, a peer of the soft fabric, or rank 0 in a collective step, may be silent (stopped, out of \
+                  reach, not reading) before it counts as gone. A process that ends is noticed at once.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.peer_timeout = Some(value)),
     },
     Variable {
         name: "OXYGIN_QUEUE_DEPTH",
@@ -406,6 +420,19 @@ impl Config {
         }
         (config, problems)
     }
+
+    /// How long a peer of the soft fabric may be silent: as long as verbs would go on trying, unless something else is set.
+    pub fn peer_limit(&self) -> Duration {
+        const SHORTEST: Duration = Duration::from_secs(30);
+        self.peer_timeout.unwrap_or_else(|| {
+            let tries = u32::from(self.ib_retry_cnt) + 1;
+            let nanos = (4096u64 << self.ib_timeout.min(31)) * u64::from(tries);
+            // To verbs, 0 is for ever.
+            let retries =
+                if self.ib_timeout == 0 { LONGEST } else { Duration::from_secs(nanos.div_ceil(1_000_000_000)) };
+            retries.clamp(SHORTEST, LONGEST)
+        })
+    }
 }
 
 /// A sentence about `name` if it looks like ours and is none of the table.
@@ -515,6 +542,20 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_may_be_silent_for_as_long_as_verbs_would_try_again() {
+        let limit = |name, value| one(name, value).0.peer_limit();
+        assert_eq!(Config::default().peer_limit(), Duration::from_secs(35));
+        assert_eq!(limit("NCCL_IB_TIMEOUT", "22").as_secs(), 138);
+        assert_eq!(limit("NCCL_IB_TIMEOUT", "10"), Duration::from_secs(30));
+        assert_eq!(limit("NCCL_IB_RETRY_CNT", "0"), Duration::from_secs(30));
+        assert_eq!(
+            [limit("NCCL_IB_TIMEOUT", "0"), limit("NCCL_IB_TIMEOUT", "31")].map(|l| l.as_secs()),
+            [86_400, 70_369]
+        );
+        assert_eq!(limit("OXYGIN_PEER_TIMEOUT", "0.5"), Duration::from_millis(500));
+    }
+
+    #[test]
     fn bad_values_keep_the_default_and_are_told() {
         for (name, value) in [
             ("OXYGIN_FABRIC", "Soft"),
@@ -523,6 +564,7 @@ mod tests {
             ("OXYGIN_TIMEOUT", "NaN"),
             ("OXYGIN_TIMEOUT", "inf"),
             ("OXYGIN_TIMEOUT", "2m"),
+            ("OXYGIN_PEER_TIMEOUT", "0"),
             ("OXYGIN_TCP_STRIPES", "0"),
             ("OXYGIN_MAX_OPERATIONS", "99999999999999999999"),
             ("NCCL_SOCKET_FAMILY", "inet6"),

@@ -7,6 +7,7 @@ pub mod comm;
 pub mod config;
 pub mod error;
 pub mod fabric;
+pub mod fork;
 pub mod handles;
 pub mod memory;
 pub mod rma;

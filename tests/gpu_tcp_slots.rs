@@ -73,7 +73,8 @@ impl<'a> Target<'a> {
     /// Rank 1's connection for bulk.
     fn called(&self) -> TcpStream {
         let mut s = TcpStream::connect(self.tcp.addresses()[0]).unwrap();
-        let hello = Hello { answer: false, token: token(0), from: 1, to: 0, nranks: 2, stripe: STRIPE, stripes: CONNS };
+        let (stripe, stripes) = (STRIPE, CONNS);
+        let hello = Hello { answer: false, token: token(0), from: 1, to: 0, nranks: 2, stripe, stripes, silence: 0 };
         s.write_all(&hello.emit()).unwrap();
         s.set_nonblocking(true).unwrap();
         self.until("the greeting", || s.read_exact(&mut [0; 48]).is_ok());

@@ -41,6 +41,20 @@ fn ok(what: &str, result: NcclResult) {
     assert_eq!(result, NcclResult::SUCCESS, "{what}");
 }
 
+/// A process that is forked from this one ends in good order: nothing in it calls code that is not there.
+fn a_child_ends() {
+    // SAFETY: the child ends at once; its status is read from a local.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::_exit(7);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "status {status:#x}");
+    }
+}
+
 /// One life of the library: load, a communicator of one rank, a put with a signal to itself, and the way back.
 fn live(path: &Path) {
     // SAFETY: the library is ours; its constructors are those of Rust's runtime.
@@ -79,6 +93,7 @@ fn live(path: &Path) {
         while signals.as_ptr().add(1).read_volatile() != 1 {
             ok("rmaProgress", table.rma_progress.unwrap()(rma));
         }
+        a_child_ends();
         ok("deregMrSym", table.dereg_mr_sym.unwrap()(coll, signal_mh));
         ok("deregMrSym", table.dereg_mr_sym.unwrap()(coll, data_mh));
         ok("destroyContext", table.destroy_context.unwrap()(rma));
@@ -86,6 +101,7 @@ fn live(path: &Path) {
         ok("finalize", table.finalize.unwrap()(ctx));
     }
     library.close().expect("dlclose");
+    a_child_ends();
 }
 
 #[test]

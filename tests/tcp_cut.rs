@@ -4,7 +4,7 @@
 mod tcp;
 
 use oxygin::fabric::soft::lane::{Health, Lane, Task, Work};
-use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
+use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
 use oxygin::memory::registry::{Extent, Registry};
 use std::fs::File;
@@ -15,6 +15,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 use tcp::*;
+
+/// How long a host may be silent.
+const SILENCE: Duration = Duration::from_secs(6);
 
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output().expect("ip, from iproute2");
@@ -73,7 +76,7 @@ fn host(
     std::thread::spawn(move || {
         enter(&hosts, n);
         let bind: SocketAddr = format!("10.77.0.{}:0", n + 1).parse().unwrap();
-        let tcp = Arc::new(Tcp::open(&[bind], token(n), 1, registry).unwrap());
+        let tcp = Arc::new(Tcp::open_with(&[bind], token(n), 1, registry, Timing::of(SILENCE)).unwrap());
         give.send(tcp.clone()).unwrap();
         let theirs = hear.recv().unwrap();
         let peers = healths.into_iter().enumerate().map(|(p, health)| PeerInfo {

@@ -40,7 +40,7 @@ fn strangers_are_dropped_and_delay_nobody() {
     let _guard = alone();
     let all = ranks_with(2, 1, 8, quick(), &[localhost()]);
     let at = all[1].tcp.addresses()[0];
-    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe: 0, stripes: 1 };
+    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe: 0, stripes: 1, silence: 0 };
     let wrong_world = Hello { nranks: 3, ..hello }.emit();
     let wrong_token = Hello { token: [99; 16], ..hello }.emit();
     let mut strangers: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(at).unwrap()).collect();
@@ -72,12 +72,15 @@ fn strangers_are_dropped_and_delay_nobody() {
 fn garbage_behind_a_right_greeting_ends_that_peer_alone() {
     let _guard = alone();
     let all = ranks(3, 1, 8);
-    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 3, stripe: 0, stripes: 1 };
+    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 3, stripe: 0, stripes: 1, silence: 0 };
     let mut s = TcpStream::connect(all[1].tcp.addresses()[0]).unwrap();
     s.write_all(&hello.emit()).unwrap();
     let mut answer = [0; 48];
     s.read_exact(&mut answer).unwrap();
-    assert_eq!(Hello::parse(&answer).unwrap(), Hello { answer: true, token: token(0), from: 1, to: 0, ..hello });
+    assert_eq!(
+        Hello::parse(&answer).unwrap(),
+        Hello { answer: true, token: token(0), from: 1, to: 0, silence: 35_000, ..hello }
+    );
     s.write_all(&[0x55; 100]).unwrap();
     until("failure", || all[1].health[0].has_failed());
     let e = all[1].health[0].check().unwrap_err();
@@ -259,7 +262,7 @@ fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
     let mut conns = [0, 1, 2].map(|stripe| {
         let mut s = TcpStream::connect(at).unwrap();
         s.set_read_timeout(Some(PATIENCE)).unwrap();
-        let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe, stripes: 3 };
+        let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe, stripes: 3, silence: 0 };
         s.write_all(&hello.emit()).unwrap();
         s.read_exact(&mut [0; 48]).unwrap();
         s

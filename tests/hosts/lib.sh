@@ -42,6 +42,15 @@ hosts_up() {
         ip -n "$host" link set eth0 up
         ip -n "$host" link set ctl0 up
     done
+    # Where many interfaces come and go the kernel says only once a second which of them are running.
+    for i in $(seq "$n"); do
+        for _ in $(seq 100); do
+            [ "$(ip -n "$hosts_prefix-$i" -o link show up | grep -c 'eth0.* state UP\|ctl0.* state UP')" = 2 ] && continue 2
+            sleep 0.1
+        done
+        echo "host $i is not connected" >&2
+        return 1
+    done
 }
 
 # hosts_link_local: leaves the hosts nothing on the network under test but the link-local addresses of their interfaces.

@@ -83,13 +83,24 @@ pub fn ranks(n: usize, stripes: u32, data_words: usize) -> Vec<Rank> {
 }
 
 pub fn ranks_with(n: usize, stripes: u32, data_words: usize, timing: Timing, bind: &[SocketAddr]) -> Vec<Rank> {
+    ranks_each(n, stripes, data_words, |_| timing, bind)
+}
+
+/// Each with deadlines of its own.
+pub fn ranks_each(
+    n: usize,
+    stripes: u32,
+    data_words: usize,
+    timing: impl Fn(usize) -> Timing,
+    bind: &[SocketAddr],
+) -> Vec<Rank> {
     let mut all: Vec<Rank> = (0..n)
         .map(|r| {
             let registry = Arc::new(Registry::default());
             let (data, signals) = (words(data_words), words(64));
             registry.insert(DATA, extent(&data));
             registry.insert(SIGNALS, extent(&signals));
-            let mut tcp = Tcp::open_with(bind, token(r), stripes, registry.clone(), timing).unwrap();
+            let mut tcp = Tcp::open_with(bind, token(r), stripes, registry.clone(), timing(r)).unwrap();
             tcp.set_movers(movers(), stripes).unwrap();
             Rank {
                 tcp: Arc::new(tcp),

@@ -15,7 +15,9 @@ pub fn targets() -> Vec<Target> {
 fn hellos() -> Vec<Vec<u8>> {
     [false, true]
         .map(|answer| {
-            Hello { answer, token: [4; 16], from: 1, to: 0, nranks: 3, stripe: 1, stripes: 4 }.emit().to_vec()
+            Hello { answer, token: [4; 16], from: 1, to: 0, nranks: 3, stripe: 1, stripes: 4, silence: 5 }
+                .emit()
+                .to_vec()
         })
         .to_vec()
 }
@@ -24,7 +26,8 @@ fn hello(mut input: &[u8]) {
     let bytes: [u8; HELLO] = take(&mut input);
     if let Ok(hello) = Hello::parse(&bytes) {
         assert!(hello.from < hello.nranks && hello.to < hello.nranks);
-        assert!(hello.stripe < hello.stripes && usize::from(hello.stripes) <= MAX_STRIPES);
+        assert!(hello.stripe < hello.stripes || hello.is_life());
+        assert!(usize::from(hello.stripes) <= MAX_STRIPES);
         assert_eq!(hello.emit(), bytes);
     }
 }
@@ -39,6 +42,7 @@ fn frames() -> Vec<u8> {
         Frame::Get { context: 2, place },
         Frame::Data { len: 8 },
         Frame::Refused { why: Refusal::Get, context: 3, place },
+        Frame::End { context: 3, conns: 5 },
         Frame::Goodbye,
     ] {
         stream.extend(frame.emit());
@@ -71,7 +75,7 @@ fn stream(mut input: &[u8]) {
                 assert!(place.len <= MAX_PAYLOAD);
                 0
             }
-            Frame::Goodbye => return,
+            Frame::End { .. } | Frame::Goodbye => return,
         };
         assert!(payload <= MAX_PAYLOAD);
         let Some(rest) = input.get(payload as usize..) else { return };

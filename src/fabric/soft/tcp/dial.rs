@@ -1,5 +1,6 @@
 //! Opening the connections to one peer: connect, greet, be greeted; again after a while if that fails.
 
+use super::clock::Clock;
 use super::link::{Link, Phase};
 use super::order::STRIPES;
 use super::sock::{self, Moved, Poller, Timing};
@@ -63,6 +64,8 @@ pub struct Dialer<'a> {
     pub peer: &'a PeerInfo,
     /// Deadlines.
     pub timing: &'a Timing,
+    /// Learns how long the peer lets others be silent.
+    pub clock: &'a Clock,
     /// Where the socket of a stripe is watched.
     pub poller: &'a dyn Fn(usize) -> &'a Poller,
 }
@@ -121,8 +124,8 @@ impl Dialer<'_> {
         let list = |all: &[SocketAddr]| all.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
         let why = dial.trouble.as_ref().map_or(String::new(), |(_, e)| e.to_string());
         Error::remote(format!(
-            "rank {} refuses connections at {}, where it has listened, {} attempts in a row: {why}; its process has \
-             ended, or a firewall rejects: look into that rank's own log",
+            "rank {} refuses connections at {}, where it has listened, {} attempts in a row: {why}; it has closed its \
+             communicator or ended, or a firewall rejects: look into that rank's own log",
             self.rank,
             list(&self.peer.addresses),
             dial.refusals.map_or(0, |r| r.count),
@@ -141,8 +144,8 @@ impl Dialer<'_> {
             _ => format!("{}: no answer", self.address(dial.attempts, stripe)),
         };
         Error::remote(format!(
-            "no data connection to rank {rank} within {secs} s and {} attempts: {what}; check that the rank is alive \
-             and that no firewall is between the interfaces NCCL_SOCKET_IFNAME selects",
+            "no data connection to rank {rank} within {secs} s (OXYGIN_PEER_TIMEOUT) and {} attempts: {what}; check that \
+             the rank is alive and that no firewall is between the interfaces NCCL_SOCKET_IFNAME selects",
             dial.attempts + 1
         ))
     }
@@ -196,6 +199,7 @@ impl Dialer<'_> {
                     nranks,
                     stripe: stripe as u16,
                     stripes,
+                    silence: self.timing.silence_ms(),
                 };
                 sock::send_whole(fd, &hello.emit())?;
                 let interest = libc::EPOLLIN as u32;
@@ -215,6 +219,7 @@ impl Dialer<'_> {
                     if !hello.answer || !secret::same(&hello.token, self.own_token) || hello.from != self.rank {
                         return Err(io::Error::other("greeted back as somebody else"));
                     }
+                    self.clock.hurry(Duration::from_millis(hello.silence.into()));
                     conn.dial = Dial { step: Step::Ready, ..Dial::default() };
                 }
             }

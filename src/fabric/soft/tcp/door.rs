@@ -2,6 +2,7 @@
 
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
+use crate::fork::Private;
 use crate::secret;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +15,7 @@ const STRANGERS: usize = 128;
 const TURN: usize = 32;
 
 struct Caller {
-    fd: OwnedFd,
+    fd: Private<OwnedFd>,
     buf: [u8; HELLO],
     have: usize,
     since: Instant,
@@ -23,7 +24,7 @@ struct Caller {
 
 /// The listeners and what came in by them.
 pub struct Door {
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Private<TcpListener>>,
     callers: Vec<Option<Caller>>,
     /// A listener is not watched because descriptors ran out.
     shut: bool,
@@ -31,7 +32,7 @@ pub struct Door {
 
 impl Door {
     /// Watches `listeners`, reporting the i-th as `token(i)`.
-    pub fn new(listeners: Vec<TcpListener>) -> Self {
+    pub fn new(listeners: Vec<Private<TcpListener>>) -> Self {
         Self { listeners, callers: Vec::new(), shut: false }
     }
 
@@ -57,7 +58,7 @@ impl Door {
                     return n > 0;
                 }
             };
-            let fd = OwnedFd::from(stream);
+            let fd = Private::new(OwnedFd::from(stream));
             if set_nonblocking(&fd).and_then(|()| sock::tune(&fd, timing)).is_err() {
                 continue;
             }
@@ -132,7 +133,7 @@ impl Door {
     }
 
     /// Hands a caller's connection over.
-    pub fn take(&mut self, at: usize) -> Option<OwnedFd> {
+    pub fn take(&mut self, at: usize) -> Option<Private<OwnedFd>> {
         Some(self.callers.get_mut(at)?.take()?.fd)
     }
 

@@ -146,10 +146,10 @@ impl Gpu {
         self.fed.store(true, Ordering::Release);
     }
 
-    /// Whether flights are up, and whether anybody who waits for one or for a slot should look again.
+    /// Whether flights are up, and whether anybody who waits for one, for a slot, or for room should look again.
     #[inline]
     pub fn poll(&self) -> (bool, bool) {
-        let Some(stager) = self.stager() else { return (false, false) };
+        let Some(stager) = self.stager() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
         let up = stager.poll();
         let landed = stager.landed();
         let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;

@@ -4,6 +4,7 @@ mod answers;
 mod bulk;
 mod ending;
 mod leaving;
+mod places;
 mod spread;
 mod staged;
 
@@ -21,6 +22,7 @@ use super::wire::{Bell, Frame, Place, Refusal, HEADER};
 use crate::error::Error;
 use crate::fabric::soft::gpu::Lease;
 use crate::fabric::soft::lane::{Task, Work};
+use crate::fork::Private;
 use crate::memory::gpu::GPU_BIT;
 use crate::rma::op::{Get, Put};
 use std::collections::VecDeque;
@@ -47,7 +49,7 @@ const TURN: usize = 1 << 20;
 #[derive(Default)]
 pub struct Conn {
     /// The socket, once connected.
-    pub fd: Option<Arc<OwnedFd>>,
+    pub fd: Option<Arc<Private<OwnedFd>>>,
     /// How the socket comes to be.
     pub dial: Dial,
     /// What epoll watches for.
@@ -64,6 +66,8 @@ pub struct Conn {
     inlet: Inlet,
     asked: VecDeque<Asked>,
     asked_bytes: usize,
+    /// Contexts that are over, and the connections that are told of each.
+    over_here: VecDeque<(u32, u32)>,
     /// The front of `asked` is being answered.
     landing: bool,
     /// Its bytes are for GPU memory and no slot is free: the connection is not read.
@@ -105,6 +109,7 @@ pub struct Link {
     /// One a stripe.
     pub conns: Vec<Conn>,
     lanes: Vec<Option<Box<Queue>>>,
+    places: places::Places,
     ring: VecDeque<u32>,
     spread: spread::Spread,
     /// When connecting is given up.
@@ -126,6 +131,8 @@ pub struct Link {
     hungry: bool,
     /// Why transfers from or to this rank's GPU cannot go on.
     pub fault: Option<Error>,
+    /// A connection has contexts that are over to tell of.
+    ends_due: bool,
 }
 
 impl Link {
@@ -137,6 +144,7 @@ impl Link {
             phase: Phase::Idle,
             conns,
             lanes: Vec::new(),
+            places: places::Places::default(),
             ring: VecDeque::new(),
             spread: spread::Spread::new(movers),
             deadline: None,
@@ -149,6 +157,7 @@ impl Link {
             refused: None,
             hungry: false,
             fault: None,
+            ends_due: false,
         }
     }
 
@@ -172,14 +181,8 @@ impl Link {
             // Its failure is told through the peer's health.
             return;
         }
-        let at = task.lane.context as usize;
-        if self.lanes.len() <= at {
-            self.lanes.resize_with(at + 1, || None);
-        }
-        let lane = self.lanes[at].get_or_insert_with(|| Box::new(Queue::new(task.lane.clone())));
-        if !std::sync::Arc::ptr_eq(&lane.lane, &task.lane) && lane.is_idle() {
-            lane.lane = task.lane.clone();
-        }
+        let at = self.place_of(&task.lane);
+        let Some(lane) = self.lanes[at].as_deref_mut() else { return };
         if self.phase == Phase::Up && lane.tasks.is_empty() {
             if let Work::Put(put) = &task.work {
                 let stripes = self.conns.len();
@@ -324,6 +327,9 @@ impl Link {
             }
         }
         self.fill();
+        if self.ends_due {
+            self.send_ends();
+        }
         if moved {
             self.last_use = Some(Instant::now());
         }
@@ -340,7 +346,7 @@ impl Link {
 
     /// Connections that have more to send.
     pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.conns.iter().filter(|c| !c.outlet.is_empty()).filter_map(|c| c.fd.as_deref())
+        self.conns.iter().filter(|c| !c.outlet.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
     }
 }
 

@@ -4,11 +4,13 @@
 //! have two sets of connections. `link` is the initiator's side of a peer, `serve` the target's; both are driven from
 //! [`Tcp::progress`] and, as far as nothing blocks, from [`Tcp::post`]. See `docs/soft-tcp.md`.
 
+mod clock;
 mod dial;
 mod door;
 mod flights;
 mod gpu;
 mod inlet;
+mod life;
 mod link;
 mod order;
 mod outlet;
@@ -23,8 +25,10 @@ pub use sock::Timing;
 use crate::error::{Error, Result};
 use crate::fabric::soft::lane::{Health, Task};
 use crate::fabric::World;
+use crate::fork::Private;
 use crate::memory::registry::Registry;
 use crate::sync::Mutex;
+use clock::Clock;
 use door::Door;
 pub use gpu::Gpu;
 use peer::Peer;
@@ -69,6 +73,7 @@ pub struct PeerInfo {
 enum Source {
     Tick,
     Flush,
+    Pulse,
     Listener(usize),
     Caller(usize),
     Link(u32, usize),
@@ -85,6 +90,7 @@ impl Source {
             Source::Caller(i) => pack(3, (i >> 16) as u32, i),
             Source::Link(peer, stripe) => pack(4, peer, stripe),
             Source::Serving(peer, stripe) => pack(5, peer, stripe),
+            Source::Pulse => 6 << 56,
         }
     }
 
@@ -96,7 +102,8 @@ impl Source {
             2 => Source::Listener(n),
             3 => Source::Caller((peer as usize) << 16 | n),
             4 => Source::Link(peer, n),
-            _ => Source::Serving(peer, n),
+            5 => Source::Serving(peer, n),
+            _ => Source::Pulse,
         }
     }
 }
@@ -118,6 +125,7 @@ pub struct Tcp {
     /// Connections opened to a peer: the express one, the middle one and the stripes.
     conns: usize,
     timing: Timing,
+    clock: Clock,
     registry: Arc<Registry>,
     addresses: Vec<SocketAddr>,
     door: Mutex<Door>,
@@ -163,10 +171,12 @@ impl Tcp {
         }
         let os = |what: &'static str| move |e: std::io::Error| Error::system(format!("{what}: {e}"));
         let poller = Poller::new(Source::Tick.token(), Source::Flush.token()).map_err(os("epoll or timerfd"))?;
+        let clock = Clock::new(timing.silence).map_err(os("timerfd"))?;
+        poller.add(clock.fd(), libc::EPOLLIN as u32, Source::Pulse.token()).map_err(os("epoll"))?;
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for (i, address) in bind.iter().enumerate() {
             let listen = || {
-                let l = sock::listen(*address)?;
+                let l = Private::new(sock::listen(*address)?);
                 poller.add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())?;
                 Ok((l.local_addr()?, l))
             };
@@ -181,6 +191,7 @@ impl Tcp {
             token,
             conns: order::STRIPES + stripes as usize,
             timing,
+            clock,
             registry,
             addresses,
             door: Mutex::new(Door::new(listeners)),
@@ -294,6 +305,7 @@ impl Tcp {
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
             return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
         }
+        self.clock.set_turns(Self::turns_of(peers.len()));
         let peers = peers
             .into_iter()
             .enumerate()
@@ -329,6 +341,7 @@ impl Tcp {
             // A timer that fired would keep the descriptor readable.
             self.pollers[0].heard_tick();
             self.pollers[0].heard_flush();
+            self.clock.has_struck();
             return false;
         }
         let mut moved = !self.gathers() && self.flush_deferred();
@@ -348,6 +361,7 @@ impl Tcp {
                     self.flush_armed.store(false, Ordering::SeqCst);
                     self.flush_deferred()
                 }
+                Source::Pulse => self.pulse(),
                 Source::Listener(i) => self.door.try_lock().is_some_and(|mut door| {
                     self.pollers[0].arm_tick(TICK);
                     let (l, c) = (|i| Source::Listener(i).token(), |i| Source::Caller(i).token());
@@ -409,7 +423,11 @@ impl Tcp {
             log::warn!("a TCP data connection for rank {} of {} came to {world:?}", hello.to, hello.nranks);
             return false;
         }
-        self.serve_new(&peers[hello.from as usize], world, fd, hello);
+        let peer = &peers[hello.from as usize];
+        match hello.is_life() {
+            true => self.admit_life(peer, fd, &hello),
+            false => self.serve_new(peer, world, fd, hello),
+        }
         true
     }
 

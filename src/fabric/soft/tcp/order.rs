@@ -6,6 +6,8 @@
 
 use super::wire::{Counts, MAX_STRIPES};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 /// The connection that keeps the order of all lanes.
 pub const EXPRESS: usize = 0;
@@ -16,28 +18,68 @@ pub const MIDDLE: usize = 1;
 /// The first of the connections for bulk.
 pub const STRIPES: usize = 2;
 
+/// How many signals wait, of all lanes that share it.
+#[derive(Clone, Default)]
+pub struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    /// Their number.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn one_more(&self) -> Self {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        self.clone()
+    }
+}
+
+/// Counts for as long as it lives.
+struct Counted(Waiting);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0 .0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What a signal waits for.
 struct Held<S> {
     counts: Counts,
     signal: S,
+    _counted: Counted,
 }
 
 /// Put frames that arrived and signals that wait.
 pub struct Order<S> {
     arrived: Counts,
     held: VecDeque<Held<S>>,
+    /// Connections on which no more will come, a bit each.
+    ended: u32,
+    waiting: Waiting,
 }
 
 impl<S> Default for Order<S> {
     fn default() -> Self {
-        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new() }
+        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new(), ended: 0, waiting: Waiting::default() }
     }
 }
 
 impl<S> Order<S> {
+    /// Nothing has arrived; signals that wait count in `waiting`.
+    pub fn counted_in(waiting: &Waiting) -> Self {
+        Self { waiting: waiting.clone(), ..Self::default() }
+    }
+
     /// A chunk on `stripe`, which is not the express one, was applied.
     pub fn arrived(&mut self, stripe: usize) {
         self.arrived[stripe] = self.arrived[stripe].wrapping_add(1);
+    }
+
+    /// No more comes on `stripe`. `true`: nor on any other of `conns`, and what is still held will never be due.
+    pub fn ends(&mut self, stripe: usize, conns: u32) -> bool {
+        self.ended |= 1 << stripe;
+        self.ended & conns == conns
     }
 
     fn met(&self, counts: &Counts) -> bool {
@@ -50,7 +92,7 @@ impl<S> Order<S> {
         if self.held.is_empty() && self.met(&counts) {
             return Some(signal);
         }
-        self.held.push_back(Held { counts, signal });
+        self.held.push_back(Held { counts, signal, _counted: Counted(self.waiting.one_more()) });
         None
     }
 
@@ -90,8 +132,25 @@ mod tests {
     }
 
     #[test]
+    fn those_that_wait_are_counted() {
+        let waiting = Waiting::default();
+        let [mut a, mut b] = [(), ()].map(|()| Order::counted_in(&waiting));
+        assert_eq!(a.rings(counts(0, 0), 1), Some(1));
+        assert_eq!(waiting.count(), 0);
+        for _ in 0..3 {
+            assert_eq!((a.rings(counts(1, 0), 1), b.rings(counts(1, 0), 2)), (None, None));
+        }
+        assert_eq!(waiting.count(), 6);
+        a.arrived(1);
+        assert_eq!(a.release(), Some(1));
+        assert_eq!(waiting.count(), 5);
+        drop(b);
+        assert_eq!(waiting.count(), 2, "a lane that goes takes its own along");
+    }
+
+    #[test]
     fn counts_wrap() {
-        let mut o = Order { arrived: counts(u32::MAX, 0), held: VecDeque::new() };
+        let mut o = Order { arrived: counts(u32::MAX, 0), ..Order::default() };
         assert_eq!(o.rings(counts(1, 0), ()), None);
         o.arrived(1);
         assert_eq!(o.release(), None);

@@ -2,19 +2,22 @@
 
 mod closing;
 mod leaving;
+mod pulse;
 mod serving;
 
 use super::dial::Dialer;
 use super::gpu::Gpu;
+use super::life::Life;
 use super::link::{refusal, Link, Lost, Phase};
 use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{PeerInfo, Source, Tcp, FLUSH, LINK, SERVING, TICK};
+use super::{Joined, PeerInfo, Source, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::Error;
 use crate::fabric::soft::lane::{Task, Work};
 use crate::fabric::World;
+use crate::fork::Private;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -51,6 +54,7 @@ pub struct Peer {
     serving: Serving,
     /// It said goodbye.
     left: AtomicBool,
+    life: Mutex<Life>,
     /// Whether the link waits for this rank's GPU or for slots, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
@@ -66,6 +70,7 @@ impl Peer {
             pending: AtomicBool::new(false),
             serving: Serving::new(rank, gpu.clone()),
             left: AtomicBool::new(false),
+            life: Mutex::default(),
             link_staging: AtomicBool::new(false),
             serving_staging: AtomicUsize::new(0),
         }
@@ -81,7 +86,12 @@ impl Peer {
         // The socket has forgotten where it led to.
         let at = info.addresses[stripe.saturating_sub(STRIPES) % info.addresses.len()];
         let why = match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => "its process ended without closing".to_string(),
+            std::io::ErrorKind::UnexpectedEof => {
+                "it was closed without a goodbye: that rank has ended or given it up, its own log says why".to_string()
+            }
+            std::io::ErrorKind::TimedOut => {
+                format!("{e}: its host does not answer; OXYGIN_PEER_TIMEOUT sets how long to wait")
+            }
             _ => e.to_string(),
         };
         Error::remote(format!("lost the TCP connection with rank {rank} at {at}: {why}"))
@@ -234,6 +244,7 @@ impl Tcp {
         }
         if link.phase == Phase::Idle && link.is_busy() {
             self.pollers[0].arm_tick(TICK);
+            self.clock.run();
             let result = self.with_dialer(peer, |d| d.start(link, |s| Source::Link(peer.rank, s).token()));
             self.dialed(peer, link, result);
         }
@@ -276,6 +287,7 @@ impl Tcp {
             rank: peer.rank,
             peer: &peer.info,
             timing: &self.timing,
+            clock: &self.clock,
             poller: &|stripe| self.poller_of(peer.rank, stripe, LINK),
         })
     }

@@ -1,14 +1,17 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod ending;
+mod limit;
 mod staged;
 
 use super::gpu::Gpu;
 use super::inlet::{Got, Inlet};
-use super::order::{Order, EXPRESS};
+use super::order::{Order, Waiting, EXPRESS};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
 use crate::error::Error;
 use crate::fabric::soft::gpu::Lease;
+use crate::fork::Private;
 use crate::memory::gpu::GPU_BIT;
 use crate::memory::registry::{Held, Registry};
 use crate::sync::Mutex;
@@ -24,7 +27,7 @@ const TURN: usize = 512 * 1024;
 /// Unanswered gets above which a connection is not read: its peer keeps asking without taking answers.
 const BACKLOG: usize = 4096;
 
-/// Contexts that one peer may use.
+/// Contexts that one peer may have with chunks or signals behind such.
 const CONTEXTS: usize = 1 << 16;
 
 /// A put on its way in.
@@ -58,7 +61,7 @@ impl Answer {
 
 /// One accepted connection.
 pub struct Inbound {
-    fd: OwnedFd,
+    fd: Private<OwnedFd>,
     inlet: Inlet,
     landing: Option<Landing>,
     answers: VecDeque<Answer>,
@@ -67,7 +70,8 @@ pub struct Inbound {
     used: bool,
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Storing>,
-    /// The put that arrives is for GPU memory and finds no slot: the connection is not read.
+    /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that wait: the
+    /// connection is not read.
     starved: bool,
     /// The first answer's bytes are on their way from the GPU, or find no slot.
     fetching: bool,
@@ -106,6 +110,12 @@ pub struct Serving {
     stripes: AtomicUsize,
     /// Held while signals are applied, so that those of a lane keep their order.
     orders: Mutex<HashMap<u32, Order<Bell>>>,
+    /// Signals in `orders` that wait.
+    held: Waiting,
+    /// The express connection is not read because of them. Changed with `orders` locked.
+    choked: AtomicBool,
+    /// It may be read again, and nobody has been told.
+    relieved: AtomicBool,
     sender: u32,
     gpu: Arc<Gpu>,
     fault: Mutex<Option<Error>>,
@@ -119,7 +129,7 @@ impl Serving {
 
     /// Takes a greeted connection as stripe `stripe` of `stripes`. Refuses one that would displace a connection in use
     /// or contradicts the others.
-    pub fn admit(&self, fd: OwnedFd, stripe: usize, stripes: usize, interest: u32) -> bool {
+    pub fn admit(&self, fd: Private<OwnedFd>, stripe: usize, stripes: usize, interest: u32) -> bool {
         let known = self.stripes.compare_exchange(0, stripes, Ordering::AcqRel, Ordering::Acquire);
         let mut seat = self.seats[stripe].conn.lock();
         if known.is_err_and(|n| n != stripes) || seat.as_ref().is_some_and(|c| c.used) {
@@ -153,6 +163,11 @@ impl Serving {
         &self.seats[stripe]
     }
 
+    /// Whether somebody has to look at a connection again that was not read.
+    pub fn was_relieved(&self) -> bool {
+        self.relieved.load(Ordering::Relaxed) && self.relieved.swap(false, Ordering::AcqRel)
+    }
+
     /// Why transfers to or from this rank's GPU cannot go on.
     pub fn take_fault(&self) -> Option<Error> {
         self.fault.lock().take()
@@ -179,8 +194,8 @@ impl Serving {
         must_read: bool,
         io: bool,
     ) -> io::Result<Outcome> {
-        let Self { orders, sender, gpu, fault, .. } = self;
-        let mut lanes = Lanes { orders, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
+        let Self { sender, gpu, fault, .. } = self;
+        let mut lanes = Lanes { serving: self, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
         let mut total = 0;
         let mut moved = conn.advance_staged(&mut lanes, registry);
         if std::mem::take(&mut conn.starved) {
@@ -234,7 +249,7 @@ impl Seat {
 
 /// The orders of a peer's lanes, seen from one stripe.
 struct Lanes<'a> {
-    orders: &'a Mutex<HashMap<u32, Order<Bell>>>,
+    serving: &'a Serving,
     stripe: usize,
     stripes: usize,
     sender: u32,
@@ -341,6 +356,10 @@ impl Inbound {
                     if staged.len() < header {
                         return Ok(());
                     }
+                    if counted && lanes.is_choked() {
+                        self.starved = true;
+                        return Ok(());
+                    }
                     let counts = match counted {
                         true => parse_counts(&staged[HEADER..], lanes.stripes),
                         false => [0; MAX_STRIPES],
@@ -366,6 +385,10 @@ impl Inbound {
                     } else {
                         self.say_refused(Refusal::Get, context, place);
                     }
+                }
+                Frame::End { context, conns } => {
+                    self.inlet.consume(HEADER);
+                    self.end(lanes, context, conns);
                 }
                 Frame::Goodbye => {
                     self.inlet.consume(HEADER);
@@ -420,19 +443,24 @@ impl Inbound {
             lanes.gpu.put(lanes.sender, bytes, place.rkey, place.addr);
         } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
-                Some(lease) => return self.storing.push_back(staged::Storing { lease, context, place, bell, refused }),
+                Some(lease) => {
+                    return self.storing.push_back(staged::Storing { lease, context, place, bell, refused, ends: None })
+                }
                 None => {
                     self.say_refused(Refusal::Put, context, place);
                     refused = true;
                 }
             }
         }
-        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
+        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused, ends: None });
     }
 
     /// A put is in place: counts it, and rings what is due.
     fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
-        let staged::Storing { context, place, bell, refused, .. } = put;
+        let staged::Storing { context, place, bell, refused, ends, .. } = put;
+        if let Some(conns) = ends {
+            return lanes.ended(context, conns);
+        }
         let to = (lanes.gpu, lanes.sender);
         // A signal must not announce bytes that are not there.
         let bell = bell.filter(|_| !refused);
@@ -442,12 +470,12 @@ impl Inbound {
             }
             return;
         }
-        let mut orders = lanes.orders.lock();
+        let mut orders = lanes.serving.orders.lock();
         if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
-            self.say_refused(Refusal::Put, context, place);
+            self.say_refused(Refusal::Contexts, context, place);
             return;
         }
-        let order = orders.entry(context).or_default();
+        let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
         // A refused chunk never counts as arrived: signals behind it must not ring.
         if lanes.stripe != EXPRESS && !refused {
             order.arrived(lanes.stripe);
@@ -455,6 +483,7 @@ impl Inbound {
         while let Some(bell) = order.release() {
             self.ring(to, context, &bell, held);
         }
+        lanes.relieve();
         match bell {
             Some((bell, counts)) if bell.counted => {
                 if let Some(bell) = order.rings(counts, bell) {

@@ -1,6 +1,7 @@
 //! What a target does with bytes that nobody vouches for.
 
 use super::super::wire::{Bell, Frame, Place};
+use super::limit::HELD;
 use super::*;
 use crate::memory::registry::Extent;
 use proptest::prelude::*;
@@ -27,7 +28,7 @@ fn target(stripes: usize) -> Target {
     registry.insert(1, Extent { base, len: 8 * WORDS as u64 });
     let (initiator, ours) = UnixStream::pair().unwrap();
     let serving = Serving::default();
-    assert!(serving.admit(ours.into(), 0, stripes, 0));
+    assert!(serving.admit(Private::new(ours.into()), 0, stripes, 0));
     initiator.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Target { serving, registry, memory, initiator }
 }
@@ -182,7 +183,7 @@ fn a_window_that_goes_while_a_put_arrives_takes_no_more() {
 fn a_signal_waits_for_what_its_counts_name() {
     let mut t = target(2);
     let (other, ours) = UnixStream::pair().unwrap();
-    assert!(t.serving.admit(ours.into(), 1, 2, 0));
+    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
     let word = t.base() + 8 * (WORDS as u64 - 1);
     let bell = Bell { rkey: 1, addr: word, value: 1, counted: true };
     let mut ring = put(t.base(), 0, Some(bell));
@@ -192,6 +193,95 @@ fn a_signal_waits_for_what_its_counts_name() {
     (&other).write_all(&put(t.base(), 8, None)).unwrap();
     t.advance(1).unwrap();
     assert_eq!(t.window()[WORDS - 1], UNTOUCHED + 1);
+}
+
+/// A peer rings for what it never sends: it is read no more, before its signals fill this rank's memory. Once it sends, all is
+/// as if nothing had been.
+#[test]
+fn signals_that_wait_are_only_so_many() {
+    const MORE: usize = 2 * HELD;
+    let mut t = target(2);
+    let (other, ours) = UnixStream::pair().unwrap();
+    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
+    let word = t.base() + 8 * (WORDS as u64 - 1);
+    let bell = Bell { rkey: 1, addr: word, value: 1, counted: true };
+    let mut ring = put(t.base(), 0, Some(bell));
+    ring.extend([0u32, 1].iter().flat_map(|c| c.to_le_bytes()));
+    let all = ring.repeat(MORE);
+    t.initiator.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    let mut go_on = |t: &mut Target| loop {
+        let n = t.initiator.write(&all[sent..]).unwrap_or(0);
+        sent += n;
+        let Ok(Outcome::Open(moved)) = t.advance(0) else { panic!("the connection is over") };
+        if n == 0 && !moved {
+            return sent;
+        }
+    };
+    assert!(go_on(&mut t) < all.len(), "all were read");
+    assert_eq!(t.serving.held.count(), HELD);
+    let wanted = |t: &Target| t.serving.seat(0).lock().as_ref().unwrap().wanted();
+    assert_eq!(wanted(&t), Some(0), "epoll goes on telling of them");
+    assert!(!t.serving.was_relieved());
+    (&other).write_all(&put(t.base(), 8, None)).unwrap();
+    t.advance(1).unwrap();
+    assert!(t.serving.was_relieved() && !t.serving.was_relieved());
+    assert_eq!(go_on(&mut t), all.len());
+    assert_eq!(t.window()[WORDS - 1], UNTOUCHED + MORE as u64);
+    assert_eq!((t.serving.held.count(), wanted(&t)), (0, Some(libc::EPOLLIN as u32)));
+}
+
+#[test]
+fn a_context_that_is_over_is_forgotten() {
+    let mut t = target(3);
+    let others = [1, 2].map(|stripe| {
+        let (other, ours) = UnixStream::pair().unwrap();
+        assert!(t.serving.admit(Private::new(ours.into()), stripe, 3, 0));
+        other
+    });
+    let (base, all) = (t.base(), 0b111);
+    let known = |t: &Target| t.serving.orders.lock().len();
+    let send = |t: &Target, stripe: usize, bytes: &[u8]| {
+        (&others[stripe - 1]).write_all(bytes).unwrap();
+        t.advance(stripe).unwrap();
+    };
+    let end = |context, conns| Frame::End { context, conns }.emit();
+    send(&t, 1, &put(base, 8, None));
+    send(&t, 1, &end(0, all));
+    assert!(t.take(&end(0, all)));
+    assert_eq!(known(&t), 1, "more may come");
+    send(&t, 2, &put(base + 8, 8, None));
+    send(&t, 2, &end(0, all));
+    assert_eq!(known(&t), 0);
+    // A signal that waits for what will never come does not ring, and is no more.
+    let bell = Bell { rkey: 1, addr: base + 8 * (WORDS as u64 - 1), value: 1, counted: true };
+    let mut ring = put(base, 0, Some(bell));
+    ring.extend([0u32, 9, 0].iter().flat_map(|c| c.to_le_bytes()));
+    assert!(t.take(&ring));
+    assert_eq!(known(&t), 1);
+    send(&t, 1, &end(0, 0b11));
+    assert!(t.take(&end(0, 0b11)));
+    assert_eq!((known(&t), t.window()[WORDS - 1]), (0, UNTOUCHED));
+}
+
+/// More contexts than a peer may have at a time.
+#[test]
+fn contexts_may_come_and_go_for_ever() {
+    let mut t = target(2);
+    let (mut other, ours) = UnixStream::pair().unwrap();
+    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
+    let place = Place { rkey: 1, addr: t.base(), len: 0 };
+    for first in (0..70_000).step_by(100) {
+        let chunk = |context| Frame::Put { context, place, bell: None }.emit();
+        let end = |context| Frame::End { context, conns: 0b11 }.emit();
+        let bulk: Vec<u8> = (first..first + 100).flat_map(|c| [chunk(c), end(c)].concat()).collect();
+        other.write_all(&bulk).unwrap();
+        t.advance(1).unwrap();
+        assert!(t.take(&(first..first + 100).flat_map(end).collect::<Vec<_>>()));
+        assert_eq!(t.serving.orders.lock().len(), 0);
+    }
+    other.set_nonblocking(true).unwrap();
+    assert_eq!(other.read(&mut [0; HEADER]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "nothing was refused");
 }
 
 #[test]

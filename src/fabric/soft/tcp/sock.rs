@@ -1,5 +1,7 @@
 //! Sockets: options, non-blocking connect, vectored transfer of raw memory.
 
+use crate::config::Config;
+use crate::fork::Private;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -15,7 +17,7 @@ pub struct Timing {
     pub refused: Duration,
     /// From accepting a connection until its greeting is complete.
     pub greeting: Duration,
-    /// How long a host may be silent while something is outstanding.
+    /// How long a peer may be silent: its host, with nothing acknowledged, or its process, without a beat or any other byte.
     pub silence: Duration,
     /// How long `close` waits for peers to take more of what it has promised to deliver.
     pub linger: Duration,
@@ -23,17 +25,30 @@ pub struct Timing {
     pub leave: Duration,
 }
 
-impl Default for Timing {
-    fn default() -> Self {
+impl Timing {
+    /// As usual, for peers that may be silent for so long.
+    pub fn of(silence: Duration) -> Self {
         Self {
-            connect: Duration::from_secs(8),
+            connect: silence,
             refused: Duration::from_secs(1),
             greeting: Duration::from_secs(5),
-            // A lost host must show within 10 s.
-            silence: Duration::from_secs(8),
+            silence,
             linger: Duration::from_secs(2),
             leave: Duration::from_secs(10),
         }
+    }
+}
+
+impl Timing {
+    /// What a greeting says of it.
+    pub fn silence_ms(&self) -> u32 {
+        u32::try_from(self.silence.as_millis()).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self::of(Config::default().peer_limit())
     }
 }
 
@@ -55,14 +70,15 @@ fn set(fd: RawFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
 /// Prepares a data connection: no delay of small frames, little unsent in the kernel, death noticed.
 pub fn tune(fd: &OwnedFd, timing: &Timing) -> io::Result<()> {
     let fd = fd.as_raw_fd();
+    // The kernel's own view of a host that is gone; whole seconds in part.
     let silence = timing.silence.as_millis().max(1000) as libc::c_int;
+    let probe = (silence / 8000).max(1);
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     set(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, NOT_SENT)?;
     set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-    set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2)?;
-    set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1)?;
-    set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, (silence / 1000 - 2).max(1))?;
-    // Covers data in flight and, with it, how long probes go unanswered.
+    set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2 * probe)?;
+    set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, probe)?;
+    // Covers data in flight and, in place of a count of them, how long probes go unanswered.
     set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence)
 }
 
@@ -77,9 +93,10 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Starts a connection to `to`, from the interface of `from` if told.
-pub fn connect(to: SocketAddr, from: Option<IpAddr>, timing: &Timing) -> io::Result<OwnedFd> {
+pub fn connect(to: SocketAddr, from: Option<IpAddr>, timing: &Timing) -> io::Result<Private<OwnedFd>> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let fd = socket::socket(family, SockType::Stream, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let fd = Private::new(socket::socket(family, SockType::Stream, flags, None)?);
     tune(&fd, timing)?;
     if let Some(ip) = from {
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(ip, 0)))?;
@@ -96,6 +113,14 @@ pub fn pending_error(fd: &OwnedFd) -> io::Result<()> {
         0 => Ok(()),
         e => Err(io::Error::from_raw_os_error(e)),
     }
+}
+
+/// Whether a connection that was started stands.
+pub fn is_connected(fd: &OwnedFd) -> io::Result<bool> {
+    let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one pollfd, borrowed mutably.
+    let ready = unsafe { libc::poll(&mut p, 1, 0) } == 1;
+    pending_error(fd).map(|()| ready)
 }
 
 /// What a transfer did.
@@ -162,6 +187,16 @@ pub fn send_whole(fd: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Sends a short message. Returns what the kernel has not taken of it; `None`: it takes nothing now.
+pub fn send_some<'a>(fd: &OwnedFd, bytes: &'a [u8]) -> io::Result<Option<&'a [u8]>> {
+    let io = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    // SAFETY: `io` names `bytes`, borrowed through the call and only read.
+    match unsafe { send(fd.as_raw_fd(), &io) }? {
+        Moved::Bytes(n) => Ok(Some(&bytes[n..])),
+        _ => Ok(None),
+    }
+}
+
 /// Receives into `buf`.
 pub fn receive_into(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<Moved> {
     let io = [libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() }];
@@ -212,11 +247,6 @@ impl Poller {
     pub fn new(tick: u64, flush: u64) -> io::Result<Self> {
         // SAFETY: plain system call; the result is checked before it is owned.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let timer = || {
-            let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
-            // SAFETY: as above.
-            owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
-        };
         let this = Self { epoll, tick: timer()?, flush: timer()? };
         this.add(this.tick.as_raw_fd(), libc::EPOLLIN as u32, tick)?;
         this.add(this.flush.as_raw_fd(), libc::EPOLLIN as u32, flush)?;
@@ -296,7 +326,14 @@ impl Poller {
     }
 }
 
-fn arm(timer: &OwnedFd, after: Duration) {
+/// A timer that does not run.
+pub fn timer() -> io::Result<OwnedFd> {
+    // SAFETY: plain system call; the result is checked before it is owned.
+    owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) })
+}
+
+/// Fires a timer once after `after`.
+pub fn arm(timer: &OwnedFd, after: Duration) {
     let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let value = libc::timespec { tv_sec: after.as_secs() as _, tv_nsec: after.subsec_nanos().max(1) as _ };
     let spec = libc::itimerspec { it_interval: zero, it_value: value };
@@ -304,10 +341,11 @@ fn arm(timer: &OwnedFd, after: Duration) {
     unsafe { libc::timerfd_settime(timer.as_raw_fd(), 0, &spec, std::ptr::null_mut()) };
 }
 
-fn heard(timer: &OwnedFd) {
+/// Makes a timer quiet again. `false`: somebody else did.
+pub fn heard(timer: &OwnedFd) -> bool {
     let mut count = [0u8; 8];
-    // SAFETY: the buffer holds the 8 bytes that a timerfd gives. EAGAIN: somebody else heard it.
-    unsafe { libc::read(timer.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
+    // SAFETY: the buffer holds the 8 bytes that a timerfd gives.
+    unsafe { libc::read(timer.as_raw_fd(), count.as_mut_ptr().cast(), 8) == 8 }
 }
 
 fn owned(fd: RawFd) -> io::Result<OwnedFd> {

@@ -53,8 +53,10 @@ pub struct Hello {
     pub nranks: u32,
     /// Which connection of the pair this is, below `stripes`.
     pub stripe: u16,
-    /// Connections that the initiator opens.
+    /// Connections that the initiator opens; 0: this one carries signs of life and nothing else.
     pub stripes: u16,
+    /// How long the sender lets peers be silent, ms; 0: it does not say.
+    pub silence: u32,
 }
 
 mod hello {
@@ -66,10 +68,11 @@ mod hello {
     pub const NRANKS: Range<usize> = 32..36;
     pub const STRIPE: Range<usize> = 36..38;
     pub const STRIPES: Range<usize> = 38..40;
-    pub const ZERO: Range<usize> = 40..48;
+    pub const SILENCE: Range<usize> = 40..44;
+    pub const ZERO: Range<usize> = 44..48;
     /// The last byte is the version of everything in this file.
-    pub const CALL: &[u8; 8] = b"oxyTCPc\x01";
-    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x01";
+    pub const CALL: &[u8; 8] = b"oxyTCPc\x02";
+    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x02";
 }
 
 impl Hello {
@@ -82,13 +85,18 @@ impl Hello {
             return Err(Malformed("a rank outside the communicator"));
         }
         let (stripe, stripes) = (u16_at(b, hello::STRIPE), u16_at(b, hello::STRIPES));
-        if stripe >= stripes || stripes as usize > MAX_STRIPES {
+        if (stripe, stripes) != (0, 0) && stripe >= stripes || stripes as usize > MAX_STRIPES {
             return Err(Malformed("a stripe that cannot be"));
         }
         if b[hello::ZERO].iter().any(|&x| x != 0) {
             return Err(Malformed("reserved bytes that are not zero"));
         }
         Ok(())
+    }
+
+    /// Whether what follows are signs of life.
+    pub fn is_life(&self) -> bool {
+        self.stripes == 0
     }
 
     /// Reads a greeting.
@@ -102,6 +110,7 @@ impl Hello {
             nranks: u32_at(b, hello::NRANKS),
             stripe: u16_at(b, hello::STRIPE),
             stripes: u16_at(b, hello::STRIPES),
+            silence: u32_at(b, hello::SILENCE),
         })
     }
 
@@ -115,6 +124,7 @@ impl Hello {
         b[hello::NRANKS].copy_from_slice(&self.nranks.to_le_bytes());
         b[hello::STRIPE].copy_from_slice(&self.stripe.to_le_bytes());
         b[hello::STRIPES].copy_from_slice(&self.stripes.to_le_bytes());
+        b[hello::SILENCE].copy_from_slice(&self.silence.to_le_bytes());
         b
     }
 }
@@ -153,6 +163,8 @@ pub enum Refusal {
     Get = 2,
     /// The word of a signal is, or it is not 8-byte aligned.
     Signal = 3,
+    /// The target keeps the order of as many contexts as it can.
+    Contexts = 4,
 }
 
 /// A frame's header.
@@ -190,6 +202,13 @@ pub enum Frame {
     },
     /// The sender closes in good order; nothing follows.
     Goodbye,
+    /// No more of a context comes on this connection.
+    End {
+        /// The lane's context.
+        context: u32,
+        /// The connections on which this is said, a bit each.
+        conns: u32,
+    },
 }
 
 mod field {
@@ -213,6 +232,7 @@ mod kind {
     pub const DATA: u8 = 0xa3;
     pub const REFUSED: u8 = 0xa4;
     pub const GOODBYE: u8 = 0xa5;
+    pub const END: u8 = 0xa6;
 }
 
 mod flag {
@@ -223,7 +243,7 @@ mod flag {
 impl Frame {
     fn check(b: &[u8; HEADER]) -> Result<(), Malformed> {
         let (kind, flags) = (b[field::KIND], b[field::FLAGS]);
-        if !(kind::PUT..=kind::GOODBYE).contains(&kind) {
+        if !(kind::PUT..=kind::END).contains(&kind) {
             return Err(Malformed("an unknown kind of frame"));
         }
         if flags & !(flag::BELL | flag::COUNTED) != 0
@@ -236,7 +256,7 @@ impl Frame {
         if u32_at(b, field::LEN) > MAX_PAYLOAD {
             return Err(Malformed("a frame that is too long"));
         }
-        if kind == kind::REFUSED && !(1..=3).contains(&u16_at(b, field::WHY)) {
+        if kind == kind::REFUSED && !(1..=4).contains(&u16_at(b, field::WHY)) {
             return Err(Malformed("an unknown refusal"));
         }
         Ok(())
@@ -265,11 +285,13 @@ impl Frame {
                 let why = match u16_at(b, field::WHY) {
                     1 => Refusal::Put,
                     2 => Refusal::Get,
-                    _ => Refusal::Signal,
+                    3 => Refusal::Signal,
+                    _ => Refusal::Contexts,
                 };
                 Frame::Refused { why, context, place }
             }
-            _ => Frame::Goodbye,
+            kind::GOODBYE => Frame::Goodbye,
+            _ => Frame::End { context, conns: place.rkey },
         })
     }
 
@@ -308,6 +330,10 @@ impl Frame {
                 b[field::WHY].copy_from_slice(&(*why as u16).to_le_bytes());
             }
             Frame::Goodbye => b[field::KIND] = kind::GOODBYE,
+            Frame::End { context, conns } => {
+                lane(*context, &Place { rkey: *conns, addr: 0, len: 0 });
+                b[field::KIND] = kind::END;
+            }
         }
         b
     }
@@ -344,7 +370,7 @@ mod tests {
     }
 
     fn frame() -> impl Strategy<Value = Frame> {
-        let why = prop_oneof![Just(Refusal::Put), Just(Refusal::Get), Just(Refusal::Signal)];
+        let why = prop_oneof![Just(Refusal::Put), Just(Refusal::Get), Just(Refusal::Signal), Just(Refusal::Contexts)];
         prop_oneof![
             (any::<u32>(), place(), proptest::option::of(bell())).prop_map(|(context, place, bell)| Frame::Put {
                 context,
@@ -355,6 +381,7 @@ mod tests {
             (0..=MAX_PAYLOAD).prop_map(|len| Frame::Data { len }),
             (why, any::<u32>(), place()).prop_map(|(why, context, place)| Frame::Refused { why, context, place }),
             Just(Frame::Goodbye),
+            (any::<u32>(), any::<u32>()).prop_map(|(context, conns)| Frame::End { context, conns }),
         ]
     }
 
@@ -365,7 +392,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_or_not(b in any::<[u8; HEADER]>(), kind in 0xa0u8..0xa7) {
+        fn any_bytes_parse_or_not(b in any::<[u8; HEADER]>(), kind in 0xa0u8..0xa8) {
             let mut b = b;
             let _ = Frame::parse(&b);
             b[0] = kind;
@@ -375,8 +402,8 @@ mod tests {
         }
 
         #[test]
-        fn greetings_come_back(token in any::<[u8; 16]>(), from in 0u32..9, to in 0u32..9, stripe in 0u16..3, answer: bool) {
-            let h = Hello { answer, token, from, to, nranks: 9, stripe, stripes: 3 };
+        fn greetings_come_back(token in any::<[u8; 16]>(), from in 0u32..9, to in 0u32..9, stripe in 0u16..3, answer: bool, silence: u32) {
+            let h = Hello { answer, token, from, to, nranks: 9, stripe, stripes: 3, silence };
             prop_assert_eq!(Hello::parse(&h.emit()), Ok(h));
         }
 
@@ -384,9 +411,9 @@ mod tests {
         fn any_bytes_greet_or_not(b in any::<[u8; HELLO]>()) {
             let mut b = b;
             prop_assert!(Hello::parse(&b).is_err());
-            b[..8].copy_from_slice(b"oxyTCPc\x01");
+            b[..8].copy_from_slice(b"oxyTCPc\x02");
             if let Ok(h) = Hello::parse(&b) {
-                prop_assert!(h.from < h.nranks && h.to < h.nranks && h.stripe < h.stripes);
+                prop_assert!(h.from < h.nranks && h.to < h.nranks && (h.stripe < h.stripes || h.is_life()));
             }
         }
     }
@@ -399,10 +426,11 @@ mod tests {
 
     #[test]
     fn greetings_name_possible_ranks_and_stripes() {
-        let h = Hello { answer: false, token: [7; 16], from: 1, to: 2, nranks: 3, stripe: 0, stripes: 1 };
+        let h = Hello { answer: false, token: [7; 16], from: 1, to: 2, nranks: 3, stripe: 0, stripes: 1, silence: 0 };
         assert!(Hello::parse(&Hello { from: 3, ..h }.emit()).is_err());
         assert!(Hello::parse(&Hello { to: 3, ..h }.emit()).is_err());
         assert!(Hello::parse(&Hello { stripe: 1, ..h }.emit()).is_err());
+        assert!(Hello::parse(&Hello { stripe: 1, stripes: 0, ..h }.emit()).is_err());
         assert!(Hello::parse(&Hello { stripes: 19, ..h }.emit()).is_err());
     }
 }

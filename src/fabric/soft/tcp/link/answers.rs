@@ -38,7 +38,7 @@ impl Conn {
     /// Whether the answer that arrives is cut off: its rest will never come.
     fn lacks_rest(&self) -> bool {
         let left = self.asked.front().map_or(0, |a| a.len - a.got);
-        let rest = self.fd.as_deref().and_then(sock::rest);
+        let rest = self.fd.as_deref().and_then(|fd| sock::rest(fd));
         rest.is_some_and(|n| self.inlet.staged().len() + n < left)
     }
 
@@ -99,7 +99,9 @@ impl Link {
         loop {
             if conn.starved && !deaf {
                 return match conn.over && conn.lacks_rest() {
-                    true => Err(Lost::Io(conn.fd.as_deref().map_or(io::ErrorKind::NotConnected.into(), sock::end_of))),
+                    true => Err(Lost::Io(
+                        conn.fd.as_deref().map_or(io::ErrorKind::NotConnected.into(), |fd| sock::end_of(fd)),
+                    )),
                     false => Ok(total > 0),
                 };
             }
@@ -154,7 +156,7 @@ pub mod tests {
         let connect = |conn: &mut Conn| {
             let (ours, theirs) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
-            conn.fd = Some(Arc::new(ours.into()));
+            conn.fd = Some(Arc::new(Private::new(ours.into())));
             theirs
         };
         let peer = link.conns.iter_mut().map(connect).collect();

@@ -5,7 +5,7 @@ use super::*;
 /// What goes with a thread that sends.
 pub struct Loan {
     stripe: usize,
-    fd: Arc<OwnedFd>,
+    fd: Arc<Private<OwnedFd>>,
     outlet: Outlet,
     /// Payloads that the kernel has taken whole.
     gone: Vec<Owner>,

@@ -21,6 +21,7 @@ impl From<Refusal> for &'static str {
             Refusal::Put => "put to",
             Refusal::Get => "get from",
             Refusal::Signal => "signal at",
+            Refusal::Contexts => "put to",
         }
     }
 }
@@ -28,6 +29,12 @@ impl From<Refusal> for &'static str {
 /// The sentence for a refusal by `rank`.
 pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
     let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
+    if why == Refusal::Contexts {
+        return Error::remote(format!(
+            "rank {rank} refused a put of context {context}: it keeps the order of more contexts of this rank than it can; \
+             destroy some"
+        ));
+    }
     Error::remote(format!(
         "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
          window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"

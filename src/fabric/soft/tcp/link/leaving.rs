@@ -3,28 +3,77 @@
 use super::*;
 use crate::fabric::soft::lane::Lane;
 
-/// Outlets that were lent when a context went, and the turns that they were in.
-pub struct Lent(Vec<(usize, u64)>);
+/// What a context leaves behind: outlets that were lent when it went, with the turns that they were in, and its place, which
+/// they name.
+pub struct Lent {
+    turns: Vec<(usize, u64)>,
+    place: Option<u32>,
+}
 
 impl Link {
-    /// Drops the operations of a lane, whose number no other will have. Frames begun are finished from copies, and answers
+    /// Drops the operations of a lane. Frames begun are finished from copies, and answers
     /// thrown away. What is left to wait for: the outlets that are lent, and copies by the GPU.
     pub fn drop_lane(&mut self, lane: &Arc<Lane>) -> Lent {
-        let at = lane.context as usize;
-        if self.lanes.get(at).is_some_and(|q| q.as_ref().is_some_and(|q| Arc::ptr_eq(&q.lane, lane))) {
-            self.lanes[at] = None;
-            self.ring.retain(|&l| l as usize != at);
+        let left = self.vacate(lane);
+        if let Some((at, queue)) = &left {
+            self.ring.retain(|l| l != at);
             for stripe in 0..self.conns.len() {
-                self.conns[stripe].disown(lane.context);
+                self.conns[stripe].disown(*at);
                 self.disown_sent(stripe);
             }
+            self.end_context(queue);
         }
-        Lent(self.turns.iter().copied().enumerate().filter(|(_, n)| n % 2 == 1).collect())
+        let turns = self.turns.iter().copied().enumerate().filter(|(_, n)| n % 2 == 1).collect();
+        Lent { turns, place: left.map(|(at, _)| at) }
+    }
+
+    /// Nothing of it is under way any more: all were back, or the connections are over.
+    pub fn has_left(&mut self, lent: Lent) {
+        lent.place.into_iter().for_each(|at| self.reuse(at));
+    }
+
+    /// The target keeps the counts of a lane that had chunks: tells it on every connection where one may have been sent, and
+    /// on that of the signals, that nothing more will come.
+    fn end_context(&mut self, queue: &Queue) {
+        if !queue.bulk || !matches!(self.phase, Phase::Up | Phase::Deaf) {
+            return;
+        }
+        let used = |stripe: &usize| *stripe == EXPRESS || queue.counts[*stripe] != 0;
+        let conns = (0..self.conns.len()).filter(used).fold(0, |all, stripe| all | 1 << stripe);
+        for (_, conn) in self.conns.iter_mut().enumerate().filter(|(stripe, _)| conns & 1 << stripe != 0) {
+            conn.over_here.push_back((queue.lane.context, conns));
+        }
+        self.ends_due = true;
+    }
+
+    /// Sends what is to be said of contexts that are over: behind what is on its way, or at once, so that a link with nothing
+    /// else to send is not busy.
+    pub(super) fn send_ends(&mut self) {
+        self.ends_due = false;
+        for conn in &mut self.conns {
+            while let Some(&(context, conns)) = conn.over_here.front() {
+                let end = Frame::End { context, conns }.emit();
+                let unsent = match &conn.fd {
+                    Some(_) if !conn.lent && !conn.outlet.is_empty() => Some(&end[..]),
+                    // The end of the connection shows elsewhere.
+                    Some(fd) if !conn.lent => sock::send_some(fd, &end).unwrap_or(None),
+                    _ => None,
+                };
+                let Some(unsent) = unsent else {
+                    self.ends_due = true;
+                    break;
+                };
+                conn.over_here.pop_front();
+                if !unsent.is_empty() {
+                    conn.outlet.copy(unsent);
+                }
+            }
+        }
     }
 
     /// Whether those have been back since.
     pub fn were_back(&self, lent: &Lent) -> bool {
-        lent.0.iter().all(|&(stripe, n)| self.turns[stripe] != n)
+        lent.turns.iter().all(|&(stripe, n)| self.turns[stripe] != n)
     }
 
     /// Copies what dropped operations lend on a connection, once its outlet is here.
@@ -40,12 +89,12 @@ impl Link {
 }
 
 impl Conn {
-    fn disown(&mut self, lane: u32) {
+    fn disown(&mut self, place: u32) {
         self.disowned = true;
-        self.asked.iter_mut().filter(|a| a.owner.lane == lane).for_each(Asked::disown);
-        self.storing.retain(|(_, owner)| owner.lane != lane);
+        self.asked.iter_mut().filter(|a| a.owner.lane == place).for_each(Asked::disown);
+        self.storing.retain(|(_, owner)| owner.lane != place);
         // Their headers are not out. A signal behind them will not ring.
-        self.line.retain(|c| c.owner.lane != lane);
+        self.line.retain(|c| c.owner.lane != place);
         self.line_bytes = self.line.iter().map(|c| c.place.len as usize).sum();
     }
 }
@@ -97,12 +146,41 @@ mod tests {
             }
         }
         assert!(lane_is_done(&stays, seq) && !link.is_busy());
-        assert_eq!(got.len(), 2 * whole, "the frame that had begun, and the other context's");
+        let end = got.split_off(2 * whole);
         assert!(got[HEADER..whole].iter().all(|&b| b == 7) && got[whole + HEADER..].iter().all(|&b| b == 9));
+        // Behind the frame that had begun and the other context's.
+        let said = Frame::End { context: gone.context, conns: 1 << EXPRESS | 1 << STRIPES };
+        assert_eq!(Frame::parse(&end.try_into().unwrap()), Ok(said));
     }
 
     fn lane_is_done(lane: &Lane, seq: crate::rma::seq::Seq) -> bool {
         lane.test(seq).unwrap()
+    }
+
+    #[test]
+    fn who_comes_later_has_the_place_of_who_has_left() {
+        let (mut link, mut peer) = link();
+        peer.iter_mut().for_each(|p| p.set_nonblocking(true).unwrap());
+        let (bytes, mut buf) = (vec![7u8; 2 * SMALL], vec![0; 1 << 16]);
+        let mut ends = [0; STRIPES + 1];
+        for context in 0..1000 {
+            let mine = lane(context);
+            let seq = post(&mut link, &mine, put(&bytes));
+            assert!(lane_is_done(&mine, seq), "by the middle connection, as nothing else is under way");
+            let lent = link.drop_lane(&mine);
+            assert!(link.were_back(&lent));
+            link.has_left(lent);
+            link.pump().unwrap();
+            for (conn, end) in peer.iter_mut().zip(&mut ends) {
+                let last = std::iter::from_fn(|| conn.read(&mut buf).ok().map(|n| buf[n - HEADER..n].to_vec())).last();
+                let frame = last.map(|b| Frame::parse(b.first_chunk().unwrap()).unwrap());
+                *end += usize::from(frame == Some(Frame::End { context, conns: 1 << EXPRESS | 1 << MIDDLE }));
+            }
+            // One is enough for all of them, but for the time that a put leaves the middle connection alone.
+            link.spread = spread::Spread::new(false);
+            assert!(!link.is_busy() && link.lanes.len() == 1, "{} places", link.lanes.len());
+        }
+        assert_eq!(ends, [1000, 1000, 0]);
     }
 
     #[test]

@@ -88,6 +88,8 @@ impl Tcp {
 
     /// Gives up what has not begun.
     fn begin_close<'a>(&self, peer: &'a Peer, is_self: bool) -> Leaving<'a> {
+        // Nobody beats any more.
+        peer.life.lock().end();
         let mut link = peer.link.lock();
         self.take_inbox(peer, &mut link);
         let mut unfinished = link.is_busy() && link.phase != Phase::Up;

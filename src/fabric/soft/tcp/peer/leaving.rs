@@ -11,7 +11,8 @@ impl Tcp {
     /// dropped. Nothing touches its memory afterwards. No operation of this lane is being posted, or will be.
     pub fn drop_lane(&self, lane: &Arc<Lane>) {
         let Some(peer) = self.peer(lane.peer) else { return };
-        if lane.is_idle() {
+        let was_idle = lane.is_idle();
+        if was_idle && lane.place() == Lane::NO_PLACE {
             return;
         }
         let end = Instant::now() + LEAVE_WITHIN;
@@ -35,7 +36,11 @@ impl Tcp {
             std::thread::yield_now();
             link = peer.link.lock();
         }
+        link.has_left(lent);
         self.release(peer, link);
+        if was_idle {
+            return;
+        }
         let Some(stager) = self.gpu.stager() else { return };
         if !stager.settle(end) {
             log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);

@@ -4,11 +4,15 @@ use super::*;
 
 impl Tcp {
     /// Takes a connection that a peer opened and proved to be its own.
-    pub(in super::super) fn serve_new(&self, peer: &Peer, world: &World, fd: OwnedFd, hello: Hello) {
+    pub(in super::super) fn serve_new(&self, peer: &Peer, world: &World, fd: Private<OwnedFd>, hello: Hello) {
         let token = Source::Serving(peer.rank, hello.stripe as usize).token();
-        let answer = Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, ..hello }.emit();
+        let silence = self.timing.silence_ms();
+        let answer =
+            Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, silence, ..hello }.emit();
         let interest = libc::EPOLLIN as u32;
         let raw = fd.as_raw_fd();
+        self.clock.run();
+        self.clock.hurry(Duration::from_millis(hello.silence.into()));
         if self.closed.load(Ordering::Acquire) || sock::send_whole(&fd, &answer).is_err() {
             return;
         }
@@ -51,6 +55,10 @@ impl Tcp {
             }
             drop(guard);
             self.gpu.settle(&self.pollers[0]);
+            if peer.serving.was_relieved() {
+                self.gpu.renew();
+                self.pollers[0].arm_flush(FLUSH);
+            }
             match outcome {
                 Ok(m) => moved |= m,
                 Err(why) => {
@@ -73,7 +81,7 @@ impl Tcp {
 
     /// Tells the peer's failure. From then on callers take their memory for their own again, so nobody may be receiving into
     /// it: whoever does has the link, and looks at the peer's health first.
-    fn fail(&self, peer: &Peer, why: Error) {
+    pub(super) fn fail(&self, peer: &Peer, why: Error) {
         let _still = peer.link.lock();
         peer.fail(why);
     }
@@ -133,7 +141,7 @@ impl Tcp {
     }
 
     /// Notes whether a connection that is served waits for this rank's GPU. The caller holds it.
-    fn note_served(&self, peer: &Peer, noted: &mut bool, staging: bool) {
+    pub(super) fn note_served(&self, peer: &Peer, noted: &mut bool, staging: bool) {
         if std::mem::replace(noted, staging) != staging {
             match staging {
                 true => peer.serving_staging.fetch_add(1, Ordering::AcqRel),
@@ -146,11 +154,13 @@ impl Tcp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::wire::HELLO;
+    use super::super::super::wire::{Bell, Frame, Place, HELLO};
     use super::super::super::PeerInfo;
     use super::*;
+    use crate::memory::registry::{Extent, Registry};
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::sync::atomic::AtomicU64;
     use std::sync::Arc;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -170,7 +180,8 @@ mod tests {
         let info = |token| PeerInfo { addresses: tcp.addresses(), token: [token; 16], health: health.clone() };
         tcp.join(World { rank: 1, nranks: 2 }, vec![info(0), info(1)]).unwrap();
         let mut peer = TcpStream::connect(tcp.addresses()[0]).unwrap();
-        let hello = Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3 };
+        let hello =
+            Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3, silence: 0 };
         peer.write_all(&hello.emit()).unwrap();
         peer.set_nonblocking(true).unwrap();
         until(&tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
@@ -185,5 +196,47 @@ mod tests {
             driver.join().unwrap();
             assert!(!early);
         });
+    }
+    /// A peer as the test plays it, at rank 0 of 2; what it sends is for rank 1.
+    fn connect(tcp: &Tcp, stripe: u16) -> TcpStream {
+        let mut peer = TcpStream::connect(tcp.addresses()[0]).unwrap();
+        let hello = Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe, stripes: 3, silence: 0 };
+        peer.write_all(&hello.emit()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        until(tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
+        peer
+    }
+
+    #[test]
+    fn a_connection_that_was_not_read_for_its_signals_is_read_again() {
+        const SIGNALS: u32 = 100_000;
+        let (registry, window) = (Arc::new(Registry::default()), [0, 0].map(AtomicU64::new));
+        let base = window.as_ptr() as u64;
+        registry.insert(1, Extent { base, len: 16 });
+        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, registry).unwrap();
+        let health: Arc<crate::fabric::soft::lane::Health> = Arc::default();
+        let info = |token| PeerInfo { addresses: tcp.addresses(), token: [token; 16], health: health.clone() };
+        tcp.join(World { rank: 1, nranks: 2 }, vec![info(0), info(1)]).unwrap();
+        let (mut express, mut middle) = (connect(&tcp, 0), connect(&tcp, 1));
+        let put = |len, bell| Frame::Put { context: 0, place: Place { rkey: 1, addr: base, len }, bell }.emit();
+        // Each waits for one chunk on the middle connection.
+        let mut signal = put(0, Some(Bell { rkey: 1, addr: base + 8, value: 1, counted: true })).to_vec();
+        signal.extend([0u32, 1, 0].iter().flat_map(|count| count.to_le_bytes()));
+        let all = signal.repeat(SIGNALS as usize);
+        let (mut sent, mut refused) = (0, 0);
+        until(&tcp, "the limit", || {
+            match express.write(&all[sent..]) {
+                Ok(n) => (sent, refused) = (sent + n, 0),
+                Err(_) => refused += 1,
+            }
+            refused > 1000 || sent == all.len()
+        });
+        assert!(sent < all.len(), "all are taken");
+        middle.write_all(&[&put(8, None)[..], &[0; 8]].concat()).unwrap();
+        until(&tcp, "the signals", || {
+            sent += express.write(&all[sent..]).unwrap_or(0);
+            window[1].load(Ordering::Acquire) == u64::from(SIGNALS)
+        });
+        assert!(!health.has_failed());
     }
 }

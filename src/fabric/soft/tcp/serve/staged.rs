@@ -58,6 +58,8 @@ pub struct Storing {
     pub place: Place,
     pub bell: Option<(Bell, Counts)>,
     pub refused: bool,
+    /// No put: its context ends on this connection, and is told so on these.
+    pub ends: Option<u32>,
 }
 
 /// Whether a get may have these bytes of GPU memory.
