@@ -192,6 +192,52 @@ fn staged(place: &Place) {
     fake.check();
 }
 
+/// A context goes while the data of its get is on its way to GPU memory, by way of the host: it goes nowhere from then on.
+#[test]
+fn a_get_into_gpu_memory_ends_with_its_context() {
+    const WORDS: usize = (8 << 20) / 8;
+    processes("a_get_into_gpu_memory_ends_with_its_context", 2, &[], |place| {
+        let fake = Fake::take();
+        fake.set_transport("staged");
+        let _context = fake.enter(0);
+        let mut r = place.join(1);
+        let mut config = rma_v14::ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
+        let mut next = null_mut();
+        // SAFETY: all pointers are to locals that live through the call.
+        ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut next) });
+        let [first, second] = [(), ()].map(|()| fake.window(&r, 0, WORDS, 0));
+        let step = 4096 / 8;
+        if r.rank == 1 {
+            (0..WORDS).step_by(step).for_each(|i| first.set(i, 7));
+        }
+        place.barrier();
+        if r.rank == 0 {
+            r.get(0, (first.as_window(), 0), WORDS * 8, (first.as_window(), 0), 1);
+            let end = Instant::now() + Duration::from_secs(60);
+            while first.get(0) != 7 {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+                assert!(Instant::now() < end, "no data");
+            }
+            // SAFETY: plain call.
+            ok(unsafe { T.destroy_context.unwrap()(r.ctx) });
+            (0..WORDS).step_by(step).for_each(|i| first.set(i, 9));
+            r.ctx = next;
+            // Its data comes behind the first one's.
+            r.wait(r.get(0, (first.as_window(), 0), WORDS * 8, (second.as_window(), 0), 1));
+            assert!((0..WORDS).step_by(step).all(|i| second.get(i) == 7));
+            assert!((0..WORDS).step_by(step).all(|i| first.get(i) == 9), "written after its context was gone");
+        } else {
+            // SAFETY: plain call.
+            ok(unsafe { T.destroy_context.unwrap()(r.ctx) });
+            r.ctx = next;
+        }
+        place.barrier();
+        r.leave();
+        fake.check();
+    });
+}
+
 /// One call of the driver fails on one rank: that direction goes through host memory, and nothing else changes.
 fn refused(place: &Place, memory: Memory, rank: usize, call: &str) {
     let fake = Fake::take();

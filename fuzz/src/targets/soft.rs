@@ -45,7 +45,7 @@ fn datagram(input: &[u8]) {
 }
 
 fn get() -> GetRequest {
-    GetRequest { len: 100, to: 0x1000, to_key: 1, context: 2, seq: 3 }
+    GetRequest { len: 100, context: 2, seq: 3 }
 }
 
 fn get_request(input: &[u8]) {
@@ -78,9 +78,8 @@ fn rings() -> Vec<Vec<u8>> {
     // SAFETY: the memory lives to the end of the function and has this one producer.
     let mut producer = unsafe { Producer::new(at, SIZE) };
     let payload = [9u8; 300];
-    for (kind, len) in
-        [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, 32), (Kind::Pull, 48), (Kind::GetDone, 0), (Kind::Put, 5)]
-    {
+    let kinds = [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, GetRequest::LEN as u32), (Kind::Pull, 48)];
+    for (kind, len) in kinds.into_iter().chain([(Kind::GetData, 100), (Kind::GetDone, 0), (Kind::Put, 5)]) {
         let header = Header { kind, len, key: 1, aux: 2, addr: 3 };
         // SAFETY: the payload has 300 bytes.
         assert!(unsafe { producer.push(header, payload.as_ptr()) });
@@ -115,7 +114,7 @@ fn ring(mut input: &[u8]) {
         assert!(start >= data && start + message.header.len as usize <= data + SIZE);
         assert_eq!(start % 8, 0);
         // SAFETY: inside the ring, just checked.
-        std::hint::black_box(unsafe { std::slice::from_raw_parts(message.payload, message.header.len as usize) });
+        std::hint::black_box(unsafe { message.copy() });
         consumer.pop(&message);
         messages += 1;
         assert!(messages <= SIZE / 24, "more messages than fit");

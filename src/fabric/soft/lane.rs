@@ -54,12 +54,17 @@ pub struct Lane {
     pub health: Arc<Health>,
     posted: AtomicU32,
     completed: AtomicU32,
+    place: AtomicU32,
 }
 
 impl Lane {
+    /// See [`Lane::place`].
+    pub const NO_PLACE: u32 = u32::MAX;
+
     /// A lane without operations.
     pub fn new(context: u32, peer: u32, health: Arc<Health>) -> Self {
-        Self { context, peer, health, posted: AtomicU32::new(0), completed: AtomicU32::new(0) }
+        let (posted, completed, place) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(Self::NO_PLACE));
+        Self { context, peer, health, posted, completed, place }
     }
 
     /// Takes the next number. The caller holds whatever orders posting on this lane.
@@ -68,6 +73,23 @@ impl Lane {
         let seq = Seq(self.posted.load(Ordering::Relaxed)).next();
         self.posted.store(seq.0, Ordering::Relaxed);
         seq
+    }
+
+    /// The last number taken.
+    #[inline]
+    pub fn last(&self) -> Seq {
+        Seq(self.posted.load(Ordering::Relaxed))
+    }
+
+    /// Where the transport keeps it, which alone looks there.
+    #[inline]
+    pub fn place(&self) -> u32 {
+        self.place.load(Ordering::Relaxed)
+    }
+
+    /// The transport keeps it there.
+    pub fn set_place(&self, place: u32) {
+        self.place.store(place, Ordering::Relaxed);
     }
 
     /// Every operation up to `seq` is locally complete. Called in order, by whoever moves the bytes.

@@ -1,5 +1,6 @@
 //! From this rank to one peer: the route, and the operations that wait for room on it.
 
+mod copy;
 mod leaving;
 mod outs;
 mod push;
@@ -21,8 +22,10 @@ use super::gpu::{Bounce, Engine, Op, Owner};
 use super::lane::{Health, Lane, Task, Work};
 use super::local::alive;
 use super::local::cma;
-use super::local::inbox::{PeerInbox, WINDOW_BITS};
+use super::local::inbox::PeerInbox;
 use super::local::message::GetRequest;
+use super::local::status::WINDOW_BITS;
+use super::neighbours::dead;
 use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::rma::op::Signal;
@@ -138,6 +141,8 @@ struct State {
     responses: VecDeque<Response>,
     /// Lanes with something out.
     out: Vec<u32>,
+    /// The places of copies by the kernel that are under way, a bit each.
+    copies: u32,
     /// Seen closed while operations were unfinished: their end may still be in the ring.
     is_closing: bool,
 }
@@ -164,6 +169,7 @@ impl Link {
             active: VecDeque::new(),
             responses: VecDeque::new(),
             out: Vec::new(),
+            copies: 0,
             is_closing: false,
         };
         Self { peer, health, state: Mutex::new(state), backlog: AtomicUsize::new(0), in_engine: Arc::default() }
@@ -390,10 +396,7 @@ impl Link {
         match local.inbox.look() {
             alive::State::Alive => {}
             alive::State::Dead => {
-                self.health.fail(Error::remote(format!(
-                    "rank {} is gone: its process was killed; look for its last words in its own log",
-                    self.peer
-                )));
+                self.health.fail(dead(self.peer));
                 self.drop_all(state);
             }
             // Operations that go another way end that way.

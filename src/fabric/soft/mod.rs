@@ -10,6 +10,7 @@ pub mod hello;
 pub mod lane;
 pub mod link;
 pub mod local;
+pub mod neighbours;
 pub mod receive;
 pub mod shared;
 pub mod tcp;
@@ -23,7 +24,7 @@ pub use context::Context;
 use self::hello::SoftHello;
 use self::local::contact::Contact;
 use self::shared::Shared;
-use self::tcp::Tcp;
+use self::tcp::{Tcp, Timing};
 use super::{ContextSpec, Fabric, Region, Registration, World};
 use crate::comm::interfaces;
 use crate::config::{Config, SoftTransport};
@@ -64,7 +65,8 @@ impl SoftFabric {
         let probe: Box<[u8; 16]> = Box::new(probe.try_into().map_err(|_| Error::internal("probe"))?);
         let contact = Contact::open(token)?;
         let bind: Vec<_> = interfaces::choose(config)?.into_iter().map(|i| i.address).collect();
-        let tcp = Tcp::open(&bind, token, config.tcp_stripes.unwrap_or(1), registry.clone())?;
+        let (stripes, timing) = (config.tcp_stripes.unwrap_or(1), Timing::of(config.peer_limit()));
+        let tcp = Tcp::open_with(&bind, token, stripes, registry.clone(), timing)?;
         let hello = SoftHello {
             token,
             contact: contact.name().to_vec(),
@@ -84,7 +86,7 @@ impl SoftFabric {
         })
     }
 
-    fn shared(&self) -> Result<&Arc<Shared>> {
+    pub(in crate::fabric::soft) fn shared(&self) -> Result<&Arc<Shared>> {
         self.shared.get().ok_or_else(|| Error::internal("the soft fabric is used before its ranks have joined"))
     }
 
@@ -108,7 +110,7 @@ impl SoftFabric {
         let shared = self.shared()?.clone();
         let extent = extent(region);
         let key = shared.engine.add_window(region.id, extent, memory)?;
-        shared.inbox.set_window(region.id, true);
+        shared.status.set_window(region.id, true);
         let guard = GpuWindow { shared, id: region.id };
         guard.shared.add_gpu_window(region.id, extent)?;
         Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
@@ -151,7 +153,7 @@ impl Drop for GpuWindow {
     fn drop(&mut self) {
         let (shared, id) = (&self.shared, self.id);
         shared.share.withdraw(shared, id);
-        shared.inbox.set_window(id, false);
+        shared.status.set_window(id, false);
         shared.tcp().gpu().remove_window(id);
         shared.engine.remove_window(id);
         shared.share.retire(shared, id, false);
@@ -208,20 +210,20 @@ impl Fabric for SoftFabric {
 
     fn register(&self, region: &Region) -> Result<Registration> {
         let shared = self.shared()?.clone();
-        shared.inbox.set_window(region.id, true);
-        let guard = WindowBit { shared, id: region.id };
+        shared.status.set_window(region.id, true);
+        let guard = HostWindow { shared, id: region.id };
         Ok(Registration { lkey: region.id, rkey: region.id, guard: Box::new(guard) })
     }
 }
 
-/// Tells peers that a window is gone.
-struct WindowBit {
+/// Ends a registration of host memory.
+struct HostWindow {
     shared: Arc<Shared>,
     id: u32,
 }
 
-impl Drop for WindowBit {
+impl Drop for HostWindow {
     fn drop(&mut self) {
-        self.shared.inbox.set_window(self.id, false);
+        self.shared.withdraw(self.id);
     }
 }

@@ -11,9 +11,12 @@ use std::time::Instant;
 /// Longer than anything here takes on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
+/// The token of a rank that never comes.
+pub const ABSENT: [u8; 16] = [0; 16];
+
 /// One rank, with the threads that a test gives it.
-struct Rank {
-    fabric: SoftFabric,
+pub struct Rank {
+    pub fabric: SoftFabric,
     registry: Arc<Registry>,
 }
 
@@ -22,16 +25,27 @@ struct Window {
     base: u64,
     bytes: usize,
     id: u32,
-    _registration: Registration,
+    registration: Option<Registration>,
 }
 
 impl Rank {
     fn window(&self, id: u32, bytes: usize) -> Window {
         let words: &'static mut [u64] = Box::leak(vec![0; bytes.div_ceil(8)].into());
-        let (base, len) = (words.as_mut_ptr() as u64, bytes as u64);
-        let registration = self.fabric.register(&Region { id, base, len, strict: false, dma_buf: None }).unwrap();
+        let mut window = Window { base: words.as_mut_ptr() as u64, bytes, id, registration: None };
+        self.register(&mut window);
+        window
+    }
+
+    fn register(&self, window: &mut Window) {
+        let (id, base, len) = (window.id, window.base, window.bytes as u64);
+        let region = Region { id, base, len, strict: false, dma_buf: None };
+        window.registration = Some(self.fabric.register(&region).unwrap());
         self.registry.insert(id, Extent { base, len });
-        Window { base, bytes, id, _registration: registration }
+    }
+
+    fn deregister(&self, window: &mut Window) {
+        self.registry.remove(window.id);
+        window.registration = None;
     }
 
     fn context(&self) -> Context {
@@ -47,6 +61,17 @@ impl Window {
         unsafe { AtomicU64::from_ptr((self.base as *mut u64).add(i)) }
     }
 
+    /// Sets all bytes.
+    fn paint(&self, byte: u8) {
+        // SAFETY: the window's memory, which is never freed.
+        unsafe { std::ptr::write_bytes(self.base as *mut u8, byte, self.bytes) };
+    }
+
+    /// Whether any page starts with this byte.
+    fn has(&self, byte: u8) -> bool {
+        (0..self.bytes / 8).step_by(512).any(|i| self.word(i).load(Ordering::Relaxed).to_le_bytes()[0] == byte)
+    }
+
     fn fill(&self, value: u64) {
         (0..self.bytes / 8).for_each(|i| self.word(i).store(value, Ordering::Relaxed));
     }
@@ -57,7 +82,7 @@ impl Window {
 }
 
 /// The first `here` of `nranks` ranks; the others never come.
-fn join(nranks: u32, here: u32, transport: SoftTransport) -> Vec<Rank> {
+pub fn join(nranks: u32, here: u32, transport: SoftTransport) -> Vec<Rank> {
     join_as(nranks, &vec![transport; here as usize])
 }
 
@@ -71,7 +96,7 @@ fn join_as(nranks: u32, transports: &[SoftTransport]) -> Vec<Rank> {
     let ranks: Vec<_> = transports.iter().map(open).collect();
     let mut hellos: Vec<_> = ranks.iter().map(|r| r.fabric.hello()).collect();
     let absent = SoftHello {
-        token: [0; 16],
+        token: ABSENT,
         contact: b"oxygin-absent".to_vec(),
         probe: 0,
         probe_value: [0; 16],
@@ -162,10 +187,10 @@ fn a_wake_up_that_another_thread_reads_still_wakes() {
     // The test is the helper thread, gone to bed, and then the other one.
     ranks[1].fabric.close();
     to.calm();
-    to.inbox.set_sleeping(true);
+    to.status.set_sleeping(true);
     from.wake(1);
     to.answer_contacts();
-    assert!(!to.inbox.is_sleeping());
+    assert!(!to.status.is_sleeping());
     let mut count = [0u8; 8];
     assert_eq!(nix::unistd::read(std::os::fd::AsRawFd::as_raw_fd(&to.stirred_fd()), &mut count), Ok(8));
 }
@@ -184,7 +209,8 @@ fn gets_among_many_ranks() {
     assert!(to.holds(7));
 }
 
-/// A context goes while the data of its get is on its way. The next one's get is not done with the old one's end.
+/// A context goes while the data of its get is on its way, which goes nowhere from then on. The next one's get is not done
+/// with the old one's end.
 #[test]
 fn a_get_ends_with_its_own_data() {
     const BYTES: usize = 16 << 20;
@@ -192,20 +218,22 @@ fn a_get_ends_with_its_own_data() {
     let [first, from] = [0, 1].map(|r: usize| ranks[r].window(1, BYTES));
     let second = ranks[0].window(2, BYTES);
     from.fill(7);
-    for to in [&first, &second] {
-        let context = ranks[0].context();
-        // SAFETY: windows are never freed.
-        let seq = unsafe { context.get(1, &get(to, &from, BYTES)) }.unwrap();
-        if std::ptr::eq(to, &second) {
-            wait(&context, 1, seq);
-            assert!(to.holds(7));
-        } else {
-            until("the first bytes", || {
-                context.progress().unwrap();
-                to.word(0).load(Ordering::Relaxed) == 7
-            });
-        }
-    }
+    let context = ranks[0].context();
+    // SAFETY: windows are never freed.
+    unsafe { context.get(1, &get(&first, &from, BYTES)) }.unwrap();
+    until("the first bytes", || {
+        context.progress().unwrap();
+        first.word(0).load(Ordering::Relaxed) == 7
+    });
+    drop(context);
+    first.paint(9);
+    let context = ranks[0].context();
+    // SAFETY: as above.
+    let seq = unsafe { context.get(1, &get(&second, &from, BYTES)) }.unwrap();
+    wait(&context, 1, seq);
+    assert!(second.holds(7));
+    // Behind all of the first one's, in the same ring.
+    assert!(!first.has(7), "written after its context was gone");
 }
 
 /// A context goes while others move bytes for it: once it is gone its memory is no longer written.
@@ -234,6 +262,48 @@ fn nothing_is_copied(transport: SoftTransport) {
     }
 }
 
+/// A window goes while a peer copies to it, or from it: once it is gone, nobody touches its memory.
+#[test]
+fn nothing_is_copied_to_or_from_a_window_that_is_gone() {
+    const BYTES: usize = 16 << 20;
+    let memory = [0; 2].map(|_| Box::leak(vec![0u64; BYTES / 8].into_boxed_slice()).as_mut_ptr() as u64);
+    for round in 0..30 {
+        let is_get = round % 2 == 1;
+        let ranks = join(2, 2, SoftTransport::Auto);
+        let [mine, mut its] = [0, 1].map(|r: usize| {
+            let mut window = Window { base: memory[r], bytes: BYTES, id: 1, registration: None };
+            window.paint(if is_get == (r == 1) { 7 } else { 0 });
+            ranks[r].register(&mut window);
+            window
+        });
+        let context = ranks[0].context();
+        let (get, put) = (get(&mine, &its, BYTES), put(&mine, &its, BYTES, None));
+        // SAFETY: windows are never freed.
+        let seq = unsafe {
+            if is_get {
+                context.get(1, &get)
+            } else {
+                context.put(1, &put)
+            }
+        }
+        .unwrap();
+        // The first turn of some is over, the next has begun.
+        let first = (2 << 20) + if is_get { mine.base } else { its.base };
+        let is_over = || context.test(1, seq).unwrap_or(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| until("the end", is_over));
+            // SAFETY: a word of memory that is never freed.
+            until("the first bytes", || unsafe { AtomicU64::from_ptr(first as *mut u64) }.load(Ordering::Relaxed) != 0);
+            ranks[1].deregister(&mut its);
+            its.paint(9);
+        });
+        match is_get {
+            true => assert!(!mine.has(9), "round {round}: read after the deregistration"),
+            false => assert!(!its.has(7), "round {round}: written after the deregistration"),
+        }
+    }
+}
+
 /// One context's operation fails; what others were told is complete arrives.
 #[test]
 fn what_is_complete_arrives_although_another_fails() {
@@ -256,7 +326,7 @@ fn what_is_complete_arrives_although_another_fails() {
 fn windows_with_high_numbers() {
     const BYTES: usize = 100_000;
     let ranks = join(2, 2, SoftTransport::Auto);
-    let id = local::inbox::WINDOW_BITS as u32;
+    let id = local::status::WINDOW_BITS as u32;
     let [mine, its] = [0, 1].map(|r: usize| ranks[r].window(id, BYTES));
     let context = ranks[0].context();
     mine.fill(7);

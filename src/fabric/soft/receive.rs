@@ -141,7 +141,9 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
                 if message.header.key & GPU_BIT != 0 && shared.received.is_full() {
                     break Ok(());
                 }
-                apply(&message, &mut held, shared, sender);
+                if !apply(&message, &mut held, shared, sender) {
+                    break Ok(());
+                }
                 unreleased += message.header.len as usize + 32;
                 consumer.pop(&message);
                 if unreleased > RELEASE_EVERY {
@@ -157,20 +159,27 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
     result
 }
 
+/// `false`: there is no room for it yet.
 #[inline(always)]
-fn apply<'a>(message: &Message, held: &mut Option<Held<'a>>, shared: &'a Shared, sender: u32) {
+fn apply<'a>(message: &Message, held: &mut Option<Held<'a>>, shared: &'a Shared, sender: u32) -> bool {
     let h = message.header;
     match h.kind {
         Kind::Put => {
             match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, u64::from(h.len)) {
-                // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
-                Some(to) => return unsafe { place(message.payload, to, h.len as usize) },
+                Some(to) => {
+                    // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
+                    unsafe { place(message.payload, to, h.len as usize) };
+                    return true;
+                }
                 None => *held = None,
             }
         }
         Kind::Signal => match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, 8) {
-            // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
-            Some(at) if h.addr % 8 == 0 => return add(at, unsafe { message.payload.cast::<u64>().read_volatile() }),
+            Some(at) if h.addr % 8 == 0 => {
+                // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
+                add(at, unsafe { message.payload.cast::<u64>().read_volatile() });
+                return true;
+            }
             _ => *held = None,
         },
         _ => *held = None,
@@ -178,19 +187,23 @@ fn apply<'a>(message: &Message, held: &mut Option<Held<'a>>, shared: &'a Shared,
     match h.kind {
         Kind::Put | Kind::Signal => not_here(message, shared, sender),
         Kind::Pull => pull(message, shared, sender),
+        Kind::GetData => return shared.link(sender).get_data(shared, message),
         _ => rare(message, shared, sender),
     }
+    true
 }
 
+/// Copies what a peer sent to its place: without a reference to either, which others may write meanwhile.
+///
 /// # Safety
 /// `len` bytes are readable at `from` and writable at `to`.
 #[inline(always)]
-unsafe fn place(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn place(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise; payloads are 8-byte aligned.
     unsafe {
         if len == 8 {
             // The most common size, as one store: a reader that polls the word sees all of it or nothing.
-            to.cast::<u64>().write_unaligned(from.cast::<u64>().read());
+            to.cast::<u64>().write_unaligned(from.cast::<u64>().read_volatile());
         } else {
             std::ptr::copy_nonoverlapping(from, to, len);
         }
@@ -206,9 +219,8 @@ fn not_here(message: &Message, shared: &Shared, sender: u32) {
     let source = Source { rank: sender, context: h.aux };
     match h.kind {
         Kind::Put if h.key & GPU_BIT != 0 && engine.is_open() => {
-            // SAFETY: the payload is `len` bytes inside the ring.
-            let bytes = unsafe { std::slice::from_raw_parts(message.payload, h.len as usize) };
-            received.put(engine, source, bytes.into(), h.key, h.addr);
+            // SAFETY: the ring is mapped as long as this rank has its inbox.
+            received.put(engine, source, unsafe { message.copy() }, h.key, h.addr);
         }
         Kind::Signal if h.key & (GPU_BIT | BEHIND_GPU_BIT) != 0 && engine.is_open() => {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
@@ -249,15 +261,13 @@ fn pull(message: &Message, shared: &Shared, sender: u32) {
 fn rare(message: &Message, shared: &Shared, sender: u32) {
     let h = message.header;
     let link = shared.link(sender);
-    // SAFETY: the payload is `len` bytes inside the ring; copied first, because the sender may still change it.
-    let payload = unsafe { std::slice::from_raw_parts(message.payload, h.len as usize) }.to_vec();
+    // SAFETY: the ring is mapped as long as this rank has its inbox.
+    let payload = unsafe { message.copy() };
     match h.kind {
         Kind::Get => {
             if let Some(request) = GetRequest::parse(&payload) {
-                let wraps = request.to.checked_add(request.len).is_none();
                 let here = shared.registry.hold().resolve(h.key, h.addr, request.len);
                 match here {
-                    _ if wraps => refuse(shared, sender, "get", h.key, h.addr, request.len),
                     Some(_) => link.respond(shared, h.addr, h.key, request),
                     // Checked where the bytes are fetched.
                     None if h.key & GPU_BIT != 0 && shared.engine.is_open() => {
@@ -267,17 +277,13 @@ fn rare(message: &Message, shared: &Shared, sender: u32) {
                 }
             }
         }
-        Kind::GetDone => {
-            if !shared.received.get_done(&shared.engine, sender, h.key, Seq(h.aux)) {
-                link.get_done(shared, h.key, Seq(h.aux));
-            }
-        }
+        Kind::GetDone => link.get_done(shared, h.key, Seq(h.aux)),
         Kind::Refused => {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));
         }
         Kind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
-        Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull => {}
+        Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull | Kind::GetData => {}
     }
 }
 

@@ -7,6 +7,8 @@ use super::lane::Health;
 use super::link::Link;
 use super::local::contact::{Contact, Event};
 use super::local::inbox::Inbox;
+use super::local::status::Status;
+use super::neighbours::Neighbours;
 use super::receive::Receiver;
 use super::tcp::{PeerInfo, Tcp};
 use crate::config::{Config, SoftTransport};
@@ -44,6 +46,10 @@ pub struct Shared {
     pub contact: Contact,
     /// Where peers on this host write.
     pub inbox: Inbox,
+    /// What they read of this rank.
+    pub status: Status,
+    /// What this rank reads of them.
+    pub neighbours: Neighbours,
     /// This rank's GPU.
     pub engine: Arc<Engine>,
     /// What other processes put there.
@@ -76,7 +82,7 @@ impl Shared {
     ) -> Result<Self> {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
-        let inbox = Inbox::create(n, token)?;
+        let (inbox, status) = (Inbox::create(n, token)?, Status::create(n, token)?);
         let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
@@ -100,6 +106,8 @@ impl Shared {
             hellos: hellos.into(),
             contact,
             inbox,
+            status,
+            neighbours: Neighbours::new(n),
             engine,
             links,
             receiver,
@@ -273,15 +281,19 @@ impl Shared {
     pub fn answer_contacts(&self) {
         while let Some(event) = self.contact.receive() {
             match event {
-                Event::Asked { rank } => {
-                    if let Some(h) = self.hellos.get(rank as usize) {
-                        self.contact.answer(&h.contact, &h.token, self.world.rank, self.inbox.fd());
+                Event::Asked { rank, status } => {
+                    let Some(h) = self.hellos.get(rank as usize) else { continue };
+                    // From here on it may copy, and this rank must be able to see that.
+                    if self.neighbours.meet(rank, status, &h.token).is_some() {
+                        let files = [self.inbox.fd(), self.status.fd()];
+                        self.contact.answer(&h.contact, &h.token, self.world.rank, files);
                     }
                 }
-                Event::Answered { rank, inbox, pid } => {
-                    if let Some(link) = self.links.get(rank as usize) {
+                Event::Answered { rank, inbox, status, pid } => {
+                    let Some(h) = self.hellos.get(rank as usize) else { continue };
+                    if let Some(status) = self.neighbours.meet(rank, status, &h.token) {
                         self.attached.fetch_add(1, Ordering::Relaxed);
-                        link.attach(self, inbox, pid);
+                        self.link(rank).attach(self, inbox, status.clone(), pid);
                     }
                 }
                 Event::Sharing { rank, body, file } => self.share.on_datagram(self, rank, &body, file),
@@ -294,8 +306,8 @@ impl Shared {
     /// Gets the helper thread out of bed, if it is there or on its way. What it is to find was left with `SeqCst`.
     #[inline]
     pub fn stir(&self) {
-        if self.inbox.is_sleeping() {
-            self.inbox.set_sleeping(false);
+        if self.status.is_sleeping() {
+            self.status.set_sleeping(false);
             let _ = self.stirred.arm();
         }
     }

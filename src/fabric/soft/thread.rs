@@ -64,11 +64,11 @@ pub fn start(shared: Arc<Shared>) -> Result<Thread> {
     let up = Arc::new(AtomicU32::new(0));
     let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
     let thread = Thread::spawn(&name, STACK, move || {
-        let holds = own.inbox.hold_life();
+        let holds = own.status.hold_life();
         own_up.store(1 + holds as u32, Ordering::Release);
         if holds {
             run(&own, &bed);
-            own.inbox.release_life();
+            own.status.release_life();
         }
     })?;
     let end = Instant::now() + START_WITHIN;
@@ -144,13 +144,13 @@ fn work(shared: &Shared, bed: &Bed, seen: u64) {
             std::hint::spin_loop();
             continue;
         }
-        shared.inbox.set_sleeping(true);
+        shared.status.set_sleeping(true);
         // Whoever polled since `seen` was not asked to stir this thread, and may have left something for it.
         if shared.polls() == seen && shared.cool_down() {
             let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
             wait(&bed.sleep, timeout);
         }
-        shared.inbox.set_sleeping(false);
+        shared.status.set_sleeping(false);
         shared.calm();
         shared.answer_contacts();
         last = Instant::now();

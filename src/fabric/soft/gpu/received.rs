@@ -36,15 +36,6 @@ impl From<u32> for Source {
     }
 }
 
-/// A get whose last bytes are on their way into GPU memory.
-struct WaitingGet {
-    lane: Arc<Lane>,
-    behind: Seq,
-    sender: u32,
-    slot: u32,
-    seq: Seq,
-}
-
 /// A sender's bytes on their way from its GPU memory.
 struct Pull {
     context: u32,
@@ -94,7 +85,6 @@ pub struct Received {
     unseen: AtomicBool,
     backlog: Arc<AtomicUsize>,
     waiting: AtomicUsize,
-    gets: Mutex<Vec<WaitingGet>>,
     /// Of lanes that have some.
     pulls: Mutex<Vec<Pulls>>,
 }
@@ -107,7 +97,6 @@ impl Received {
             unseen: AtomicBool::new(false),
             backlog: Arc::default(),
             waiting: AtomicUsize::new(0),
-            gets: Mutex::default(),
             pulls: Mutex::default(),
         }
     }
@@ -149,6 +138,25 @@ impl Received {
     /// Bytes for a GPU window.
     pub fn put(&self, engine: &Engine, source: impl Into<Source>, bytes: Box<[u8]>, key: u32, addr: u64) {
         engine.submit_later(Op::received(self.owner(source.into()), bytes, key, addr));
+    }
+
+    /// Bytes of a get of this rank's own for a GPU window, an operation of `lane`. `false`: so much is on its way that they
+    /// have to wait.
+    pub fn fetched(
+        &self,
+        engine: &Engine,
+        lane: &Arc<Lane>,
+        bytes: impl FnOnce() -> Box<[u8]>,
+        key: u32,
+        addr: u64,
+    ) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        self.backlog.fetch_add(1, Ordering::SeqCst);
+        let owner = Owner { lane: lane.clone(), seq: lane.number(), backlog: self.backlog.clone() };
+        engine.submit_later(Op::received(owner, bytes(), key, addr));
+        true
     }
 
     /// A signal in GPU memory, or behind bytes for it.
@@ -201,23 +209,10 @@ impl Received {
         !done.is_empty()
     }
 
-    /// The end of a get's data. `false`: nothing is on its way, the get is done.
-    pub fn get_done(&self, engine: &Engine, sender: u32, slot: u32, seq: Seq) -> bool {
-        if !self.is_busy() {
-            return false;
-        }
-        let owner = self.owner(sender.into());
-        self.gets.lock().push(WaitingGet { lane: owner.lane.clone(), behind: owner.seq, sender, slot, seq });
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let nowhere = Side::Caller { addr: 0, gpu: false };
-        engine.submit_later(Op::copy(owner, nowhere, nowhere, 0));
-        true
-    }
-
     /// Moves what can move. Returns whether anything is under way.
     #[cold]
     pub fn advance(&self, shared: &Shared) -> bool {
-        let mut moving = shared.engine.poll();
+        let moving = shared.engine.poll();
         // A failure is there before the count falls (`Owner::give_up`). What comes after the first store sets the flag itself.
         self.unseen.store(false, Ordering::SeqCst);
         if self.backlog.load(Ordering::SeqCst) != 0 {
@@ -228,25 +223,6 @@ impl Received {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return moving;
         }
-        moving |= self.finish_pulls(shared);
-        let mut done = Vec::new();
-        self.gets.lock().retain(|g| match g.lane.test(g.behind) {
-            Ok(false) => true,
-            Ok(true) => {
-                done.push((g.sender, g.slot, g.seq));
-                false
-            }
-            // The data of a get of this rank's own found no place.
-            Err(why) => {
-                shared.link(g.sender).health.fail(why);
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                false
-            }
-        });
-        for &(sender, slot, seq) in &done {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            shared.link(sender).get_done(shared, slot, seq);
-        }
-        moving || !done.is_empty()
+        self.finish_pulls(shared) || moving
     }
 }

@@ -40,6 +40,11 @@ pub(super) enum Pushed {
     DataOnly,
 }
 
+/// The header of `n` bytes that a get asked for.
+pub(super) fn data_of(request: &GetRequest, done: u64, n: u64) -> Header {
+    Header { kind: Kind::GetData, len: n as u32, key: request.context, aux: request.seq, addr: done }
+}
+
 impl Local {
     /// One step of an operation with an end in GPU memory: a source comes over host memory, a destination is the peer's
     /// affair.
@@ -105,7 +110,7 @@ impl Local {
             return Ok(Outcome::Fetching);
         }
         let n = (piece.end() - *done).min(self.chunk());
-        let header = Header { kind: Kind::Put, len: n as u32, key: request.to_key, aux: 0, addr: request.to + *done };
+        let header = data_of(request, *done, n);
         // SAFETY: the bounce holds these bytes.
         if !unsafe { self.inbox.producer().push(header, (piece.origin() + *done) as *const u8) } {
             return Ok(Outcome::Full);
@@ -168,7 +173,7 @@ impl Local {
         if get.len == 0 {
             return Ok(Outcome::Finished);
         }
-        let request = GetRequest { len: get.len, to: get.local, to_key: get.lkey, context: slot, seq: seq.0 }.encode();
+        let request = GetRequest { len: get.len, context: slot, seq: seq.0 }.encode();
         let header = Header { kind: Kind::Get, len: request.len() as u32, key: get.rkey, aux: 0, addr: get.remote };
         // SAFETY: the payload is the request's own bytes.
         Ok(if unsafe { self.inbox.producer().push(header, request.as_ptr()) } {

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a peer in this network namespace may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// A question that was not repeated for so long starts anew.
 const FORGET: Duration = Duration::from_secs(1);
 /// Between two questions to a peer that has not answered.
@@ -28,9 +26,9 @@ impl Question {
         }
     }
 
-    /// The peer has had its time.
-    pub fn is_late(&self) -> bool {
-        self.now - self.since > ANSWER_WITHIN
+    /// The peer has had so much time, and has not answered.
+    pub fn is_late(&self, time: Duration) -> bool {
+        self.now - self.since > time
     }
 
     /// It is time to ask, for the first time or again.

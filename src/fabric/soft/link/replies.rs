@@ -47,14 +47,16 @@ impl Link {
             _ => None,
         };
         let question = Question::next(question);
-        if question.is_late() {
-            return self.fail_replies(state, ": it does not answer");
+        let limit = shared.config.peer_limit();
+        if question.is_late(limit) {
+            let why = format!(": it has not answered for {} s (OXYGIN_PEER_TIMEOUT)", limit.as_secs_f32());
+            return self.fail_replies(state, &why);
         }
         if !question.is_due() {
             return;
         }
         let hello = &shared.hellos[self.peer as usize];
-        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank) {
+        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank, shared.status.fd()) {
             Ok(_) => state.replies = Replies::Asking(question.asked()),
             // It has reached this rank: its socket was there.
             Err(Errno::ECONNREFUSED | Errno::ENOENT) => {

@@ -7,10 +7,15 @@ use crate::fabric::soft::gpu::{self, Engine};
 use crate::fabric::soft::lane::Task;
 use crate::fabric::soft::local::cma;
 use crate::fabric::soft::local::inbox::PeerInbox;
+use crate::fabric::soft::local::status::PeerStatus;
 use crate::fabric::soft::shared::Shared;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a peer in this network namespace may take to answer before it is asked over TCP.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 impl Link {
     /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
@@ -82,14 +87,14 @@ impl Link {
             Route::Asking(question) => Question::next(Some(question)),
             _ => Question::next(None),
         };
-        if question.is_late() {
+        if question.is_late(shared.config.peer_limit().min(ANSWER_WITHIN)) {
             return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
         }
         if !question.is_due() {
             return;
         }
         let hello = &shared.hellos[self.peer as usize];
-        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank) {
+        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank, shared.status.fd()) {
             Ok(_) => state.route = Route::Asking(question.asked()),
             Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
         }
@@ -109,8 +114,8 @@ impl Link {
         }
     }
 
-    /// The peer sent its inbox.
-    pub fn attach(&self, shared: &Shared, file: OwnedFd, pid: libc::pid_t) {
+    /// The peer sent its inbox; `status` is what it says of itself.
+    pub fn attach(&self, shared: &Shared, file: OwnedFd, status: Arc<PeerStatus>, pid: libc::pid_t) {
         let mut state = self.state.lock();
         let is_route = matches!(state.route, Route::Asking(_));
         if !is_route && !matches!(state.replies, Replies::Asking(_)) {
@@ -118,7 +123,7 @@ impl Link {
         }
         let hello = &shared.hellos[self.peer as usize];
         let world = shared.world;
-        match PeerInbox::attach(file.as_fd(), world.nranks as usize, world.rank as usize, &hello.token) {
+        match PeerInbox::attach(file.as_fd(), status, world.nranks as usize, world.rank as usize, &hello.token) {
             Ok(inbox) if is_route => {
                 let (pid, how) = match self.try_cma(shared, pid, hello.probe, &hello.probe_value) {
                     Ok(()) => (Some(pid), "shared memory, large transfers by cross-memory attach".to_string()),

@@ -1,5 +1,6 @@
 //! A lane's turn: its head operations by the link's route, as far as they go for now.
 
+use super::copy::Piece;
 use super::*;
 
 /// What became of a lane's turn.
@@ -55,33 +56,27 @@ impl Link {
                 (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
                 (Route::Local(local), Work::Put(put)) => match local.pid_for(put.rkey) {
                     Some(pid) if left > RING_MAX => {
-                        if !local.inbox.has_window(put.rkey) {
-                            Err(Error::remote(gone(self.peer)))
-                        } else {
-                            let (from, to) = (put.local + task.done, put.remote + task.done);
-                            let n = left.min(budget) as usize;
-                            // SAFETY: the source is readable until the operation completes (Context::put).
-                            let (back, result) =
-                                self.copy_unlocked(state, slot, || unsafe { cma::write(pid, from, to, n) });
-                            state = back;
-                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("write", to, n, &e))
-                        }
+                        let (from, to) = (put.local + task.done, put.remote + task.done);
+                        let n = left.min(budget) as usize;
+                        let piece = Piece { what: "write", window: put.rkey, remote: to, len: n };
+                        // SAFETY: the source is readable until the operation completes (Context::put).
+                        let write = || unsafe { cma::write(pid, from, to, n) };
+                        let (back, result) = self.copy(shared, state, slot, &piece, write);
+                        state = back;
+                        result
                     }
                     pid => local.push_put(put, slot, task.done, pid.is_none()),
                 },
                 (Route::Local(local), Work::Get(get)) => match local.pid_for(get.rkey) {
                     Some(pid) => {
-                        if !local.inbox.has_window(get.rkey) {
-                            Err(Error::remote(gone(self.peer)))
-                        } else {
-                            let (to, from) = (get.local + task.done, get.remote + task.done);
-                            let n = left.min(budget) as usize;
-                            // SAFETY: the destination is writable until the operation completes (Context::get).
-                            let (back, result) =
-                                self.copy_unlocked(state, slot, || unsafe { cma::read(pid, to, from, n) });
-                            state = back;
-                            result.map(|n| Outcome::Moved(n as u64)).map_err(|e| self.cma_failed("read", from, n, &e))
-                        }
+                        let (to, from) = (get.local + task.done, get.remote + task.done);
+                        let n = left.min(budget) as usize;
+                        let piece = Piece { what: "read", window: get.rkey, remote: from, len: n };
+                        // SAFETY: the destination is writable until the operation completes (Context::get).
+                        let read = || unsafe { cma::read(pid, to, from, n) };
+                        let (back, result) = self.copy(shared, state, slot, &piece, read);
+                        state = back;
+                        result
                     }
                     None => local.push_get(get, slot, task.seq),
                 },
@@ -135,38 +130,11 @@ impl Link {
         (state, step)
     }
 
-    /// Has the kernel copy for the head of a lane. Others may post and move meanwhile; the lane is engaged, so its head stays.
-    fn copy_unlocked<'a, T>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        slot: u32,
-        copy: impl FnOnce() -> T,
-    ) -> (MutexGuard<'a, State>, T) {
-        state.queues[slot as usize].copying = true;
-        drop(state);
-        let result = copy();
-        let mut state = self.state.lock();
-        state.queues[slot as usize].copying = false;
-        (state, result)
-    }
-
     /// Hands an operation to the engine that moves it.
     pub(super) fn submit(&self, shared: &Shared, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
         self.in_engine.fetch_add(1, Ordering::Relaxed);
         let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
         shared.mark_pending(self.peer);
         engine.submit(Op::new(owner, shared.world.rank, shared.engine.gpu(), &task.work, task.done));
-    }
-
-    #[cold]
-    pub(super) fn cma_failed(&self, what: &str, at: u64, n: usize, error: &std::io::Error) -> Error {
-        Error::remote(match error.raw_os_error() {
-            Some(libc::ESRCH) => format!("rank {} is gone: its process ended", self.peer),
-            Some(libc::EFAULT) => format!(
-                "rank {} has no memory at {at:#x}+{n} for a {what}; its window was freed before it was deregistered",
-                self.peer
-            ),
-            _ => format!("cross-memory {what} of {n} bytes at {at:#x} of rank {} failed: {error}", self.peer),
-        })
     }
 }

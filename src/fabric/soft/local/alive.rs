@@ -1,10 +1,14 @@
 //! Who is alive: a robust mutex in shared memory that its owner holds for life.
 //!
-//! When the owner's thread dies, by any signal, the kernel marks the mutex; peers see it with one attempt to lock and
-//! no descriptor, no heartbeat and no process number that could be used again.
+//! When the owner's thread ends, by any signal or by `exec`, the kernel marks the mutex, before it gives the process number
+//! away; peers see the mark with one load and need no descriptor, no heartbeat and no process number. A forked child does
+//! not hold what its parent holds.
+//!
+//! glibc and, at a thread's end, the kernel follow what lies beside the word, so the memory must be the owner's to write
+//! alone (`status`). Peers read the word and nothing else.
 
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{fence, AtomicU32, Ordering};
 
 /// What a peer finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +24,7 @@ pub enum State {
 /// Makes the mutex in shared memory.
 ///
 /// # Safety
-/// `at` is writable, aligned shared memory that nobody else uses yet.
+/// `at` is aligned shared memory that this process alone can write and that nobody uses yet.
 pub unsafe fn init(at: *mut libc::pthread_mutex_t) -> Result<()> {
     // SAFETY: the attribute object is initialised before use and destroyed after; `at` is the caller's promise.
     let code = unsafe {
@@ -46,13 +50,19 @@ pub unsafe fn init(at: *mut libc::pthread_mutex_t) -> Result<()> {
     }
 }
 
-/// Takes the mutex for the rest of the calling thread's life.
+/// Takes the mutex, if nobody has it, until [`release`] or the calling thread's end.
 ///
 /// # Safety
 /// `at` was made by [`init`] and stays mapped until [`release`].
 pub unsafe fn hold(at: *mut libc::pthread_mutex_t) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { libc::pthread_mutex_trylock(at) == 0 }
+    match unsafe { libc::pthread_mutex_trylock(at) } {
+        0 => true,
+        // A thread of this process ended with it.
+        // SAFETY: as above; the calling thread has it now.
+        libc::EOWNERDEAD => unsafe { libc::pthread_mutex_consistent(at) == 0 },
+        _ => false,
+    }
 }
 
 /// Ends in good order. Called by the thread that holds the mutex.
@@ -67,15 +77,16 @@ pub unsafe fn release(at: *mut libc::pthread_mutex_t) {
 /// `FUTEX_OWNER_DIED` of linux/futex.h: the kernel sets it in the word of every robust mutex that a dying thread holds.
 const OWNER_DIED: u32 = 0x4000_0000;
 
-/// Looks, without waiting and without touching: glibc's trylock would leave a mutex that nobody can repair owned by
-/// whoever looked second.
+/// Looks, without waiting and without touching: the memory may be mapped for reading alone.
 ///
 /// # Safety
-/// `at` is mapped shared memory of the right size; its bytes may be anything a peer left there.
-pub unsafe fn look(at: *mut libc::pthread_mutex_t) -> State {
-    // SAFETY: mapped (caller) and aligned. The futex word is the first of a pthread_mutex_t on every Linux glibc
-    // (`__data.__lock`): the owner's thread number, 0 when free.
-    let word = unsafe { AtomicU32::from_ptr(at.cast()) }.load(Ordering::Acquire);
+/// `at` is mapped shared memory of the right size; its bytes may be anything that its owner left there.
+#[inline]
+pub unsafe fn look(at: *const libc::pthread_mutex_t) -> State {
+    // SAFETY: mapped (caller) and aligned; a relaxed load of four bytes writes nothing. The futex word is the first of a
+    // pthread_mutex_t on every Linux glibc (`__data.__lock`): the owner's thread number, 0 when free.
+    let word = unsafe { AtomicU32::from_ptr(at.cast_mut().cast()) }.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
     match word {
         0 => State::Closed,
         _ if word & OWNER_DIED != 0 => State::Dead,

@@ -1,11 +1,11 @@
 //! How ranks on one host find each other: a datagram socket in the abstract namespace.
 //!
-//! It carries four things: "give me your inbox", the answer (with the file attached), what `gpu::share` has to say, and
-//! what wakes a sleeping rank. Abstract names live in a network namespace and in no file system: two ranks that share
-//! none simply cannot reach each other, which is how "the same host" is tried and not guessed.
+//! It carries four things: "give me your inbox" (the sender's status attached), the answer (inbox and status attached), what
+//! `gpu::share` has to say, and what wakes a sleeping rank. Abstract names live in a network namespace and in no file system:
+//! two ranks that share none simply cannot reach each other, which is how "the same host" is tried and not guessed.
 //!
 //! Anybody on the host may send here: the names are in /proc/net/unix. So every message begins with the receiver's
-//! token, and the kernel drops what does not ([`filter`]). To receive it first and look at it then would not do: a
+//! token, and the kernel drops what does not (`filter.rs`). To receive it first and look at it then would not do: a
 //! stranger's messages would keep this rank awake and fill its queue, and a descriptor in one of them is closed by who
 //! received it, which takes as long as the stranger likes if it is a socket that lingers.
 
@@ -48,6 +48,8 @@ pub enum Event {
     Asked {
         /// Who asks.
         rank: u32,
+        /// Its status.
+        status: OwnedFd,
     },
     /// Rank `rank` sent its inbox.
     Answered {
@@ -55,6 +57,8 @@ pub enum Event {
         rank: u32,
         /// Its inbox.
         inbox: OwnedFd,
+        /// Its status.
+        status: OwnedFd,
         /// Its process, as seen from here; 0 where process numbers do not reach.
         pid: i32,
     },
@@ -107,10 +111,10 @@ impl Contact {
         self.fd.as_fd()
     }
 
-    fn send(&self, to: &[u8], bytes: &[u8], attach: Option<BorrowedFd<'_>>) -> nix::Result<()> {
+    fn send(&self, to: &[u8], bytes: &[u8], attach: &[BorrowedFd<'_>]) -> nix::Result<()> {
         let address = UnixAddr::new_abstract(to)?;
-        let raw = attach.map(|fd| [fd.as_raw_fd()]);
-        let rights = raw.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+        let raw: Vec<_> = attach.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = (!raw.is_empty()).then_some(ControlMessage::ScmRights(&raw));
         sendmsg(
             self.fd.as_raw_fd(),
             &[IoSlice::new(bytes)],
@@ -123,12 +127,12 @@ impl Contact {
 
     /// Asks the rank behind `name` for its inbox. `Ok(false)`: its socket is full, ask again later. An error: it cannot
     /// be reached, so it is on another host (or gone).
-    pub fn ask(&self, name: &[u8], its_token: &[u8; 16], me: u32) -> std::result::Result<bool, nix::Error> {
-        self.try_send(name, &head(its_token, ASK, me).finish(), None)
+    pub fn ask(&self, name: &[u8], its_token: &[u8; 16], me: u32, status: BorrowedFd<'_>) -> nix::Result<bool> {
+        self.try_send(name, &head(its_token, ASK, me).finish(), &[status])
     }
 
-    fn try_send(&self, name: &[u8], message: &[u8], file: Option<BorrowedFd<'_>>) -> nix::Result<bool> {
-        match self.send(name, message, file) {
+    fn try_send(&self, name: &[u8], message: &[u8], files: &[BorrowedFd<'_>]) -> nix::Result<bool> {
+        match self.send(name, message, files) {
             Ok(()) => Ok(true),
             Err(nix::Error::EAGAIN | nix::Error::ENOBUFS | nix::Error::EINTR) => Ok(false),
             Err(e) => Err(e),
@@ -144,22 +148,22 @@ impl Contact {
         body: &[u8],
         file: Option<BorrowedFd<'_>>,
     ) -> nix::Result<bool> {
-        self.try_send(name, &head(its_token, SHARE, me).raw(body).finish(), file)
+        self.try_send(name, &head(its_token, SHARE, me).raw(body).finish(), file.as_slice())
     }
 
     /// Whether there is a socket behind `name`. It gets nothing: its filter drops an empty message.
     pub fn reaches(&self, name: &[u8]) -> bool {
-        self.try_send(name, &[], None).is_ok()
+        self.try_send(name, &[], &[]).is_ok()
     }
 
     /// Answers a peer that asked. A full socket there is its loss: it asks again.
-    pub fn answer(&self, name: &[u8], its_token: &[u8; 16], me: u32, inbox: BorrowedFd<'_>) {
-        let _ = self.send(name, &head(its_token, ANSWER, me).finish(), Some(inbox));
+    pub fn answer(&self, name: &[u8], its_token: &[u8; 16], me: u32, inbox_and_status: [BorrowedFd<'_>; 2]) {
+        let _ = self.send(name, &head(its_token, ANSWER, me).finish(), &inbox_and_status);
     }
 
     /// Wakes the rank behind `name`. A full socket means that it has enough reasons to be awake.
     pub fn wake(&self, name: &[u8], its_token: &[u8; 16], me: u32) {
-        let _ = self.send(name, &head(its_token, WAKE, me).finish(), None);
+        let _ = self.send(name, &head(its_token, WAKE, me).finish(), &[]);
     }
 
     /// The next thing that arrived, if any.
@@ -185,10 +189,12 @@ impl Contact {
             }
         }
         let message = &bytes[..n.min(bytes.len())];
-        Some(parse(message, &self.token).map_or(Event::Woken, |(kind, rank)| match (kind, files.pop()) {
-            (ASK, _) => Event::Asked { rank },
-            (ANSWER, Some(inbox)) => Event::Answered { rank, inbox, pid },
-            (SHARE, file) => Event::Sharing { rank, body: message[HEAD..].to_vec(), file },
+        let mut files = files.into_iter();
+        let said = parse(message, &self.token);
+        Some(said.map_or(Event::Woken, |(kind, rank)| match (kind, files.next(), files.next()) {
+            (ASK, Some(status), _) => Event::Asked { rank, status },
+            (ANSWER, Some(inbox), Some(status)) => Event::Answered { rank, inbox, status, pid },
+            (SHARE, file, _) => Event::Sharing { rank, body: message[HEAD..].to_vec(), file },
             _ => Event::Woken,
         }))
     }
@@ -269,8 +275,9 @@ mod tests {
         }
         assert!(contact.receive().is_none());
         // Honest peers get through after as much as ever came.
-        throw(&contact, &whole, &[]);
-        assert!(matches!(contact.receive(), Some(Event::Asked { rank: 5 })));
+        let file = super::super::shm::create(4096).unwrap();
+        throw(&contact, &whole, &[file.as_raw_fd()]);
+        assert!(matches!(contact.receive(), Some(Event::Asked { rank: 5, .. })));
     }
 
     #[test]
@@ -330,16 +337,23 @@ mod tests {
 
     #[test]
     fn ask_answer_wake() {
+        use super::super::shm::{create, sealed_len};
         let (a, b) = (Contact::open([1; 16]).unwrap(), Contact::open([2; 16]).unwrap());
+        let (file, other) = (create(4096).unwrap(), create(8192).unwrap());
         assert!(a.receive().is_none());
-        assert!(a.ask(b.name(), &[2; 16], 5).unwrap());
-        assert!(matches!(b.receive(), Some(Event::Asked { rank: 5 })));
-        assert!(a.ask(b.name(), &[9; 16], 5).unwrap());
+        assert!(a.ask(b.name(), &[2; 16], 5, other.as_fd()).unwrap());
+        match b.receive() {
+            Some(Event::Asked { rank: 5, status }) => assert_eq!(sealed_len(status.as_fd()), Some(8192)),
+            _ => panic!("no question"),
+        }
+        assert!(a.ask(b.name(), &[9; 16], 5, other.as_fd()).unwrap());
         assert!(b.receive().is_none(), "a wrong token does nothing");
-        let file = super::super::shm::create(4096).unwrap();
-        b.answer(a.name(), &[1; 16], 6, file.as_fd());
+        b.answer(a.name(), &[1; 16], 6, [file.as_fd(), other.as_fd()]);
         match a.receive() {
-            Some(Event::Answered { rank: 6, pid, .. }) => assert_eq!(pid, std::process::id() as i32),
+            Some(Event::Answered { rank: 6, inbox, status, pid }) => {
+                assert_eq!(pid, std::process::id() as i32);
+                assert_eq!([inbox, status].map(|f| sealed_len(f.as_fd())), [Some(4096), Some(8192)]);
+            }
             _ => panic!("no answer"),
         }
         assert!(b.share(a.name(), &[1; 16], 6, b"body", Some(file.as_fd())).unwrap());
@@ -351,6 +365,6 @@ mod tests {
         assert!(matches!(a.receive(), Some(Event::Woken)));
         assert!(a.reaches(b.name()) && !a.reaches(b"oxygin-nobody"));
         assert!(b.receive().is_none(), "looking for a rank does not wake it");
-        assert!(a.ask(b"oxygin-nobody", &[0; 16], 1).is_err());
+        assert!(a.ask(b"oxygin-nobody", &[0; 16], 1, file.as_fd()).is_err());
     }
 }

@@ -1,39 +1,32 @@
 //! A rank's inbox: the shared memory that its peers write into.
 //!
-//! Layout: a head (identity, life, sleep, which rings have news, which windows exist), then one ring a sender. The
-//! file is sparse: a ring that nobody uses costs no memory.
+//! Layout: a head (identity, which rings have news), then one ring a sender. The file is sparse: a ring that nobody uses
+//! costs no memory. What a peer leaves here is looked at, never followed; what the rank itself has to say is in its
+//! `status`, where peers cannot write.
 
 use super::alive;
 use super::ring::{Consumer, Producer, POSITIONS};
 use super::shm::{create, sealed_len, Mapping};
+use super::status::{load, PeerStatus};
 use crate::error::{Error, Result};
 use crate::secret;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::Arc;
 
-const MAGIC: u64 = 0x6f78_7967_696e_0001;
+const MAGIC: u64 = 0x6f78_7967_696e_0002;
 const PAGE: usize = 4096;
-/// Windows with numbers up to here can be reached by cross-memory attach; later ones go through the ring.
-pub const WINDOW_BITS: usize = 1 << 15;
 
-/// The first bytes of the file. Everything after `identity` changes while peers look at it.
+/// The first bytes of the file, written before it is shared. Then: one bit a sender, "this ring has news".
 #[repr(C, align(128))]
+#[derive(Clone, Copy)]
 struct Head {
     magic: u64,
     nranks: u64,
     ring_bytes: u64,
     token: [u8; 16],
     _gap: [u64; 11],
-    alive: [u64; 16],
-    /// Non-zero: nobody polls the inbox, wake its owner after writing.
-    sleeping: AtomicU64,
-    _gap2: [u64; 15],
-    windows: [AtomicU64; WINDOW_BITS / 64],
-    // Then: one bit a sender, "this ring has news".
 }
-
-const ALIVE_AT: usize = std::mem::offset_of!(Head, alive);
-const _: () = assert!(std::mem::size_of::<libc::pthread_mutex_t>() <= 128);
 
 /// Sizes that follow from the number of ranks; alike on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,19 +64,16 @@ impl Layout {
 struct HeadRef(Mapping);
 
 impl HeadRef {
-    fn head(&self) -> &Head {
-        // SAFETY: the mapping starts with a Head; what changes in it is atomic or written before it is shared.
-        unsafe { &*(self.0.ptr() as *const Head) }
+    /// A copy: peers can write here.
+    fn head(&self) -> Head {
+        // SAFETY: the mapping starts with a Head, of which any bytes are one; volatile, because peers may write it.
+        unsafe { self.0.ptr().cast::<Head>().read_volatile() }
     }
 
     fn news(&self, word: usize) -> &AtomicU64 {
-        // SAFETY: the mapping has one word for each 64 ranks behind the head (Layout::head_bytes).
-        unsafe { &*(self.0.ptr().add(std::mem::size_of::<Head>() + word * 8) as *const AtomicU64) }
-    }
-
-    fn alive(&self) -> *mut libc::pthread_mutex_t {
-        // SAFETY: inside the mapping; aligned to 128.
-        unsafe { self.0.ptr().add(ALIVE_AT).cast() }
+        // SAFETY: the mapping has one word for each 64 ranks behind the head (Layout::head_bytes), and all who write it do so
+        // atomically.
+        unsafe { AtomicU64::from_ptr(self.0.ptr().add(std::mem::size_of::<Head>() + word * 8).cast()) }
     }
 }
 
@@ -101,15 +91,10 @@ impl Inbox {
         let layout = Layout::new(nranks);
         let fd = create(layout.total())?;
         let head = HeadRef(Mapping::new(fd.as_fd(), 0, layout.head_bytes())?);
+        let first =
+            Head { magic: MAGIC, nranks: nranks as u64, ring_bytes: layout.ring_bytes as u64, token, _gap: [0; 11] };
         // SAFETY: nobody else has the memory yet; it is zero, mapped and large enough.
-        unsafe {
-            let h = head.0.ptr() as *mut Head;
-            (*h).magic = MAGIC;
-            (*h).nranks = nranks as u64;
-            (*h).ring_bytes = layout.ring_bytes as u64;
-            (*h).token = token;
-            alive::init(head.alive())?;
-        }
+        unsafe { head.0.ptr().cast::<Head>().write(first) };
         let rings = Mapping::new(fd.as_fd(), layout.head_bytes(), nranks * layout.stride())?;
         Ok(Self { fd, head, rings, layout })
     }
@@ -124,32 +109,6 @@ impl Inbox {
         assert!(sender < self.layout.nranks);
         // SAFETY: the ring is inside the mapping, which the caller keeps beside the consumer.
         unsafe { Consumer::new(self.rings.ptr().add(sender * self.layout.stride()), self.layout.ring_bytes) }
-    }
-
-    /// Takes up life; the calling thread must end it with [`Inbox::release_life`].
-    pub fn hold_life(&self) -> bool {
-        // SAFETY: made in `create`, mapped as long as `self`.
-        unsafe { alive::hold(self.head.alive()) }
-    }
-
-    /// Ends life in good order.
-    pub fn release_life(&self) {
-        // SAFETY: as above, called by the thread that holds it.
-        unsafe { alive::release(self.head.alive()) }
-    }
-
-    /// Says whether peers must wake this rank after writing. Looking for news afterwards sees everything written
-    /// before a peer could see the flag.
-    pub fn set_sleeping(&self, on: bool) {
-        self.head.head().sleeping.store(on as u64, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Whether peers are asked to wake this rank. `false`: what the caller left with `SeqCst` before is seen by whoever looks
-    /// after `set_sleeping`.
-    #[inline]
-    pub fn is_sleeping(&self) -> bool {
-        self.head.head().sleeping.load(Ordering::SeqCst) != 0
     }
 
     /// The news bits of senders 64 × `word` and on. What they wrote before setting them is visible after.
@@ -174,17 +133,6 @@ impl Inbox {
     pub fn news_words(&self) -> usize {
         self.layout.nranks.div_ceil(64)
     }
-
-    /// Tells peers whether window `id` exists.
-    pub fn set_window(&self, id: u32, exists: bool) {
-        let Some(word) = self.head.head().windows.get(id as usize / 64) else { return };
-        let bit = 1 << (id % 64);
-        if exists {
-            word.fetch_or(bit, Ordering::SeqCst);
-        } else {
-            word.fetch_and(!bit, Ordering::SeqCst);
-        }
-    }
 }
 
 /// A peer's inbox, as this rank writes into it.
@@ -194,15 +142,27 @@ pub struct PeerInbox {
     word: usize,
     bit: u64,
     producer: Producer,
+    status: Arc<PeerStatus>,
+    /// In `status`: spares `publish` a step.
+    sleeping: *const u64,
 }
 
+// SAFETY: `sleeping` points into the status, which goes along and may be read by any thread.
+unsafe impl Send for PeerInbox {}
 // SAFETY: all shared state is atomic or owned by the producer, which is used through &mut only.
 unsafe impl Sync for PeerInbox {}
 
 /// What can be asked of a peer's inbox without owning its producer.
 impl PeerInbox {
-    /// Maps the inbox that a peer sent, as sender `me` of `nranks`, if it is what the peer's token promises.
-    pub fn attach(fd: BorrowedFd<'_>, nranks: usize, me: usize, token: &[u8; 16]) -> Result<Self> {
+    /// Maps the inbox that a peer sent, as sender `me` of `nranks`, if it is what the peer's token promises. `status` is the
+    /// same peer's.
+    pub fn attach(
+        fd: BorrowedFd<'_>,
+        status: Arc<PeerStatus>,
+        nranks: usize,
+        me: usize,
+        token: &[u8; 16],
+    ) -> Result<Self> {
         let layout = Layout::new(nranks);
         if sealed_len(fd) != Some(layout.total()) || me >= nranks {
             return Err(Error::remote("a peer's shared memory has not the size that its communicator implies"));
@@ -219,7 +179,8 @@ impl PeerInbox {
         let ring = Mapping::new(fd, layout.head_bytes() + me * layout.stride(), layout.stride())?;
         // SAFETY: the mapping is kept beside the producer; this rank is the only sender `me` and attaches once.
         let producer = unsafe { Producer::new(ring.ptr(), layout.ring_bytes) };
-        Ok(Self { head, _ring: ring, word: me / 64, bit: 1 << (me % 64), producer })
+        let sleeping = status.sleeping();
+        Ok(Self { head, _ring: ring, word: me / 64, bit: 1 << (me % 64), producer, status, sleeping })
     }
 
     /// The writing end of this rank's ring.
@@ -238,36 +199,35 @@ impl PeerInbox {
         if news.load(Ordering::Relaxed) & self.bit == 0 {
             news.fetch_or(self.bit, Ordering::SeqCst);
         }
-        self.head.head().sleeping.load(Ordering::Relaxed) != 0
+        // SAFETY: in `status`.
+        unsafe { load(self.sleeping) != 0 }
     }
 
     /// Whether the peer still has window `id`.
     #[inline]
     pub fn has_window(&self, id: u32) -> bool {
-        match self.head.head().windows.get(id as usize / 64) {
-            Some(word) => word.load(Ordering::Acquire) >> (id % 64) & 1 != 0,
-            None => false,
-        }
+        self.status.has_window(id)
     }
 
     /// Whether the peer lives.
     pub fn look(&self) -> alive::State {
-        // SAFETY: mapped; made by the peer.
-        unsafe { alive::look(self.head.alive()) }
+        self.status.look()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::message::{Header, Kind};
+    use super::super::status::Status;
     use super::*;
 
     #[test]
     fn a_message_arrives_with_news() {
-        let inbox = Inbox::create(3, [7; 16]).unwrap();
-        let mut peer = PeerInbox::attach(inbox.fd(), 3, 2, &[7; 16]).unwrap();
-        assert!(PeerInbox::attach(inbox.fd(), 3, 2, &[8; 16]).is_err());
-        assert!(PeerInbox::attach(inbox.fd(), 4, 2, &[7; 16]).is_err());
+        let (inbox, status) = (Inbox::create(3, [7; 16]).unwrap(), Status::create(3, [7; 16]).unwrap());
+        let its = Arc::new(PeerStatus::attach(status.fd(), 3, &[7; 16]).unwrap());
+        let mut peer = PeerInbox::attach(inbox.fd(), its.clone(), 3, 2, &[7; 16]).unwrap();
+        assert!(PeerInbox::attach(inbox.fd(), its.clone(), 3, 2, &[8; 16]).is_err());
+        assert!(PeerInbox::attach(inbox.fd(), its, 4, 2, &[7; 16]).is_err());
         let mut consumer = inbox.consumer(2);
         assert_eq!(inbox.news(0), 0);
         let h = Header { kind: Kind::Put, len: 3, key: 1, aux: 0, addr: 0 };
@@ -279,36 +239,10 @@ mod tests {
         assert_eq!(inbox.news(0), 0);
         let head = consumer.head();
         assert_eq!(consumer.peek(head).unwrap().unwrap().header, h);
-        inbox.set_sleeping(true);
+        status.set_sleeping(true);
         assert!(peer.publish());
         assert!(!peer.has_window(5));
-        inbox.set_window(5, true);
+        status.set_window(5, true);
         assert!(peer.has_window(5));
-    }
-
-    #[test]
-    fn life_and_death_show() {
-        let inbox = std::sync::Arc::new(Inbox::create(2, [1; 16]).unwrap());
-        let peer = PeerInbox::attach(inbox.fd(), 2, 1, &[1; 16]).unwrap();
-        let (up, wait_up) = std::sync::mpsc::channel();
-        let (down, wait_down) = std::sync::mpsc::channel::<()>();
-        let own = inbox.clone();
-        let thread = std::thread::spawn(move || {
-            assert!(own.hold_life());
-            up.send(()).unwrap();
-            wait_down.recv().unwrap();
-            own.release_life();
-        });
-        wait_up.recv().unwrap();
-        assert_eq!(peer.look(), alive::State::Alive);
-        down.send(()).unwrap();
-        thread.join().unwrap();
-        assert_eq!(peer.look(), alive::State::Closed);
-        // A thread that ends while it holds the mutex is what a killed process looks like.
-        let own = inbox.clone();
-        std::thread::spawn(move || assert!(own.hold_life())).join().unwrap();
-        for _ in 0..5 {
-            assert_eq!(peer.look(), alive::State::Dead);
-        }
     }
 }

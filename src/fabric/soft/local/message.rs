@@ -20,7 +20,7 @@ pub enum Kind {
     Signal = 3,
     /// Send what lies at `addr` of window `key`; the payload is a [`GetRequest`].
     Get = 4,
-    /// All of a get's data came before this: `key` is the context, `aux` the operation's number.
+    /// All of a get's data came before this: `key` is the receiver's context, `aux` the operation's number there.
     GetDone = 5,
     /// The receiver refused an operation; the payload is a sentence.
     Refused = 6,
@@ -29,6 +29,9 @@ pub enum Kind {
     Pull = 7,
     /// All pulls of the receiver's context `key` up to number `aux` are done: their sources may be reused.
     Pulled = 8,
+    /// Bytes that a get asked for: `key` is the receiver's context, `aux` the operation's number there, `addr` where in the
+    /// get they begin. Where they go the receiver knows itself, and nowhere if the context is gone.
+    GetData = 9,
 }
 
 /// A header, checked for its own consistency.
@@ -65,6 +68,7 @@ impl Header {
             6 => Kind::Refused,
             7 => Kind::Pull,
             8 => Kind::Pulled,
+            9 => Kind::GetData,
             _ => return None,
         };
         let len = (words[0] >> 32) as u32;
@@ -87,15 +91,11 @@ pub const fn footprint(len: usize) -> usize {
     HEADER + len.div_ceil(ALIGN) * ALIGN
 }
 
-/// The payload of a [`Kind::Get`]: where its data shall go.
+/// The payload of a [`Kind::Get`]: how much, and what the data belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetRequest {
     /// Bytes wanted.
     pub len: u64,
-    /// Address at the requester.
-    pub to: u64,
-    /// Window number at the requester.
-    pub to_key: u32,
     /// The requester's context.
     pub context: u32,
     /// The operation's number there.
@@ -104,23 +104,21 @@ pub struct GetRequest {
 
 impl GetRequest {
     /// Bytes of the payload.
-    pub const LEN: usize = 32;
+    pub const LEN: usize = 16;
 
     /// The payload.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[0..8].copy_from_slice(&self.len.to_le_bytes());
-        b[8..16].copy_from_slice(&self.to.to_le_bytes());
-        b[16..20].copy_from_slice(&self.to_key.to_le_bytes());
-        b[20..24].copy_from_slice(&self.context.to_le_bytes());
-        b[24..28].copy_from_slice(&self.seq.to_le_bytes());
+        b[8..12].copy_from_slice(&self.context.to_le_bytes());
+        b[12..16].copy_from_slice(&self.seq.to_le_bytes());
         b
     }
 
     /// From a payload.
     pub fn parse(b: &[u8]) -> Option<Self> {
         let mut r = crate::wire::Reader::new(b);
-        Some(Self { len: r.u64()?, to: r.u64()?, to_key: r.u32()?, context: r.u32()?, seq: r.u32()? })
+        Some(Self { len: r.u64()?, context: r.u32()?, seq: r.u32()? })
     }
 }
 
@@ -191,8 +189,8 @@ mod tests {
         }
 
         #[test]
-        fn get_requests_round_trip(len: u64, to: u64, to_key: u32, context: u32, seq: u32) {
-            let g = GetRequest { len, to, to_key, context, seq };
+        fn get_requests_round_trip(len: u64, context: u32, seq: u32) {
+            let g = GetRequest { len, context, seq };
             prop_assert_eq!(GetRequest::parse(&g.encode()), Some(g));
         }
     }

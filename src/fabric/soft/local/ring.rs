@@ -110,7 +110,7 @@ impl Producer {
     /// Whether the consumer has applied everything.
     pub fn is_drained(&self) -> bool {
         // SAFETY: mapped (constructor).
-        unsafe { &*self.positions }.tail.load(Ordering::Acquire) == self.head
+        unsafe { (*self.positions).tail.load(Ordering::Acquire) == self.head }
     }
 
     /// Whether something is pushed and not published.
@@ -139,13 +139,31 @@ pub struct Consumer {
 // SAFETY: as for Producer.
 unsafe impl Send for Consumer {}
 
-/// A message in place. The payload may change under the reader if the peer misbehaves; it never leaves the ring.
+/// A message in place. The payload may change under the reader if the peer misbehaves, so it is copied and nobody forms a
+/// reference to it; it never leaves the ring.
 pub struct Message {
     /// Its header, a copy.
     pub header: Header,
     /// Its payload: `header.len` readable bytes, 8-byte aligned.
     pub payload: *const u8,
     next: u64,
+}
+
+impl Message {
+    /// A copy of the payload.
+    ///
+    /// # Safety
+    /// The ring is mapped.
+    pub unsafe fn copy(&self) -> Box<[u8]> {
+        let len = self.header.len as usize;
+        let mut bytes = Vec::with_capacity(len);
+        // SAFETY: `len` bytes inside the ring (`peek`); as many were just allocated.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.payload, bytes.as_mut_ptr(), len);
+            bytes.set_len(len);
+        }
+        bytes.into()
+    }
 }
 
 impl Consumer {
@@ -264,8 +282,9 @@ mod tests {
                         Some(m) => {
                             let (want, len) = model.pop_front().unwrap();
                             prop_assert_eq!((m.header.key, m.header.len as usize), (want, len));
-                            // SAFETY: the payload has `len` bytes.
-                            let bytes = unsafe { std::slice::from_raw_parts(m.payload, len) };
+                            // SAFETY: the ring is there.
+                            let bytes = unsafe { m.copy() };
+                            prop_assert_eq!(bytes.len(), len);
                             prop_assert!(bytes.iter().all(|&b| b == want as u8));
                             c.pop(&m);
                             c.release();

@@ -18,12 +18,21 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len` bytes at `offset` (a multiple of the page size) for reading and writing, shared.
     pub fn new(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
+        Self::map(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Maps the first `len` bytes for reading alone, shared.
+    pub fn read_only(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        Self::map(fd, 0, len, libc::PROT_READ)
+    }
+
+    fn map(fd: BorrowedFd<'_>, offset: usize, len: usize, access: libc::c_int) -> Result<Self> {
         // SAFETY: a new mapping at an address that the kernel picks touches no existing memory.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
-                libc::PROT_READ | libc::PROT_WRITE,
+                access,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
                 fd.as_raw_fd(),
                 offset as libc::off_t,
@@ -76,6 +85,13 @@ pub fn create(len: usize) -> Result<OwnedFd> {
         return Err(Error::last_os(format!("sizing {len} bytes of shared memory failed")));
     }
     Ok(fd)
+}
+
+/// From here on nobody gets a writable mapping of a memfd; those that there are stay so. `false`: the kernel is older than
+/// Linux 5.1 and cannot.
+pub fn seal_writing(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: plain call.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) == 0 }
 }
 
 /// Bytes behind a descriptor, if it is a memfd that cannot shrink under us.

@@ -23,7 +23,7 @@ use self::import::{Fetch, Import};
 use self::wire::{Datagram, Offer};
 use super::{of_token, Engine};
 use crate::config::{Config, SoftTransport};
-use crate::fabric::soft::local::inbox::WINDOW_BITS;
+use crate::fabric::soft::local::status::WINDOW_BITS;
 use crate::fabric::soft::shared::Shared;
 use crate::memory::gpu::{window_number, BEHIND_GPU_BIT};
 use crate::memory::registry::Extent;
