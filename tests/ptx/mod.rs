@@ -176,11 +176,15 @@ pub struct Machine {
     warps: Vec<Warp>,
     parameters: Vec<u64>,
     turns: u64,
+    /// Loads of lanes, and what of these and of fences takes up something.
+    pub loaded: u64,
+    pub acquired: u64,
 }
 
 impl Machine {
     pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
-        Self { program, memory, random: Random(seed), warps: Vec::new(), parameters: Vec::new(), turns: 0 }
+        let random = Random(seed);
+        Self { program, memory, random, warps: Vec::new(), parameters: Vec::new(), turns: 0, loaded: 0, acquired: 0 }
     }
 
     /// Launches the kernel. The one before has ended.
@@ -334,6 +338,8 @@ impl Machine {
             What::Load(strength) => {
                 let (at, size, targets) = (v(1), u64::from(bits / 8), target(0));
                 assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+                self.loaded += 1;
+                self.acquired += u64::from(strength.acquires);
                 let Some(values) = self.load(warp, lane, at, size, targets.len(), strength) else { return true };
                 set.extend(targets.into_iter().zip(values));
             }
@@ -417,6 +423,7 @@ impl Machine {
         }
         let (now, view) = (self.memory.now(), &mut self.warps[warp].lanes[lane].view);
         if let What::Fence { all } = what {
+            self.acquired += 1;
             view.fence(all, now);
         }
         let publishes = match what {

@@ -6,7 +6,7 @@
 //! the right stamp is of the command that is looked for, whatever the GPU sees of the others, and a command is there
 //! when all eight are.
 //!
-//! The last word is stored with release, and all are loaded with acquire at system scope: the kernel that finds a
+//! The last word is stored with release, and what is used was loaded with acquire at system scope: the kernel that finds a
 //! command also sees what this CPU saw when it wrote it, the bytes to be copied among it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
