@@ -308,9 +308,9 @@ PROGRAM(busy_host) {
     auto* calls =
         new std::vector<AppCall>(app_calls(rank.options.processes ? 0 : rank.index / rank.options.gpus, sharing));
     Bench bench(rank, world);
-    const int most = rank.options.quick ? 30 : 300;
+    const int most = rank.options.quick ? 20 : 300;
     // Two thirds of the time that the watch allows.
-    const double ms = std::min(rank.options.quick ? 500.0 : 2500.0, rank.options.seconds * 667.0 / (calls->size() + 2));
+    const double ms = std::min(rank.options.quick ? 250.0 : 2500.0, rank.options.seconds * 667.0 / (calls->size() + 2));
     int chosen = 0;
     auto asked = [&](const std::string& name) {
         const bool is = name.find(rank.options.only) != name.npos;

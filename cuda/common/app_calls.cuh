@@ -6,6 +6,7 @@
 #include <climits>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "vmm.cuh"
@@ -169,6 +170,12 @@ inline AppCall lazy_launches(int place, int sharing) {
     return made;
 }
 
+// Held by the one rank of this process that captures in global mode.
+inline std::mutex& captures() {
+    static std::mutex one;
+    return one;
+}
+
 // A copy and a kernel, captured, made executable and launched.
 inline AppCall graphs(const char* name, cudaStreamCaptureMode mode) {
     const auto things = std::make_shared<AppThings>();
@@ -178,6 +185,9 @@ inline AppCall graphs(const char* name, cudaStreamCaptureMode mode) {
     AppCall made = makes<cudaGraphExec_t>(
         name, 32,
         [=] {
+            // Ranks that are threads of one process take turns: a capture in this mode forbids the other's calls.
+            std::unique_lock<std::mutex> turn(captures(), std::defer_lock);
+            if (mode == cudaStreamCaptureModeGlobal) turn.lock();
             cudaGraph_t graph;
             cudaGraphExec_t ready;
             CUDA(cudaStreamBeginCapture(things->other, mode));
@@ -189,7 +199,11 @@ inline AppCall graphs(const char* name, cudaStreamCaptureMode mode) {
             CUDA(cudaGraphLaunch(ready, things->other));
             return ready;
         },
-        [](cudaGraphExec_t graph) { CUDA(cudaGraphExecDestroy(graph)); });
+        [=](cudaGraphExec_t graph) {
+            std::unique_lock<std::mutex> turn(captures(), std::defer_lock);
+            if (mode == cudaStreamCaptureModeGlobal) turn.lock();
+            CUDA(cudaGraphExecDestroy(graph));
+        });
     made.clean = [=, clean = made.clean] {
         things->settle();
         clean();
