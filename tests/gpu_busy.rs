@@ -15,6 +15,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The fake, and the log from the first call on: the library's own logger would be the one that stays.
+fn take() -> Fake {
+    let fake = Fake::take();
+    logged::collect();
+    fake
+}
+
 /// Whether a line of the log holds a text.
 fn said(text: &str) -> bool {
     logged::lines().iter().any(|(_, line)| line.contains(text))
@@ -27,7 +34,7 @@ fn busy(fake: &Fake, gpus: i32, on: bool) {
 /// All kinds of traffic between two ranks while their application stands; no thread of ours waits for it but the one for it.
 fn flows(transport: &str, gpus: i32, kind: Signals, issue: Option<&str>) {
     println!("{transport}, {gpus} GPUs, {kind:?}, {issue:?}");
-    let fake = Fake::take();
+    let fake = take();
     fake.set_transport(transport);
     issue.inspect(|how| fake.set_issue(how));
     let flags = kind.set_up(&fake);
@@ -87,7 +94,7 @@ fn over_tcp() {
 /// A launch that stands is given up, and the courier carries again when the application has left the driver.
 #[test]
 fn a_launch_that_stood_is_followed_by_others() {
-    let fake = Fake::take();
+    let fake = take();
     let flags = Signals::NeverReset.set_up(&fake);
     let arrived = AtomicU64::new(0);
     job(2, 2, |r| {
@@ -125,7 +132,7 @@ fn a_launch_that_stood_is_followed_by_others() {
 /// Contexts and windows of other memory come and go while the application stands: what needs no call of the driver waits for none.
 #[test]
 fn contexts_come_and_go_meanwhile() {
-    let fake = Fake::take();
+    let fake = take();
     let flags = Signals::NeverReset.set_up(&fake);
     let arrived = AtomicU64::new(0);
     job(2, 1, |r| {
@@ -159,9 +166,8 @@ fn contexts_come_and_go_meanwhile() {
 /// A communicator closes while its application stands in the driver for longer than closing waits: it closes, and says so.
 #[test]
 fn closing_is_bounded() {
-    let fake = Fake::take();
+    let fake = take();
     let flags = Signals::NeverReset.set_up(&fake);
-    logged::collect();
     let [began, released] = [(); 2].map(|()| AtomicBool::new(false));
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -192,8 +198,7 @@ fn closing_is_bounded() {
 /// Memory of cudaMalloc, to which copies would wait for the application, is refused with a sentence.
 #[test]
 fn memory_of_cuda_malloc_is_refused() {
-    let fake = Fake::take();
-    logged::collect();
+    let fake = take();
     job(1, 1, |r| {
         logged::listen();
         let _context = fake.enter(0);
@@ -212,10 +217,9 @@ fn memory_of_cuda_malloc_is_refused() {
 /// The watch names a call that does not return, and a GPU on which nothing moves.
 #[test]
 fn what_stands_is_named() {
-    let fake = Fake::take();
+    let fake = take();
     fake.set_transport("auto");
     let flags = Signals::NeverReset.set_up(&fake);
-    logged::collect();
     let arrived = AtomicU64::new(0);
     job(2, 2, |r| {
         let _context = fake.enter(0);

@@ -383,8 +383,6 @@ fn small_ones_pass_a_large_put() {
     fake.check();
 }
 
-/// Neither done nor hanging.
-
 /// Rank 0's GPU fails: rank 0's operation does, and rank 1 learns that something is wrong.
 /// The first one, or, where the fault has to be found out, a later one.
 fn fails(bytes: usize, at_once: bool, inject: impl Fn(&Fake) + Sync) {
