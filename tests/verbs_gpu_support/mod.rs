@@ -93,8 +93,11 @@ impl Cuda {
     pub fn alloc(&self, gpu: c_int, words: usize, private: bool, managed: bool) -> Memory {
         // SAFETY: as above.
         unsafe {
-            let alloc = self.call::<extern "C" fn(c_int, usize, bool, bool) -> u64>(b"fake_alloc");
-            let at = alloc(gpu, words * 8, private, managed);
+            type Alloc = extern "C" fn(c_int, usize, bool) -> u64;
+            let at = match managed {
+                true => self.call::<Alloc>(b"fake_malloc")(gpu, words * 8, true),
+                false => self.call::<Alloc>(b"fake_alloc")(gpu, words * 8, private),
+            };
             let alias = self.call::<extern "C" fn(u64) -> *mut u8>(b"fake_peek")(at).cast();
             Memory { at, alias, words }
         }
