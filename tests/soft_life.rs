@@ -1,6 +1,7 @@
 //! What peers see of a rank's life: a process that is killed, one that becomes another program, one with forked children.
 
 use oxygin::fabric::soft::local::alive::State;
+use oxygin::fabric::soft::local::contact::Contact;
 use oxygin::fabric::soft::local::status::{PeerStatus, Status};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -164,4 +165,36 @@ fn a_forked_child_is_not_its_parent() {
     assert_eq!(rank.status.look(), State::Dead, "a child does not live for its parent");
     // SAFETY: the child of the killed process, which waits for this.
     assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+}
+
+/// Descriptors on their way are limited for each user: with many ranks on a host some questions have to be asked again.
+#[test]
+fn questions_that_cannot_be_asked_now_are_asked_later() {
+    const NAME: &str = "questions_that_cannot_be_asked_now_are_asked_later";
+    if !is_rank() {
+        let args = [NAME, "--exact", "--nocapture", "--test-threads=1"];
+        let status = Command::new(std::env::current_exe().unwrap()).args(args).env(ENV, NAME).status().unwrap();
+        return assert!(status.success());
+    }
+    let status = Status::create(2, TOKEN).unwrap();
+    let contacts: Vec<_> = (0..8).map(|_| Contact::open(TOKEN).unwrap()).collect();
+    let few = libc::rlimit { rlim_cur: 16, rlim_max: 16 };
+    // SAFETY: plain calls; nobody else depends on what this process may do.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &few), 0);
+        // The limit is not for root.
+        if libc::geteuid() == 0 {
+            assert_eq!(libc::setuid(65_534), 0);
+        }
+    }
+    let mut asked = 0;
+    for to in &contacts {
+        while contacts[0].ask(to.name(), &TOKEN, 1, status.fd()).unwrap() {
+            asked += 1;
+        }
+    }
+    assert!((1..40).contains(&asked), "{asked} asked");
+    // What is received makes room.
+    while contacts[0].receive().is_some() {}
+    assert!(contacts[0].ask(contacts[0].name(), &TOKEN, 1, status.fd()).unwrap());
 }

@@ -50,19 +50,13 @@ pub unsafe fn init(at: *mut libc::pthread_mutex_t) -> Result<()> {
     }
 }
 
-/// Takes the mutex, if nobody has it, until [`release`] or the calling thread's end.
+/// Takes the mutex for the rest of the calling thread's life.
 ///
 /// # Safety
-/// `at` was made by [`init`] and stays mapped until [`release`].
+/// `at` was made by [`init`] and stays mapped until [`release`], or until the thread has ended.
 pub unsafe fn hold(at: *mut libc::pthread_mutex_t) -> bool {
     // SAFETY: the caller's promise.
-    match unsafe { libc::pthread_mutex_trylock(at) } {
-        0 => true,
-        // A thread of this process ended with it.
-        // SAFETY: as above; the calling thread has it now.
-        libc::EOWNERDEAD => unsafe { libc::pthread_mutex_consistent(at) == 0 },
-        _ => false,
-    }
+    unsafe { libc::pthread_mutex_trylock(at) == 0 }
 }
 
 /// Ends in good order. Called by the thread that holds the mutex.

@@ -134,7 +134,8 @@ impl Contact {
     fn try_send(&self, name: &[u8], message: &[u8], files: &[BorrowedFd<'_>]) -> nix::Result<bool> {
         match self.send(name, message, files) {
             Ok(()) => Ok(true),
-            Err(nix::Error::EAGAIN | nix::Error::ENOBUFS | nix::Error::EINTR) => Ok(false),
+            // The last: descriptors in messages that nobody has received yet are limited, all those of this user together.
+            Err(nix::Error::EAGAIN | nix::Error::ENOBUFS | nix::Error::EINTR | nix::Error::ETOOMANYREFS) => Ok(false),
             Err(e) => Err(e),
         }
     }
