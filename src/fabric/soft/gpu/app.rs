@@ -72,7 +72,10 @@ impl AppThread {
         });
         let own = shared.clone();
         let thread = Thread::spawn(&format!("oxygin-{rank}-gpu"), STACK, move || own.run())?;
-        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
+        let app = Arc::new(Self { shared, thread: Mutex::new(Some(thread)) });
+        // What is posted is done after the stream is made; whether it was, `check` says.
+        app.run(None, |_| ());
+        Ok(app)
     }
 
     /// The context.
