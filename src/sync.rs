@@ -5,6 +5,7 @@
 //! lock is simply a lock: a panic is caught at the C boundary and reported there.
 
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::time::Duration;
 
 /// Mutual exclusion.
 #[derive(Default, Debug)]
@@ -30,6 +31,28 @@ impl<T> Mutex<T> {
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+/// News for who waits with a [`Mutex`]. (The standard library's channels leave a thread-local with a destructor, too.)
+#[derive(Default, Debug)]
+pub struct Condvar(std::sync::Condvar);
+
+impl Condvar {
+    /// Lets the lock go, waits for news and takes it again. May also return without any.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same for at most that time. Also returns whether it is over.
+    pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, time: Duration) -> (MutexGuard<'a, T>, bool) {
+        let (guard, waited) = self.0.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner);
+        (guard, waited.timed_out())
+    }
+
+    /// Wakes all who wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
     }
 }
 

@@ -8,12 +8,13 @@
 
 use super::DRAIN_WITHIN;
 use crate::error::Result;
+use crate::sync::{Condvar, Mutex};
 use crate::thread::Thread;
 use oxygin_ffi::cuda::{Context, CudaError, Stream};
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two looks for faults while operations are on their way.
@@ -46,10 +47,6 @@ struct Shared {
     was_late: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The thread, and what it has found out.
 pub struct AppThread {
     shared: Arc<Shared>,
@@ -63,7 +60,7 @@ impl AppThread {
         let shared = Arc::new(Shared {
             context,
             inner: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
             is_awake: AtomicBool::new(false),
             is_active: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
@@ -85,7 +82,7 @@ impl AppThread {
 
     /// Has the thread do something, with nothing current, when it has done what it was given before. Never waits.
     pub fn post(&self, job: impl FnOnce() + Send + 'static) {
-        lock(&self.shared.inner).jobs.push_back(Box::new(job));
+        self.shared.inner.lock().jobs.push_back(Box::new(job));
         self.shared.changed.notify_all();
     }
 
@@ -123,13 +120,13 @@ impl AppThread {
 
     #[cold]
     fn wake_up(&self) {
-        let _ordered = lock(&self.shared.inner);
+        let _ordered = self.shared.inner.lock();
         self.shared.changed.notify_all();
     }
 
     /// Has the thread look for faults now; whoever asks learns of them later.
     pub fn look(&self) {
-        let mut inner = lock(&self.shared.inner);
+        let mut inner = self.shared.inner.lock();
         if !inner.look {
             inner.look = true;
             self.shared.changed.notify_all();
@@ -140,7 +137,7 @@ impl AppThread {
     #[inline]
     pub fn check(&self) -> std::result::Result<(), CudaError> {
         if self.shared.has_failed.load(Ordering::Acquire) {
-            if let Some(e) = &*lock(&self.shared.failure) {
+            if let Some(e) = &*self.shared.failure.lock() {
                 return Err(e.clone());
             }
         }
@@ -150,11 +147,11 @@ impl AppThread {
     /// Ends the thread, once it has done what it was given. One that stands in the driver for longer than deregistration
     /// waits is left to end by itself, and the library stays loaded for it.
     pub fn end(&self) {
-        let Some(thread) = lock(&self.thread).take() else { return };
+        let Some(thread) = self.thread.lock().take() else { return };
         // Who closes waits once.
         let patience = if self.shared.was_late.load(Ordering::Relaxed) { Duration::ZERO } else { DRAIN_WITHIN };
         let end = Instant::now() + patience;
-        let mut inner = lock(&self.shared.inner);
+        let mut inner = self.shared.inner.lock();
         inner.is_stopping = true;
         self.shared.changed.notify_all();
         while !inner.has_ended {
@@ -168,7 +165,7 @@ impl AppThread {
                 );
                 return thread.leave();
             }
-            inner = self.shared.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+            inner = self.shared.changed.wait_timeout(inner, left).0;
         }
         drop(inner);
         thread.join();
@@ -190,7 +187,7 @@ struct Answer<T> {
 
 impl<T> Default for Answer<T> {
     fn default() -> Self {
-        Self { made: Mutex::new(None), changed: Condvar::new() }
+        Self { made: Mutex::new(None), changed: Condvar::default() }
     }
 }
 
@@ -205,22 +202,22 @@ impl<T> Drop for Giver<T> {
 
 impl<T> Answer<T> {
     fn give(&self, made: Option<T>) {
-        lock(&self.made).get_or_insert(made);
+        self.made.lock().get_or_insert(made);
         self.changed.notify_all();
     }
 
     /// `None`: there is none, or not within that time.
     fn wait(&self, within: Option<Duration>) -> Option<T> {
         let end = within.map(|time| Instant::now() + time);
-        let mut made = lock(&self.made);
+        let mut made = self.made.lock();
         loop {
             if let Some(made) = made.take() {
                 return made;
             }
             made = match end.map(|end| end.saturating_duration_since(Instant::now())) {
                 Some(Duration::ZERO) => return None,
-                Some(left) => self.changed.wait_timeout(made, left).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(made).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.changed.wait_timeout(made, left).0,
+                None => self.changed.wait(made),
             };
         }
     }
@@ -245,13 +242,13 @@ impl Shared {
             Ok(_current) => drop(probe),
             Err(_) => std::mem::forget(probe),
         }
-        lock(&self.inner).has_ended = true;
+        self.inner.lock().has_ended = true;
         self.changed.notify_all();
     }
 
     /// What to do next; `Some(None)`: look for faults. `None`: end.
     fn next(&self) -> Option<Option<Job>> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         loop {
             if let Some(job) = inner.jobs.pop_front() {
                 return Some(Some(job));
@@ -268,14 +265,14 @@ impl Shared {
                 if !self.is_active.load(Ordering::SeqCst) {
                     self.is_awake.store(false, Ordering::SeqCst);
                     if !self.is_active.load(Ordering::SeqCst) {
-                        inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                        inner = self.changed.wait(inner);
                     }
                     continue;
                 }
             }
-            let waited = self.changed.wait_timeout(inner, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
-            inner = waited.0;
-            if waited.1.timed_out() {
+            let is_time;
+            (inner, is_time) = self.changed.wait_timeout(inner, LOOK_EVERY);
+            if is_time {
                 self.is_awake.store(self.is_active.swap(false, Ordering::SeqCst), Ordering::SeqCst);
                 return Some(None);
             }
@@ -291,7 +288,7 @@ impl Shared {
 
     #[cold]
     fn fail(&self, e: CudaError) {
-        lock(&self.failure).get_or_insert(e);
+        self.failure.lock().get_or_insert(e);
         self.has_failed.store(true, Ordering::Release);
     }
 }

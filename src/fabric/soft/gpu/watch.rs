@@ -5,10 +5,11 @@
 
 use super::Engine;
 use crate::error::Result;
+use crate::sync::{Condvar, Mutex};
 use crate::thread::Thread;
 use oxygin_ffi::cuda::{under_way, Call};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two looks.
@@ -34,17 +35,13 @@ struct Running {
 
 static RUNNING: Mutex<Running> = Mutex::new(Running { users: 0, thread: None });
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// While one lives the thread runs. Not to be dropped by the thread itself.
 pub struct Watched(());
 
 impl Watched {
     /// Starts it, unless it runs.
     pub fn begin() -> Result<Self> {
-        let mut running = lock(&RUNNING);
+        let mut running = RUNNING.lock();
         if running.thread.is_none() {
             let stop = Arc::new(Stop::default());
             let own = stop.clone();
@@ -57,7 +54,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let mut running = lock(&RUNNING);
+        let mut running = RUNNING.lock();
         running.users -= 1;
         if running.users > 0 {
             return;
@@ -66,7 +63,7 @@ impl Drop for Watched {
         // Before it is joined: whoever comes next starts another one.
         drop(running);
         if let Some((stop, thread)) = thread {
-            *lock(&stop.is_asked) = true;
+            *stop.is_asked.lock() = true;
             stop.changed.notify_all();
             thread.join();
         }
@@ -76,14 +73,14 @@ impl Drop for Watched {
 impl Stop {
     fn run(&self) {
         let (mut calls, mut engines) = (Standing::default(), Standing::default());
-        let mut is_asked = lock(&self.is_asked);
+        let mut is_asked = self.is_asked.lock();
         while !*is_asked {
-            is_asked = self.changed.wait_timeout(is_asked, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            is_asked = self.changed.wait_timeout(is_asked, LOOK_EVERY).0;
             if !*is_asked {
                 drop(is_asked);
                 look_at_calls(&mut calls);
                 look_at_engines(&mut engines);
-                is_asked = lock(&self.is_asked);
+                is_asked = self.is_asked.lock();
             }
         }
     }
