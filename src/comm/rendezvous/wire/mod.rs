@@ -16,7 +16,7 @@ pub use reply::{encode_again, encode_failed, encode_list, gathered_head, Reply, 
 pub use request::{encode_request, Request, RequestHead, Sender};
 
 /// Version of the messages and of the handle: all ranks of a job must have the same.
-pub const VERSION: u16 = 2;
+pub use crate::comm::handle::VERSION;
 
 /// Follows a request whose sender's deadline has passed while it waited for the reply.
 pub const EXPIRED: u8 = b'X';
