@@ -100,12 +100,6 @@ pub fn dead(rank: u32) -> crate::error::Error {
     ))
 }
 
-/// Whether a peer's life has ended without a word.
-#[inline]
-pub fn is_dead(status: &PeerStatus) -> bool {
-    status.look() == alive::State::Dead
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -156,6 +156,12 @@ impl Shared {
         self.contact.wake(&hello.contact, &hello.token, self.world.rank);
     }
 
+    /// Asks a rank for its inbox. Results as for [`Contact::ask`].
+    pub fn ask(&self, peer: u32) -> nix::Result<bool> {
+        let hello = &self.hellos[peer as usize];
+        self.contact.ask(&hello.contact, &hello.token, self.world.rank, self.status.fd())
+    }
+
     /// Lets peers on other hosts, and operations to them, touch a GPU window. Nothing is set up where all ranks are in this
     /// process.
     pub fn add_gpu_window(&self, id: u32, extent: Extent) -> Result<()> {

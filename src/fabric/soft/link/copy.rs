@@ -6,7 +6,7 @@ use super::{gone, Link, State};
 use crate::error::{Error, Result};
 use crate::fabric::soft::local::alive;
 use crate::fabric::soft::local::status::COPIES;
-use crate::fabric::soft::neighbours::{dead, is_dead};
+use crate::fabric::soft::neighbours::dead;
 use crate::fabric::soft::shared::Shared;
 use std::io;
 use std::sync::MutexGuard;
@@ -62,7 +62,7 @@ impl Link {
         drop(state);
         let result = copy();
         shared.status.end_copy(self.peer, place);
-        let died = is_dead(status);
+        let died = status.look() == alive::State::Dead;
         let mut state = self.state.lock();
         state.copies &= !(1 << place);
         state.queues[slot as usize].copying = false;

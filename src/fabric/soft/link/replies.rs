@@ -55,8 +55,7 @@ impl Link {
         if !question.is_due() {
             return;
         }
-        let hello = &shared.hellos[self.peer as usize];
-        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank, shared.status.fd()) {
+        match shared.ask(self.peer) {
             Ok(_) => state.replies = Replies::Asking(question.asked()),
             // It has reached this rank: its socket was there.
             Err(Errno::ECONNREFUSED | Errno::ENOENT) => {

@@ -93,8 +93,7 @@ impl Link {
         if !question.is_due() {
             return;
         }
-        let hello = &shared.hellos[self.peer as usize];
-        match shared.contact.ask(&hello.contact, &hello.token, shared.world.rank, shared.status.fd()) {
+        match shared.ask(self.peer) {
             Ok(_) => state.route = Route::Asking(question.asked()),
             Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
         }
