@@ -49,9 +49,8 @@ impl Calling {
     #[inline]
     pub fn new(name: Name) -> Self {
         let (thread, name) = (thread(), std::ptr::from_ref(name).cast_mut());
-        let slots = (0..SLOTS).map(|i| &CALLS[(thread as usize + i) % SLOTS]);
-        let slot = slots
-            .into_iter()
+        let slot = (0..SLOTS)
+            .map(|i| &CALLS[(thread as usize + i) % SLOTS])
             .find(|s| s.name.compare_exchange(null_mut(), name, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         if let Some(slot) = slot {
             slot.thread.store(thread, Ordering::Relaxed);

@@ -37,9 +37,7 @@ impl Timing {
             leave: Duration::from_secs(10),
         }
     }
-}
 
-impl Timing {
     /// What a greeting says of it.
     pub fn silence_ms(&self) -> u32 {
         u32::try_from(self.silence.as_millis()).unwrap_or(u32::MAX).max(1)

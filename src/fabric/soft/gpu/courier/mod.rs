@@ -347,16 +347,13 @@ impl Courier {
             self.phase = Phase::Off;
             return;
         }
-        let is_none = match self.request.as_ref().map(|r| r.fate()) {
-            Some(Fate::NotFree | Fate::Refused) => true,
-            Some(_) if now.saturating_duration_since(self.since) > LATE => {
-                self.request.as_ref().is_some_and(|r| r.cancel())
-            }
-            _ if now.saturating_duration_since(self.since) > LATE => false,
+        let is_none = |r: &Arc<Request>| matches!(r.fate(), Fate::NotFree | Fate::Refused);
+        let is_late = now.saturating_duration_since(self.since) > LATE;
+        // One that is late and that the thread has not come to is none from here on.
+        match &self.request {
+            Some(request) if is_none(request) || is_late && request.cancel() => self.berths[self.present].take_back(),
+            _ if is_late => {}
             _ => return,
-        };
-        if is_none {
-            self.berths[self.present].take_back();
         }
         self.backoff.late(now);
         self.phase = Phase::Off;
