@@ -5,37 +5,18 @@ mod tcp;
 
 use oxygin::fabric::soft::lane::Work;
 use oxygin::fabric::soft::tcp::Timing;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tcp::*;
 
-/// Machines that are busy stop everybody: one test at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 fn secs(s: f64) -> Duration {
     Duration::from_secs_f64(s)
-}
-
-fn ring(from: &Rank, to: &Rank) {
-    let lane = from.lane(9, to.rank);
-    let before = to.signals[9].load(SeqCst);
-    let mut ring = put(0, 0, 0);
-    ring.signal = bell(&to.signals[9], 1, true);
-    let seq = from.post(&lane, Work::Put(ring));
-    wait(&lane, seq);
-    until("signal", || to.signals[9].load(SeqCst) == before + 1);
 }
 
 /// Rank 1 stops with connections that `from` opened to the other. Only rank 0 says how that ends: it is the one to look.
 fn stops(from: usize) {
     let _guard = alone();
     let mut all = ranks_with(2, 1, 8, Timing::of(secs(1.0)), &[localhost()]);
-    ring(&all[from], &all[1 - from]);
+    signal_works(&all[from], &all[1 - from]);
     let start = Instant::now();
     all[1].freeze();
     // What is posted is taken by its host, as before.
@@ -71,8 +52,8 @@ fn a_peer_that_stops_is_given_up_by_whom_it_writes_to() {
 fn a_pause_within_the_limit_and_silence_of_the_callers_are_no_failure() {
     let _guard = alone();
     let mut all = ranks_with(2, 1, 1 << 17, Timing::of(secs(4.0)), &[localhost()]);
-    ring(&all[0], &all[1]);
-    ring(&all[1], &all[0]);
+    signal_works(&all[0], &all[1]);
+    signal_works(&all[1], &all[0]);
     all[1].freeze();
     let lane = all[0].lane(0, 1);
     let seq = all[0].post(&lane, Work::Get(get(address(&all[0].data), address(&all[1].data), 1 << 20)));
@@ -80,8 +61,8 @@ fn a_pause_within_the_limit_and_silence_of_the_callers_are_no_failure() {
     all[1].thaw();
     wait(&lane, seq);
     std::thread::sleep(secs(6.0));
-    ring(&all[0], &all[1]);
-    ring(&all[1], &all[0]);
+    signal_works(&all[0], &all[1]);
+    signal_works(&all[1], &all[0]);
     assert!(all.iter().all(|r| r.health.iter().all(|h| !h.has_failed())));
 }
 
@@ -92,14 +73,14 @@ fn who_was_stopped_itself_or_waits_for_less_than_others_blames_nobody() {
     let _guard = alone();
     let timing = |rank: usize| Timing::of(secs([3.0, 3600.0][rank]));
     let mut all = ranks_each(2, 1, 8, timing, &[localhost()]);
-    ring(&all[1], &all[0]);
+    signal_works(&all[1], &all[0]);
     all[0].freeze();
     std::thread::sleep(secs(4.0));
     all[0].thaw();
     std::thread::sleep(secs(5.0));
-    ring(&all[0], &all[1]);
+    signal_works(&all[0], &all[1]);
     std::thread::sleep(secs(5.0));
-    ring(&all[1], &all[0]);
+    signal_works(&all[1], &all[0]);
     assert!(all.iter().all(|r| r.health.iter().all(|h| !h.has_failed())));
 }
 

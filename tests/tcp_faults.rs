@@ -14,26 +14,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tcp::*;
-
-/// Descriptors are counted by one test; all of them take this.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-fn signal_works(from: &Rank, to: &Rank) {
-    let lane = from.lane(9, to.rank);
-    let before = to.signals[9].load(SeqCst);
-    let mut ring = put(0, 0, 0);
-    ring.signal = bell(&to.signals[9], 1, true);
-    let seq = from.post(&lane, Work::Put(ring));
-    wait(&lane, seq);
-    until("signal", || to.signals[9].load(SeqCst) == before + 1);
-}
 
 #[test]
 fn strangers_are_dropped_and_delay_nobody() {

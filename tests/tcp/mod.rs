@@ -9,7 +9,7 @@ use oxygin::rma::op::{Get, Put, Signal};
 use oxygin::rma::seq::Seq;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -200,6 +200,12 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Takes the turn of a test: one test counts descriptors, and machines that are busy stop everybody.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 pub fn wait(lane: &Lane, seq: Seq) {
     until("local completion", || lane.test(seq).unwrap());
 }
@@ -217,6 +223,17 @@ pub fn wait_error(lane: &Lane, seq: Seq) -> String {
         }
     });
     error.unwrap().message().to_string()
+}
+
+/// A signal of `from` arrives at `to`, once.
+pub fn signal_works(from: &Rank, to: &Rank) {
+    let lane = from.lane(9, to.rank);
+    let before = to.signals[9].load(Ordering::SeqCst);
+    let mut ring = put(0, 0, 0);
+    ring.signal = bell(&to.signals[9], 1, true);
+    let seq = from.post(&lane, Work::Put(ring));
+    wait(&lane, seq);
+    until("signal", || to.signals[9].load(Ordering::SeqCst) == before + 1);
 }
 
 /// Bytes of words.
