@@ -1,5 +1,8 @@
 //! What a child of this process keeps of a library's descriptors.
 
+mod children;
+
+use children::fork;
 use oxygin::fork::Private;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,22 +10,6 @@ use std::time::Duration;
 
 /// A child that stays until it is told to end.
 struct Child(libc::pid_t);
-
-impl Child {
-    fn fork() -> Self {
-        // SAFETY: the child makes system calls alone: this process has other threads.
-        match unsafe { libc::fork() } {
-            0 => loop {
-                // SAFETY: plain system calls. It ends at some time, whatever becomes of the test.
-                unsafe {
-                    libc::alarm(120);
-                    libc::pause();
-                }
-            },
-            pid => Self(pid),
-        }
-    }
-}
 
 impl Drop for Child {
     fn drop(&mut self) {
@@ -46,7 +33,7 @@ fn a_child_keeps_no_private_descriptor() {
     let (kept, other) = pair();
     let (ours, gone) = (Private::new(ours), Private::new(pair().0));
     drop(gone);
-    let child = Child::fork();
+    let child = Child(fork());
     // It is the parent's as before.
     (&*ours).write_all(b"x").unwrap();
     drop((ours, kept));

@@ -3,6 +3,7 @@
 //!
 //! `cargo test --release --test gpu_cost -- --ignored --nocapture`
 
+mod children;
 mod common;
 mod gpu_support;
 mod processes;

@@ -1,5 +1,6 @@
 //! GPU windows between processes of one host, through the RMA v16 table, on the fake CUDA driver.
 
+mod children;
 mod common;
 mod gpu_support;
 mod processes;

@@ -1,13 +1,15 @@
 //! GPU windows between ranks that reach each other over TCP, through the RMA v16 table, on the fake CUDA driver.
 
+mod children;
 mod common;
 mod gpu_support;
 
+use children::again;
 use common::*;
 use gpu_support::*;
 use nccl_plugin_api::*;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -713,8 +715,7 @@ fn windows(fake: &Fake, r: &Rank) -> [GpuWindow; 3] {
 fn a_peer_that_is_killed() {
     for threads in [0, 2] {
         let fake = apart(2, threads);
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_process_that_is_killed", "--exact", "--ignored", "--nocapture"])
+        let mut child = again("the_process_that_is_killed")
             .env("OXYGIN_TEST_CHILD", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

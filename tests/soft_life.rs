@@ -1,5 +1,8 @@
 //! What peers see of a rank's life: a process that is killed, one that becomes another program, one with forked children.
 
+mod children;
+
+use children::{again, fork};
 use oxygin::fabric::soft::local::alive::State;
 use oxygin::fabric::soft::local::contact::Contact;
 use oxygin::fabric::soft::local::status::{PeerStatus, Status};
@@ -24,13 +27,7 @@ struct Rank {
 
 impl Rank {
     fn start(name: &str) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture", "--test-threads=1"])
-            .env(ENV, name)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process = again(name).env(ENV, name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let fd = said(&mut lines, "fd");
         let path = format!("/proc/{}/fd/{fd}", process.id());
@@ -130,18 +127,6 @@ fn becomes_another_program() {
     assert_eq!(rank.process.try_wait().unwrap(), None, "it has the same number");
 }
 
-/// Forks a child that waits to be killed.
-fn fork() -> libc::pid_t {
-    // SAFETY: the child makes two calls that are safe between fork and exec.
-    match unsafe { libc::fork() } {
-        0 => loop {
-            // SAFETY: plain call.
-            unsafe { libc::pause() };
-        },
-        child => child,
-    }
-}
-
 #[test]
 fn a_forked_child_is_not_its_parent() {
     if is_rank() {
@@ -172,9 +157,7 @@ fn a_forked_child_is_not_its_parent() {
 fn questions_that_cannot_be_asked_now_are_asked_later() {
     const NAME: &str = "questions_that_cannot_be_asked_now_are_asked_later";
     if !is_rank() {
-        let args = [NAME, "--exact", "--nocapture", "--test-threads=1"];
-        let status = Command::new(std::env::current_exe().unwrap()).args(args).env(ENV, NAME).status().unwrap();
-        return assert!(status.success());
+        return assert!(again(NAME).env(ENV, NAME).status().unwrap().success());
     }
     let status = Status::create(2, TOKEN).unwrap();
     let contacts: Vec<_> = (0..8).map(|_| Contact::open(TOKEN).unwrap()).collect();

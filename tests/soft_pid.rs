@@ -1,9 +1,11 @@
 //! A process number that comes back: a rank dies while its peer does nothing, and another program gets its number. In a PID
 //! namespace of its own, where the next number can be chosen.
 
+mod children;
 mod common;
 mod processes;
 
+use children::again;
 use common::*;
 use nccl_plugin_api::NcclResult;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as TABLE;
@@ -53,13 +55,7 @@ fn bystander(pid: u32) -> Child {
     }
     for _ in 0..100 {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).unwrap();
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
-            .env(BYSTANDER, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process = again(NAME).env(BYSTANDER, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         if process.id() == pid {
             let ready = BufReader::new(process.stdout.take().unwrap()).lines().any(|l| l.unwrap() == "ready");
             assert!(ready);
@@ -123,12 +119,10 @@ fn a_put_lands_in_no_other_process() {
     }
     // SAFETY: plain call.
     let as_root: &[&str] = if unsafe { libc::geteuid() } == 0 { &[] } else { &["--user", "--map-root-user"] };
+    let again = again(NAME);
     let mut inside = Command::new("unshare");
-    inside
-        .args(as_root)
-        .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
-        .arg(std::env::current_exe().unwrap());
-    inside.args([NAME, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    inside.args(as_root).args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
+    inside.arg(again.get_program()).args(again.get_args()).env(INSIDE, "1");
     let out = inside.output().expect("unshare, from util-linux");
     let said = String::from_utf8_lossy(&out.stderr);
     if said.contains("unshare failed") && std::env::var_os("OXYGIN_TEST_NO_NETNS").is_some() {

@@ -1,8 +1,10 @@
 //! Another user of the host sends whatever he likes to the contact sockets of ranks that call nothing, whose names he
 //! has from /proc/net/unix: they are neither held up nor kept awake.
 
+mod children;
 mod common;
 
+use children::again;
 use common::*;
 use nix::sys::socket::{
     sendmsg, setsockopt, socket, sockopt, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
@@ -11,7 +13,6 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -127,8 +128,7 @@ fn strangers_neither_hold_up_nor_wake_idle_ranks() {
             assert_eq!(names.len(), 2, "{names:?}");
             let before = sleeps();
             assert!(before > 0, "the helper threads are found by their names");
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["strangers_neither_hold_up_nor_wake_idle_ranks", "--exact", "--nocapture"])
+            let mut child = again("strangers_neither_hold_up_nor_wake_idle_ranks")
                 .env(ENV, names.join(" "))
                 .stdin(std::process::Stdio::piped())
                 .stdout(std::process::Stdio::piped())

@@ -1,10 +1,12 @@
 //! Ranks in processes of their own, over TCP, that are stopped or killed, some of them with a child that has a copy of all their
 //! descriptors.
 
+mod children;
 mod common;
 mod logged;
 mod processes;
 
+use children::{fork, sleep_for_ever};
 use common::*;
 use nccl_plugin_api::*;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
@@ -28,25 +30,6 @@ fn over_tcp(peer_timeout: &str) {
 
 /// Longer than any test takes: what shows only after that does not show.
 const NEVER: &str = "3600";
-
-fn sleep_for_ever() -> ! {
-    loop {
-        // SAFETY: plain system calls. It ends at some time, whatever becomes of the test.
-        unsafe {
-            libc::alarm(120);
-            libc::pause();
-        }
-    }
-}
-
-/// A child that sleeps, as an application makes one.
-fn fork() -> libc::pid_t {
-    // SAFETY: the child makes system calls alone.
-    match unsafe { libc::fork() } {
-        0 => sleep_for_ever(),
-        pid => pid,
-    }
-}
 
 /// A child of which the C library knows nothing.
 fn fork_past_the_c_library() -> libc::pid_t {

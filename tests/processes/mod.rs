@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+use crate::children::again;
 use crate::common::{Job, Rank};
 use nccl_plugin_api::HANDLE_BYTES;
-use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,14 +122,6 @@ impl Place {
     }
 }
 
-fn spawn(name: &str, rank: usize, nranks: usize, board: &std::path::Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
-        .env(ENV, format!("{rank} {nranks} {}", board.display()))
-        .spawn()
-        .unwrap()
-}
-
 /// Runs `body` in `nranks` processes; `name` is the calling test's. Ranks in `doomed` are expected to be killed.
 pub fn processes(name: &str, nranks: usize, doomed: &[usize], body: impl FnOnce(&Place)) {
     assert!(nranks <= RANKS);
@@ -138,8 +130,10 @@ pub fn processes(name: &str, nranks: usize, doomed: &[usize], body: impl FnOnce(
     }
     let board = std::env::temp_dir().join(format!("oxygin-board-{}-{name}", std::process::id()));
     std::fs::write(&board, vec![0; std::mem::size_of::<Board>()]).unwrap();
-    let mut children: Vec<_> = (0..nranks).map(|rank| (rank, spawn(name, rank, nranks, &board))).collect();
-    let watch = Place::open(&format!("0 {nranks} {}", board.display()));
+    let spec = |rank: usize| format!("{rank} {nranks} {}", board.display());
+    let spawn = |rank| (rank, again(name).env(ENV, spec(rank)).spawn().unwrap());
+    let mut children: Vec<_> = (0..nranks).map(spawn).collect();
+    let watch = Place::open(&spec(0));
     let end = Instant::now() + WITHIN;
     let mut failed = Vec::new();
     while !children.is_empty() {
