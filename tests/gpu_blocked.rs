@@ -283,17 +283,7 @@ fn when_queues_go_again_the_courier_carries() {
             assert_eq!(fake.commands(), before);
             fake.block(0, false);
         }
-        let end = Instant::now() + Duration::from_secs(60);
-        loop {
-            traffic.bursts();
-            // Nothing is under way: both see the same.
-            let carries = fake.commands() > before;
-            r.job.barrier.wait();
-            if carries {
-                break;
-            }
-            assert!(Instant::now() < end, "no courier after 60 s");
-        }
+        traffic.bursts_until_carried(&fake, before);
         traffic.all();
     });
     assert_eq!(fake.launched(), 0);

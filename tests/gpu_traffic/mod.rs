@@ -6,6 +6,7 @@ use crate::common::*;
 use crate::gpu_support::*;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Around every size where something changes.
 pub const SIZES: [usize; 12] = [0, 1, 2, 3, 4, 8, 9, 8193, 100 << 10, 1 << 20, 3 << 20, 5 << 20];
@@ -252,6 +253,21 @@ impl<'a> Traffic<'a> {
         }
         all.into_iter().for_each(|q| self.r.wait(q));
         self.turn();
+    }
+
+    /// Bursts until the courier has taken more commands than those `before`.
+    pub fn bursts_until_carried(&self, fake: &Fake, before: u64) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            self.bursts();
+            // Nothing is under way: both see the same.
+            let carries = fake.commands() > before;
+            self.r.job.barrier.wait();
+            if carries {
+                return;
+            }
+            assert!(Instant::now() < end, "no courier after 60 s");
+        }
     }
 
     pub fn all(&self) {
