@@ -235,8 +235,7 @@ fn copies_go_one_by_one_where_batches_are_refused() {
     fake.check();
 }
 
-/// The operation fails; nothing hangs.
-/// An operation fails after `inject`, the first one or, where the fault has to be found out, a later one.
+/// After `inject` an operation fails, and nothing hangs: the first, or a later one where the fault has to be found out.
 fn fails(at_once: bool, inject: impl Fn(&Fake) + Sync) {
     let fake = Fake::take();
     job(2, 1, |r| {
