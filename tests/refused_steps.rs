@@ -203,6 +203,27 @@ fn connected(table: &Table) -> Vec<Rank<'_>> {
     ranks
 }
 
+/// Has the first rank and the last refuse a call in each case (what it is called, what they pass, why), and all make a
+/// good one after each.
+fn refused_in_each_case<'a, How: Default + Sync>(
+    table: &'a Table,
+    call: &str,
+    cases: &[(&str, How, &str)],
+    make: impl Fn(&Rank<'a>, &How) -> NcclResult + Sync,
+) {
+    let (mut ranks, good) = (connected(table), How::default());
+    for (what, bad, why) in cases {
+        for wrong in [0, N - 1] {
+            let what = &format!("{:?}: {call} with {what} on rank {wrong}", table.kind());
+            let mark = log::mark();
+            let codes = each(&mut ranks, |rank| make(rank, if rank.rank == wrong { bad } else { &good }));
+            judge(what, call, &codes, mark, wrong, why);
+            all_fine(what, &each(&mut ranks, |rank| make(rank, &good)));
+        }
+    }
+    ranks.into_iter().for_each(Rank::leave);
+}
+
 #[test]
 fn a_registration_that_one_rank_refuses() {
     let (tables, _alone) = tables();
@@ -219,18 +240,7 @@ fn a_registration_that_one_rank_refuses() {
         ("a DMA-BUF and mhandle NULL", Register { dma_buf: Some(-1), no_place: true, ..register }, "mhandle is NULL"),
     ];
     for table in &tables {
-        let mut ranks = connected(table);
-        for (what, bad, why) in &cases {
-            for wrong in [0, N - 1] {
-                let what = &format!("{:?}: regMrSym with {what} on rank {wrong}", table.kind());
-                let mark = log::mark();
-                let good = Register::default();
-                let codes = each(&mut ranks, |rank| rank.register(if rank.rank == wrong { bad } else { &good }));
-                judge(what, "regMrSym", &codes, mark, wrong, why);
-                all_fine(what, &each(&mut ranks, |rank| rank.register(&good)));
-            }
-        }
-        ranks.into_iter().for_each(Rank::leave);
+        refused_in_each_case(table, "regMrSym", &cases, Rank::register);
     }
 }
 
@@ -248,18 +258,7 @@ fn contexts_that_one_rank_refuses() {
     // The contexts of older tables come with connect.
     let collective = |table: &&Table| table.kind().has_data_operations() && table.kind() >= Kind::GinV13;
     for table in tables.iter().filter(collective) {
-        let mut ranks = connected(table);
-        for (what, bad, why) in &cases {
-            for wrong in [0, N - 1] {
-                let what = &format!("{:?}: createContext with {what} on rank {wrong}", table.kind());
-                let mark = log::mark();
-                let good = Context::default();
-                let codes = each(&mut ranks, |rank| rank.contexts(if rank.rank == wrong { bad } else { &good }));
-                judge(what, "createContext", &codes, mark, wrong, why);
-                all_fine(what, &each(&mut ranks, |rank| rank.contexts(&good)));
-            }
-        }
-        ranks.into_iter().for_each(Rank::leave);
+        refused_in_each_case(table, "createContext", &cases, Rank::contexts);
     }
 }
 
