@@ -18,12 +18,27 @@ fn config(timeout: f64) -> Config {
 
 /// One exchange a rank, with the listeners gone but rank 0's.
 fn exchanges(config: &Config, nranks: u32) -> Vec<Exchange> {
+    joined(config, nranks, nranks).0
+}
+
+/// The same of the first `joined` ranks alone, and where rank 0 is for those that stand in for the others.
+fn joined(config: &Config, joined: u32, nranks: u32) -> (Vec<Exchange>, Handle) {
     let listeners: Vec<_> = (0..nranks).map(|_| Arc::new(Listener::open(config).unwrap())).collect();
     let handles: Vec<_> = listeners.iter().map(|l| Some(l.handle())).collect();
-    (0..nranks)
+    let root = Handle::decode(&handles[0].unwrap()).unwrap();
+    let exchanges = (0..joined)
         .zip(listeners)
         .map(|(rank, listener)| Exchange::new(config, World { rank, nranks }, &handles, listener).unwrap())
-        .collect()
+        .collect();
+    (exchanges, root)
+}
+
+/// Stands in for a rank: contributes to the first step of `connect`.
+fn contribute(root: &Handle, rank: u32, nranks: u32) -> TcpStream {
+    let sender = wire::Sender { token: root.token, step: 1, name: "connect", rank, nranks };
+    let mut socket = TcpStream::connect(root.address).unwrap();
+    socket.write_all(&wire::encode_request(&sender, Ok(b""), b"").unwrap()).unwrap();
+    socket
 }
 
 /// What `rank` brings: its rank to all, and to each a slice that names both.
@@ -258,35 +273,20 @@ fn a_host_of_rank_0_that_vanishes_in_the_step_is_not_waited_for_until_the_deadli
 
 #[test]
 fn a_rank_whose_host_vanishes_in_the_step_is_not_waited_for_until_the_deadline() {
-    let config = config(8.0);
-    let listeners: Vec<_> = (0..4).map(|_| Arc::new(Listener::open(&config).unwrap())).collect();
-    let handles: Vec<_> = listeners.iter().map(|l| Some(l.handle())).collect();
-    let rank_0 = Exchange::new(&config, World { rank: 0, nranks: 4 }, &handles, listeners[0].clone()).unwrap();
-    // Stands in for rank 3: contributes and is gone. The others never come.
-    let root = Handle::decode(&handles[0].unwrap()).unwrap();
-    let sender = wire::Sender { token: root.token, step: 1, name: "connect", rank: 3, nranks: 4 };
-    let mut socket = TcpStream::connect(root.address).unwrap();
-    socket.write_all(&wire::encode_request(&sender, Ok(b""), b"").unwrap()).unwrap();
+    let (exchanges, root) = joined(&config(8.0), 1, 4);
+    // Rank 3 contributes and is gone. The others never come.
+    let socket = contribute(&root, 3, 4);
     lose(&socket, 0);
-    let error = sentence(rank_0.step("connect", Ok(brings(0, 4))));
+    let error = sentence(exchanges[0].step("connect", Ok(brings(0, 4))));
     assert!(error.starts_with("connect: rank 3 (127.0.0.1:") && error.contains("went away"), "{error}");
 }
 
 #[test]
 fn a_rank_that_dies_in_the_step_is_known_at_once() {
-    let config = config(3600.0);
-    let listeners: Vec<_> = (0..4).map(|_| Arc::new(Listener::open(&config).unwrap())).collect();
-    let handles: Vec<_> = listeners.iter().map(|l| Some(l.handle())).collect();
-    let exchanges: Vec<_> = (0..3)
-        .map(|rank| Exchange::new(&config, World { rank, nranks: 4 }, &handles, listeners[rank as usize].clone()))
-        .map(Result::unwrap)
-        .collect();
-    // Stands in for rank 3: contributes and is gone. Rank 2 never comes.
-    let root = Handle::decode(&handles[0].unwrap()).unwrap();
-    let sender = wire::Sender { token: root.token, step: 1, name: "connect", rank: 3, nranks: 4 };
-    let request = wire::encode_request(&sender, Ok(b""), b"").unwrap();
-    TcpStream::connect(root.address).unwrap().write_all(&request).unwrap();
-    let sentences = each(&exchanges[..2], |exchange, rank| sentence(exchange.step("connect", Ok(brings(rank, 4)))));
+    let (exchanges, root) = joined(&config(3600.0), 2, 4);
+    // Rank 3 contributes and is gone. Rank 2 never comes.
+    drop(contribute(&root, 3, 4));
+    let sentences = each(&exchanges, |exchange, rank| sentence(exchange.step("connect", Ok(brings(rank, 4)))));
     for sentence in sentences {
         assert!(sentence.starts_with("connect: rank 3 (127.0.0.1:") && sentence.contains("went away"), "{sentence}");
     }
@@ -294,19 +294,10 @@ fn a_rank_that_dies_in_the_step_is_known_at_once() {
 
 #[test]
 fn a_rank_that_dies_between_two_steps_of_a_call_is_known_at_once() {
-    let config = config(30.0);
-    let listeners: Vec<_> = (0..3).map(|_| Arc::new(Listener::open(&config).unwrap())).collect();
-    let handles: Vec<_> = listeners.iter().map(|l| Some(l.handle())).collect();
-    let exchanges: Vec<_> = (0..2)
-        .map(|rank| Exchange::new(&config, World { rank, nranks: 3 }, &handles, listeners[rank as usize].clone()))
-        .map(Result::unwrap)
-        .collect();
-    // Stands in for rank 2: takes one step, and is gone when it has the answer.
-    let root = Handle::decode(&handles[0].unwrap()).unwrap();
+    let (exchanges, root) = joined(&config(30.0), 2, 3);
+    // Rank 2 takes one step, and is gone when it has the answer.
     let stand_in = std::thread::spawn(move || {
-        let sender = wire::Sender { token: root.token, step: 1, name: "connect", rank: 2, nranks: 3 };
-        let mut socket = TcpStream::connect(root.address).unwrap();
-        socket.write_all(&wire::encode_request(&sender, Ok(b""), b"").unwrap()).unwrap();
+        let mut socket = contribute(&root, 2, 3);
         let mut answer = Vec::new();
         while wire::ReplyHead::parse(&answer).unwrap().is_none_or(|head| answer.len() < head.total()) {
             let mut byte = [0];
@@ -365,18 +356,11 @@ fn different_steps_fail_both() {
 #[test]
 fn strangers_delay_nobody() {
     const N: u32 = 8;
-    let config = config(60.0);
-    let listeners: Vec<_> = (0..N).map(|_| Arc::new(Listener::open(&config).unwrap())).collect();
-    let handles: Vec<_> = listeners.iter().map(|l| Some(l.handle())).collect();
-    let address = listeners[0].address();
-    let exchanges: Vec<_> = (0..N)
-        .zip(&listeners)
-        .map(|(rank, l)| Exchange::new(&config, World { rank, nranks: N }, &handles, l.clone()).unwrap())
-        .collect();
+    let (exchanges, root) = joined(&config(60.0), N, N);
     // More than rank 0 tolerates at a time: silent, talkative, half a head, a good head with another token.
     let strangers: Vec<_> = (0..200)
         .map(|i| {
-            let mut socket = TcpStream::connect(address).unwrap();
+            let mut socket = TcpStream::connect(root.address).unwrap();
             let bytes: &[u8] = match i % 4 {
                 0 => b"",
                 1 => b"GET / HTTP/1.1\r\n\r\n",
