@@ -157,6 +157,7 @@ mod tests {
     use super::super::super::wire::{Bell, Frame, Place, HELLO};
     use super::super::super::PeerInfo;
     use super::*;
+    use crate::fabric::soft::lane::Health;
     use crate::memory::registry::{Extent, Registry};
     use std::io::{Read, Write};
     use std::net::TcpStream;
@@ -173,18 +174,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_failure_is_not_told_while_somebody_receives_into_the_callers_memory() {
-        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, Arc::default()).unwrap();
-        let health: Arc<crate::fabric::soft::lane::Health> = Arc::default();
+    /// Rank 1 of 2, and how rank 0 is doing.
+    fn open(registry: Arc<Registry>) -> (Tcp, Arc<Health>) {
+        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, registry).unwrap();
+        let health: Arc<Health> = Arc::default();
         let info = |token| PeerInfo { addresses: tcp.addresses(), token: [token; 16], health: health.clone() };
         tcp.join(World { rank: 1, nranks: 2 }, vec![info(0), info(1)]).unwrap();
+        (tcp, health)
+    }
+
+    /// A connection of rank 0, which the test plays.
+    fn connect(tcp: &Tcp, stripe: u16) -> TcpStream {
         let mut peer = TcpStream::connect(tcp.addresses()[0]).unwrap();
-        let hello =
-            Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3, silence: 0 };
+        let hello = Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe, stripes: 3, silence: 0 };
         peer.write_all(&hello.emit()).unwrap();
         peer.set_nonblocking(true).unwrap();
-        until(&tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
+        until(tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
+        peer
+    }
+
+    #[test]
+    fn a_failure_is_not_told_while_somebody_receives_into_the_callers_memory() {
+        let (tcp, health) = open(Arc::default());
+        let mut peer = connect(&tcp, 0);
         peer.write_all(&[0x55; 100]).unwrap();
         // What a thread holds that receives the bytes of a get.
         let link = tcp.peer(0).unwrap().link.lock();
@@ -197,15 +209,6 @@ mod tests {
             assert!(!early);
         });
     }
-    /// A peer as the test plays it, at rank 0 of 2; what it sends is for rank 1.
-    fn connect(tcp: &Tcp, stripe: u16) -> TcpStream {
-        let mut peer = TcpStream::connect(tcp.addresses()[0]).unwrap();
-        let hello = Hello { answer: false, token: [1; 16], from: 0, to: 1, nranks: 2, stripe, stripes: 3, silence: 0 };
-        peer.write_all(&hello.emit()).unwrap();
-        peer.set_nonblocking(true).unwrap();
-        until(tcp, "answer", || peer.read_exact(&mut [0; HELLO]).is_ok());
-        peer
-    }
 
     #[test]
     fn a_connection_that_was_not_read_for_its_signals_is_read_again() {
@@ -213,10 +216,7 @@ mod tests {
         let (registry, window) = (Arc::new(Registry::default()), [0, 0].map(AtomicU64::new));
         let base = window.as_ptr() as u64;
         registry.insert(1, Extent { base, len: 16 });
-        let tcp = Tcp::open(&["127.0.0.1:0".parse().unwrap()], [1; 16], 1, registry).unwrap();
-        let health: Arc<crate::fabric::soft::lane::Health> = Arc::default();
-        let info = |token| PeerInfo { addresses: tcp.addresses(), token: [token; 16], health: health.clone() };
-        tcp.join(World { rank: 1, nranks: 2 }, vec![info(0), info(1)]).unwrap();
+        let (tcp, health) = open(registry);
         let (mut express, mut middle) = (connect(&tcp, 0), connect(&tcp, 1));
         let put = |len, bell| Frame::Put { context: 0, place: Place { rkey: 1, addr: base, len }, bell }.emit();
         // Each waits for one chunk on the middle connection.
