@@ -21,14 +21,20 @@ struct Target {
     initiator: UnixStream,
 }
 
+/// The initiator's end of a new connection, which has this number among so many.
+fn connect(serving: &Serving, stripe: usize, stripes: usize) -> UnixStream {
+    let (initiator, ours) = UnixStream::pair().unwrap();
+    assert!(serving.admit(Private::new(ours.into()), stripe, stripes, 0));
+    initiator
+}
+
 fn target(stripes: usize) -> Target {
     let memory = vec![UNTOUCHED; WORDS + 2 * MARGIN];
     let registry = Registry::default();
     let base = memory[MARGIN..].as_ptr() as u64;
     registry.insert(1, Extent { base, len: 8 * WORDS as u64 });
-    let (initiator, ours) = UnixStream::pair().unwrap();
     let serving = Serving::default();
-    assert!(serving.admit(Private::new(ours.into()), 0, stripes, 0));
+    let initiator = connect(&serving, 0, stripes);
     initiator.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Target { serving, registry, memory, initiator }
 }
@@ -182,8 +188,7 @@ fn a_window_that_goes_while_a_put_arrives_takes_no_more() {
 #[test]
 fn a_signal_waits_for_what_its_counts_name() {
     let mut t = target(2);
-    let (other, ours) = UnixStream::pair().unwrap();
-    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
+    let other = connect(&t.serving, 1, 2);
     let word = t.base() + 8 * (WORDS as u64 - 1);
     let bell = Bell { rkey: 1, addr: word, value: 1, counted: true };
     let mut ring = put(t.base(), 0, Some(bell));
@@ -201,8 +206,7 @@ fn a_signal_waits_for_what_its_counts_name() {
 fn signals_that_wait_are_only_so_many() {
     const MORE: usize = 2 * HELD;
     let mut t = target(2);
-    let (other, ours) = UnixStream::pair().unwrap();
-    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
+    let other = connect(&t.serving, 1, 2);
     let word = t.base() + 8 * (WORDS as u64 - 1);
     let bell = Bell { rkey: 1, addr: word, value: 1, counted: true };
     let mut ring = put(t.base(), 0, Some(bell));
@@ -234,11 +238,7 @@ fn signals_that_wait_are_only_so_many() {
 #[test]
 fn a_context_that_is_over_is_forgotten() {
     let mut t = target(3);
-    let others = [1, 2].map(|stripe| {
-        let (other, ours) = UnixStream::pair().unwrap();
-        assert!(t.serving.admit(Private::new(ours.into()), stripe, 3, 0));
-        other
-    });
+    let others = [1, 2].map(|stripe| connect(&t.serving, stripe, 3));
     let (base, all) = (t.base(), 0b111);
     let known = |t: &Target| t.serving.orders.lock().len();
     let send = |t: &Target, stripe: usize, bytes: &[u8]| {
@@ -268,8 +268,7 @@ fn a_context_that_is_over_is_forgotten() {
 #[test]
 fn contexts_may_come_and_go_for_ever() {
     let mut t = target(2);
-    let (mut other, ours) = UnixStream::pair().unwrap();
-    assert!(t.serving.admit(Private::new(ours.into()), 1, 2, 0));
+    let mut other = connect(&t.serving, 1, 2);
     let place = Place { rkey: 1, addr: t.base(), len: 0 };
     for first in (0..70_000).step_by(100) {
         let chunk = |context| Frame::Put { context, place, bell: None }.emit();
