@@ -103,20 +103,19 @@ pub fn dead(rank: u32) -> crate::error::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::soft::local::status::tests::Life;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::channel;
 
     const TOKEN: [u8; 16] = [5; 16];
     const LONG: Duration = Duration::from_secs(30);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// Rank 0's view of rank 1, which lives until it is dropped.
+    /// Rank 0's view of rank 1, which lives.
     struct Scene {
         own: Status,
         neighbours: Neighbours,
         peer: Arc<Status>,
-        life: std::sync::mpsc::Sender<()>,
-        thread: std::thread::JoinHandle<()>,
+        life: Life,
     }
 
     fn scene() -> Scene {
@@ -125,16 +124,8 @@ mod tests {
         let file = || peer.fd().try_clone_to_owned().unwrap();
         assert!(neighbours.meet(1, file(), &[6; 16]).is_none() && neighbours.meet(2, file(), &TOKEN).is_none());
         assert!(neighbours.meet(1, file(), &TOKEN).is_some() && neighbours.get(1).is_some());
-        let (up, is_up) = channel();
-        let (life, ends) = channel::<()>();
-        let its = peer.clone();
-        let thread = std::thread::spawn(move || {
-            assert!(its.hold_life());
-            up.send(()).unwrap();
-            let _ = ends.recv();
-        });
-        is_up.recv().unwrap();
-        Scene { own, neighbours, peer, life, thread }
+        let life = Life::of(&peer);
+        Scene { own, neighbours, peer, life }
     }
 
     #[test]
@@ -165,8 +156,7 @@ mod tests {
         let s = scene();
         s.peer.begin_copy(0, 0, 5);
         assert_eq!(s.neighbours.withdraw(&s.own, 0, 5, SHORT), [1]);
-        drop(s.life);
-        s.thread.join().unwrap();
+        s.life.die();
         let start = Instant::now();
         assert_eq!(s.neighbours.withdraw(&s.own, 0, 5, LONG), []);
         assert!(start.elapsed() < LONG);

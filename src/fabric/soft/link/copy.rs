@@ -92,40 +92,11 @@ mod tests {
     use super::*;
     use crate::config::SoftTransport;
     use crate::fabric::soft::lane::Lane;
+    use crate::fabric::soft::local::status::tests::Life;
     use crate::fabric::soft::local::status::Status;
     use crate::fabric::soft::near_tests::{join, ABSENT};
     use crate::fabric::soft::shared::Shared;
-    use std::sync::mpsc::channel;
     use std::sync::Arc;
-
-    /// Rank 1 as the test plays it, which ends without a word when it is told to.
-    struct Peer {
-        status: Arc<Status>,
-        end: Option<std::sync::mpsc::Sender<()>>,
-        life: Option<std::thread::JoinHandle<()>>,
-    }
-
-    impl Peer {
-        fn of(shared: &Shared) -> Self {
-            let status = Arc::new(Status::create(2, ABSENT).unwrap());
-            let (up, is_up) = channel();
-            let (end, ends) = channel::<()>();
-            let its = status.clone();
-            let life = std::thread::spawn(move || {
-                assert!(its.hold_life());
-                up.send(()).unwrap();
-                let _ = ends.recv();
-            });
-            is_up.recv().unwrap();
-            assert!(shared.neighbours.meet(1, status.fd().try_clone_to_owned().unwrap(), &ABSENT).is_some());
-            Self { status, end: Some(end), life: Some(life) }
-        }
-
-        fn die(&mut self) {
-            drop(self.end.take());
-            self.life.take().unwrap().join().unwrap();
-        }
-    }
 
     fn copy(shared: &Shared, slot: u32, copy: impl FnOnce() -> io::Result<usize>) -> Result<Outcome> {
         let link = shared.link(1);
@@ -141,12 +112,15 @@ mod tests {
     fn who_dies_before_or_during_a_copy_has_not_got_it() {
         let ranks = join(2, 1, SoftTransport::Auto);
         let shared = ranks[0].fabric.shared().unwrap();
-        let mut peer = Peer::of(shared);
+        // Rank 1 as the test plays it.
+        let peer = Arc::new(Status::create(2, ABSENT).unwrap());
+        let life = Life::of(&peer);
+        assert!(shared.neighbours.meet(1, peer.fd().try_clone_to_owned().unwrap(), &ABSENT).is_some());
         let slot = shared.link(1).add_lane(Arc::new(Lane::new(0, 1, Arc::default())));
         let mut copies = 0;
         let missing = text(copy(shared, slot, || unreachable!("there is no such window")));
         assert!(missing.contains("has deregistered the window"), "{missing}");
-        peer.status.set_window(3, true);
+        peer.set_window(3, true);
         let first = copy(shared, slot, || {
             copies += 1;
             Ok(8)
@@ -154,7 +128,7 @@ mod tests {
         assert!(matches!(first, Ok(Outcome::Moved(8))) && copies == 1);
         // The kernel says that all bytes were copied, to whomever.
         let lost = text(copy(shared, slot, || {
-            peer.die();
+            life.die();
             Ok(8)
         }));
         assert!(lost.contains("its process was killed"), "{lost}");

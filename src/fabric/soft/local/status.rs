@@ -277,4 +277,4 @@ pub unsafe fn load(at: *const u64) -> u64 {
 
 #[cfg(test)]
 #[path = "status_tests.rs"]
-mod tests;
+pub mod tests;

@@ -4,8 +4,9 @@ use super::super::inbox::Inbox;
 use super::alive::State;
 use super::*;
 use std::os::fd::AsRawFd;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 const TOKEN: [u8; 16] = [7; 16];
 
@@ -13,6 +14,40 @@ fn pair() -> (Arc<Status>, PeerStatus) {
     let own = Arc::new(Status::create(3, TOKEN).unwrap());
     let peer = PeerStatus::attach(own.fd(), 3, &TOKEN).unwrap();
     (own, peer)
+}
+
+/// A thread that holds a rank's life.
+pub struct Life {
+    end: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Life {
+    /// Takes up the life of this rank.
+    pub fn of(status: &Arc<Status>) -> Self {
+        let ((up, is_up), (end, ends), status) = (channel(), channel(), status.clone());
+        let thread = std::thread::spawn(move || {
+            assert!(status.hold_life() && !status.hold_life());
+            up.send(()).unwrap();
+            if ends.recv().is_ok() {
+                status.release_life();
+            }
+        });
+        is_up.recv().unwrap();
+        Self { end, thread }
+    }
+
+    /// Ends in good order.
+    pub fn release(self) {
+        self.end.send(()).unwrap();
+        self.thread.join().unwrap();
+    }
+
+    /// Ends without a word: a thread that ends while it holds the mutex is what a killed process looks like.
+    pub fn die(self) {
+        drop(self.end);
+        self.thread.join().unwrap();
+    }
 }
 
 #[test]
@@ -47,23 +82,11 @@ fn what_a_rank_says_is_seen() {
 fn life_and_death_show() {
     let (own, peer) = pair();
     assert_eq!(peer.look(), State::Closed);
-    let (up, is_up) = channel();
-    let (down, is_down) = channel::<()>();
-    let holder = own.clone();
-    let thread = std::thread::spawn(move || {
-        assert!(holder.hold_life() && !holder.hold_life());
-        up.send(()).unwrap();
-        is_down.recv().unwrap();
-        holder.release_life();
-    });
-    is_up.recv().unwrap();
+    let life = Life::of(&own);
     assert_eq!(peer.look(), State::Alive);
-    down.send(()).unwrap();
-    thread.join().unwrap();
+    life.release();
     assert_eq!(peer.look(), State::Closed);
-    // A thread that ends while it holds the mutex is what a killed process looks like.
-    let holder = own.clone();
-    std::thread::spawn(move || assert!(holder.hold_life())).join().unwrap();
+    Life::of(&own).die();
     for _ in 0..5 {
         assert_eq!(peer.look(), State::Dead);
     }
