@@ -217,7 +217,8 @@ impl Drop for Mapped {
     }
 }
 
-fn named(call: &'static str, code: NcclResult) -> Outcome<()> {
+/// An error that names the call and its code, and repeats the last line that was logged.
+pub fn named(call: &'static str, code: NcclResult) -> Outcome<()> {
     plugin::check(call, code).map_err(|e| match log::warnings_since(0).last() {
         Some(line) => format!("{e}; it logged: {}", line.text),
         None => e.to_string(),

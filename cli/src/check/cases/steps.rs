@@ -5,7 +5,7 @@
 
 use super::refusals::Bench;
 use super::Tally;
-use crate::check::world::{Outcome, Seat, Window, World};
+use crate::check::world::{named, Outcome, Seat, Window, World};
 use crate::plugin::{log, ContextConfig, Plugin, Table};
 use nccl_plugin_api::{NcclResult, HANDLE_BYTES, PTR_HOST};
 use std::ffi::{c_int, c_void};
@@ -148,8 +148,8 @@ fn connect(seat: &Seat<'_>, table: &Table, wrong: bool) -> Outcome<NcclResult> {
     let mut handle = [0_u8; HANDLE_BYTES];
     // SAFETY: places for results, but for one that the plugin has to check; objects in NCCL's order.
     unsafe {
-        good("init", table.init(&mut instance, 11, log::logger()))?;
-        good("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
+        named("init", table.init(&mut instance, 11, log::logger()))?;
+        named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
         let mut handles = seat.gather(&handle)?;
         let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
         let (nranks, rank, config) = (seat.nranks as i32, seat.rank as i32, ContextConfig::default());
@@ -159,19 +159,12 @@ fn connect(seat: &Seat<'_>, table: &Table, wrong: bool) -> Outcome<NcclResult> {
         seat.beat();
         seat.barrier()?;
         if !wrong && code == NcclResult::SUCCESS {
-            good("closeColl", table.close_coll(comm))?;
+            named("closeColl", table.close_coll(comm))?;
         }
-        good("closeListen", table.close_listen(listener))?;
-        good("finalize", table.finalize(instance))?;
+        named("closeListen", table.close_listen(listener))?;
+        named("finalize", table.finalize(instance))?;
         seat.beat();
         Ok(code)
-    }
-}
-
-fn good(call: &str, code: NcclResult) -> Outcome<()> {
-    match code {
-        NcclResult::SUCCESS => Ok(()),
-        code => Err(format!("{call} returned {}", code.0)),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Coming up and going down, in every order.
 
 use super::Tally;
-use crate::check::world::{add, Outcome, Seat, Window, World};
+use crate::check::world::{add, named, Outcome, Seat, Window, World};
 use crate::plugin::{log, ContextConfig, Plugin, Table};
-use nccl_plugin_api::{NcclResult, HANDLE_BYTES};
+use nccl_plugin_api::HANDLE_BYTES;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -131,9 +131,9 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
         let mut handle = [0_u8; HANDLE_BYTES];
         // SAFETY: places for results; objects in NCCL's order as far as the stage goes.
         unsafe {
-            good("init", table.init(&mut instance, 9, log::logger()))?;
+            named("init", table.init(&mut instance, 9, log::logger()))?;
             if stage >= 1 {
-                good("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
+                named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
             }
             if stage >= 3 {
                 let mut handles = seat.gather(&handle)?;
@@ -142,19 +142,19 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
                 let config = ContextConfig::default();
                 seat.enter("connect");
                 let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut comm);
-                good("connect", code)?;
+                named("connect", code)?;
                 seat.beat();
                 seat.barrier()?;
             }
             // Stage 1 and 3 leave the listener to finalize, stage 4 closes it last.
             if stage == 2 {
-                good("closeListen", table.close_listen(listener))?;
+                named("closeListen", table.close_listen(listener))?;
             }
             if stage == 4 {
-                good("closeColl", table.close_coll(comm))?;
-                good("closeListen", table.close_listen(listener))?;
+                named("closeColl", table.close_coll(comm))?;
+                named("closeListen", table.close_listen(listener))?;
             }
-            good("finalize", table.finalize(instance))?;
+            named("finalize", table.finalize(instance))?;
         }
         seat.beat();
         tally.item(0, String::new);
@@ -169,11 +169,4 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
     }
     tally.item(0, String::new);
     seat.barrier()
-}
-
-fn good(call: &str, code: NcclResult) -> Outcome<()> {
-    match code {
-        NcclResult::SUCCESS => Ok(()),
-        code => Err(format!("{call} returned {}", crate::check::world::spell(code))),
-    }
 }
