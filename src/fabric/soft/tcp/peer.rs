@@ -2,6 +2,8 @@
 
 mod closing;
 mod leaving;
+#[cfg(test)]
+mod posting_tests;
 mod pulse;
 mod serving;
 
@@ -143,7 +145,9 @@ impl Tcp {
         };
         let mut task = Some(task);
         let driven = self.drive(peer, |link| {
-            if peer.pending.load(Ordering::Acquire) {
+            // Somebody left work here, which may be to send what was deferred: it must not be deferred again.
+            let is_asked = peer.pending.load(Ordering::Acquire);
+            if is_asked {
                 self.take_inbox(peer, link);
             }
             if let Some(task) = task.take() {
@@ -157,7 +161,7 @@ impl Tcp {
             let overdue = link.deferred.is_some_and(|since| now - since >= FLUSH);
             let soon = link.last_use.replace(now).is_some_and(|t| now - t < BURST);
             link.streak = if soon { link.streak.saturating_add(1) } else { 0 };
-            let wait = staged && !overdue && (more || link.streak >= STREAK);
+            let wait = !is_asked && staged && !overdue && (more || link.streak >= STREAK);
             if wait {
                 self.any_fresh.store(true, Ordering::Relaxed);
                 if link.deferred.is_none() {
