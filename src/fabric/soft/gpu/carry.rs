@@ -9,10 +9,13 @@ use std::time::Instant;
 const STREAK: u32 = 16;
 /// Operations of one flight that are many.
 const MANY: usize = 4;
-/// With so many others about, copies of more than `CROWDED_BYTES` are quicker by the copy engines, many in one call; the
-/// courier does them one after another, at 1 to 2 GB/s.
+/// With so many other copies about, those of more than `CROWDED_BYTES` are quicker by the copy engines, many in one call; the
+/// courier does them one after another, at 1 to 2 GB/s. Signals and small values, of which a barrier brings many at once, are
+/// no crowd: a flight among them would cost each of them its time.
 pub const CROWD: usize = 3;
-const CROWDED_BYTES: u64 = 256;
+pub const CROWDED_BYTES: u64 = 256;
+/// How far into the queue a copy looks for others.
+const LOOK_AHEAD: usize = 16;
 
 impl State {
     /// Completes what the courier has done, and takes back what one that is gone has not.
@@ -52,7 +55,13 @@ impl State {
         moved
     }
 
-    /// The largest copy for the courier, with so many operations beside it.
+    /// Copies among the next operations of the queue, that no longer count as small; not more than make a crowd.
+    pub fn copies_waiting(&self) -> usize {
+        let next = self.queue.iter().take(LOOK_AHEAD);
+        next.filter(|op| op.len - op.done > CROWDED_BYTES).take(CROWD).count()
+    }
+
+    /// The largest copy for the courier, with so many other copies beside it.
     fn limit(&self, others: usize) -> u64 {
         self.tuning.courier.min(if others < CROWD { u64::MAX } else { CROWDED_BYTES })
     }
@@ -81,14 +90,14 @@ impl State {
                 op.owner.give_up();
                 continue;
             }
-            let others = self.queue.len() + courier.busy_with();
+            let others = if op.len > CROWDED_BYTES { self.copies_waiting() + courier.copies() } else { 0 };
             let is_in_reach = is_heavy(&op, HEAVY_FROM) && op.len <= self.reach(others);
-            let by_hands = courier.has_hands() && (is_in_reach || self.is_for_hands(&op, HEAVY_FROM));
-            let Some(op) = self.park(op, by_hands) else { continue };
             let limit = self.limit(others);
+            let by_hands = courier.has_hands() && op.len > limit && (is_in_reach || self.is_for_hands(&op, HEAVY_FROM));
+            let Some(op) = self.park(op, by_hands) else { continue };
             match command(&op, &mut self.windows, limit, by_hands) {
                 Some(command) => {
-                    if by_hands && op.len > limit {
+                    if by_hands {
                         // What finds hands wants the next launches to have some as much as what misses them.
                         courier.wants_hands();
                     }
@@ -119,7 +128,8 @@ impl State {
 
     /// An operation goes by the stream; or goes on, which says nothing new.
     pub fn note(&mut self, op: &Op) {
-        let (limit, reach) = (self.limit(self.queue.len()), self.reach(self.queue.len()));
+        let others = if op.len > CROWDED_BYTES { self.copies_waiting() } else { 0 };
+        let (limit, reach) = (self.limit(others), self.reach(others));
         let Some(courier) = self.courier.as_mut().filter(|_| op.done == 0 && op.reading.is_none()) else { return };
         self.streak = if is_light(op, limit.max(reach)) { self.streak.saturating_add(1) } else { 0 };
         if self.streak > 0 && op.len > limit {

@@ -39,7 +39,7 @@ impl State {
     /// now. A launch that is late is no more (`Courier::is_off`), and after some of those there are none for a while
     /// (`Backoff`).
     pub fn leaves_to_hands(&mut self, op: &Op) -> bool {
-        let worth = if self.queue.len() >= CROWD { HEAVY_FROM } else { WORTH_A_CALL };
+        let worth = if self.copies_waiting() >= CROWD { HEAVY_FROM } else { WORTH_A_CALL };
         if self.courier.is_none() || !self.is_for_hands(op, worth) {
             return false;
         }

@@ -5,8 +5,7 @@ use crate::fabric::soft::gpu::op::{Op, Side};
 use crate::fabric::soft::gpu::state::Windows;
 use crate::memory::gpu::GPU_BIT;
 
-/// From here on copies of one that has hands are theirs: what is shorter the courier has done in the time that they take to
-/// notice.
+/// The shortest copies for hands, where the courier does not do them itself.
 pub const HEAVY_FROM: u64 = 2 << 10;
 /// The longest that they take: 0.7 ms, or some 15 where the GPU had room for the courier's first block alone. A courier does not
 /// look at its time before it is through.

@@ -30,6 +30,7 @@ use machine::{Fate, Machine, Request};
 use ring::{Command, AFTER, COMMANDS, CUT, HEAVY};
 
 use super::app::AppThread;
+use super::carry::CROWDED_BYTES;
 use super::op::Op;
 use super::tally::Carried;
 use super::DRAIN_WITHIN;
@@ -123,6 +124,8 @@ pub struct Courier {
     with_hands: u32,
     /// Commands of the present berth that are not known to be done, oldest first; the last one is the last it was given.
     sent: VecDeque<Sent>,
+    /// How many of them are copies that make a crowd.
+    copies: usize,
     carried: Carried,
 }
 
@@ -149,6 +152,7 @@ impl Courier {
             hands,
             with_hands: 0,
             sent: VecDeque::with_capacity(COMMANDS as usize),
+            copies: 0,
             carried: Carried::default(),
         })
     }
@@ -264,6 +268,11 @@ impl Courier {
         !self.sent.is_empty()
     }
 
+    /// Copies among them that make a crowd.
+    pub fn copies(&self) -> usize {
+        self.copies
+    }
+
     /// How many.
     pub fn busy_with(&self) -> usize {
         self.sent.len()
@@ -278,15 +287,19 @@ impl Courier {
     pub fn post(&mut self, op: Op, mut command: Command) {
         debug_assert!(self.is_up() && self.has_room());
         let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
+        // Signals before it need not wait until hands have moved what it names.
+        let is_behind_light =
+            command.flags & HEAVY != 0 && self.sent.back().is_some_and(|before| !before.is_heavy && before.signal != 0);
         let would_overtake = command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
-        if is_alone {
+        if is_alone || is_behind_light {
             command.flags |= CUT;
         } else if would_overtake {
             command.flags |= AFTER;
         }
-        let is_apart = is_alone || would_overtake;
+        let is_apart = is_alone || is_behind_light || would_overtake;
         self.berths[self.present].post(&command);
         let is_heavy = command.flags & HEAVY != 0;
+        self.copies += usize::from(op.len > CROWDED_BYTES);
         self.sent.push_back(Sent { op, signal: command.signal, is_apart, is_heavy });
     }
 
@@ -325,6 +338,7 @@ impl Courier {
         let gone = berth.is_gone();
         if first < berth.done() {
             let done = self.sent.pop_front()?;
+            self.copies -= usize::from(done.op.len > CROWDED_BYTES);
             self.carried.operations += 1;
             self.carried.heavy += u64::from(done.is_heavy);
             return Some(done.op);
@@ -362,12 +376,14 @@ impl Courier {
     /// What a courier that is gone has left undone. Nobody does it any more: the next one begins behind it.
     pub fn leftovers(&mut self) -> impl Iterator<Item = Op> + '_ {
         debug_assert!(self.is_off());
+        self.copies = 0;
         self.sent.drain(..).map(|s| s.op)
     }
 
     /// All that it was given and has not done; the GPU has failed.
     pub fn give_up(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.phase = Phase::Off;
+        self.copies = 0;
         self.sent.drain(..).map(|s| s.op)
     }
 
