@@ -250,9 +250,10 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "OXYGIN_GPU_ISSUE",
-        default: "flights=2,gather=8,bulk=4194304,merge=1,courier=4096,hands=32,far=2097152,own=1",
+        default: "flights=2,gather=8,bulk=4194304,merge=1,courier=8192,hands=32,far=2097152,own=1,helper=1",
         meaning: "For measuring: how GPU memory moves without RDMA, and what gathers for one driver call. `own=0`: streams in \
-                  the application's context instead of one of our own; `courier=0`: no kernel of ours; `hands=0`: a small one only.",
+                  the application's context instead of one of our own; `courier=0`: no kernel of ours; `hands=0`: a small one only; \
+                  `helper=0`: the helper thread never works beside the callers, `helper=2`: whatever the number of cores.",
         accepted: TUNING_ACCEPTED,
         apply: |config, text| Tuning::parse(text).map(|value| config.gpu_issue = value),
     },

@@ -32,6 +32,16 @@ const IDLE_POLLS: u32 = 1000;
 /// How much it slows down then; a PAUSE is up to 140 cycles.
 const IDLE_PAUSES: u32 = 8;
 
+/// Of a caller's polls while the helper thread works beside it, one in so many does anything: should that thread not get its
+/// core, all goes on all the same.
+const BESIDE_EVERY: u64 = 8;
+/// Operations for this rank's GPU that arrive from other processes in a millisecond, from which on the helper thread works beside
+/// the callers: more than a ping-pong brings, which one thread does sooner, and fewer than barriers or floods do.
+const THICK: u64 = 100;
+/// Cores that each rank of this host must have for its helper thread to work beside its callers: the application's thread and
+/// NCCL's have theirs.
+const CORES_BESIDE: usize = 3;
+
 /// One communicator's moving parts on this rank.
 pub struct Shared {
     /// This rank among all.
@@ -63,11 +73,22 @@ pub struct Shared {
     /// Links with something that waits: one bit each.
     pending: Box<[AtomicU64]>,
     polls: AtomicU64,
+    /// The helper thread works beside the callers.
+    is_beside: AtomicBool,
+    /// Arrivals in a millisecond that call for it; `None`: it never comes.
+    thick: Option<u64>,
     idle: AtomicU32,
     looked: Mutex<Instant>,
     attached: AtomicUsize,
     stop: AtomicBool,
     stirred: EventFd,
+}
+
+/// Whether this machine has cores for one more busy thread of each rank on it.
+fn has_cores_beside(hellos: &[SoftHello], rank: u32) -> bool {
+    let own = &hellos[rank as usize].tcp;
+    let here = hellos.iter().filter(|h| h.tcp.iter().any(|a| own.iter().any(|b| a.ip() == b.ip()))).count();
+    std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= CORES_BESIDE * here.max(1))
 }
 
 impl Shared {
@@ -83,6 +104,11 @@ impl Shared {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
         let (inbox, status) = (Inbox::create(n, token)?, Status::create(n, token)?);
+        let thick = match config.gpu_issue.helper {
+            0 => None,
+            1 => has_cores_beside(&hellos, world.rank).then_some(THICK),
+            _ => Some(0),
+        };
         let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
         let health: Vec<_> = (0..n).map(|_| Arc::new(Health::default())).collect();
         let peers = hellos
@@ -115,6 +141,8 @@ impl Shared {
             tcp_in_use: AtomicBool::new(false),
             pending: (0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             polls: AtomicU64::new(0),
+            is_beside: AtomicBool::new(false),
+            thick,
             idle: AtomicU32::new(0),
             looked: Mutex::new(Instant::now()),
             attached: AtomicUsize::new(0),
@@ -193,6 +221,9 @@ impl Shared {
     #[inline]
     pub fn poll(&self) -> bool {
         let n = self.polls.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.is_beside.load(Ordering::SeqCst) && n % BESIDE_EVERY != 0 {
+            return false;
+        }
         let mut moved = self.step();
         if self.is_tcp_active() {
             moved |= self.tcp.progress();
@@ -227,6 +258,21 @@ impl Shared {
             for _ in 0..IDLE_PAUSES {
                 std::hint::spin_loop();
             }
+        }
+    }
+
+    /// Whether so many arrivals in so long a time call the helper thread to work beside the callers.
+    pub fn is_thick(&self, arrivals: u64, time: Duration) -> bool {
+        self.thick
+            .is_some_and(|thick| arrivals > 0 && u128::from(arrivals) * 1000 >= u128::from(thick) * time.as_micros())
+    }
+
+    /// The helper thread begins to work beside the callers, or ends it. What they left to it is found by the first `step` after
+    /// the end: they had counted a poll before they looked.
+    pub fn set_beside(&self, on: bool) {
+        self.is_beside.store(on, Ordering::SeqCst);
+        if on {
+            self.engine.note_beside();
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Engine {
     /// Whether `incoming` may hold anything.
     knocked: AtomicBool,
     incoming: Mutex<Vec<Op>>,
+    /// How often the helper thread came to work beside the callers.
+    beside: AtomicU64,
     /// Polls that found another thread at work.
     busy: AtomicU64,
     /// Whether something was unfinished when it was last polled, and how often something had landed then.
@@ -109,6 +111,7 @@ impl Engine {
             has_failed: AtomicBool::new(false),
             knocked: AtomicBool::new(false),
             incoming: Mutex::default(),
+            beside: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             under_way: AtomicBool::new(false),
             landed: AtomicU64::new(0),
@@ -272,6 +275,11 @@ impl Engine {
         self.poll();
     }
 
+    /// The helper thread works beside the callers: said at the end.
+    pub fn note_beside(&self) {
+        self.beside.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does too.
     pub fn submit_later(&self, op: Op) {
         self.incoming.lock().push(op);
@@ -329,7 +337,7 @@ impl Engine {
         state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
         let carried = state.courier.as_ref().map(Courier::carried).unwrap_or_default();
         // Whoever closes it again has nothing to say.
-        if let Some(line) = std::mem::take(&mut state.tally).line(self.rank, &self.busy, carried) {
+        if let Some(line) = std::mem::take(&mut state.tally).line(self.rank, &self.busy, &self.beside, carried) {
             log::info!("{line}");
         }
         let (courier, device) = (state.courier.take(), state.device.take());

@@ -12,7 +12,7 @@ use crate::rma::op::Signal;
 use crate::rma::seq::Seq;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Messages on their way into GPU memory before no more are read: 64 MiB of the largest.
@@ -84,6 +84,8 @@ pub struct Received {
     /// Something was on its way since `advance` last looked for failures.
     unseen: AtomicBool,
     backlog: Arc<AtomicUsize>,
+    /// How many ever arrived.
+    arrivals: AtomicU64,
     waiting: AtomicUsize,
     /// Of lanes that have some.
     pulls: Mutex<Vec<Pulls>>,
@@ -96,6 +98,7 @@ impl Received {
             senders: links.iter().map(|_| OnceLock::new()).collect(),
             unseen: AtomicBool::new(false),
             backlog: Arc::default(),
+            arrivals: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             pulls: Mutex::default(),
         }
@@ -107,6 +110,11 @@ impl Received {
         self.backlog.load(Ordering::Relaxed) != 0
             || self.waiting.load(Ordering::Relaxed) != 0
             || self.unseen.load(Ordering::Relaxed)
+    }
+
+    /// How many operations of other processes have ever arrived.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Relaxed)
     }
 
     /// Whether anything of this sender is on its way.
@@ -130,6 +138,7 @@ impl Received {
         let sender = self.senders[source.rank as usize].get_or_init(|| Box::new(Sender::new(source.rank)));
         let lane = sender.lanes[source.context as usize % LANES].clone();
         let seq = lane.number();
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
         self.backlog.fetch_add(1, Ordering::SeqCst);
         self.unseen.store(true, Ordering::SeqCst);
         Owner { lane, seq, backlog: self.backlog.clone() }

@@ -62,8 +62,9 @@ impl Tally {
         self.flying += since.elapsed();
     }
 
-    /// The line; `busy`: how often a poll found the engine in use; `carried`: what the courier did.
-    pub fn line(&self, rank: u32, busy: &AtomicU64, carried: Carried) -> Option<String> {
+    /// The line; `busy`: how often a poll found the engine in use; `beside`: how often the helper thread came to work beside the
+    /// callers; `carried`: what the courier did.
+    pub fn line(&self, rank: u32, busy: &AtomicU64, beside: &AtomicU64, carried: Carried) -> Option<String> {
         if self.flights + self.bulk + carried.operations == 0 {
             return None;
         }
@@ -71,7 +72,8 @@ impl Tally {
         Some(format!(
             "rank {rank}: {} flights of {:.1} operations to its GPU ({} copies, {} signals and small values, {} large \
              copies), {} operations by the courier, {} of them by its hands, in {} launches; \
-             {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at work",
+             {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at work, {} times \
+             the helper thread worked beside the callers",
             self.flights,
             self.operations as f64 / self.flights.max(1) as f64,
             self.copies,
@@ -82,7 +84,8 @@ impl Tally {
             carried.launches,
             mean(self.launching, self.sampled),
             mean(self.flying, self.landed),
-            busy.load(Ordering::Relaxed)
+            busy.load(Ordering::Relaxed),
+            beside.load(Ordering::Relaxed)
         ))
     }
 }
@@ -93,8 +96,8 @@ mod tests {
 
     #[test]
     fn the_line_has_all_counts() {
-        let (mut t, busy) = (Tally::default(), AtomicU64::new(9));
-        assert_eq!(t.line(3, &busy, Carried::default()), None);
+        let (mut t, busy, beside) = (Tally::default(), AtomicU64::new(9), AtomicU64::new(8));
+        assert_eq!(t.line(3, &busy, &beside, Carried::default()), None);
         for flight in 0..SAMPLE + 1 {
             let sample = t.before_launch();
             assert_eq!(sample.is_some(), flight % SAMPLE == 0);
@@ -102,13 +105,15 @@ mod tests {
             sample.into_iter().for_each(|s| t.landed(s));
         }
         t.bulk(4);
-        let line = t.line(3, &busy, Carried { operations: 70, heavy: 5, launches: 2 }).expect("there were flights");
+        let line =
+            t.line(3, &busy, &beside, Carried { operations: 70, heavy: 5, launches: 2 }).expect("there were flights");
         for part in [
             "rank 3: 17 flights of 3.0 operations",
             "34 copies, 17 signals",
             "4 large",
             "70 operations by the courier, 5 of them by its hands, in 2 launches",
             "9 polls found",
+            "8 times the helper",
         ] {
             assert!(line.contains(part), "{line}");
         }

@@ -22,18 +22,31 @@ pub struct Tuning {
     pub far: u64,
     /// The streams are in a context of our own, where nothing of the application can hold them up.
     pub own: bool,
+    /// Whether the helper thread works beside the callers while GPU transfers come thick: 0 never, 1 where there are cores for
+    /// it, 2 always.
+    pub helper: u32,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { flights: 2, gather: 8, bulk: 4 << 20, merge: true, courier: 4096, hands: 32, far: 2 << 20, own: true }
+        Self {
+            flights: 2,
+            gather: 8,
+            bulk: 4 << 20,
+            merge: true,
+            courier: 8192,
+            hands: 32,
+            far: 2 << 20,
+            own: true,
+            helper: 1,
+        }
     }
 }
 
 /// What `parse` takes, for people.
 pub const ACCEPTED: &str =
     "words with commas between: flights=1 to 4, gather=1 to 1024, bulk=BYTES (0: off), merge=0 or 1, \
-                            courier=BYTES (up to 65536; 0: off), hands=0 to 128, far=BYTES (0: off), own=0 or 1";
+                            courier=BYTES (up to 65536; 0: off), hands=0 to 128, far=BYTES (0: off), own=0 or 1, helper=0 to 2";
 
 impl Tuning {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -52,6 +65,7 @@ impl Tuning {
                 ("courier", n) => t.courier = n.parse().ok().filter(|n| *n <= 65536)?,
                 ("hands", n) => t.hands = n.parse().ok().filter(|n| *n <= 128)?,
                 ("far", n) => t.far = n.parse().ok()?,
+                ("helper", n) => t.helper = n.parse().ok().filter(|n| *n <= 2)?,
                 _ => return None,
             }
         }
@@ -65,11 +79,11 @@ mod tests {
 
     #[test]
     fn words() {
-        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64,hands=7,far=0,own=0")
+        let t = Tuning::parse("flights=3, gather=1,bulk=0,merge=0,courier=64,hands=7,far=0,own=0,helper=0")
             .expect("all words exist");
         assert_eq!(
-            (t.flights, t.gather, t.bulk, t.merge, t.courier, t.hands, t.far, t.own),
-            (3, 1, 0, false, 64, 7, 0, false)
+            (t.flights, t.gather, t.bulk, t.merge, t.courier, t.hands, t.far, t.own, t.helper),
+            (3, 1, 0, false, 64, 7, 0, false, 0)
         );
         for wrong in
             ["", "courier", "courier=65537", "hands=129", "fenced", "flights=0", "flights=5", "gather=x", "bulk=-1"]
