@@ -8,15 +8,26 @@ namespace alltoall_program {
 
 constexpr int THREADS = 512;  // of a block between barriers
 constexpr int PLAIN_BLOCKS = 4;
+const char* const PARTS[] = {"first barrier", "puts and signals", "flush", "second barrier"};
 
 // All on context 0. A thread puts to one rank, so the first block puts all where there are no more than 512.
+// `parts`: ns that the first block spends in each of PARTS, added up.
 __global__ void between_barriers(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierHandle_t handle, size_t receive,
-                                 size_t bytes, Outcome* out) {
+                                 size_t bytes, unsigned long long* parts, Outcome* out) {
     ncclGin gin{comm, 0};
     const ncclTeam world = ncclTeamWorld(comm);
+    const bool measures = blockIdx.x == 0 && threadIdx.x == 0;
+    uint64_t last = now_ns();
+    auto part_ends = [&](int part) {
+        if (!measures) return;
+        const uint64_t now = now_ns();
+        parts[part] += now - last;
+        last = now;
+    };
     const uint64_t before = gin.readSignal(blockIdx.x);
     ncclGinBarrierSession<ncclCoopCta> barrier{ncclCoopCta(), gin, world, handle, blockIdx.x};
     barrier.sync(ncclCoopCta(), cuda::memory_order_acquire, ncclGinFenceLevel::Relaxed);
+    part_ends(0);
     const int threads = gridDim.x * blockDim.x;
     for (int peer = blockIdx.x * blockDim.x + threadIdx.x; peer < comm.nRanks; peer += threads)
         gin.put(world, peer, window, receive + comm.rank * bytes, window, peer * bytes, bytes,
@@ -25,14 +36,18 @@ __global__ void between_barriers(ncclDevComm comm, ncclWindow_t window, ncclGinB
     if (blockIdx.x == comm.rank % threads / blockDim.x && threadIdx.x == 0)
         wait_signal(gin, blockIdx.x, before + comm.nRanks, out);
     __syncthreads();
+    part_ends(1);
     gin.flush(ncclCoopCta());
+    part_ends(2);
     barrier.sync(ncclCoopCta(), cuda::memory_order_release, ncclGinFenceLevel::Relaxed);
+    part_ends(3);
 }
 
 void with_barriers(Rank& rank, World& world, size_t area) {
     const int n = rank.count(), blocks = rank.options.blocks;
-    unsigned long long* bad;
+    unsigned long long *bad, *parts, ns[std::size(PARTS)];
     CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
+    CUDA(cudaMalloc(&parts, sizeof ns));
     char* memory = static_cast<char*>(world.memory);
     for (size_t total : small_alltoall_sizes()) {
         const size_t bytes = total / n / 16 * 16, words = bytes / 8;
@@ -41,16 +56,21 @@ void with_barriers(Rank& rank, World& world, size_t area) {
         double us = 0;
         for (int times : {5, small_alltoall_rounds(rank)}) {
             rank.stage(format("all-to-all between barriers, %zu bytes", total).c_str());
+            CUDA(cudaMemset(parts, 0, sizeof ns));
             us = microseconds_of(rank, world.stream, times, [&] {
                 between_barriers<<<blocks, THREADS, 0, world.stream>>>(world.device, world.window, world.barrier, area,
-                                                                       bytes, world.out);
+                                                                       bytes, parts, world.out);
             });
             if (world.out->failed)
                 throw Failure(format("all-to-all between barriers, %zu bytes: waited 8 s for a signal", total));
         }
         compare_all(rank, "all-to-all between barriers", memory + area, words, bad, world.stream);
         rank.row(format("all-to-all between barriers, %d blocks", blocks).c_str(), total, us, "us");
+        CUDA(cudaMemcpy(ns, parts, sizeof ns, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < std::size(PARTS); i++)
+            rank.row(format("of which %s", PARTS[i]).c_str(), total, ns[i] / 1e3 / small_alltoall_rounds(rank), "us");
     }
+    CUDA(cudaFree(parts));
     CUDA(cudaFreeHost(bad));
 }
 

@@ -257,6 +257,8 @@ class Bench {
         for (size_t c = 0; c < calls.size(); c++)
             if (!callers_[c]->wait(20))
                 throw Failure(format("%s: %s has not returned for 20 s", what.c_str(), calls[c]->name.c_str()));
+        // Another rank of this process may still capture in global mode, which forbids the next call.
+        rank_.barrier();
         CUDA(cudaStreamSynchronize(stream_));
         check(what);
         rank_.barrier();
