@@ -251,8 +251,10 @@ impl FakeStream {
     }
 
     pub fn query(&self) -> CUresult {
+        // First: whoever has counted the last piece of work down has left its error before.
+        let is_unfinished = self.progress.unfinished.load(Ordering::Acquire) > 0;
         match self.error() {
-            CUDA_SUCCESS if self.progress.unfinished.load(Ordering::Acquire) > 0 => CUDA_ERROR_NOT_READY,
+            CUDA_SUCCESS if is_unfinished => CUDA_ERROR_NOT_READY,
             code => code,
         }
     }
