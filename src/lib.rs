@@ -10,6 +10,7 @@ pub mod fabric;
 pub mod fork;
 pub mod handles;
 pub mod memory;
+pub mod net;
 pub mod rma;
 pub mod secret;
 pub mod sync;

@@ -5,9 +5,8 @@ use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Private;
-use nix::sys::socket::{self, sockopt, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
+use crate::net;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
 
 /// A socket that listens on the chosen interface, and the token that a connection must show. Closed on drop.
 #[derive(Debug)]
@@ -34,17 +33,8 @@ impl Listener {
 
     /// Opens a socket at `address`; port 0: the kernel picks.
     pub fn bind(address: SocketAddr) -> Result<Self> {
-        let failed = |call: &'static str| move |e| Error::system(format!("{call} for a listener at {address}: {e}"));
-        let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket::socket(family, SockType::Stream, flags, None).map_err(failed("socket"))?;
-        let socket = Private::new(TcpListener::from(fd));
-        if address.is_ipv6() {
-            socket::setsockopt(&*socket, sockopt::Ipv6V6Only, &true).map_err(failed("setsockopt IPV6_V6ONLY"))?;
-        }
-        socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address)).map_err(failed("bind"))?;
-        // All ranks may come before rank 0 accepts: as many as the kernel allows (net.core.somaxconn).
-        socket::listen(&*socket, Backlog::MAXALLOWABLE).map_err(failed("listen"))?;
+        let socket = net::listen(address)
+            .map_err(|(call, e)| Error::system(format!("{call} for a listener at {address}: {}", e.desc())))?;
         let address = socket.local_addr().map_err(|e| Error::system(format!("getsockname of a listener: {e}")))?;
         Ok(Self { socket, handle: Handle { address, token: Token::random()? } })
     }

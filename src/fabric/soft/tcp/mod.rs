@@ -25,8 +25,8 @@ pub use sock::Timing;
 use crate::error::{Error, Result};
 use crate::fabric::soft::lane::{Health, Task};
 use crate::fabric::World;
-use crate::fork::Private;
 use crate::memory::registry::Registry;
+use crate::net;
 use crate::sync::Mutex;
 use clock::Clock;
 use door::Door;
@@ -175,15 +175,14 @@ impl Tcp {
         poller.add(clock.fd(), libc::EPOLLIN as u32, Source::Pulse.token()).map_err(os("epoll"))?;
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for (i, address) in bind.iter().enumerate() {
-            let listen = || {
-                let l = Private::new(sock::listen(*address)?);
-                poller.add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())?;
-                Ok((l.local_addr()?, l))
+            let failed = |call: &str, e: std::io::Error| {
+                Error::system(format!("{call} for TCP data connections at {address}: {e}"))
             };
-            let (at, l) = listen().map_err(|e: std::io::Error| {
-                Error::system(format!("listening for TCP data connections on {address}: {e}"))
-            })?;
-            addresses.push(at);
+            let l = net::listen(*address).map_err(|(call, e)| failed(call, e.into()))?;
+            poller
+                .add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())
+                .map_err(|e| failed("epoll_ctl", e))?;
+            addresses.push(l.local_addr().map_err(|e| failed("getsockname", e))?);
             listeners.push(l);
         }
         Ok(Self {

@@ -2,9 +2,9 @@
 
 use crate::config::Config;
 use crate::fork::Private;
-use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -78,16 +78,6 @@ pub fn tune(fd: &OwnedFd, timing: &Timing) -> io::Result<()> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, probe)?;
     // Covers data in flight and, in place of a count of them, how long probes go unanswered.
     set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence)
-}
-
-/// Listens at `address`, port 0 meaning one of the kernel's choice. Many ranks may come at once, while nobody accepts:
-/// the queue is as long as the kernel allows (net.core.somaxconn).
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let fd = socket::socket(family, SockType::Stream, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
-    socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
-    socket::listen(&fd, Backlog::MAXALLOWABLE)?;
-    Ok(TcpListener::from(fd))
 }
 
 /// Starts a connection to `to`, from the interface of `from` if told.
