@@ -69,7 +69,7 @@ pub struct Inbound {
     goodbye: bool,
     used: bool,
     /// Puts on their way to GPU memory, and those that must not overtake them.
-    storing: VecDeque<staged::Storing>,
+    storing: VecDeque<staged::Came>,
     /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that wait: the
     /// connection is not read.
     starved: bool,
@@ -444,7 +444,8 @@ impl Inbound {
         } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
                 Some(lease) => {
-                    return self.storing.push_back(staged::Storing { lease, context, place, bell, refused, ends: None })
+                    let put = staged::Storing { lease, context, place, bell, refused };
+                    return self.storing.push_back(staged::Came::Put(put));
                 }
                 None => {
                     self.say_refused(Refusal::Put, context, place);
@@ -452,15 +453,12 @@ impl Inbound {
                 }
             }
         }
-        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused, ends: None });
+        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
     }
 
     /// A put is in place: counts it, and rings what is due.
     fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
-        let staged::Storing { context, place, bell, refused, ends, .. } = put;
-        if let Some(conns) = ends {
-            return lanes.ended(context, conns);
-        }
+        let staged::Storing { context, place, bell, refused, .. } = put;
         let to = (lanes.gpu, lanes.sender);
         // A signal must not announce bytes that are not there.
         let bell = bell.filter(|_| !refused);

@@ -8,9 +8,7 @@ impl Inbound {
         if self.storing.is_empty() {
             return lanes.ended(context, conns);
         }
-        let place = Place { rkey: 0, addr: 0, len: 0 };
-        let ends = Some(conns);
-        self.storing.push_back(staged::Storing { lease: None, context, place, bell: None, refused: false, ends });
+        self.storing.push_back(staged::Came::End { context, conns });
     }
 }
 

@@ -58,8 +58,16 @@ pub struct Storing {
     pub place: Place,
     pub bell: Option<(Bell, Counts)>,
     pub refused: bool,
-    /// No put: its context ends on this connection, and is told so on these.
-    pub ends: Option<u32>,
+}
+
+/// What came on a connection and waits for puts before it to be in place, if not for its own.
+pub enum Came {
+    Put(Storing),
+    /// No more of a context comes here; its connections, a bit each.
+    End {
+        context: u32,
+        conns: u32,
+    },
 }
 
 /// Whether a get may have these bytes of GPU memory.
@@ -127,7 +135,11 @@ impl Inbound {
     pub(super) fn advance_staged(&mut self, lanes: &mut Lanes, registry: &Registry) -> bool {
         let mut moved = false;
         while let Some(first) = self.storing.front() {
-            match first.lease.as_ref().map_or(Ok(true), Lease::has_landed) {
+            let lease = match first {
+                Came::Put(put) => put.lease.as_ref(),
+                Came::End { .. } => None,
+            };
+            match lease.map_or(Ok(true), Lease::has_landed) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
@@ -135,8 +147,11 @@ impl Inbound {
                     break;
                 }
             }
-            let Some(put) = self.storing.pop_front() else { break };
-            self.arrived(lanes, &registry.hold(), put);
+            match self.storing.pop_front() {
+                Some(Came::Put(put)) => self.arrived(lanes, &registry.hold(), put),
+                Some(Came::End { context, conns }) => lanes.ended(context, conns),
+                None => break,
+            }
             moved = true;
         }
         moved
