@@ -12,7 +12,7 @@ use nccl_plugin_api::{MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET};
 const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 /// Blocks of the all-to-all, each with a signal of its own in either barrier.
 const BLOCKS: usize = 16;
-const ROUNDS: u64 = 150;
+const ROUNDS: u64 = 60;
 const BYTES: usize = 3 << 20;
 /// Signals of the first barrier, of the second, and of the puts.
 const SECOND: usize = BLOCKS;
