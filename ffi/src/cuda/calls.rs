@@ -95,6 +95,10 @@ pub fn under_way() -> impl Iterator<Item = Call> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
+
+    /// All tests share the slots, and one of them takes them all.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn mine() -> Vec<Call> {
         under_way().filter(|c| c.thread == thread()).collect()
@@ -102,6 +106,7 @@ mod tests {
 
     #[test]
     fn a_call_is_noted_until_it_returns() {
+        let _alone = ONE_AT_A_TIME.lock();
         assert_eq!(mine(), []);
         let outer = Calling::new(&"cuLaunchKernel");
         let first = mine();
@@ -115,6 +120,7 @@ mod tests {
 
     #[test]
     fn more_calls_than_slots_are_no_fault() {
+        let _alone = ONE_AT_A_TIME.lock();
         let many: Vec<_> = (0..2 * SLOTS).map(|_| Calling::new(&"cuInit")).collect();
         assert!(mine().len() <= SLOTS);
         drop(many);
