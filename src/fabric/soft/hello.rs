@@ -21,6 +21,11 @@ pub struct SoftHello {
 }
 
 impl SoftHello {
+    /// Whether both ranks are on one host: they share an address.
+    pub fn is_on_host_of(&self, other: &Self) -> bool {
+        self.tcp.iter().any(|a| other.tcp.iter().any(|b| a.ip() == b.ip()))
+    }
+
     /// The message.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();

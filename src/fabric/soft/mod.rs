@@ -182,8 +182,8 @@ impl Fabric for SoftFabric {
             hellos.iter().enumerate().map(|(r, m)| SoftHello::parse(r as u32, m)).collect::<Result<Vec<_>>>()?;
         let (contact, mut tcp) =
             self.parts.lock().take().ok_or_else(|| Error::internal("the soft fabric joined its ranks twice"))?;
-        // Peers that share an address with this rank are on this host, and never come by TCP unless told to.
-        let here = |h: &SoftHello| h.tcp.iter().any(|a| self.hello.tcp.iter().any(|b| a.ip() == b.ip()));
+        // Peers on this host never come by TCP unless told to.
+        let here = |h: &SoftHello| h.is_on_host_of(&self.hello);
         if world.nranks > 1 && (self.config.soft_transport == SoftTransport::Tcp || !hellos.iter().all(here)) {
             let movers = self.config.tcp_threads.unwrap_or_else(thread::movers);
             tcp.set_movers(movers, self.config.tcp_stripes.unwrap_or((movers / 2).clamp(1, 16)))?;

@@ -86,8 +86,8 @@ pub struct Shared {
 
 /// Whether this machine has cores for one more busy thread of each rank on it.
 fn has_cores_beside(hellos: &[SoftHello], rank: u32) -> bool {
-    let own = &hellos[rank as usize].tcp;
-    let here = hellos.iter().filter(|h| h.tcp.iter().any(|a| own.iter().any(|b| a.ip() == b.ip()))).count();
+    let own = &hellos[rank as usize];
+    let here = hellos.iter().filter(|h| h.is_on_host_of(own)).count();
     std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= CORES_BESIDE * here.max(1))
 }
 
