@@ -61,6 +61,15 @@ impl State {
         next.filter(|op| op.len - op.done > CROWDED_BYTES).take(CROWD).count()
     }
 
+    /// The same, if it matters to an operation.
+    fn copies_beside(&self, op: &Op) -> usize {
+        if op.len > CROWDED_BYTES {
+            self.copies_waiting()
+        } else {
+            0
+        }
+    }
+
     /// The largest copy for the courier, with so many other copies beside it.
     fn limit(&self, others: usize) -> u64 {
         self.tuning.courier.min(if others < CROWD { u64::MAX } else { CROWDED_BYTES })
@@ -90,7 +99,7 @@ impl State {
                 op.owner.give_up();
                 continue;
             }
-            let others = if op.len > CROWDED_BYTES { self.copies_waiting() + courier.copies() } else { 0 };
+            let others = self.copies_beside(&op) + courier.copies();
             let is_in_reach = is_heavy(&op, HEAVY_FROM) && op.len <= self.reach(others);
             let limit = self.limit(others);
             let by_hands = courier.has_hands() && op.len > limit && (is_in_reach || self.is_for_hands(&op, HEAVY_FROM));
@@ -128,7 +137,7 @@ impl State {
 
     /// An operation goes by the stream; or goes on, which says nothing new.
     pub fn note(&mut self, op: &Op) {
-        let others = if op.len > CROWDED_BYTES { self.copies_waiting() } else { 0 };
+        let others = self.copies_beside(op);
         let (limit, reach) = (self.limit(others), self.reach(others));
         let Some(courier) = self.courier.as_mut().filter(|_| op.done == 0 && op.reading.is_none()) else { return };
         self.streak = if is_light(op, limit.max(reach)) { self.streak.saturating_add(1) } else { 0 };
