@@ -1,8 +1,8 @@
 //! Two processes put between their GPUs: that the bytes are right, what a round trip and a large put cost, shared and
 //! through host memory; and which driver calls of sharing wait for a running kernel.
 //!
-//! `cargo run --release --example gpu_share`; ranks take GPUs 0 and 1, or share the only one. Signals are in host memory,
-//! where this program can see them without a kernel, so a round trip contains two landings seen by a CPU.
+//! `cargo run --release --example gpu_share`; ranks take GPUs 0 and 1, or share the only one. Signals are in host
+//! memory, where this program can see them without a kernel, so a round trip contains two landings seen by a CPU.
 
 use nccl_plugin_api::rma_v14::ConfigV14;
 use nccl_plugin_api::*;
@@ -196,6 +196,125 @@ impl Rank {
     }
 }
 
+/// A rank with what its transfers need besides a window on GPU memory.
+struct Bench<'a> {
+    r: Rank,
+    peer: usize,
+    meeting: &'a Meeting,
+    /// As much host memory as a window has.
+    host: Vec<u64>,
+    host_window: *mut c_void,
+    /// What the peer adds to, and how often it has.
+    signal: &'static AtomicU64,
+    signal_window: *mut c_void,
+    signalled: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(r: Rank, meeting: &'a Meeting) -> Self {
+        let host = vec![0u64; SIZE / 8];
+        let host_window = r.register(host.as_ptr() as u64, SIZE, PTR_HOST);
+        let signal: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
+        let signal_window = r.register(signal as *const AtomicU64 as u64, 8, PTR_HOST);
+        Self { peer: 1 - r.rank, r, meeting, host, host_window, signal, signal_window, signalled: 0 }
+    }
+
+    fn wait_signal(&mut self) {
+        self.signalled += 1;
+        self.r.wait_signal(self.signal, self.signalled);
+    }
+
+    /// The right bytes: half a window that crosses segments.
+    fn check(&mut self, window: *mut c_void, kind: &str) {
+        let (own, peer) = ((self.r.rank as u64) << 40, (self.peer as u64) << 40);
+        for (i, word) in self.host.iter_mut().enumerate() {
+            *word = own + i as u64 + 7;
+        }
+        let r = &self.r;
+        r.wait(r.put((self.host_window, 0), (window, 0), SIZE / 2, r.rank, None));
+        self.meeting.exchange(b"");
+        r.wait(r.put((window, 0), (window, SIZE / 2), SIZE / 2, self.peer, Some(self.signal_window)));
+        self.wait_signal();
+        let r = &self.r;
+        r.wait(r.put((window, SIZE / 2), (self.host_window, 0), SIZE / 2, r.rank, None));
+        assert!((0..SIZE / 16).all(|i| self.host[i] == peer + i as u64 + 7), "{kind}: wrong bytes");
+        self.meeting.exchange(b"");
+    }
+
+    /// What a round trip of 8 bytes takes, µs.
+    fn round_trip(&mut self, window: *mut c_void) -> f64 {
+        let rounds = std::env::var("GPU_SHARE_ROUNDS").map_or(2000, |n| n.parse().unwrap());
+        let mut start = Instant::now();
+        for round in 0..rounds + 200 {
+            if round == 200 {
+                start = Instant::now();
+            }
+            if self.r.rank == 0 {
+                self.r.put((window, 0), (window, SIZE / 2), 8, self.peer, Some(self.signal_window));
+            }
+            self.wait_signal();
+            if self.r.rank == 1 {
+                self.r.put((window, 0), (window, SIZE / 2), 8, self.peer, Some(self.signal_window));
+            }
+        }
+        let round_trip = start.elapsed().as_secs_f64() / f64::from(rounds) * 1e6;
+        self.meeting.exchange(b"");
+        round_trip
+    }
+
+    /// Large puts, from rank 0 to rank 1: GB/s.
+    fn bandwidth(&mut self, window: *mut c_void) -> f64 {
+        let (n, depth) = (60, 4);
+        let mut bandwidth = 0.0;
+        let half = SIZE / 2;
+        if self.r.rank == 0 {
+            let r = &self.r;
+            let mut requests = std::collections::VecDeque::new();
+            let start = Instant::now();
+            for _ in 0..n {
+                requests.push_back(r.put((window, 0), (window, half), half, self.peer, None));
+                if requests.len() == depth {
+                    r.wait(requests.pop_front().unwrap());
+                }
+            }
+            // The other rank has it all, and says so.
+            requests.push_back(r.put((window, 0), (window, half), 0, self.peer, Some(self.signal_window)));
+            requests.into_iter().for_each(|q| r.wait(q));
+            self.wait_signal();
+            bandwidth = (n * half) as f64 / start.elapsed().as_secs_f64() / 1e9;
+        } else {
+            self.wait_signal();
+            let r = &self.r;
+            r.wait(r.put((window, 0), (window, half), 0, self.peer, Some(self.signal_window)));
+        }
+        self.meeting.exchange(b"");
+        bandwidth
+    }
+
+    /// All of it on one piece of GPU memory.
+    fn measure(&mut self, transport: &str, kind: &str, base: u64) {
+        let start = Instant::now();
+        let window = self.r.register(base, SIZE, PTR_CUDA);
+        let registered = start.elapsed();
+        self.check(window, kind);
+        let (round_trip, bandwidth) = (self.round_trip(window), self.bandwidth(window));
+        if self.r.rank == 0 {
+            println!(
+                "{transport:7} {kind:24} registration {:6.2} ms, round trip of 8 bytes {round_trip:6.1} us, puts of 32 \
+                 MiB {bandwidth:6.1} GB/s",
+                registered.as_secs_f64() * 1e3
+            );
+        }
+        let start = Instant::now();
+        // SAFETY: plain call.
+        ok(unsafe { T.dereg_mr_sym.unwrap()(self.r.coll, window) });
+        self.meeting.exchange(b"");
+        if self.r.rank == 0 {
+            println!("{:32} deregistration {:6.2} ms", "", start.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+}
+
 fn transfers(driver: &Driver, rank: usize, meeting: &Meeting, device: c_int) {
     let cuda = Cuda::load().unwrap();
     let (mut instance, mut listen, mut coll, mut ctx) = (null_mut(), null_mut(), null_mut(), null_mut());
@@ -211,89 +330,11 @@ fn transfers(driver: &Driver, rank: usize, meeting: &Meeting, device: c_int) {
         let mut config = ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 };
         ok(T.create_context.unwrap()(coll, &mut config, &mut ctx));
     }
-    let r = Rank { rank, coll, ctx };
-    let mut host = vec![0u64; SIZE / 8];
-    let host_window = r.register(host.as_ptr() as u64, SIZE, PTR_HOST);
-    let signal = Box::leak(Box::new(AtomicU64::new(0)));
-    let signal_window = r.register(signal as *const AtomicU64 as u64, 8, PTR_HOST);
-    let peer = 1 - rank;
+    let mut bench = Bench::new(Rank { rank, coll, ctx }, meeting);
     let transport = std::env::var("OXYGIN_SOFT_TRANSPORT").unwrap_or("auto".into());
     let (one, four) = (driver.segments(&cuda, device, 1), driver.segments(&cuda, device, 4));
-    let kinds = [("cuMemCreate", one.base()), ("cuMemCreate, 4 segments", four.base())];
-    let mut signalled = 0;
-    for &(kind, base) in &kinds {
-        let start = Instant::now();
-        let window = r.register(base, SIZE, PTR_CUDA);
-        let registered = start.elapsed();
-        // The right bytes: half a window that crosses segments.
-        for (i, word) in host.iter_mut().enumerate() {
-            *word = ((rank as u64) << 40) + i as u64 + 7;
-        }
-        r.wait(r.put((host_window, 0), (window, 0), SIZE / 2, rank, None));
-        meeting.exchange(b"");
-        r.wait(r.put((window, 0), (window, SIZE / 2), SIZE / 2, peer, Some(signal_window)));
-        signalled += 1;
-        r.wait_signal(signal, signalled);
-        r.wait(r.put((window, SIZE / 2), (host_window, 0), SIZE / 2, rank, None));
-        assert!((0..SIZE / 16).all(|i| host[i] == ((peer as u64) << 40) + i as u64 + 7), "{kind}: wrong bytes");
-        meeting.exchange(b"");
-        // Round trips of 8 bytes.
-        let rounds = std::env::var("GPU_SHARE_ROUNDS").map_or(2000, |n| n.parse().unwrap());
-        let mut start = Instant::now();
-        for round in 0..rounds + 200 {
-            if round == 200 {
-                start = Instant::now();
-            }
-            if rank == 0 {
-                r.put((window, 0), (window, SIZE / 2), 8, peer, Some(signal_window));
-            }
-            signalled += 1;
-            r.wait_signal(signal, signalled);
-            if rank == 1 {
-                r.put((window, 0), (window, SIZE / 2), 8, peer, Some(signal_window));
-            }
-        }
-        let round_trip = start.elapsed().as_secs_f64() / f64::from(rounds) * 1e6;
-        meeting.exchange(b"");
-        // Large puts, one direction.
-        let (n, depth) = (60, 4);
-        let mut bandwidth = 0.0;
-        if rank == 0 {
-            let half = SIZE / 2;
-            let mut requests = std::collections::VecDeque::new();
-            let start = Instant::now();
-            for _ in 0..n {
-                requests.push_back(r.put((window, 0), (window, half), half, peer, None));
-                if requests.len() == depth {
-                    r.wait(requests.pop_front().unwrap());
-                }
-            }
-            // The other rank has it all, and says so.
-            requests.push_back(r.put((window, 0), (window, half), 0, peer, Some(signal_window)));
-            requests.into_iter().for_each(|q| r.wait(q));
-            signalled += 1;
-            r.wait_signal(signal, signalled);
-            bandwidth = (n * half) as f64 / start.elapsed().as_secs_f64() / 1e9;
-        } else {
-            signalled += 1;
-            r.wait_signal(signal, signalled);
-            r.wait(r.put((window, 0), (window, SIZE / 2), 0, peer, Some(signal_window)));
-        }
-        meeting.exchange(b"");
-        if rank == 0 {
-            println!(
-                "{transport:7} {kind:24} registration {:6.2} ms, round trip of 8 bytes {round_trip:6.1} us, puts of 32 MiB \
-                 {bandwidth:6.1} GB/s",
-                registered.as_secs_f64() * 1e3
-            );
-        }
-        let start = Instant::now();
-        // SAFETY: plain call.
-        ok(unsafe { T.dereg_mr_sym.unwrap()(r.coll, window) });
-        meeting.exchange(b"");
-        if r.rank == 0 {
-            println!("{:32} deregistration {:6.2} ms", "", start.elapsed().as_secs_f64() * 1e3);
-        }
+    for (kind, base) in [("cuMemCreate", one.base()), ("cuMemCreate, 4 segments", four.base())] {
+        bench.measure(&transport, kind, base);
     }
     // SAFETY: plain calls in NCCL's order.
     unsafe {

@@ -1,6 +1,6 @@
 //! Drives an 8-byte iputSignal and its test through the RMA v16 or the GIN v13 table of a plugin library, for
-//! `tests/bench/instructions` to count under callgrind: `table_instructions LIBRARY one|window rma-v16|gin-v13`. Prints the
-//! number of operations.
+//! `tests/bench/instructions` to count under callgrind: `table_instructions LIBRARY one|window rma-v16|gin-v13`.
+//! Prints the number of operations.
 //!
 //! One rank puts to itself, which takes the same way through the library as a put to any other rank.
 

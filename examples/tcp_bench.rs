@@ -1,12 +1,13 @@
 //! What the soft fabric's TCP transport does over loopback, beside iperf3 (one stream) and bare sockets.
 //!
-//! `cargo run --release --example tcp_bench [ROUNDS] [WHAT]`; `threads` tries stripes and threads for bulk. Two processes: this one, and a child that is the other rank.
+//! `cargo run --release --example tcp_bench [ROUNDS] [WHAT]`; `threads` tries stripes and threads for bulk. Two
+//! processes: this one, and a child that is the other rank.
 
-use oxygin::fabric::soft::lane::{Health, Lane, Task, Work};
+use oxygin::fabric::soft::lane::{Health, Lane, Task};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
 use oxygin::fabric::World;
 use oxygin::memory::registry::{Extent, Registry};
-use oxygin::rma::op::{Get, Put, Signal};
+use oxygin::rma::op::{Get, Op, Put, Signal};
 use oxygin::rma::seq::Seq;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -72,7 +73,7 @@ impl Rank {
         let local = self.memory.as_ptr() as u64;
         let put = Put { local, lkey: 0, rkey: 0, remote: self.remote, len: len as u64, signal, more };
         let seq = self.lane.number();
-        self.tcp.post(Task { lane: self.lane.clone(), seq, work: Work::Put(put) });
+        self.tcp.post(Task { lane: self.lane.clone(), seq, work: Op::Put(put) });
         seq
     }
 
@@ -80,7 +81,7 @@ impl Rank {
         let local = self.memory.as_ptr() as u64;
         let get = Get { local, lkey: 0, rkey: 0, remote: self.remote, len: len as u64, more: false };
         let seq = self.lane.number();
-        self.tcp.post(Task { lane: self.lane.clone(), seq, work: Work::Get(get) });
+        self.tcp.post(Task { lane: self.lane.clone(), seq, work: Op::Get(get) });
         seq
     }
 
@@ -240,7 +241,7 @@ fn latency_behind_bulk() -> (f64, f64) {
             let len = LARGE as u64;
             let put = Put { local, lkey: 0, rkey: 0, remote: r.remote, len, signal: None, more: false };
             let seq = bulk.number();
-            r.tcp.post(Task { lane: bulk.clone(), seq, work: Work::Put(put) });
+            r.tcp.post(Task { lane: bulk.clone(), seq, work: Op::Put(put) });
             pending.push_back(seq);
         }
         let ping = Instant::now();

@@ -2,7 +2,11 @@
 //! on top of both.
 
 pub mod check;
+pub mod device;
+mod dice;
 pub mod doctor;
 pub mod perf;
 pub mod plugin;
 pub mod ranks;
+pub mod stats;
+pub mod top;

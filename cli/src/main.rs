@@ -1,7 +1,7 @@
-//! `oxygin`: doctor, perf and check.
+//! `oxygin`: doctor, perf, check, stats and top.
 
 use clap::{Parser, Subcommand};
-use oxygin_cli::{check, doctor, perf};
+use oxygin_cli::{check, doctor, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
@@ -20,6 +20,10 @@ enum Command {
     Perf(Box<perf::Args>),
     /// Test a plugin against the GIN and RMA contract
     Check(check::Args),
+    /// Print what the communicators of running processes have done, without stopping them
+    Stats(stats::Args),
+    /// Show the same on a terminal, again and again
+    Top(top::Args),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +32,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(*args),
         Command::Check(args) => check::run(args),
+        Command::Stats(args) => stats::run(args),
+        Command::Top(args) => top::run(args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

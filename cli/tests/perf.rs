@@ -96,6 +96,72 @@ fn every_table_drives_every_operation_it_has() {
     }
 }
 
+/// Measures through the queue of the reference plugin, or of oxygin's own engine.
+fn through_queue(line: &str, library: &Path) -> Output {
+    let mut command = Command::new(OXYGIN);
+    command.arg("perf").args(line.split_whitespace()).arg("--json").arg("--plugin").arg(library);
+    command.env("REFERENCE_PLUGIN_QUEUE", "1").env("OXYGIN_ENGINE", "own");
+    command.stdin(Stdio::null()).output().expect("oxygin runs")
+}
+
+#[test]
+fn queues_are_measured_with_any_number_of_producers_and_contexts() {
+    for table in ["gin-v12-queue", "gin-v13-queue", "gin-v14-queue"] {
+        for (producers, contexts) in [(1, 1), (3, 2), (2, 3), (5, 2)] {
+            for op in ["put", "put-signal", "signal", "get"] {
+                let tests = if op == "put" { "completion,rate" } else { "latency,rate" };
+                let has = op != "get" || table != "gin-v12-queue";
+                let line = format!(
+                    "--local 2 --table {table} --op {op} --test {tests} -s 8,70000 -n 41 -q {contexts} \
+                     --producers {producers} --queue-depth 16"
+                );
+                let output = through_queue(&line, plugin());
+                assert_eq!(output.status.success(), has, "{line}: {}", text(&output.stderr));
+                if has {
+                    let report = json(output);
+                    assert_eq!(rows(&report).len(), if op == "signal" { 2 } else { 4 }, "{line}");
+                    let rate = rows(&report).iter().find(|row| row["test"] == "rate").expect("a rate");
+                    assert_eq!((&rate["producers"], &rate["result"]["iterations"]), (&producers.into(), &41.into()));
+                }
+            }
+        }
+    }
+    let all = through_queue("--local 3 --table gin-v14-queue --alltoall -s 100 -n 50 --weak --producers 2", plugin());
+    assert_eq!(rows(&json(all)).iter().filter(|r| r["alltoall"] == true && r["op"] == "put-signal").count(), 2);
+}
+
+#[test]
+fn wrong_bytes_and_lost_signals_through_a_queue_make_no_numbers() {
+    assert!(through_queue("--local 2 --table gin-v13-queue -n 30 --timeout 20", broken_plugin()).status.success());
+    let put = broken("lost-chunk", "--local 2 --table gin-v13-queue --test bandwidth -s 2M -n 20 --timeout 60");
+    assert!(put.contains("rank 1: wrong data: 1048576 of 2097152 bytes from rank 0"), "{put}");
+    let get = broken("short-get", "--local 2 --table gin-v13-queue --op get -s 100 -n 20 --timeout 60");
+    assert!(get.contains("wrong data: 1 of 100 bytes from rank 1 differ, the first at byte 99"), "{get}");
+    let lost = broken("drop-signal", "--local 2 --table gin-v13-queue --test latency -n 20 --timeout 2");
+    assert!(lost.contains("of context 0 to reach"), "{lost}");
+}
+
+#[test]
+fn what_queues_have_not_is_refused_with_a_remedy() {
+    for (options, remedy) in [
+        ("-t 16", "--queue-depth"),
+        ("-l 4", "--queue-depth"),
+        ("--no-progress", "leave that option away"),
+        ("--setup", "leave \"-queue\" away"),
+        ("--test latency --op put", "choose --op put-signal"),
+    ] {
+        let output = through_queue(&format!("--local 2 --table gin-v14-queue {options}"), plugin());
+        assert_eq!(output.status.code(), Some(2), "{options}");
+        assert!(text(&output.stderr).contains(remedy), "{options}: {}", text(&output.stderr));
+    }
+    let output = perf("--local 2 --table gin-v13-queue").env("OXYGIN_ENGINE", "nccl").output().expect("oxygin runs");
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("no queue of its own"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
 #[test]
 fn the_set_up_table_has_no_data_operations() {
     let output = perf("--local 2 --table gin-v14").output().expect("oxygin runs");
@@ -210,7 +276,8 @@ fn a_client_with_other_options_is_told_so() {
 fn broken(defect: &str, line: &str) -> String {
     let mut command = Command::new(OXYGIN);
     command.arg("perf").args(line.split_whitespace()).arg("--plugin").arg(broken_plugin());
-    let output = command.env("REFERENCE_PLUGIN_DEFECT", defect).output().expect("oxygin runs");
+    command.env("REFERENCE_PLUGIN_QUEUE", "1").env("REFERENCE_PLUGIN_DEFECT", defect);
+    let output = command.output().expect("oxygin runs");
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
     let numbers = text(&output.stdout).lines().any(|l| l.trim_start().starts_with(|c: char| c.is_ascii_digit()));
     assert!(!numbers, "{}", text(&output.stdout));

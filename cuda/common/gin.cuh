@@ -116,8 +116,12 @@ class World {
         ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
         NCCL(ncclCommQueryProperties(comm, &properties));
         if (!properties.deviceApiSupport) throw Failure("NCCL gives this communicator no device API");
-        if (properties.ginType != NCCL_GIN_TYPE_PROXY)
-            throw Failure(format("NCCL offers GIN type %d, not 2, the proxy: no GIN or RMA plugin in use", (int)properties.ginType));
+        // A plugin that drains device code's queues itself reports the type of one that needs no proxy of NCCL's.
+        const char* engine = getenv("OXYGIN_ENGINE");
+        const bool own = engine && !strcmp(engine, "own");
+        const int wanted = own ? NCCL_GIN_TYPE_GDAKI : NCCL_GIN_TYPE_PROXY;
+        if (properties.ginType != wanted && (engine || properties.ginType != NCCL_GIN_TYPE_GDAKI))
+            throw Failure(format("NCCL offers GIN type %d, not %d: no GIN or RMA plugin in use", (int)properties.ginType, wanted));
 
         rank.stage("ncclCommWindowRegister");
         memory = needs.memory;
@@ -127,18 +131,15 @@ class World {
 
         rank.stage("ncclDevCommCreate");
         ncclDevCommRequirements requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
-        requirements.ginSignalCount = needs.signals;
+        // A barrier's signals lie behind the program's own. Not by ncclGinBarrierCreateRequirement: up to 2.30.7 NCCL drops the
+        // signals of such a requirement and leaves the handle at 0: barriers and puts would count in the same signals.
+        requirements.ginSignalCount = needs.signals + needs.barriers * rank.count();
+        barrier.signal0 = needs.signals;
         requirements.ginCounterCount = needs.counters;
         requirements.ginContextCount = needs.contexts;
         requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
         // The proxy of older ones refuses any other.
         if (NCCL_VERSION_CODE >= 23007) requirements.ginQueueDepth = needs.queue_depth;
-        ncclDevResourceRequirements_t resources{};
-        if (needs.barriers) {
-            NCCL(ncclGinBarrierCreateRequirement(comm, ncclTeamWorld(comm), needs.barriers, &barrier, &resources));
-            resources.next = requirements.resourceRequirementsList;
-            requirements.resourceRequirementsList = &resources;
-        }
         NCCL(ncclDevCommCreate(comm, &requirements, &device));
 
         rank.stage("allocate");

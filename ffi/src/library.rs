@@ -129,7 +129,8 @@ impl<T> InUse<T> {
         unsafe { self.load_path(named.as_deref().unwrap_or(soname), remedy, resolve) }
     }
 
-    /// Those of the library at `path`, which is loaded, and its functions found by `resolve`, unless it is in use already.
+    /// Those of the library at `path`, which is loaded, and its functions found by `resolve`, unless it is in use
+    /// already.
     ///
     /// # Safety
     /// As for [`Library::open`].

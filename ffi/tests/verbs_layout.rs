@@ -47,8 +47,8 @@ fn expected() -> Vec<(String, u64)> {
             max_qp_init_rd_atom, atomic_cap, max_pkeys, phys_port_cnt
         }
         ibv_port_attr {
-            state, max_mtu, active_mtu, gid_tbl_len, max_msg_sz, pkey_tbl_len, lid, active_width, active_speed, phys_state,
-            link_layer, flags, port_cap_flags2
+            state, max_mtu, active_mtu, gid_tbl_len, max_msg_sz, pkey_tbl_len, lid, active_width, active_speed,
+            phys_state, link_layer, flags, port_cap_flags2
         }
         ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
         ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }

@@ -1,7 +1,8 @@
 //! `oxygin-fuzz SECONDS [TARGET...]`: each target gets mutated inputs for so many seconds.
 //!
 //! A target fails by panicking (in a debug build also for overflow and bad indices). The input is then written to
-//! `fuzz-TARGET.bin` in the present directory, and `oxygin-fuzz FILE TARGET` runs just that one. Build it by `fuzz/run`.
+//! `fuzz-TARGET.bin` in the present directory, and `oxygin-fuzz FILE TARGET` runs just that one. Build it by
+//! `fuzz/run`.
 
 mod coverage;
 mod mutate;

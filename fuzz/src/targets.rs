@@ -1,5 +1,7 @@
-//! What is fuzzed: every function that reads bytes which a peer, or a stranger at the listening port, has written.
+//! What is fuzzed: every function that reads bytes which a peer, device code, or a stranger at the listening port has
+//! written.
 
+mod proxy;
 mod rendezvous;
 mod share;
 mod soft;
@@ -18,7 +20,8 @@ pub struct Target {
 
 /// All of them.
 pub fn all() -> Vec<Target> {
-    let mut all = rendezvous::targets();
+    let mut all = proxy::targets();
+    all.extend(rendezvous::targets());
     all.extend(share::targets());
     all.extend(soft::targets());
     all.extend(tcp::targets());

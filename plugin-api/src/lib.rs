@@ -1,6 +1,7 @@
 //! The C ABI of NCCL's GIN and RMA plugin tables.
 //!
-//! One file a table version; nothing here has behaviour. A plugin fills one of
+//! One file a table version, and the two structures that device code shares with whoever serves it: descriptors and
+//! contexts. Nothing here has behaviour. A plugin fills one of
 //! the tables and exports it under the symbol that the file names; NCCL (or a
 //! tool that stands in for it) finds the symbol with `dlsym` and calls through
 //! the function pointers.
@@ -13,6 +14,8 @@
 #![no_std]
 
 pub mod common;
+pub mod descriptor;
+pub mod device_context;
 pub mod gin_v11;
 pub mod gin_v12;
 pub mod gin_v13;

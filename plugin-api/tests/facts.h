@@ -22,6 +22,10 @@ typedef struct { PROPERTIES(f_vprops4) } f_props11;
 typedef struct { PROPERTIES(f_vprops8) int16_t rail_id, plane_id; } f_props12;
 typedef struct { int net_device_type, net_device_version; void *handle; size_t size; int needs_proxy_progress; } f_dev;
 
+typedef struct { int32_t nranks; uint32_t queue_size; uint64_t queues, pis, cis, counters, signals; } f_context1;
+typedef struct { f_context1 v1; uint64_t signal_offsets, last_issued_get, last_visible_get; } f_context2;
+typedef struct { f_context2 v2; bool flushes_all_puts_on_any_signal; } f_context3;
+
 typedef struct { int n_signals, n_counters, n_contexts, queue_depth, traffic_class; } f_gin13_config;
 typedef struct {
     int n_signals, n_counters, n_contexts, queue_depth, traffic_class, backend_version, rank_stride;

@@ -165,7 +165,7 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
         facts, wrong, warnings = used("\n".join(texts), "\n".join(sections), version, plugin, layout, part.program)
         result = {"program": part.program, "layout": layout, "seconds": round(part.seconds, 2), "rows": part.rows, "used": facts}
         # What oxygin says of its work on the GPU when a communicator closes.
-        notes = part.notes + re.findall(r"(rank \d+: \d+ flights [^\n]*)", "\n".join(sections))[:2]
+        notes = part.notes + re.findall(r"(rank \d+: \d+ (?:submissions|flights) [^\n]*)", "\n".join(sections))[:2]
         if notes:
             result["notes"] = notes
         text = "\n".join(part.lines)

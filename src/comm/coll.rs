@@ -1,36 +1,26 @@
 //! What `connect` makes: the ranks of one communicator, the fabric they settled on, their windows and contexts.
 
-use super::hello::{settle, Hello, Settled};
+use super::contexts::{Contexts, Name};
+use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened};
+use super::hello::Hello;
 use super::instance::Instance;
 use super::listen::Listen;
 use super::rendezvous::{Call, Contribution, Exchange};
-use crate::config::{Config, FabricChoice};
+use super::room::Room;
 use crate::error::{Error, Result};
-use crate::fabric::devices::{self, DeviceKind};
-use crate::fabric::soft::SoftFabric;
-use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{ContextSpec, Fabric, Region, World};
-use crate::handles::{self, Kind, Object, Reserved};
-use crate::memory::cache::WindowCache;
 use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
 use crate::memory::window::{Remote, Window};
-use crate::rma::contexts::{Contexts, Queues};
-use crate::rma::ticket::{MAX_CONTEXTS, MAX_SETS};
-use crate::sync::Mutex;
-use crate::wire::{Reader, Writer};
+use crate::proxy::engine::{Engine, Settings};
+use crate::rma::request::{MAX_CONTEXTS, MAX_SETS};
+use crate::sys::handles::{self, Kind, Object, Reserved};
+use crate::sys::sync::Mutex;
+use crate::sys::wire::{Reader, Writer};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::Arc;
-
-/// The fabric a communicator runs on.
-pub enum AnyFabric {
-    /// RDMA devices.
-    Verbs(VerbsFabric),
-    /// Shared memory and TCP.
-    Soft(SoftFabric),
-}
 
 /// A communicator.
 pub struct Coll {
@@ -43,13 +33,31 @@ pub struct Coll {
     exchange: Exchange,
     fabric: AnyFabric,
     registry: Arc<Registry>,
-    cache: Arc<WindowCache>,
+    /// How operations wait for room.
+    room: Room,
+    observer: Box<dyn Observer>,
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
     held: Mutex<Held>,
+    /// Its threads run from the first set with queues of this library's on.
+    engine: Mutex<Option<Arc<Engine>>>,
     closed: AtomicBool,
+    /// Depth of queues that connect asked for, where a table's connect does.
+    connected_depth: AtomicI32,
     /// What NCCL calls this communicator; 0 until it has a name for it.
     handle: AtomicU64,
+}
+
+/// Who is told what a communicator has, to find it by a shorter way. Nothing here depends on it.
+pub trait Observer: Send + Sync {
+    /// A window has its handle; operations may name it from here on.
+    fn window_added(&self, window: &Window);
+    /// A window's registration is about to end.
+    fn window_removed(&self, window: &Window);
+    /// A set of contexts is connected; nobody has used it yet.
+    fn contexts_added(&self, set: &Contexts);
+    /// The communicator has this handle from here on.
+    fn coll_named(&self, handle: *mut c_void);
 }
 
 /// Memory to register.
@@ -80,13 +88,14 @@ impl Object for Coll {
 static NEXT_COLL: AtomicU64 = AtomicU64::new(1);
 
 impl Coll {
-    /// Joins the ranks whose 128-byte handles are given. Collective. `arguments`: what is wrong with this rank's, a handle
-    /// that is not there among it, which the others are told. Also returns the place for the handle.
+    /// Joins the ranks whose 128-byte handles are given. Collective. `arguments`: what is wrong with this rank's, a
+    /// handle that is not there among it, which the others are told. Also returns the place for the handle.
     pub fn connect(
         listen: &Listen,
         world: World,
         handles: &[Option<[u8; 128]>],
         arguments: Result<()>,
+        observer: Box<dyn Observer>,
     ) -> Result<(Arc<Self>, Reserved<Self>)> {
         let config = &listen.instance.config;
         let exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
@@ -114,10 +123,13 @@ impl Coll {
             exchange,
             fabric,
             registry,
-            cache: Arc::default(),
+            room: Room::of(config),
+            observer,
             instance: listen.instance.clone(),
             held: Mutex::default(),
+            engine: Mutex::default(),
             closed: AtomicBool::new(false),
+            connected_depth: AtomicI32::new(0),
             handle: AtomicU64::new(0),
         });
         listen.instance.adopt_coll(&coll);
@@ -130,6 +142,16 @@ impl Coll {
         self.exchange.call(call, |_| Err(why))
     }
 
+    /// Depth of queues that connect asked for; 0: it left that open.
+    pub fn connected_depth(&self) -> i32 {
+        self.connected_depth.load(Ordering::Relaxed)
+    }
+
+    /// What connect asked for.
+    pub fn set_connected_depth(&self, depth: i32) {
+        self.connected_depth.store(depth, Ordering::Relaxed);
+    }
+
     /// What NCCL calls this communicator.
     pub fn handle(&self) -> *mut c_void {
         self.handle.load(Ordering::Acquire) as *mut c_void
@@ -138,7 +160,7 @@ impl Coll {
     /// NCCL gets this handle.
     pub fn set_handle(&self, handle: *mut c_void) {
         self.handle.store(handle as u64, Ordering::Release);
-        self.held.lock().sets.iter().for_each(|set| set.announce(handle as u64));
+        self.observer.coll_named(handle);
     }
 
     fn check_open(&self) -> Result<()> {
@@ -170,19 +192,10 @@ impl Coll {
                 )));
             };
             let place = reserve()?;
-            let queues = match &self.fabric {
-                AnyFabric::Verbs(f) => Queues::Verbs(self.contexts_on(call, f, &spec)?.into()),
-                AnyFabric::Soft(f) => Queues::Soft(self.contexts_on(call, f, &spec)?.into()),
-            };
-            let contexts = Arc::new(Contexts::new(
-                Arc::downgrade(self),
-                self.id,
-                self.world.nranks,
-                set as u32,
-                self.cache.clone(),
-                queues,
-            ));
-            contexts.announce(self.handle() as u64);
+            let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, &spec)?);
+            let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
+            let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
+            self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();
             held.sets.push(contexts.clone());
             self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
@@ -273,27 +286,22 @@ impl Coll {
             std::mem::forget(claim);
             let handle = place.fill(window.clone());
             window.handle.store(handle as u64, Ordering::Relaxed);
-            self.cache.insert(&window);
+            self.observer.window_added(&window);
             self.held.lock().windows.push(window);
             Ok(handle)
         })
     }
 
     fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<Window> {
-        let registration = match (&self.fabric, gpu) {
-            (AnyFabric::Verbs(f), None) => f.register(region),
-            (AnyFabric::Soft(f), None) => f.register(region),
-            (AnyFabric::Soft(f), Some(memory)) => f.register_gpu(region, memory),
-            (AnyFabric::Verbs(f), Some(memory)) => f.register_gpu(region, memory),
-        }?;
+        let registration = on_fabric!(&self.fabric, f => match gpu {
+            None => f.register(region),
+            Some(memory) => f.register_gpu(region, memory),
+        })?;
         // The CPU must not touch GPU memory: such windows are known to the fabric alone.
         if gpu.is_none() {
             self.registry.insert(region.id, Extent { base: region.base, len: region.len });
         }
-        let offer = match &self.fabric {
-            AnyFabric::Soft(f) => f.offer(region, gpu.is_some()),
-            AnyFabric::Verbs(_) => Vec::new(),
-        };
+        let offer = on_fabric!(&self.fabric, f => f.offer(region, gpu.is_some()));
         let mine = Writer::new().u64(region.base).u64(region.len).u32(registration.rkey).bytes(&offer).finish();
         let gathered = call.step(contribution(mine))?;
         let mut offers = Vec::new();
@@ -307,7 +315,7 @@ impl Coll {
                     remote.base.checked_add(remote.len)?;
                     Some(remote)
                 })()
-                .ok_or_else(|| Error::remote(format!("rank {rank} sent a malformed description of its window")))
+                .ok_or_else(|| Error::protocol(format!("rank {rank} sent a malformed description of its window")))
             })
             .collect::<Result<Box<[_]>>>();
         // All ranks have the same descriptions and offers: all come to the second step or none.
@@ -330,41 +338,53 @@ impl Coll {
 
     /// A second step where any rank's window can be shared among processes of one host.
     fn share_window(&self, call: &mut Call<'_>, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
-        let fabric = match &self.fabric {
-            AnyFabric::Soft(fabric) if offers.iter().any(|offer| !offer.is_empty()) => fabric,
-            _ => return Ok(()),
-        };
+        if offers.iter().all(|offer| offer.is_empty()) {
+            return Ok(());
+        }
         let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
-        let gathered = call.step(contribution(fabric.take_offers(region, &extents, offers)?))?;
+        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, &extents, offers))?;
+        let gathered = call.step(contribution(taken))?;
         call.end();
         let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();
-        fabric.settle_offers(region, &reports)
+        on_fabric!(&self.fabric, f => f.settle_offers(region, &reports))
     }
 
     /// Ends a registration of this communicator.
     #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
     pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
         // A window that another thread deregisters at the same time is refused by one of the two.
-        let window = handles::clone::<Window>(handle).ok_or_else(|| {
+        let not_live = || {
             Error::argument(format!(
                 "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from \
                  regMrSym; deregister each handle once"
             ))
-        })?;
+        };
+        let window = handles::clone::<Window>(handle).ok_or_else(not_live)?;
         if window.coll != self.id {
             return Err(Error::argument(format!(
                 "mhandle = {handle:p} was registered with another communicator; deregister it there"
             )));
         }
-        if handles::remove::<Window>(handle).is_some() {
-            self.cache.remove(&window);
-            self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
-            self.registry.remove(window.id);
-            let mut held = self.held.lock();
-            held.windows.retain(|w| !Arc::ptr_eq(w, &window));
-            held.ids.give_back(window.id);
+        handles::remove::<Window>(handle).ok_or_else(not_live)?;
+        self.observer.window_removed(&window);
+        self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
+        self.registry.remove(window.id);
+        // Its number is free when nobody is at it any more.
+        let ended = window.registration.guard.end();
+        let mut held = self.held.lock();
+        held.windows.retain(|w| !Arc::ptr_eq(w, &window));
+        held.ids.give_back(window.id);
+        ended
+    }
+
+    /// The engine, started with `settings` if there is none.
+    pub(super) fn engine(&self, settings: impl FnOnce() -> Settings) -> Result<Arc<Engine>> {
+        let mut engine = self.engine.lock();
+        self.check_open()?;
+        if engine.is_none() {
+            *engine = Some(Arc::new(Engine::start(&settings())?));
         }
-        Ok(())
+        engine.clone().ok_or_else(|| Error::internal("no engine"))
     }
 
     /// Lets all contexts advance.
@@ -375,12 +395,10 @@ impl Coll {
 
     /// Whether a visible signal implies every put received before it, from any peer.
     pub fn flushes_all_puts_on_any_signal(&self) -> bool {
-        match &self.fabric {
-            // Puts and signals are CPU stores of this rank's own memory, in order, or a completed kernel copy.
-            AnyFabric::Soft(_) => true,
-            // A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
-            AnyFabric::Verbs(_) => false,
+        fn of<F: Fabric>(_: &F) -> bool {
+            F::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
         }
+        on_fabric!(&self.fabric, f => of(f))
     }
 
     /// Ends everything: contexts, windows, threads, sockets. Handles of contexts stay valid for destroyContext alone.
@@ -393,16 +411,13 @@ impl Coll {
             set.close();
             self.sets[set.set as usize].store(std::ptr::null_mut(), Ordering::Release);
         }
+        drop(self.engine.lock().take());
         for window in &held.windows {
             self.registry.remove(window.id);
-            self.cache.remove(window);
+            self.observer.window_removed(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
-        match &self.fabric {
-            AnyFabric::Soft(f) => f.close(),
-            // Its threads and queues end with the last context and registration.
-            AnyFabric::Verbs(_) => {}
-        }
+        on_fabric!(&self.fabric, f => f.close());
     }
 }
 
@@ -433,55 +448,5 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.coll.registry.remove(self.id);
         self.coll.held.lock().ids.give_back(self.id);
-    }
-}
-
-/// The fabrics this rank could use, before the ranks have settled on one.
-struct Opened {
-    soft: Option<SoftFabric>,
-    verbs: std::result::Result<VerbsFabric, String>,
-}
-
-impl Opened {
-    fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>) -> Result<Self> {
-        let verbs = match (config.fabric, devices::all(config).get(device).map(|d| &d.kind)) {
-            (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
-            (_, Some(DeviceKind::Verbs(info))) => {
-                VerbsFabric::open(info, config, registry.clone()).map_err(|e| e.message().to_string())
-            }
-            _ => Err(devices::why_no_verbs(config)),
-        };
-        let soft = match config.fabric {
-            FabricChoice::Verbs => None,
-            _ => Some(SoftFabric::open(config, registry.clone())?),
-        };
-        Ok(Self { soft, verbs })
-    }
-
-    fn hello(&self, config: &Config) -> Hello {
-        Hello {
-            choice: config.fabric,
-            verbs: self.verbs.as_ref().map(|f| f.hello()).map_err(String::clone),
-            soft: self.soft.as_ref().map(|f| f.hello()).unwrap_or_default(),
-        }
-    }
-
-    fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
-        match settle(hellos, verbs::mismatch)? {
-            Settled::Verbs => {
-                let fabric = self.verbs.map_err(Error::internal)?;
-                log::info!("fabric verbs: every rank has a usable port");
-                let verbs: Vec<&[u8]> = hellos.iter().map(|h| h.verbs.as_deref().unwrap_or_default()).collect();
-                fabric.join(world, &verbs)?;
-                Ok(AnyFabric::Verbs(fabric))
-            }
-            Settled::Soft(why) => {
-                let fabric = self.soft.ok_or_else(|| Error::internal("settled on soft, which was never opened"))?;
-                log::info!("fabric soft: {why}");
-                let soft: Vec<&[u8]> = hellos.iter().map(|h| &h.soft[..]).collect();
-                fabric.join(world, &soft)?;
-                Ok(AnyFabric::Soft(fabric))
-            }
-        }
     }
 }

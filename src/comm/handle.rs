@@ -4,7 +4,7 @@
 //! to the ranks of the job only, so whoever shows the token belongs to the job.
 
 use crate::error::{Error, Result};
-use crate::secret;
+use crate::sys::secret;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of a handle.

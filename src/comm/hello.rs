@@ -2,7 +2,7 @@
 
 use crate::config::FabricChoice;
 use crate::error::{Error, Result};
-use crate::wire::{Reader, Writer};
+use crate::sys::wire::{Reader, Writer};
 
 /// Version of this message. Ranks of different versions refuse each other with a sentence.
 const VERSION: u16 = 2;
@@ -38,7 +38,7 @@ impl Hello {
     pub fn parse(rank: u32, message: &[u8]) -> Result<Self> {
         let mut r = Reader::new(message);
         if let Some(version) = r.u16().filter(|&v| v != VERSION) {
-            return Err(Error::remote(format!(
+            return Err(Error::protocol(format!(
                 "rank {rank} runs an oxygin whose connect message has version {version}, this one has {VERSION}; use \
                  the same build on all ranks"
             )));
@@ -60,7 +60,7 @@ impl Hello {
             Some(Self { choice, verbs, soft })
         })()
         .ok_or_else(|| {
-            Error::remote(format!("rank {rank} sent a malformed connect message of {} bytes", message.len()))
+            Error::protocol(format!("rank {rank} sent a malformed connect message of {} bytes", message.len()))
         })
     }
 }

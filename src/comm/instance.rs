@@ -1,11 +1,11 @@
 //! What `init` makes: the configuration of one communicator-to-be and the objects that must end with it.
 
+use super::contexts::Contexts;
 use crate::comm::coll::Coll;
 use crate::comm::listen::Listen;
 use crate::config::Config;
-use crate::handles::{self, Kind, Object};
-use crate::rma::contexts::Contexts;
-use crate::sync::Mutex;
+use crate::sys::handles::{self, Kind, Object};
+use crate::sys::sync::Mutex;
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 

@@ -2,7 +2,7 @@
 
 use super::instance::Instance;
 use super::rendezvous::Listener;
-use crate::handles::{Kind, Object};
+use crate::sys::handles::{Kind, Object};
 use std::sync::Arc;
 
 /// One `listen`. `connect` takes everything it needs from here: some NCCL versions pass it a foreign ctx.

@@ -1,9 +1,14 @@
 //! Bringing ranks together: rendezvous, exchanges, deadlines.
 
 pub mod coll;
+pub mod contexts;
+pub mod device;
+pub mod fabrics;
 pub mod handle;
 pub mod hello;
 pub mod instance;
-pub mod interfaces;
 pub mod listen;
+pub mod nccl;
+mod observe;
 pub mod rendezvous;
+pub mod room;

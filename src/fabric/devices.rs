@@ -127,14 +127,14 @@ fn port(info: DeviceInfo, ptr_support: c_int) -> Device {
     }
 }
 
-/// Why `auto` leaves a port alone where there are GPUs, with the remedy: the signals that NCCL allocates, and mostly the
-/// data too, are in GPU memory. `dma_buf`: it registers DMA-BUFs and may. `None`: it takes GPU memory, as far as can be
-/// told without asking the GPU.
+/// Why `auto` leaves a port alone where there are GPUs, with the remedy: the signals that NCCL allocates, and mostly
+/// the data too, are in GPU memory. `dma_buf`: it registers DMA-BUFs and may. `None`: it takes GPU memory, as far as
+/// can be told without asking the GPU.
 pub fn gpu_obstacle(dma_buf: bool, atomics: bool, peermem: Option<&str>) -> Option<String> {
     if !dma_buf && peermem.is_none() {
         return Some(
-            "cannot register GPU memory: it registers no DMA-BUFs (or NCCL_DMABUF_ENABLE=0) and no peer memory module is \
-             loaded; modprobe nvidia-peermem, or set OXYGIN_FABRIC=verbs if all windows are in host memory"
+            "cannot register GPU memory: it registers no DMA-BUFs (or NCCL_DMABUF_ENABLE=0) and no peer memory module \
+             is loaded; modprobe nvidia-peermem, or set OXYGIN_FABRIC=verbs if all windows are in host memory"
                 .into(),
         );
     }

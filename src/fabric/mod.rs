@@ -12,8 +12,13 @@ pub mod soft;
 pub mod verbs;
 
 use crate::error::Result;
-use crate::rma::op::{Get, Put};
+use crate::memory::gpu::GpuMemory;
+use crate::memory::registry::Extent;
+use crate::memory::window::Registration;
+use crate::rma::atomic::Atomics;
+use crate::rma::op::Op;
 use crate::rma::seq::Seq;
+use std::sync::atomic::AtomicU32;
 
 /// This rank among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,16 +55,6 @@ pub struct Region {
     pub dma_buf: Option<(std::os::fd::RawFd, u64)>,
 }
 
-/// A registered region. Dropping it ends the registration.
-pub struct Registration {
-    /// What local work requests name the region by.
-    pub lkey: u32,
-    /// What peers name it by.
-    pub rkey: u32,
-    /// The fabric's own object.
-    pub guard: Box<dyn Send + Sync>,
-}
-
 /// A way for bytes to move among the ranks of one communicator. One object a communicator; every method may be
 /// called from any thread.
 pub trait Fabric: Sized + Send + Sync + 'static {
@@ -85,28 +80,82 @@ pub trait Fabric: Sized + Send + Sync + 'static {
     /// Whether all ranks must have finished [`Fabric::finish_contexts`] before anyone may send.
     const BARRIER_AFTER_CONTEXTS: bool;
 
-    /// Registers memory for local and remote access.
+    /// Whether a visible signal implies every put received before it, from any peer.
+    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool;
+
+    /// Registers host memory for local and remote access.
     fn register(&self, region: &Region) -> Result<Registration>;
+
+    /// Registers GPU memory, which the CPU must not touch.
+    fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration>;
+
+    /// What peers are to know of a window that was just registered, so that they can use its memory themselves; empty:
+    /// nothing. Where any rank offers something, all go on with [`Fabric::take_offers`].
+    fn offer(&self, _region: &Region, _is_gpu: bool) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes what peers offered, by rank; each has the window at one of `extents`. Returns what they are to know.
+    fn take_offers(&self, _region: &Region, _extents: &[Extent], _offers: &[&[u8]]) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    /// Learns who has taken this rank's offer, from what each rank's `take_offers` returned.
+    fn settle_offers(&self, _region: &Region, _reports: &[&[u8]]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends what would outlive the last context and registration: threads, sockets.
+    fn close(&self) {}
 }
 
-/// One context: its queues towards all peers. Every method may be called from any thread at any time; calls for
-/// different contexts share no lock. `peer` is below the number of ranks: callers have checked it. Operations to a
-/// peer are numbered in the order of the calls; they become locally complete in that order.
+/// What a context took of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Posted {
+    /// So many operations, from the first one on.
+    pub taken: usize,
+    /// The number of the last one that it took; those before it have the numbers before. Says nothing if it took none.
+    pub last: Seq,
+}
+
+impl Posted {
+    /// None for now.
+    pub const NONE: Self = Self { taken: 0, last: Seq(0) };
+}
+
+/// What has to be waited for until a flush is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing: it is done.
+    Done,
+    /// This operation.
+    Until(Seq),
+    /// There is no room to start it now.
+    NoRoom,
+}
+
+/// One context: its queues towards all peers. Every method may be called from any thread at any time and none blocks:
+/// what there is no room for is not taken, and the caller decides whether it waits. What is unfinished to one peer
+/// takes no room from another. `peer` is below the number of ranks: callers have checked it. Operations to a peer are
+/// numbered consecutively in the order of the calls; they become locally complete in that order.
 pub trait Context: Send + Sync + 'static {
-    /// Starts a put, with or without a signal behind it. Never blocks, never refuses for want of room.
+    /// The fabric's name, for the log and statistics: up to 8 ASCII characters.
+    const NAME: &'static str;
+
+    /// Whether progress on one context of a communicator is progress on all.
+    const SHARES_PROGRESS: bool;
+
+    /// Starts operations to one peer in their order, as many as there is room for: `OXYGIN_MAX_OPERATIONS` a
+    /// (context, peer). Those that it takes cost one doorbell, one wake-up, one submission. Fails, and takes none, if
+    /// the peer cannot be reached any more, or an operation is atomic and [`Context::atomics`] says that there is none.
     ///
     /// # Safety
-    /// The local range of `put` is readable until the operation is locally complete.
-    unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq>;
+    /// The local ranges of puts are readable, those of gets and of fetched values writable, until the operation is
+    /// locally complete. The operations themselves are copied.
+    unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted>;
 
-    /// Starts a get.
-    ///
-    /// # Safety
-    /// The local range of `get` is writable until the operation is locally complete.
-    unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq>;
-
-    /// Orders what gets from `peer` have brought before what the caller does next; `None`: nothing to wait for.
-    fn flush(&self, peer: u32) -> Result<Option<Seq>>;
+    /// Orders what gets from `peer` have brought before what the caller does next.
+    fn flush(&self, peer: u32) -> Result<Flush>;
 
     /// Whether an operation is locally complete. Makes progress when it is not. Fails when it never will be.
     fn test(&self, peer: u32, seq: Seq) -> Result<bool>;
@@ -116,4 +165,18 @@ pub trait Context: Send + Sync + 'static {
 
     /// Whether anything on this context failed.
     fn has_error(&self) -> bool;
+
+    /// The number of the newest operation to `peer` that is locally complete; lives as long as the context.
+    fn completed(&self, peer: u32) -> &AtomicU32;
+
+    /// The number of the newest operation to `peer`, complete or not. For statistics: it may be waited for as long as
+    /// an operation is posted.
+    fn newest(&self, peer: u32) -> Seq;
+
+    /// Which atomic operations it carries out; the same for all contexts of a communicator. Where there are none, the
+    /// fabric has said so once when contexts were made, and [`Context::post`] fails for each.
+    fn atomics(&self) -> Atomics;
+
+    /// The registration of the window with this handle is about to end: nothing may be remembered of it.
+    fn forget(&self, _window: u64) {}
 }

@@ -4,23 +4,6 @@ use crate::error::{Error, Result};
 use oxygin_ffi::cuda::{Allocation, Context, Cuda, CudaError};
 use std::sync::Arc;
 
-/// In the keys of windows (`lkey`, `rkey`) on the soft fabric: the window is GPU memory, which the CPU cannot touch. No
-/// window number reaches it, so that a key with this bit is never found among host windows.
-pub const GPU_BIT: u32 = 1 << 31;
-
-/// In the key of a signal's message: apply it behind what the same sender has put into GPU memory, although the signal
-/// itself is in host memory.
-pub const BEHIND_GPU_BIT: u32 = 1 << 30;
-
-/// In the keys of GPU windows on the soft fabric: every GPU of the process that registered it may load from it and store
-/// to it.
-pub const OPEN_BIT: u32 = 1 << 29;
-
-/// The number of the GPU window with this key.
-pub fn window_number(key: u32) -> u32 {
-    key & !(GPU_BIT | OPEN_BIT)
-}
-
 /// A window in GPU memory.
 #[derive(Clone)]
 pub struct GpuMemory {
@@ -59,8 +42,8 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     }
     if !pointer.is_device {
         return Err(Error::argument(format!(
-            "data = {base:#x} is registered as type 2 (CUDA), but the driver knows no GPU memory there; pass type 1 for \
-             host memory"
+            "data = {base:#x} is registered as type 2 (CUDA), but the driver knows no GPU memory there; pass type 1 \
+             for host memory"
         )));
     }
     let context = Context::of(&cuda, &pointer).map_err(|e| cuda_error(what, &e))?;

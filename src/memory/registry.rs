@@ -1,7 +1,9 @@
 //! This rank's windows as its peers may touch them: what a fabric asks before it lets a message from a peer near
 //! memory.
 
-use crate::sync::RwLock;
+use super::table::Table;
+use crate::sys::sync::RwLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::RwLockReadGuard;
 
 /// A local window.
@@ -27,28 +29,21 @@ impl Extent {
 /// written after its deregistration has returned.
 #[derive(Default)]
 pub struct Registry {
-    extents: RwLock<Vec<Option<Extent>>>,
+    extents: RwLock<Table<Extent>>,
 }
 
 /// The registry, held still.
-pub struct Held<'a>(RwLockReadGuard<'a, Vec<Option<Extent>>>);
+pub struct Held<'a>(RwLockReadGuard<'a, Table<Extent>>);
 
 impl Registry {
     /// Lets peers touch `extent` under the number `id`.
     pub fn insert(&self, id: u32, extent: Extent) {
-        let mut extents = self.extents.write();
-        let at = id as usize;
-        if extents.len() <= at {
-            extents.resize(at + 1, None);
-        }
-        extents[at] = Some(extent);
+        self.extents.write().insert(id, extent);
     }
 
     /// Ends that. On return no message is being applied to the window and none will be.
     pub fn remove(&self, id: u32) {
-        if let Some(slot) = self.extents.write().get_mut(id as usize) {
-            *slot = None;
-        }
+        self.extents.write().remove(id);
     }
 
     /// Holds all windows in place while messages are applied.
@@ -62,16 +57,38 @@ impl Held<'_> {
     /// A pointer to `len` bytes at `addr` if they lie inside window `id`, for as long as the registry is held.
     #[inline]
     pub fn resolve(&self, id: u32, addr: u64, len: u64) -> Option<*mut u8> {
-        match self.0.get(id as usize) {
-            Some(Some(extent)) if extent.holds(addr, len) => Some(addr as *mut u8),
-            _ => None,
-        }
+        self.0.get(id).filter(|extent| extent.holds(addr, len)).map(|_| addr as *mut u8)
+    }
+
+    /// Adds to the signal at `addr` of window `id`, atomically with respect to everybody who does; all fabrics and
+    /// engines that have the CPU add to a signal do it here. `false`: no aligned word of that window is there.
+    ///
+    /// Whoever sees the sum sees what was written before the addition, by this thread and by those whose additions it
+    /// includes.
+    #[inline(always)]
+    pub fn add(&self, id: u32, addr: u64, value: u64) -> bool {
+        let Some(word) = self.resolve(id, addr, 8).filter(|_| addr % 8 == 0) else { return false };
+        // SAFETY: eight aligned bytes of a window, which stays one while the registry is held; all who write there
+        // while peers may signal do so atomically (the contract of signals).
+        unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(value, Ordering::AcqRel);
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_aligned_words_of_a_window_are_added_to() {
+        let words = [AtomicU64::new(7), AtomicU64::new(9)];
+        let (r, base) = (Registry::default(), words.as_ptr() as u64);
+        r.insert(1, Extent { base, len: 16 });
+        let held = r.hold();
+        assert!(held.add(1, base, 3) && held.add(1, base + 8, u64::MAX));
+        assert!(!held.add(1, base + 4, 1) && !held.add(1, base + 16, 1) && !held.add(2, base, 1));
+        assert_eq!(words.map(AtomicU64::into_inner), [10, 8]);
+    }
 
     #[test]
     fn only_bytes_inside_resolve() {

@@ -1,7 +1,7 @@
 //! One registered window: where it lies here, and where it lies at every peer.
 
-use crate::fabric::Registration;
-use crate::handles::{Kind, Object};
+use crate::error::Result;
+use crate::sys::handles::{Kind, Object};
 use std::sync::atomic::AtomicU64;
 
 /// A window at one rank. Aligned so that ranks lie a power of two apart.
@@ -26,6 +26,29 @@ impl Remote {
             0
         }
     }
+}
+
+/// What a fabric has of a registered region. Dropping it ends the registration, also where [`Guard::end`] was not
+/// called.
+pub trait Guard: Send + Sync {
+    /// Nobody begins anything with the memory from here on; waits, for a while, until nobody is at it any more.
+    /// `Err`: somebody still may read or write it.
+    fn end(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Of a region that no device knows.
+impl Guard for () {}
+
+/// A registered region. Dropping it ends the registration.
+pub struct Registration {
+    /// What local work requests name the region by.
+    pub lkey: u32,
+    /// What peers name it by.
+    pub rkey: u32,
+    /// The fabric's own object.
+    pub guard: Box<dyn Guard>,
 }
 
 /// A window that every rank of a communicator registered together.

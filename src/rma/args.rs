@@ -1,6 +1,7 @@
 //! Operations as the tables' callers name them: offsets into windows that handles stand for, nothing checked yet.
 
-use nccl_plugin_api::{OPT_AGGREGATE, SIGNAL_OP_ADD, SIGNAL_OP_INC};
+use super::atomic::Change;
+use nccl_plugin_api::OPT_AGGREGATE;
 use std::ffi::c_void;
 
 /// A range of a window, as calls name it.
@@ -103,82 +104,21 @@ impl GetArgs {
     }
 }
 
-/// An argument that came on the stack, read where it is used. Read at the start of a function, as compilers do, a dozen
-/// of them take registers that must be saved for the caller first, which costs more than the operation's own work.
+/// An atomic operation. No table has one: the engines that execute what kernels ask for do.
 #[derive(Clone, Copy)]
-pub struct Late<'a, T>(pub &'a T);
-
-impl<T: Copy> Late<'_, T> {
-    /// The argument.
-    #[inline(always)]
-    pub fn get(self) -> T {
-        // SAFETY: from a reference; volatile, so that it stays where it is.
-        unsafe { std::ptr::from_ref(self.0).read_volatile() }
-    }
-}
-
-/// An iputSignal, put together only where the short way does not take it.
-#[derive(Clone, Copy)]
-pub struct LatePut<'a> {
+pub struct AtomicArgs {
     /// Context in the set.
     pub context: i32,
-    /// Source: offset.
-    pub src_off: u64,
-    /// Source: window.
-    pub src: *mut c_void,
-    /// Bytes.
-    pub size: usize,
-    /// Destination: offset.
-    pub dst_off: u64,
-    /// Destination: window.
-    pub dst: Late<'a, *mut c_void>,
+    /// What becomes of the word.
+    pub change: Change,
+    /// Bytes of the word, as they were asked for.
+    pub width: u32,
+    /// The word, at the peer.
+    pub remote: Place,
+    /// Where what it held goes, here; `None`: nowhere.
+    pub fetched: Option<Place>,
     /// Peer.
-    pub rank: Late<'a, u32>,
-    /// Signal: offset.
-    pub sig_off: Late<'a, u64>,
-    /// Signal: window.
-    pub sig: Late<'a, *mut c_void>,
-    /// Signal: operand.
-    pub value: Late<'a, u64>,
-    /// Signal: `SIGNAL_OP_*`.
-    pub op: Late<'a, u32>,
-    /// Signal: ordered behind every earlier put.
-    pub strong: bool,
-    /// `OPT_*`.
-    pub hints: Option<Late<'a, u32>>,
-    /// Where the request goes.
-    pub request: Late<'a, *mut *mut c_void>,
-}
-
-impl LatePut<'_> {
-    /// All arguments, read.
-    pub fn args(&self) -> PutArgs {
-        let (src, dst) = (Place::new(self.src_off, self.src), Place::new(self.dst_off, self.dst.get()));
-        let signal = Place::new(self.sig_off.get(), self.sig.get());
-        PutArgs::new(self.context, src, self.size, dst, self.rank.get())
-            .with_signal(signal, self.value.get(), self.op.get(), self.strong)
-            .with_hints(self.hints.map_or(0, Late::get))
-    }
-
-    /// Whether more follows.
-    #[inline(always)]
-    pub fn more(&self) -> bool {
-        self.hints.is_some_and(|flags| flags.get() & OPT_AGGREGATE != 0)
-    }
-
-    /// What to add; `None` for an operation that does not exist.
-    #[inline(always)]
-    pub fn addend(&self) -> Option<u64> {
-        match self.op.get() {
-            SIGNAL_OP_ADD => Some(self.value.get()),
-            op => one(op),
-        }
-    }
-}
-
-/// The rest of [`LatePut::addend`], out of the way.
-#[cold]
-#[inline(always)]
-fn one(op: u32) -> Option<u64> {
-    (op == SIGNAL_OP_INC).then_some(1)
+    pub rank: u32,
+    /// More follows.
+    pub more: bool,
 }

@@ -1,11 +1,10 @@
-//! What must be ordered with what: operations, their numbers, and what NCCL holds while they run.
+//! What must be ordered with what: operations, their numbers, whether they may be started, and what NCCL holds while
+//! they run. Knows windows and nothing else.
 
 pub mod args;
-pub mod call;
-pub mod contexts;
-mod explain;
-pub mod lanes;
+pub mod atomic;
+pub mod check;
 pub mod op;
+pub mod refusal;
+pub mod request;
 pub mod seq;
-mod sets;
-pub mod ticket;

@@ -40,8 +40,8 @@ fn level(level: Level) -> c_int {
     }
 }
 
-/// NCCL drops what belongs to a subsystem that is not asked for, warnings too; its own belong to all (`NCCL_ALL`). Of the
-/// rest it shows INIT by default and NET on demand: what moves data is NET, the rest is set-up.
+/// NCCL drops what belongs to a subsystem that is not asked for, warnings too; its own belong to all (`NCCL_ALL`). Of
+/// the rest it shows INIT by default and NET on demand: what moves data is NET, the rest is set-up.
 fn subsystem(level: Level, target: &str) -> c_ulong {
     if level <= Level::Warn {
         c_ulong::MAX

@@ -2,3 +2,5 @@
 
 pub mod log;
 pub mod panic;
+pub mod stats;
+pub mod trace;

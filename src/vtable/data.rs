@@ -1,12 +1,12 @@
 //! The data operations that table versions share.
 
+use super::calls;
+use super::fast::late::LatePut;
+use super::fast::{self, requests};
 use super::guard::{guard, null, object};
-use crate::comm::coll::Coll;
+use crate::comm::contexts::Contexts;
 use crate::error::Result;
-use crate::rma::args::{LatePut, PutArgs};
-use crate::rma::call;
-use crate::rma::contexts::Contexts;
-use crate::rma::lanes;
+use crate::rma::args::PutArgs;
 use crate::rma::seq::Seq;
 use nccl_plugin_api::NcclResult;
 use std::ffi::{c_int, c_void};
@@ -26,7 +26,7 @@ pub(super) unsafe fn start_put(
     if !request.is_null() {
         // SAFETY: passed on; `request` is writable.
         unsafe {
-            if let Some(started) = call::fast_put(ctx, args) {
+            if let Some(started) = fast::put::fast_put(ctx, args) {
                 request.write(started);
                 return NcclResult::SUCCESS;
             }
@@ -44,7 +44,7 @@ pub(super) unsafe fn start_put(
 pub(super) unsafe fn start_put_signal(ctx: *mut c_void, put: LatePut) -> NcclResult {
     // SAFETY: passed on.
     unsafe {
-        if call::put_again(ctx, &put) {
+        if fast::put::put_again(ctx, &put) {
             return NcclResult::SUCCESS;
         }
         // A copy: only what is passed on has to be in memory, and only from here on.
@@ -52,7 +52,7 @@ pub(super) unsafe fn start_put_signal(ctx: *mut c_void, put: LatePut) -> NcclRes
     }
 }
 
-/// `iputSignal` when [`call::put_again`] did not take it.
+/// `iputSignal` when [`fast::put::put_again`] did not take it.
 ///
 /// # Safety
 /// As `PutFn`.
@@ -61,13 +61,13 @@ pub(super) unsafe fn start_put_signal(ctx: *mut c_void, put: LatePut) -> NcclRes
 unsafe fn start_put_signal_long(ctx: *mut c_void, put: &LatePut) -> NcclResult {
     // SAFETY: passed on.
     unsafe {
-        if call::put_with_room(ctx, put) {
+        if fast::put::put_with_room(ctx, put) {
             return NcclResult::SUCCESS;
         }
         let args = put.args();
         let result = start_put("iputSignal", ctx, &args, put.request.get());
         if result == NcclResult::SUCCESS {
-            call::learn(ctx, &args);
+            fast::put::learn(ctx, &args);
         }
         result
     }
@@ -83,7 +83,7 @@ unsafe fn start_put_long(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
-    guard(name, || unsafe { started(request, || call::put(object::<Contexts>(ctx)?, args)) })
+    guard(name, || unsafe { started(request, || calls::put(object::<Contexts>(ctx)?, args)) })
 }
 
 /// Starts an operation and stores its request.
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn iflush(
         if request.is_null() {
             return Err(null("request"));
         }
-        request.write(call::flush(object::<Contexts>(ctx)?, context, mhandle, rank)?);
+        request.write(calls::flush(object::<Contexts>(ctx)?, context, mhandle, rank)?);
         Ok(())
     })
 }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn iflush(
 /// # Safety
 /// As `TestFn`.
 pub unsafe extern "C" fn test(coll_comm: *mut c_void, request: *mut c_void, done: *mut c_int) -> NcclResult {
-    let Some(entry) = lanes::find(coll_comm, request).filter(|_| !done.is_null()) else {
+    let Some(entry) = requests::find(coll_comm, request).filter(|_| !done.is_null()) else {
         // SAFETY: passed on.
         return unsafe { test_long(coll_comm, request, done) };
     };
@@ -155,10 +155,10 @@ unsafe extern "C" fn unfinished(done: *mut c_int) -> NcclResult {
 /// # Safety
 /// As `TestFn`; `done` is writable, and the entry is that of the request.
 #[inline(never)]
-unsafe extern "C" fn test_again(entry: &lanes::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
+unsafe extern "C" fn test_again(entry: &requests::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
     // SAFETY: the caller's promise.
     unsafe {
-        match call::test_again(entry, Seq(request as u64 as u32)) {
+        match fast::test::test_again(entry, Seq(request as u64 as u32)) {
             Some(true) => {
                 done.write(1);
                 NcclResult::SUCCESS
@@ -178,7 +178,7 @@ unsafe extern "C" fn test_long(coll_comm: *mut c_void, request: *mut c_void, don
         if done.is_null() {
             return Err(null("done"));
         }
-        let is_done = call::test(object::<Coll>(coll_comm)?, request)?;
+        let is_done = calls::test(coll_comm, request)?;
         done.write(is_done as c_int);
         Ok(())
     })

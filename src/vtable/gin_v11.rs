@@ -1,13 +1,13 @@
 //! GIN v11: operations name the communicator.
 
+use super::calls;
 use super::guard::{guard, null, object, shared};
 use super::{data, setup, NAME};
 use crate::comm::coll::Coll;
+use crate::comm::contexts::Contexts;
 use crate::error::{Error, Result};
-use crate::handles;
 use crate::rma::args::{Place, PutArgs};
-use crate::rma::call;
-use crate::rma::contexts::Contexts;
+use crate::sys::handles;
 use nccl_plugin_api::gin_v11::GinV11;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -41,7 +41,9 @@ pub(super) unsafe fn connect_with(
     // SAFETY: passed on.
     let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
     // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
+    // Also where device code gets queues of ours: whoever has the communicator may call the data operations.
     coll.create_contexts(|| setup::spec(n_connections.max(1), queue_depth, -1))?;
+    coll.set_connected_depth(queue_depth);
     let handle = place.fill(coll.clone());
     coll.set_handle(handle);
     // SAFETY: `join` refused a NULL `coll_comm`.
@@ -75,12 +77,16 @@ pub(super) unsafe fn create_context_of(
     Ok(())
 }
 
-/// destroyContext: ends the handle only, the contexts go with the communicator.
+/// destroyContext: ends the handle only, the contexts go with the communicator. Those of a set with queues of this
+/// library's were made by createContext, and end here.
 pub(super) unsafe extern "C" fn destroy_context(gin_ctx: *mut c_void) -> NcclResult {
     guard("destroyContext", || {
-        handles::remove::<Contexts>(gin_ctx)
-            .map(drop)
-            .ok_or_else(|| super::guard::dead(handles::Kind::Contexts, gin_ctx))
+        let set =
+            handles::remove::<Contexts>(gin_ctx).ok_or_else(|| super::guard::dead(handles::Kind::Contexts, gin_ctx))?;
+        if set.device().is_some() {
+            set.destroy();
+        }
+        Ok(())
     })
 }
 
@@ -121,7 +127,7 @@ unsafe extern "C" fn iput(
     // SAFETY: NCCL does not destroy the objects during a call; memory stays valid until the request is done.
     guard("iput", || unsafe {
         let args = PutArgs::new(0, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank);
-        data::started(request, || call::put(set_of(coll_comm)?, &args))
+        data::started(request, || calls::put(set_of(coll_comm)?, &args))
     })
 }
 
@@ -144,7 +150,7 @@ unsafe extern "C" fn iput_signal(
     guard("iputSignal", || unsafe {
         let args = PutArgs::new(0, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank)
             .with_signal(Place::new(signal_off, signal_mhandle), signal_value, signal_op, true);
-        data::started(request, || call::put(set_of(coll_comm)?, &args))
+        data::started(request, || calls::put(set_of(coll_comm)?, &args))
     })
 }
 

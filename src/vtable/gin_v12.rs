@@ -1,10 +1,13 @@
 //! GIN v12: operations name the communicator and one of its connections.
 
+use super::calls;
 use super::gin_v11::{connect_with, create_context_of, destroy_context, set_of};
-use super::guard::guard;
+use super::guard::{guard, shared};
+use super::own::{self, Asked};
 use super::{data, setup, NAME};
+use crate::comm::coll::Coll;
+use crate::proxy::descriptor::layout::Table;
 use crate::rma::args::{Place, PutArgs};
-use crate::rma::call;
 use nccl_plugin_api::gin_v12::GinV12;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -28,14 +31,31 @@ unsafe extern "C" fn connect(
 
 unsafe extern "C" fn create_context(
     coll_comm: *mut c_void,
-    _n_signals: c_int,
-    _n_counters: c_int,
-    _n_contexts: c_int,
+    n_signals: c_int,
+    n_counters: c_int,
+    n_contexts: c_int,
     gin_ctx: *mut *mut c_void,
     dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
-    // SAFETY: passed on.
-    guard("createContext", || unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) })
+    guard("createContext", || {
+        let coll = shared::<Coll>(coll_comm)?;
+        // Whoever has no place for a device handle drains queues himself.
+        if dev_handle.is_null() || !own::is_own(&coll.instance.config, false) {
+            // SAFETY: passed on.
+            return unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) };
+        }
+        let asked = Asked {
+            table: Table::V12,
+            n_signals,
+            n_counters,
+            n_contexts,
+            queue_depth: coll.connected_depth(),
+            traffic_class: -1,
+            rank_stride: 0,
+        };
+        // SAFETY: NULL or writable.
+        unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, || Ok(asked)) }
+    })
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -54,7 +74,7 @@ unsafe extern "C" fn iput(
     guard("iput", || unsafe {
         let args =
             PutArgs::new(connection_id, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank);
-        data::started(request, || call::put(set_of(coll_comm)?, &args))
+        data::started(request, || calls::put(set_of(coll_comm)?, &args))
     })
 }
 
@@ -79,7 +99,7 @@ unsafe extern "C" fn iput_signal(
         let args =
             PutArgs::new(connection_id, Place::new(src_off, src_mhandle), size, Place::new(dst_off, dst_mhandle), rank)
                 .with_signal(Place::new(signal_off, signal_mhandle), signal_value, signal_op, true);
-        data::started(request, || call::put(set_of(coll_comm)?, &args))
+        data::started(request, || calls::put(set_of(coll_comm)?, &args))
     })
 }
 
@@ -90,7 +110,7 @@ pub static ncclGinPlugin_v12: GinV12 = GinV12 {
     name: NAME.as_ptr(),
     init: Some(setup::init),
     devices: Some(setup::devices),
-    get_properties: Some(setup::get_properties_v11),
+    get_properties: Some(own::get_properties_of_v12),
     listen: Some(setup::listen_any),
     connect: Some(connect),
     create_context: Some(create_context),

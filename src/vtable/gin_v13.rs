@@ -1,37 +1,52 @@
 //! GIN v13, and RMA v13, which is the same table: operations name a context of a set; all signals are strong.
 
+use super::calls;
 use super::data::{self, iput_signal};
-use super::guard::{guard, object};
+use super::fast::late::{Late, LatePut};
+use super::guard::{guard, null, object, shared};
+use super::own::{self, Asked};
 use super::{setup, NAME};
-use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
-use crate::rma::call;
-use crate::rma::contexts::Contexts;
+use crate::comm::coll::Coll;
+use crate::comm::contexts::Contexts;
+use crate::error::Result;
+use crate::proxy::descriptor::layout::Table;
+use crate::rma::args::{GetArgs, Place, PutArgs};
 use nccl_plugin_api::gin_v13::{ConfigV13, GinV13};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
 
-/// NCCL 2.30 passes a NULL devHandle for a proxy-type plugin.
+/// createContext where NCCL's proxy drains its own queues: there is no device handle. NCCL 2.30 passes a NULL one.
 unsafe extern "C" fn create_context(
     coll_comm: *mut c_void,
     config: *mut ConfigV13,
     gin_ctx: *mut *mut c_void,
     dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
-    guard("createContext", || {
-        let asked = || {
-            // SAFETY: NULL or readable.
-            let c = unsafe { config.as_ref() }.ok_or_else(|| super::guard::null("config"))?;
-            setup::spec(c.n_contexts, c.queue_depth, c.traffic_class)
-        };
-        // SAFETY: the pointers are NULL or writable. There is no device handle: NCCL's own proxy serves the GPU.
-        unsafe {
-            setup::create_context(coll_comm, gin_ctx, asked)?;
-            if !dev_handle.is_null() {
-                dev_handle.write(std::ptr::null_mut());
-            }
+    // SAFETY: passed on.
+    guard("createContext", || unsafe { create_proxied(coll_comm, config, gin_ctx, dev_handle) })
+}
+
+/// # Safety
+/// The pointers are NULL, or readable and writable.
+unsafe fn create_proxied(
+    coll_comm: *mut c_void,
+    config: *mut ConfigV13,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+) -> Result<()> {
+    let asked = || {
+        // SAFETY: NULL or readable.
+        let c = unsafe { config.as_ref() }.ok_or_else(|| null("config"))?;
+        setup::spec(c.n_contexts, c.queue_depth, c.traffic_class)
+    };
+    // SAFETY: the pointers are NULL or writable.
+    unsafe {
+        setup::create_context(coll_comm, gin_ctx, asked)?;
+        if !dev_handle.is_null() {
+            dev_handle.write(std::ptr::null_mut());
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -74,11 +89,42 @@ pub(super) unsafe extern "C" fn iget(
             Place::new(local_off, local_mhandle),
             rank,
         );
-        data::started(request, || call::get(object::<Contexts>(ctx)?, &args))
+        data::started(request, || calls::get(object::<Contexts>(ctx)?, &args))
     })
 }
 
-/// Both symbols name the same functions.
+/// createContext of the GIN table: with queues of this library's, unless NCCL's engine is to drain its own.
+unsafe extern "C" fn create_gin_context(
+    coll_comm: *mut c_void,
+    config: *mut ConfigV13,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+) -> NcclResult {
+    guard("createContext", || {
+        // Whoever has no place for a device handle drains queues himself.
+        if dev_handle.is_null() || !own::is_own(&shared::<Coll>(coll_comm)?.instance.config, false) {
+            // SAFETY: passed on.
+            return unsafe { create_proxied(coll_comm, config, gin_ctx, dev_handle) };
+        }
+        let asked = || {
+            // SAFETY: NULL or readable.
+            let c = unsafe { config.as_ref() }.ok_or_else(|| null("config"))?;
+            Ok(Asked {
+                table: Table::V13,
+                n_signals: c.n_signals,
+                n_counters: c.n_counters,
+                n_contexts: c.n_contexts,
+                queue_depth: c.queue_depth,
+                traffic_class: c.traffic_class,
+                rank_stride: 0,
+            })
+        };
+        // SAFETY: NULL or writable.
+        unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, asked) }
+    })
+}
+
+/// The RMA table; the GIN table differs in who drains its contexts' queues.
 pub(super) const TABLE: GinV13 = GinV13 {
     name: NAME.as_ptr(),
     init: Some(setup::init),
@@ -106,4 +152,5 @@ pub(super) const TABLE: GinV13 = GinV13 {
 /// The table.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
-pub static ncclGinPlugin_v13: GinV13 = TABLE;
+pub static ncclGinPlugin_v13: GinV13 =
+    GinV13 { get_properties: Some(own::get_properties_of_v13), create_context: Some(create_gin_context), ..TABLE };

@@ -1,9 +1,11 @@
-//! GIN v14: set-up only. Its device code wants a queue that the plugin drains itself, which is not built yet.
+//! GIN v14: set-up only. Device code writes into queues of this library's, or NCCL's proxy drives the RMA table.
 
-use super::guard::{guard, shared, store};
+use super::guard::{guard, null, shared, store};
+use super::own::{self, Asked};
 use super::{setup, NAME};
 use crate::comm::coll::Coll;
 use crate::error::Error;
+use crate::proxy::descriptor::layout::Table;
 use nccl_plugin_api::gin_v14::{ConfigV14, GinPropertiesV14, GinV14};
 use nccl_plugin_api::*;
 use std::ffi::c_void;
@@ -14,20 +16,38 @@ unsafe extern "C" fn get_gin_properties(props: *mut GinPropertiesV14) -> NcclRes
     guard("getGinProperties", || unsafe { store("props", props, value) })
 }
 
-/// Refuses with the remedy: NCCL's own proxy over our RMA table does the same work.
+/// With NCCL's engine it refuses with the remedy: its proxy over our RMA table does the same work.
 unsafe extern "C" fn create_context(
     coll_comm: *mut c_void,
     config: *mut ConfigV14,
-    _gin_ctx: *mut *mut c_void,
-    _dev_handle: *mut *mut DeviceHandle,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
     guard("createContext", || {
         let coll = shared::<Coll>(coll_comm)?;
+        if own::is_own(&coll.instance.config, true) {
+            let asked = || {
+                // SAFETY: NULL or readable.
+                let c = unsafe { config.as_ref() }.ok_or_else(|| null("config"))?;
+                Ok(Asked {
+                    table: Table::V14(c.backend_version),
+                    n_signals: c.n_signals,
+                    n_counters: c.n_counters,
+                    n_contexts: c.n_contexts,
+                    queue_depth: c.queue_depth,
+                    traffic_class: c.traffic_class,
+                    rank_stride: c.rank_stride,
+                })
+            };
+            // SAFETY: NULL or writable.
+            return unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, asked) };
+        }
         let why = match config.is_null() {
-            true => super::guard::null("config"),
+            true => null("config"),
             false => Error::usage(
-                "the GIN v14 table has no queues of its own in this version; set NCCL_RMA_PLUGIN to this library (and \
-                 NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the RMA table",
+                "the GIN v14 table has queues of its own with OXYGIN_ENGINE=own alone; set that, or set \
+                 NCCL_RMA_PLUGIN to this library (and NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the \
+                 RMA table",
             ),
         };
         coll.refuse("createContext", why)
@@ -42,7 +62,7 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     init: Some(setup::init),
     devices: Some(setup::devices),
     get_gin_properties: Some(get_gin_properties),
-    get_properties: Some(setup::get_properties_v12),
+    get_properties: Some(own::get_properties_of_v14),
     listen: Some(setup::listen),
     connect: Some(setup::connect),
     create_context: Some(create_context),

@@ -1,7 +1,7 @@
 //! Between C and Rust: no panic crosses, every error becomes a code and one log line.
 
 use crate::error::{Error, Result};
-use crate::handles::{self, Kind, Object};
+use crate::sys::handles::{self, Kind, Object};
 use crate::telemetry::panic::text;
 use nccl_plugin_api::NcclResult;
 use std::any::Any;

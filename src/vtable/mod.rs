@@ -1,7 +1,10 @@
 //! The exported tables: one thin adapter a version over the calls in `setup` and `data`.
 
+pub mod calls;
 pub mod data;
+pub mod fast;
 pub mod guard;
+pub mod own;
 pub mod setup;
 
 pub mod gin_v11;

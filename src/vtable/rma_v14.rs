@@ -1,9 +1,9 @@
 //! RMA v14: signals are strong or weak.
 
 use super::data::{self, iput_signal};
+use super::fast::late::{Late, LatePut};
 use super::guard::guard;
 use super::{setup, NAME};
-use crate::rma::args::{Late, LatePut};
 use nccl_plugin_api::rma_v14::{ConfigV14, RmaV14};
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};

@@ -1,12 +1,13 @@
 //! RMA v15: operations carry `OPT_*` hints.
 
+use super::calls;
 use super::data::{self, iput_signal};
+use super::fast::late::{Late, LatePut};
 use super::guard::{guard, object};
 use super::rma_v14::create_context;
 use super::{setup, NAME};
-use crate::rma::args::{GetArgs, Late, LatePut, Place, PutArgs};
-use crate::rma::call;
-use crate::rma::contexts::Contexts;
+use crate::comm::contexts::Contexts;
+use crate::rma::args::{GetArgs, Place, PutArgs};
 use nccl_plugin_api::rma_v15::RmaV15;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -30,7 +31,10 @@ pub(super) unsafe extern "C" fn iput(
     unsafe { data::start_put("iput", ctx, &args, request) }
 }
 
-iput_signal! { pub(super) (is_strong_signal: bool, opt_flags: u32) strong: is_strong_signal, hints: Some(Late(&opt_flags)) }
+iput_signal! {
+    pub(super) (is_strong_signal: bool, opt_flags: u32)
+    strong: is_strong_signal, hints: Some(Late(&opt_flags))
+}
 
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe extern "C" fn iget(
@@ -55,7 +59,7 @@ pub(super) unsafe extern "C" fn iget(
             rank,
         )
         .with_hints(opt_flags);
-        data::started(request, || call::get(object::<Contexts>(ctx)?, &args))
+        data::started(request, || calls::get(object::<Contexts>(ctx)?, &args))
     })
 }
 

@@ -1,18 +1,20 @@
 //! The calls that all table versions share: everything but the data operations and createContext.
 
+use super::fast::Ways;
 use super::guard::{dead, guard, null, object, shared, store};
 use crate::comm::coll::{Coll, Memory};
+use crate::comm::contexts::Contexts;
 use crate::comm::instance::Instance;
 use crate::comm::listen::Listen;
+use crate::comm::nccl;
 use crate::comm::rendezvous::Listener;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::{ContextSpec, World};
-use crate::handles::{self, Kind, Reserved};
 use crate::memory::gpu;
-use crate::rma::contexts::Contexts;
-use crate::rma::ticket::MAX_RANKS;
+use crate::rma::request::MAX_RANKS;
+use crate::sys::handles::{self, Kind, Reserved};
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -30,6 +32,7 @@ pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Optio
         telemetry::panic::silence();
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
         unsafe { telemetry::log::install(logger) };
+        nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
         if ctx.is_null() {
             return Err(null("ctx"));
         }
@@ -63,6 +66,8 @@ pub unsafe extern "C" fn get_properties_v11(dev: c_int, props: *mut PropertiesV1
     guard("getProperties", || unsafe { store("props", props, device(dev)?.properties_v11(dev)) })
 }
 
+/// Of RMA tables: NCCL's proxy drives them.
+///
 /// # Safety
 /// As `PropertiesV12Fn`.
 pub unsafe extern "C" fn get_properties_v12(dev: c_int, props: *mut PropertiesV12) -> NcclResult {
@@ -196,7 +201,7 @@ pub(super) unsafe fn join(
     match (found, wrong) {
         (Some(rank), wrong) => {
             let world = World { rank: rank as u32, nranks: ranks as u32 };
-            Coll::connect(&listen, world, &all, wrong.map_or(Ok(()), Err))
+            Coll::connect(&listen, world, &all, wrong.map_or(Ok(()), Err), Box::<Ways>::default())
         }
         (None, wrong) => Err(wrong.unwrap_or_else(|| Error::internal("connect: no rank"))),
     }
@@ -220,7 +225,7 @@ pub(super) unsafe fn create_context(
     let (set, place) = coll.create_contexts(|| if ctx.is_null() { Err(null("ginCtx / rmaCtx")) } else { asked() })?;
     let handle = place.fill(set.clone());
     // SAFETY: the handle was made just now and nobody has it.
-    unsafe { set.publish(handle) };
+    unsafe { set.set_handle(handle) };
     coll.instance.adopt_contexts(handle);
     // SAFETY: `ctx` is not NULL.
     unsafe { store("ginCtx", ctx, handle) }
@@ -454,8 +459,9 @@ pub unsafe extern "C" fn coll_progress(coll_comm: *mut c_void) -> NcclResult {
     guard("ginProgress", || unsafe { object::<Coll>(coll_comm)?.progress() })
 }
 
-/// queryLastError of the GIN tables that NCCL 2.30.3 and 2.30.4 use: their proxy passes its own context in place of ours
-/// (gin_host_proxy.cc, ncclGinProxyQueryLastError). What does not come from here is asked of all that live in the process.
+/// queryLastError of the GIN tables that NCCL 2.30.3 and 2.30.4 use: their proxy passes its own context in place of
+/// ours (gin_host_proxy.cc, ncclGinProxyQueryLastError). What does not come from here is asked of all that live in
+/// the process.
 ///
 /// # Safety
 /// As `QueryLastErrorFn`, but any `ctx`.
@@ -464,6 +470,7 @@ pub unsafe extern "C" fn query_last_error_any(ctx: *mut c_void, has_error: *mut 
         // SAFETY: NCCL does not destroy the set during a call with it.
         let found = match unsafe { handles::get::<Contexts>(ctx) } {
             Some(contexts) => contexts.has_error(),
+            None if handles::maker(ctx).is_some() => return Err(dead(Kind::Contexts, ctx)),
             None => handles::any::<Contexts>(Contexts::has_error),
         };
         // SAFETY: `has_error` is NULL or writable.

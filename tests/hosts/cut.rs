@@ -2,8 +2,8 @@
 //!
 //! `tests/hosts/run` starts one on each host and pulls the cable when the line `traffic` appears. What must happen:
 //! on the others, an operation towards the lost rank (or its `test`) returns ncclRemoteError within ten seconds of
-//! the first sign of silence (`OXYGIN_PEER_TIMEOUT` is shorter), `queryLastError` says true, a log line names the rank, and traffic among the others
-//! goes on, correct, all the while and afterwards.
+//! the first sign of silence (`OXYGIN_PEER_TIMEOUT` is shorter), `queryLastError` says true, a log line names the
+//! rank, and traffic among the others goes on, correct, all the while and afterwards.
 
 use nccl_plugin_api::NcclResult;
 use oxygin_cli::plugin::{log, Plugin};

@@ -69,6 +69,29 @@ hosts_link_local() {
     done
 }
 
+# hosts_crossed: leaves two hosts one common network and only link-local addresses on it: host 1's eth0 is wired to host 2's
+# eth1. Host 2's eth0 and host 1's eth1 are up, and lead to nobody.
+hosts_crossed() {
+    local host i
+    hosts_link_local
+    for i in 1 2; do
+        host=$hosts_prefix-$i
+        ip -n "$hosts_prefix-sw" link add "other$i" type veth peer name eth1 netns "$host"
+        ip -n "$hosts_prefix-sw" link set "other$i" up
+        ip -n "$host" link set eth1 up
+    done
+    ip -n "$hosts_prefix-sw" link set data2 nomaster
+    ip -n "$hosts_prefix-sw" link set other2 master data
+    for i in 1 2; do
+        for _ in $(seq 100); do
+            [ "$(ip -n "$hosts_prefix-$i" -6 -o addr show scope link -tentative | grep -c 'eth[01].*fe80')" = 2 ] && continue 2
+            sleep 0.1
+        done
+        echo "host $i has no link-local addresses" >&2
+        return 1
+    done
+}
+
 # hosts_run I COMMAND...: runs it on host I; all its processes end with it.
 hosts_run() {
     local i=$1

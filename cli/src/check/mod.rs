@@ -4,14 +4,17 @@ mod cases;
 mod control;
 mod findings;
 mod pattern;
+mod probe;
+mod queue;
 mod report;
 mod runner;
+mod seat;
+mod window;
 mod world;
 
-use crate::doctor::child;
-use crate::plugin::{Kind, Plugin};
+use crate::plugin::{Kind, Way};
 use crate::ranks::Place;
-use report::{Report, Verdict};
+use report::{Report, Row, Verdict};
 use runner::Options;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -23,14 +26,18 @@ pub struct Args {
     /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     plugin: Option<PathBuf>,
-    /// The table to test: gin-v11 … rma-v16; without it the newest that the library has
+    /// The table to test: gin-v11 … rma-v16; without it the newest that the library has. gin-v12-queue, gin-v13-queue,
+    /// gin-v14-queue: not the table's calls but the queue that the plugin gives to device code
     #[arg(long, value_name = "NAME", conflicts_with = "all_tables")]
-    table: Option<Kind>,
-    /// Test every table that the library has
+    table: Option<Way>,
+    /// Test every table that the library has, and every queue
     #[arg(long)]
     all_tables: bool,
     /// Fork this many ranks on this machine
-    #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "rank", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(
+        long, value_name = "N", default_value_t = 4, conflicts_with = "rank",
+        value_parser = clap::value_parser!(u32).range(1..=256)
+    )]
     local: u32,
     /// Run as this rank of several machines; needs --nranks and --root
     #[arg(long, value_name = "R", requires = "nranks", requires = "root")]
@@ -86,7 +93,7 @@ fn part(text: &str) -> Result<f64, String> {
 
 /// Runs it; true: everything is well, exit status 0.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let chosen: Vec<&cases::Case> = cases::ALL.iter().filter(|c| selected(c.name, &args.filter)).collect();
+    let chosen: Vec<&cases::Case> = cases::all().filter(|c| selected(c.name, &args.filter)).collect();
     if chosen.is_empty() {
         return Err(format!("no case matches {:?}; --list shows them", args.filter.join(",")).into());
     }
@@ -97,16 +104,8 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let plugin = args.plugin.clone().unwrap_or_else(default_plugin);
     // A name without a slash is the linker's to find; a path must hold wherever a rank is.
     let plugin = if plugin.components().count() > 1 { plugin.canonicalize().unwrap_or(plugin) } else { plugin };
-    let (name, tables) = tables_of(&plugin)?;
-    let tables = match (args.table, args.all_tables) {
-        (_, true) => tables,
-        (Some(kind), _) if tables.contains(&kind) => vec![kind],
-        (Some(kind), _) => {
-            let there = tables.iter().map(|k| k.label()).collect::<Vec<_>>().join(", ");
-            return Err(format!("{} has no table {kind}; it has {there}", plugin.display()).into());
-        }
-        (None, false) => tables.into_iter().rev().find(|k| k.has_data_operations()).into_iter().collect(),
-    };
+    let (name, tables) = probe::tables_of(&plugin)?;
+    let ways = ways(&args, &plugin, &tables)?;
     let place = match (args.rank, args.nranks, args.root) {
         (Some(0), Some(nranks), Some(listen)) => Some(Place::Root { nranks, listen }),
         (Some(rank), Some(nranks), Some(_)) if rank >= nranks => {
@@ -138,13 +137,17 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     if !args.json {
         report::print_heading(&report.plugin, &report.name, options.nranks, form, args.scale);
     }
-    for &kind in &tables {
-        for case in &chosen {
-            let row = runner::run(case, kind, &options);
-            if !args.json {
-                report::print_row(&row);
-            }
-            report.cases.push(row);
+    let mut add = |row: Row| {
+        if !args.json {
+            report::print_row(&row);
+        }
+        report.cases.push(row);
+    };
+    for way in ways {
+        way.ask_for();
+        match probe::other_way(&plugin, way) {
+            Some(why) => add(Row::skipped("all", way, options.nranks, why)),
+            None => chosen.iter().filter(|c| c.is_for(way)).for_each(|case| add(runner::run(case, way, &options))),
         }
     }
     let count = |verdict| report.cases.iter().filter(|r| r.result == verdict).count();
@@ -157,26 +160,28 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     Ok(report.failed == 0 && report.passed > 0)
 }
 
+/// What the options choose among the tables that are there.
+fn ways(args: &Args, plugin: &Path, tables: &[Kind]) -> Result<Vec<Way>, String> {
+    if args.all_tables {
+        let queues = Way::QUEUES.into_iter().filter(|way| tables.contains(&way.kind));
+        return Ok(tables.iter().copied().map(Way::from).chain(queues).collect());
+    }
+    match args.table {
+        Some(way) if tables.contains(&way.kind) => Ok(vec![way]),
+        Some(Way { kind, .. }) => {
+            let there = tables.iter().map(|k| k.label()).collect::<Vec<_>>().join(", ");
+            Err(format!("{} has no table {kind}; it has {there}", plugin.display()))
+        }
+        None => Ok(tables.iter().rev().find(|k| k.has_data_operations()).map(|&k| k.into()).into_iter().collect()),
+    }
+}
+
 fn selected(name: &str, patterns: &[String]) -> bool {
     let hit = |p: &String| match p.strip_prefix('=') {
         Some(exact) => name == exact,
         None => name.contains(p.as_str()),
     };
     patterns.is_empty() || patterns.iter().any(hit)
-}
-
-/// What the library calls itself and the tables it has; looked up in a child, so that no rank inherits a loaded
-/// library.
-fn tables_of(plugin: &Path) -> Result<(String, Vec<Kind>), String> {
-    let text = child::ask(Duration::from_secs(30), || {
-        let plugin = Plugin::open(plugin).map_err(|e| e.to_string())?;
-        let name = plugin.tables().last().map(|t| t.name()).unwrap_or_default();
-        let labels: Vec<_> = plugin.tables().iter().map(|t| t.kind().label()).collect();
-        Ok(format!("{}\n{name}", labels.join(" ")))
-    })?;
-    let (labels, name) = text.split_once('\n').unwrap_or((&text, ""));
-    let kinds = labels.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-    Ok((name.to_owned(), kinds))
 }
 
 #[cfg(test)]
@@ -187,11 +192,11 @@ mod tests {
     fn filters_take_parts_and_exact_names() {
         let pick = |p: &[&str]| -> Vec<&str> {
             let patterns: Vec<String> = p.iter().map(ToString::to_string).collect();
-            cases::ALL.iter().map(|c| c.name).filter(|n| selected(n, &patterns)).collect()
+            cases::all().map(|c| c.name).filter(|n| selected(n, &patterns)).collect()
         };
         assert_eq!(pick(&["=self"]), ["self"]);
         assert_eq!(pick(&["order-"]), ["order-strong", "order-put-signal", "order-weak"]);
-        assert_eq!(pick(&[]).len(), cases::ALL.len());
+        assert_eq!(pick(&[]).len(), cases::all().count());
     }
 
     #[test]
@@ -204,9 +209,9 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let mut names: Vec<_> = cases::ALL.iter().map(|c| c.name).collect();
+        let mut names: Vec<_> = cases::all().map(|c| c.name).collect();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), cases::ALL.len());
+        assert_eq!(names.len(), cases::all().count());
     }
 }

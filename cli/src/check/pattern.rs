@@ -1,5 +1,7 @@
 //! Bytes that depend on where they are and who wrote them, so that lost, moved and stale ones show.
 
+pub use crate::dice::Dice;
+
 /// Bytes 8n to 8n + 7 of the pattern `seed`.
 #[inline]
 fn word(seed: u64, n: usize) -> u64 {
@@ -53,25 +55,6 @@ pub fn wrong_from(data: &[u8], seed: u64, at: usize) -> (u64, Option<usize>) {
 /// The same from the beginning of the pattern.
 pub fn wrong(data: &[u8], seed: u64) -> (u64, Option<usize>) {
     wrong_from(data, seed, 0)
-}
-
-/// A small generator for choices that must be the same on every rank (splitmix64).
-pub struct Dice(pub u64);
-
-impl Dice {
-    /// The next number.
-    pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The table, as nccl-tests prints them, the same as JSON, and progress for those who wait.
 
+use crate::plugin::Way;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -40,6 +41,14 @@ pub struct Row {
     pub why: Option<String>,
 }
 
+impl Row {
+    /// A case that is not run.
+    pub fn skipped(name: &'static str, way: Way, ranks: usize, why: impl Into<String>) -> Self {
+        let (result, why) = (Verdict::Skip, Some(why.into()));
+        Self { name, table: way.label(), ranks, bytes: 0, rounds: 0, seconds: 0.0, wrong: 0, result, why }
+    }
+}
+
 /// The whole run.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -66,7 +75,7 @@ pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str, scale: 
     let part = if scale < 1.0 { format!(", {scale} of the rounds") } else { String::new() };
     println!("# {plugin} ({name}), {ranks} ranks, {form}{part}");
     println!(
-        "#{:>21} {:>8} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
+        "#{:>21} {:>13} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
         "case", "table", "ranks", "bytes", "rounds", "time", "#wrong"
     );
 }
@@ -81,10 +90,12 @@ pub fn print_row(row: &Row) {
     };
     match result {
         Verdict::Skip => {
-            print!("{name:>22} {table:>8} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-")
+            print!("{name:>22} {table:>13} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-")
         }
         _ => {
-            print!("{name:>22} {table:>8} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}")
+            print!(
+                "{name:>22} {table:>13} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}"
+            )
         }
     }
     match why {

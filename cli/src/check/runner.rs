@@ -5,7 +5,7 @@ use super::control::{Control, CALLS};
 use super::findings::{is_echo, Findings};
 use super::report::{Progress, Row, Verdict};
 use super::world::{Remote, Seat};
-use crate::plugin::{log, Kind};
+use crate::plugin::{log, Way};
 use crate::ranks::{self, End, Place, Plan};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
@@ -59,28 +59,20 @@ struct Child {
 }
 
 /// Runs a case on a table.
-pub fn run(case: &Case, kind: Kind, options: &Options) -> Row {
+pub fn run(case: &Case, way: Way, options: &Options) -> Row {
     let local = options.place.is_none();
-    let mut row = Row {
-        name: case.name,
-        table: kind.label(),
-        ranks: options.nranks,
-        bytes: 0,
-        rounds: 0,
-        seconds: 0.0,
-        wrong: 0,
-        result: Verdict::Skip,
-        why: case.skipped(kind, options.nranks, local).map(str::to_owned),
-    };
-    if row.why.is_some() {
+    let mut row = Row::skipped(case.name, way, options.nranks, "");
+    if let Some(why) = case.skipped(way, options.nranks, local) {
+        row.why = Some(why.into());
         return row;
     }
+    row.why = None;
     let start = Instant::now();
     let here = if local { options.nranks } else { 1 };
     let outcome = Control::new(here).map_err(|e| format!("shared memory: {e}")).and_then(|control| {
         let mut children = Vec::new();
         for slot in 0..here {
-            match spawn(case, kind, options, &control, slot) {
+            match spawn(case, way, options, &control, slot) {
                 Ok(child) => children.push(child),
                 Err(e) => {
                     children.iter_mut().for_each(kill);
@@ -88,7 +80,7 @@ pub fn run(case: &Case, kind: Kind, options: &Options) -> Row {
                 }
             }
         }
-        Ok(watch(case, kind, options, &control, children))
+        Ok(watch(case, way, options, &control, children))
     });
     row.seconds = start.elapsed().as_secs_f64();
     let (said, failure) = outcome.unwrap_or_else(|e| (Vec::new(), Some(e)));
@@ -108,7 +100,7 @@ pub fn run(case: &Case, kind: Kind, options: &Options) -> Row {
     row
 }
 
-fn spawn(case: &Case, kind: Kind, options: &Options, control: &Control, slot: usize) -> Result<Child, String> {
+fn spawn(case: &Case, way: Way, options: &Options, control: &Control, slot: usize) -> Result<Child, String> {
     let mut fds = [0; 2];
     // SAFETY: room for two descriptors.
     if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
@@ -127,8 +119,8 @@ fn spawn(case: &Case, kind: Kind, options: &Options, control: &Control, slot: us
                 }
             }
             let verdicts = match &options.place {
-                None => sit(case, kind, options, control, slot, slot, None),
-                Some(place) => join(case, kind, options, control, place),
+                None => sit(case, way, options, control, slot, slot, None),
+                Some(place) => join(case, way, options, control, place),
             };
             if verdicts.failure.is_some() {
                 control.abort();
@@ -163,7 +155,7 @@ fn spawn(case: &Case, kind: Kind, options: &Options, control: &Control, slot: us
 /// Runs the case as one rank.
 fn sit(
     case: &Case,
-    kind: Kind,
+    way: Way,
     options: &Options,
     control: &Control,
     rank: usize,
@@ -176,7 +168,7 @@ fn sit(
         nranks: options.nranks,
         control,
         plugin: options.plugin.clone(),
-        kind,
+        way,
         full: options.full,
         scale: options.scale,
         limit: options.limit,
@@ -195,9 +187,9 @@ fn sit(
 }
 
 /// Runs the case as one rank among processes that were started elsewhere.
-fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &Place) -> Verdicts {
+fn join(case: &Case, way: Way, options: &Options, control: &Control, place: &Place) -> Verdicts {
     let failed = |why: String| Verdicts { bytes: 0, tally: Tally::default(), failure: Some(why) };
-    let same = format!("check {} {} {} {}", case.name, kind.label(), options.full, options.scale);
+    let same = format!("check {} {} {} {}", case.name, way.label(), options.full, options.scale);
     let plan = Plan { place: place.clone(), deadline: options.limit, tolerate_deaths: false, options: same };
     let outcome = ranks::run(&plan, |ranks| {
         let rank = ranks.rank() as usize;
@@ -205,7 +197,7 @@ fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &P
         let remote = move |mine: &[u8]| {
             ranks.borrow_mut().gather_within("check", mine, options.limit * 2).map_err(|e| e.to_string())
         };
-        let verdicts = sit(case, kind, options, control, rank, 0, Some(Box::new(remote)));
+        let verdicts = sit(case, way, options, control, rank, 0, Some(Box::new(remote)));
         Ok(serde_json::to_vec(&verdicts)?)
     });
     let ends = match outcome {
@@ -238,12 +230,12 @@ fn join(case: &Case, kind: Kind, options: &Options, control: &Control, place: &P
 /// Waits for the ranks; returns what they said and the failure to show, if there is one.
 fn watch(
     case: &Case,
-    kind: Kind,
+    way: Way,
     options: &Options,
     control: &Control,
     mut children: Vec<Child>,
 ) -> (Vec<Verdicts>, Option<String>) {
-    let mut progress = Progress::new(format!("{} {}", case.name, kind.label()));
+    let mut progress = Progress::new(format!("{} {}", case.name, way.label()));
     let local = options.place.is_none();
     let mut findings = Findings::default();
     let mut aborted_at = None;

@@ -1,187 +1,21 @@
 //! One rank of one case: a communicator over the plugin under test, windows, and operations whose waits end.
 
-use super::control::{Control, CALLS};
-use super::findings::stopped;
+use super::queue::Queue;
+pub use super::seat::Seat;
+pub use super::window::Window;
+use crate::device::Posted;
 use crate::plugin::{self, code_name, log, ContextConfig, Get, Kind, Plugin, Put, Signal, Table, Target};
-use nccl_plugin_api::{NcclResult, DEVICE_GIN_PROXY, HANDLE_BYTES, PTR_HOST};
-use std::cell::Cell;
+use nccl_plugin_api::{NcclResult, DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY, HANDLE_BYTES, PTR_HOST};
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
 
 /// What went wrong, in words.
 pub type Outcome<T> = Result<T, String>;
 
 /// Hands one message to all ranks and returns everybody's, by rank.
 pub type Remote<'a> = dyn Fn(&[u8]) -> Outcome<Vec<Vec<u8>>> + 'a;
-
-/// What a case knows before it makes a communicator.
-pub struct Seat<'a> {
-    /// This rank.
-    pub rank: usize,
-    /// All of them.
-    pub nranks: usize,
-    /// Shared with the other ranks and the watchdog.
-    pub control: &'a Control,
-    /// The library under test.
-    pub plugin: PathBuf,
-    /// The table under test.
-    pub kind: Kind,
-    /// The long form.
-    pub full: bool,
-    /// The part of a form's rounds to do, above 0 and at most 1.
-    pub scale: f64,
-    /// How long a wait may take.
-    pub limit: Duration,
-    /// How long a dead peer may stay unnoticed.
-    pub death_limit: Duration,
-    /// This rank's place in the control block.
-    pub slot: usize,
-    /// The way to ranks that other processes started; else the control block is.
-    pub remote: Option<Box<Remote<'a>>>,
-    /// Bytes moved so far by this rank, for the table.
-    pub bytes: Cell<u64>,
-}
-
-impl Seat<'_> {
-    /// Notes which call the rank is in, for whoever finds it stuck there.
-    pub fn enter(&self, call: &'static str) {
-        let index = CALLS.iter().position(|c| *c == call).unwrap_or(0);
-        self.control.rank(self.slot).call.store(index as u32, Ordering::Relaxed);
-    }
-
-    /// Shows that this rank is alive.
-    pub fn beat(&self) {
-        let me = self.control.rank(self.slot);
-        me.call.store(0, Ordering::Relaxed);
-        me.beat.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many rounds to do of a case with this many in the short and in the long form; never none.
-    pub fn rounds(&self, quick: u64, full: u64) -> u64 {
-        let whole = if self.full { full } else { quick };
-        ((whole as f64 * self.scale).ceil() as u64).clamp(1, whole)
-    }
-
-    /// Shows how far this rank is.
-    pub fn progress_of(&self, done: u64, total: u64) {
-        let me = self.control.rank(self.slot);
-        me.done.store(done, Ordering::Relaxed);
-        me.total.store(total, Ordering::Relaxed);
-    }
-
-    /// Waits until all ranks are here.
-    pub fn barrier(&self) -> Outcome<()> {
-        self.gather(&[]).map(|_| ())
-    }
-
-    /// Waits until the ranks of `among` are here.
-    pub fn barrier_among(&self, among: &[usize]) -> Outcome<()> {
-        self.gather_among(among, &[]).map(|_| ())
-    }
-
-    /// How long to wait for other ranks to reach a step: longer than their own waits, so that the rank that sees
-    /// what is wrong says so first.
-    pub fn patience(&self) -> Duration {
-        self.limit * 2
-    }
-
-    /// The messages of the ranks of `among`, in that order.
-    pub fn gather_among(&self, among: &[usize], mine: &[u8]) -> Outcome<Vec<Vec<u8>>> {
-        if among == [self.rank] {
-            return Ok(vec![mine.to_vec()]);
-        }
-        let Some(remote) = &self.remote else {
-            return self.control.gather(self.rank, among, mine, self.patience());
-        };
-        let all = remote(mine)?;
-        self.beat();
-        Ok(all.into_iter().enumerate().filter(|(rank, _)| among.contains(rank)).map(|(_, said)| said).collect())
-    }
-
-    /// All ranks' messages by rank.
-    pub fn gather(&self, mine: &[u8]) -> Outcome<Vec<Vec<u8>>> {
-        let all: Vec<usize> = (0..self.nranks).collect();
-        self.gather_among(&all, mine)
-    }
-
-    /// Polls until there is a value. `what` says what for, and from whom.
-    pub fn until<T>(&self, what: impl Fn() -> String, mut poll: impl FnMut() -> Outcome<Option<T>>) -> Outcome<T> {
-        let start = Instant::now();
-        for spin in 0_u64.. {
-            if let Some(found) = poll()? {
-                return Ok(found);
-            }
-            if spin % 64 == 63 {
-                self.beat();
-                let waited = start.elapsed();
-                if self.control.aborted() {
-                    return Err(stopped(waited, what()));
-                }
-                if waited > self.limit {
-                    return Err(format!("waited {} s for {}", self.limit.as_secs(), what()));
-                }
-                match waited {
-                    w if w > Duration::from_millis(20) => std::thread::sleep(Duration::from_micros(50)),
-                    _ => std::thread::yield_now(),
-                }
-            }
-        }
-        unreachable!("the loop has no end")
-    }
-}
-
-/// Memory of this rank, registered on all ranks under the same number.
-pub struct Window {
-    base: *mut u8,
-    len: usize,
-    /// The plugin's handle.
-    pub mh: *mut c_void,
-}
-
-impl Window {
-    /// Zeroed memory that no plugin knows.
-    pub fn unregistered(len: usize) -> Outcome<Self> {
-        // SAFETY: a new private mapping, which lives as long as the process or until `free`.
-        let at = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        match at {
-            libc::MAP_FAILED => Err(format!("no memory for a window of {len} bytes")),
-            at => Ok(Self { base: at.cast(), len, mh: null_mut() }),
-        }
-    }
-
-    /// Gives the memory back. Never done by dropping: when a case fails, the plugin may still be at work in it.
-    pub fn free(self) {
-        // SAFETY: the mapping of `unregistered`, which no plugin knows any more.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The aligned word at byte offset `off`.
-    pub fn word(&self, off: usize) -> &AtomicU64 {
-        assert!(off % 8 == 0 && off + 8 <= self.len);
-        // SAFETY: aligned and in bounds; peers write it through the plugin, hence the atomic.
-        unsafe { AtomicU64::from_ptr(self.base.add(off).cast()) }
-    }
-
-    /// Part of the memory. Whoever looks has first seen the signal that says nobody writes there now.
-    #[allow(clippy::mut_from_ref)]
-    pub fn bytes(&self, off: usize, len: usize) -> &mut [u8] {
-        assert!(off.checked_add(len).is_some_and(|end| end <= self.len));
-        // SAFETY: in bounds; the cases hand parts to one writer at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(off), len) }
-    }
-}
 
 /// A started operation.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +24,15 @@ pub struct Request {
     pub raw: *mut c_void,
     /// The other end.
     pub peer: usize,
+    /// The descriptor in the plugin's own queue, where operations go in there; `None` there: there is nothing to do.
+    pub posted: Option<Posted>,
+}
+
+impl Request {
+    /// What a call gave.
+    pub fn of(raw: *mut c_void, peer: usize) -> Self {
+        Self { raw, peer, posted: None }
+    }
 }
 
 /// A communicator with its contexts. Not torn down by dropping it: cases call [`World::close`].
@@ -204,6 +47,8 @@ pub struct World<'a> {
     pub target: Target,
     /// How many contexts there are.
     pub contexts: usize,
+    /// The plugin's own queue, if operations go in there.
+    pub(super) queue: Option<Queue>,
     mapped: Mapped,
 }
 
@@ -230,7 +75,7 @@ impl<'a> World<'a> {
     pub fn open(seat: &'a Seat<'a>, contexts: usize) -> Outcome<Self> {
         seat.enter("dlopen");
         let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-        let table = plugin.table(seat.kind).map_err(|e| e.to_string())?.clone();
+        let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
         Self::with_table(seat, table, contexts)
     }
 
@@ -244,6 +89,13 @@ impl<'a> World<'a> {
     pub fn among(seat: &'a Seat<'a>, table: Table, contexts: usize, members: &[usize]) -> Outcome<Self> {
         let contexts = if table.kind().has_contexts() { contexts } else { 1 };
         let config = ContextConfig { n_contexts: contexts as i32, ..ContextConfig::default() };
+        let mut world = Self::connected(seat, table, &config, members)?;
+        world.equip(&config)?;
+        Ok(world)
+    }
+
+    /// Makes a communicator of some ranks that has no contexts yet. `config` is what contexts will be asked for with.
+    pub fn connected(seat: &'a Seat<'a>, table: Table, config: &ContextConfig, members: &[usize]) -> Outcome<Self> {
         let mut instance = null_mut();
         let mapped = Mapped(Some(table.clone()));
         seat.enter("init");
@@ -261,21 +113,36 @@ impl<'a> World<'a> {
             let rank = members.iter().position(|&m| m == seat.rank).expect("a member") as i32;
             let nranks = members.len() as i32;
             seat.enter("connect");
-            let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut coll_comm);
+            let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, config, listener, &mut coll_comm);
             named("connect", code)?;
             seat.enter("closeListen");
             named("closeListen", table.close_listen(listener))?;
-            let mut ctx = null_mut();
-            seat.enter("createContext");
-            // NCCL 2.30 passes no place for the device handle.
-            let code = table.create_context(coll_comm, Some(&config), &mut ctx, null_mut());
-            // A table that leaves the data to device code may say that it needs a device.
-            if table.kind().has_data_operations() || code != NcclResult::INVALID_USAGE {
-                named("createContext", code)?;
-            }
             seat.beat();
-            Ok(Self { seat, table, instance, target: Target { coll_comm, ctx }, contexts, mapped })
+            let target = Target { coll_comm, ctx: null_mut() };
+            let queue = seat.way.queue.then(|| Queue::new(rank as u32, nranks as u32));
+            Ok(Self { seat, table, instance, target, contexts: 0, queue, mapped })
         }
+    }
+
+    /// Makes the contexts that operations go to, collectively.
+    pub fn equip(&mut self, config: &ContextConfig) -> Outcome<()> {
+        let Self { seat, table, target, queue, .. } = self;
+        self.contexts = config.n_contexts.max(1) as usize;
+        if let Some(queue) = queue {
+            let set = queue.create(seat, table, target.coll_comm, config)?;
+            target.ctx = set.ctx;
+            queue.device = Some(set.device);
+            return Ok(());
+        }
+        seat.enter("createContext");
+        // SAFETY: as above. NCCL 2.30 passes no place for the device handle.
+        let code = unsafe { table.create_context(target.coll_comm, Some(config), &mut target.ctx, null_mut()) };
+        // A table that leaves the data to device code may say that it needs a device.
+        if table.kind().has_data_operations() || code != NcclResult::INVALID_USAGE {
+            named("createContext", code)?;
+        }
+        seat.beat();
+        Ok(())
     }
 
     /// Checks what `getProperties` says.
@@ -300,6 +167,9 @@ impl<'a> World<'a> {
         if self.table.kind() >= Kind::RmaV13 && properties.net_device_type != DEVICE_GIN_PROXY {
             return Err(format!("netDeviceType {}: RMA tables must report 2 (proxy)", properties.net_device_type));
         }
+        if self.seat.way.queue && properties.net_device_type != DEVICE_GIN_GDAKI {
+            return Err(format!("netDeviceType {}: NCCL drives all but 3 itself", properties.net_device_type));
+        }
         if properties.max_recvs < 1 || !(properties.max_recvs as u32 * 32).is_power_of_two() {
             return Err(format!("32 × maxRecvs ({}) must be a power of two", properties.max_recvs));
         }
@@ -309,19 +179,22 @@ impl<'a> World<'a> {
     /// Registers a new window, collectively.
     pub fn window(&self, len: usize, flags: u64) -> Outcome<Window> {
         let mut window = Window::unregistered(len)?;
-        window.mh = self.register(window.base.cast(), len, flags)?;
+        (window.mh, window.gin) = self.register(window.base.cast(), len, flags)?;
         Ok(window)
     }
 
-    /// Registers memory, collectively.
-    pub fn register(&self, data: *mut c_void, len: usize, flags: u64) -> Outcome<*mut c_void> {
+    /// Registers memory, collectively. Returns its handle, and that for device code.
+    pub fn register(&self, data: *mut c_void, len: usize, flags: u64) -> Outcome<(*mut c_void, u64)> {
         let (mut mh, mut gin) = (null_mut(), null_mut());
         self.seat.enter("regMrSym");
         // SAFETY: the caller's memory, and places for the results.
         let code = unsafe { self.table.reg(self.target.coll_comm, data, len, PTR_HOST, flags, &mut mh, &mut gin) };
         self.seat.beat();
         named("regMrSym", code)?;
-        Ok(mh)
+        if let Some(queue) = &self.queue {
+            queue.learn(mh, gin)?;
+        }
+        Ok((mh, gin as u64))
     }
 
     /// Ends a registration.
@@ -355,7 +228,7 @@ impl<'a> World<'a> {
 
     fn started(&self, call: &'static str, code: NcclResult, raw: *mut c_void, peer: usize) -> Outcome<Request> {
         named(call, code).map_err(|e| format!("{e} (towards rank {peer})"))?;
-        Ok(Request { raw, peer })
+        Ok(Request::of(raw, peer))
     }
 
     /// Starts a put.
@@ -367,9 +240,12 @@ impl<'a> World<'a> {
         to: (&Window, usize),
         size: usize,
     ) -> Outcome<Request> {
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        if let Some(queue) = &self.queue {
+            return queue.put(self.seat, &plain(context, peer, from, to, size), None);
+        }
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), None, &mut raw);
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
         self.started("iput", code, raw, peer)
     }
 
@@ -383,14 +259,20 @@ impl<'a> World<'a> {
         size: usize,
         signal: &Signal,
     ) -> Outcome<Request> {
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        if let Some(queue) = &self.queue {
+            return queue.put(self.seat, &plain(context, peer, from, to, size), Some(signal));
+        }
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), Some(signal), &mut raw);
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
         self.started("iputSignal", code, raw, peer)
     }
 
     /// Starts a bare signal: no data, NULL data handles.
     pub fn signal(&self, context: usize, peer: usize, signal: &Signal) -> Outcome<Request> {
+        if let Some(queue) = &self.queue {
+            return queue.put(self.seat, &bare(context, peer), Some(signal));
+        }
         let mut raw = null_mut();
         let code = self.raw_put(&bare(context, peer), Some(signal), &mut raw);
         self.started("iputSignal", code, raw, peer)
@@ -415,17 +297,23 @@ impl<'a> World<'a> {
             rank: peer as u32,
             opt_flags: 0,
         };
+        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        if let Some(queue) = &self.queue {
+            return queue.get(self.seat, &get);
+        }
         let mut raw = null_mut();
         self.seat.enter("iget");
         // SAFETY: registered windows, offsets that the caller chose inside them.
         let code = unsafe { self.table.get(&self.target, &get, &mut raw) };
         self.seat.beat();
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
         self.started("iget", code, raw, peer)
     }
 
     /// Flushes what gets from `peer` brought into `window`, and waits for it.
     pub fn flush(&self, context: usize, peer: usize, window: &Window) -> Outcome<()> {
+        if let Some(queue) = &self.queue {
+            return queue.flush(self.seat, context, peer);
+        }
         let mut raw = null_mut();
         self.seat.enter("iflush");
         // SAFETY: a registered window.
@@ -450,6 +338,9 @@ impl<'a> World<'a> {
 
     /// `test` once.
     pub fn test(&self, request: Request) -> Outcome<bool> {
+        if let Some(queue) = &self.queue {
+            return queue.is_complete(&request);
+        }
         let (code, done) = self.raw_test(request);
         named("test", code).map_err(|e| format!("{e} (operation towards rank {})", request.peer))?;
         Ok(done)
@@ -457,7 +348,10 @@ impl<'a> World<'a> {
 
     /// Waits for local completion.
     pub fn wait(&self, request: Request) -> Outcome<()> {
-        let what = || format!("an operation towards rank {} to complete locally", request.peer);
+        let what = || match (&self.queue, request.posted) {
+            (Some(queue), Some(posted)) => queue.standing(&posted),
+            _ => format!("an operation towards rank {} to complete locally", request.peer),
+        };
         self.seat.until(what, || Ok(self.test(request)?.then_some(())))
     }
 
@@ -476,7 +370,8 @@ impl<'a> World<'a> {
 
     /// One call of the progress function, where there is one.
     pub fn progress(&self) -> Outcome<()> {
-        if !self.table.has_progress() {
+        // A queue that the plugin owns needs no calls.
+        if self.queue.is_some() || !self.table.has_progress() {
             return Ok(());
         }
         self.seat.enter("progress");

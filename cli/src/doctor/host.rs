@@ -2,8 +2,8 @@
 
 use super::child;
 use super::report::Section;
-use oxygin::comm::interfaces;
 use oxygin::config::Config;
+use oxygin::sys::interfaces;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;

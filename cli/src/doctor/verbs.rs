@@ -10,8 +10,8 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// Looks at everything the verbs fabric needs. `has_gpus`: a CUDA driver is here. Returns the ports too, none where there
-/// is no library.
+/// Looks at everything the verbs fabric needs. `has_gpus`: a CUDA driver is here. Returns the ports too, none where
+/// there is no library.
 pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<DeviceInfo>) {
     let mut section = Section::new("Verbs fabric");
     let kernel = entries(&sys.join("class/infiniband"));
@@ -32,7 +32,8 @@ pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<Devic
         (true, true) => section.no(
             "devices",
             "the kernel knows no RDMA device",
-            "load the NIC's driver (mlx5_ib …); for a test device: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev IFACE",
+            "load the NIC's driver (mlx5_ib …); for a test device: modprobe rdma_rxe; rdma link add rxe0 type rxe \
+             netdev IFACE",
         ),
         (true, false) => section.no(
             "devices",

@@ -1,6 +1,6 @@
 //! The options of `oxygin perf` and what follows from them.
 
-use crate::plugin::Kind;
+use crate::plugin::Way;
 use crate::ranks::{Place, Plan};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,9 +60,10 @@ pub struct Args {
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     pub plugin: Option<PathBuf>,
 
-    /// Table to drive: gin-v11, gin-v12, gin-v13, rma-v13 to rma-v16 [default: the newest with data operations]
+    /// Table to drive: gin-v11, gin-v12, gin-v13, rma-v13 to rma-v16 [default: the newest with data operations], or
+    /// gin-v12-queue, gin-v13-queue, gin-v14-queue: the queue that the plugin gives to device code
     #[arg(long, value_name = "NAME")]
-    pub table: Option<Kind>,
+    pub table: Option<Way>,
 
     /// Measure this library too, alternating with the first, and print ratios
     #[arg(long, value_name = "PATH")]
@@ -70,13 +71,20 @@ pub struct Args {
 
     /// Table to drive in the other library (alone: another table of the same library)
     #[arg(long, value_name = "NAME")]
-    pub against_table: Option<Kind>,
+    pub against_table: Option<Way>,
+
+    /// Threads that post descriptors as device code does, for streams through a queue
+    #[arg(
+        long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
+    pub producers: u32,
 
     /// What to measure [default: latency,rate,bandwidth, and all-to-all with more than two ranks]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub test: Vec<Test>,
 
-    /// Operation [default: put-signal for latency, put otherwise]
+    /// Operation [default: put-signal for latency and through queues, put otherwise]
     #[arg(long, value_enum)]
     pub op: Option<Op>,
 
@@ -101,7 +109,10 @@ pub struct Args {
     pub all: bool,
 
     /// Operations of each measurement
-    #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        short = 'n', long, value_name = "N", conflicts_with = "duration",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub iters: Option<u64>,
 
     /// Seconds of each measurement; a calibration run turns them into a number of operations [default: 0.25]
@@ -109,7 +120,10 @@ pub struct Args {
     pub duration: Option<f64>,
 
     /// Contexts, used in turn
-    #[arg(short = 'q', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(
+        short = 'q', long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=4096)
+    )]
     pub contexts: u32,
 
     /// Operations outstanding at most, to each peer [default: 128; 1024 for rate]
@@ -117,7 +131,10 @@ pub struct Args {
     pub tx_depth: Option<u32>,
 
     /// Operations posted in a row, all but the last with the hint that more follow
-    #[arg(short = 'l', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(
+        short = 'l', long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
     pub post_list: u32,
 
     /// Both ranks send at once
@@ -300,7 +317,8 @@ impl Args {
 
     /// The operation of a test.
     pub fn op_of(&self, test: Test) -> Op {
-        self.op.unwrap_or(if test == Test::Latency { Op::PutSignal } else { Op::Put })
+        let signalled = test == Test::Latency || self.table.is_some_and(|way| way.queue);
+        self.op.unwrap_or(if signalled { Op::PutSignal } else { Op::Put })
     }
 
     /// The sizes of a test.
@@ -358,9 +376,24 @@ impl Args {
     /// What all ranks must agree on, as a line to compare.
     fn shared_options(&self) -> String {
         format!(
-            "table {:?}/{:?} against {} rounds {} tests {:?} op {:?} weak {} alltoall {} setup {} sizes {:?} all {} n {:?} D {:?} q {} t {:?} l {} b {}",
-            self.table, self.against_table, self.against.is_some(), self.rounds, self.test, self.op, self.weak, self.alltoall,
-            self.setup, self.size, self.all, self.iters, self.duration, self.contexts, self.tx_depth, self.post_list,
+            "table {:?}/{:?} against {} rounds {} tests {:?} op {:?} weak {} alltoall {} setup {} sizes {:?} all {} n \
+             {:?} D {:?} q {} t {:?} l {} b {}",
+            self.table,
+            self.against_table,
+            self.against.is_some(),
+            self.rounds,
+            self.test,
+            self.op,
+            self.weak,
+            self.alltoall,
+            self.setup,
+            self.size,
+            self.all,
+            self.iters,
+            self.duration,
+            self.contexts,
+            self.tx_depth,
+            self.post_list,
             self.bidirectional
         )
     }

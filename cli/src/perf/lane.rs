@@ -2,6 +2,7 @@
 
 use super::args::{Args, Op};
 use super::pattern;
+use super::queue::Queue;
 use crate::plugin::{code_name, Put, MISSING};
 use crate::ranks::Session;
 use nccl_plugin_api::NcclResult;
@@ -38,6 +39,8 @@ pub struct Lane {
     pub patience: Duration,
     /// Signals are strong.
     pub strong: bool,
+    /// The queue that operations go into instead of calls.
+    pub queue: Option<Queue>,
     /// What each signal word here should be in the end.
     expected: Vec<Cell<u64>>,
 }
@@ -62,6 +65,7 @@ impl Lane {
             yields: false,
             patience: args.patience(),
             strong: !args.weak,
+            queue: None,
             expected: vec![Cell::new(0); words],
         }
     }

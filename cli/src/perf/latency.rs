@@ -31,6 +31,9 @@ pub fn run(
     samples: &mut Samples,
     meet: &mut dyn FnMut() -> Result<(), Fault>,
 ) -> Result<Duration, Fault> {
+    if let Some(queue) = &lane.queue {
+        return queue.latency(lane, role, test, op, size, n, epoch, samples, meet);
+    }
     let (peer, first) = match role {
         Role::Idle => return meet().map(|()| Duration::ZERO),
         Role::First(peer) => (peer, true),

@@ -4,6 +4,7 @@ use super::args::{Args, Op, Pin, Test};
 use super::floor::{self, Floor};
 use super::lane::{Fault, Lane};
 use super::latency::{self, Role};
+use super::queue::{self, Queue};
 use super::report::{Report, Row};
 use super::samples::{Bandwidth, Round, Samples};
 use super::stream::{self, Load};
@@ -51,19 +52,38 @@ pub fn everything(args: &Args, library: &PathBuf, ranks: &mut Ranks, shared: &Me
 
 /// What the table cannot do, before anything is started.
 fn fits(args: &Args, subject: &Subject) -> Result<(), String> {
-    let kind = subject.table.kind();
-    let Subject { name, .. } = subject;
-    if !kind.has_data_operations() && !args.setup {
+    let (kind, Subject { name, way, .. }) = (subject.table.kind(), subject);
+    if way.queue {
+        calls_only(args, name)?;
+    }
+    if !way.has_data_operations() && !args.setup {
         return Err(format!("{name} has no data operations; choose another with --table"));
     }
-    if args.op == Some(Op::Get) && !kind.has_gets() {
+    if args.op == Some(Op::Get) && !way.has_gets() {
         return Err(format!("{name} has no iget; choose gin-v13 or an RMA table with --table"));
     }
     if args.contexts > 1 && !kind.has_contexts() {
         return Err(format!("{name} has one context only; leave -q away or choose another table with --table"));
     }
-    if args.weak && !kind.has_weak_signals() {
+    if args.weak && !way.has_weak_signals() {
         return Err(format!("{name} has strong signals only; leave --weak away or choose rma-v14 or newer"));
+    }
+    Ok(())
+}
+
+/// What is asked for that queues have not.
+fn calls_only(args: &Args, name: &str) -> Result<(), String> {
+    if args.tx_depth.is_some() || args.post_list != 1 {
+        return Err(format!("{name} is a queue: -t and -l are for calls; --queue-depth says how deep it is"));
+    }
+    if args.no_progress || args.receiver_sleeps {
+        return Err(format!("{name} is a queue, and who waits looks at memory only: leave that option away"));
+    }
+    if args.setup {
+        return Err(format!("--setup measures calls of a table: leave \"-queue\" away from {name}"));
+    }
+    if args.tests().contains(&Test::Latency) && args.op == Some(Op::Put) {
+        return Err(format!("{name}: a ping-pong of device code waits for signals; choose --op put-signal or signal"));
     }
     Ok(())
 }
@@ -102,9 +122,17 @@ impl<'a> Run<'a> {
         };
         let mut lanes = Vec::new();
         for (i, subject) in subjects.iter().enumerate() {
-            let spec = Spec { comm_id: spec.comm_id + i as u64, ..spec };
+            let config = queue::wishes(subject.way, ranks.nranks(), spec.config)?;
+            let spec = Spec { comm_id: spec.comm_id + i as u64, config, ..spec };
+            subject.way.ask_for();
             let session = Session::open(&subject.table, ranks, &spec)?;
-            lanes.push(Lane::new(session, contexts, slot, args));
+            let queue = match subject.way.queue {
+                true => Some(Queue::open(&session, subject.way, &config, args)?),
+                false => None,
+            };
+            let mut lane = Lane::new(session, contexts, slot, args);
+            lane.queue = queue;
+            lanes.push(lane);
         }
         Ok(Self { args, ranks, shared, report, lanes, cores, epoch: 0 })
     }
@@ -113,11 +141,14 @@ impl<'a> Run<'a> {
     /// anywhere and give way while it waits. Threads that the plugin has started by now stay free in any case.
     fn arrange(&mut self, working: u32) {
         let rank = self.ranks.rank() as usize;
-        let crowded = self.args.is_local() && working as usize > self.cores.len();
+        // Engine and producers beside each rank's own thread, which they would share a core with if it were bound.
+        let queues = self.lanes.iter().any(|lane| lane.queue.is_some());
+        let threads = working as usize * if queues { 1 + self.args.producers as usize } else { 1 };
+        let crowded = self.args.is_local() && threads > self.cores.len();
         self.lanes.iter_mut().for_each(|lane| lane.yields = crowded);
         let bind = match self.args.pin {
             Pin::On => true,
-            Pin::Auto => !crowded && rank < working as usize,
+            Pin::Auto => !crowded && !queues && rank < working as usize,
             Pin::Off => return,
         };
         let own = [self.cores[rank % self.cores.len()]];
@@ -266,15 +297,16 @@ impl<'a> Run<'a> {
             (false, true) => format!("ranks {first} and {second} to each other, sum of both"),
             (false, false) => format!("rank {first} to {second}"),
         };
-        let title = format!(
-            "{} of {}: {who}, {depth} outstanding, lists of {}{}",
-            test.label(),
-            op.label(),
-            self.args.post_list,
-            self.conditions()
-        );
+        let how = match &self.lanes[0].queue {
+            Some(queue) => format!("{} producers, {} slots", self.args.producers, queue.depth()),
+            None => format!("{depth} outstanding, lists of {}", self.args.post_list),
+        };
+        let title = format!("{} of {}: {who}, {how}{}", test.label(), op.label(), self.conditions());
         let facts = json!({"test": test, "op": op, "alltoall": alltoall, "bidirectional": self.args.bidirectional,
-            "tx_depth": depth, "post_list": self.args.post_list});
+            "tx_depth": self.lanes[0].queue.is_none().then_some(depth),
+            "post_list": self.lanes[0].queue.is_none().then_some(self.args.post_list),
+            "producers": self.lanes[0].queue.is_some().then_some(self.args.producers),
+            "queue_depth": self.lanes[0].queue.as_ref().map(Queue::depth)});
         self.report.table(&title, facts, false, self.lanes.len() > 1, self.args.floor);
         for size in self.args.sizes_of(test) {
             let floor = self.floor(size)?;

@@ -7,6 +7,7 @@ mod latency;
 mod machine;
 mod measure;
 mod pattern;
+mod queue;
 mod report;
 mod samples;
 mod setup;
@@ -14,7 +15,7 @@ mod stream;
 
 pub use args::{Args, Op, Pin, Test};
 
-use crate::plugin::{log, Plugin};
+use crate::plugin::{log, Plugin, Way};
 use crate::ranks::{self, End, Memory};
 use std::error::Error;
 use std::path::PathBuf;
@@ -62,17 +63,20 @@ pub(crate) struct Subject {
     pub name: String,
     /// The table.
     pub table: crate::plugin::Table,
+    /// How operations go in.
+    pub way: Way,
 }
 
 impl Subject {
     /// Loads it.
-    pub(crate) fn open(path: &PathBuf, table: Option<crate::plugin::Kind>) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn open(path: &PathBuf, way: Option<Way>) -> Result<Self, Box<dyn Error>> {
         let plugin = Plugin::open(path)?;
-        let table = match table {
-            Some(kind) => plugin.table(kind)?,
+        let table = match way {
+            Some(way) => plugin.table(way.kind)?,
             None => plugin.newest()?,
         };
         let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        Ok(Self { name: format!("{file} ({}, {})", table.name(), table.kind()), table: table.clone() })
+        let way = way.unwrap_or(table.kind().into());
+        Ok(Self { name: format!("{file} ({}, {way})", table.name()), table: table.clone(), way })
     }
 }

@@ -60,7 +60,9 @@ impl Report {
             Row::Latency(all) => {
                 all.iter().zip(names).for_each(|(l, name)| value[name] = json!(l));
                 if let [a, b] = all[..] {
-                    value["ratio"] = json!({"typical": over(a.typical, b.typical), "avg": over(a.avg, b.avg), "p99": over(a.p99, b.p99)});
+                    value["ratio"] = json!({
+                        "typical": over(a.typical, b.typical), "avg": over(a.avg, b.avg), "p99": over(a.p99, b.p99)
+                    });
                 }
                 if let (Some(f), Some(a)) = (floor, all.first()) {
                     value["floor"] = json!(f);
@@ -70,7 +72,11 @@ impl Report {
             Row::Bandwidth(all) => {
                 all.iter().zip(names).for_each(|(b, name)| value[name] = json!(b));
                 if let [a, b] = all[..] {
-                    value["ratio"] = json!({"peak": over(a.peak, b.peak), "average": over(a.average, b.average), "median": over(a.median, b.median)});
+                    value["ratio"] = json!({
+                        "peak": over(a.peak, b.peak),
+                        "average": over(a.average, b.average),
+                        "median": over(a.median, b.median)
+                    });
                 }
                 if let (Some(f), Some(a)) = (floor, all.first()) {
                     value["floor"] = json!(f);
@@ -87,9 +93,18 @@ impl Report {
         let ms = |seconds: f64| seconds * 1e3;
         let mib = |bytes: f64| bytes / (1u64 << 20) as f64;
         self.line(&format!(
-            " {nranks:>6} {contexts:>9} {:>12.2} {:>12.2} {:>12.2} {:>12.2} {:>13.2} {:>10.2} {:>10.2} {:>8} {:>5} {:>14.1}  {name}",
-            ms(s.max.connect), ms(s.max.create_context), ms(s.max.register), ms(s.max.total), ms(s.max.teardown),
-            mib(s.max.memory as f64), mib(s.memory_mean), s.max.threads, s.max.descriptors, s.segments_per_rank
+            " {nranks:>6} {contexts:>9} {:>12.2} {:>12.2} {:>12.2} {:>12.2} {:>13.2} {:>10.2} {:>10.2} {:>8} {:>5} \
+             {:>14.1}  {name}",
+            ms(s.max.connect),
+            ms(s.max.create_context),
+            ms(s.max.register),
+            ms(s.max.total),
+            ms(s.max.teardown),
+            mib(s.max.memory as f64),
+            mib(s.memory_mean),
+            s.max.threads,
+            s.max.descriptors,
+            s.segments_per_rank
         ));
         self.rows.push(json!({"test": "setup", "library": name, "ranks": nranks, "contexts": contexts, "result": s}));
     }
@@ -97,7 +112,10 @@ impl Report {
     /// The set-up table's head.
     pub fn set_up_header(&self) {
         self.line(&"-".repeat(118));
-        self.line(" set-up: connect + createContext + 2 registrations; the slowest rank; memory beyond that before init, windows untouched");
+        self.line(
+            " set-up: connect + createContext + 2 registrations; the slowest rank; memory beyond that before \
+             init, windows untouched",
+        );
         self.line(" TCP segments with data are those of the whole network namespace during set-up, divided by ranks");
         self.line(&format!(
             " {:>6} {:>9} {:>12} {:>12} {:>12} {:>12} {:>13} {:>10} {:>10} {:>8} {:>5} {:>14}  library",
@@ -135,10 +153,16 @@ fn over(a: f64, b: f64) -> f64 {
 
 fn header(latency: bool, against: bool, floor: bool) -> String {
     let mut line = match (latency, against) {
-        (true, false) => " #bytes   #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]".to_owned(),
+        (true, false) => " #bytes   #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+                          t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]"
+            .to_owned(),
         (false, false) => " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]".to_owned(),
-        (true, true) => " #bytes   #iterations  t_typical[usec]: this      other   ratio  t_avg[usec]: this      other   ratio    99%[usec]: this      other   ratio".to_owned(),
-        (false, true) => " #bytes   #iterations  BW  median[MB/sec]: this      other   ratio  MsgRate[Mpps]: this      other   ratio".to_owned(),
+        (true, true) => " #bytes   #iterations  t_typical[usec]: this      other   ratio  \
+                         t_avg[usec]: this      other   ratio    99%[usec]: this      other   ratio"
+            .to_owned(),
+        (false, true) => " #bytes   #iterations  BW  median[MB/sec]: this      other   ratio  \
+                          MsgRate[Mpps]: this      other   ratio"
+            .to_owned(),
     };
     if floor {
         line += match latency {

@@ -32,7 +32,7 @@ pub struct Load {
 
 impl Load {
     /// Distance of successive messages, and how many different places they go to.
-    fn places(&self) -> (usize, u64) {
+    pub fn places(&self) -> (usize, u64) {
         let stride = self.size.max(1).next_multiple_of(64);
         (stride, (CYCLE / stride).max(1) as u64)
     }
@@ -50,7 +50,7 @@ impl Load {
     }
 
     /// What the stream adds to the word of context `c`, the closing signal included.
-    fn additions(&self, c: usize, contexts: usize) -> u64 {
+    pub fn additions(&self, c: usize, contexts: usize) -> u64 {
         let signals = matches!(self.op, Op::PutSignal | Op::Signal);
         1 + if signals { self.share(c, contexts) } else { 0 }
     }
@@ -244,6 +244,9 @@ pub fn run(
     epoch: u64,
     meet: &mut dyn FnMut() -> Result<(), Fault>,
 ) -> Result<Round, Fault> {
+    if let Some(queue) = &lane.queue {
+        return queue.stream(lane, to, from, load, epoch, meet);
+    }
     let extent = load.extent();
     for &peer in to.iter().chain(from) {
         lane.prepare(peer, extent, epoch);

@@ -2,18 +2,21 @@
 
 mod kind;
 pub mod log;
+mod raw;
 mod table;
 mod types;
+mod way;
 
 pub use kind::Kind;
 pub use table::Table;
 pub use types::*;
+pub use way::Way;
 
 use libloading::Library;
+use raw::Raw;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use table::Raw;
 
 /// A library that could not be loaded or lacks what was asked for. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +57,8 @@ impl Plugin {
             .collect();
         if tables.is_empty() {
             return Err(LoadError(format!(
-                "{} exports none of the tables ncclGinPlugin_v11 to v14 and ncclRmaPlugin_v13 to v16: it is no GIN or RMA plugin",
+                "{} exports none of the tables ncclGinPlugin_v11 to v14 and ncclRmaPlugin_v13 to v16: it is no \
+                 GIN or RMA plugin",
                 path.display()
             )));
         }

@@ -4,60 +4,12 @@
 //! the plugin returned ([`MISSING`] where the table holds NULL). `session` in `ranks` is the comfortable way.
 
 use super::kind::Kind;
+use super::raw::{any, call, nulls, Raw};
 use super::types::*;
 use libloading::Library;
 use nccl_plugin_api::{self as api, DebugLogger, DeviceHandle, NcclResult};
 use std::ffi::{c_int, c_void, CStr};
 use std::sync::Arc;
-
-/// A copy of the plugin's table: function pointers, so that a call costs one predicted branch and one indirect call.
-#[derive(Clone, Copy)]
-pub(super) enum Raw {
-    GinV11(api::gin_v11::GinV11),
-    GinV12(api::gin_v12::GinV12),
-    GinV13(api::gin_v13::GinV13),
-    GinV14(api::gin_v14::GinV14),
-    RmaV13(api::rma_v13::RmaV13),
-    RmaV14(api::rma_v14::RmaV14),
-    RmaV15(api::rma_v15::RmaV15),
-    RmaV16(api::rma_v16::RmaV16),
-}
-
-/// Evaluates an expression with `$t` bound to the table, whatever its version.
-macro_rules! any {
-    ($raw:expr, $t:ident => $e:expr) => {
-        match $raw {
-            Raw::GinV11($t) => $e,
-            Raw::GinV12($t) => $e,
-            Raw::GinV13($t) => $e,
-            Raw::GinV14($t) => $e,
-            Raw::RmaV13($t) => $e,
-            Raw::RmaV14($t) => $e,
-            Raw::RmaV15($t) => $e,
-            Raw::RmaV16($t) => $e,
-        }
-    };
-}
-
-/// Calls a function of the table, or returns [`MISSING`] if it is NULL.
-macro_rules! call {
-    ($function:expr, $($argument:expr),*) => {
-        match $function {
-            // SAFETY: the table is the plugin's own; what the arguments must be is the caller's promise.
-            Some(f) => unsafe { f($($argument),*) },
-            None => MISSING,
-        }
-    };
-}
-
-/// Names the functions of a table that are NULL.
-macro_rules! nulls {
-    ($t:expr; $($field:ident $name:literal),* $(,)?) => {{
-        let mut missing = Vec::new();
-        $(if $t.$field.is_none() { missing.push($name); })*
-        missing
-    }};
-}
 
 /// One table of a loaded plugin. Keeps the library loaded.
 #[derive(Clone)]
@@ -103,7 +55,8 @@ impl Table {
         }
         macro_rules! with_gets {
             ($t:expr) => {
-                missing.extend(nulls!($t; iput "iput", iput_signal "iputSignal", iget "iget", iflush "iflush", test "test"))
+                missing.extend(nulls!($t;
+                    iput "iput", iput_signal "iputSignal", iget "iget", iflush "iflush", test "test"))
             };
         }
         match &self.raw {

@@ -97,6 +97,8 @@ pub struct Session {
     pub data: Memory,
     /// Data window's handle.
     pub data_mh: *mut c_void,
+    /// Data window's handle for device code; 0 if the version has none.
+    pub data_gin: u64,
     /// Signal window's memory: 64-bit words.
     pub signals: Memory,
     /// Signal window's handle.
@@ -124,6 +126,7 @@ impl Session {
             target: Target { coll_comm: null_mut(), ctx: null_mut() },
             data: memory("data", spec.data_bytes)?,
             data_mh: null_mut(),
+            data_gin: 0,
             signals: memory("signal", spec.signals * 8)?,
             signals_mh: null_mut(),
             device_handle: null_mut(),
@@ -147,7 +150,8 @@ impl Session {
         named("devices", || unsafe { t.devices(&mut devices) })?;
         if spec.device < 0 || spec.device >= devices {
             return Err(SessionError::Plugin(format!(
-                "device {} does not exist: the plugin has {devices} (0 means that it can drive nothing here: ask `oxygin doctor`)",
+                "device {} does not exist: the plugin has {devices} (0 means that it can drive nothing here: ask \
+                 `oxygin doctor`)",
                 spec.device
             )));
         }
@@ -182,7 +186,7 @@ impl Session {
         })?;
         self.times.create_context = start.elapsed();
         let start = Instant::now();
-        self.data_mh = self.register(self.data.base(), self.data.len(), 0)?;
+        (self.data_mh, self.data_gin) = self.register_for_device(self.data.base(), self.data.len(), 0)?;
         self.signals_mh = self.register(self.signals.base(), self.signals.len(), MR_FLAG_FORCE_SO)?;
         self.times.register = start.elapsed();
         Ok(())
@@ -190,13 +194,18 @@ impl Session {
 
     /// Registers more host memory; collective. The caller deregisters it (or `closeColl` does).
     pub fn register(&self, base: *mut u8, len: usize, flags: u64) -> Result<*mut c_void, SessionError> {
+        self.register_for_device(base, len, flags).map(|(mhandle, _)| mhandle)
+    }
+
+    /// The same, with the handle for device code.
+    fn register_for_device(&self, base: *mut u8, len: usize, flags: u64) -> Result<(*mut c_void, u64), SessionError> {
         let (mut mhandle, mut gin_handle) = (null_mut(), null_mut());
         // SAFETY: as in bring_up; the caller's memory is registered for what it is.
         named("regMrSym", || unsafe {
             let coll = self.target.coll_comm;
             self.table.reg(coll, base.cast(), len, PTR_HOST, flags, &mut mhandle, &mut gin_handle)
         })?;
-        Ok(mhandle)
+        Ok((mhandle, gin_handle as u64))
     }
 
     /// This rank.

@@ -55,8 +55,8 @@ impl Context {
         (code == CUDA_SUCCESS).then_some(value & 0xff != 0)
     }
 
-    /// Exports `bytes` of device memory from `at` on, both multiples of the page size. Offset 0 of the descriptor is `at`.
-    /// The context is current during the call only. Does not wait for the GPU.
+    /// Exports `bytes` of device memory from `at` on, both multiples of the page size. Offset 0 of the descriptor is
+    /// `at`. The context is current during the call only. Does not wait for the GPU.
     pub fn export_dma_buf(&self, at: CUdeviceptr, bytes: usize, mapping: Mapping) -> Result<OwnedFd, CudaError> {
         let _current = self.enter()?;
         let mut fd: c_int = -1;

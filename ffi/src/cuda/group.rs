@@ -14,7 +14,9 @@ macro_rules! group {
                     $($field: {
                         let at = library.symbol($name, None)?;
                         // SAFETY: the driver's function of this (versioned) name has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
+                        unsafe {
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr())
+                        }
                     },)*
                 })
             }

@@ -23,7 +23,8 @@ group! {
         unload: c"cuModuleUnload" fn(CUmodule);
         function: c"cuModuleGetFunction" fn(*mut CUfunction, CUmodule, *const std::ffi::c_char);
         launch: c"cuLaunchKernel" fn(
-            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void
         );
         device_count: c"cuDeviceGetCount" fn(*mut c_int);
         get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);

@@ -108,6 +108,25 @@ impl Cuda {
         Ok(Pointer { is_device: kind == CU_MEMORYTYPE_DEVICE, is_managed: managed & 0xff != 0, device, context })
     }
 
+    /// Address of a device on the PCI bus as sysfs has it (`0000:1b:00.0`); `None`: the driver does not say.
+    pub fn pci_address(&self, device: CUdevice) -> Option<String> {
+        /// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`, `_PCI_BUS_ID`, `_PCI_DEVICE_ID`.
+        const WHERE: [c_int; 3] = [50, 33, 34];
+        let [domain, bus, slot] = WHERE.map(|which| {
+            let mut value = 0;
+            // SAFETY: a place for the answer; a driver that does not know the attribute fails.
+            let code = unsafe { (self.device_attribute)(&mut value, which, device) };
+            (code == CUDA_SUCCESS).then_some(value)
+        });
+        Some(format!("{:04x}:{:02x}:{:02x}.0", domain?, bus?, slot?))
+    }
+
+    /// The calling thread's context, to be used from any thread; `None`: it has none.
+    pub fn current_context(cuda: &Arc<Self>) -> Result<Option<Context>, CudaError> {
+        let Some((raw, device)) = cuda.current()? else { return Ok(None) };
+        Ok(Some(Context { cuda: cuda.clone(), raw, device, kept: Kept::Not }))
+    }
+
     /// The calling thread's context and its device; `None`: it has none.
     pub fn current(&self) -> Result<Option<(CUcontext, CUdevice)>, CudaError> {
         let mut context = null_mut();

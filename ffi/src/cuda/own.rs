@@ -12,17 +12,19 @@ use super::Cuda;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// The shortest copy from the host that the driver leaves to a copy engine: 16 KiB wait for the GPU's processors, 32 KiB
-/// do not (driver 580).
+/// The shortest copy from the host that the driver leaves to a copy engine: 16 KiB wait for the GPU's processors, 32
+/// KiB do not (driver 580).
 const ENGINE_BYTES: usize = 32 << 10;
 
 impl Context {
-    /// A new context on a device, destroyed by its drop. Set-up only: takes some 100 ms, and 260 MiB of the GPU's memory.
+    /// A new context on a device, destroyed by its drop. Set-up only: takes some 100 ms, and 260 MiB of the GPU's
+    /// memory.
     pub fn create(cuda: &Arc<Cuda>, device: CUdevice) -> Result<Self, CudaError> {
         let (_apart, mut raw) = (Apart::new(cuda), null_mut());
         // SAFETY: a place for the answer.
         cuda.call(&"cuCtxCreate", || unsafe { (cuda.context_create)(&mut raw, 0, device) })?;
-        // No kernel of ours runs in it, so no thread needs a stack: half of what a context takes. A refusal costs only that.
+        // No kernel of ours runs in it, so no thread needs a stack: half of what a context takes. A refusal costs
+        // only that.
         // SAFETY: its creation has made the context current; it is put back.
         unsafe {
             (cuda.context_limit)(CU_LIMIT_STACK_SIZE, 0);

@@ -1,8 +1,8 @@
 //! GPU memory of other processes: exported, imported, mapped; each object is ended by its drop.
 //!
-//! What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped where the importer likes. Nothing
-//! here waits for a running kernel. Memory of cuMemAlloc or cudaMalloc, which travels as 64 bytes and belongs to a context,
-//! does not come here: closing it waits for kernels.
+//! What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped where the importer likes.
+//! Nothing here waits for a running kernel. Memory of cuMemAlloc or cudaMalloc, which travels as 64 bytes and belongs
+//! to a context, does not come here: closing it waits for kernels.
 
 use super::group::group;
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUDA_SUCCESS};
@@ -64,6 +64,8 @@ group! {
         map: c"cuMemMap" fn(CUdeviceptr, usize, usize, CUmemHandle, c_ulonglong);
         unmap: c"cuMemUnmap" fn(CUdeviceptr, usize);
         set_access: c"cuMemSetAccess" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        create: c"cuMemCreate" fn(*mut CUmemHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+        granularity: c"cuMemGetAllocationGranularity" fn(*mut usize, *const CUmemAllocationProp, c_int);
     }
 }
 
@@ -88,7 +90,38 @@ pub struct Allocation {
     raw: CUmemHandle,
 }
 
+/// In `CUmemAllocationProp::flags`: NICs may reach the memory.
+const GPU_DIRECT_RDMA_CAPABLE: usize = 1;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
+
 impl Allocation {
+    /// New memory of a device, at least `bytes`, which other processes and NICs may be let to; also returns how many
+    /// bytes it has. May take a while: set-up only.
+    pub fn create(cuda: &Arc<Cuda>, device: CUdevice, bytes: usize) -> Result<(Self, u64), CudaError> {
+        let share = cuda.share("cuMemCreate")?;
+        let mut properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+            win32: std::ptr::null_mut(),
+            flags: [0; 8],
+        };
+        let (mut capable, which) = (0, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        // SAFETY: a place for the answer; a driver that does not know the attribute fails.
+        if unsafe { (cuda.device_attribute)(&mut capable, which, device) } == CUDA_SUCCESS && capable != 0 {
+            properties.flags[GPU_DIRECT_RDMA_CAPABLE] = 1;
+        }
+        let mut unit = 0;
+        // SAFETY: a place for the answer and properties that live during the call; 0 asks for the least granularity.
+        let code = unsafe { (share.granularity)(&mut unit, &properties, 0) };
+        cuda.check("cuMemGetAllocationGranularity", code)?;
+        let (size, mut raw) = (bytes.max(1).next_multiple_of(unit.max(1)), 0);
+        // SAFETY: as above.
+        cuda.call(&"cuMemCreate", || unsafe { (share.create)(&mut raw, size, &properties, 0) })?;
+        Ok((Self { cuda: cuda.clone(), raw }, size as u64))
+    }
+
     /// The allocation that is mapped at `at`; an error where there is none, as for memory of cudaMalloc.
     pub fn at(cuda: &Arc<Cuda>, at: CUdeviceptr) -> Result<Self, CudaError> {
         let call = "cuMemRetainAllocationHandle";

@@ -65,7 +65,9 @@ macro_rules! driver {
                     $($field: {
                         let at = library.symbol($name, None).ok_or_else(|| lacks(&library, $name))?;
                         // SAFETY: the driver's function of this (versioned) name has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr()) }
+                        unsafe {
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(at.as_ptr())
+                        }
                     },)*
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),

@@ -32,7 +32,9 @@ macro_rules! functions {
                     $($field: {
                         let at = library.symbol($name, Some(VERSION)).ok_or_else(|| library.lacks($name, REMEDY))?;
                         // SAFETY: the symbol of this name and version has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at.as_ptr()) }
+                        unsafe {
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at.as_ptr())
+                        }
                     },)*
                     library,
                 })

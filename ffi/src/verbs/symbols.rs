@@ -3,6 +3,7 @@
 use super::types::*;
 use crate::{InUse, Library, Missing};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::mem::transmute;
 use std::sync::Arc;
 
 /// The file that the dynamic linker looks for.
@@ -17,8 +18,14 @@ const REMEDY: &str = "install rdma-core (packages libibverbs1 and ibverbs-provid
 
 macro_rules! verbs {
     (
-        required { $($(#[$rdoc:meta])* $rfield:ident: $rname:literal $rversion:literal fn($($rarg:ty),*) $(-> $rret:ty)?;)* }
-        optional { $($(#[$odoc:meta])* $ofield:ident: $oname:literal $oversion:literal fn($($oarg:ty),*) $(-> $oret:ty)?;)* }
+        required { $(
+            $(#[$rdoc:meta])*
+            $rfield:ident: $rname:literal $rversion:literal fn($($rarg:ty),*) $(-> $rret:ty)?;
+        )* }
+        optional { $(
+            $(#[$odoc:meta])*
+            $ofield:ident: $oname:literal $oversion:literal fn($($oarg:ty),*) $(-> $oret:ty)?;
+        )* }
     ) => {
         /// The functions of libibverbs. Holds the library: it is unloaded after the last owner went.
         pub struct Verbs {
@@ -33,11 +40,15 @@ macro_rules! verbs {
                     $($rfield: {
                         let at = library.symbol($rname, Some($rversion)).ok_or_else(|| library.lacks($rname, REMEDY))?;
                         // SAFETY: the symbol of this name and version has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($rarg),*) $(-> $rret)?>(at.as_ptr()) }
+                        unsafe {
+                            transmute::<*mut c_void, unsafe extern "C" fn($($rarg),*) $(-> $rret)?>(at.as_ptr())
+                        }
                     },)*
                     $($ofield: library.symbol($oname, Some($oversion)).map(|at| {
                         // SAFETY: the symbol of this name and version has this signature.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(at.as_ptr()) }
+                        unsafe {
+                            transmute::<*mut c_void, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(at.as_ptr())
+                        }
                     }),)*
                     library,
                 })
@@ -75,11 +86,13 @@ verbs! {
         /// Ends it.
         destroy_comp_channel: c"ibv_destroy_comp_channel" c"IBVERBS_1.0" fn(*mut ibv_comp_channel) -> c_int;
         /// Makes a completion queue.
-        create_cq: c"ibv_create_cq" c"IBVERBS_1.1" fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+        create_cq: c"ibv_create_cq" c"IBVERBS_1.1"
+            fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
         /// Ends it.
         destroy_cq: c"ibv_destroy_cq" c"IBVERBS_1.1" fn(*mut ibv_cq) -> c_int;
         /// Takes a completion event.
-        get_cq_event: c"ibv_get_cq_event" c"IBVERBS_1.1" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        get_cq_event: c"ibv_get_cq_event" c"IBVERBS_1.1"
+            fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
         /// Acknowledges events.
         ack_cq_events: c"ibv_ack_cq_events" c"IBVERBS_1.1" fn(*mut ibv_cq, c_uint);
         /// Makes a queue pair.
@@ -93,11 +106,14 @@ verbs! {
     }
     optional {
         /// Registers memory with optional access flags.
-        reg_mr_iova2: c"ibv_reg_mr_iova2" c"IBVERBS_1.8" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        reg_mr_iova2: c"ibv_reg_mr_iova2" c"IBVERBS_1.8"
+            fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
         /// Registers a DMA-BUF.
-        reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" c"IBVERBS_1.12" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" c"IBVERBS_1.12"
+            fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
         /// A GID with its type.
-        query_gid_ex: c"_ibv_query_gid_ex" c"IBVERBS_1.11" fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
+        query_gid_ex: c"_ibv_query_gid_ex" c"IBVERBS_1.11"
+            fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
     }
 }
 

@@ -622,6 +622,8 @@ pub const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub const IBV_WR_SEND: c_uint = 2;
 /// `IBV_WR_RDMA_READ`.
 pub const IBV_WR_RDMA_READ: c_uint = 4;
+/// `IBV_WR_ATOMIC_CMP_AND_SWP`.
+pub const IBV_WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
 /// `IBV_WR_ATOMIC_FETCH_AND_ADD`.
 pub const IBV_WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
 /// `IBV_SEND_FENCE`: starts when all reads posted before it are complete.

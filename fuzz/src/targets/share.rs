@@ -2,10 +2,10 @@
 //! them; and the messages by which a receiver is asked to copy from such a window.
 
 use super::{take, Target};
-use oxygin::fabric::soft::gpu::share::exchange::{answered, question, Answer, Answers, Collected, AT_ONCE};
-use oxygin::fabric::soft::gpu::share::wire::{Datagram, Offer, What, MAX_SEGMENTS};
-use oxygin::fabric::soft::local::contact::MAX_BODY;
-use oxygin::fabric::soft::local::message::PullRequest;
+use oxygin::fabric::soft::ipc::exchange::{answered, question, Answer, Answers, Collected, AT_ONCE};
+use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, What, MAX_SEGMENTS};
+use oxygin::fabric::soft::peer::contact::MAX_BODY;
+use oxygin::fabric::soft::shm::message::PullRequest;
 
 pub fn targets() -> Vec<Target> {
     vec![
@@ -79,8 +79,8 @@ fn datagram(input: &[u8]) {
     }
 }
 
-/// Scripts for `window`: the length of the window, an offer behind its length, then datagrams, each behind its length and
-/// whether a descriptor is attached.
+/// Scripts for `window`: the length of the window, an offer behind its length, then datagrams, each behind its length
+/// and whether a descriptor is attached.
 fn scripts() -> Vec<Vec<u8>> {
     let script = |offer: &Offer, datagrams: &[Datagram]| {
         let offer = offer.encode();

@@ -1,16 +1,19 @@
 //! The soft fabric: its connect message, the contact datagrams, and the rings in shared memory.
 
 use super::{take, Target};
+use oxygin::fabric::soft::atomic::AtomicRequest;
 use oxygin::fabric::soft::hello::SoftHello;
-use oxygin::fabric::soft::local::contact;
-use oxygin::fabric::soft::local::message::{GetRequest, Header, Kind};
-use oxygin::fabric::soft::local::ring::{Consumer, Producer, POSITIONS};
+use oxygin::fabric::soft::peer::contact;
+use oxygin::fabric::soft::shm::message::{GetRequest, Header, Kind};
+use oxygin::fabric::soft::shm::ring::{Consumer, Producer, POSITIONS};
+use oxygin::rma::atomic::{Change, Width};
 
 pub fn targets() -> Vec<Target> {
     vec![
         Target { name: "soft-hello", seeds: hellos(), run: hello },
         Target { name: "contact", seeds: datagrams(), run: datagram },
         Target { name: "get-request", seeds: vec![get().encode().to_vec()], run: get_request },
+        Target { name: "atomic-request", seeds: atomics(), run: atomic_request },
         Target { name: "ring", seeds: rings(), run: ring },
     ]
 }
@@ -54,6 +57,19 @@ fn get_request(input: &[u8]) {
     }
 }
 
+fn atomics() -> Vec<Vec<u8>> {
+    let swap = Change::CompareSwap { compare: 1, compare_mask: 3, swap: 2, swap_mask: 7 };
+    let seed = |(change, width)| AtomicRequest { change, width, fetches: true, seq: 9 }.encode().to_vec();
+    [(Change::add(5), Width::Eight), (swap, Width::Four)].map(seed).to_vec()
+}
+
+fn atomic_request(input: &[u8]) {
+    if let Some(request) = AtomicRequest::parse(input) {
+        assert_eq!(request.encode(), input);
+        std::hint::black_box(request.change.of(request.width.mask(), request.width));
+    }
+}
+
 const SIZE: usize = 1024;
 
 /// Memory of one ring, aligned.
@@ -79,7 +95,12 @@ fn rings() -> Vec<Vec<u8>> {
     let mut producer = unsafe { Producer::new(at, SIZE) };
     let payload = [9u8; 300];
     let kinds = [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, GetRequest::LEN as u32), (Kind::Pull, 48)];
-    for (kind, len) in kinds.into_iter().chain([(Kind::GetData, 100), (Kind::GetDone, 0), (Kind::Put, 5)]) {
+    for (kind, len) in kinds.into_iter().chain([
+        (Kind::GetData, 100),
+        (Kind::Atomic, AtomicRequest::LEN as u32),
+        (Kind::GetDone, 0),
+        (Kind::Put, 5),
+    ]) {
         let header = Header { kind, len, key: 1, aux: 2, addr: 3 };
         // SAFETY: the payload has 300 bytes.
         assert!(unsafe { producer.push(header, payload.as_ptr()) });

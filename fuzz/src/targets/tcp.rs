@@ -1,9 +1,11 @@
 //! The soft fabric's TCP: greetings and frames.
 
 use super::{take, Target};
+use oxygin::fabric::soft::atomic::AtomicRequest;
 use oxygin::fabric::soft::tcp::wire::{
     parse_counts, Bell, Frame, Hello, Place, Refusal, HEADER, HELLO, MAX_PAYLOAD, MAX_STRIPES,
 };
+use oxygin::rma::atomic::{Change, Width};
 
 pub fn targets() -> Vec<Target> {
     vec![
@@ -40,6 +42,9 @@ fn frames() -> Vec<u8> {
         Frame::Put { context: 0, place, bell: None },
         Frame::Put { context: 1, place, bell },
         Frame::Get { context: 2, place },
+        Frame::Atomic { context: 2, place, counted: false },
+        Frame::Atomic { context: 2, place, counted: true },
+        Frame::Fetched { context: 2, seq: 7, value: 9 },
         Frame::Data { len: 8 },
         Frame::Refused { why: Refusal::Get, context: 3, place },
         Frame::End { context: 3, conns: 5 },
@@ -49,6 +54,11 @@ fn frames() -> Vec<u8> {
         match frame {
             Frame::Put { bell: Some(_), .. } => stream.extend([0; 16 + 8]),
             Frame::Put { .. } | Frame::Data { .. } => stream.extend([0; 8]),
+            Frame::Atomic { counted, .. } => {
+                let request = AtomicRequest { change: Change::add(3), width: Width::Eight, fetches: true, seq: 7 };
+                stream.extend(vec![0; if counted { 16 } else { 0 }]);
+                stream.extend(request.encode());
+            }
             _ => {}
         }
     }
@@ -75,6 +85,17 @@ fn stream(mut input: &[u8]) {
                 assert!(place.len <= MAX_PAYLOAD);
                 0
             }
+            Frame::Atomic { place, counted, .. } => {
+                assert!(place.len <= MAX_PAYLOAD);
+                let Some((counts, rest)) = input.split_at_checked(if counted { 16 } else { 0 }) else { return };
+                std::hint::black_box(parse_counts(counts, counts.len() / 4));
+                let Some((body, rest)) = rest.split_at_checked(AtomicRequest::LEN) else { return };
+                let Some(request) = AtomicRequest::parse(body) else { return };
+                assert_eq!(request.encode(), body);
+                input = rest;
+                0
+            }
+            Frame::Fetched { .. } => 0,
             Frame::End { .. } | Frame::Goodbye => return,
         };
         assert!(payload <= MAX_PAYLOAD);

@@ -1,5 +1,5 @@
-//! Signs of life from rank 0 to those who wait in a step: its host would acknowledge what they send without it, and a child
-//! that it forked may hold its sockets.
+//! Signs of life from rank 0 to those who wait in a step: its host would acknowledge what they send without it, and a
+//! child that it forked may hold its sockets.
 
 use std::time::{Duration, Instant};
 

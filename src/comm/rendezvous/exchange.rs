@@ -4,14 +4,15 @@ use super::drive::{self, Standing};
 use super::gather::Gather;
 use super::job::Job;
 use super::listener::Listener;
+use super::routes::Routes;
 use super::visit::Visit;
 use super::wire::{self, Failure, Reply, Sender};
 use crate::comm::handle::{self, Handle};
-use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::World;
-use crate::sync::Mutex;
+use crate::sys::interfaces;
+use crate::sys::sync::Mutex;
 use nccl_plugin_api::NcclResult;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,7 +48,6 @@ impl Gathered {
 }
 
 /// What lasts from step to step.
-#[derive(Default)]
 pub(super) struct Progress {
     /// How many steps this rank has entered.
     steps: u32,
@@ -55,6 +55,8 @@ pub(super) struct Progress {
     failed: Option<(u32, String)>,
     /// Rank 0 was there.
     met: bool,
+    /// How to reach it.
+    routes: Routes,
 }
 
 /// The collective steps of one communicator. Every rank must make the same calls in the same order, also when one
@@ -84,11 +86,11 @@ fn error_of(failure: Failure) -> Error {
 }
 
 impl Exchange {
-    /// The exchange of the job whose rank r made `handles[r]`; `None`: this rank was not told, which the caller has to say
-    /// in its first call. `listener` made this rank's; only rank 0 keeps it. Says nothing to anybody yet.
+    /// The exchange of the job whose rank r made `handles[r]`; `None`: this rank was not told, which the caller has
+    /// to say in its first call. `listener` made this rank's; only rank 0 keeps it. Says nothing to anybody yet.
     ///
-    /// Fails where nobody can be told: without rank 0's handle, and with one that this library cannot read, which all ranks
-    /// see, and whose rank will not come. What is wrong here alone is for [`Exchange::check_handles`].
+    /// Fails where nobody can be told: without rank 0's handle, and with one that this library cannot read, which all
+    /// ranks see, and whose rank will not come. What is wrong here alone is for [`Exchange::check_handles`].
     pub fn new(
         config: &Config,
         world: World,
@@ -113,6 +115,8 @@ impl Exchange {
             addresses.push(handle.map(|handle| interfaces::through(handle.address, &[here], 0)));
             root = root.or(handle.filter(|_| rank == 0));
         }
+        let to = root.map_or(here, |root| root.address);
+        let routes = Routes::new(interfaces::through(to, &[here], 0), interfaces::ways(to, &[here]));
         let own = world.rank as usize;
         addresses[own].get_or_insert(here);
         let wrong = handles[own].is_some_and(|handle| handle != listener.handle()).then(|| {
@@ -130,7 +134,7 @@ impl Exchange {
             world,
             listener,
             wrong,
-            progress: Mutex::new(Progress::default()),
+            progress: Mutex::new(Progress { steps: 0, failed: None, met: false, routes }),
         })
     }
 
@@ -181,7 +185,7 @@ impl Exchange {
         let request = request.map_err(|malformed| Error::internal(format!("{name}: {malformed}")))?;
         let result = match &self.listener {
             Some(listener) => self.as_root(number, name, request, progress.failed.clone(), listener, standing),
-            None => self.as_visitor(number, name, request, &mut progress.met, standing),
+            None => self.as_visitor(number, name, request, progress, standing),
         };
         result.map_err(|error| {
             progress.failed = Some((number, error.message().to_owned()));
@@ -216,13 +220,12 @@ impl Exchange {
         number: u32,
         step: &str,
         request: Vec<u8>,
-        met: &mut bool,
+        progress: &mut Progress,
         standing: &mut Standing,
     ) -> Result<Gathered> {
-        let root = self.job.addresses[0].ok_or_else(|| Error::internal(format!("{step}: rank 0 has no address")))?;
-        let mut visit = Visit::new(self.job.clone(), number, step, request, *met, Instant::now());
-        let outcome = drive::visit(&mut visit, root, standing);
-        *met = visit.met();
+        let mut visit = Visit::new(self.job.clone(), number, step, request, progress.met, Instant::now());
+        let outcome = drive::visit(&mut visit, &mut progress.routes, standing);
+        progress.met = visit.met();
         let answer = outcome?.map_err(error_of)?;
         Ok(Gathered { bytes: answer.bytes, common: answer.common, addressed: answer.addressed })
     }

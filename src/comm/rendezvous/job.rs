@@ -8,9 +8,6 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long a host that should answer may stay silent, if the step's deadline leaves the time.
-pub const SILENCE: Duration = Duration::from_secs(20);
-
 /// The ranks of a communicator.
 #[derive(Debug)]
 pub struct Job {
@@ -21,7 +18,8 @@ pub struct Job {
     pub token: Token,
     /// `OXYGIN_TIMEOUT`.
     pub timeout: Duration,
-    /// `OXYGIN_PEER_TIMEOUT`: how long rank 0 may be silent to those who wait for it in a step.
+    /// `OXYGIN_PEER_TIMEOUT`: how long rank 0 may be silent to those who wait for it in a step, and a host that should
+    /// answer.
     pub silence: Duration,
 }
 
@@ -29,11 +27,6 @@ impl Job {
     /// How many ranks there are.
     pub fn nranks(&self) -> u32 {
         self.addresses.len() as u32
-    }
-
-    /// How long a host that should answer may stay silent: [`SILENCE`], or half of a shorter timeout.
-    pub fn silence(&self) -> Duration {
-        SILENCE.min(self.timeout / 2)
     }
 
     /// "rank 3 (10.0.0.7:4711)".

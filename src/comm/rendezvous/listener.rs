@@ -1,11 +1,11 @@
 //! The listening socket behind a handle.
 
 use crate::comm::handle::{self, Handle, Token};
-use crate::comm::interfaces;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fork::Private;
-use crate::net;
+use crate::sys::fork::Private;
+use crate::sys::interfaces;
+use crate::sys::net;
 use std::net::{SocketAddr, TcpListener};
 
 /// A socket that listens on the chosen interface, and the token that a connection must show. Closed on drop.

@@ -14,8 +14,10 @@ mod call;
 mod drive;
 mod exchange;
 pub mod gather;
+mod host;
 pub mod job;
 mod listener;
+mod routes;
 #[cfg(test)]
 mod simulated;
 pub mod visit;

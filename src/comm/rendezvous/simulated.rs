@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod random_tests;
 mod tests;
 
 const TOKEN: Token = Token::from_bytes([9; 16]);

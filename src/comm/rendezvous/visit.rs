@@ -20,20 +20,18 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(256);
 pub const GRACE: Duration = Duration::from_secs(2);
 /// How long connections to a rank 0 that was never reached may be refused: a network that is being set up does that.
 pub const REFUSED: Duration = Duration::from_secs(1);
-/// Ranks that find room in any kernel's queue of connections (`net.core.somaxconn` was 128 once). With more of them, a
-/// connection that nobody answers may only say that this queue is full.
-const QUEUED: u32 = 128;
-/// Bytes that any receiver has room for while nobody reads them.
-const WINDOW: usize = 16 << 10;
 
 /// Why there is no connection to rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// Its host says that nobody listens there.
     Refused,
-    /// Its host, or the network between, has not answered for long.
+    /// The kernel says that its host, or a network on the way, cannot be reached.
+    Unreachable,
+    /// The connection stood, and its host, or the network between, has not answered for long.
     Silent,
-    /// Anything else: it closed, or this host has no room.
+    /// Anything else: it closed, this host has no room, or nothing answers an attempt. That is no reason to give up:
+    /// a kernel whose queue of connections is full is silent, too.
     Otherwise,
 }
 
@@ -91,10 +89,8 @@ pub struct Visit {
     met: bool,
     /// Since when every attempt was refused.
     refused: Option<Instant>,
-    /// Since when nothing came from rank 0's host, while something should have.
-    silent: Option<Instant>,
-    /// The kernel says that the host cannot be reached.
-    unreachable: bool,
+    /// Since when the kernel has said of every attempt that the host cannot be reached.
+    unreachable: Option<Instant>,
     /// What ended the last attempt.
     trouble: Option<String>,
     actions: VecDeque<Action>,
@@ -118,8 +114,7 @@ impl Visit {
             pause: FIRST_PAUSE,
             met,
             refused: None,
-            silent: Some(now),
-            unreachable: false,
+            unreachable: None,
             trouble: None,
             actions: VecDeque::from([Action::Connect]),
         }
@@ -127,19 +122,14 @@ impl Visit {
 
     /// The connection stands.
     pub fn connected(&mut self) {
-        (self.met, self.refused, self.silent, self.unreachable) = (true, None, None, false);
+        (self.met, self.refused, self.unreachable) = (true, None, None);
         self.stage = Stage::Talking { sent: false, expired: false };
         self.actions.push_back(Action::Send(self.request.clone()));
     }
 
     /// How long rank 0's host may stay silent.
     pub fn silence(&self) -> Duration {
-        self.job.silence()
-    }
-
-    /// Whether rank 0's kernel takes this rank's connection and all of its request, also while rank 0 is late.
-    pub fn is_taken_at_once(&self) -> bool {
-        self.job.nranks() <= QUEUED && self.request.len() <= WINDOW
+        self.job.silence
     }
 
     /// Whether rank 0 was there, in this step or an earlier one.
@@ -163,8 +153,8 @@ impl Visit {
         if how != Broken::Refused {
             self.refused = None;
         }
-        if how != Broken::Silent {
-            self.silent = None;
+        if how != Broken::Unreachable {
+            self.unreachable = None;
         }
         match how {
             Broken::Refused => {
@@ -178,9 +168,13 @@ impl Visit {
                 }
             }
             // A connection that stood falls silent only after the kernel has asked for long.
-            Broken::Silent if matches!(self.stage, Stage::Talking { .. }) => return self.unanswered(),
-            Broken::Silent => self.unreachable = true,
-            Broken::Otherwise => {}
+            Broken::Silent | Broken::Unreachable if matches!(self.stage, Stage::Talking { .. }) => {
+                return self.unanswered();
+            }
+            Broken::Unreachable => {
+                self.unreachable.get_or_insert(now);
+            }
+            Broken::Silent | Broken::Otherwise => {}
         }
         self.again(now);
     }
@@ -196,17 +190,17 @@ impl Visit {
 
     fn unanswered(&mut self) {
         self.fail(&format!(
-            "{} went away: its host, or the network to it, has not answered for {} s (last: {})",
+            "{} went away: its host, or the network to it, has not answered for {} s (last: {}); OXYGIN_PEER_TIMEOUT \
+             sets how long to wait",
             self.root(),
-            self.job.silence().as_secs_f64(),
+            self.job.silence.as_secs_f64(),
             self.trouble.as_deref().unwrap_or("no answer")
         ));
     }
 
-    /// When a host that is silent counts as gone.
+    /// When a host that cannot be reached counts as gone.
     fn patience(&self) -> Option<Instant> {
-        let counts = self.unreachable || self.job.nranks() <= QUEUED;
-        self.silent.filter(|_| counts).map(|since| since + self.job.silence())
+        self.unreachable.map(|since| since + self.job.silence)
     }
 
     fn again(&mut self, now: Instant) {
@@ -255,8 +249,8 @@ impl Visit {
         if matches!(self.stage, Stage::Talking { .. }) && self.life.is_over(now) {
             let (silent, root) = (self.job.silence.as_secs_f64(), self.job.rank(0));
             let sentence = format!(
-                "{}: {root} has said nothing for {silent} s in this step: it is stopped or out of reach, or its process has \
-                 ended and a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait",
+                "{}: {root} has said nothing for {silent} s in this step: it is stopped or out of reach, or its \
+                 process has ended and a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait",
                 self.name
             );
             return self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
@@ -280,7 +274,6 @@ impl Visit {
             Stage::Pause(until) if !late => {
                 if now >= *until {
                     self.stage = Stage::Connecting;
-                    self.silent.get_or_insert(now);
                     self.actions.push_back(Action::Connect);
                 }
             }

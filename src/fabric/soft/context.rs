@@ -1,89 +1,81 @@
 //! A context of the software fabric: a lane to each peer.
 
-use super::lane::{Lane, Work};
-use super::link::LEAVE_WITHIN;
-use super::shared::Shared;
+use super::atomic::ATOMICS;
+use super::lane::Lane;
+use super::link::{Link, Seat, LEAVE_WITHIN};
+use super::progress::Progress;
 use crate::error::Result;
-use crate::rma::op::{Get, Put};
+use crate::fabric::{Flush, Posted};
+use crate::rma::atomic::Atomics;
+use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Puts between two polls: a caller that only ever finds its requests done must still receive.
+/// Operations between two polls: a caller that only ever finds its requests done must still receive.
 const POLL_EVERY: u32 = 64;
 /// Tests of operations that are not the oldest unfinished one of their lane, between two polls.
 const LATER_EVERY: u32 = 16;
 
-struct Place {
-    lane: Arc<Lane>,
-    slot: u32,
-}
-
-/// One context. Lanes to the same peer share that peer's link; nothing else is shared between contexts.
+/// One context. Its lanes have locks of their own; those to a peer of this host share its ring, for as long as a
+/// message is written there.
 pub struct Context {
-    shared: Arc<Shared>,
-    places: Box<[Place]>,
+    shared: Arc<Progress>,
+    seats: Box<[Arc<Seat>]>,
     /// Counts tests of later operations; one caller at a time as for everything in a context, so no more than a hint.
     tests: AtomicU32,
 }
 
 impl Context {
     /// The context with this number, which no other context of the communicator has had.
-    pub fn new(shared: Arc<Shared>, number: u32) -> Self {
-        let places = shared
-            .links()
-            .iter()
-            .map(|link| {
-                let lane = Arc::new(Lane::new(number, link.peer, link.health.clone()));
-                let slot = link.add_lane(lane.clone());
-                Place { lane, slot }
-            })
-            .collect();
-        Self { shared, places, tests: AtomicU32::new(0) }
+    pub fn new(shared: Arc<Progress>, number: u32) -> Self {
+        let lane = |link: &Link| Arc::new(Lane::new(number, link.peer, link.health.clone()));
+        let seats = shared.links().iter().map(|link| link.add_lane(lane(link))).collect();
+        Self { shared, seats, tests: AtomicU32::new(0) }
     }
+}
 
-    /// Where the newest complete operation to `peer` shows; lives as long as the context.
-    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
-        self.places[peer as usize].lane.completed()
+#[cfg(test)]
+impl Context {
+    /// Has the lane to a peer, as one who posts or moves something there.
+    pub fn hold(&self, peer: u32) -> impl Drop + '_ {
+        self.seats[peer as usize].lock()
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // First all, so that nothing new begins for it while one is waited for.
-        let links = self.shared.links().iter().zip(&self.places);
-        let leaving: Vec<_> = links.filter_map(|(link, place)| Some((link, link.leave(place.slot)?))).collect();
+        let links = self.shared.links().iter().zip(&self.seats);
+        let leaving: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
         let end = Instant::now() + LEAVE_WITHIN;
         leaving.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
     }
 }
 
 impl crate::fabric::Context for Context {
-    #[inline]
-    unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
-        let place = &self.places[peer as usize];
-        let seq = self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Put(*put))?;
-        if seq.0 % POLL_EVERY == 0 {
-            self.shared.poll();
-        }
-        Ok(seq)
-    }
+    const NAME: &'static str = "soft";
+    /// They share everything that can advance.
+    const SHARES_PROGRESS: bool = true;
 
     #[inline]
-    unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
-        let place = &self.places[peer as usize];
-        self.shared.link(peer).post(&self.shared, &place.lane, place.slot, Work::Get(*get))
+    unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
+        let posted = self.shared.link(peer).post(&self.shared, &self.seats[peer as usize], ops)?;
+        if (posted.last.0 % POLL_EVERY) < posted.taken as u32 {
+            self.shared.poll();
+        }
+        Ok(posted)
     }
 
     /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order.
-    fn flush(&self, peer: u32) -> Result<Option<Seq>> {
-        self.places[peer as usize].lane.health.check().map(|()| None)
+    fn flush(&self, peer: u32) -> Result<Flush> {
+        self.seats[peer as usize].lane.check().map(|()| Flush::Done)
     }
 
     #[inline]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        let lane = &self.places[peer as usize].lane;
+        let lane = &self.seats[peer as usize].lane;
         if lane.test(seq)? {
             return Ok(true);
         }
@@ -108,6 +100,18 @@ impl crate::fabric::Context for Context {
 
     fn has_error(&self) -> bool {
         self.shared.look_at_peers();
-        self.shared.engine.has_failed() || self.places.iter().any(|p| p.lane.health.has_failed())
+        self.shared.engine.has_failed() || self.seats.iter().any(|p| p.lane.has_failed())
+    }
+
+    fn atomics(&self) -> Atomics {
+        ATOMICS
+    }
+
+    fn newest(&self, peer: u32) -> Seq {
+        self.seats[peer as usize].lane.last()
+    }
+
+    fn completed(&self, peer: u32) -> &AtomicU32 {
+        self.seats[peer as usize].lane.completed()
     }
 }

@@ -1,7 +1,7 @@
 //! What a rank says of itself so that peers can reach it without RDMA.
 
 use crate::error::{Error, Result};
-use crate::wire::{Reader, Writer};
+use crate::sys::wire::{Reader, Writer};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// The ways to a rank.
@@ -45,7 +45,7 @@ impl SoftHello {
     /// From a message of `rank`.
     pub fn parse(rank: u32, message: &[u8]) -> Result<Self> {
         Self::fields(message).ok_or_else(|| {
-            Error::remote(format!("rank {rank} sent a malformed soft fabric message of {} bytes", message.len()))
+            Error::protocol(format!("rank {rank} sent a malformed soft fabric message of {} bytes", message.len()))
         })
     }
 

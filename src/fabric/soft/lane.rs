@@ -1,12 +1,21 @@
 //! One (context, peer): numbers its operations and says which are locally complete.
+//!
+//! A fault belongs to the lane that it hit: an operation that is refused fails the rest of its lane, and no other.
+//! Only what ends the peer itself, or the way to it, fails the peer for all contexts.
 
-use crate::error::{Error, Result};
-use crate::rma::op::{Get, Put};
+use crate::error::{Error, Kind, Result};
+use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Whether a peer can still be reached. One object a (communicator, peer), shared by all that speak to it.
+/// Whether an error ends its peer for all contexts: it is gone, or what it says cannot be trusted.
+pub fn ends_peer(error: &Error) -> bool {
+    matches!(error.kind(), Kind::PeerGone | Kind::Protocol)
+}
+
+/// Whether a peer can still be reached. One object a (communicator, peer), shared by all that speak to it. A lane has
+/// one of its own beside it.
 #[derive(Default)]
 pub struct Health {
     failed: AtomicBool,
@@ -17,10 +26,16 @@ impl Health {
     /// Marks the peer as failed; the first error stays and is logged, later ones are dropped.
     #[cold]
     pub fn fail(&self, error: Error) {
-        if self.error.set(error).is_ok() {
+        if self.set(error) {
             log::warn!("{}", self.error.get().map_or("", |e| e.message()));
         }
+    }
+
+    /// Whether it was the first one.
+    fn set(&self, error: Error) -> bool {
+        let is_first = self.error.set(error).is_ok();
         self.failed.store(true, Ordering::Release);
+        is_first
     }
 
     /// The error that ended the path to this peer.
@@ -52,6 +67,10 @@ pub struct Lane {
     pub peer: u32,
     /// Whether that rank can be reached.
     pub health: Arc<Health>,
+    /// Why its unfinished and later operations fail.
+    fault: Health,
+    /// There is a fault, which is told once nothing touches its callers' memory any more.
+    stopped: AtomicBool,
     posted: AtomicU32,
     completed: AtomicU32,
     place: AtomicU32,
@@ -60,11 +79,66 @@ pub struct Lane {
 impl Lane {
     /// See [`Lane::place`].
     pub const NO_PLACE: u32 = u32::MAX;
+    /// The context of lanes that no caller knows.
+    pub const INTERNAL: u32 = u32::MAX;
 
     /// A lane without operations.
     pub fn new(context: u32, peer: u32, health: Arc<Health>) -> Self {
         let (posted, completed, place) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(Self::NO_PLACE));
-        Self { context, peer, health, posted, completed, place }
+        let (fault, stopped) = (Health::default(), AtomicBool::new(false));
+        Self { context, peer, health, fault, stopped, posted, completed, place }
+    }
+
+    /// Begins nothing more of it: a fault is about to be told.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing more of it is to begin: it was stopped, or the peer has failed.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.stopped.load(Ordering::Acquire) || self.health.has_failed()
+    }
+
+    /// Whether its own fault, rather than its peer's, is why.
+    #[inline]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Fails what is unfinished and what comes later; the first error stays. Nothing touches its callers' memory from
+    /// here on.
+    #[cold]
+    pub fn fail(&self, error: Error) {
+        self.stop();
+        if self.fault.set(error.clone()) {
+            match self.context {
+                Self::INTERNAL => log::info!("{}", error.message()),
+                context => log::warn!("context {context}, rank {}: {}", self.peer, error.message()),
+            }
+        }
+    }
+
+    /// Fails the peer where the error ends it, else the lane alone.
+    #[cold]
+    pub fn fail_as_due(&self, error: Error) {
+        match ends_peer(&error) {
+            true => self.health.fail(error),
+            false => self.fail(error),
+        }
+    }
+
+    /// The error that ended it, or its peer.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        self.fault.check()?;
+        self.health.check()
+    }
+
+    /// Whether it, or its peer, has failed and says so.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.fault.has_failed() || self.health.has_failed()
     }
 
     /// Takes the next number. The caller holds whatever orders posting on this lane.
@@ -79,6 +153,12 @@ impl Lane {
     #[inline]
     pub fn last(&self) -> Seq {
         Seq(self.posted.load(Ordering::Relaxed))
+    }
+
+    /// Operations that are not locally complete.
+    #[inline]
+    pub fn unfinished(&self) -> u32 {
+        self.posted.load(Ordering::Relaxed).wrapping_sub(self.completed.load(Ordering::Acquire))
     }
 
     /// Where the transport keeps it, which alone looks there.
@@ -99,14 +179,14 @@ impl Lane {
     }
 
     /// Where the newest complete operation shows.
-    pub fn completed(&self) -> *const AtomicU32 {
-        &raw const self.completed
+    pub fn completed(&self) -> &AtomicU32 {
+        &self.completed
     }
 
     /// Whether nothing is unfinished.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.posted.load(Ordering::Relaxed) == self.completed.load(Ordering::Acquire)
+        self.unfinished() == 0
     }
 
     /// Whether `seq` is the first one that is not locally complete.
@@ -115,23 +195,14 @@ impl Lane {
         Seq(self.completed.load(Ordering::Acquire)).next() == seq
     }
 
-    /// Whether `seq` is locally complete; an error when the peer failed first.
+    /// Whether `seq` is locally complete; an error when the lane or the peer failed first.
     #[inline]
     pub fn test(&self, seq: Seq) -> Result<bool> {
         if seq.is_done(Seq(self.completed.load(Ordering::Acquire))) {
             return Ok(true);
         }
-        self.health.check().map(|()| false)
+        self.check().map(|()| false)
     }
-}
-
-/// What a task does.
-#[derive(Clone, Copy, Debug)]
-pub enum Work {
-    /// Write, with or without a signal behind it.
-    Put(Put),
-    /// Read.
-    Get(Get),
 }
 
 /// An operation on its way: posted on a lane, not yet locally complete.
@@ -140,6 +211,6 @@ pub struct Task {
     pub lane: Arc<Lane>,
     /// Its number there.
     pub seq: Seq,
-    /// What it does. Local addresses stay valid until completion (the contract of `Context::put`).
-    pub work: Work,
+    /// What it does. Local addresses stay valid until completion (the contract of `Context::post`).
+    pub work: Op,
 }

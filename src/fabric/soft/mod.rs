@@ -1,38 +1,52 @@
 //! The software fabric: shared memory to ranks on this host, TCP to the others.
 //!
-//! Three parts meet here. `local` moves bytes between processes of one host; `tcp` between hosts; a `link` to each
-//! peer picks one of them at the first operation and queues what finds no room. Callers make progress inside their
-//! calls, the helper `thread` when nobody calls.
+//! `shm` moves bytes between processes of one host, `ipc` shares GPU windows between them, `tcp` moves bytes between
+//! hosts, `gpu` to and from GPU memory; none of them knows another, but that what goes to a GPU goes by its engine.
+//! `peer` finds out which of them reaches a rank, and whether it lives; a `link` to each peer hands operations to one
+//! of them and queues what finds no room. Callers make progress inside their calls, the helper `thread` when nobody
+//! calls.
 
+pub mod atomic;
 pub mod context;
+mod domain;
 pub mod gpu;
 pub mod hello;
+pub mod ipc;
 pub mod lane;
-pub mod link;
-pub mod local;
-pub mod neighbours;
-pub mod receive;
-pub mod shared;
+mod link;
+mod links;
+mod own;
+pub mod peer;
+mod progress;
+mod receive;
+pub mod refused;
+mod sentences;
+pub mod shm;
+pub mod status;
 pub mod tcp;
 pub mod thread;
+mod windows;
 
 #[cfg(test)]
 mod near_tests;
 
 pub use context::Context;
 
+use self::domain::Domain;
 use self::hello::SoftHello;
-use self::local::contact::Contact;
-use self::shared::Shared;
+use self::peer::contact::Contact;
+use self::progress::Progress;
 use self::tcp::{Tcp, Timing};
-use super::{ContextSpec, Fabric, Region, Registration, World};
-use crate::comm::interfaces;
+use self::windows::Registered;
+use super::{ContextSpec, Fabric, Region, World};
 use crate::config::{Config, SoftTransport};
 use crate::error::{Error, Result};
 use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::{Extent, Registry};
-use crate::sync::Mutex;
-use crate::thread::Thread;
+use crate::memory::window::Registration;
+use crate::sys::interfaces;
+use crate::sys::sync::Mutex;
+use crate::sys::thread::Thread;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -49,7 +63,7 @@ pub struct SoftFabric {
     _probe: Box<[u8; 16]>,
     /// Until `join` moves them into `shared`.
     parts: Mutex<Option<(Contact, Tcp)>>,
-    shared: OnceLock<Arc<Shared>>,
+    shared: OnceLock<Arc<Progress>>,
     /// The helper thread, and the movers.
     threads: Mutex<Vec<Thread>>,
     contexts: AtomicU32,
@@ -86,78 +100,13 @@ impl SoftFabric {
         })
     }
 
-    pub(in crate::fabric::soft) fn shared(&self) -> Result<&Arc<Shared>> {
+    pub(in crate::fabric::soft) fn shared(&self) -> Result<&Arc<Progress>> {
         self.shared.get().ok_or_else(|| Error::internal("the soft fabric is used before its ranks have joined"))
-    }
-
-    /// Ends the helper thread and all connections. Operations that are unfinished stay so.
-    pub fn close(&self) {
-        let Some(shared) = self.shared.get() else { return };
-        if !shared.is_stopping() {
-            shared.flush(FLUSH_WITHIN);
-        }
-        shared.request_stop();
-        shared.tcp().wake_movers();
-        self.threads.lock().drain(..).for_each(Thread::join);
-        shared.tcp().close();
-        shared.tcp().gpu().close();
-        let idle = shared.engine.close();
-        shared.share.close(idle);
-    }
-
-    /// Registers GPU memory.
-    pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
-        let shared = self.shared()?.clone();
-        let extent = extent(region);
-        let key = shared.engine.add_window(region.id, extent, memory)?;
-        shared.status.set_window(region.id, true);
-        let guard = GpuWindow { shared, id: region.id };
-        guard.shared.add_gpu_window(region.id, extent)?;
-        Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
-    }
-
-    /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
-    /// is no GPU memory, or holds signals, which nobody puts from.
-    pub fn offer(&self, region: &Region, is_gpu: bool) -> Vec<u8> {
-        match self.shared.get() {
-            Some(shared) if is_gpu && !region.strict => shared.share.offer(&shared.engine, region.id, extent(region)),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Maps what peers on this host offered; each has the window at one of `extents`. Returns what they are to know.
-    pub fn take_offers(&self, region: &Region, extents: &[Extent], offers: &[&[u8]]) -> Result<Vec<u8>> {
-        let shared = self.shared()?;
-        Ok(shared.share.fetch(shared, region.id, extents, offers))
-    }
-
-    /// Learns who has mapped this rank's window, from what each rank's `take_offers` returned.
-    pub fn settle_offers(&self, region: &Region, reports: &[&[u8]]) -> Result<()> {
-        let shared = self.shared()?;
-        shared.share.settle(shared.world.rank, region.id, extent(region), reports);
-        Ok(())
     }
 }
 
 fn extent(region: &Region) -> Extent {
     Extent { base: region.base, len: region.len }
-}
-
-/// Ends a registration of GPU memory.
-struct GpuWindow {
-    shared: Arc<Shared>,
-    id: u32,
-}
-
-impl Drop for GpuWindow {
-    fn drop(&mut self) {
-        let (shared, id) = (&self.shared, self.id);
-        shared.share.withdraw(shared, id);
-        shared.status.set_window(id, false);
-        shared.tcp().gpu().remove_window(id);
-        shared.engine.remove_window(id);
-        shared.share.retire(shared, id, false);
-    }
 }
 
 impl Drop for SoftFabric {
@@ -172,6 +121,9 @@ impl Fabric for SoftFabric {
 
     /// Rings and registrations exist before any rank can learn of them.
     const BARRIER_AFTER_CONTEXTS: bool = false;
+
+    /// Puts and signals are CPU stores of this rank's own memory, in order, or a completed kernel copy.
+    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = true;
 
     fn hello(&self) -> Vec<u8> {
         self.hello.encode()
@@ -188,7 +140,8 @@ impl Fabric for SoftFabric {
             let movers = self.config.tcp_threads.unwrap_or_else(thread::movers);
             tcp.set_movers(movers, self.config.tcp_stripes.unwrap_or((movers / 2).clamp(1, 16)))?;
         }
-        let shared = Arc::new(Shared::new(world, self.config.clone(), self.registry.clone(), hellos, contact, tcp)?);
+        let domain = Domain::new(world, self.config.clone(), self.registry.clone(), hellos, contact, tcp)?;
+        let shared = Arc::new(Progress::new(domain)?);
         // Before threads: whatever fails from here on, `close` ends those that run.
         let _ = self.shared.set(shared.clone());
         self.threads.lock().push(thread::start(shared.clone())?);
@@ -211,19 +164,55 @@ impl Fabric for SoftFabric {
     fn register(&self, region: &Region) -> Result<Registration> {
         let shared = self.shared()?.clone();
         shared.status.set_window(region.id, true);
-        let guard = HostWindow { shared, id: region.id };
+        let guard = Registered::new(shared, region.id, false);
         Ok(Registration { lkey: region.id, rkey: region.id, guard: Box::new(guard) })
     }
-}
 
-/// Ends a registration of host memory.
-struct HostWindow {
-    shared: Arc<Shared>,
-    id: u32,
-}
+    /// Ends the helper thread and all connections. Operations that are unfinished stay so.
+    fn close(&self) {
+        let Some(shared) = self.shared.get() else { return };
+        if !shared.is_stopping() {
+            shared.flush(FLUSH_WITHIN);
+        }
+        shared.request_stop();
+        shared.tcp().wake_movers();
+        self.threads.lock().drain(..).for_each(Thread::join);
+        shared.tcp().close();
+        shared.tcp().gpu().close();
+        let idle = shared.engine.close();
+        shared.share.close(idle);
+    }
 
-impl Drop for HostWindow {
-    fn drop(&mut self) {
-        self.shared.withdraw(self.id);
+    /// Registers GPU memory.
+    fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
+        let shared = self.shared()?.clone();
+        let extent = extent(region);
+        let key = shared.engine.add_window(region.id, extent, memory)?;
+        shared.status.set_window(region.id, true);
+        let guard = Registered::new(shared.clone(), region.id, true);
+        shared.add_gpu_window(region.id, extent)?;
+        Ok(Registration { lkey: key, rkey: key, guard: Box::new(guard) })
+    }
+
+    /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
+    /// is no GPU memory, or holds signals, which nobody puts from.
+    fn offer(&self, region: &Region, is_gpu: bool) -> Vec<u8> {
+        match self.shared.get() {
+            Some(shared) if is_gpu && !region.strict => shared.share.offer(&shared.engine, region.id, extent(region)),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Maps what peers on this host offered; each has the window at one of `extents`. Returns what they are to know.
+    fn take_offers(&self, region: &Region, extents: &[Extent], offers: &[&[u8]]) -> Result<Vec<u8>> {
+        let shared = self.shared()?;
+        Ok(shared.share.fetch(&**shared, region.id, extents, offers))
+    }
+
+    /// Learns who has mapped this rank's window, from what each rank's `take_offers` returned.
+    fn settle_offers(&self, region: &Region, reports: &[&[u8]]) -> Result<()> {
+        let shared = self.shared()?;
+        shared.share.settle(shared.world.rank, region.id, extent(region), reports);
+        Ok(())
     }
 }

@@ -1,18 +1,22 @@
 //! What arrives in the inbox: found, checked, applied.
 //!
+//! What is refused ends its context's lane: its sender is told, and what else comes of that context is dropped, so
+//! that no signal announces bytes that are not there.
+//!
 //! A ring that has had news is *hot*: it is looked at directly, and its news bit stays set so that its sender need not
 //! write it again. A ring that stays empty for a while cools down.
 
-use super::gpu::Source;
-use super::local::inbox::Inbox;
-use super::local::message::{GetRequest, Kind, PullRequest};
-use super::local::ring::{Consumer, Malformed, Message};
-use super::shared::Shared;
-use crate::error::Error;
-use crate::memory::gpu::{BEHIND_GPU_BIT, GPU_BIT};
+use super::atomic::{self, AtomicRequest};
+use super::gpu::{Pull, Source};
+use super::links::Links;
+use super::refused::Refused;
+use super::shm::inbox::Inbox;
+use super::shm::message::{kind_of, GetRequest, Header, Kind, PullRequest};
+use super::shm::ring::{place, Consumer, Malformed, Message};
+use crate::error::{Error, Result};
+use crate::memory::key::Key;
 use crate::memory::registry::Held;
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Looks at an empty ring before it cools down.
 const COOL_AFTER: u32 = 1024;
@@ -30,14 +34,8 @@ pub struct Receiver {
     hot: Vec<Hot>,
     /// The senders in `hot`, as bits.
     hot_bits: Box<[u64]>,
-}
-
-/// Adds to a signal, atomically with respect to everybody who does.
-#[inline(always)]
-pub fn add(at: *mut u8, value: u64) {
-    debug_assert_eq!(at as usize % 8, 0);
-    // SAFETY: the caller resolved 8 aligned bytes inside a window that is held; all who write signals use this.
-    unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(value, Ordering::SeqCst);
+    /// By sender.
+    refused: Box<[Refused]>,
 }
 
 impl Receiver {
@@ -47,6 +45,7 @@ impl Receiver {
             consumers: (0..nranks).map(|r| Some(inbox.consumer(r))).collect(),
             hot: Vec::new(),
             hot_bits: vec![0; nranks.div_ceil(64)].into(),
+            refused: (0..nranks).map(|_| Refused::default()).collect(),
         }
     }
 
@@ -67,7 +66,7 @@ impl Receiver {
 
     /// Applies everything that has arrived so far. Returns whether there was anything.
     #[inline]
-    pub fn drain(&mut self, shared: &Shared) -> bool {
+    pub fn drain(&mut self, shared: &Links) -> bool {
         self.find_news(&shared.inbox);
         let mut moved = false;
         let mut at = 0;
@@ -88,8 +87,8 @@ impl Receiver {
             }
             self.hot[at].empty = 0;
             moved = true;
-            if read(consumer, head, shared, sender).is_err() {
-                shared.link(sender).health.fail(Error::remote(format!(
+            if read(consumer, head, shared, sender, &mut self.refused[sender as usize]).is_err() {
+                shared.link(sender).health.fail(Error::protocol(format!(
                     "rank {sender} wrote a malformed message into shared memory; both ranks must run the same build"
                 )));
                 self.consumers[sender as usize] = None;
@@ -105,7 +104,7 @@ impl Receiver {
     }
 
     /// Takes a ring off the hot list. `false`: something arrived meanwhile, it stays.
-    fn cool(&mut self, shared: &Shared, at: usize) -> bool {
+    fn cool(&mut self, shared: &Links, at: usize) -> bool {
         let sender = self.hot[at].sender as usize;
         shared.inbox.clear_news(sender);
         if self.consumers[sender].as_ref().is_some_and(|c| !c.is_empty()) {
@@ -118,7 +117,7 @@ impl Receiver {
     }
 
     /// Cools everything. `true`: nothing had arrived, the next message will set its news bit.
-    pub fn cool_down(&mut self, shared: &Shared) -> bool {
+    pub fn cool_down(&mut self, shared: &Links) -> bool {
         let mut at = 0;
         while at < self.hot.len() {
             if !self.cool(shared, at) {
@@ -130,7 +129,13 @@ impl Receiver {
     }
 }
 
-fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Result<(), Malformed> {
+fn read(
+    consumer: &mut Consumer,
+    head: u64,
+    shared: &Links,
+    sender: u32,
+    refused: &mut Refused,
+) -> std::result::Result<(), Malformed> {
     // Not across anything that takes other locks: who has one of those may wait for the registry, and that behind a
     // registration, which waits for us.
     let mut held = None;
@@ -138,10 +143,10 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
     let result = loop {
         match consumer.peek(head) {
             Ok(Some(message)) => {
-                if message.header.key & GPU_BIT != 0 && shared.received.is_full() {
+                if Key(message.header.key).is_on_gpu() && shared.received.is_full() {
                     break Ok(());
                 }
-                if !apply(&message, &mut held, shared, sender) {
+                if !apply(&message, &mut held, shared, sender, refused) {
                     break Ok(());
                 }
                 unreleased += message.header.len as usize + 32;
@@ -161,139 +166,177 @@ fn read(consumer: &mut Consumer, head: u64, shared: &Shared, sender: u32) -> Res
 
 /// `false`: there is no room for it yet.
 #[inline(always)]
-fn apply<'a>(message: &Message, held: &mut Option<Held<'a>>, shared: &'a Shared, sender: u32) -> bool {
+fn apply<'a>(
+    message: &Message,
+    held: &mut Option<Held<'a>>,
+    shared: &'a Links,
+    sender: u32,
+    refused: &mut Refused,
+) -> bool {
     let h = message.header;
+    if matches!(h.kind, Kind::Put | Kind::Signal | Kind::Pull | Kind::Atomic) && refused.has(h.aux) {
+        return true;
+    }
     match h.kind {
         Kind::Put => {
             match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, u64::from(h.len)) {
                 Some(to) => {
-                    // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held window.
+                    // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held
+                    // window.
                     unsafe { place(message.payload, to, h.len as usize) };
                     return true;
                 }
                 None => *held = None,
             }
         }
-        Kind::Signal => match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, 8) {
-            Some(at) if h.addr % 8 == 0 => {
-                // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
-                add(at, unsafe { message.payload.cast::<u64>().read_volatile() });
+        Kind::Signal => {
+            // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
+            let value = unsafe { message.payload.cast::<u64>().read_volatile() };
+            if held.get_or_insert_with(|| shared.registry.hold()).add(h.key, h.addr, value) {
                 return true;
             }
-            _ => *held = None,
-        },
+            *held = None;
+        }
         _ => *held = None,
     }
     match h.kind {
-        Kind::Put | Kind::Signal => not_here(message, shared, sender),
-        Kind::Pull => pull(message, shared, sender),
+        Kind::Put | Kind::Signal => not_here(message, shared, sender, refused),
+        Kind::Pull => pull(message, shared, sender, refused),
         Kind::GetData => return shared.link(sender).get_data(shared, message),
-        _ => rare(message, shared, sender),
+        _ => rare(message, shared, sender, refused),
     }
     true
-}
-
-/// Copies what a peer sent to its place: without a reference to either, which others may write meanwhile.
-///
-/// # Safety
-/// `len` bytes are readable at `from` and writable at `to`.
-#[inline(always)]
-pub unsafe fn place(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise; payloads are 8-byte aligned.
-    unsafe {
-        if len == 8 {
-            // The most common size, as one store: a reader that polls the word sees all of it or nothing.
-            to.cast::<u64>().write_unaligned(from.cast::<u64>().read_volatile());
-        } else {
-            std::ptr::copy_nonoverlapping(from, to, len);
-        }
-    }
 }
 
 /// A put or signal that is in no host window: for GPU memory, or refused.
 #[cold]
 #[inline(never)]
-fn not_here(message: &Message, shared: &Shared, sender: u32) {
+fn not_here(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
     let h = message.header;
     let (received, engine) = (&shared.received, &shared.engine);
-    let source = Source { rank: sender, context: h.aux };
+    let source = Source::near(sender, h.aux);
     match h.kind {
-        Kind::Put if h.key & GPU_BIT != 0 && engine.is_open() => {
+        Kind::Put if Key(h.key).is_on_gpu() && engine.is_open() => {
             // SAFETY: the ring is mapped as long as this rank has its inbox.
             received.put(engine, source, unsafe { message.copy() }, h.key, h.addr);
         }
-        Kind::Signal if h.key & (GPU_BIT | BEHIND_GPU_BIT) != 0 && engine.is_open() => {
+        Kind::Signal if Key(h.key).is_behind() && engine.is_open() => {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
             let value = unsafe { message.payload.cast::<u64>().read_volatile() };
             received.signal(engine, source, h.key, h.addr, value);
         }
-        Kind::Put => refuse(shared, sender, "put", h.key, h.addr, u64::from(h.len)),
-        _ => refuse(shared, sender, "signal", h.key, h.addr, 8),
+        Kind::Put => refuse(shared, source, refused, outside(shared, "put", h.key, h.addr, u64::from(h.len))),
+        _ => refuse(shared, source, refused, outside(shared, "signal", h.key, h.addr, 8)),
     }
 }
 
 /// Bytes that the sender wants fetched from its GPU memory.
-fn pull(message: &Message, shared: &Shared, sender: u32) {
+fn pull(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
     let h = message.header;
+    let source = Source::near(sender, h.aux);
     // SAFETY: a pull's payload has this many bytes (Header::parse); copied, because the sender may still change it.
     let payload = unsafe { message.payload.cast::<[u8; PullRequest::LEN]>().read_volatile() };
     let Some(request) = PullRequest::parse(&payload) else {
-        return refuse(shared, sender, "malformed copy", h.key, h.addr, 0);
+        let why = format!("a malformed request to copy to {:#x} in window {}", h.addr, h.key);
+        return refuse(shared, source, refused, Error::protocol(why));
     };
     match shared.share.find(sender, request.window, request.from, request.len) {
-        Some(from) if h.key & GPU_BIT != 0 => {
-            let source = Source { rank: sender, context: h.aux };
-            shared.received.pull(&shared.engine, source, (h.key, h.addr), &request, from)
+        Some(from) if Key(h.key).is_on_gpu() => {
+            let PullRequest { len, number, signal, .. } = request;
+            let pull = Pull { len, number: Seq(number), signal };
+            shared.received.pull(&shared.engine, source, (h.key, h.addr), &pull, from)
         }
-        Some(_) => refuse(shared, sender, "copy", h.key, h.addr, request.len),
+        Some(_) => refuse(shared, source, refused, outside(shared, "copy", h.key, h.addr, request.len)),
         None => {
             let why = format!(
                 "{} bytes at {:#x} of its window {} are not shared with rank {}",
                 request.len, request.from, request.window, shared.world.rank
             );
-            shared.link(sender).refuse(shared, why);
+            refuse(shared, source, refused, Error::local_protection(why));
         }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn rare(message: &Message, shared: &Shared, sender: u32) {
+fn rare(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
     let h = message.header;
     let link = shared.link(sender);
     // SAFETY: the ring is mapped as long as this rank has its inbox.
     let payload = unsafe { message.copy() };
     match h.kind {
         Kind::Get => {
-            if let Some(request) = GetRequest::parse(&payload) {
+            if let Some(request) = GetRequest::parse(&payload).filter(|r| !refused.has(r.context)) {
                 let here = shared.registry.hold().resolve(h.key, h.addr, request.len);
                 match here {
                     Some(_) => link.respond(shared, h.addr, h.key, request),
                     // Checked where the bytes are fetched.
-                    None if h.key & GPU_BIT != 0 && shared.engine.is_open() => {
+                    None if Key(h.key).is_on_gpu() && shared.engine.is_open() => {
                         link.respond(shared, h.addr, h.key, request)
                     }
-                    None => refuse(shared, sender, "get", h.key, h.addr, request.len),
+                    None => {
+                        let source = Source::near(sender, request.context);
+                        refuse(shared, source, refused, outside(shared, "get", h.key, h.addr, request.len));
+                    }
                 }
             }
         }
         Kind::GetDone => link.get_done(shared, h.key, Seq(h.aux)),
         Kind::Refused => {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
-            link.health.fail(Error::remote(format!("rank {sender} refused an operation: {why}")));
+            let why = Error::remote(format!("rank {sender} refused an operation: {why}"));
+            link.refused(shared, h.key, why.of_kind(kind_of(h.aux)));
         }
         Kind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
+        Kind::Atomic => {
+            if let Err(why) = atomic(shared, sender, &h, &payload) {
+                refuse(shared, Source::near(sender, h.aux), refused, why);
+            }
+        }
         Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull | Kind::GetData => {}
     }
 }
 
+/// A peer on this host asks for an atomic operation: carries it out, or leaves it to this rank's engine, and answers.
+/// Fails where it is refused.
+fn atomic(shared: &Links, sender: u32, h: &Header, payload: &[u8]) -> Result<()> {
+    let Some(request) = AtomicRequest::parse(payload) else {
+        return Err(Error::protocol(format!("a malformed atomic operation at {:#x} in window {}", h.addr, h.key)));
+    };
+    let width = request.width;
+    let refused = || Err(outside(shared, "atomic operation", h.key, h.addr, width.bytes()));
+    if h.addr % width.bytes() != 0 {
+        return refused();
+    }
+    if Key(h.key).is_behind() && shared.engine.is_open() {
+        shared.received.atomic(&shared.engine, Source::near(sender, h.aux), (h.key, h.addr), request);
+        return Ok(());
+    }
+    let held = shared.registry.hold();
+    let Some(at) = held.resolve(Key(h.key).signalled().0, h.addr, width.bytes()) else {
+        drop(held);
+        return refused();
+    };
+    // SAFETY: an aligned word inside a window that is held.
+    let value = unsafe { atomic::change(at, &request.change, width) };
+    drop(held);
+    shared.link(sender).answer_atomic(shared, h.aux, &request, value);
+    Ok(())
+}
+
 #[cold]
 #[inline(never)]
-fn refuse(shared: &Shared, sender: u32, what: &str, key: u32, addr: u64, len: u64) {
+fn refuse(shared: &Links, source: Source, refused: &mut Refused, why: Error) {
+    if refused.add(source.context) {
+        log::info!("refused for context {} of rank {}: {}", source.context, source.rank, why.message());
+        shared.received.refuse(shared, source, why);
+    }
+}
+
+#[cold]
+fn outside(shared: &Links, what: &str, key: u32, addr: u64, len: u64) -> Error {
     let rank = shared.world.rank;
-    let why = format!(
+    Error::remote_access(format!(
         "a {what} of {len} bytes at {addr:#x} lies outside window {key} of rank {rank}, or the window was deregistered"
-    );
-    log::info!("refused for rank {sender}: {why}");
-    shared.link(sender).refuse(shared, why);
+    ))
 }

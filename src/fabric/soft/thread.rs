@@ -5,13 +5,13 @@
 //! While callers poll, it naps: it only wakes to see that they still do. Once nobody has polled for a nap's length it
 //! works itself, and when nothing moves any more it asks its peers to wake it and sleeps without a timer.
 //!
-//! While operations for this rank's GPU come thick from other processes it works beside the callers instead: NCCL's one thread
-//! has 0.5 µs of its own to do for each operation that it posts, and what arrives, the driver's calls and the sockets would
-//! come on top of that.
+//! While operations for this rank's GPU come thick from other processes it works beside the callers instead: NCCL's
+//! one thread has 0.5 µs of its own to do for each operation that it posts, and what arrives, the driver's calls and
+//! the sockets would come on top of that.
 
-use super::shared::Shared;
+use super::progress::Progress;
 use crate::error::{Error, Result};
-use crate::thread::Thread;
+use crate::sys::thread::Thread;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +41,7 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(shared: &Shared) -> nix::Result<Self> {
+    fn new(shared: &Progress) -> nix::Result<Self> {
         let make = |fds: &[BorrowedFd<'_>]| {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
             for fd in fds {
@@ -65,8 +65,8 @@ fn wait(epoll: &Epoll, timeout: EpollTimeout) {
 /// How long the thread may take to come up.
 const START_WITHIN: Duration = Duration::from_secs(10);
 
-/// Starts the thread. It ends after `Shared::request_stop`.
-pub fn start(shared: Arc<Shared>) -> Result<Thread> {
+/// Starts the thread. It ends after `Domain::request_stop`.
+pub fn start(shared: Arc<Progress>) -> Result<Thread> {
     let bed = Bed::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
     let up = Arc::new(AtomicU32::new(0));
     let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
@@ -103,14 +103,14 @@ pub fn movers() -> u32 {
     }
 }
 
-/// Starts a thread that serves some of the connections for bulk. It ends after `Shared::request_stop` and
+/// Starts a thread that serves some of the connections for bulk. It ends after `Domain::request_stop` and
 /// `Tcp::wake_movers`.
-pub fn start_mover(shared: Arc<Shared>, number: usize) -> Result<Thread> {
+pub fn start_mover(shared: Arc<Progress>, number: usize) -> Result<Thread> {
     let name = format!("oxygin-{}-{number}", shared.world.rank);
     Thread::spawn(&name, STACK, move || shared.tcp().move_bulk(number, || shared.is_stopping()))
 }
 
-fn run(shared: &Shared, bed: &Bed) {
+fn run(shared: &Progress, bed: &Bed) {
     let (mut seen, mut rate) = (shared.polls(), Rate::new(shared));
     while !shared.is_stopping() {
         let nap = if shared.is_tcp_active() { &bed.nap } else { &bed.sleep };
@@ -142,19 +142,19 @@ struct Rate {
 }
 
 impl Rate {
-    fn new(shared: &Shared) -> Self {
+    fn new(shared: &Progress) -> Self {
         Self { since: Instant::now(), arrivals: shared.received.arrivals() }
     }
 
     /// Whether they came thick since this was last asked.
-    fn is_thick(&mut self, shared: &Shared) -> bool {
+    fn is_thick(&mut self, shared: &Progress) -> bool {
         let before = std::mem::replace(self, Self::new(shared));
         shared.is_thick(self.arrivals.wrapping_sub(before.arrivals), self.since - before.since)
     }
 }
 
 /// Works while callers do, who leave almost everything to it, as long as operations come thick.
-fn work_beside(shared: &Shared, rate: &mut Rate) {
+fn work_beside(shared: &Progress, rate: &mut Rate) {
     shared.set_beside(true);
     let mut rounds = 0u32;
     while !shared.is_stopping() {
@@ -180,7 +180,7 @@ fn work_beside(shared: &Shared, rate: &mut Rate) {
 }
 
 /// Works and sleeps until somebody polls again.
-fn work(shared: &Shared, bed: &Bed, seen: u64) {
+fn work(shared: &Progress, bed: &Bed, seen: u64) {
     let mut last = Instant::now();
     let mut heard = last;
     while !shared.is_stopping() && shared.polls() == seen {

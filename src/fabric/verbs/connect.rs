@@ -119,8 +119,8 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, 
 /// `RXE_VENDOR_ID` of the kernel's `rxe_param.h`: soft-RoCE.
 const SOFT_ROCE: u32 = 0x00FF_FFFF;
 
-/// How often a queue pair may send again on a device of this vendor, of the `wanted` times. Soft-RoCE takes 7 for "for ever"
-/// (`rxe_comp.c`), and would never tell of a peer that is gone.
+/// How often a queue pair may send again on a device of this vendor, of the `wanted` times. Soft-RoCE takes 7 for
+/// "for ever" (`rxe_comp.c`), and would never tell of a peer that is gone.
 pub fn retries(wanted: u8, vendor: u32) -> u8 {
     wanted.min(if vendor == SOFT_ROCE { 6 } else { 7 })
 }

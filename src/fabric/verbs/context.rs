@@ -1,22 +1,25 @@
 //! One context as `rma` sees it.
 
-use super::hot::Windows;
-use super::lane::{Kind, Op};
-use super::lock::{Guard, Spin};
+use super::atomic::ATOMICS;
+use super::bounce::Bounce;
+use super::hot::{Again, Windows};
+use super::lane::{self, Kind};
 use super::outcome::Outcomes;
 use super::progress::Progress;
-use super::queues::{Queues, Taken};
+use super::queues::{Batch, Queues, Taken};
 use super::regions::DeviceRegions;
 use crate::error::{Error, Result};
-use crate::fabric::Context;
-use crate::rma::args::LatePut;
-use crate::rma::op::{Get, Put};
+use crate::fabric::{Context, Flush, Posted};
+use crate::rma::atomic::Atomics;
+use crate::rma::op::{Op, Put};
+use crate::rma::refusal::Refusal;
 use crate::rma::seq::Seq;
+use crate::sys::spin::{Guard, Spin};
+use oxygin_ffi::verbs::Pd;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
 
 /// What a context and its progress thread share.
 ///
@@ -30,18 +33,21 @@ pub(super) struct Shared {
     scratch: Arc<super::regions::Scratch>,
     regions: Arc<DeviceRegions>,
     limits: Limits,
+    pd: Arc<Pd>,
+    /// Ended after the queue pairs.
+    bounce: OnceLock<Bounce>,
 }
 
-/// How much a context holds, and when it complains.
+/// How much a context holds.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Operations that wait before a call waits with them: `OXYGIN_MAX_OPERATIONS`.
+    /// Operations to one peer that wait before no more are taken: `OXYGIN_MAX_OPERATIONS`.
     pub operations: usize,
-    /// How long a call waits before the log says so.
-    pub timeout: Duration,
     /// Whether the signal thread sleeps through completions that no peer marked as solicited. Not on iWARP: soft-iWARP
     /// takes no received message for a solicited one.
     pub solicited: bool,
+    /// Whether the devices of all ranks have remote atomics.
+    pub atomics: bool,
 }
 
 impl Shared {
@@ -52,8 +58,9 @@ impl Shared {
         scratch: Arc<super::regions::Scratch>,
         regions: Arc<DeviceRegions>,
         limits: Limits,
+        pd: Arc<Pd>,
     ) -> Self {
-        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, limits }
+        Self { queues: Spin::new(queues), outcomes, cq, scratch, regions, limits, pd, bounce: OnceLock::new() }
     }
 
     #[inline(always)]
@@ -89,44 +96,41 @@ impl Shared {
         Ok(())
     }
 
-    /// The rest of `put`: somebody else has the lock, or the lane is at its limit or shut.
+    /// The rest of `post`: several operations, none that may go straight, somebody else has the lock, or the lane is
+    /// at its limit or shut.
     #[cold]
     #[inline(never)]
-    fn put_long(&self, peer: u32, put: &Put) -> Result<Seq> {
-        {
+    fn post_long(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
+        if let [Op::Put(put)] = ops {
             let mut queues = self.queues.lock();
-            // SAFETY: as `VerbsContext::put`, whose caller promised.
+            // SAFETY: as `VerbsContext::post`, whose caller promised.
             let request = unsafe { queues.put(peer, put, &self.outcomes) };
             // SAFETY: as above.
             if let Some(request) = request.or_else(|| unsafe { queues.put_with_room(peer, put, &self.outcomes) }) {
-                return Ok(Seq(request as u32));
+                return Ok(Posted { taken: 1, last: Seq(request as u32) });
             }
         }
-        self.issue(peer, Op::put(put), put.more)
+        self.outcomes.check(peer)?;
+        let is_atomic = |op: &Op| matches!(op, Op::Atomic(_));
+        if !self.limits.atomics && ops.iter().any(is_atomic) {
+            return Err(Refusal::NoAtomics.into());
+        }
+        let bounce = match ops.iter().any(|op| matches!(op, Op::Value(_)) || is_atomic(op)) {
+            true => Some(self.bounce()?),
+            false => None,
+        };
+        let batch = Batch { ops, bounce, regions: &self.regions, limit: self.limits.operations };
+        self.queues.lock().enqueue_all(peer, &batch, &self.outcomes).ok_or_else(|| no_such_peer(peer))
     }
 
-    /// The way of everything that the fast path does not take.
-    #[inline(never)]
-    fn issue(&self, peer: u32, op: Op, more: bool) -> Result<Seq> {
-        let mut since = Instant::now();
-        loop {
-            self.outcomes.check(peer)?;
-            let mut queues = self.queues.lock();
-            if queues.backlogged < self.limits.operations {
-                return queues.enqueue(peer, op, more, &self.outcomes).ok_or_else(|| no_such_peer(peer));
-            }
-            queues.advance(&self.outcomes);
-            drop(queues);
-            if since.elapsed() > self.limits.timeout {
-                log::warn!(
-                    "a call has waited {:?} for room to send to rank {peer}, {} operations are in front (OXYGIN_MAX_OPERATIONS); it goes on waiting",
-                    self.limits.timeout,
-                    self.limits.operations
-                );
-                since = Instant::now();
-            }
-            std::thread::yield_now();
+    /// Where payloads lie, made when first asked for.
+    fn bounce(&self) -> Result<&Bounce> {
+        if let Some(bounce) = self.bounce.get() {
+            return Ok(bounce);
         }
+        // Who comes second has made one in vain.
+        let made = Bounce::new(&self.pd, self.outcomes.completed.len())?;
+        Ok(self.bounce.get_or_init(|| made))
     }
 }
 
@@ -195,11 +199,11 @@ impl Direct {
         NonNull::new(raw.cast()).map(Self)
     }
 
-    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. Returns its request;
-    /// `None` has no effect.
+    /// Posts a put if nothing stands in the way: no lock that is held, no backlog, no want of room. Returns its
+    /// request; `None` has no effect.
     ///
     /// # Safety
-    /// As for [`Context::put`]; the context lives.
+    /// As for [`Context::post`]; the context lives.
     #[inline(always)]
     pub unsafe fn put(self, peer: u32, put: &Put) -> Option<u64> {
         // SAFETY: the context lives (caller).
@@ -215,10 +219,10 @@ impl Direct {
     /// has no effect.
     ///
     /// # Safety
-    /// As for [`Context::put`]; `peer` is one of the communicator's ranks; the context lives; what the request goes to is
-    /// writable.
+    /// As for [`Context::post`]; `peer` is one of the communicator's ranks; the context lives; what the request goes
+    /// to is writable.
     #[inline(always)]
-    pub unsafe fn put_again(self, peer: u32, put: &LatePut) -> bool {
+    pub unsafe fn put_again(self, peer: u32, put: &impl Again) -> bool {
         // SAFETY: the context lives (caller).
         let shared = unsafe { self.0.as_ref() };
         let Some(mut queues) = shared.queues.try_lock() else { return false };
@@ -271,21 +275,11 @@ impl Direct {
 }
 
 impl VerbsContext {
-    /// Makes every lane forget a window, before its registration ends.
-    pub fn forget(&self, handle: u64) {
-        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(handle));
-    }
-
     /// Gives each peer's requests their upper half.
     pub fn number_requests(&self, request: impl Fn(u32) -> u64) {
         for (peer, lane) in (0..).zip(&mut self.shared.queues.lock().lanes) {
             lane.name(request(peer));
         }
-    }
-
-    /// Where the newest complete operation to `peer` shows; lives as long as the context.
-    pub fn completed(&self, peer: u32) -> *const AtomicU32 {
-        &raw const self.shared.outcomes.completed[peer as usize]
     }
 
     /// The short way to this context.
@@ -319,52 +313,47 @@ fn no_such_peer(peer: u32) -> Error {
 }
 
 impl Context for VerbsContext {
+    const NAME: &'static str = "verbs";
+    const SHARES_PROGRESS: bool = false;
+
     // Always: the tables' functions build the operation right in front of this, and then it never touches memory.
     #[inline(always)]
-    unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
+    unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
         let shared = self.shared();
-        if let Some(mut queues) = shared.queues.try_lock() {
-            // SAFETY: the caller's promise.
-            if let Some(request) = unsafe { queues.put(peer, put, &shared.outcomes) } {
-                return Ok(Seq(request as u32));
+        if let [Op::Put(put)] = ops {
+            if let Some(mut queues) = shared.queues.try_lock() {
+                // SAFETY: the caller's promise.
+                if let Some(request) = unsafe { queues.put(peer, put, &shared.outcomes) } {
+                    return Ok(Posted { taken: 1, last: Seq(request as u32) });
+                }
             }
         }
-        shared.put_long(peer, put)
-    }
-
-    unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
-        let seq = self.shared.issue(peer, Op::get(get), get.more)?;
-        if get.len > 0 && self.shared.regions.any() && self.shared.regions.rkey(get.lkey).is_some() {
-            if let Some(lane) = self.shared.queues.lock().lanes.get_mut(peer as usize) {
-                lane.flush_from = Some((get.local, get.lkey));
-            }
-        }
-        Ok(seq)
+        shared.post_long(peer, ops)
     }
 
     /// For host memory the completion of a read is enough: the device writes the completion behind the data, over the
     /// same way to the same memory, and without the attribute that would let it overtake. So a flush is done when the
     /// reads before it are. Device memory (a DMA-BUF) is another target than the memory of the completion queue: there
     /// a read of the place through the device, over the connection to this rank itself, pushes the data in front of it.
-    fn flush(&self, peer: u32) -> Result<Option<Seq>> {
+    fn flush(&self, peer: u32) -> Result<Flush> {
         let shared = &self.shared;
         shared.outcomes.check(peer)?;
-        let from = {
-            let mut queues = shared.queues.lock();
-            let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
-            match lane.flush_from.take().and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) {
-                Some(from) => from,
-                None => {
-                    let newest = Seq(lane.issued());
-                    let done = shared.outcomes.completed.get(peer as usize);
-                    let done = done.map_or(newest, |d| Seq(d.load(Ordering::Acquire)));
-                    return Ok((!newest.is_done(done)).then_some(newest));
-                }
-            }
+        let mut queues = shared.queues.lock();
+        let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
+        let Some(from) = lane.flush_from.and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) else {
+            lane.flush_from = None;
+            let (newest, done) = (Seq(lane.issued()), Seq(shared.outcomes.completed(peer)));
+            return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });
         };
         let (local, lkey) = shared.scratch.place();
-        let op = Op { kind: Kind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
-        shared.issue(peer, op, false).map(Some)
+        let op = lane::Op { kind: Kind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        let Some(seq) = queues.enqueue(peer, op, shared.limits.operations, &shared.outcomes) else {
+            return Ok(Flush::NoRoom);
+        };
+        if let Some(lane) = queues.lanes.get_mut(peer as usize) {
+            lane.flush_from = None;
+        }
+        Ok(Flush::Until(seq))
     }
 
     #[inline(always)]
@@ -389,5 +378,25 @@ impl Context for VerbsContext {
 
     fn has_error(&self) -> bool {
         self.shared.outcomes.has_error()
+    }
+
+    fn atomics(&self) -> Atomics {
+        match self.shared.limits.atomics {
+            true => ATOMICS,
+            false => Atomics::NONE,
+        }
+    }
+
+    fn newest(&self, peer: u32) -> Seq {
+        Seq(self.shared.queues.lock().lanes.get(peer as usize).map_or(0, |lane| lane.issued()))
+    }
+
+    fn completed(&self, peer: u32) -> &AtomicU32 {
+        &self.shared.outcomes.completed[peer as usize]
+    }
+
+    /// Makes every lane forget the window.
+    fn forget(&self, window: u64) {
+        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(window));
     }
 }

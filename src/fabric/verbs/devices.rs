@@ -98,7 +98,8 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceI
         let node = device.uverbs();
         match e.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => format!(
-                "{} cannot be opened: {e}; give this user read and write access to it (in a container: pass the device in)",
+                "{} cannot be opened: {e}; give this user read and write access to it (in a container: pass \
+                 the device in)",
                 node.display()
             ),
             Some(libc::ENOENT) => format!(

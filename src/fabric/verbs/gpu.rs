@@ -1,15 +1,16 @@
 //! GPU windows: the ways to register them with a device, tried in turn.
 //!
 //! A DMA-BUF that the caller brings comes first, then one that the driver exports here, then registration by address,
-//! which needs a peer memory module in the kernel. Whatever way it was, devices then read, write and add to GPU memory by
-//! themselves: no data passes through here, and the CPU never touches it.
+//! which needs a peer memory module in the kernel. Whatever way it was, devices then read, write and add to GPU
+//! memory by themselves: no data passes through here, and the CPU never touches it.
 
 use super::regions::WindowGuard;
 use super::VerbsFabric;
 use crate::error::{Error, Result};
-use crate::fabric::{Region, Registration};
+use crate::fabric::Region;
 use crate::memory::gpu::GpuMemory;
-use crate::sync::Mutex;
+use crate::memory::window::Registration;
+use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Mapping, CUDA_ERROR_INVALID_VALUE};
 use oxygin_ffi::verbs::Mr;
 use std::fmt;
@@ -67,8 +68,8 @@ const REMEDY: &str =
                       newer, NVIDIA's open kernel modules), or set OXYGIN_FABRIC=soft; `oxygin doctor` looks at each";
 
 impl VerbsFabric {
-    /// Registers GPU memory.
-    pub fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
+    /// Registers GPU memory by the first way that works.
+    pub(super) fn register_on_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
         // Signals that are never reset are signals, whatever else was said of them.
         let region = Region { strict: region.strict || memory.never_reset, ..*region };
         let gpu = memory.context.device();
@@ -99,15 +100,16 @@ impl VerbsFabric {
             let lacking = (0u32..).zip(&joined.hellos).filter(|(_, h)| !h.atomics).map(|(r, _)| r.to_string());
             return Err(Error::usage(format!(
                 "{place} for signals: the RDMA devices of ranks {} have no remote atomics (this rank's is {}), so the \
-                 receiver's CPU would have to add, and it cannot write GPU memory; choose other devices with NCCL_IB_HCA, \
-                 or set OXYGIN_FABRIC=soft",
+                 receiver's CPU would have to add, and it cannot write GPU memory; choose other devices with \
+                 NCCL_IB_HCA, or set OXYGIN_FABRIC=soft",
                 lacking.collect::<Vec<_>>().join(", "),
                 self.label
             )));
         }
         if let Some(first) = self.gpu.state.lock().device.filter(|&first| first != gpu) {
             return Err(Error::usage(format!(
-                "{place}: this communicator's windows are on GPU {first}; register memory of one GPU with a communicator"
+                "{place}: this communicator's windows are on GPU {first}; register memory of one GPU with a \
+                 communicator"
             )));
         }
         Ok(())

@@ -7,9 +7,9 @@
 
 use super::lane::{Kind, Logged, Op};
 use super::ticket::Ticket;
-use crate::rma::args::LatePut;
 use crate::rma::op::{Put, Signal};
 use oxygin_ffi::verbs::types::*;
+use std::ffi::c_void;
 use std::ptr::{addr_of_mut, null_mut};
 
 /// A window's extent on one side.
@@ -37,6 +37,32 @@ pub struct Windows {
     pub dst: Side,
     /// Where the signal is, at the peer.
     pub sig: Side,
+}
+
+/// A put with a signal, of which nothing is checked yet. Each argument is read when it is asked for, once at most: to
+/// whoever has them on the stack, reading all at the start costs more than the rest.
+pub trait Again: Copy {
+    /// The source window's handle.
+    fn src(&self) -> u64;
+    /// The destination window's handle.
+    fn dst(&self) -> u64;
+    /// The signal window's handle.
+    fn sig(&self) -> u64;
+    /// Bytes from the source window's start.
+    fn src_off(&self) -> u64;
+    /// Bytes from the destination window's start.
+    fn dst_off(&self) -> u64;
+    /// Bytes from the signal window's start.
+    fn sig_off(&self) -> u64;
+    /// Bytes to put.
+    fn size(&self) -> u64;
+    /// What to add to the signal; `None`: no such operation.
+    fn addend(&self) -> Option<u64>;
+    /// Stores the request.
+    ///
+    /// # Safety
+    /// The place is writable.
+    unsafe fn store(&self, request: *mut c_void);
 }
 
 /// Work requests and memory of a lane. They point at one another: it must not move once [`Hot::link`]ed.
@@ -130,29 +156,29 @@ impl Hot {
     /// Fills in a put with a signal between the remembered windows and says which work request comes first; `None`:
     /// other windows, or a range that is not inside, and the work requests mean nothing.
     #[inline(always)]
-    pub fn again(&mut self, a: &LatePut) -> Option<*mut ibv_send_wr> {
+    pub fn again(&mut self, a: &impl Again) -> Option<*mut ibv_send_wr> {
         // Checks one after the other and what changes an argument at the end, so that few values are alive at a time.
-        if a.src as u64 != self.src || a.dst.get() as u64 != self.dst || a.sig.get() as u64 != self.sig {
+        if a.src() != self.src || a.dst() != self.dst || a.sig() != self.sig {
             return None;
         }
         self.signal.wr.atomic.compare_add = a.addend()?;
-        if a.src_off.checked_add(a.size as u64)? > self.src_end {
+        if a.src_off().checked_add(a.size())? > self.src_end {
             return None;
         }
-        if a.dst_off.checked_add(a.size as u64)? > self.dst_end {
+        if a.dst_off().checked_add(a.size())? > self.dst_end {
             return None;
         }
-        if a.sig_off.get() >= self.sig_end {
+        if a.sig_off() >= self.sig_end {
             return None;
         }
-        let sig_off = a.sig_off.get();
+        let sig_off = a.sig_off();
         if sig_off & 7 != 0 {
             return None;
         }
         self.signal.wr.atomic.remote_addr = self.sig_base.wrapping_add(sig_off);
-        self.data_sge.addr = self.src_base.wrapping_add(a.src_off);
-        self.data_sge.length = a.size as u32;
-        self.data.wr.rdma.remote_addr = self.dst_base.wrapping_add(a.dst_off);
+        self.data_sge.addr = self.src_base.wrapping_add(a.src_off());
+        self.data_sge.length = a.size() as u32;
+        self.data.wr.rdma.remote_addr = self.dst_base.wrapping_add(a.dst_off());
         Some(addr_of_mut!(self.data))
     }
 

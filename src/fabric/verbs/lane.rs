@@ -1,7 +1,10 @@
 //! One (context, peer): its queue pair, the room in its send queue, and the operations that wait for room.
 
+use super::atomic::Loops;
+use super::bounce::Values;
 use super::hot::Hot;
-use crate::rma::op::{Get, Put, Signal};
+use crate::rma::atomic::Atomic;
+use crate::rma::op::{Get, Put, Signal, Value};
 use oxygin_ffi::verbs::types::ibv_qp;
 use std::collections::VecDeque;
 
@@ -10,14 +13,23 @@ use std::collections::VecDeque;
 pub enum Kind {
     /// RDMA write.
     Put,
+    /// RDMA write of a payload that lies in the lane's bounce area.
+    Value,
     /// RDMA read.
     Get,
     /// A read of own memory through the device, behind which all that earlier gets brought is visible. `local` and
     /// `lkey` name scratch, `remote` and `rkey` the own memory.
     Flush,
+    /// A fetch-and-add, which is `signal`. `local` and `lkey` name where the fetched value goes; key 0: nowhere.
+    FetchAdd,
+    /// An atomic operation that takes several work requests, kept in `Lane::loops`. `local` and `lkey` name a slot.
+    Loop,
 }
 
-/// An operation that waits for room in the send queue.
+/// An operation that waits for room in the send queue: an entry of the lane's queue, not another operation type
+/// beside [`rma::op::Op`](crate::rma::op::Op). It holds what work requests are made of, whatever they were asked for
+/// as, and has no room for a payload, of which a backlog of thousands would keep 64 bytes for each: payloads lie in
+/// the bounce area.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// What it does.
@@ -55,6 +67,24 @@ impl Op {
         Self { kind: Kind::Get, local: g.local, lkey: g.lkey, rkey: g.rkey, remote: g.remote, len: g.len, signal: None }
     }
 
+    /// A value whose payload has been copied to `local`, which `lkey` covers.
+    pub fn value(v: &Value, local: u64, lkey: u32) -> Self {
+        let len = v.payload.bytes().len() as u64;
+        Self { kind: Kind::Value, local, lkey, rkey: v.rkey, remote: v.remote, len, signal: v.signal }
+    }
+
+    /// A plain fetch-and-add.
+    pub fn fetch_add(a: &Atomic, add: u64) -> Self {
+        let (local, lkey) = a.fetched.map_or((0, 0), |f| (f.local, f.lkey));
+        let signal = Some(Signal { remote: a.remote, rkey: a.rkey, value: add, strong: true });
+        Self { kind: Kind::FetchAdd, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal }
+    }
+
+    /// Another atomic operation, whose slot is at `local`.
+    pub fn looped(a: &Atomic, local: u64, lkey: u32) -> Self {
+        Self { kind: Kind::Loop, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal: None }
+    }
+
     /// The work request that comes after `done` bytes: bytes of data, or the signal; and whether it is the last.
     pub fn next(&self, done: u64, max_msg: u64) -> (Next, bool) {
         let left = self.len - done;
@@ -87,7 +117,7 @@ pub struct Logged {
     pub len: u32,
 }
 
-/// Set in the length of a get.
+/// Set in the length of a get; alone: an atomic operation.
 const LOG_GET: u32 = 1 << 31;
 
 impl Logged {
@@ -95,9 +125,10 @@ impl Logged {
     pub fn of(op: &Op) -> Self {
         let len = op.len.min((LOG_GET - 1).into()) as u32;
         match (op.kind, op.signal) {
+            (Kind::FetchAdd | Kind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
             (Kind::Get | Kind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
-            (Kind::Put, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
-            (Kind::Put, _) => Self { remote: op.remote, len },
+            (Kind::Put | Kind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
+            (Kind::Put | Kind::Value, _) => Self { remote: op.remote, len },
         }
     }
 }
@@ -107,6 +138,7 @@ impl std::fmt::Display for Logged {
         let len = self.len & !LOG_GET;
         let (start, end) = (self.remote, self.remote.wrapping_add(len.into()));
         match (self.len & LOG_GET != 0, len) {
+            (true, 0) => write!(f, "an atomic operation at {start:#x}"),
             (true, _) => write!(f, "a get of {len} bytes from {start:#x}..{end:#x}"),
             (false, 0) => write!(f, "a signal at {start:#x}"),
             (false, _) => write!(f, "a put of {len} bytes to {start:#x}..{end:#x}"),
@@ -127,8 +159,8 @@ struct Notes {
 /// The state of one (context, peer), under the context's lock. Lanes share no cache line.
 ///
 /// A lane is *open* while operations go straight to the device. Each of them then counts as two send queue entries,
-/// which is the most it takes, so that counting operations is enough and completions have nothing to give back. Anything
-/// else shuts the lane: then entries are counted one by one (`used`), until nothing waits any more.
+/// which is the most it takes, so that counting operations is enough and completions have nothing to give back.
+/// Anything else shuts the lane: then entries are counted one by one (`used`), until nothing waits any more.
 #[repr(C, align(128))]
 pub struct Lane {
     /// Where work requests go.
@@ -163,6 +195,10 @@ pub struct Lane {
     pub offset: u64,
     /// Operations that wait, oldest first.
     pub backlog: VecDeque<Op>,
+    /// The operations whose payloads lie in the bounce area, oldest first.
+    pub values: Values,
+    /// The operations that are [`Kind::Loop`].
+    pub loops: Loops,
     /// Where a get brought device memory since the last flush: address, local key.
     pub flush_from: Option<(u64, u32)>,
     notes: Notes,
@@ -191,6 +227,8 @@ impl Lane {
             last_get: None,
             offset: 0,
             backlog: VecDeque::new(),
+            values: Values::default(),
+            loops: Loops::default(),
             flush_from: None,
             notes: Notes { remote: [0; NOTED], len: [0; NOTED] },
         }

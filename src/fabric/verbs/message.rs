@@ -9,7 +9,7 @@ use super::ticket::Ticket;
 use crate::error::{Error, Result};
 use crate::memory::registry::Registry;
 use crate::rma::op::Signal;
-use crate::sync::RwLock;
+use crate::sys::sync::RwLock;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Access, Mr, Pd, Qp};
 use std::collections::HashMap;
@@ -186,15 +186,12 @@ impl Messages {
     fn apply(&self, peer: u32, addr: u64, value: u64, rkey: u32) -> std::result::Result<(), String> {
         let window = self.keys.read().get(&rkey).copied();
         let held = self.registry.hold();
-        let at = window.filter(|_| addr % 8 == 0).and_then(|window| held.resolve(window, addr, 8));
-        let Some(at) = at else {
+        if !window.is_some_and(|window| held.add(window, addr, value)) {
             return Err(format!(
-                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window in host memory; \
-                 without remote atomics signals cannot go to GPU memory"
+                "rank {peer} signalled {addr:#x} with key {rkey:#x}, which is no aligned word of a window in host \
+                 memory; without remote atomics signals cannot go to GPU memory"
             ));
-        };
-        // SAFETY: eight aligned bytes of a window that stays while the registry is held; everybody adds atomically.
-        unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(value, Ordering::AcqRel);
+        }
         Ok(())
     }
 

@@ -2,6 +2,8 @@
 //!
 //! One queue pair a (context, peer), one completion queue a context; see `docs/verbs.md`.
 
+mod atomic;
+mod bounce;
 mod connect;
 mod context;
 mod devices;
@@ -11,7 +13,6 @@ mod hca;
 mod hot;
 mod iwarp;
 mod lane;
-mod lock;
 mod message;
 mod outcome;
 mod pairs;
@@ -28,15 +29,17 @@ pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
-pub use hot::{Side, Windows};
+pub use hot::{Again, Side, Windows};
 pub use peermem::peermem;
 pub use setup::Pending;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fabric::{ContextSpec, Fabric, Region, Registration, World};
+use crate::fabric::{ContextSpec, Fabric, Region, World};
+use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::Registry;
-use crate::sync::Mutex;
+use crate::memory::window::Registration;
+use crate::sys::sync::Mutex;
 use connect::Origin;
 use gpu::Gpu;
 use iwarp::Home;
@@ -160,8 +163,8 @@ impl VerbsFabric {
             queue_depth: config.queue_depth,
             hold: context::Limits {
                 operations: config.max_operations as usize,
-                timeout: config.timeout,
                 solicited: !device.iwarp,
+                atomics: false,
             },
             scratch,
             registry,
@@ -228,6 +231,9 @@ impl Fabric for VerbsFabric {
 
     const BARRIER_AFTER_CONTEXTS: bool = true;
 
+    /// A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
+    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = false;
+
     fn hello(&self) -> Vec<u8> {
         self.hello.emit()
     }
@@ -245,7 +251,7 @@ impl Fabric for VerbsFabric {
         let mut parsed = Vec::with_capacity(hellos.len());
         for (rank, bytes) in hellos.iter().enumerate() {
             let hello = Hello::parse(bytes)
-                .map_err(|e| Error::remote(format!("the hello of rank {rank} cannot be read: {e}")))?;
+                .map_err(|e| Error::protocol(format!("the hello of rank {rank} cannot be read: {e}")))?;
             parsed.push(hello);
         }
         if let Some(sentence) = wire::mismatch(&parsed) {
@@ -257,6 +263,13 @@ impl Fabric for VerbsFabric {
             max_msg: parsed.iter().map(|h| h.max_msg_sz).min().unwrap_or(MAX_MESSAGE).min(MAX_MESSAGE),
             hellos: parsed,
         };
+        if !joined.atomics {
+            log::info!(
+                "{}: some rank's device has no remote atomics: signals go by message, and there are no atomic \
+                 operations with a fetched value",
+                self.label
+            );
+        }
         self.joined.set(joined).map_err(|_| Error::internal("the ranks were introduced to each other twice"))
     }
 
@@ -283,6 +296,10 @@ impl Fabric for VerbsFabric {
         let guard = WindowGuard::new(mr, region.id, region.dma_buf.is_some(), &self.keys, &self.regions);
         let (lkey, rkey) = guard.keys();
         Ok(Registration { lkey, rkey, guard: Box::new(guard) })
+    }
+
+    fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
+        self.register_on_gpu(region, memory)
     }
 }
 

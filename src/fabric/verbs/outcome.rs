@@ -3,7 +3,7 @@
 
 use super::lane::Logged;
 use super::status::meaning;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use oxygin_ffi::verbs::types::ibv_wc;
 use oxygin_ffi::verbs::Verbs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -94,9 +94,10 @@ impl Outcomes {
 
     /// Notes and logs the first error of a peer.
     #[cold]
-    pub fn fail(&self, peer: u32, sentence: String) {
+    pub fn fail(&self, peer: u32, kind: Kind, sentence: String) {
         let Some(slot) = self.errors.get(peer as usize) else { return };
-        let error = Error::remote(format!("context {}, rank {peer}, {}: {sentence}", self.context, self.device));
+        let sentence = format!("context {}, rank {peer}, {}: {sentence}", self.context, self.device);
+        let error = Error::remote(sentence).of_kind(kind);
         if slot.set(error).is_ok() {
             log::warn!("{}", slot.get().map_or("", Error::message));
         }
@@ -110,7 +111,8 @@ impl Outcomes {
         let (meaning, remedy) = meaning(wc.status);
         let logged = logged.map_or_else(|| "no operation of this rank".to_owned(), |l| l.to_string());
         format!(
-            "queue pair {} towards rank {peer} failed on {logged}: {} (status {}, vendor error {:#x}): {meaning}; {remedy}",
+            "queue pair {} towards rank {peer} failed on {logged}: {} (status {}, vendor error {:#x}): {meaning}; \
+             {remedy}",
             wc.qp_num,
             self.verbs.status_text(wc.status),
             wc.status,

@@ -3,8 +3,8 @@
 
 use super::context::Shared;
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
-use crate::thread::Thread;
+use crate::sys::sync::Mutex;
+use crate::sys::thread::Thread;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use oxygin_ffi::verbs::Channel;

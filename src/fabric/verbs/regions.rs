@@ -2,7 +2,7 @@
 
 use super::message::Keys;
 use crate::error::{Error, Result};
-use crate::sync::RwLock;
+use crate::sys::sync::RwLock;
 use oxygin_ffi::verbs::{Access, Mr, Pd};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,6 +75,9 @@ impl WindowGuard {
         (self.mr.lkey(), self.mr.rkey())
     }
 }
+
+/// The device is done with the memory when the region has ended, which is when this is dropped.
+impl crate::memory::window::Guard for WindowGuard {}
 
 impl Drop for WindowGuard {
     fn drop(&mut self) {

@@ -1,7 +1,8 @@
 //! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
 
-use super::connect::{connect, init, init_iwarp, Target};
-use super::context::{Shared, VerbsContext};
+use super::bounce::INLINE;
+use super::connect::{connect, init, init_iwarp, Origin, Target};
+use super::context::{Limits, Shared, VerbsContext};
 use super::iwarp::{first_reads, meet, Door, FirstRead, Home, Peer, Visit};
 use super::lane::Lane;
 use super::message::Messages;
@@ -127,7 +128,7 @@ fn prepare_one(
             sizes.completions, fabric.label
         ))
     })?;
-    let mut depth = sizes.depth;
+    let (mut depth, mut inline) = (sizes.depth, INLINE);
     let mut pairs = Pairs::default();
     // iWARP: one more, which has no lane and sends nothing.
     let wanted = nranks as usize + usize::from(fabric.iwarp.is_some());
@@ -139,7 +140,7 @@ fn prepare_one(
             max_recv_wr: sizes.receives.max(1),
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: 0,
+            max_inline_data: if extra { 0 } else { inline },
         };
         match Qp::new(&fabric.pd, &cq, cap) {
             Ok(qp) => {
@@ -156,6 +157,8 @@ fn prepare_one(
                 }
                 made += 1;
             }
+            // Some devices take no data inside work requests, or fewer of them then.
+            Err(e) if inline > 0 && e.raw_os_error() == Some(libc::EINVAL) => inline = 0,
             // EINVAL: within the device's limit for small work requests, but not for these.
             Err(e) if depth >= 32 && !extra && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
                 log::debug!("{}: no queue pair of {depth} entries ({e}), trying {}", fabric.label, depth / 2);
@@ -163,8 +166,8 @@ fn prepare_one(
             }
             Err(e) => {
                 return Err(Error::system(format!(
-                    "queue pair {} of {wanted} of a context on {}, {depth} entries: {e}; the device has {} queue pairs; \
-                     raise the limit of locked memory (`ulimit -l`), or set fewer contexts",
+                    "queue pair {} of {wanted} of a context on {}, {depth} entries: {e}; the device has {} queue \
+                     pairs; raise the limit of locked memory (`ulimit -l`), or set fewer contexts",
                     made + 1,
                     fabric.label,
                     fabric.limits.max_qp
@@ -193,18 +196,7 @@ fn no_call(fabric: &VerbsFabric, name: &str) -> Error {
 
 pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
     let joined = fabric.joined()?;
-    if from.len() != joined.hellos.len() {
-        return Err(Error::internal(format!("{} slices of queue pairs for {} ranks", from.len(), joined.hellos.len())));
-    }
-    let contexts = pending.contexts.len();
-    let mut infos = Vec::with_capacity(from.len());
-    let mut tokens = Vec::with_capacity(from.len());
-    for (rank, bytes) in from.iter().enumerate() {
-        let (said, token) = QpInfo::parse_slice(bytes, contexts, pending.receives)
-            .map_err(|e| Error::remote(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?;
-        infos.push(said);
-        tokens.push(token);
-    }
+    let (infos, tokens) = said(joined, &pending, from)?;
     let infinite_band = fabric.hello.link_layer == IBV_LINK_LAYER_INFINIBAND;
     let mut origin = fabric.origin;
     if let (true, false, Some(class @ 0..=15)) = (infinite_band, fabric.sl_given, pending.traffic_class) {
@@ -213,37 +205,11 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
     }
     let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
     let begun = Instant::now();
-    let mut done = Vec::with_capacity(contexts);
+    let mut done = Vec::with_capacity(pending.contexts.len());
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
-        let mut lanes = Vec::with_capacity(from.len());
         let theirs: Vec<QpInfo> = infos.iter().filter_map(|i| i.get(index).copied()).collect();
-        for (peer, qp) in context.pairs.by_peer.iter().enumerate() {
-            let (Some(hello), Some(info)) = (joined.hellos.get(peer), theirs.get(peer)) else {
-                return Err(Error::internal("a peer without queue pairs"));
-            };
-            if fabric.iwarp.is_none() {
-                let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
-                let psn = context.psns.get(peer).copied().unwrap_or(0);
-                connect(qp, &origin, &fabric.hello, &target, tc, psn)
-                    .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
-            }
-            if let Some(messages) = &mut context.messages {
-                messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
-            }
-            lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth));
-        }
-        let (scratch, scratch_lkey) = fabric.scratch.place();
-        let device = Device {
-            poll_cq: fabric.device().poll_cq().ok_or_else(|| no_call(fabric, "poll_cq"))?,
-            post_send: fabric.device().post_send().ok_or_else(|| no_call(fabric, "post_send"))?,
-            cq: context.cq.as_ptr(),
-            max_msg: joined.max_msg.into(),
-            scratch,
-            scratch_lkey,
-            rank: joined.world.rank,
-            closes: fabric.iwarp.is_some(),
-            overtakes: fabric.iwarp.is_some(),
-        };
+        let lanes = lanes(fabric, joined, &mut context, &theirs, &origin, tc)?;
+        let device = device(fabric, joined, &context)?;
         if let (Some(home), Some(door)) = (&fabric.iwarp, context.door.take()) {
             let visit = Visit {
                 world: joined.world,
@@ -267,11 +233,73 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
             context.cq,
             fabric.scratch.clone(),
             fabric.regions.clone(),
-            fabric.hold,
+            Limits { atomics: joined.atomics, ..fabric.hold },
+            fabric.pd.clone(),
         );
         done.push(VerbsContext::new(shared, pending.progress.clone()));
     }
     Ok(done)
+}
+
+/// What each rank says of its queue pairs, context by context, and what its listeners want to hear.
+fn said(joined: &Joined, pending: &Pending, from: &[&[u8]]) -> Result<(Vec<Vec<QpInfo>>, Vec<Token>)> {
+    if from.len() != joined.hellos.len() {
+        return Err(Error::internal(format!("{} slices of queue pairs for {} ranks", from.len(), joined.hellos.len())));
+    }
+    let mut infos = Vec::with_capacity(from.len());
+    let mut tokens = Vec::with_capacity(from.len());
+    for (rank, bytes) in from.iter().enumerate() {
+        let (said, token) = QpInfo::parse_slice(bytes, pending.contexts.len(), pending.receives)
+            .map_err(|e| Error::protocol(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?;
+        infos.push(said);
+        tokens.push(token);
+    }
+    Ok((infos, tokens))
+}
+
+/// A context's lanes, one a peer, on queue pairs that are connected; those of iWARP are not yet.
+fn lanes(
+    fabric: &VerbsFabric,
+    joined: &Joined,
+    context: &mut PendingContext,
+    theirs: &[QpInfo],
+    origin: &Origin,
+    tc: u8,
+) -> Result<Vec<Lane>> {
+    let mut lanes = Vec::with_capacity(joined.hellos.len());
+    for (peer, qp) in context.pairs.by_peer.iter().enumerate() {
+        let (Some(hello), Some(info)) = (joined.hellos.get(peer), theirs.get(peer)) else {
+            return Err(Error::internal("a peer without queue pairs"));
+        };
+        if fabric.iwarp.is_none() {
+            let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
+            let psn = context.psns.get(peer).copied().unwrap_or(0);
+            connect(qp, origin, &fabric.hello, &target, tc, psn)
+                .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
+        }
+        if let Some(messages) = &mut context.messages {
+            messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
+        }
+        lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth));
+    }
+    Ok(lanes)
+}
+
+/// What a context's queues need to know of the device.
+fn device(fabric: &VerbsFabric, joined: &Joined, context: &PendingContext) -> Result<Device> {
+    let (scratch, scratch_lkey) = fabric.scratch.place();
+    Ok(Device {
+        poll_cq: fabric.device().poll_cq().ok_or_else(|| no_call(fabric, "poll_cq"))?,
+        post_send: fabric.device().post_send().ok_or_else(|| no_call(fabric, "post_send"))?,
+        cq: context.cq.as_ptr(),
+        max_inline: context.pairs.by_peer.iter().map(|qp| qp.cap().max_inline_data).min().unwrap_or(0),
+        max_msg: joined.max_msg.into(),
+        scratch,
+        scratch_lkey,
+        rank: joined.world.rank,
+        closes: fabric.iwarp.is_some(),
+        overtakes: fabric.iwarp.is_some(),
+    })
 }
 
 /// Who connects to whom: the lower rank to the higher, and each to itself.

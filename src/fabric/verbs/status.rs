@@ -1,5 +1,6 @@
 //! What a completion status means and what to look at, in one place.
 
+use crate::error::Kind;
 use oxygin_ffi::verbs::types::*;
 
 /// Meaning and remedy of an `IBV_WC_*` status.
@@ -7,8 +8,9 @@ pub fn meaning(status: u32) -> (&'static str, &'static str) {
     match status {
         IBV_WC_RETRY_EXC_ERR => (
             "the peer's device did not answer within the retries",
-            "check that the peer is alive, that its port is up and reachable (routes, PFC and ECN, firewall on UDP 4791), \
-             and that both ends use the same GID type and MTU; NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT set how long it tries",
+            "check that the peer is alive, that its port is up and reachable (routes, PFC and ECN, firewall on UDP \
+             4791), and that both ends use the same GID type and MTU; NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT set how \
+             long it tries",
         ),
         IBV_WC_REM_ACCESS_ERR => (
             "the peer's device refused the remote address or key",
@@ -43,6 +45,19 @@ pub fn meaning(status: u32) -> (&'static str, &'static str) {
             ("the local device failed", "look for the device in the kernel log; it may need a reset")
         }
         _ => ("the device reports an error", "look the status up in the documentation of libibverbs"),
+    }
+}
+
+/// What kind of fault it is.
+pub fn kind(status: u32) -> Kind {
+    match status {
+        IBV_WC_REM_ACCESS_ERR => Kind::RemoteAccess,
+        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR => Kind::LocalProtection,
+        IBV_WC_REM_INV_REQ_ERR => Kind::Protocol,
+        IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR => Kind::Internal,
+        IBV_WC_REM_OP_ERR | IBV_WC_FATAL_ERR | IBV_WC_GENERAL_ERR => Kind::DeviceFailed,
+        // No answer, or an end of the connection.
+        _ => Kind::PeerGone,
     }
 }
 

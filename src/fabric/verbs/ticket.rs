@@ -2,9 +2,9 @@
 //!
 //! An operation that goes straight to the device has its peer there and nothing else: it is the one after those that
 //! are complete, because a queue pair completes in order and each such operation brings one completion. So the work
-//! requests of a lane keep their `wr_id` for good. Bit 63 marks everything else, so that one look at the sign tells; then
-//! bits 60..63 say what it is, 50..60 how many send queue entries its completion gives back, 32..48 are the peer and
-//! 0..32 the number of an operation or a buffer.
+//! requests of a lane keep their `wr_id` for good. Bit 63 marks everything else, so that one look at the sign tells;
+//! then bits 60..63 say what it is, 50..60 how many send queue entries its completion gives back, 32..48 are the peer
+//! and 0..32 the number of an operation or a buffer.
 
 /// Ranks that fit.
 pub const MAX_PEERS: u32 = 1 << 16;
@@ -15,6 +15,7 @@ const SPECIAL: u64 = 1 << 63;
 const FLUSH: u64 = SPECIAL | 1 << 60;
 const CHAIN: u64 = SPECIAL | 2 << 60;
 const PART: u64 = SPECIAL | 3 << 60;
+const LOOP: u64 = SPECIAL | 4 << 60;
 const KIND: u64 = 7 << 60 | SPECIAL;
 
 /// A decoded `wr_id`.
@@ -50,6 +51,11 @@ impl Ticket {
     /// Of the local read of flush `number` towards `peer`.
     pub fn flush(peer: u32, number: u32) -> u64 {
         Self::numbered(peer, number) | FLUSH
+    }
+
+    /// Of a compare-and-swap of atomic operation `number` towards `peer`.
+    pub fn looped(peer: u32, number: u32) -> u64 {
+        Self::numbered(peer, number) | LOOP
     }
 
     /// Whether it is the operation after those that are complete.
@@ -90,6 +96,11 @@ impl Ticket {
         self.0 & KIND == FLUSH
     }
 
+    /// Whether it is a step of an atomic operation.
+    pub fn is_loop(self) -> bool {
+        self.0 & KIND == LOOP
+    }
+
     /// Whether it is a receive.
     pub fn is_receive(self) -> bool {
         self.0 & KIND == SPECIAL
@@ -116,5 +127,8 @@ mod tests {
         assert_eq!((t.peer(), t.number()), (7, 31));
         let t = Ticket(Ticket::flush(7, 31));
         assert!(!t.is_next() && !t.is_part() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
+        let t = Ticket(Ticket::looped(7, 31));
+        assert!(t.is_loop() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
+        assert_eq!((t.peer(), t.number(), t.chain_slots()), (7, 31, None));
     }
 }

@@ -1,7 +1,9 @@
-//! An application that is in a call which waits for its kernels (cudaFree, loading a module, a synchronous copy): the driver
-//! holds a lock of the context all the while, and whoever calls in that context, or about memory that belongs to it, waits.
+//! An application that is in a call which waits for its kernels (cudaFree, loading a module, a synchronous copy): the
+//! driver holds a lock of the context all the while, and whoever calls in that context, or about memory that belongs
+//! to it, waits.
 //!
-//! A real driver lets some calls pass (docs/gpu.md has the table); this one none, since what passes there today need not tomorrow.
+//! A real driver lets some calls pass (docs/gpu.md has the table); this one none, since what passes there today need
+//! not tomorrow.
 
 use crate::world::{current, is_primary};
 use std::sync::atomic::{AtomicU64, Ordering};

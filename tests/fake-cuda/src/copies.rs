@@ -11,8 +11,8 @@ fn may_copy(copy: &Copy) -> bool {
     copy.rows().all(|(to, from)| [to, from].into_iter().all(|at| world().reach(at, copy.width, device)))
 }
 
-/// The shortest copy from the host that goes by copy engine unless it has rows (tried on a real driver, 580, H200: 32 KiB
-/// do, 16 KiB do not).
+/// The shortest copy from the host that goes by copy engine unless it has rows (tried on a real driver, 580, H200: 32
+/// KiB do, 16 KiB do not).
 const ENGINE_BYTES: usize = 32 << 10;
 
 /// Whether the GPU's processors make a copy, not a copy engine.

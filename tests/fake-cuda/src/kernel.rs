@@ -1,6 +1,6 @@
-//! Modules and the kernels in them. The only kernel that runs here is the courier (`courier.rs`).
+//! Modules and the kernels in them. The only kernel that runs here is the copy kernel (`copy kernel.rs`).
 
-use crate::courier::Courier;
+use crate::copy_kernel::CopyKernel;
 use crate::memory::Kind;
 use crate::stream::Work;
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
@@ -55,8 +55,8 @@ struct Kernels {
 }
 
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
-/// Launches since the process began that had no hands.
-static LAUNCHES_WITHOUT_HANDS: AtomicU64 = AtomicU64::new(0);
+/// Launches since the process began that had no worker blocks.
+static LAUNCHES_WITHOUT_WORKERS: AtomicU64 = AtomicU64::new(0);
 
 /// Locked before the world or alone, never after it.
 struct Guard(MutexGuard<'static, Option<Kernels>>);
@@ -82,7 +82,7 @@ pub struct Launch {
     pub context: usize,
     pub parameters: Vec<u64>,
     /// Warps beside the first.
-    pub hands: u32,
+    pub workers: u32,
 }
 
 impl Launch {
@@ -214,13 +214,13 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     let is_here = all.modules.iter().any(|m| m.handle == function.module && m.context == current());
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    // One warp is what the emulation stands for, and others for its hands.
+    // One warp is what the emulation stands for, and others for its worker blocks.
     let warps = grid_x * block_x / 32;
     let is_line = grid[1..] == [1; 2] && block[1..] == [1; 2];
     if !is_line || warps == 0 || block_x % 32 != 0 || function.most_threads < block_x {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if !is_here || function.name != Courier::NAME || function.parameters != Courier::PARAMETERS {
+    if !is_here || function.name != CopyKernel::NAME || function.parameters != CopyKernel::PARAMETERS {
         drop(kernels);
         world().violation("cuLaunchKernel of a kernel of another context, or of one that is not known here");
         return INVALID_HANDLE;
@@ -233,8 +233,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     all.to_hold -= usize::from(is_held);
     all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
-    LAUNCHES_WITHOUT_HANDS.fetch_add(u64::from(warps == 1), Ordering::Relaxed);
-    let launch = Launch { id, context: current(), parameters, hands: warps - 1 };
+    LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(warps == 1), Ordering::Relaxed);
+    let launch = Launch { id, context: current(), parameters, workers: warps - 1 };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
 }
 
@@ -259,7 +259,7 @@ pub fn run(launch: &Launch) -> CUresult {
         std::thread::sleep(Duration::from_micros(50));
     }
     launch.begin();
-    let code = Courier::new(launch, device_of(launch.context)).run();
+    let code = CopyKernel::new(launch, device_of(launch.context)).run();
     launch.end();
     code
 }
@@ -279,8 +279,8 @@ pub extern "C" fn fake_hold_kernels(held: bool) {
     world().hold_kernels(held);
 }
 
-/// Of the next launches so many do not start, others do: as if their streams alone shared a hardware queue with a kernel that
-/// spins. 0: those that are held start.
+/// Of the next launches so many do not start, others do: as if their streams alone shared a hardware queue with a
+/// kernel that spins. 0: those that are held start.
 #[no_mangle]
 pub extern "C" fn fake_hold_launches(n: usize) {
     let mut kernels = kernels();
@@ -297,14 +297,14 @@ pub extern "C" fn fake_held_launches() -> usize {
     kernels().get().launched.iter().filter(|l| l.is_held).count()
 }
 
-/// What each command takes a courier, µs; and after how many commands, at random up to so many, its life is over, 0: only
-/// after its time.
+/// What each command takes a copy kernel, µs; and after how many commands, at random up to so many, its life is over,
+/// 0: only after its time.
 #[no_mangle]
-pub extern "C" fn fake_courier(command_us: u64, most_commands: u64) {
-    world().set_courier(command_us, most_commands);
+pub extern "C" fn fake_kernel_limits(command_us: u64, most_commands: u64) {
+    world().set_kernel_limits(command_us, most_commands);
 }
 
-/// Couriers that run now end now, whatever is in their rings.
+/// Copy kernels that run now end now, whatever is in their rings.
 #[no_mangle]
 pub extern "C" fn fake_end_kernels() {
     world().end_kernels();
@@ -316,20 +316,20 @@ pub extern "C" fn fake_launched() -> usize {
     kernels().get().launched.len()
 }
 
-/// How many commands couriers have done since the process began.
+/// How many commands copy kernels have done since the process began.
 #[no_mangle]
 pub extern "C" fn fake_commands() -> u64 {
-    crate::courier::commands()
+    crate::copy_kernel::commands()
 }
 
-/// How many of them their hands did.
+/// How many of them their worker blocks did.
 #[no_mangle]
-pub extern "C" fn fake_heavy_commands() -> u64 {
-    crate::courier::heavy_commands()
+pub extern "C" fn fake_worker_commands() -> u64 {
+    crate::copy_kernel::worker_commands()
 }
 
-/// How many launches since the process began had no hands.
+/// How many launches since the process began had no worker blocks.
 #[no_mangle]
-pub extern "C" fn fake_launches_without_hands() -> u64 {
-    LAUNCHES_WITHOUT_HANDS.load(Ordering::Relaxed)
+pub extern "C" fn fake_launches_without_workers() -> u64 {
+    LAUNCHES_WITHOUT_WORKERS.load(Ordering::Relaxed)
 }

@@ -13,7 +13,7 @@
 mod busy;
 mod contexts;
 mod copies;
-mod courier;
+mod copy_kernel;
 mod devices;
 mod dmabuf;
 mod kernel;
@@ -297,8 +297,8 @@ pub unsafe extern "C" fn cuMemFreeHost(host: *mut c_void) -> CUresult {
 
 // What tests use.
 
-/// Device memory on GPU `device`, as ncclMemAlloc makes it. `private`: mapped for that GPU alone and not to be exported, as
-/// NCCL allocates signals.
+/// Device memory on GPU `device`, as ncclMemAlloc makes it. `private`: mapped for that GPU alone and not to be
+/// exported, as NCCL allocates signals.
 #[no_mangle]
 pub extern "C" fn fake_alloc(device: c_int, bytes: usize, private: bool) -> u64 {
     world().alloc(device, bytes, private)
@@ -322,8 +322,8 @@ pub extern "C" fn fake_context(device: c_int) -> CUcontext {
     context_of(device)
 }
 
-/// The application of GPU `device` enters a call that waits for its kernels, or leaves it: until then every call in that
-/// GPU's primary context waits, and every copy to or from its memory that is no ncclMemAlloc's.
+/// The application of GPU `device` enters a call that waits for its kernels, or leaves it: until then every call in
+/// that GPU's primary context waits, and every copy to or from its memory that is no ncclMemAlloc's.
 #[no_mangle]
 pub extern "C" fn fake_busy(device: c_int, on: bool) {
     busy::set(context_of(device) as usize, on);
@@ -335,7 +335,8 @@ pub extern "C" fn fake_waits() -> u64 {
     busy::waits()
 }
 
-/// The application captures a stream, or no longer. In the mode that captures begin with, calls of other threads spoil it.
+/// The application captures a stream, or no longer. In the mode that captures begin with, calls of other threads
+/// spoil it.
 #[no_mangle]
 pub extern "C" fn fake_capture(on: bool) {
     world::CAPTURED.store(on, std::sync::atomic::Ordering::SeqCst);
@@ -388,6 +389,12 @@ pub extern "C" fn fake_costs(call: u64, copy: u64, gpu: u64) {
 #[no_mangle]
 pub extern "C" fn fake_hold(bytes: usize) {
     world().hold(bytes);
+}
+
+/// Whether a copy waits for that now.
+#[no_mangle]
+pub extern "C" fn fake_is_holding() -> bool {
+    world().is_holding()
 }
 
 /// The application has something queued behind a kernel that spins on GPU `device`: until this is called with `false`

@@ -40,6 +40,16 @@ pub unsafe extern "C" fn cuMemCreate(
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    _properties: *const CUmemAllocationProp,
+    _option: c_int,
+) -> CUresult {
+    call!("cuMemGetAllocationGranularity");
+    unsafe { give(granularity, GRANULARITY) }
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuMemRelease(handle: CUmemHandle) -> CUresult {
     call!("cuMemRelease");
     if !world().release(handle) {

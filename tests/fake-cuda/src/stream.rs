@@ -5,6 +5,7 @@ use crate::kernel::{self, Launch};
 use crate::world::{device_of, is_primary, world};
 use oxygin_ffi::cuda::{CUresult, MemOp, MemOpKind, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,7 +79,8 @@ pub fn are_busy() -> bool {
     all.iter().any(|s| s.undrawn.load(Ordering::Acquire) > 0 && !s.stands())
 }
 
-/// Faults of primary contexts: what one stream hits all of them show, as in a real driver. Locked alone, or as the last.
+/// Faults of primary contexts: what one stream hits all of them show, as in a real driver. Locked alone, or as the
+/// last.
 static FAULTS: Mutex<Option<HashMap<usize, CUresult>>> = Mutex::new(None);
 
 fn fault_of(context: usize) -> CUresult {
@@ -89,6 +91,15 @@ fn fault_of(context: usize) -> CUresult {
 /// Contexts are as new.
 pub fn forget_faults() {
     *FAULTS.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// A fault of the application's own: a GPU's primary context has this error from now on. What is launched already
+/// still comes up, and runs to its end: a driver does not say when it takes that away.
+#[no_mangle]
+pub extern "C" fn fake_fault(device: c_int, code: CUresult) {
+    let context = crate::world::context_of(device) as usize;
+    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    faults.get_or_insert_with(HashMap::new).insert(context, code);
 }
 
 /// How many streams of a context there are that are not destroyed.
@@ -105,8 +116,8 @@ struct Progress {
     /// It waits, or did until a moment ago, for `fake_block` to end; its next piece of work has drawn its fault.
     waits: AtomicBool,
     unfinished: AtomicUsize,
-    /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by is
-    /// not known.
+    /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by
+    /// is not known.
     undrawn: AtomicUsize,
     error: AtomicI32,
 }

@@ -1,73 +1,15 @@
 //! What the driver knows: memory, contexts, and what tests asked for.
 
-use crate::memory::{Bytes, Kind, Memory, Range, PAGE};
+mod current;
+mod reach;
+
+use crate::memory::{Bytes, Kind, Memory, Range};
 use crate::share::GRANULARITY;
-use oxygin_ffi::cuda::{CUcontext, CUdevice, CUresult, CUDA_SUCCESS, CU_STREAM_CAPTURE_MODE_RELAXED};
-use std::cell::{Cell, RefCell};
+pub use current::*;
+use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// `CUDA_ERROR_INVALID_CONTEXT`.
-pub const INVALID_CONTEXT: CUresult = 201;
-/// Primary contexts, 16 apart, one a device; the `n`-th that is created lies `n` times [`GENERATION`] behind its device's.
-const FIRST_CONTEXT: usize = 0xc0de_0000;
-const GENERATION: usize = 0x1000;
-
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
-pub const CAPTURE_UNSUPPORTED: CUresult = 900;
-/// The application captures a stream.
-pub static CAPTURED: AtomicBool = AtomicBool::new(false);
-
-/// Whether a call of this thread spoils captures of others.
-pub fn spoils_captures() -> bool {
-    CAPTURED.load(Ordering::SeqCst) && MODE.get() != CU_STREAM_CAPTURE_MODE_RELAXED
-}
-
-pub fn exchange_capture_mode(mode: c_uint) -> c_uint {
-    MODE.replace(mode)
-}
-
-thread_local! {
-    static MODE: Cell<c_uint> = const { Cell::new(0) };
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The calling thread's context, 0 for none.
-pub fn current() -> usize {
-    STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
-}
-
-#[allow(non_snake_case)]
-pub fn PUSH(context: usize) {
-    STACK.with_borrow_mut(|s| s.push(context));
-}
-
-#[allow(non_snake_case)]
-pub fn POP() -> usize {
-    match STACK.with_borrow_mut(Vec::pop) {
-        Some(context) => context,
-        None => {
-            world().violation("cuCtxPopCurrent without a push");
-            0
-        }
-    }
-}
-
-pub fn context_of(device: CUdevice) -> CUcontext {
-    (FIRST_CONTEXT + device as usize * 16) as CUcontext
-}
-
-/// Of any context, also of a destroyed one.
-pub fn device_of(context: usize) -> CUdevice {
-    ((context - FIRST_CONTEXT) % GENERATION / 16) as CUdevice
-}
-
-/// Whether a context is a device's primary one.
-pub fn is_primary(context: usize) -> bool {
-    (FIRST_CONTEXT..FIRST_CONTEXT + GENERATION).contains(&context)
-}
 
 #[derive(Default)]
 struct Inner {
@@ -96,6 +38,8 @@ struct Inner {
     copy_ns: u64,
     gpu_ns: u64,
     held_bytes: usize,
+    /// A copy waits for that.
+    is_holding: bool,
     /// GPUs whose primary context's queues stand.
     blocked: Vec<CUdevice>,
     access: c_int,
@@ -277,12 +221,20 @@ impl World {
 
     /// From how many bytes on copies do not run now; 0: all run.
     pub fn hold(&mut self, bytes: usize) {
-        self.inner().held_bytes = bytes;
+        let all = self.inner();
+        (all.held_bytes, all.is_holding) = (bytes, false);
     }
 
     pub fn is_held(&mut self, bytes: usize) -> bool {
-        let from = self.inner().held_bytes;
-        from != 0 && bytes >= from
+        let all = self.inner();
+        let is_held = all.held_bytes != 0 && bytes >= all.held_bytes;
+        all.is_holding |= is_held;
+        is_held
+    }
+
+    /// Whether a copy has come to where it waits, since the last call of `hold`.
+    pub fn is_holding(&mut self) -> bool {
+        self.inner().is_holding
     }
 
     pub fn block(&mut self, device: CUdevice, on: bool) {
@@ -309,7 +261,7 @@ impl World {
         self.inner().kernels_held
     }
 
-    pub fn set_courier(&mut self, command_us: u64, most_commands: u64) {
+    pub fn set_kernel_limits(&mut self, command_us: u64, most_commands: u64) {
         (self.inner().command_us, self.inner().most_commands) = (command_us, most_commands);
     }
 
@@ -323,7 +275,7 @@ impl World {
     }
 
     /// How often all running kernels were ended, and how many commands one does at most; 0: no limit.
-    pub fn courier_limits(&mut self) -> (u64, u64) {
+    pub fn kernel_limits(&mut self) -> (u64, u64) {
         (self.inner().kernel_ends, self.inner().most_commands)
     }
 
@@ -427,79 +379,5 @@ impl World {
     /// Physical memory of other processes that anything here keeps.
     pub fn foreign(&mut self) -> usize {
         self.inner().physical.values().filter(|p| p.imported).count()
-    }
-
-    pub fn find(&mut self, at: u64, n: usize) -> Option<Memory> {
-        self.inner().memory.iter().find(|m| m.holds(at, n)).copied()
-    }
-
-    /// What lies under a range, mapping by mapping; `None`: there is a hole.
-    fn all(&mut self, at: u64, n: usize) -> Option<Vec<Memory>> {
-        let (mut from, end) = (at, at + n as u64);
-        let mut found = Vec::new();
-        loop {
-            let memory = self.find(from, 1)?;
-            found.push(memory);
-            from = memory.base + memory.bytes as u64;
-            if from >= end {
-                return Some(found);
-            }
-        }
-    }
-
-    pub fn pin(&mut self, context: usize, n: usize) -> *mut u8 {
-        // Whole pages, as from a real driver.
-        let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
-        let at = memory.as_mut_ptr().cast::<u8>();
-        let at = at.wrapping_add(at.align_offset(PAGE));
-        self.inner().pinned.push((at as u64, n, context));
-        at
-    }
-
-    /// Pinned memory is not reused, but touching it from a stream is an error from here on. Returns how many bytes it had.
-    pub fn unpin(&mut self, at: u64) -> usize {
-        let Some(i) = self.inner().pinned.iter().position(|p| p.0 == at) else { return 0 };
-        self.inner().pinned.swap_remove(i).1
-    }
-
-    fn is_pinned(&mut self, at: u64, n: usize) -> bool {
-        self.inner().pinned.iter().any(|&(base, len, _)| at >= base && at + n as u64 <= base + len as u64)
-    }
-
-    /// Whether GPU `device` may touch the range.
-    pub fn reach(&mut self, at: u64, n: usize, device: CUdevice) -> bool {
-        if let Some(all) = self.all(at, n) {
-            return all.iter().all(|m| m.only.is_none_or(|only| only == device));
-        }
-        if !self.is_pinned(at, n) {
-            self.violation(&format!("{n} bytes at {at:#x} are neither device memory nor pinned"));
-            return false;
-        }
-        true
-    }
-
-    /// Where a kernel on GPU `device` finds a range that it may load from and store to.
-    pub fn kernel_reach(&mut self, at: u64, n: usize, device: CUdevice) -> Option<*mut u8> {
-        match self.all(at, n) {
-            Some(all) if all.iter().all(|m| m.is_open_to(device)) => all.first().map(|m| m.at(at)),
-            Some(_) => {
-                eprintln!("fake CUDA driver: a kernel on GPU {device} may not touch {n} bytes at {at:#x}");
-                None
-            }
-            None if self.is_pinned(at, n) => Some(at as *mut u8),
-            None => {
-                self.violation(&format!("a kernel touches {n} bytes at {at:#x}: neither device memory nor pinned"));
-                None
-            }
-        }
-    }
-
-    /// Where the stream finds an address now.
-    pub fn resolve(&mut self, at: u64, n: usize) -> Option<*mut u8> {
-        match self.all(at, n) {
-            // Mappings side by side lie side by side for the GPU as well.
-            Some(all) => all.first().map(|m| m.at(at)),
-            None => self.is_pinned(at, n).then_some(at as *mut u8),
-        }
     }
 }

@@ -96,8 +96,8 @@ impl Cm {
         self.say(RDMA_CM_EVENT_REJECTED, peer, -libc::ECONNREFUSED);
     }
 
-    /// Ends an identifier. As in the kernel, an unanswered request is refused, and a listener takes with it the requests
-    /// that nobody has read.
+    /// Ends an identifier. As in the kernel, an unanswered request is refused, and a listener takes with it the
+    /// requests that nobody has read.
     unsafe fn end(&mut self, id: usize) {
         self.cut(id);
         self.refuse(id);
@@ -236,7 +236,7 @@ unsafe fn bind_device(id: *mut rdma_cm_id) -> Result<(), i32> {
     let index = (0..devices).find(has).ok_or(libc::ENODEV)?;
     if unsafe { (*id).verbs.is_null() } {
         let mut device: ibv_device = unsafe { std::mem::zeroed() };
-        device.name = crate::chars(&format!("fake_{index}"));
+        device.name = crate::devices::chars(&format!("fake_{index}"));
         let mut context: ibv_context = unsafe { std::mem::zeroed() };
         context.device = new(device);
         unsafe {

@@ -25,6 +25,11 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("gids", 4),
     // create_qp says ENOMEM above so many entries.
     ("qp_room", 1 << 20),
+    // Bytes that queue pairs take inside work requests at most; create_qp says EINVAL to more. They give what is
+    // asked for.
+    ("max_inline", 256),
+    // What goes to the device stays in the senders' queues.
+    ("stopped", 0),
     // open_device fails with this errno.
     ("open_errno", 0),
     // Registrations fail with this errno.

@@ -1,10 +1,13 @@
 //! The network that exists in this process only: regions, completion queues, queue pairs, and what carries work
 //! requests out. One lock guards it all; the fake is for correctness, not for speed.
 
+mod carry;
+mod states;
+
 use crate::settings::Settings;
+use carry::NOT_READY;
 use oxygin_ffi::verbs::types::*;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A registered region.
 pub struct Region {
@@ -48,6 +51,8 @@ pub struct Completions {
 struct Posted {
     wr: ibv_send_wr,
     sge: ibv_sge,
+    /// The bytes, where they came inside the work request.
+    inline: Option<Box<[u8]>>,
 }
 
 // SAFETY: the pointers inside are not followed once the request is posted.
@@ -150,7 +155,16 @@ impl World {
         }
         // SAFETY: the poster links num_sge pieces.
         let sge = if wr.num_sge == 1 { unsafe { *wr.sg_list } } else { ibv_sge::default() };
-        pair.sends.push_back(Posted { wr: *wr, sge });
+        let inline = match wr.send_flags & IBV_SEND_INLINE {
+            0 => None,
+            _ if sge.length > pair.cap.max_inline_data => return Err(libc::EINVAL),
+            // SAFETY: the poster's memory, whose key does not matter; read now and never again.
+            _ => Some(unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) }.into()),
+        };
+        if inline.is_some() {
+            self.settings.count("inlined", 1);
+        }
+        pair.sends.push_back(Posted { wr: *wr, sge, inline });
         pair.used += 1;
         self.settings.count("work_requests", 1);
         Ok(())
@@ -227,6 +241,10 @@ impl World {
     /// Carries out up to `steps` sends of a queue pair, in order.
     pub fn run(&mut self, number: u32, steps: usize) {
         for _ in 0..steps {
+            let peer = self.pairs.get(&number).and_then(|pair| self.pairs.get(&pair.attr.dest_qp_num));
+            if peer.is_some_and(|peer| self.settings.get("stopped", peer.device) != 0) {
+                return;
+            }
             let Some(pair) = self.pairs.get_mut(&number) else { return };
             let at = if self.settings.get("overtake", 0) == 0 {
                 0
@@ -296,229 +314,4 @@ impl World {
             }
         }
     }
-
-    /// Where a work request's local piece really is.
-    fn local(&self, context: usize, sge: &ibv_sge) -> Option<u64> {
-        let region = self.local.get(&sge.lkey).filter(|r| r.context == context)?;
-        region.host(sge.addr, sge.length.into())
-    }
-
-    /// Where a peer's memory really is, if it may be used like this.
-    fn at_peer(&self, context: usize, rkey: u32, addr: u64, len: u64, access: u32) -> Option<u64> {
-        let region = self.local.get(self.remote.get(&rkey)?).filter(|r| r.context == context)?;
-        region.host(addr, len).filter(|_| region.access & access != 0)
-    }
-
-    fn carry_out(&mut self, number: u32, send: &Posted) -> u32 {
-        let left = self.settings.get("error_in", 0);
-        if left > 0 {
-            self.settings.set("error_in", left - 1);
-            if left == 1 {
-                return self.settings.get("error_status", 0) as u32;
-            }
-        }
-        let Some(pair) = self.pairs.get(&number) else { return IBV_WC_FATAL_ERR };
-        let peer_number = pair.attr.dest_qp_num;
-        let Some(peer) = self.pairs.get(&peer_number) else { return IBV_WC_RETRY_EXC_ERR };
-        let linked = peer.attr.dest_qp_num == number
-            && peer.attr.qp_state >= IBV_QPS_RTR
-            && peer.attr.qp_state != IBV_QPS_ERR
-            && peer.attr.rq_psn == pair.attr.sq_psn
-            && peer.attr.path_mtu == pair.attr.path_mtu;
-        if !linked {
-            return IBV_WC_RETRY_EXC_ERR;
-        }
-        if pair.must_wait {
-            self.settings.count("misuse", 1);
-            return IBV_WC_FATAL_ERR;
-        }
-        if peer.must_wait {
-            if let Some(peer) = self.pairs.get_mut(&peer_number) {
-                peer.must_wait = false;
-            }
-            return self.carry_out(number, send);
-        }
-        let iwarp = self.settings.get("iwarp", pair.device) != 0;
-        // iWARP reads arrive as writes: the local memory must allow them.
-        let sink = |r: &Region| r.access & IBV_ACCESS_REMOTE_WRITE != 0;
-        if iwarp && send.wr.opcode == IBV_WR_RDMA_READ && !self.local.get(&send.sge.lkey).is_some_and(sink) {
-            return IBV_WC_LOC_PROT_ERR;
-        }
-        let (wr, len) = (&send.wr, u64::from(send.sge.length));
-        if len > self.settings.get("max_msg_sz", pair.device) as u64 {
-            return IBV_WC_LOC_LEN_ERR;
-        }
-        let (mine, theirs) = (pair.context, peer.context);
-        let local = if wr.num_sge == 0 { Some(0) } else { self.local(mine, &send.sge) };
-        let Some(local) = local else { return IBV_WC_LOC_PROT_ERR };
-        let atomics = self.settings.get("atomic_cap", peer.device) != 0;
-        // SAFETY: each arm reads the part that its opcode fills in.
-        let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
-        let status = match wr.opcode {
-            IBV_WR_RDMA_WRITE if len == 0 => IBV_WC_SUCCESS,
-            IBV_WR_RDMA_WRITE => {
-                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_WRITE) {
-                    Some(to) => copy(local, to, len),
-                    None => IBV_WC_REM_ACCESS_ERR,
-                }
-            }
-            IBV_WR_RDMA_READ if pair.attr.max_rd_atomic == 0 => IBV_WC_LOC_QP_OP_ERR,
-            IBV_WR_RDMA_READ => {
-                self.settings.note("last_read_key", rdma.rkey.into());
-                self.settings.note("last_read_bytes", len as i64);
-                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
-                    Some(from) => copy(from, local, len),
-                    None => IBV_WC_REM_ACCESS_ERR,
-                }
-            }
-            IBV_WR_ATOMIC_FETCH_AND_ADD if !atomics || len != 8 || pair.attr.max_rd_atomic == 0 => {
-                IBV_WC_REM_INV_REQ_ERR
-            }
-            IBV_WR_ATOMIC_FETCH_AND_ADD if atomic.remote_addr % 8 != 0 => IBV_WC_REM_INV_REQ_ERR,
-            IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                match self.at_peer(theirs, atomic.rkey, atomic.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
-                    Some(at) => {
-                        // SAFETY: eight aligned bytes inside a registered region.
-                        let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
-                        let old = word.fetch_add(atomic.compare_add, Ordering::AcqRel);
-                        copy((&raw const old) as u64, local, 8)
-                    }
-                    None => IBV_WC_REM_ACCESS_ERR,
-                }
-            }
-            IBV_WR_SEND => return self.deliver(peer_number, theirs, local, send),
-            _ => IBV_WC_LOC_QP_OP_ERR,
-        };
-        if matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR) {
-            // The responder's end breaks too.
-            self.break_pair(peer_number);
-        }
-        status
-    }
-
-    fn deliver(&mut self, peer: u32, context: usize, from: u64, send: &Posted) -> u32 {
-        let Some(pair) = self.pairs.get_mut(&peer) else { return IBV_WC_RETRY_EXC_ERR };
-        let Some((wr_id, sge)) = pair.receives.pop_front() else { return NOT_READY };
-        let cq = pair.recv_cq;
-        let into = self.local(context, &sge);
-        let (Some(into), true) = (into, send.sge.length <= sge.length) else {
-            self.break_pair(peer);
-            return IBV_WC_REM_INV_REQ_ERR;
-        };
-        copy(from, into, send.sge.length.into());
-        let wc = ibv_wc { wr_id, opcode: IBV_WC_RECV, byte_len: send.sge.length, qp_num: peer, ..Default::default() };
-        self.complete(cq, wc, (peer, 0), send.wr.send_flags & IBV_SEND_SOLICITED != 0);
-        IBV_WC_SUCCESS
-    }
-
-    /// Connects two queue pairs of iWARP devices, as the connection manager does.
-    pub fn link(&mut self, active: u32, passive: u32) -> Result<(), i32> {
-        for (own, peer) in [(active, passive), (passive, active)] {
-            let iwarp = self.pairs.get(&own).is_some_and(|p| self.settings.get("iwarp", p.device) != 0);
-            let pair = self.pairs.get_mut(&own).filter(|p| iwarp && p.attr.qp_state == IBV_QPS_INIT);
-            let pair = pair.ok_or(libc::EINVAL)?;
-            pair.attr.qp_state = IBV_QPS_RTS;
-            pair.attr.dest_qp_num = peer;
-            pair.attr.max_rd_atomic = 1;
-            pair.must_wait = own == passive;
-        }
-        Ok(())
-    }
-
-    /// Moves a queue pair to another state as a strict device would.
-    pub fn modify(&mut self, number: u32, attr: &ibv_qp_attr, mask: i32) -> Result<(), i32> {
-        let ethernet = self.settings.get("link_layer", 0) == i64::from(IBV_LINK_LAYER_ETHERNET);
-        let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
-        let port_mtu = self.settings.get("active_mtu", pair.device) as u32;
-        let iwarp = self.settings.get("iwarp", pair.device) != 0;
-        let now = &mut pair.attr;
-        if iwarp {
-            // All that an iWARP device knows of it; the rest is the connection manager's.
-            let init = (IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
-            if (now.qp_state, attr.qp_state, mask) != init {
-                return Err(libc::EINVAL);
-            }
-            *now = *attr;
-            return Ok(());
-        }
-        let (from, needed) = match attr.qp_state {
-            IBV_QPS_INIT => (IBV_QPS_RESET, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-            IBV_QPS_RTR => (
-                IBV_QPS_INIT,
-                IBV_QP_STATE
-                    | IBV_QP_AV
-                    | IBV_QP_PATH_MTU
-                    | IBV_QP_DEST_QPN
-                    | IBV_QP_RQ_PSN
-                    | IBV_QP_MAX_DEST_RD_ATOMIC
-                    | IBV_QP_MIN_RNR_TIMER,
-            ),
-            IBV_QPS_RTS => (
-                IBV_QPS_RTR,
-                IBV_QP_STATE
-                    | IBV_QP_TIMEOUT
-                    | IBV_QP_RETRY_CNT
-                    | IBV_QP_RNR_RETRY
-                    | IBV_QP_SQ_PSN
-                    | IBV_QP_MAX_QP_RD_ATOMIC,
-            ),
-            _ => return Err(libc::EINVAL),
-        };
-        if now.qp_state != from || mask != needed {
-            return Err(libc::EINVAL);
-        }
-        match attr.qp_state {
-            IBV_QPS_INIT => {
-                if attr.port_num != 1 || attr.pkey_index != 0 {
-                    return Err(libc::EINVAL);
-                }
-                *now = *attr;
-            }
-            IBV_QPS_RTR => {
-                let ah = &attr.ah_attr;
-                let routed = ah.is_global == 1 && ah.grh.hop_limit > 0 && ah.grh.dgid.raw != [0; 16];
-                let addressed = ah.port_num == 1 && (routed || (!ethernet && ah.dlid != 0));
-                let max_dest = self.settings.get("max_qp_rd_atom", pair.device);
-                if !addressed || attr.path_mtu > port_mtu || i64::from(attr.max_dest_rd_atomic) > max_dest {
-                    return Err(libc::EINVAL);
-                }
-                let now = &mut pair.attr;
-                now.qp_state = attr.qp_state;
-                now.path_mtu = attr.path_mtu;
-                now.dest_qp_num = attr.dest_qp_num;
-                now.rq_psn = attr.rq_psn;
-                now.max_dest_rd_atomic = attr.max_dest_rd_atomic;
-                self.settings.note("last_path_mtu", attr.path_mtu.into());
-                self.settings.note("last_traffic_class", ah.grh.traffic_class.into());
-                self.settings.note("last_sl", ah.sl.into());
-                self.settings.note("last_sgid_index", ah.grh.sgid_index.into());
-                self.settings.note("last_max_dest_rd_atomic", attr.max_dest_rd_atomic.into());
-            }
-            _ => {
-                let max = self.settings.get("max_qp_init_rd_atom", pair.device);
-                if i64::from(attr.max_rd_atomic) > max || attr.timeout > 31 || attr.retry_cnt > 7 {
-                    return Err(libc::EINVAL);
-                }
-                let now = &mut pair.attr;
-                now.qp_state = attr.qp_state;
-                now.sq_psn = attr.sq_psn;
-                now.max_rd_atomic = attr.max_rd_atomic;
-                self.settings.note("last_max_rd_atomic", attr.max_rd_atomic.into());
-                self.settings.note("last_timeout", attr.timeout.into());
-                self.settings.note("last_retry_cnt", attr.retry_cnt.into());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Not a status: the receiver has no receive posted.
-const NOT_READY: u32 = u32::MAX;
-
-fn copy(from: u64, to: u64, len: u64) -> u32 {
-    // SAFETY: both ranges lie inside registered regions (or one is a local variable). They may overlap when a rank
-    // puts to itself.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
-    std::sync::atomic::fence(Ordering::Release);
-    IBV_WC_SUCCESS
 }

@@ -4,10 +4,11 @@ use crate::defect::{self, Defect};
 use crate::inbox::Inbox;
 use crate::objects::{bad, Refusal};
 use crate::outbox::{Job, Local, Outbox, Remote, Request};
+use crate::queue::Queue;
 use crate::wire::Token;
 use nccl_plugin_api::{NcclResult, SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The ranks of a communicator.
 pub struct Comm {
@@ -54,6 +55,8 @@ impl Window {
 pub struct ContextSet {
     /// The communicator.
     pub comm: Arc<Comm>,
+    /// Device code's queue, if it has one.
+    pub queue: OnceLock<Queue>,
     contexts: usize,
     outboxes: Vec<Outbox>,
 }
@@ -81,11 +84,14 @@ impl ContextSet {
                 outboxes.push(outbox);
             }
         }
-        Ok(Self { comm, contexts, outboxes })
+        Ok(Self { comm, queue: OnceLock::new(), contexts, outboxes })
     }
 
     /// Sends what is queued and ends the threads.
     pub fn close(&self) {
+        if let Some(queue) = self.queue.get() {
+            queue.close();
+        }
         self.outboxes.iter().for_each(Outbox::close);
     }
 

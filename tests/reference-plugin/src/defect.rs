@@ -85,6 +85,22 @@ defects! {
     LeakDescriptor = "leak-descriptor",
     /// Each `init` leaves a mapping behind.
     LeakMapping = "leak-mapping",
+    /// Queues have half the slots that were asked for.
+    ShallowQueue = "shallow-queue",
+    /// The words of a slot stay in it when it is given back.
+    Uncleared = "uncleared",
+    /// In a queue of up to 16 slots a descriptor is read as soon as its first word is there.
+    HalfRead = "half-read",
+    /// A malformed descriptor fails nothing.
+    FaultUnsaid = "fault-unsaid",
+    /// A malformed descriptor stops the credits of its context.
+    FaultStops = "fault-stops",
+    /// All contexts have the first one's signals.
+    SharedSignals = "shared-signals",
+    /// Every fiftieth put is not counted.
+    LostCount = "lost-count",
+    /// Inline values are 8 bytes, whatever they say.
+    WideValues = "wide-values",
 }
 
 /// Whether `defect` is switched on.

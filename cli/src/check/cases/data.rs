@@ -246,7 +246,7 @@ pub fn to_self(seat: &Seat<'_>) -> Outcome<Tally> {
         world.wait_exactly(&flags, 0, round as u64 + 1, seat.rank)?;
         let (bad, first) = wrong(target.bytes(0, size), seed);
         tally.item(bad, || format!("put of {size} bytes to oneself: byte {first:?} is wrong"));
-        if world.table.kind().has_gets() {
+        if seat.way.has_gets() {
             source.bytes(0, size).fill(0);
             let request = world.get(0, seat.rank, (&target, 0), (&source, 0), size)?;
             world.wait(request)?;

@@ -116,7 +116,7 @@ impl Survivor<'_> {
         let signal = inc(&self.flags, 1024);
         let mut raw = null_mut();
         match world.raw_put(&put, Some(&signal), &mut raw) {
-            NcclResult::SUCCESS => pending.push(Request { raw, peer: victim }),
+            NcclResult::SUCCESS => pending.push(Request::of(raw, victim)),
             NcclResult::REMOTE_ERROR => return Ok(true),
             other => return Err(format!("iputSignal to killed rank {victim} returned {}, not 6", spell(other))),
         }

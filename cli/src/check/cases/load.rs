@@ -77,7 +77,7 @@ pub fn passive(seat: &Seat<'_>) -> Outcome<Tally> {
     let world = World::open(seat, 2)?;
     let (source, target) = (world.window(SIZE, 0)?, world.window(SIZE, 0)?);
     let flags = world.window(4096, 1)?;
-    let gets = world.table.kind().has_gets();
+    let gets = seat.way.has_gets();
     let mut tally = Tally::default();
     // In turn each rank is the one that does not call.
     for quiet in 0..seat.nranks {

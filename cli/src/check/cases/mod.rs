@@ -6,6 +6,7 @@ mod death;
 mod gets;
 mod load;
 mod order;
+mod queue;
 mod refusals;
 mod reload;
 mod signals;
@@ -13,7 +14,7 @@ mod steps;
 mod teardown;
 
 use super::world::{Outcome, Seat};
-use crate::plugin::Kind;
+use crate::plugin::{Kind, Way};
 
 /// What a case found on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -54,6 +55,12 @@ pub struct Needs {
     pub set_up_only: bool,
     /// All ranks on this machine, started by this process.
     pub local: bool,
+    /// Calls into the data path, with what they return: nothing that a queue has.
+    pub calls: bool,
+    /// The queue that device code writes into.
+    pub queue: bool,
+    /// Contexts for some peers only.
+    pub stride: bool,
 }
 
 /// One test of the suite.
@@ -69,14 +76,21 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether it has anything to say of this way: cases of queues have not of a table's calls.
+    pub fn is_for(&self, way: Way) -> bool {
+        way.queue || !self.needs.queue
+    }
+
     /// Why the case cannot run on this table with so many ranks.
-    pub fn skipped(&self, kind: Kind, nranks: usize, local: bool) -> Option<&'static str> {
-        let needs = self.needs;
+    pub fn skipped(&self, way: Way, nranks: usize, local: bool) -> Option<&'static str> {
+        let (needs, kind) = (self.needs, way.kind);
         match () {
-            () if !kind.has_data_operations() && !needs.set_up_only => Some("the table has no data operations"),
-            () if needs.gets && !kind.has_gets() => Some("the table has no gets"),
+            () if !way.has_data_operations() && !needs.set_up_only => Some("the table has no data operations"),
+            () if needs.gets && !way.has_gets() => Some("the table has no gets"),
             () if needs.contexts && !kind.has_contexts() => Some("the table has one context only"),
-            () if needs.weak && !kind.has_weak_signals() => Some("all signals of this table are strong"),
+            () if needs.weak && !way.has_weak_signals() => Some("all signals of this table are strong"),
+            () if needs.calls && way.queue => Some("about calls; the queue- cases have what holds for descriptors"),
+            () if needs.stride && kind != Kind::GinV14 => Some("the table has no rank stride"),
             () if needs.peers && nranks < 2 => Some("one rank has no peers"),
             () if needs.local && !local => Some("needs all ranks on this machine (--local)"),
             () => None,
@@ -84,12 +98,28 @@ impl Case {
     }
 }
 
-const ANY: Needs = Needs { gets: false, contexts: false, weak: false, peers: false, set_up_only: false, local: false };
+const ANY: Needs = Needs {
+    gets: false,
+    contexts: false,
+    weak: false,
+    peers: false,
+    set_up_only: false,
+    local: false,
+    calls: false,
+    queue: false,
+    stride: false,
+};
 const GETS: Needs = Needs { gets: true, ..ANY };
 const PEERS: Needs = Needs { peers: true, ..ANY };
+const CALLS: Needs = Needs { calls: true, ..ANY };
 
 /// The suite, in the order it runs.
-pub const ALL: &[Case] = &[
+pub fn all() -> impl Iterator<Item = &'static Case> {
+    ALL.iter().chain(queue::ALL)
+}
+
+/// What holds for all ways.
+const ALL: &[Case] = &[
     Case {
         name: "set-up",
         about: "a communicator comes up, says sane things of itself, and goes down",
@@ -155,7 +185,7 @@ pub const ALL: &[Case] = &[
     Case {
         name: "order-weak",
         about: "a weak signal comes after its own put",
-        needs: Needs { weak: true, ..ANY },
+        needs: Needs { weak: true, ..CALLS },
         run: order::weak,
     },
     Case {
@@ -201,54 +231,54 @@ pub const ALL: &[Case] = &[
         needs: ANY,
         run: contexts::communicators,
     },
-    Case { name: "bad-rank", about: "ranks out of range are refused", needs: ANY, run: refusals::rank },
+    Case { name: "bad-rank", about: "ranks out of range are refused", needs: CALLS, run: refusals::rank },
     Case {
         name: "bad-context",
         about: "contexts out of range are refused",
-        needs: Needs { contexts: true, ..ANY },
+        needs: Needs { contexts: true, ..CALLS },
         run: refusals::context,
     },
     Case {
         name: "bad-handle",
         about: "NULL and foreign window handles are refused",
-        needs: ANY,
+        needs: CALLS,
         run: refusals::handle,
     },
     Case {
         name: "bad-offset",
         about: "ranges past the window, and sums that overflow, are refused",
-        needs: ANY,
+        needs: CALLS,
         run: refusals::offset,
     },
-    Case { name: "bad-op", about: "unknown signal operations are refused", needs: ANY, run: refusals::op },
+    Case { name: "bad-op", about: "unknown signal operations are refused", needs: CALLS, run: refusals::op },
     Case {
         name: "bad-signal",
         about: "signals past the end or not 8-byte aligned are refused",
-        needs: ANY,
+        needs: CALLS,
         run: refusals::signal,
     },
     Case {
         name: "bad-memory",
         about: "deregistered windows are refused, and so is a second deregMrSym",
-        needs: ANY,
+        needs: CALLS,
         run: refusals::memory,
     },
     Case {
         name: "bad-null",
         about: "NULL where a result or an object belongs is refused",
-        needs: ANY,
+        needs: CALLS,
         run: refusals::null,
     },
     Case {
         name: "bad-step",
         about: "a collective call that one rank refuses ends on all ranks, and the next one works",
-        needs: ANY,
+        needs: CALLS,
         run: steps::refused,
     },
     Case {
         name: "dead-peer",
         about: "SIGKILL of one rank: its peers are told, the others go on",
-        needs: Needs { local: true, ..PEERS },
+        needs: Needs { local: true, calls: true, ..PEERS },
         run: death::killed,
     },
     Case {

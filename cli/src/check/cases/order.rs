@@ -209,8 +209,15 @@ impl<'a> Litmus<'a> {
                 let sizes = puts.iter().map(|p| p.1.to_string()).collect::<Vec<_>>().join(", ");
                 let context = lane.context;
                 match late {
-                    0 => format!("round {round} of context {context}: the signal overtook an earlier signal ({extra} of {})", extras(round)),
-                    n => format!("round {round} of context {context}: the signal shows before {n} words of its puts ({sizes} bytes)"),
+                    0 => format!(
+                        "round {round} of context {context}: the signal overtook an earlier signal \
+                         ({extra} of {})",
+                        extras(round)
+                    ),
+                    n => format!(
+                        "round {round} of context {context}: the signal shows before {n} words of its \
+                         puts ({sizes} bytes)"
+                    ),
                 }
             });
             if round % ACK_EVERY == 0 || round == share {

@@ -293,7 +293,7 @@ pub fn null(seat: &Seat<'_>) -> Outcome<Tally> {
         bench.expect("request NULL", "iput", nothing, |w| w.raw_put(&put, None, null_mut()));
         let signal = add(&bench.flags, 8, 1);
         bench.expect("request NULL", "iputSignal", nothing, |w| w.raw_put(&put, Some(&signal), null_mut()));
-        bench.expect("request NULL", "test", nothing, |w| w.raw_test(Request { raw: null_mut(), peer: 0 }).0);
+        bench.expect("request NULL", "test", nothing, |w| w.raw_test(Request::of(null_mut(), 0)).0);
         bench.expect("NULL for everything", "init", nothing, |w| {
             // SAFETY: the plugin has to check it. The logger stays, or there could be no line.
             unsafe { w.table.init(null_mut(), 0, log::logger()) }

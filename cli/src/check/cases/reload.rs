@@ -107,7 +107,7 @@ pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
 fn alone<'a>(seat: &'a Seat<'a>) -> Outcome<World<'a>> {
     seat.enter("dlopen");
     let plugin = crate::plugin::Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.kind).map_err(|e| e.to_string())?.clone();
+    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
     World::among(seat, table, 1, &[seat.rank])
 }
 

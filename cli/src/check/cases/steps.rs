@@ -55,7 +55,7 @@ fn registrations(bench: &mut Bench<'_>, wrong: usize) -> Outcome<()> {
             });
         } else if let Ok(mh) = bench.world.register(data, ROOM, 0) {
             // Nobody uses it.
-            bench.world.deregister_handle(mh)?;
+            bench.world.deregister_handle(mh.0)?;
         }
         seat.barrier()?;
         window.free();
@@ -127,7 +127,7 @@ fn destroy(world: &World<'_>, ctx: *mut c_void) -> Outcome<()> {
 fn connects(seat: &Seat<'_>, mut tally: Tally) -> Outcome<Tally> {
     seat.enter("dlopen");
     let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.kind).map_err(|e| e.to_string())?.clone();
+    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
     let mut wrong = vec![0, seat.nranks - 1];
     wrong.dedup();
     for wrong in wrong {

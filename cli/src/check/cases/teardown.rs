@@ -26,7 +26,7 @@ fn works(world: World<'_>) -> Outcome<()> {
     let seat = world.seat;
     let window = world.window(4096, 1)?;
     let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
-    if world.table.kind().has_data_operations() {
+    if world.seat.way.has_data_operations() {
         let last = world.contexts - 1;
         let request = world.signal(last, next, &add(&window, 0, 1))?;
         world.wait(request)?;
@@ -61,7 +61,7 @@ pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
     ];
     seat.enter("dlopen");
     let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.kind).map_err(|e| e.to_string())?.clone();
+    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
     let mut tally = Tally::default();
     for (i, order) in ORDERS.iter().enumerate() {
         let world = World::with_table(seat, table.clone(), 2)?;
@@ -88,7 +88,7 @@ pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 fn leave_unfinished(world: &World<'_>, window: &Window) -> Outcome<()> {
-    if !world.table.kind().has_data_operations() {
+    if !world.seat.way.has_data_operations() {
         return Ok(());
     }
     let next = (world.seat.rank + 1) % world.seat.nranks;

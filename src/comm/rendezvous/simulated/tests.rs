@@ -1,16 +1,14 @@
-use super::super::gather::{Kept, ANSWER_TIME, HELLO_TIME, LINGER, SETTLE};
-use super::super::job::SILENCE;
-use super::super::visit::{GRACE, REFUSED};
+use super::super::gather::{Kept, ANSWER_TIME, HELLO_TIME, LINGER};
+use super::super::visit::REFUSED;
 use super::*;
-use proptest::prelude::*;
 
 /// `n` ranks that all play `names`.
-fn all(n: usize, names: &[&'static str]) -> Vec<Script> {
+pub fn all(n: usize, names: &[&'static str]) -> Vec<Script> {
     let plays = names.iter().map(|name| play(name)).collect();
     vec![Script { plays, ..Script::default() }; n]
 }
 
-fn request(step: u32, name: &str, rank: u32, nranks: u32) -> Vec<u8> {
+pub fn request(step: u32, name: &str, rank: u32, nranks: u32) -> Vec<u8> {
     wire::encode_request(&Sender { token: TOKEN, step, name, rank, nranks }, Ok(b"x"), b"").unwrap()
 }
 
@@ -241,33 +239,38 @@ fn in_vain(visit: &mut Visit, start: Instant, mut attempt: impl FnMut(&mut Visit
 }
 
 #[test]
-fn a_host_that_does_not_answer_is_given_up_before_the_deadline() {
-    let gone = "rank 0 (10.0.0.0:4711) went away: its host, or the network to it, has not answered for 20 s";
-    let (mut silent, now) = visit(128, 120.0);
-    let (sentence, after) = in_vain(&mut silent, now, |_, _| ());
-    assert!(sentence.contains(gone) && sentence.ends_with("(last: no answer)") && after == SILENCE, "{sentence}");
+fn a_host_that_cannot_be_reached_is_given_up_before_the_deadline() {
+    const SILENCE: Duration = Duration::from_secs(30);
+    let gone = "rank 0 (10.0.0.0:4711) went away: its host, or the network to it, has not answered for 30 s";
     // The kernel says so, more often than once.
-    let (mut unreachable, now) = visit(1000, 120.0);
-    let (sentence, after) = in_vain(&mut unreachable, now, |v, now| v.broken("No route", Broken::Silent, now));
-    assert!(sentence.contains(gone) && sentence.ends_with("(last: No route)") && after == SILENCE, "{sentence}");
-    // A connection that stood and fell silent: the kernel has asked for long enough.
+    let (mut unreachable, now) = visit(2, 120.0);
+    let (sentence, after) = in_vain(&mut unreachable, now, |v, now| v.broken("No route", Broken::Unreachable, now));
+    assert!(sentence.contains(gone) && sentence.contains("(last: No route)") && after == SILENCE, "{sentence}");
+    // Since a while after the beginning.
+    let (mut late, start) = visit(2, 120.0);
+    let (_, after) = in_vain(&mut late, start, |v, now| match now < start + SILENCE / 2 {
+        true => v.broken("no answer", Broken::Otherwise, now),
+        false => v.broken("No route", Broken::Unreachable, now),
+    });
+    assert!((SILENCE * 3 / 2..SILENCE * 2).contains(&after), "{after:?}");
+    // A connection that stood and fell silent: it was asked for long enough.
     let (mut fell_silent, now) = visit(1000, 120.0);
     fell_silent.connected();
     fell_silent.sent();
     fell_silent.broken("timed out", Broken::Silent, now);
     let sentence = &fell_silent.outcome().unwrap().as_ref().unwrap_err().sentence;
     assert!(sentence.contains(gone), "{sentence}");
-    // Half of a short deadline.
-    let (mut soon, now) = visit(2, 10.0);
-    assert_eq!(in_vain(&mut soon, now, |_, _| ()).1, Duration::from_secs(5));
 }
 
 #[test]
 fn silence_that_has_another_reason_is_waited_out() {
-    // More ranks than a kernel's queue of connections may hold.
-    let (mut crowded, now) = visit(129, 120.0);
+    // Nothing answers: a queue of connections may be full.
+    let (mut crowded, now) = visit(2, 120.0);
     let (sentence, after) = in_vain(&mut crowded, now, |_, _| ());
-    assert!(sentence.contains("did not come within 120 s") && after.as_secs() == 120, "{sentence}");
+    assert!(
+        sentence.contains("rank 0 (10.0.0.0:4711) did not come within 120 s") && after.as_secs() == 120,
+        "{sentence}"
+    );
     // This host is what has no room.
     let (mut full, now) = visit(2, 120.0);
     let (sentence, after) = in_vain(&mut full, now, |v, now| v.broken("Too many files", Broken::Otherwise, now));
@@ -421,155 +424,4 @@ fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_it
     gather.closed(7, now);
     let sentence = gather.outcome(now).unwrap().as_ref().unwrap_err().sentence.clone();
     assert!(sentence.starts_with("connect: rank 1 (10.0.0.1:4711) went away between two steps"), "{sentence}");
-}
-
-/// More than messages take on the simulated network, s: whoever comes within so much of the end may come too late.
-const NETWORK: f64 = 0.1;
-
-/// What may go wrong with a rank.
-#[derive(Clone, Debug)]
-enum Fate {
-    Fine,
-    Missing,
-    Dies(f64),
-    Fails,
-    Late(f64),
-}
-
-fn fate() -> impl Strategy<Value = Fate> {
-    prop_oneof![
-        6 => Just(Fate::Fine),
-        1 => Just(Fate::Missing),
-        1 => (0.0..1.0).prop_map(Fate::Dies),
-        1 => Just(Fate::Fails),
-        2 => (0.0..30.0).prop_map(Fate::Late),
-    ]
-}
-
-proptest! {
-    #[test]
-    fn every_step_ends_and_the_living_meet_again(seed: u64, fates in proptest::collection::vec(fate(), 2..9)) {
-        let timeout = 10.0;
-        let mut scripts = all(fates.len(), &["connect"]);
-        for (script, fate) in scripts.iter_mut().zip(&fates) {
-            match fate {
-                Fate::Fine => {}
-                Fate::Missing => script.plays.clear(),
-                Fate::Dies(at) => script.dies = Some(at * 0.01),
-                Fate::Fails => script.plays[0].failure = Some("out of luck"),
-                Fate::Late(after) => script.plays[0].after = *after,
-            }
-        }
-        let whole = !fates.iter().any(|fate| matches!(fate, Fate::Missing | Fate::Dies(_)));
-        if whole {
-            scripts.iter_mut().for_each(|script| script.plays.push_back(Play { after: 50.0, ..play("regMrSym") }));
-        }
-        let late = fates.iter().map(|fate| if let Fate::Late(after) = fate { *after } else { 0.0 });
-        let (first, last) = late.fold((f64::MAX, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)));
-        let net = Net::new(timeout, seed, scripts).run();
-        let bound = timeout + GRACE.as_secs_f64().max(LINGER.as_secs_f64() + SETTLE.as_secs_f64()) + 0.1;
-        for (rank, fate) in fates.iter().enumerate() {
-            let entered = if let Fate::Late(after) = fate { *after } else { 0.0 };
-            if let Some((result, at)) = net.ended[rank].first() {
-                prop_assert!(at - entered <= bound, "rank {} took {} s", rank, at - entered);
-                let fails = fates.iter().any(|fate| matches!(fate, Fate::Fails));
-                if whole && !fails && last - first < timeout - NETWORK {
-                    prop_assert!(result.is_ok(), "{:?}", result);
-                }
-                if !whole || fails || last - first > bound {
-                    // A rank may have died after its answer.
-                    prop_assert!(result.is_err() || fates.iter().any(|fate| matches!(fate, Fate::Dies(_))));
-                }
-            } else {
-                prop_assert!(matches!(fate, Fate::Missing | Fate::Dies(_)));
-            }
-        }
-        let spread = net.ended.iter().filter_map(|e| e.first()).map(|e| e.1);
-        let (low, high) = spread.fold((f64::MAX, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)));
-        if whole && high - low < timeout - NETWORK {
-            (0..fates.len()).for_each(|rank| net.check(rank, 1));
-        }
-    }
-}
-
-/// Something that happens to rank 0, on one of a few connections.
-#[derive(Clone, Debug)]
-enum Happening {
-    Accepted,
-    /// A request of this rank to this step, changed at a place, and cut off.
-    Request {
-        step: u32,
-        rank: u32,
-        change: Option<(usize, u8)>,
-        cut: usize,
-    },
-    Bytes(Vec<u8>),
-    Closed,
-    Later(u64),
-}
-
-fn happening() -> impl Strategy<Value = (Conn, Happening)> {
-    let request = (1..4_u32, 0..5_u32, proptest::option::weighted(0.3, (0..60_usize, any::<u8>())), 1..200_usize)
-        .prop_map(|(step, rank, change, cut)| Happening::Request { step, rank, change, cut });
-    let what = prop_oneof![
-        2 => Just(Happening::Accepted),
-        4 => request,
-        1 => proptest::collection::vec(any::<u8>(), 1..80).prop_map(Happening::Bytes),
-        1 => Just(Happening::Bytes(vec![wire::EXPIRED])),
-        1 => Just(Happening::Closed),
-        1 => (0..4000_u64).prop_map(Happening::Later),
-    ];
-    (0..6_u64, what)
-}
-
-proptest! {
-    /// Whatever happens, in whatever order: no panic, and the step ends when its time is over.
-    #[test]
-    fn rank_0_survives_anything(happenings in proptest::collection::vec(happening(), 0..60)) {
-        let job = Net::new(10.0, 1, all(5, &[])).jobs[0].clone();
-        let mut now = Instant::now();
-        let end = now + Duration::from_secs(10) + ANSWER_TIME + LINGER;
-        let earlier = Some((1, "it failed".to_owned()));
-        let mut gather = Gather::new(job, 2, "regMrSym", request(2, "regMrSym", 0, 5), earlier, now);
-        let mut open = std::collections::BTreeSet::new();
-        for (conn, happening) in happenings {
-            match happening {
-                Happening::Accepted if gather.accepting() && open.insert(conn) => {
-                    gather.accepted(conn, ([10, 0, 0, 1], 9).into(), now)
-                }
-                Happening::Accepted => {}
-                Happening::Request { step, rank, change, cut } => {
-                    let mut bytes = request(step, "regMrSym", rank.min(4), 5);
-                    if let Some((at, value)) = change {
-                        let at = at % bytes.len();
-                        bytes[at] = value;
-                    }
-                    bytes.truncate(cut);
-                    gather.received(conn, &bytes, now);
-                }
-                Happening::Bytes(bytes) => gather.received(conn, &bytes, now),
-                Happening::Closed => {
-                    open.remove(&conn);
-                    gather.closed(conn, now);
-                }
-                Happening::Later(millis) => now += Duration::from_millis(millis),
-            }
-            gather.tick(now);
-            while let Some(action) = gather.next_action() {
-                match action {
-                    gather::Action::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
-                    gather::Action::Send { .. } => {} // this one never reads
-                    gather::Action::Close(conn) | gather::Action::Keep(conn, _) => {
-                        open.remove(&conn);
-                    }
-                }
-            }
-        }
-        // A wake-up or two later it is over.
-        for _ in 0..3 {
-            now = now.max(gather.wake()).max(end);
-            gather.tick(now);
-        }
-        prop_assert!(gather.outcome(now).is_some());
-    }
 }

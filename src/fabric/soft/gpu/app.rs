@@ -1,15 +1,15 @@
 //! The application's CUDA context, used by one thread of ours alone.
 //!
-//! A call in that context can wait for the application: while one of its threads loads a module, launches a kernel for the
-//! first time or frees memory, the driver holds a lock of the context until the kernels that run have ended, and they may
-//! wait for the very bytes that we are to move. So nobody who moves bytes calls there. What has to be done there (loading
-//! and launching the copy kernel, looking for the context's faults, unmapping memory of other processes) is given to
-//! this thread, and nobody waits for it but set-up and closing.
+//! A call in that context can wait for the application: while one of its threads loads a module, launches a kernel for
+//! the first time or frees memory, the driver holds a lock of the context until the kernels that run have ended, and
+//! they may wait for the very bytes that we are to move. So nobody who moves bytes calls there. What has to be done
+//! there (loading and launching the copy kernel, looking for the context's faults, unmapping memory of other processes)
+//! is given to this thread, and nobody waits for it but set-up and closing.
 
 use super::DRAIN_WITHIN;
 use crate::error::Result;
-use crate::sync::{Condvar, Mutex};
-use crate::thread::Thread;
+use crate::sys::sync::{Condvar, Mutex};
+use crate::sys::thread::Thread;
 use oxygin_ffi::cuda::{Context, CudaError, Stream};
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks for faults while operations are on their way.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long set-up waits for a call of the driver: it may compile, on a machine with other things to do.
+pub const SET_UP_WITHIN: Duration = Duration::from_secs(120);
 /// The driver compiles PTX on this thread, and its compiler recurses. Pages that are not used are no memory.
 const STACK: usize = 8 << 20;
 
@@ -54,8 +56,8 @@ pub struct AppThread {
 }
 
 impl AppThread {
-    /// Starts it for an engine's rank. Set-up only: waits until it has made a stream in the context, by which it learns of
-    /// faults.
+    /// Starts it for an engine's rank. Set-up only: waits until it has made a stream in the context, by which it learns
+    /// of faults.
     pub fn start(rank: u32, context: Arc<Context>) -> Result<Arc<Self>> {
         let shared = Arc::new(Shared {
             context,
@@ -71,7 +73,7 @@ impl AppThread {
         let thread = Thread::spawn(&format!("oxygin-{rank}-gpu"), STACK, move || own.run())?;
         let app = Arc::new(Self { shared, thread: Mutex::new(Some(thread)) });
         // What is posted is done after the stream is made; whether it was, `check` says.
-        app.run(None, |_| ());
+        app.run(SET_UP_WITHIN, |_| ());
         Ok(app)
     }
 
@@ -86,11 +88,11 @@ impl AppThread {
         self.shared.changed.notify_all();
     }
 
-    /// Has the thread do something in the context and waits for it: set-up and closing only. `None`: it is not done `within`
-    /// that time, or the context is gone; what was begun goes on.
+    /// Has the thread do something in the context and waits for it: set-up and closing only. `None`: it is not done
+    /// `within` that time, or the context is gone; what was begun goes on.
     pub fn run<T: Send + 'static>(
         &self,
-        within: Option<Duration>,
+        within: Duration,
         job: impl FnOnce(&Arc<Context>) -> T + Send + 'static,
     ) -> Option<T> {
         let (result, context) = (Arc::new(Answer::default()), self.shared.context.clone());
@@ -144,8 +146,8 @@ impl AppThread {
         Ok(())
     }
 
-    /// Ends the thread, once it has done what it was given. One that stands in the driver for longer than deregistration
-    /// waits is left to end by itself, and the library stays loaded for it.
+    /// Ends the thread, once it has done what it was given. One that stands in the driver for longer than
+    /// deregistration waits is left to end by itself, and the library stays loaded for it.
     pub fn end(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         // Who closes waits once.
@@ -159,8 +161,8 @@ impl AppThread {
             if left.is_zero() {
                 drop(inner);
                 log::warn!(
-                    "a call of the CUDA driver has not returned for {} s while a communicator was closed; its thread and \
-                     this library stay until it does",
+                    "a call of the CUDA driver has not returned for {} s while a communicator was closed; its thread \
+                     and this library stay until it does",
                     DRAIN_WITHIN.as_secs()
                 );
                 return thread.leave();
@@ -207,17 +209,16 @@ impl<T> Answer<T> {
     }
 
     /// `None`: there is none, or not within that time.
-    fn wait(&self, within: Option<Duration>) -> Option<T> {
-        let end = within.map(|time| Instant::now() + time);
+    fn wait(&self, within: Duration) -> Option<T> {
+        let end = Instant::now() + within;
         let mut made = self.made.lock();
         loop {
             if let Some(made) = made.take() {
                 return made;
             }
-            made = match end.map(|end| end.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return None,
-                Some(left) => self.changed.wait_timeout(made, left).0,
-                None => self.changed.wait(made),
+            made = match end.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => return None,
+                left => self.changed.wait_timeout(made, left).0,
             };
         }
     }

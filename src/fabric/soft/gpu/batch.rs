@@ -1,38 +1,38 @@
-//! From operations to one flight: copies, then stores and additions.
+//! From operations to one submission: copies, then stores and additions.
 
+use super::coalesce::Coalesced;
 use super::device::Device;
-use super::joining::Joining;
-use super::launch::FEW_STORES;
+use super::in_flight::Outward;
 use super::op::{Op, Owner, Side};
-use super::state::{State, Windows};
-use super::track::Outward;
+use super::plan::{Mover, Piece, Stores};
+use super::state::State;
+use super::windows::Windows;
 use crate::error::{Error, Result};
-use crate::fabric::soft::receive;
-use crate::memory::gpu::{window_number, GPU_BIT};
+use crate::memory::key::Key;
 use crate::memory::registry::{Held, Registry};
 use crate::rma::op::Signal;
 use oxygin_ffi::cuda::{Copies, MemOp, MEM_OPS_MAX};
 use std::sync::Arc;
 
-/// Copies of one flight, at most about.
+/// Copies of one submission, at most about.
 const COPIES_FULL: usize = 256;
-/// Stores and additions after which a flight is full: one more operation (a value and its signal) still goes into the same
-/// driver call.
+/// Stores and additions after which a submission is full: one more operation (a value and its signal) still goes into
+/// the same driver call.
 const OPS_FULL: usize = MEM_OPS_MAX - 2;
 /// Bytes of one piece through staging memory, or of one piece that the CPU copies.
 const PIECE: u64 = 1 << 20;
 /// Bytes of one piece by way of the staging memory from one place of the GPU to another.
 pub const NEAR_PIECE: u64 = 256 << 10;
-/// Room for whatever else a flight takes: what copies are short of multiples of 64, and stores by copies.
+/// Room for whatever else a submission takes: what copies are short of multiples of 64, and stores by copies.
 const NEAR_BESIDE: u64 = 64 << 10;
-/// Bytes of a flight that go that way: two flights may be up.
+/// Bytes of a submission that go that way: two submissions may be in flight.
 const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - NEAR_PIECE - NEAR_BESIDE;
 /// How far back a signal looks for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
 /// What an entry of `Batch::ops` is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     /// A put's bytes.
     Data,
     /// A signal's new value.
@@ -49,13 +49,13 @@ struct Tag {
     kind: Kind,
 }
 
-/// A flight in the making.
+/// A submission in the making.
 #[derive(Default)]
 pub struct Batch {
     /// From GPU memory, but for:
-    pub away: Joining,
+    pub away: Coalesced,
     /// From the GPU's memory to the same GPU's memory. Copy engines do that by way of pinned memory only.
-    pub near: Joining,
+    pub near: Coalesced,
     near_bytes: u64,
     /// From pinned memory to GPU memory.
     pub into: Copies,
@@ -68,16 +68,16 @@ pub struct Batch {
     pub finished: Vec<Owner>,
     pub outward: Vec<Outward>,
     merge: bool,
-    /// Signals that were read from memory, and their values once this flight is done. A kernel that resets a signal
+    /// Signals that were read from memory, and their values once this submission is done. A kernel that resets a signal
     /// does so between its signals, never among several that are on their way.
     read: Vec<(u64, u64)>,
 }
 
 /// How far an operation got.
 pub enum Step {
-    /// All of it is in this flight or an earlier one.
+    /// All of it is in this submission or an earlier one.
     Done,
-    /// The rest must wait for a flight to land; `progress`: something was done.
+    /// The rest must wait for a submission to be done; `progress`: something was done.
     Later { progress: bool },
 }
 
@@ -92,7 +92,7 @@ fn end(windows: &mut Windows, held: &Held<'_>, side: Side, len: u64) -> Result<E
     match side {
         Side::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
         Side::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
-        Side::Window { key, addr } if key & GPU_BIT != 0 => {
+        Side::Window { key, addr } if Key(key).is_on_gpu() => {
             if windows.holds(key, addr, len) {
                 Ok(End::Gpu(addr))
             } else {
@@ -117,7 +117,7 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
 }
 
 impl Batch {
-    /// An empty one for the next flight of `s`.
+    /// An empty one for the next submission of `s`.
     pub fn begin(mut self, s: &State) -> Self {
         self.merge = s.tuning.merge;
         self
@@ -133,7 +133,7 @@ impl Batch {
         self.away.copies.len() + self.near.copies.len() + self.into.len()
     }
 
-    /// Whether the flight is as large as it should get.
+    /// Whether the submission is as large as it should get.
     pub fn is_full(&self) -> bool {
         self.copies() >= COPIES_FULL || self.ops.len() >= OPS_FULL
     }
@@ -152,7 +152,7 @@ impl Batch {
         self.read.clear();
     }
 
-    /// Puts as much of an operation into the flight as can go.
+    /// Puts as much of an operation into the submission as can go.
     pub fn add(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<Step> {
         let before = op.done;
         while op.done < op.len {
@@ -161,6 +161,7 @@ impl Batch {
             }
         }
         match op.signal {
+            None if op.fetch.is_some() => self.add_fetch(s, registry, op),
             None => Ok(Step::Done),
             Some(signal) => self.add_signal(s, registry, op, &signal),
         }
@@ -174,8 +175,8 @@ impl Batch {
         let from = end(&mut s.windows, &held, op.from.plus(op.done), left)?;
         let to = end(&mut s.windows, &held, to_side, left)?;
         let piece = piece_of(left, PIECE);
-        match (from, to) {
-            (End::Gpu(from), End::Gpu(to)) if s.is_near(op) => {
+        match (rest_of(op, s.is_near(op)).mover(), from, to) {
+            (Mover::PinnedMemory, End::Gpu(from), End::Gpu(to)) => {
                 let piece = piece_of(left, NEAR_PIECE);
                 if self.near_bytes + piece > NEAR_FULL || !self.leaves_room(s, piece) {
                     return Ok(false);
@@ -184,31 +185,31 @@ impl Batch {
                 self.near_bytes += piece;
                 op.done += piece;
             }
-            (End::Gpu(from), End::Gpu(to)) => {
+            (_, End::Gpu(from), End::Gpu(to)) => {
                 self.away.join(to, from, left as usize, op.between().filter(|_| self.merge));
                 op.done += left;
             }
-            (End::Host(_), End::Gpu(to)) if inline(left, to) && !self.takes_store(s) => return Ok(false),
-            (End::Host(from), End::Gpu(to)) if inline(left, to) => {
-                // SAFETY: the source is readable (Context::put; or in a held window).
+            (Mover::StreamStore, End::Host(_), End::Gpu(_)) if !self.takes_store(s) => return Ok(false),
+            (Mover::StreamStore, End::Host(from), End::Gpu(to)) => {
+                // SAFETY: the source is readable (Context::post; or in a held window).
                 let store = unsafe { inline_store(from, left, to) };
                 self.push_op(op, store, to, Kind::Data);
                 op.done += left;
             }
-            (End::Host(from), End::Gpu(to)) => {
+            (_, End::Host(from), End::Gpu(to)) => {
                 let Some((offset, device)) = self.stage(s, piece) else { return Ok(false) };
                 // SAFETY: source as above; the staging bytes were just taken.
                 unsafe { std::ptr::copy_nonoverlapping(from, device.staging_host(offset), piece as usize) };
                 self.into.push(to, device.staging(offset), piece as usize);
                 op.done += piece;
             }
-            (End::Gpu(from), End::Host(_)) => {
+            (_, End::Gpu(from), End::Host(_)) => {
                 let Some((offset, device)) = self.stage(s, piece) else { return Ok(false) };
                 self.away.push(device.staging(offset), from, piece as usize, None);
                 self.outward.push(Outward { offset, len: piece, to: to_side });
                 op.done += piece;
             }
-            (End::Host(from), End::Host(to)) => {
+            (_, End::Host(from), End::Host(to)) => {
                 // SAFETY: source as above, destination in a held window or the caller's; they may overlap.
                 unsafe { std::ptr::copy(from, to, piece as usize) };
                 op.done += piece;
@@ -223,26 +224,32 @@ impl Batch {
         s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE))
     }
 
-    /// Whether one more store may go along. Where copy engines store, it needs room in the staging memory, or the flight would
-    /// wait for the GPU's processors.
-    fn takes_store(&self, s: &State) -> bool {
-        let by_copy = s.store_by_copy > 0 && !self.needs_ops && self.ops.len() < FEW_STORES;
+    /// Its stores, and `more`.
+    pub fn stores(&self, s: &State, more: usize) -> Stores {
+        let were_late = s.store_by_copy > 0;
+        Stores { were_late, needs_stream: self.needs_ops, count: self.ops.len() + more }
+    }
+
+    /// Whether one more store may go along. Where copy engines store, it needs room in the staging memory, or the
+    /// submission would wait for the GPU's processors.
+    pub fn takes_store(&self, s: &State) -> bool {
+        let by_copy = self.stores(s, 1).mover() == Mover::CopyEngine;
         // Beside copies within the GPU there is room for them.
         !by_copy || self.near_bytes > 0 || s.staging.fits(8 * (self.ops.len() as u64 + 1))
     }
 
     /// A place in the staging memory, if there is one now.
-    fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
+    pub fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
         if self.near_bytes > 0 && !self.leaves_room(s, n) {
             return None;
         }
         let device = s.device.as_ref()?;
-        // Stores that are in the flight already keep their room.
+        // Stores that are in the submission already keep their room.
         let stores = if s.store_by_copy > 0 { 8 * self.ops.len() as u64 } else { 0 };
         Some((s.staging.take_beside(n, stores)?, device))
     }
 
-    fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
+    pub fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
         self.ops.push(memory);
         self.tags.push(Tag { lane: Arc::as_ptr(&op.owner.lane) as usize, at, kind });
     }
@@ -250,18 +257,16 @@ impl Batch {
     fn add_signal(&mut self, s: &mut State, registry: &Registry, op: &mut Op, signal: &Signal) -> Result<Step> {
         let later = Ok(Step::Later { progress: self.has_work() });
         // Bytes for host memory are there when the CPU has delivered them.
-        if !self.outward.is_empty() || s.outward > s.small.landed {
+        if !self.outward.is_empty() || s.small.outward > s.small.done {
             return later;
         }
-        if signal.rkey & GPU_BIT == 0 {
+        if !Key(signal.rkey).is_on_gpu() {
             // The CPU adds, once the GPU has done what comes before.
             if self.has_work() || !s.small.is_empty() {
                 return later;
             }
-            let held = registry.hold();
-            let at = held.resolve(signal.rkey, signal.remote, 8).filter(|_| signal.remote % 8 == 0);
-            receive::add(at.ok_or_else(|| gone(signal.rkey, signal.remote, 8))?, signal.value);
-            return Ok(Step::Done);
+            let added = registry.hold().add(signal.rkey, signal.remote, signal.value);
+            return if added { Ok(Step::Done) } else { Err(gone(signal.rkey, signal.remote, 8)) };
         }
         if !self.takes_store(s) {
             return later;
@@ -276,8 +281,8 @@ impl Batch {
         }
     }
 
-    /// Stores a signal's new value, `by` more than before; in place of the last one if that may be visible when this one
-    /// is.
+    /// Stores a signal's new value, `by` more than before; in place of the last one if that may be visible when this
+    /// one is.
     fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
         // Of half a word nobody can tell as long as the other half stays.
         self.needs_ops |= value >> 32 != value.wrapping_sub(by) >> 32;
@@ -289,8 +294,8 @@ impl Batch {
     }
 
     /// The entry that a signal joins, if it may: the last one at its address, unless its own lane has stored something
-    /// since, which it would overtake, in an entry of its own or in one that it joined. All copies of a flight come before
-    /// its stores.
+    /// since, which it would overtake, in an entry of its own or in one that it joined. All copies of a submission come
+    /// before its stores.
     fn join_last(&mut self, op: &Op, at: u64, kind: Kind) -> Option<usize> {
         if !self.merge {
             return None;
@@ -331,12 +336,13 @@ impl Batch {
         match op.reading {
             None if self.has_work() => Ok(Step::Later { progress: true }),
             None => {
-                // A flight of its own: it sees all stores of the flights before it, and nothing follows until it landed.
+                // A submission of its own: it sees all stores of the submissions before it, and nothing follows until
+                // it is done.
                 self.away.push(device.scratch(), signal.remote, 8, None);
                 op.reading = Some(s.small.started + 1);
                 Ok(Step::Later { progress: true })
             }
-            Some(flight) if s.small.landed < flight => Ok(Step::Later { progress: false }),
+            Some(submission) if s.small.done < submission => Ok(Step::Later { progress: false }),
             Some(_) => {
                 let sum = device.scratch_value().wrapping_add(signal.value);
                 self.read.push((signal.remote, sum));
@@ -352,9 +358,11 @@ pub fn piece_of(left: u64, most: u64) -> u64 {
     left.min(most) - u64::from(left == most + 1)
 }
 
-/// Whether the CPU can hand the bytes to the stream as one store.
-fn inline(len: u64, to: u64) -> bool {
-    (len == 8 || len == 4) && to % len == 0
+/// What is left of an operation's data.
+fn rest_of(op: &Op, is_same_gpu: bool) -> Piece {
+    let to = op.to.plus(op.done);
+    let (from_gpu, to_gpu) = (op.from.is_on_gpu(), to.is_on_gpu());
+    Piece { from_gpu, to_gpu, is_same_gpu, left: op.len - op.done, to: to.addr() }
 }
 
 /// # Safety
@@ -370,11 +378,11 @@ unsafe fn inline_store(from: *const u8, len: u64, to: u64) -> MemOp {
 }
 
 #[cold]
-fn gone(key: u32, addr: u64, len: u64) -> Error {
-    Error::remote(format!(
-        "{len} bytes at {addr:#x} lie outside its window {}, or it has deregistered the window that an operation names; \
-         deregister after the last operation",
-        window_number(key)
+pub fn gone(key: u32, addr: u64, len: u64) -> Error {
+    Error::remote_access(format!(
+        "{len} bytes at {addr:#x} lie outside its window {}, or it has deregistered the window that an operation \
+         names; deregister after the last operation",
+        Key(key).number()
     ))
 }
 

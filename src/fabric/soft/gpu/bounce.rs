@@ -21,11 +21,11 @@ pub struct Bounce {
 }
 
 impl Bounce {
-    /// Starts to bring the bytes from `from`, which is `at` bytes into an operation of which `left` remain. Once `health` has
-    /// failed what the engine has not started it gives up, because the source may be gone then.
+    /// Starts to bring the bytes from `from`, which is `at` bytes into an operation of which `left` remain. Once
+    /// `health` has failed what the engine has not started it gives up, because the source may be gone then.
     pub fn start(engine: &Engine, health: Arc<Health>, from: Side, at: u64, left: u64) -> Self {
         let bytes = vec![0; left.min(PIECE) as usize].into_boxed_slice();
-        let lane = Arc::new(Lane::new(u32::MAX, engine.rank, health));
+        let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
         let seq = lane.number();
         let owner = Owner { lane: lane.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
         // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives

@@ -1,9 +1,9 @@
 //! One rank's streams and pinned memory on its GPU.
 
 use super::app::AppThread;
-use super::own::{own_context, OWN_CONTEXT_MIB};
-use super::tuning::Tuning;
+use super::private_context::{private_context, PRIVATE_CONTEXT_MIB};
 use super::DRAIN_WITHIN;
+use crate::config::GpuIssue;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,27 +12,28 @@ use std::time::Instant;
 
 /// Bytes of pinned memory for data that comes from or goes to memory which is not pinned.
 pub const STAGING_BYTES: u64 = 4 << 20;
-/// The first bytes of the pinned memory: for each way, on a line of its own, which flight is done …
+/// The first bytes of the pinned memory: for each way, on a line of its own, which submission is done.
 const FLAG_AT: [usize; 2] = [0, 64];
-/// … on a line of its own, where a signal's present value is read to …
+/// Where a signal's present value is read to, on a line of its own.
 const SCRATCH_AT: usize = 128;
-/// … and what the warm-up moves about. Nothing else lies there: nobody waits for the warm-up, so it may come after what
+/// What the warm-up copies. Nothing else lies there: nobody waits for the warm-up, so it may come after what
 /// the CPU has put into the staging memory, or after another stream's work.
 const WARM_UP_AT: u64 = 256;
 const STAGING_AT: usize = 4096;
-/// Words of GPU memory, each its own number, from which flights' flags are copied. More than flights can be up at once.
+/// Words of GPU memory, each its own number, from which submissions' flags are copied. More than submissions can be in
+/// flight at once.
 const NUMBERS: u64 = 1024;
 
 /// Which stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Everything but:
+    /// The one for everything but bulk copies.
     Small = 0,
-    /// Copies that others shall not wait for.
+    /// The bulk stream: copies that others shall not wait for.
     Bulk = 1,
 }
 
-/// What a flight does, in this order.
+/// What a submission does, in this order.
 pub struct Load<'a> {
     /// Copies from GPU memory, to other GPU memory or to pinned memory.
     pub copies: &'a Copies,
@@ -44,7 +45,7 @@ pub struct Load<'a> {
 
 /// What lives in the context where the streams are.
 struct Machine {
-    /// By way; the second one only where large copies have a stream of their own.
+    /// By way; the second one only where bulk copies have a stream of their own.
     streams: Vec<Stream>,
     pinned: Pinned,
     numbers: Words,
@@ -52,7 +53,7 @@ struct Machine {
 
 /// Streams for one rank, and pinned memory beside it.
 ///
-/// The streams are in a context of our own, and everything but additions, single bytes and large copies within the GPU is
+/// The streams are in a private context, and everything but additions, single bytes and large copies within the GPU is
 /// done by copy engines there, so that no kernel of the application can hold it up.
 pub struct Device {
     /// Who makes calls in the application's context, and knows of its faults.
@@ -60,7 +61,7 @@ pub struct Device {
     /// Where the streams are; the application's only if there could be no other.
     home: ManuallyDrop<Arc<Context>>,
     machine: ManuallyDrop<Machine>,
-    /// Number of the last flight of each way.
+    /// Number of the last submission of each way.
     started: [AtomicU64; 2],
     /// Streams can add to memory there.
     pub can_add: bool,
@@ -68,25 +69,25 @@ pub struct Device {
 
 impl Device {
     /// Makes all of it. Set-up only: allocations may wait for kernels.
-    pub fn open(app: &Arc<AppThread>, tuning: &Tuning) -> Result<Self, CudaError> {
+    pub fn open(app: &Arc<AppThread>, tuning: &GpuIssue) -> Result<Self, CudaError> {
         let ways = if tuning.bulk > 0 { 2 } else { 1 };
         Self::open_with(app, tuning.own, ways, STAGING_BYTES)
     }
 
-    /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers; `own`:
-    /// in a context of our own, if the driver makes one.
+    /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers;
+    /// `own`: in a private context, if the driver makes one.
     pub fn open_with(app: &Arc<AppThread>, own: bool, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
         let context = app.context();
         let cuda = context.cuda().clone();
-        let home = match own.then(|| own_context(&cuda, context.device())) {
+        let home = match own.then(|| private_context(&cuda, context.device())) {
             Some(Ok(home)) => home,
             Some(Err(e)) => {
                 log::warn!(
-                    "GPU {}: no context of our own ({e}); if the application has more queued behind a kernel that waits for \
-                     a transfer, neither may come to an end: free {} MiB of the GPU's memory, or set \
+                    "GPU {}: no private context ({e}); if the application has more queued behind a kernel that waits \
+                     for a transfer, neither may come to an end: free {} MiB of the GPU's memory, or set \
                      CUDA_DEVICE_MAX_CONNECTIONS=32",
                     context.device(),
-                    OWN_CONTEXT_MIB
+                    PRIVATE_CONTEXT_MIB
                 );
                 context.clone()
             }
@@ -111,8 +112,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether its streams are in a context of our own.
-    pub fn has_own_context(&self) -> bool {
+    /// Whether its streams are in a private context.
+    pub fn has_private_context(&self) -> bool {
         !Arc::ptr_eq(self.app.context(), &self.home)
     }
 
@@ -174,7 +175,7 @@ impl Device {
         self.home.device()
     }
 
-    /// Starts flight `number`, one more than the way's last. Once all of it is done the flag says so.
+    /// Starts submission `number`, one more than the way's last. Once all of it is done the flag says so.
     ///
     /// # Safety
     /// All addresses stay valid until the flag is there.
@@ -195,7 +196,8 @@ impl Device {
         }
     }
 
-    /// An error that the GPU hit after a launch; one of the application's context shows some time after it was asked for.
+    /// An error that the GPU hit after a launch; one of the application's context shows some time after it was asked
+    /// for.
     pub fn check(&self) -> Result<(), CudaError> {
         self.app.look();
         self.app.check()?;
@@ -209,7 +211,7 @@ impl Device {
         self.machine.streams.iter().all(|s| s.is_done().unwrap_or(true))
     }
 
-    /// The number of the last flight that is done.
+    /// The number of the last submission that is done.
     #[inline]
     pub fn flag(&self, way: Way) -> u64 {
         let at = way as usize;
@@ -244,8 +246,8 @@ impl Device {
         unsafe { self.machine.pinned.host().add(STAGING_AT + offset as usize) }
     }
 
-    /// Ends it. `idle`: all flights are done; otherwise everything is left to the process, because the GPU may still
-    /// write. Waits for the warm-up of a stream that was never used.
+    /// Ends it. `idle`: all submissions are done; otherwise everything is left to the process, because the GPU may
+    /// still write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {
         let end = Instant::now() + DRAIN_WITHIN;
         while idle && !self.is_idle() && Instant::now() < end {

@@ -1,28 +1,34 @@
-//! From a batch to a flight: which of the GPU's engines does what, and the driver's calls.
+//! From a batch to a submission: which of the GPU's engines does what, and the driver's calls.
 
-use super::batch::{piece_of, Batch, NEAR_PIECE};
+use super::batch::{add_large, piece_of, Batch, Step, NEAR_PIECE};
+use super::deferred::Copy;
 use super::device::{Load, Way};
-use super::op::Op;
-use super::state::{fail_one, State};
-use super::track::Stores;
+use super::in_flight::{Stores, Submission};
+use super::op::{Op, Owner};
+use super::plan::{plan, KernelState, Mover, Waiting};
+use super::state::State;
 use crate::error::Error;
 use crate::memory::gpu::cuda_error;
-use oxygin_ffi::cuda::MemOpKind;
+use crate::memory::registry::Registry;
+use oxygin_ffi::cuda::{Copies, MemOpKind};
 
-/// After a flight whose stores by the stream were late copy engines store in so many of the next ones, which costs some 9 µs
-/// each but waits for nobody …
+/// After a submission whose stores by the stream were late copy engines store in so many of the next ones, which costs
+/// some 9 µs each but waits for nobody.
 pub const STORES_BY_COPY: u32 = 256;
-/// … where there are not more stores than this: each is a call of 1.3 µs.
-pub const FEW_STORES: usize = 32;
+/// Submissions of bulk copies that are in flight at once: one that runs and one behind it.
+const BULK_SUBMISSIONS: usize = 2;
+/// Bytes after which a submission of bulk copies is full: about 50 µs at the speed of NVLink.
+const BULK_BYTES: u64 = 16 << 20;
 
 impl State {
     /// Whether both ends of an operation between GPU memories are on this engine's own GPU.
     pub fn is_near(&self, op: &Op) -> bool {
-        let Some(device) = self.device.as_ref().filter(|d| d.has_own_context()) else { return false };
+        let Some(device) = self.device.as_ref().filter(|d| d.has_private_context()) else { return false };
         op.has_no_caller() || op.home == Some(device.ordinal())
     }
 
-    /// Gives copies within the GPU their places in the staging memory; `Batch::add` has seen to it that there are enough.
+    /// Gives copies within the GPU their places in the staging memory; `Batch::add` has seen to it that there are
+    /// enough.
     fn place_near(&mut self, batch: &mut Batch) {
         let Some(device) = &self.device else { return };
         let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
@@ -45,8 +51,8 @@ impl State {
 
     /// Has copy engines do the stores, behind the copies.
     fn store_by_copy(&mut self, batch: &mut Batch) {
-        let may = self.store_by_copy > 0 && !batch.needs_ops && batch.ops.len() <= FEW_STORES;
-        let (true, Some(device)) = (may, &self.device) else { return };
+        let mover = batch.stores(self, 0).mover();
+        let (Mover::CopyEngine, Some(device)) = (mover, &self.device) else { return };
         self.store_by_copy -= 1;
         let Some(offset) = self.staging.take(8 * batch.ops.len() as u64) else { return };
         for (i, op) in batch.ops.drain(..).enumerate() {
@@ -70,33 +76,155 @@ impl State {
         self.store_by_copy(batch);
         let Some(device) = &self.device else {
             let why = Error::internal("a transfer reached a rank without a GPU");
-            batch.finished.drain(..).for_each(|o| fail_one(o, &why));
+            batch.finished.drain(..).for_each(|o| self.refused.fail(o, &why));
             return;
         };
-        let sample = self.tally.before_launch();
-        let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_own_context();
+        let sample = self.stats.before_launch();
+        let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_private_context();
         let timed = may_store_by_copy.then(|| Stores::begin(&[&batch.away.copies, &batch.into]));
         let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
-        // SAFETY: windows are checked and wait for flights before they go; callers keep their ends until completion;
-        // staging memory is given back when the flight has landed.
+        // SAFETY: windows are checked and wait for submissions before they go; callers keep their ends until
+        // completion; staging memory is given back when the submission is done.
         let result = unsafe { device.launch(Way::Small, number, load) };
-        self.tally.launched(sample.as_ref(), operations, copies, stores);
+        self.stats.launched(sample.as_ref(), operations, copies, stores);
         if let Err(e) = result {
             // Part of it may run; its flag never comes.
             let why = cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e);
-            batch.finished.drain(..).for_each(|o| fail_one(o, &why));
+            batch.finished.drain(..).for_each(|o| self.refused.fail(o, &why));
             return self.fail(why);
         }
         self.small.started = number;
         if !batch.outward.is_empty() {
-            self.outward = number;
+            self.small.outward = number;
         }
-        let mut flight = self.spare.pop().unwrap_or_default();
-        (flight.number, flight.staged, flight.sample) = (number, self.staging.position(), sample);
-        flight.stores = timed;
-        std::mem::swap(&mut flight.finished, &mut batch.finished);
-        std::mem::swap(&mut flight.outward, &mut batch.outward);
-        self.small.flights.push_back(flight);
-        self.call_courier(operations);
+        let mut submission = self.small.spare();
+        (submission.number, submission.staged, submission.sample) = (number, self.staging.position(), sample);
+        submission.stores = timed;
+        std::mem::swap(&mut submission.finished, &mut batch.finished);
+        std::mem::swap(&mut submission.outward, &mut batch.outward);
+        self.small.submissions.push_back(submission);
+        self.handover.call(operations);
+    }
+
+    /// Whether a submission is worth its cost now.
+    pub fn may_start(&self) -> bool {
+        if self.kernel_has_turn() {
+            return false;
+        }
+        let Some(op) = self.queue.ready.front() else { return false };
+        let waiting = Waiting {
+            in_flight: self.small.submissions.len(),
+            most: self.tuning.submissions,
+            queued: self.queue.ready.len(),
+            gather: self.tuning.gather,
+            left: op.len - op.done,
+            from_gpu: op.from.is_on_gpu(),
+        };
+        waiting.is_due()
+    }
+
+    /// Builds one submission and starts it. `false`: nothing can start now.
+    pub fn start(&mut self, rank: u32, registry: &Registry) -> bool {
+        let mut batch = std::mem::take(&mut self.batch).begin(self);
+        let mut any = false;
+        loop {
+            let Some(mut op) = self.queue.ready.pop_front() else { break };
+            if op.owner.lane.is_over() {
+                op.owner.give_up();
+                any = true;
+                continue;
+            }
+            let mut facts = self.facts(&op, self.handover.for_stream(), self.copies_beside(&op));
+            let mut mover = plan(&facts);
+            if mover == Mover::WorkerBlocks {
+                if self.handover.call_workers() {
+                    self.queue.ready.push_front(op);
+                    break;
+                }
+                facts.kernel = KernelState::Absent;
+                mover = plan(&facts);
+            }
+            if let Mover::BulkStream | Mover::Deferred = mover {
+                self.queue.defer(op, mover == Mover::BulkStream);
+                any = true;
+                continue;
+            }
+            self.handover.note(&facts);
+            match batch.add(self, registry, &mut op) {
+                Ok(Step::Done) => {
+                    batch.finished.push(op.owner);
+                    any = true;
+                    if batch.is_full() {
+                        break;
+                    }
+                }
+                Ok(Step::Later { progress }) => {
+                    self.queue.ready.push_front(op);
+                    any |= progress;
+                    break;
+                }
+                Err(why) => {
+                    self.refused.add(op.owner, why.context(format!("rank {rank}")));
+                    any = true;
+                }
+            }
+        }
+        if batch.has_work() {
+            self.launch(rank, &mut batch);
+        } else if let Some(last) = self.small.submissions.back_mut() {
+            // Done by the CPU alone, but local completion keeps its order.
+            last.finished.append(&mut batch.finished);
+        } else {
+            batch.finished.drain(..).for_each(Owner::complete);
+        }
+        batch.clear();
+        self.batch = batch;
+        any && self.failure.is_none()
+    }
+
+    /// Starts bulk copies that wait for room on their stream. Returns whether anything was started or given up.
+    pub fn start_bulk(&mut self, rank: u32, registry: &Registry) -> bool {
+        let mut any = false;
+        while self.bulk.submissions.len() < BULK_SUBMISSIONS {
+            let Some(device) = &self.device else { return any };
+            let (mut copies, mut bytes) = (Copies::default(), 0);
+            let number = self.bulk.started + 1;
+            for (op, copy) in self.queue.deferred.waiting() {
+                let left = op.len - op.done;
+                if !op.owner.lane.is_over() {
+                    match add_large(&mut copies, &mut self.windows, registry, op) {
+                        Ok(()) => {
+                            *copy = Copy::Up(number);
+                            bytes += left;
+                            if bytes >= BULK_BYTES {
+                                break;
+                            }
+                            continue;
+                        }
+                        Err(why) => self.refused.add(op.owner.unowned(), why.context(format!("rank {rank}"))),
+                    }
+                }
+                // Released with what came before it, and given up then: its lane has failed.
+                *copy = Copy::None;
+                any = true;
+            }
+            if copies.is_empty() {
+                if any {
+                    self.queue.release(self.bulk.done);
+                }
+                return any;
+            }
+            let load = Load { copies: &copies, into: &Copies::default(), ops: &mut [] };
+            // SAFETY: as for `launch`.
+            if let Err(e) = unsafe { device.launch(Way::Bulk, number, load) } {
+                self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
+                return true;
+            }
+            self.stats.bulk(copies.len());
+            self.bulk.started = number;
+            self.bulk.submissions.push_back(Submission { number, ..Submission::default() });
+            any = true;
+        }
+        any
     }
 }

@@ -1,70 +1,79 @@
 //! Transfers that touch GPU memory: between ranks of one process directly, to others through host memory.
 //!
 //! Each rank has an [`Engine`]: one stream on its GPU, on which everything that its peers (and it itself) put into its
-//! memory runs in order. A *flight* is what is started at once: copies, then the signals behind them, then a copy to
-//! pinned memory that says "done", which the CPU polls. While flights are up, new operations gather for the next one.
-//! Large copies have a stream of their own (`parked`). Nothing here waits for the GPU, and as good as nothing that a
-//! flight does needs its processors, which kernels that spin may hold (`own`).
+//! memory runs in order. A *submission* is what is started at once: copies, then the signals behind them, then a copy
+//! to pinned memory that says "done", which the CPU polls. While submissions are in flight, new operations gather for
+//! the next one. Bulk copies have a stream of their own (`deferred`). Nothing here waits for the GPU, and as good as
+//! nothing that a submission does needs its processors, which kernels that spin may hold (`private_context`).
 //!
 //! Signals belong to the receiver: its engine knows each one's value and writes the sum, on its own GPU, because memory
 //! that NCCL allocated for signals is mapped for that one alone. A signal that kernels may reset is added to by the
 //! stream itself where the driver can, else read, added to and written back.
 
 mod app;
+mod atomic;
 mod batch;
 mod bounce;
-mod carry;
-mod courier;
+mod coalesce;
+mod completion;
+mod deferred;
 mod device;
-mod heavy;
-mod joining;
+mod dispatch;
+mod drain;
+mod handover;
+mod in_flight;
+mod kernel;
 mod launch;
-mod leaving;
+mod mapped;
 mod op;
-mod own;
-mod parked;
+mod pinned_pool;
+mod pinned_pools;
+mod plan;
+mod private_context;
+mod queue;
 mod received;
-pub mod share;
-mod slots;
-mod stager;
+mod refusals;
 mod staging;
+mod stall;
 mod state;
-mod tally;
-mod track;
-mod tuning;
+mod stats;
 mod watch;
+mod windows;
 
 pub use app::AppThread;
+pub use atomic::{Cell, Fetch, To};
 pub use bounce::Bounce;
+pub use mapped::{Found, Use};
 pub use op::{Op, Owner, Side};
-pub use received::{Received, Source};
-pub use slots::Lease;
-pub use stager::Stager;
-pub use tuning::{Tuning, ACCEPTED as TUNING_ACCEPTED};
+pub use pinned_pool::PinnedBuffer;
+pub use pinned_pools::PinnedPools;
+pub use received::{Answered, Pull, Received, Senders, Source};
 
-use self::courier::Courier;
 use self::device::Device;
+use self::kernel::CopyKernel;
 use self::state::State;
 use self::watch::Watched;
+use crate::config::GpuIssue;
 use crate::error::{Error, Result};
-use crate::memory::gpu::{cuda_error, GpuMemory, GPU_BIT, OPEN_BIT};
+use crate::memory::gpu::{cuda_error, GpuMemory};
+use crate::memory::key::Key;
 use crate::memory::registry::{Extent, Registry};
-use crate::secret;
-use crate::sync::Mutex;
+use crate::sys::secret;
+use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::Context;
 use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long deregistration and closing wait for what is still in flight.
-const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+/// How long closing waits for what is still in flight.
+pub const DRAIN_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often a poll goes on with what arrived during it, before it returns to its caller's own work.
 const ROUNDS: usize = 4;
 
 /// What one rank does with its GPU.
 pub struct Engine {
-    /// The rank.
+    /// The rank whose windows it serves.
     pub rank: u32,
     registry: Arc<Registry>,
     is_open: AtomicBool,
@@ -79,11 +88,12 @@ pub struct Engine {
     beside: AtomicU64,
     /// Polls that found another thread at work.
     busy: AtomicU64,
-    /// Whether something was unfinished when it was last polled, and how often something had landed then.
+    /// Whether something was unfinished when it was last polled, and how often something was done then.
     under_way: AtomicBool,
     landed: AtomicU64,
     /// One opens it at a time, without the state's lock: the driver may take its time.
     opening: Mutex<Option<Watched>>,
+    refusals: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -102,7 +112,8 @@ pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
 
 impl Engine {
     /// The engine of a rank. It does nothing until a GPU window opens it.
-    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, tuning: Tuning) -> Arc<Self> {
+    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, tuning: GpuIssue) -> Arc<Self> {
+        let state = State::new(tuning);
         let engine = Arc::new(Self {
             rank,
             registry,
@@ -116,7 +127,8 @@ impl Engine {
             under_way: AtomicBool::new(false),
             landed: AtomicU64::new(0),
             opening: Mutex::default(),
-            state: Mutex::new(State::new(tuning)),
+            refusals: state.refused.told(),
+            state: Mutex::new(state),
         });
         let mut all = ENGINES.lock();
         all.retain(|(_, e)| e.strong_count() > 0);
@@ -144,9 +156,9 @@ impl Engine {
     pub fn add_window(&self, id: u32, extent: Extent, memory: &GpuMemory) -> Result<u32> {
         if !memory.is_virtual {
             return Err(Error::usage(format!(
-                "data = {:#x} ({} bytes) is memory of cudaMalloc: the driver lets copies to it wait while the application is \
-                 in certain calls (loading a module, cudaFree), and these wait for kernels that may wait for the copies; \
-                 allocate windows with ncclMemAlloc or cuMemCreate",
+                "data = {:#x} ({} bytes) is memory of cudaMalloc: the driver lets copies to it wait while the \
+                 application is in certain calls (loading a module, cudaFree), and these wait for kernels that may \
+                 wait for the copies; allocate windows with ncclMemAlloc or cuMemCreate",
                 extent.base, extent.len
             )));
         }
@@ -161,10 +173,10 @@ impl Engine {
             )));
         }
         state.windows.insert(id, extent, memory.never_reset);
-        Ok(id | GPU_BIT | if memory.is_open { OPEN_BIT } else { 0 })
+        Ok(Key::gpu(id, memory.is_open).0)
     }
 
-    /// Makes streams and loads the courier, unless there are some.
+    /// Makes streams and loads the copy kernel, unless there are some.
     fn open(&self, context: Arc<Context>) -> Result<()> {
         let mut opening = self.opening.lock();
         if self.is_open() {
@@ -185,15 +197,13 @@ impl Engine {
             "rank {}: GPU {}, copies on streams in {}; signals that kernels reset are {}",
             self.rank,
             device.ordinal(),
-            if device.has_own_context() { "a context of our own" } else { "the application's context" },
+            if device.has_private_context() { "a private context" } else { "the application's context" },
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
-        let courier = if tuning.courier > 0 {
-            let opened = Courier::open(self.rank, &app, tuning.hands);
+        let kernel = if tuning.kernel > 0 {
+            let opened = CopyKernel::open(self.rank, &app, tuning.workers);
             opened
-                .inspect_err(|e| {
-                    log::info!("rank {}: no courier kernel, all transfers go by the stream: {e}", self.rank)
-                })
+                .inspect_err(|e| log::info!("rank {}: no copy kernel, all transfers go by the stream: {e}", self.rank))
                 .ok()
         } else {
             None
@@ -201,7 +211,7 @@ impl Engine {
         *opening = Watched::begin().inspect_err(|e| log::info!("nobody watches the GPUs: {}", e.message())).ok();
         self.gpu.store(device.ordinal(), Ordering::Release);
         let mut state = self.state.lock();
-        (state.device, state.courier) = (Some(device), courier);
+        (state.device, state.handover.kernel) = (Some(device), kernel);
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
@@ -224,18 +234,18 @@ impl Engine {
         }
     }
 
-    /// Where it stands, as a number that changes when something lands; `None`: nothing is under way.
+    /// Where it stands, as a number that changes when something is done; `None`: nothing is under way.
     fn stands_at(&self) -> Option<u64> {
         self.under_way.load(Ordering::Relaxed).then(|| self.landed.load(Ordering::Relaxed))
     }
 
-    /// What waits and what is up; `None`: another thread is at work.
+    /// What waits and what is in flight; `None`: another thread is at work.
     fn describe(&self) -> Option<String> {
         Some(self.state.try_lock()?.describe())
     }
 
-    /// Whether its streams are to be in a context of our own.
-    pub fn wants_own_context(&self) -> bool {
+    /// Whether its streams are to be in a private context.
+    pub fn wants_private_context(&self) -> bool {
         self.state.lock().tuning.own
     }
 
@@ -254,11 +264,11 @@ impl Engine {
         }
     }
 
-    /// Waits for the flights that are up. `false`: they are still up.
+    /// Waits for the submissions in flight. `false`: they still are.
     fn drain(&self, state: &mut State) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
         while state.is_touching_memory() {
-            if !state.land(&self.registry) {
+            if !state.complete(&self.registry) {
                 state.check(self.rank);
                 if Instant::now() > end {
                     return false;
@@ -280,7 +290,8 @@ impl Engine {
         self.beside.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does too.
+    /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does
+    /// too.
     pub fn submit_later(&self, op: Op) {
         self.incoming.lock().push(op);
         self.knocked.store(true, Ordering::Release);
@@ -288,7 +299,7 @@ impl Engine {
 
     fn take(&self, state: &mut State) {
         if self.knocked.swap(false, Ordering::Acquire) {
-            state.queue.extend(self.incoming.lock().drain(..));
+            state.queue.ready.extend(self.incoming.lock().drain(..));
         }
     }
 
@@ -303,7 +314,7 @@ impl Engine {
             };
             self.take(&mut state);
             let under_way = state.advance(self.rank, &self.registry);
-            self.landed.store(state.landings, Ordering::Relaxed);
+            self.landed.store(state.completions, Ordering::Relaxed);
             self.under_way.store(state.has_work(), Ordering::Relaxed);
             if state.failure.is_some() {
                 self.say_failed(&state);
@@ -335,18 +346,22 @@ impl Engine {
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
         state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
-        let carried = state.courier.as_ref().map(Courier::carried).unwrap_or_default();
+        let by_kernel = state.handover.kernel.as_ref().map(CopyKernel::stats).unwrap_or_default();
         // Whoever closes it again has nothing to say.
-        if let Some(line) = std::mem::take(&mut state.tally).line(self.rank, &self.busy, &self.beside, carried) {
+        if let Some(line) = std::mem::take(&mut state.stats).line(self.rank, &self.busy, &self.beside, by_kernel) {
             log::info!("{line}");
         }
-        let (courier, device) = (state.courier.take(), state.device.take());
+        let (kernel, device) = (state.handover.kernel.take(), state.device.take());
         // The driver may take its time; peers that ask find a closed engine meanwhile.
         drop(state);
         self.under_way.store(false, Ordering::Relaxed);
-        if let Some(courier) = courier {
-            if !courier.close(idle) && idle {
-                log::warn!("rank {}: the courier kernel has not ended; its memory is left to the process", self.rank);
+        if let Some(kernel) = kernel {
+            if !kernel.close(idle) && idle {
+                log::warn!(
+                    "rank {}: the copy kernel has not ended, or its context has failed; its memory is left to \
+                     the process",
+                    self.rank
+                );
             }
         }
         if let Some(device) = device {

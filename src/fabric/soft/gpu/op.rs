@@ -1,8 +1,9 @@
 //! Operations that touch GPU memory, and what is left of them.
 
-use crate::fabric::soft::lane::{Lane, Work};
-use crate::memory::gpu::{GPU_BIT, OPEN_BIT};
-use crate::rma::op::Signal;
+use super::atomic::{Fetch, To};
+use crate::fabric::soft::lane::Lane;
+use crate::memory::key::Key;
+use crate::rma::op::{self, Signal, Transfer};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -14,12 +15,12 @@ pub enum Side {
     Window {
         /// The window's key.
         key: u32,
-        /// Where.
+        /// Address in this process.
         addr: u64,
     },
     /// An address of the caller, who vouches for it until local completion.
     Caller {
-        /// Where.
+        /// The address.
         addr: u64,
         /// It is GPU memory.
         gpu: bool,
@@ -30,12 +31,12 @@ impl Side {
     /// Whether it is GPU memory.
     pub fn is_on_gpu(self) -> bool {
         match self {
-            Self::Window { key, .. } => key & GPU_BIT != 0,
+            Self::Window { key, .. } => Key(key).is_on_gpu(),
             Self::Caller { gpu, .. } => gpu,
         }
     }
 
-    /// Where.
+    /// Its address.
     pub fn addr(self) -> u64 {
         match self {
             Self::Window { addr, .. } | Self::Caller { addr, .. } => addr,
@@ -54,9 +55,9 @@ impl Side {
 /// A window that a caller's address lies in. Ranks number theirs alike: a key names one together with its rank only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerWindow {
-    /// Whose it is.
+    /// The rank that registered it.
     pub rank: u32,
-    /// Its key there.
+    /// Its key at that rank.
     pub key: u32,
 }
 
@@ -87,9 +88,14 @@ impl Owner {
         self.backlog.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// It will never be; the lane's health says why.
+    /// The same lane and number, counted nowhere.
+    pub fn unowned(&self) -> Self {
+        Self { lane: self.lane.clone(), seq: self.seq, backlog: Arc::new(AtomicUsize::new(1)) }
+    }
+
+    /// It will never be; the lane's fault or its peer's says why.
     pub fn give_up(self) {
-        // Whoever sees the count fall sees the health's failure.
+        // Whoever sees the count fall sees the failure.
         self.backlog.fetch_sub(1, Ordering::Release);
     }
 }
@@ -98,17 +104,17 @@ impl Owner {
 pub struct Op {
     /// Who waits for it.
     pub owner: Owner,
-    /// Source.
+    /// The end that is read.
     pub from: Side,
-    /// Destination.
+    /// The end that is written.
     pub to: Side,
-    /// Bytes.
+    /// Bytes to copy; 0: there is only a signal, or nothing.
     pub len: u64,
     /// Bytes whose transfer has been started.
     pub done: u64,
     /// Added behind the data.
     pub signal: Option<Signal>,
-    /// The flight that reads the signal's present value, where nothing else can add to it.
+    /// The submission that reads the signal's present value, where nothing else can add to it.
     pub reading: Option<u64>,
     /// The window that the caller's end lies in, if known.
     pub window: Option<CallerWindow>,
@@ -120,14 +126,21 @@ pub struct Op {
     pub has_turn: bool,
     /// Bytes that `from` points to, where nobody else keeps them.
     pub kept: Option<Box<[u8]>>,
+    /// The word that it changes, behind what was submitted before; then there is nothing to copy.
+    pub fetch: Option<Box<Fetch>>,
 }
 
 impl Op {
-    /// From an operation of `rank`, whose GPU windows are on `home`, of which `done` bytes have been moved by other means.
-    pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &Work, done: u64) -> Self {
-        let caller = |addr, key: u32| Side::Caller { addr, gpu: key & GPU_BIT != 0 };
-        match work {
-            Work::Put(p) => Self {
+    /// From an operation of `rank`, whose GPU windows are on `home`, of which `done` bytes have been moved by other
+    /// means.
+    pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &op::Op, done: u64) -> Self {
+        let caller = |addr, key: u32| Side::Caller { addr, gpu: Key(key).is_on_gpu() };
+        if let op::Op::Value(value) = work {
+            let arrived = Self::received(owner, value.payload.bytes().into(), value.rkey, value.remote);
+            return Self { done, signal: value.signal, ..arrived };
+        }
+        match work.transfer() {
+            Transfer::Put(p) => Self {
                 owner,
                 from: caller(p.local, p.lkey),
                 to: Side::Window { key: p.rkey, addr: p.remote },
@@ -137,11 +150,12 @@ impl Op {
                 reading: None,
                 window: Some(CallerWindow { rank, key: p.lkey }),
                 home,
-                is_open: p.lkey & OPEN_BIT != 0,
+                is_open: Key(p.lkey).is_open(),
                 has_turn: false,
                 kept: None,
+                fetch: None,
             },
-            Work::Get(g) => Self {
+            Transfer::Get(g) => Self {
                 owner,
                 from: Side::Window { key: g.rkey, addr: g.remote },
                 to: caller(g.local, g.lkey),
@@ -151,10 +165,16 @@ impl Op {
                 reading: None,
                 window: Some(CallerWindow { rank, key: g.lkey }),
                 home,
-                is_open: g.lkey & OPEN_BIT != 0,
+                is_open: Key(g.lkey).is_open(),
                 has_turn: false,
                 kept: None,
+                fetch: None,
             },
+            Transfer::Atomic(a) => {
+                let (change, width, key, addr) = (a.change, a.width, a.rkey, a.remote);
+                let to = a.fetched.map_or(To::Nowhere, |f| To::Caller(caller(f.local, f.lkey)));
+                Self::fetching(owner, Fetch { change, width, key, addr, to })
+            }
         }
     }
 
@@ -173,6 +193,7 @@ impl Op {
             is_open: false,
             has_turn: false,
             kept: None,
+            fetch: None,
         }
     }
 

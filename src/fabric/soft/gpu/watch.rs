@@ -1,12 +1,12 @@
 //! A thread that sees when others stand: one for the process, as long as any engine has a GPU.
 //!
-//! Who stands in a call of the driver, or waits for one who does, cannot say so. This thread makes no call of the driver and
-//! waits for nobody's lock.
+//! Who stands in a call of the driver, or waits for one who does, cannot say so. This thread makes no call of the
+//! driver and waits for nobody's lock.
 
 use super::Engine;
 use crate::error::Result;
-use crate::sync::{Condvar, Mutex};
-use crate::thread::Thread;
+use crate::sys::sync::{Condvar, Mutex};
+use crate::sys::thread::Thread;
 use oxygin_ffi::cuda::{under_way, Call};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,8 +96,8 @@ impl<K, S> Default for Standing<K, S> {
 }
 
 impl<K: std::hash::Hash + Eq + Copy, S: PartialEq> Standing<K, S> {
-    /// Takes what a look has found. Returns the keys of what has stood for so long that it is to be said now, and for how
-    /// long.
+    /// Takes what a look has found. Returns the keys of what has stood for so long that it is to be said now, and for
+    /// how long.
     fn update(&mut self, now: Instant, found: impl Iterator<Item = (K, S)>) -> Vec<(K, Duration)> {
         let mut before = std::mem::take(&mut self.0);
         let mut over = Vec::new();
@@ -129,15 +129,15 @@ fn look_at_calls(calls: &mut Standing<u32, Call>) {
         let (name, thread, seconds) = (call.name, name_of(call.thread), time.as_secs());
         if thread.ends_with(MAY_STAND) {
             log::info!(
-                "{name} in thread {} ({thread}) has not returned for {seconds} s: the application is in a call of the CUDA \
-                 driver that waits for a kernel; nobody waits for this thread",
+                "{name} in thread {} ({thread}) has not returned for {seconds} s: the application is in a call of the \
+                 CUDA driver that waits for a kernel; nobody waits for this thread",
                 call.thread
             );
         } else {
             log::warn!(
-                "{name} in thread {} ({thread}) has not returned for {seconds} s; if the application is in a call that waits \
-                 for a kernel (cudaFree, a synchronous copy, loading a module), and the kernel for a transfer, look at both \
-                 threads' stacks and report it",
+                "{name} in thread {} ({thread}) has not returned for {seconds} s; if the application is in a call that \
+                 waits for a kernel (cudaFree, a synchronous copy, loading a module), and the kernel for a transfer, \
+                 look at both threads' stacks and report it",
                 call.thread
             );
         }

@@ -1,11 +1,12 @@
-//! A context goes, and with it its caller's promise that memory stays valid: what it posted is dropped, and what has begun is
-//! waited for, without the link.
+//! A context goes, and with it its caller's promise that memory stays valid: what it posted is dropped, and what has
+//! begun is waited for, without the link.
 
 use super::outs::Dropped;
-use super::{Link, Queue, Route};
+use super::seat::{Seat, State};
+use super::{Link, Way};
+use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::Lane;
-use crate::fabric::soft::shared::Shared;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +17,7 @@ pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a lane leaves to wait for.
 pub struct Leaving {
-    slot: u32,
-    lane: Arc<Lane>,
+    seat: Arc<Seat>,
     bounces: Vec<Bounce>,
     fetches: Arc<Lane>,
     /// Keeps the peer's windows mapped.
@@ -25,43 +25,48 @@ pub struct Leaving {
 }
 
 impl Link {
-    /// The lane's context is gone: what waits is dropped. What has begun goes on until [`Link::wait_left`] has returned.
-    pub fn leave(&self, slot: u32) -> Option<Leaving> {
-        let mut state = self.state.lock();
-        let queue = state.queues.get_mut(slot as usize)?;
+    /// The lane's context is gone: what waits is dropped. What has begun goes on until [`Link::wait_left`] has
+    /// returned.
+    pub fn leave(&self, seat: &Arc<Seat>) -> Leaving {
+        let mut queue = seat.lock();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
-        let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
-        // An answer on its way keeps the place: the next lane there might take it for one to its own question.
-        queue.vacant = true;
+        let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
+        let (copying, asked) = match &queue.state {
+            State::Failing(failing) => (failing.copying, false),
+            state => (matches!(state, State::Copying), matches!(state, State::Asked)),
+        };
+        if let State::Failing(failing) = std::mem::replace(&mut queue.state, State::Vacant { copying, asked }) {
+            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            bounces.extend(failing.into_bounces());
+        }
         let fetched = queue.outs.abandon();
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
-        let (lane, fetches) = (queue.lane.clone(), queue.outs.fetches.clone());
-        Some(Leaving { slot, lane, bounces, fetches, _fetched: fetched })
+        let fetches = queue.outs.fetches.clone();
+        seat.release(queue);
+        Leaving { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }
 
     /// Waits until nothing touches memory for the lane; for copies by the GPU at most until `end`.
-    pub fn wait_left(&self, shared: &Shared, leaving: Leaving, end: Instant) {
+    pub fn wait_left(&self, shared: &Domain, leaving: Leaving, end: Instant) {
         leaving.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
         shared.engine.abandon(&leaving.fetches, end);
-        let engine = match &self.state.lock().route {
-            Route::Gpu(engine) => Some(engine.clone()),
-            _ => None,
-        };
-        engine.inspect(|e| e.abandon(&leaving.lane, end));
-        self.wait_copied(leaving.slot, &leaving.lane);
-        if matches!(self.state.lock().route, Route::Tcp) {
-            shared.tcp().drop_lane(&leaving.lane);
+        let lane = &leaving.seat.lane;
+        if let Some(engine) = self.route.engine() {
+            engine.abandon(lane, end);
+        }
+        self.wait_copied(&leaving.seat);
+        if self.route.way() == Way::Far {
+            shared.tcp().drop_lane(lane);
             // This may be the caller's last call, and others may have got the room.
             shared.stir();
         }
+        self.seats.tidy();
     }
 
     /// Waits for the kernel, which may still copy for the lane.
-    fn wait_copied(&self, slot: u32, lane: &Arc<Lane>) {
+    fn wait_copied(&self, seat: &Seat) {
         let end = Instant::now() + LEAVE_WITHIN;
-        // The next lane may have the place already.
-        let copies = |queue: &Queue| queue.copying && Arc::ptr_eq(&queue.lane, lane);
-        while copies(&self.state.lock().queues[slot as usize]) {
+        while matches!(seat.lock().state, State::Vacant { copying: true, .. }) {
             if Instant::now() > end {
                 let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
                 log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");

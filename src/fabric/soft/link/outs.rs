@@ -1,7 +1,7 @@
 //! Operations of one lane that somebody else finishes: the peer, which fetches, or this rank's own engine. What follows
 //! them on the lane is locally complete when they are, not before.
 
-use crate::fabric::soft::gpu::share::Use;
+use crate::fabric::soft::gpu::Use;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::seq::Seq;
 use std::collections::VecDeque;
@@ -56,12 +56,22 @@ impl Outs {
     /// None, for a lane to `peer`. `health` is the link's: once it has failed, what the engine has not started it gives
     /// up, because the peer's memory may be unmapped then.
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
-        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(u32::MAX, peer, health)) }
+        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(Lane::INTERNAL, peer, health)) }
     }
 
     /// Whether nothing is out.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether somebody has to look for the end of the first one: what the peer ends it tells of.
+    pub fn wants_look(&self) -> bool {
+        self.waiting.front().is_some_and(|out| !matches!(out.until, Until::Pulled(_)))
     }
 
     /// Adds one; `used` is the window that must stay meanwhile.
@@ -78,6 +88,14 @@ impl Outs {
     pub fn abandon(&mut self) -> Dropped {
         let all = self.waiting.drain(..);
         let (kept, dropped) = all.partition::<Vec<_>, _>(|o| matches!(o.until, Until::Pulled(_)));
+        self.waiting = kept.into();
+        Dropped(dropped)
+    }
+
+    /// The peer copies nothing more for this lane: takes out what waited for that.
+    pub fn take_pulls(&mut self) -> Dropped {
+        let all = self.waiting.drain(..);
+        let (dropped, kept) = all.partition::<Vec<_>, _>(|o| matches!(o.until, Until::Pulled(_)));
         self.waiting = kept.into();
         Dropped(dropped)
     }

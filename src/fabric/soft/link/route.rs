@@ -1,47 +1,133 @@
-//! How the way to a peer is found: this process, this host, or TCP.
+//! Which transport takes operations to a peer: decided at the first one, and here alone.
 
-use super::{Link, Local, Question, Replies, Route, State};
+use super::Link;
 use crate::config::SoftTransport;
 use crate::error::{Error, Result};
+use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{self, Engine};
-use crate::fabric::soft::lane::Task;
-use crate::fabric::soft::local::cma;
-use crate::fabric::soft::local::inbox::PeerInbox;
-use crate::fabric::soft::local::status::PeerStatus;
-use crate::fabric::soft::shared::Shared;
+use crate::fabric::soft::peer::finding::Silent;
+use crate::fabric::soft::shm::cma;
+use crate::fabric::soft::shm::inbox::PeerInbox;
+use crate::fabric::soft::shm::port::Port;
+use crate::fabric::soft::status::PeerStatus;
+use crate::sys::spin::{Guard, Spin};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a peer in this network namespace may take to answer before it is asked over TCP.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// How bytes get to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Way {
+    /// Not found yet.
+    Unknown,
+    /// It is this rank itself.
+    Own,
+    /// On this host: through its inbox.
+    Near,
+    /// In this process, and one of the two ranks has GPU memory: its engine moves the bytes.
+    Gpu,
+    /// Anywhere else: by TCP.
+    Far,
+    /// It has closed its communicator in good order.
+    Closed,
+}
+
+/// The way, and what stands at its end. Read by all; each lane reads it under its own lock.
+pub struct Route {
+    way: AtomicU8,
+    engine: OnceLock<Arc<Engine>>,
+    port: OnceLock<Spin<Port>>,
+}
+
+impl Route {
+    /// Not found yet.
+    pub fn new() -> Self {
+        Self { way: AtomicU8::new(Way::Unknown as u8), engine: OnceLock::new(), port: OnceLock::new() }
+    }
+
+    /// The way now.
+    #[inline]
+    pub fn way(&self) -> Way {
+        match self.way.load(Ordering::Acquire) {
+            0 => Way::Unknown,
+            1 => Way::Own,
+            2 => Way::Near,
+            3 => Way::Gpu,
+            4 => Way::Far,
+            _ => Way::Closed,
+        }
+    }
+
+    fn set(&self, way: Way) {
+        self.way.store(way as u8, Ordering::Release);
+    }
+
+    /// The peer's inbox, once this rank has it, whether operations go there or only answers.
+    #[inline]
+    pub fn port(&self) -> Option<Guard<'_, Port>> {
+        self.port.get().map(Spin::lock)
+    }
+
+    /// The peer's inbox, if operations go there. While it is held they do.
+    #[inline]
+    pub fn near(&self) -> Option<Guard<'_, Port>> {
+        let port = self.port.get()?.lock();
+        (self.way.load(Ordering::Relaxed) == Way::Near as u8).then_some(port)
+    }
+
+    /// The engine that moves the bytes, if one does.
+    pub fn engine(&self) -> Option<&Arc<Engine>> {
+        self.engine.get().filter(|_| self.way() == Way::Gpu)
+    }
+
+    /// From here on operations go by `engine`.
+    fn take_engine(&self, engine: Arc<Engine>) {
+        let _ = self.engine.set(engine);
+        self.set(Way::Gpu);
+    }
+
+    /// Nothing goes there any more.
+    pub fn close(&self) {
+        let _port = self.port();
+        self.set(Way::Closed);
+    }
+}
+
 impl Link {
-    /// An operation touches GPU memory but the route was found without: changes it where the peer is in this process.
+    /// Finds the way now: others will need it.
+    pub fn find(&self, shared: &Domain) {
+        if self.route.way() == Way::Unknown {
+            self.find_route(shared);
+        }
+    }
+
+    /// An operation touches GPU memory but the way was found without: changes it where the peer is in this process.
     /// `Ok(false)`: later, when what went the old way has arrived.
     #[cold]
-    pub(super) fn route_by_gpu(&self, shared: &Shared, route: &mut Route, replies: &mut Replies) -> Result<bool> {
+    pub(super) fn route_by_gpu(&self, shared: &Domain) -> Result<bool> {
         match self.engine(shared)? {
-            None if matches!(route, Route::Local(_)) => Ok(true),
+            None if self.route.way() == Way::Near => Ok(true),
             None => Err(self.no_gpu_route()),
             Some(engine) => {
-                if let Route::Local(local) = route {
-                    if !local.inbox.producer().is_drained() {
-                        return Ok(false);
-                    }
+                // Held until the way has changed: who pushes next finds that.
+                let mut port = self.route.port();
+                if port.as_mut().is_some_and(|port| !port.inbox.producer().is_drained()) {
+                    return Ok(false);
                 }
-                // The peer may go on asking through shared memory: it finds its routes by its own operations.
-                if let Route::Local(local) = std::mem::replace(route, Route::Gpu(engine)) {
-                    *replies = Replies::Through(local);
-                }
+                // The peer may go on asking through shared memory: it finds its ways by its own operations.
+                self.route.take_engine(engine);
                 Ok(true)
             }
         }
     }
 
     #[cold]
-    pub(super) fn no_gpu_route(&self) -> Error {
+    fn no_gpu_route(&self) -> Error {
         Error::usage(format!(
             "an operation to rank {} names GPU memory, but neither rank has a GPU window; register it as type 2 (CUDA)",
             self.peer
@@ -49,7 +135,7 @@ impl Link {
     }
 
     /// The engine for a peer in this process, if any of the two has GPU memory.
-    pub(super) fn engine(&self, shared: &Shared) -> Result<Option<Arc<Engine>>> {
+    fn engine(&self, shared: &Domain) -> Result<Option<Arc<Engine>>> {
         let apart = matches!(shared.config.soft_transport, SoftTransport::Staged | SoftTransport::Tcp);
         if apart && self.peer != shared.world.rank {
             return Ok(None);
@@ -64,102 +150,76 @@ impl Link {
         Ok(Some(engine))
     }
 
-    pub(super) fn find_route(&self, shared: &Shared, state: &mut State) {
-        if matches!(state.route, Route::Unknown) {
+    /// Looks for the way. One thread at a time does.
+    pub(super) fn find_route(&self, shared: &Domain) {
+        let Some(mut finding) = self.finding.try_lock() else { return };
+        if self.route.way() != Way::Unknown {
+            return;
+        }
+        if !finding.is_asked() {
             match self.engine(shared) {
                 Ok(None) => {}
                 Ok(Some(engine)) => {
                     log::info!("rank {}: in this process, by copies on its GPU", self.peer);
-                    state.route = Route::Gpu(engine);
-                    return;
+                    return self.route.take_engine(engine);
                 }
-                Err(error) => return self.health.fail(error),
+                Err(error) => return self.fail_waiting(shared, &error),
             }
         }
-        let question = match state.route {
-            Route::Unknown if self.peer == shared.world.rank => {
-                state.route = Route::Own;
-                return;
-            }
-            Route::Unknown if shared.config.soft_transport == SoftTransport::Tcp => {
-                return self.use_tcp(shared, state, "OXYGIN_SOFT_TRANSPORT=tcp");
-            }
-            Route::Asking(question) => Question::next(Some(question)),
-            _ => Question::next(None),
-        };
-        if question.is_late(shared.config.peer_limit().min(ANSWER_WITHIN)) {
-            return self.use_tcp(shared, state, "it is in this network namespace but does not answer");
+        if self.peer == shared.world.rank {
+            return self.route.set(Way::Own);
         }
-        if !question.is_due() {
-            return;
+        if shared.config.soft_transport == SoftTransport::Tcp {
+            return self.use_tcp(shared, "OXYGIN_SOFT_TRANSPORT=tcp");
         }
-        match shared.ask(self.peer) {
-            Ok(_) => state.route = Route::Asking(question.asked()),
-            Err(e) => self.use_tcp(shared, state, &format!("no shared memory with it: {}", e.desc())),
+        let limit = shared.config.peer_limit().min(ANSWER_WITHIN);
+        match finding.step(limit, || shared.ask(self.peer)) {
+            Ok(()) => {}
+            Err(Silent::Late) => self.use_tcp(shared, "it is in this network namespace but does not answer"),
+            Err(Silent::Unreachable(e)) => self.use_tcp(shared, &format!("no shared memory with it: {}", e.desc())),
         }
     }
 
-    pub(super) fn use_tcp(&self, shared: &Shared, state: &mut State, why: &str) {
+    /// What waits goes over TCP from each lane's next turn on.
+    fn use_tcp(&self, shared: &Domain, why: &str) {
         log::info!("rank {}: over TCP ({why})", self.peer);
-        state.route = Route::Tcp;
+        self.route.set(Way::Far);
         shared.tcp_active();
-        state.active.clear();
-        for queue in &mut state.queues {
-            queue.engaged = false;
-            for task in queue.tasks.drain(..) {
-                self.backlog.fetch_sub(1, Ordering::Relaxed);
-                shared.tcp().post(Task { lane: queue.lane.clone(), seq: task.seq, work: task.work });
-            }
-        }
     }
 
     /// The peer sent its inbox; `status` is what it says of itself.
-    pub fn attach(&self, shared: &Shared, file: OwnedFd, status: Arc<PeerStatus>, pid: libc::pid_t) {
-        let mut state = self.state.lock();
-        let is_route = matches!(state.route, Route::Asking(_));
-        if !is_route && !matches!(state.replies, Replies::Asking(_)) {
+    pub fn attach(&self, shared: &Domain, file: OwnedFd, status: Arc<PeerStatus>, pid: libc::pid_t) {
+        let finding = self.finding.lock();
+        let is_route = finding.is_asked() && self.route.way() == Way::Unknown;
+        if self.route.port.get().is_some() || !is_route && !self.is_asked_back() {
             return;
         }
         let hello = &shared.hellos[self.peer as usize];
         let world = shared.world;
         match PeerInbox::attach(file.as_fd(), status, world.nranks as usize, world.rank as usize, &hello.token) {
-            Ok(inbox) if is_route => {
-                let (pid, how) = match self.try_cma(shared, pid, hello.probe, &hello.probe_value) {
-                    Ok(()) => (Some(pid), "shared memory, large transfers by cross-memory attach".to_string()),
-                    Err(why) => (None, format!("shared memory, two copies ({why})")),
-                };
-                log::info!("rank {}: on this host, {how}", self.peer);
-                state.route = Route::Local(Box::new(Local { inbox, pid, behind: 0 }));
+            Ok(inbox) => {
+                let mut port = Port { inbox, pid: None, is_behind: false };
+                if is_route {
+                    let reached = match shared.config.soft_transport {
+                        SoftTransport::NoCma => Err("OXYGIN_SOFT_TRANSPORT=no-cma".into()),
+                        _ => cma::try_reach(pid, hello.probe, &hello.probe_value),
+                    };
+                    let how = match reached {
+                        Ok(()) => "shared memory, large transfers by cross-memory attach".to_string(),
+                        Err(ref why) => format!("shared memory, two copies ({why})"),
+                    };
+                    port.pid = reached.ok().map(|()| pid);
+                    log::info!("rank {}: on this host, {how}", self.peer);
+                }
+                let _ = self.route.port.set(Spin::new(port));
+                if is_route {
+                    self.route.set(Way::Near);
+                }
             }
-            Ok(inbox) => state.replies = Replies::Through(Box::new(Local { inbox, pid: None, behind: 0 })),
-            Err(e) if is_route => self.use_tcp(shared, &mut state, e.message()),
-            Err(e) => self.fail_replies(&mut state, &format!(": {}", e.message())),
+            Err(e) if is_route => self.use_tcp(shared, e.message()),
+            Err(e) => self.fail_answers(&format!(": {}", e.message())),
         }
-        drop(state);
+        drop(finding);
         self.advance(shared);
-    }
-
-    pub(super) fn try_cma(
-        &self,
-        shared: &Shared,
-        pid: libc::pid_t,
-        probe: u64,
-        value: &[u8; 16],
-    ) -> std::result::Result<(), String> {
-        if shared.config.soft_transport == SoftTransport::NoCma {
-            return Err("OXYGIN_SOFT_TRANSPORT=no-cma".into());
-        }
-        if pid <= 0 {
-            return Err("its process is not visible from here".into());
-        }
-        match cma::usable(pid, probe, value) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err("its process number means another process here".into()),
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) => Err(
-                "cross-memory attach is not permitted: kernel.yama.ptrace_scope is not 0 and CAP_SYS_PTRACE is missing"
-                    .into(),
-            ),
-            Err(e) => Err(format!("cross-memory attach failed: {e}")),
-        }
     }
 }

@@ -1,140 +1,236 @@
-//! A lane's turn: its head operations by the link's route, as far as they go for now.
+//! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
-use super::copy::Piece;
-use super::*;
+use super::seat::{Queue, Running, Seat, State};
+use super::staged::{to_gpu, Step};
+use super::{Link, Way, BURST, QUANTUM};
+use crate::error::{Error, Result};
+use crate::fabric::soft::domain::Domain;
+use crate::fabric::soft::gpu::{self, Engine, Owner};
+use crate::fabric::soft::lane::{Lane, Task};
+use crate::fabric::soft::own;
+use crate::fabric::soft::shm::cma;
+use crate::fabric::soft::shm::copy::{self, Piece};
+use crate::fabric::soft::shm::port::RING_MAX;
+use crate::fabric::soft::status::COPIES;
+use crate::rma::op::Transfer;
+use crate::sys::spin::Guard;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// What became of a lane's turn.
-pub(super) enum Step {
-    /// More to do.
-    Again,
-    /// The head's bytes are on their way from the GPU.
-    Fetching,
-    /// Nothing left.
-    Idle,
-    /// The ring is full.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It is over; what is left comes in the next one.
+    Over,
+    /// The transport has no room.
     Full,
-    /// The head waits for the peer.
-    Waiting,
     /// The peer failed.
     Failed,
 }
 
+/// A queue under its lock, from which it may be let go in between.
+type Locked<'a> = Guard<'a, Queue>;
+
 impl Link {
-    /// Runs the head operations of one lane for a turn. May let go of the lock in between.
-    pub(super) fn run_lane<'a>(
-        &'a self,
-        shared: &Shared,
-        mut state: MutexGuard<'a, State>,
-        slot: u32,
-    ) -> (MutexGuard<'a, State>, Step) {
+    /// Runs the first operations of one lane for a turn. May let go of the lock in between.
+    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, mut queue: Locked<'a>) -> (Locked<'a>, Turn) {
         let mut budget = QUANTUM;
         for _ in 0..BURST {
-            let s = &mut *state;
-            let queue = &mut s.queues[slot as usize];
-            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
-            let left = task.work.len() - task.done;
-            let on_gpu = task.work.is_on_gpu();
-            if on_gpu && !matches!(s.route, Route::Gpu(_)) {
-                match self.route_by_gpu(shared, &mut s.route, &mut s.replies) {
-                    Ok(true) => {}
-                    Ok(false) => return (state, Step::Full),
-                    Err(error) => {
-                        self.health.fail(error);
-                        self.drop_all(&mut state);
-                        return (state, Step::Failed);
-                    }
-                }
-            }
-            let outcome = match (&mut s.route, &task.work) {
-                (Route::Gpu(engine), _) => {
-                    self.submit(shared, engine, &queue.lane, task);
-                    Ok(Outcome::HandedOver)
-                }
-                (Route::Local(local), _) if on_gpu => {
-                    local.push_gpu(shared, task, slot, self.peer, (&mut queue.pulls, &queue.outs))
-                }
-                (Route::Own, work) => shared.do_own(work, task.done, left.min(budget)),
-                (Route::Local(local), Work::Put(put)) => match local.pid_for(put.rkey) {
-                    Some(pid) if left > RING_MAX => {
-                        let (from, to) = (put.local + task.done, put.remote + task.done);
-                        let n = left.min(budget) as usize;
-                        let piece = Piece { what: "write", window: put.rkey, remote: to, len: n };
-                        // SAFETY: the source is readable until the operation completes (Context::put).
-                        let write = || unsafe { cma::write(pid, from, to, n) };
-                        let (back, result) = self.copy(shared, state, slot, &piece, write);
-                        state = back;
-                        result
-                    }
-                    pid => local.push_put(put, slot, task.done, pid.is_none()),
-                },
-                (Route::Local(local), Work::Get(get)) => match local.pid_for(get.rkey) {
-                    Some(pid) => {
-                        let (to, from) = (get.local + task.done, get.remote + task.done);
-                        let n = left.min(budget) as usize;
-                        let piece = Piece { what: "read", window: get.rkey, remote: from, len: n };
-                        // SAFETY: the destination is writable until the operation completes (Context::get).
-                        let read = || unsafe { cma::read(pid, to, from, n) };
-                        let (back, result) = self.copy(shared, state, slot, &piece, read);
-                        state = back;
-                        result
-                    }
-                    None => local.push_get(get, slot, task.seq),
-                },
-                _ => return (state, Step::Full),
-            };
-            let outcome = match outcome {
-                Ok(outcome) => outcome,
+            let Some(task) = queue.tasks.front() else { break };
+            let seq = task.seq;
+            let (back, step) = self.step(shared, seat, queue, budget);
+            queue = back;
+            let step = match step {
+                Ok(step) => step,
                 Err(error) => {
-                    self.health.fail(error);
-                    self.drop_all(&mut state);
-                    return (state, Step::Failed);
+                    self.fail_lane(shared, seat, &mut queue, error);
+                    return (queue, if self.health.has_failed() { Turn::Failed } else { Turn::Over });
                 }
             };
-            let queue = &mut state.queues[slot as usize];
-            let Some(task) = queue.tasks.front_mut() else { return (state, Step::Idle) };
-            let finished = match outcome {
-                Outcome::Moved(n) => {
+            // It may have been dropped while the lock was free.
+            let Some(task) = queue.tasks.front_mut().filter(|t| t.seq == seq) else { continue };
+            let finished = match step {
+                Step::Moved(n) => {
                     task.done += n;
                     budget = budget.saturating_sub(n);
                     task.done == task.work.len() && task.work.signal().is_none()
                 }
-                Outcome::Finished => true,
-                Outcome::HandedOver => {
+                Step::Finished => true,
+                Step::HandedOver => {
                     queue.tasks.pop_front();
                     self.backlog.fetch_sub(1, Ordering::Relaxed);
                     continue;
                 }
-                Outcome::Out(until, used) => {
-                    let seq = task.seq;
+                Step::Out(until, used) => {
                     queue.tasks.pop_front();
-                    if queue.outs.is_empty() {
-                        state.out.push(slot);
-                    }
-                    state.queues[slot as usize].outs.push(seq, until, Some(used));
+                    queue.outs.push(seq, until, Some(used));
                     continue;
                 }
-                Outcome::Full => return (state, Step::Full),
-                Outcome::Fetching => return (state, Step::Fetching),
-                Outcome::Waiting => return (state, Step::Waiting),
+                Step::Full => return (queue, Turn::Full),
+                Step::Fetching => return (queue, Turn::Over),
+                Step::Waiting => {
+                    queue.state = State::Asked;
+                    return (queue, Turn::Over);
+                }
             };
             if finished {
-                let seq = task.seq;
                 queue.tasks.pop_front();
-                self.finish(&mut state, slot, seq);
+                self.finish(seat, &mut queue, seq);
             }
             if budget == 0 {
                 break;
             }
         }
-        let step = if state.queues[slot as usize].tasks.is_empty() { Step::Idle } else { Step::Again };
-        (state, step)
+        if queue.tasks.is_empty() && matches!(queue.state, State::Ready) {
+            queue.state = State::Idle;
+        }
+        (queue, Turn::Over)
+    }
+
+    /// One step of the first operation, of at most `budget` bytes.
+    fn step<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        mut queue: Locked<'a>,
+        budget: u64,
+    ) -> (Locked<'a>, Result<Step>) {
+        let (lane, way) = (&seat.lane, self.route.way());
+        let Some(task) = queue.tasks.front_mut() else { return (queue, Ok(Step::Full)) };
+        let on_gpu = task.work.is_on_gpu();
+        if on_gpu && matches!(way, Way::Own | Way::Near) {
+            match self.route_by_gpu(shared) {
+                Ok(true) => {}
+                Ok(false) => return (queue, Ok(Step::Full)),
+                Err(error) => return (queue, Err(error)),
+            }
+        }
+        let result = match self.route.way() {
+            Way::Gpu => {
+                self.route.engine().inspect(|engine| self.submit(shared, engine, lane, task));
+                Ok(Step::HandedOver)
+            }
+            Way::Far => {
+                shared.tcp().post(Task { lane: lane.clone(), seq: task.seq, work: task.work });
+                Ok(Step::HandedOver)
+            }
+            Way::Own => {
+                let n = (task.work.len() - task.done).min(budget);
+                let moved = own::step(&shared.registry, shared.world.rank, &task.work, task.done, n);
+                moved.map(|n| n.map_or(Step::Finished, Step::Moved))
+            }
+            Way::Near if on_gpu => to_gpu(shared, &self.route, &mut queue, lane.context, self.peer),
+            Way::Near => return self.step_near(shared, seat, queue, budget),
+            Way::Unknown | Way::Closed => Ok(Step::Full),
+        };
+        (queue, result)
+    }
+
+    /// One step of the first operation through shared memory, both ends in host memory.
+    fn step_near<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        queue: Locked<'a>,
+        budget: u64,
+    ) -> (Locked<'a>, Result<Step>) {
+        let full = Ok(Step::Full);
+        let (Some(task), Some(mut port)) = (queue.tasks.front(), self.route.near()) else { return (queue, full) };
+        let (done, context) = (task.done, seat.lane.context);
+        let left = task.work.len() - done;
+        let n = left.min(budget) as usize;
+        match task.work.transfer() {
+            Transfer::Put(put) => match port.pid_for(put.rkey) {
+                Some(pid) if left > RING_MAX => {
+                    drop(port);
+                    let (from, to) = (put.local + done, put.remote + done);
+                    let piece = Piece { what: "write", window: put.rkey, remote: to, len: n };
+                    // SAFETY: the source is readable until the operation completes (Context::post).
+                    self.copy(shared, seat, queue, &piece, || unsafe { cma::write(pid, from, to, n) })
+                }
+                pid => {
+                    let step = port.push_put(&put, context, done, pid.is_none()).into();
+                    drop(port);
+                    (queue, Ok(step))
+                }
+            },
+            Transfer::Atomic(atomic) => {
+                let step = port.push_atomic(&atomic, context, task.seq).into();
+                drop(port);
+                (queue, Ok(step))
+            }
+            Transfer::Get(get) => match port.pid_for(get.rkey) {
+                Some(pid) => {
+                    drop(port);
+                    let (to, from) = (get.local + done, get.remote + done);
+                    let piece = Piece { what: "read", window: get.rkey, remote: from, len: n };
+                    // SAFETY: the destination is writable until the operation completes (Context::post).
+                    self.copy(shared, seat, queue, &piece, || unsafe { cma::read(pid, to, from, n) })
+                }
+                None => {
+                    let step = port.push_get(&get, context, task.seq).into();
+                    drop(port);
+                    (queue, Ok(step))
+                }
+            },
+        }
+    }
+
+    /// Has the kernel copy for the first operation of a lane. Others may post and move meanwhile, on this lane too; the
+    /// lane is at that, so its first operation stays.
+    fn copy<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        mut queue: Locked<'a>,
+        piece: &Piece,
+        copy: impl FnOnce() -> io::Result<usize>,
+    ) -> (Locked<'a>, Result<Step>) {
+        let Some(its) = shared.neighbours.get(self.peer) else {
+            return (queue, Err(Error::internal(format!("rank {} is reached, but was never met", self.peer))));
+        };
+        let Some(place) = self.take_place() else { return (queue, Ok(Step::Full)) };
+        queue.state = State::Copying;
+        drop(queue);
+        let result = copy::run(&shared.status, its, (self.peer, place), piece, copy);
+        self.copies.fetch_and(!(1 << place), Ordering::Release);
+        let mut queue = seat.lock();
+        queue.copied();
+        // Closed: what it sent last is read first (`look`).
+        (queue, result.map(|n| n.map_or(Step::Full, Step::Moved)))
+    }
+
+    /// A place for a copy, a bit each; with more threads than places some wait.
+    fn take_place(&self) -> Option<usize> {
+        let free = |copies: u32| Some(copies.trailing_ones() as usize).filter(|&place| place < COPIES);
+        let take = |copies| free(copies).map(|place| copies | 1 << place);
+        self.copies.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().and_then(free)
+    }
+
+    /// Hands what waits on a lane to TCP.
+    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut Queue) {
+        for task in queue.tasks.drain(..) {
+            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            shared.tcp().post(Task { lane: seat.lane.clone(), seq: task.seq, work: task.work });
+        }
+        if matches!(queue.state, State::Ready) {
+            queue.state = State::Idle;
+        }
     }
 
     /// Hands an operation to the engine that moves it.
-    pub(super) fn submit(&self, shared: &Shared, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
+    fn submit(&self, shared: &Domain, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
+        self.submit_later(shared, engine, lane, task);
+        engine.poll();
+    }
+
+    /// The same for the engine's next poll.
+    pub(super) fn submit_later(&self, shared: &Domain, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
         self.in_engine.fetch_add(1, Ordering::Relaxed);
         let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
         shared.mark_pending(self.peer);
-        engine.submit(Op::new(owner, shared.world.rank, shared.engine.gpu(), &task.work, task.done));
+        let (rank, home) = (shared.world.rank, shared.engine.gpu());
+        engine.submit_later(gpu::Op::new(owner, rank, home, &task.work, task.done));
     }
 }

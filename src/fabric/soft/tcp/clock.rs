@@ -9,15 +9,15 @@ use std::time::Duration;
 /// Beats within the time that a peer may be silent.
 const BEATS: u32 = 16;
 
-/// So many more are waited for: a peer's last word may be nearly two of its beats older than the moment when it was stopped,
-/// and its beats are not in step with this rank's.
+/// So many more are waited for: a peer's last word may be nearly two of its beats older than the moment when it was
+/// stopped, and its beats are not in step with this rank's.
 const MORE: u32 = 3;
 
 /// The shortest time between two, whatever a peer asks for.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// A timer that runs from the first connection on. What counts is how often it has struck and not how late it is: a rank that
-/// was stopped itself has heard nobody meanwhile.
+/// A timer that runs from the first connection on. What counts is how often it has struck and not how late it is: a
+/// rank that was stopped itself has heard nobody meanwhile.
 pub struct Clock {
     timer: OwnedFd,
     runs: AtomicBool,

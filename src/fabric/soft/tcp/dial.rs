@@ -6,10 +6,10 @@ use super::order::STRIPES;
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
 use super::PeerInfo;
-use crate::comm::interfaces;
 use crate::error::{Error, Result};
 use crate::fabric::World;
-use crate::secret;
+use crate::sys::interfaces;
+use crate::sys::secret;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -58,6 +58,8 @@ pub struct Dialer<'a> {
     pub own_token: &'a [u8; 16],
     /// Interfaces to leave by.
     pub local: &'a [SocketAddr],
+    /// These, and behind them the others by which link-local addresses may be reached.
+    pub links: &'a [SocketAddr],
     /// The peer.
     pub rank: u32,
     /// Where it listens.
@@ -94,7 +96,7 @@ impl Dialer<'_> {
         }
         if let Err(e) = self.try_step(link, stripe, ready, token, now) {
             let address = self.address(link.conns[stripe].dial.attempts, stripe);
-            let refused = e.kind() == io::ErrorKind::ConnectionRefused;
+            let (refused, everywhere) = (e.kind() == io::ErrorKind::ConnectionRefused, self.ways());
             let conn = &mut link.conns[stripe];
             conn.fd = None;
             let wait = (WAIT * (1 << conn.dial.attempts.min(7))).min(LONGEST_WAIT);
@@ -106,7 +108,7 @@ impl Dialer<'_> {
             } else {
                 let refusals = conn.dial.refusals.get_or_insert(Refusals { since: now, count: 0 });
                 refusals.count += 1;
-                let everywhere = refusals.count >= self.peer.addresses.len();
+                let everywhere = refusals.count >= everywhere;
                 if everywhere && now - refusals.since >= self.timing.refused {
                     return Err(self.refused(&conn.dial));
                 }
@@ -144,8 +146,8 @@ impl Dialer<'_> {
             _ => format!("{}: no answer", self.address(dial.attempts, stripe)),
         };
         Error::remote(format!(
-            "no data connection to rank {rank} within {secs} s (OXYGIN_PEER_TIMEOUT) and {} attempts: {what}; check that \
-             the rank is alive and that no firewall is between the interfaces NCCL_SOCKET_IFNAME selects",
+            "no data connection to rank {rank} within {secs} s (OXYGIN_PEER_TIMEOUT) and {} attempts: {what}; check \
+             that the rank is alive and that no firewall is between the interfaces NCCL_SOCKET_IFNAME selects",
             dial.attempts + 1
         ))
     }
@@ -156,7 +158,14 @@ impl Dialer<'_> {
         // The express and the middle connection go where the first stripe goes.
         let at = (stripe.saturating_sub(STRIPES) + attempts) % all.len();
         // The i-th interfaces of both hosts are likely on one network; if not, the next ones in the next round.
-        interfaces::through(all[at], self.local, at + attempts / all.len())
+        interfaces::through(all[at], self.links, at + attempts / all.len())
+    }
+
+    /// How many attempts go through all ways to the peer.
+    fn ways(&self) -> usize {
+        let links = self.links.iter().filter(|link| interfaces::link_local(link)).count().max(1);
+        self.peer.addresses.iter().map(|to| if interfaces::link_local(to) { links } else { 1 }).max().unwrap_or(1)
+            * self.peer.addresses.len()
     }
 
     /// With several interfaces here, stripes leave by different ones; every other attempt leaves that to routing.

@@ -2,8 +2,8 @@
 
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
-use crate::fork::Private;
-use crate::secret;
+use crate::sys::fork::Private;
+use crate::sys::secret;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! The operations of one lane that have not all left: cut into frames, finished out of order, completed in order.
 
-use crate::fabric::soft::gpu::Lease;
+use crate::fabric::soft::gpu::PinnedBuffer;
 use crate::fabric::soft::lane::{Lane, Task};
 use crate::rma::seq::Seq;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub struct Queue {
     /// Whether the lane is on the ring.
     pub queued: bool,
     /// The bytes of the small puts from GPU memory among the first `looked` tasks, in their order.
-    pub fetched: VecDeque<Lease>,
+    pub fetched: VecDeque<PinnedBuffer>,
     /// See `fetched`.
     pub looked: usize,
     flights: VecDeque<Flight>,

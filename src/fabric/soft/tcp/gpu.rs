@@ -3,17 +3,19 @@
 use super::sock::Poller;
 use super::FLUSH;
 use crate::error::{Error, Result};
-use crate::fabric::soft::gpu::{Engine, Received, Stager};
-use crate::memory::gpu::GPU_BIT;
+use crate::fabric::soft::atomic::AtomicRequest;
+use crate::fabric::soft::gpu::{Answered, Engine, PinnedPools, Received, Source, DRAIN_WITHIN};
+use crate::memory::key::Key;
 use crate::memory::registry::Extent;
-use crate::sync::Mutex;
+use crate::sys::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Empty until there is a GPU window.
 #[derive(Default)]
 pub struct Gpu {
-    stager: OnceLock<Stager>,
+    stager: OnceLock<PinnedPools>,
     engine: OnceLock<(Arc<Engine>, Arc<Received>)>,
     /// Several threads serve a sender, but its operations reach the engine one by one.
     order: Mutex<()>,
@@ -24,6 +26,21 @@ pub struct Gpu {
     full: AtomicBool,
     /// The engine got something to do; set behind that, for whoever takes it away polls the engine and may then sleep.
     stirred: AtomicBool,
+    /// Held by each atomic operation that the engine has and whose answer is not sent.
+    awaited: Arc<()>,
+}
+
+/// An atomic operation of a peer that the engine has: while there are any, who waits looks again.
+pub struct Awaited {
+    answered: Answered,
+    _one: Arc<()>,
+}
+
+impl Awaited {
+    /// See [`Answered::value`].
+    pub fn value(&self) -> Result<Option<u64>> {
+        self.answered.value()
+    }
 }
 
 impl Gpu {
@@ -38,43 +55,38 @@ impl Gpu {
         let Some((engine, _)) = self.engine.get() else { return Ok(()) };
         if self.stager.get().is_none() {
             let app = engine.app().ok_or_else(|| Error::internal("a GPU window before the GPU's streams"))?;
-            let _ = self.stager.set(Stager::open(engine.rank, &app, engine.wants_own_context(), conns)?);
+            let _ = self.stager.set(PinnedPools::open(engine.rank, &app, engine.wants_private_context(), conns)?);
         }
         self.opened()?.add_window(id, extent);
         Ok(())
     }
 
-    /// Ends that; waits until nothing touches it any more.
-    pub fn remove_window(&self, id: u32) {
-        let Some(stager) = self.stager.get() else { return };
-        if !stager.remove_window(id) {
-            log::warn!(
-                "a GPU window was deregistered with transfers over TCP unfinished; they failed, or hang on the GPU"
-            );
-        }
+    /// Ends that; waits until nothing touches it any more. `false`: something still may, after that time.
+    pub fn remove_window(&self, id: u32, within: Duration) -> bool {
+        self.stager.get().is_none_or(|stager| stager.remove_window(id, within))
     }
 
     /// Waits for copies that are up: slots may be freed afterwards.
     pub fn close(&self) {
-        if self.stager().is_some_and(|s| !s.drain()) {
+        if self.stager().is_some_and(|s| !s.drain(DRAIN_WITHIN)) {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
         }
     }
 
     /// The pinned memory, if there is any.
     #[inline]
-    pub fn stager(&self) -> Option<&Stager> {
+    pub fn stager(&self) -> Option<&PinnedPools> {
         self.stager.get()
     }
 
     /// The pinned memory, for a transfer that needs it.
-    pub fn opened(&self) -> Result<&Stager> {
+    pub fn opened(&self) -> Result<&PinnedPools> {
         self.stager.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
     }
 
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
     pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
-        key & GPU_BIT != 0 && self.stager().is_some_and(|s| s.holds(key, addr, len))
+        Key(key).is_on_gpu() && self.stager().is_some_and(|s| s.holds(key, addr, len))
     }
 
     /// Whether so much is on its way through the engine that no more shall be read.
@@ -87,26 +99,39 @@ impl Gpu {
     }
 
     /// A small put of `sender` arrived for GPU memory.
-    pub fn put(&self, sender: u32, bytes: Box<[u8]>, key: u32, addr: u64) {
+    pub fn put(&self, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
         if let Some((engine, received)) = self.engine.get() {
             let _order = self.order.lock();
-            received.put(engine, sender, bytes, key, addr);
+            received.put(engine, source, bytes, key, addr);
             self.stirred.store(true, Ordering::Release);
         }
     }
 
     /// A signal of `sender`, in GPU memory or, behind what it put there, in host memory. `false`: it is in host memory
     /// and nothing is in front of it.
-    pub fn signal(&self, sender: u32, key: u32, addr: u64, value: u64) -> bool {
+    pub fn signal(&self, source: Source, key: u32, addr: u64, value: u64) -> bool {
         match self.engine.get() {
-            Some((engine, received)) if key & GPU_BIT != 0 || received.is_busy_with(sender) => {
+            Some((engine, received)) if Key(key).is_on_gpu() || received.has_before(source) => {
                 let _order = self.order.lock();
-                received.signal(engine, sender, key, addr, value);
+                received.signal(engine, source, key, addr, value);
                 self.stirred.store(true, Ordering::Release);
                 true
             }
             _ => false,
         }
+    }
+
+    /// An atomic operation of `sender`, on a word in GPU memory or, behind what it put there, in host memory. `None`:
+    /// it is in host memory and nothing is in front of it; in it none: what comes of its context is dropped.
+    pub fn atomic(&self, source: Source, key: u32, addr: u64, request: &AtomicRequest) -> Option<Option<Awaited>> {
+        let (engine, received) = self.engine.get()?;
+        if !Key(key).is_on_gpu() && !received.has_before(source) {
+            return None;
+        }
+        let _order = self.order.lock();
+        let answered = received.atomic(engine, source, (key, addr), *request);
+        self.stirred.store(true, Ordering::Release);
+        Some(answered.map(|answered| Awaited { answered, _one: self.awaited.clone() }))
     }
 
     /// Starts copies that were queued, and has somebody call `progress` if slots came back that others wait for.
@@ -153,6 +178,7 @@ impl Gpu {
         let up = stager.poll();
         let landed = stager.landed();
         let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        news |= Arc::strong_count(&self.awaited) > 1;
         news |= self.fed.swap(false, Ordering::AcqRel) | stager.has_failed();
         if self.full.load(Ordering::Acquire) && !self.is_full() {
             self.full.store(false, Ordering::Release);
@@ -165,23 +191,22 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::soft::link::Link;
     use std::time::{Duration, Instant};
 
     /// Who finds the note polls the engine, and may go to sleep afterwards.
     #[test]
     fn the_engine_has_its_work_before_anybody_is_told() {
         for _ in 0..100 {
-            let received = Arc::new(Received::new(&[Link::new(0, Arc::default())]));
+            let received = Arc::new(Received::new(1));
             let gpu = Gpu::default();
             gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), Default::default()), received.clone());
             std::thread::scope(|s| {
-                s.spawn(|| gpu.signal(0, GPU_BIT, 0, 1));
+                s.spawn(|| gpu.signal(Source::far(0, 0), Key::gpu(0, false).0, 0, 1));
                 let end = Instant::now() + Duration::from_secs(30);
                 while !gpu.was_stirred() {
                     assert!(Instant::now() < end, "nobody was told");
                 }
-                assert!(received.is_busy_with(0));
+                assert!(received.has_before(Source::far(0, 0)));
             });
         }
     }

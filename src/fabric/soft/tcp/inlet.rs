@@ -2,7 +2,7 @@
 
 use super::sock::{self, Moved};
 use super::wire::{Frame, Malformed, HEADER};
-use crate::fabric::soft::gpu::Stager;
+use crate::fabric::soft::gpu::PinnedPools;
 use std::io;
 use std::os::fd::RawFd;
 
@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 const STAGE: usize = 32 * 1024;
 
 // A small message for GPU memory is whole here before it gets a slot.
-const _: () = assert!(Stager::SMALL as usize <= STAGE);
+const _: () = assert!(PinnedPools::SMALL as usize <= STAGE);
 
 /// Staged behind a payload that is received directly: enough for the next header and small frames, little enough that
 /// little of a next large payload has to be copied.

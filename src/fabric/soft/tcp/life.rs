@@ -1,13 +1,14 @@
 //! Signs of life between two ranks, on connections that carry nothing else.
 //!
-//! A process that is gone leaves its connections to whoever has a copy of them, a child that it forked for one, and its host
-//! goes on to acknowledge what comes: only its own word shows that it lives. It goes beside the data, not among it. A data
-//! connection may be full, or wait for a GPU that stands; and bytes that come after one's end destroy, on their way, what was
-//! promised before it. The end of a life line says nothing: the data connections tell that better.
+//! A process that is gone leaves its connections to whoever has a copy of them, a child that it forked for one, and
+//! its host goes on to acknowledge what comes: only its own word shows that it lives. It goes beside the data, not
+//! among it. A data connection may be full, or wait for a GPU that stands; and bytes that come after one's end
+//! destroy, on their way, what was promised before it. The end of a life line says nothing: the data connections tell
+//! that better.
 
 use super::sock::{self, Moved};
 use super::wire::HELLO;
-use crate::fork::Private;
+use crate::sys::fork::Private;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -26,8 +27,8 @@ enum Line {
 /// The lines between this rank and a peer.
 #[derive(Default)]
 pub struct Life {
-    /// There are data connections between the two, and this rank opens a line beside them. Either does: the other one may be
-    /// stopped before it has.
+    /// There are data connections between the two, and this rank opens a line beside them. Either does: the other one
+    /// may be stopped before it has.
     pub wanted: bool,
     own: Line,
     /// The line that the peer opened.
@@ -48,8 +49,8 @@ impl Life {
         *self = Self::default();
     }
 
-    /// Says a word and hears what was said. Returns the beats in a row without an answer. `connect` makes a connection; it
-    /// is told how many have failed so far. `hello` opens it.
+    /// Says a word and hears what was said. Returns the beats in a row without an answer. `connect` makes a
+    /// connection; it is told how many have failed so far. `hello` opens it.
     pub fn beat(&mut self, connect: impl FnOnce(u32) -> io::Result<Private<OwnedFd>>, hello: &[u8; HELLO]) -> u32 {
         self.own = match std::mem::take(&mut self.own) {
             _ if !self.wanted => Line::Closed,

@@ -1,14 +1,17 @@
 //! The initiator's side: what this rank asks of one peer, cut into frames and spread over that peer's connections.
 
 mod answers;
+mod atomics;
 mod bulk;
 mod ending;
+mod failing;
 mod leaving;
 mod places;
 mod spread;
 mod staged;
 
-pub use ending::{refusal, Lost};
+use ending::refusal;
+pub use ending::Lost;
 
 use self::answers::{ask, Asked};
 use super::dial::Dial;
@@ -20,11 +23,11 @@ use super::outlet::{Outlet, Owner};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
 use crate::error::Error;
-use crate::fabric::soft::gpu::Lease;
-use crate::fabric::soft::lane::{Task, Work};
-use crate::fork::Private;
-use crate::memory::gpu::GPU_BIT;
-use crate::rma::op::{Get, Put};
+use crate::fabric::soft::gpu::PinnedBuffer;
+use crate::fabric::soft::lane::Task;
+use crate::memory::key::Key;
+use crate::rma::op::{Get, Put, Transfer};
+use crate::sys::fork::Private;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,7 +40,7 @@ pub const CHUNK: usize = 256 * 1024;
 /// Puts up to this size are copied to the stage and are locally complete at once.
 pub const SMALL: usize = 8 * 1024;
 
-const _: () = assert!(CHUNK as u64 <= crate::fabric::soft::gpu::Stager::LARGE);
+const _: () = assert!(CHUNK as u64 <= crate::fabric::soft::gpu::PinnedPools::LARGE);
 
 /// Small operations of one lane in a turn, in bytes of frames.
 const SMALL_TURN: usize = 16 * 1024;
@@ -76,7 +79,11 @@ pub struct Conn {
     line: VecDeque<staged::Chunk>,
     line_bytes: usize,
     /// Answers on their way to GPU memory.
-    storing: VecDeque<(Lease, Owner)>,
+    storing: VecDeque<(PinnedBuffer, Owner)>,
+    /// What words held before atomic operations, by context and number, as came here.
+    fetched: Vec<(u32, u32, u64)>,
+    /// What the peer has refused here.
+    refusals: Vec<(Refusal, u32, Place)>,
 }
 
 /// What became of a lane's turn.
@@ -96,8 +103,6 @@ pub enum Phase {
     Dialing,
     /// All are up.
     Up,
-    /// Operations were given up; frames begun are finished and answers thrown away.
-    Deaf,
     /// Over.
     Down,
 }
@@ -125,14 +130,16 @@ pub struct Link {
     movers: bool,
     /// How often each connection's outlet was lent and how often it came back, together: odd while it is lent.
     turns: Vec<u64>,
-    /// A refusal by the peer that is told once no outlet is lent.
-    pub refused: Option<Error>,
+    /// Lanes that have failed, and whose callers are not told yet.
+    failing: Vec<failing::Failing>,
     /// A lane waits for a slot.
     hungry: bool,
     /// Why transfers from or to this rank's GPU cannot go on.
     pub fault: Option<Error>,
     /// A connection has contexts that are over to tell of.
     ends_due: bool,
+    /// Atomic operations without an answer.
+    fetching: VecDeque<atomics::Fetching>,
 }
 
 impl Link {
@@ -154,10 +161,11 @@ impl Link {
             gpu,
             movers,
             turns: vec![0; stripes],
-            refused: None,
+            failing: Vec::new(),
             hungry: false,
             fault: None,
             ends_due: false,
+            fetching: VecDeque::new(),
         }
     }
 
@@ -177,14 +185,14 @@ impl Link {
 
     /// Takes an operation: a small one goes to the stage if nothing of its lane is in front, others queue.
     pub fn accept(&mut self, task: Task) {
-        if self.phase == Phase::Deaf {
-            // Its failure is told through the peer's health.
+        if task.lane.is_stopped() {
+            // Its fault is told.
             return;
         }
         let at = self.place_of(&task.lane);
         let Some(lane) = self.lanes[at].as_deref_mut() else { return };
         if self.phase == Phase::Up && lane.tasks.is_empty() {
-            if let Work::Put(put) = &task.work {
+            if let Transfer::Put(put) = &task.work.transfer() {
                 let stripes = self.conns.len();
                 let conn = &mut self.conns[EXPRESS];
                 if put.len as usize <= SMALL && !staged::is_from_gpu(put) && stage(lane, conn, put, stripes) {
@@ -193,9 +201,10 @@ impl Link {
                 }
             }
         }
+        let own = task.lane.clone();
         lane.tasks.push_back(task);
         if let Err(e) = staged::prefetch(lane, &self.gpu) {
-            self.fault.get_or_insert(e);
+            return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
         }
         if !std::mem::replace(&mut lane.queued, true) {
             self.ring.push_back(at as u32);
@@ -233,8 +242,8 @@ impl Link {
             let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
             let Some(task) = lane.tasks.front() else { return Turn::Empty };
             let (seq, work) = (task.seq, task.work);
-            match work {
-                Work::Put(put) if staged::is_from_gpu(&put) => match self.turn_staged(at, seq, &put) {
+            match work.transfer() {
+                Transfer::Put(put) if staged::is_from_gpu(&put) => match self.turn_staged(at, seq, &put) {
                     Turn::Empty => {
                         small += HEADER + put.len as usize;
                         if small >= SMALL_TURN {
@@ -244,7 +253,7 @@ impl Link {
                     Turn::Blocked if small > 0 => return Turn::Moved,
                     turn => return turn,
                 },
-                Work::Put(put) if put.len as usize <= SMALL => {
+                Transfer::Put(put) if put.len as usize <= SMALL => {
                     if !stage(lane, &mut self.conns[EXPRESS], &put, stripes) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
@@ -255,7 +264,7 @@ impl Link {
                         return Turn::Moved;
                     }
                 }
-                Work::Put(put) => {
+                Transfer::Put(put) => {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
@@ -270,11 +279,21 @@ impl Link {
                     lane.advance(id, len, last);
                     return Turn::Moved;
                 }
-                Work::Get(get) if get.len == 0 => {
+                Transfer::Atomic(atomic) => match self.turn_atomic(at, seq, &atomic) {
+                    Turn::Empty => {
+                        small += HEADER;
+                        if small >= SMALL_TURN {
+                            return Turn::Moved;
+                        }
+                    }
+                    Turn::Blocked if small > 0 => return Turn::Moved,
+                    turn => return turn,
+                },
+                Transfer::Get(get) if get.len == 0 => {
                     lane.pop();
                     lane.done(seq);
                 }
-                Work::Get(get) => {
+                Transfer::Get(get) => {
                     let left = get.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let stripe = self.spread.for_get(&self.conns, get.len);
@@ -296,7 +315,7 @@ impl Link {
 
     /// Sends what the kernel takes, for a turn. Returns whether anything moved.
     pub fn pump(&mut self) -> io::Result<bool> {
-        if !matches!(self.phase, Phase::Up | Phase::Deaf) {
+        if self.phase != Phase::Up {
             return Ok(false);
         }
         let (mut total, mut moved) = (0, self.advance_staged());
@@ -373,11 +392,6 @@ impl Conn {
     fn unsent(&self) -> usize {
         self.outlet.borrowed() + self.line_bytes
     }
-
-    /// Whether its outlet is with the thread that sends.
-    pub fn is_lent(&self) -> bool {
-        self.lent
-    }
 }
 
 /// A frame of an operation is finished. Some operations are nobody's any more.
@@ -412,7 +426,7 @@ fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
     }
     let place = Place { rkey: put.rkey, addr: put.remote, len: len as u32 };
     head(lane, conn, place, put.signal, stripes);
-    // SAFETY: the caller of `Context::put` keeps the source readable until local completion.
+    // SAFETY: the caller of `Context::post` keeps the source readable until local completion.
     unsafe { conn.outlet.copy_from(put.local, len) };
     true
 }

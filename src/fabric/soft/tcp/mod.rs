@@ -23,11 +23,12 @@ pub use link::CHUNK;
 pub use sock::Timing;
 
 use crate::error::{Error, Result};
-use crate::fabric::soft::lane::{Health, Task};
+use crate::fabric::soft::lane::{Health, Lane, Task};
 use crate::fabric::World;
 use crate::memory::registry::Registry;
-use crate::net;
-use crate::sync::Mutex;
+use crate::sys::interfaces;
+use crate::sys::net;
+use crate::sys::sync::Mutex;
 use clock::Clock;
 use door::Door;
 pub use gpu::Gpu;
@@ -42,8 +43,8 @@ use std::time::{Duration, Instant};
 /// How often deadlines are looked after while there are any.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long a mover spins after it has moved something: longer than an exchange of 1 MiB takes, because to be woken costs
-/// some 50 µs on a large machine.
+/// How long a mover spins after it has moved something: longer than an exchange of 1 MiB takes, because to be woken
+/// costs some 50 µs on a large machine.
 const LINGER: Duration = Duration::from_micros(400);
 
 /// Halves of a connection's work: what this rank asks of a peer, and what the peer asks of this rank.
@@ -54,8 +55,8 @@ const SERVING: usize = 1;
 /// twice without a post in between means that nobody has more.
 const FLUSH: Duration = Duration::from_micros(20);
 
-/// How long it waits where the caller stops calling at all. Setting the timer costs up to 20 µs in a virtual machine, so
-/// it runs out once in a while rather than being set anew for each flush.
+/// How long it waits where the caller stops calling at all. Setting the timer costs up to 20 µs in a virtual machine,
+/// so it runs out once in a while rather than being set anew for each flush.
 const SILENCE: Duration = Duration::from_micros(500);
 
 /// What this rank knows of another.
@@ -128,6 +129,8 @@ pub struct Tcp {
     clock: Clock,
     registry: Arc<Registry>,
     addresses: Vec<SocketAddr>,
+    /// See [`interfaces::links`].
+    links: Vec<SocketAddr>,
     door: Mutex<Door>,
     joined: OnceLock<Joined>,
     /// Peers with a flush due.
@@ -138,7 +141,8 @@ pub struct Tcp {
     start: Instant,
     /// The flush timer runs.
     flush_armed: AtomicBool,
-    /// Something was staged since [`Tcp::progress`] was last called. A hint: who misses it sends early or late by a call.
+    /// Something was staged since [`Tcp::progress`] was last called. A hint: who misses it sends early or late by a
+    /// call.
     any_fresh: AtomicBool,
     gpu: Arc<Gpu>,
     /// Halves of peers that wait for this rank's GPU.
@@ -192,6 +196,7 @@ impl Tcp {
             timing,
             clock,
             registry,
+            links: interfaces::links(&addresses),
             addresses,
             door: Mutex::new(Door::new(listeners)),
             joined: OnceLock::new(),
@@ -207,8 +212,8 @@ impl Tcp {
         })
     }
 
-    /// Has `stripes` connections for bulk to each peer, as in [`Tcp::open`], served by `movers` threads, each of which calls
-    /// [`Tcp::move_bulk`] until it is to end. Before [`Tcp::join`].
+    /// Has `stripes` connections for bulk to each peer, as in [`Tcp::open`], served by `movers` threads, each of
+    /// which calls [`Tcp::move_bulk`] until it is to end. Before [`Tcp::join`].
     pub fn set_movers(&mut self, movers: u32, stripes: u32) -> Result<()> {
         self.conns = order::STRIPES + stripes as usize;
         self.pollers.truncate(1);
@@ -272,7 +277,8 @@ impl Tcp {
         stripe < order::STRIPES || self.movers() == 0
     }
 
-    /// Who watches a connection: callers, or a mover. The two halves of a stripe go to different ones, if there are two.
+    /// Who watches a connection: callers, or a mover. The two halves of a stripe go to different ones, if there are
+    /// two.
     fn poller_of(&self, rank: u32, stripe: usize, half: usize) -> &Poller {
         if self.is_own(stripe) {
             return &self.pollers[0];
@@ -302,7 +308,7 @@ impl Tcp {
             return Err(Error::internal(format!("{} TCP peers for {world:?}", peers.len())));
         }
         if let Some(r) = peers.iter().position(|p| p.addresses.is_empty()) {
-            return Err(Error::remote(format!("rank {r} names no address for TCP data connections")));
+            return Err(Error::protocol(format!("rank {r} names no address for TCP data connections")));
         }
         self.clock.set_turns(Self::turns_of(peers.len()));
         let peers = peers
@@ -322,14 +328,20 @@ impl Tcp {
         Ok(())
     }
 
-    /// Queues an operation and, if nothing blocks, sends it. Any thread; operations of one lane in the order of their
-    /// numbers. A failure shows in the lane's health.
+    /// Queues an operation: [`Tcp::post_all`] of one.
     pub fn post(&self, task: Task) {
-        match self.joined.get().and_then(|j| j.peers.get(task.lane.peer as usize)) {
-            Some(peer) if !self.closed.load(Ordering::Acquire) => self.post_to(peer, task),
+        let lane = task.lane.clone();
+        self.post_all(&lane, std::iter::once(task));
+    }
+
+    /// Queues operations of one lane and, if nothing blocks, sends them. Any thread; operations of one lane in the
+    /// order of their numbers. A failure shows in the lane's health.
+    pub fn post_all(&self, lane: &Lane, tasks: impl Iterator<Item = Task>) {
+        match self.joined.get().and_then(|j| j.peers.get(lane.peer as usize)) {
+            Some(peer) if !self.closed.load(Ordering::Acquire) => self.post_to(peer, tasks),
             _ => {
-                let rank = task.lane.peer;
-                task.lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
+                let rank = lane.peer;
+                lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
             }
         }
     }
@@ -389,9 +401,8 @@ impl Tcp {
         self.pollers[0].fd()
     }
 
-    /// Sends what was promised, as long as [`Timing::linger`] and [`Timing::leave`] allow, takes leave of the peers and closes
-    /// every connection.
-    /// Unfinished operations fail. Later calls do nothing.
+    /// Sends what was promised, as long as [`Timing::linger`] and [`Timing::leave`] allow, takes leave of the peers
+    /// and closes every connection. Unfinished operations fail. Later calls do nothing.
     pub fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -453,8 +464,8 @@ impl Tcp {
         }
     }
 
-    /// Whether a deferred flush is better left alone for now: a caller that posts and makes progress in turn is about to
-    /// post more, and each send costs it a system call of some 10 µs.
+    /// Whether a deferred flush is better left alone for now: a caller that posts and makes progress in turn is about
+    /// to post more, and each send costs it a system call of some 10 µs.
     fn gathers(&self) -> bool {
         if !self.any_fresh.load(Ordering::Relaxed) {
             return false;

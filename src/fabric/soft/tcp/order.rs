@@ -1,8 +1,9 @@
 //! When a signal may be applied: the contract of one (context, initiator), seen from the target.
 //!
-//! The first connection of a pair, the express one, carries everything small and every signal, in order; the others carry
-//! chunks of larger puts. So a signal never queues behind other contexts' bulk, and has to wait for nothing but chunks
-//! of its own lane; it carries, for each connection, how many of them were sent there before it. No I/O and no memory here.
+//! The first connection of a pair, the express one, carries everything small and every signal, in order; the others
+//! carry chunks of larger puts. So a signal never queues behind other contexts' bulk, and has to wait for nothing but
+//! chunks of its own lane; it carries, for each connection, how many of them were sent there before it. No I/O and no
+//! memory here.
 
 use super::wire::{Counts, MAX_STRIPES};
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! The sending end of a connection: headers and small payloads copied to a stage, large payloads borrowed.
 
 use super::sock::{self, Moved};
-use crate::fabric::soft::gpu::Lease;
+use crate::fabric::soft::gpu::PinnedBuffer;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
@@ -28,7 +28,7 @@ struct Segment {
     len: usize,
     owner: Owner,
     /// The pinned memory that `addr` is in, if it comes from a GPU.
-    lease: Option<Lease>,
+    lease: Option<PinnedBuffer>,
 }
 
 /// Bytes on their way to the kernel, in order.
@@ -111,7 +111,7 @@ impl Outlet {
 
     /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `lease` goes with them.
     #[inline]
-    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, lease: Option<Lease>) {
+    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, lease: Option<PinnedBuffer>) {
         debug_assert!(len > 0);
         self.borrowed += len;
         match self.segments.back_mut() {
@@ -187,16 +187,8 @@ impl Outlet {
         self.borrowed > 0
     }
 
-    /// Copies what is still borrowed, so that the frames begun can be finished after their operations are given up.
-    ///
-    /// # Safety
-    /// Borrowed memory is readable.
-    pub unsafe fn take_over(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.rebuild(|_| true) };
-    }
-
-    /// The same for those operations alone that `is_gone` names. What pinned memory has of them is sent from there.
+    /// Copies what is still borrowed of the operations that `is_gone` names, so that the frames begun can be finished
+    /// after these are given up. What pinned memory has of them is sent from there.
     ///
     /// # Safety
     /// Memory borrowed from them is readable.
@@ -270,7 +262,7 @@ mod tests {
         o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, flight: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
-        unsafe { o.take_over() };
+        unsafe { o.take_over_from(|_| true) };
         large.fill(8);
         assert!(!o.is_lending());
         // SAFETY: nothing is borrowed.

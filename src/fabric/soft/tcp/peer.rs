@@ -10,17 +10,17 @@ mod serving;
 use super::dial::Dialer;
 use super::gpu::Gpu;
 use super::life::Life;
-use super::link::{refusal, Link, Lost, Phase};
+use super::link::{Link, Lost, Phase};
 use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
 use super::{Joined, PeerInfo, Source, Tcp, FLUSH, LINK, SERVING, TICK};
-use crate::error::Error;
-use crate::fabric::soft::lane::{Task, Work};
+use crate::error::{Error, Kind};
+use crate::fabric::soft::lane::Task;
 use crate::fabric::World;
-use crate::fork::Private;
-use crate::sync::Mutex;
+use crate::sys::fork::Private;
+use crate::sys::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
@@ -33,8 +33,8 @@ const FLUSH_AT: usize = 32 * 1024;
 /// A post this soon after the last one, or the last send, may be part of a burst.
 const BURST: Duration = Duration::from_micros(2);
 
-/// The second such post in a row is: it is staged, and leaves with those that follow. A put and the signal that somebody
-/// posts behind it are none.
+/// The second such post in a row is: it is staged, and leaves with those that follow. A put and the signal that
+/// somebody posts behind it are none.
 const STREAK: u32 = 2;
 
 /// Rounds of work left by others that one caller does before it leaves the rest to `progress`.
@@ -43,8 +43,8 @@ const ROUNDS: usize = 16;
 /// Bytes that a thread sends on a stripe before it looks at its others.
 const BULK_TURN: usize = 1 << 20;
 
-/// A peer. Its two halves are locked apart; nobody waits for either lock but movers, `close`, set-up, who destroys a context
-/// and who tells a failure.
+/// A peer. Its two halves are locked apart; nobody waits for either lock but movers, `close`, set-up, who destroys a
+/// context and who tells a failure.
 pub struct Peer {
     pub rank: u32,
     info: PeerInfo,
@@ -96,7 +96,11 @@ impl Peer {
             }
             _ => e.to_string(),
         };
-        Error::remote(format!("lost the TCP connection with rank {rank} at {at}: {why}"))
+        let kind = match e.kind() {
+            std::io::ErrorKind::InvalidData => Kind::Protocol,
+            _ => Kind::PeerGone,
+        };
+        Error::remote(format!("lost the TCP connection with rank {rank} at {at}: {why}")).of_kind(kind)
     }
 
     fn has_left(&self) -> Error {
@@ -135,22 +139,21 @@ impl Tcp {
         }
     }
 
-    pub(super) fn post_to(&self, peer: &Peer, task: Task) {
+    /// Takes operations and, but for a hint that more follow, sends what nothing blocks.
+    pub(super) fn post_to(&self, peer: &Peer, tasks: impl Iterator<Item = Task>) {
+        let tasks = tasks.filter(|task| !task.lane.is_stopped());
         if peer.info.health.has_failed() {
             return;
         }
-        let more = match &task.work {
-            Work::Put(p) => p.more,
-            Work::Get(g) => g.more,
-        };
-        let mut task = Some(task);
+        let (mut tasks, mut more) = (tasks, false);
         let driven = self.drive(peer, |link| {
             // Somebody left work here, which may be to send what was deferred: it must not be deferred again.
             let is_asked = peer.pending.load(Ordering::Acquire);
             if is_asked {
                 self.take_inbox(peer, link);
             }
-            if let Some(task) = task.take() {
+            for task in &mut tasks {
+                more = task.work.more();
                 link.accept(task);
             }
             if link.phase != Phase::Up {
@@ -172,15 +175,13 @@ impl Tcp {
             wait
         });
         if driven.is_none() {
-            if let Some(task) = task {
-                peer.inbox.lock().push_back(task);
-            }
+            peer.inbox.lock().extend(tasks);
             self.nudge(peer);
         }
     }
 
-    /// Runs `first` with the link, settles it unless `first` says that it need not be, then does what others left in the
-    /// meantime. `None`: somebody else has the link.
+    /// Runs `first` with the link, settles it unless `first` says that it need not be, then does what others left in
+    /// the meantime. `None`: somebody else has the link.
     fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Link) -> bool) -> Option<bool> {
         let mut link = peer.link.try_lock()?;
         let mut moved = false;
@@ -228,15 +229,7 @@ impl Tcp {
     fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
         self.take_inbox(peer, link);
         link.deferred = None;
-        if let Some(e) = link.refused.take_if(|_| !link.conns.iter().any(|c| c.is_lent())) {
-            link.abandon();
-            peer.fail(e);
-        }
-        if link.phase == Phase::Deaf {
-            let _ = link.pump();
-            self.watch(peer, link);
-            return false;
-        }
+        link.tell_faults();
         if peer.info.health.has_failed() {
             link.cut_off();
             return false;
@@ -270,7 +263,7 @@ impl Tcp {
 
     /// Has epoll watch for what the link waits for.
     fn watch(&self, peer: &Peer, link: &mut Link) {
-        if !matches!(link.phase, Phase::Up | Phase::Deaf) {
+        if link.phase != Phase::Up {
             return;
         }
         for stripe in 0..link.conns.len() {
@@ -288,6 +281,7 @@ impl Tcp {
             world: self.joined.get().map_or(World { rank: 0, nranks: 0 }, |j| j.world),
             own_token: &self.token,
             local: &self.addresses,
+            links: &self.links,
             rank: peer.rank,
             peer: &peer.info,
             timing: &self.timing,
@@ -321,7 +315,7 @@ impl Tcp {
     pub(super) fn link_event(&self, peer: &Peer, stripe: usize, bits: u32) -> bool {
         let mut received = false;
         let driven = self.drive(peer, |link| {
-            if link.phase != Phase::Deaf && peer.info.health.has_failed() {
+            if peer.info.health.has_failed() {
                 // The destinations of gets may be gone; `settle` cuts the link off.
                 return false;
             }
@@ -331,7 +325,7 @@ impl Tcp {
                     let result = self.with_dialer(peer, |d| d.step(link, stripe, true, token));
                     self.dialed(peer, link, result);
                 }
-                Phase::Up | Phase::Deaf => {
+                Phase::Up => {
                     if bits & libc::EPOLLOUT as u32 != 0 {
                         link.conns[stripe].blocked = false;
                     }
@@ -357,25 +351,16 @@ impl Tcp {
     /// A connection of the link ended: what that means for the rest.
     fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
         let error = match why {
-            _ if link.phase == Phase::Deaf => None,
-            Lost::Refused(why, context, place) if !peer.info.health.has_failed() => {
-                // Frames that another thread sends are still the operations'.
-                link.refused.get_or_insert(refusal(peer.rank, why, context, &place));
-                self.settle(peer, link);
-                return;
-            }
             Lost::Goodbye => {
                 peer.left.store(true, Ordering::Release);
                 link.is_busy().then(|| peer.has_left())
             }
             Lost::Io(_) if peer.left.load(Ordering::Acquire) => link.is_busy().then(|| peer.has_left()),
-            Lost::Refused(..) => None,
             Lost::Gpu(e) => Some(e.context(format!("towards rank {}", peer.rank))),
             Lost::Io(e) => Some(peer.lost(stripe, &e)),
         };
-        let refused = link.refused.take();
         link.cut_off();
-        if let Some(e) = refused.or(error) {
+        if let Some(e) = error {
             peer.fail(e);
         }
     }

@@ -1,24 +1,27 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod atomics;
 mod ending;
 mod limit;
+mod refusing;
 mod staged;
 
-use super::gpu::Gpu;
+use self::atomics::Due;
+use super::gpu::{Awaited, Gpu};
 use super::inlet::{Got, Inlet};
 use super::order::{Order, Waiting, EXPRESS};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
 use crate::error::Error;
-use crate::fabric::soft::gpu::Lease;
-use crate::fork::Private;
-use crate::memory::gpu::GPU_BIT;
+use crate::fabric::soft::gpu::{PinnedBuffer, Source};
+use crate::memory::key::Key;
 use crate::memory::registry::{Held, Registry};
-use crate::sync::Mutex;
+use crate::sys::fork::Private;
+use crate::sys::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 /// Bytes received on one connection before others get their turn.
@@ -45,12 +48,15 @@ struct Landing {
 /// An answer on its way out.
 struct Answer {
     header: [u8; HEADER],
+    context: u32,
     place: Place,
     sent: usize,
     /// Header alone.
     bare: bool,
     /// The bytes, if they come from GPU memory.
-    lease: Option<Lease>,
+    lease: Option<PinnedBuffer>,
+    /// The number of an atomic operation that the engine has, whose value is not known yet.
+    fetching: Option<(u32, Awaited)>,
 }
 
 impl Answer {
@@ -65,13 +71,12 @@ pub struct Inbound {
     inlet: Inlet,
     landing: Option<Landing>,
     answers: VecDeque<Answer>,
-    refused: bool,
     goodbye: bool,
     used: bool,
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Came>,
-    /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that wait: the
-    /// connection is not read.
+    /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that
+    /// wait: the connection is not read.
     starved: bool,
     /// The first answer's bytes are on their way from the GPU, or find no slot.
     fetching: bool,
@@ -109,13 +114,15 @@ pub struct Serving {
     /// Connections that there are or will be; 0: not known yet.
     stripes: AtomicUsize,
     /// Held while signals are applied, so that those of a lane keep their order.
-    orders: Mutex<HashMap<u32, Order<Bell>>>,
+    orders: Mutex<HashMap<u32, Order<Due>>>,
     /// Signals in `orders` that wait.
     held: Waiting,
     /// The express connection is not read because of them. Changed with `orders` locked.
     choked: AtomicBool,
     /// It may be read again, and nobody has been told.
     relieved: AtomicBool,
+    /// Contexts of which something was refused.
+    refusals: refusing::Refusals,
     sender: u32,
     gpu: Arc<Gpu>,
     fault: Mutex<Option<Error>>,
@@ -140,7 +147,6 @@ impl Serving {
             inlet: Inlet::default(),
             landing: None,
             answers: VecDeque::new(),
-            refused: false,
             goodbye: false,
             used: false,
             storing: VecDeque::new(),
@@ -198,6 +204,7 @@ impl Serving {
         let mut lanes = Lanes { serving: self, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
         let mut total = 0;
         let mut moved = conn.advance_staged(&mut lanes, registry);
+        conn.refuse_late(&lanes);
         if std::mem::take(&mut conn.starved) {
             // What is staged comes first.
             conn.take_frames(&mut lanes, registry)?;
@@ -213,7 +220,7 @@ impl Serving {
         }
         let mut dry = conn.is_backlogged() && !must_read;
         while !dry && !conn.starved && total < TURN {
-            let got = conn.receive(registry)?;
+            let got = conn.receive(&lanes, registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
             conn.used |= got.direct + got.staged > 0;
@@ -283,8 +290,8 @@ impl Inbound {
         sock::rest(&self.fd).is_some_and(|n| self.inlet.staged().len() + n < left)
     }
 
-    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye. `None`: its
-    /// end was told and is not looked into before the GPU has moved on.
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye.
+    /// `None`: its end was told and is not looked into before the GPU has moved on.
     pub fn wanted(&self) -> Option<u32> {
         let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
         let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
@@ -296,7 +303,7 @@ impl Inbound {
         self.answers.len() >= BACKLOG
     }
 
-    fn receive(&mut self, registry: &Registry) -> io::Result<Got> {
+    fn receive(&mut self, lanes: &Lanes, registry: &Registry) -> io::Result<Got> {
         let Some(landing) = &mut self.landing else {
             // SAFETY: nothing but the stage is written.
             return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
@@ -330,7 +337,7 @@ impl Inbound {
                 }
             }
             drop(held);
-            self.refuse(Refusal::Put);
+            self.refuse(lanes, Refusal::Put);
         }
         // SAFETY: nothing but the stage is written.
         unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) }
@@ -341,7 +348,7 @@ impl Inbound {
         let held = registry.hold();
         loop {
             if self.landing.is_some() {
-                if !self.has_place(lanes) || !self.land(&held) {
+                if !self.has_place(lanes) || !self.land(lanes, &held) {
                     return Ok(());
                 }
                 self.landed(lanes, &held);
@@ -367,23 +374,35 @@ impl Inbound {
                     self.inlet.consume(header);
                     let bell = bell.map(|b| (b, counts));
                     let way = staged::Way::of(&place, lanes)?;
-                    self.landing = Some(Landing { context, place, bell, got: 0, refused: false, way });
-                    if place.len > 0 && place.rkey & GPU_BIT != 0 {
+                    let refused = lanes.is_refused(context);
+                    self.landing = Some(Landing { context, place, bell, got: 0, refused, way });
+                    if refused {
+                        // Its bytes are thrown away.
+                    } else if place.len > 0 && Key(place.rkey).is_on_gpu() {
                         if !lanes.gpu.holds(place.rkey, place.addr, place.len as u64) {
-                            self.refuse(Refusal::Put);
+                            self.refuse(lanes, Refusal::Put);
                         }
                     } else if place.len > 0 && held.resolve(place.rkey, place.addr, place.len as u64).is_none() {
-                        self.refuse(Refusal::Put);
+                        self.refuse(lanes, Refusal::Put);
                     }
                 }
                 Frame::Get { context, place } => {
                     self.inlet.consume(HEADER);
                     let on_gpu = staged::may_fetch(&place, lanes.gpu);
-                    if on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some() {
+                    if !lanes.is_refused(context)
+                        && (on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some())
+                    {
                         let header = Frame::Data { len: place.len }.emit();
-                        self.answers.push_back(Answer { header, place, sent: 0, bare: false, lease: None });
+                        let answer =
+                            Answer { header, context, place, sent: 0, bare: false, lease: None, fetching: None };
+                        self.answers.push_back(answer);
                     } else {
-                        self.say_refused(Refusal::Get, context, place);
+                        self.say_refused(lanes, Refusal::Get, context, place);
+                    }
+                }
+                Frame::Atomic { context, place, counted } => {
+                    if !self.take_atomic(lanes, &held, (context, place, counted))? {
+                        return Ok(());
                     }
                 }
                 Frame::End { context, conns } => {
@@ -395,7 +414,7 @@ impl Inbound {
                     self.goodbye = true;
                     return Ok(());
                 }
-                Frame::Data { .. } | Frame::Refused { .. } => {
+                Frame::Data { .. } | Frame::Fetched { .. } | Frame::Refused { .. } => {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer where a request is due"));
                 }
             }
@@ -403,7 +422,7 @@ impl Inbound {
     }
 
     /// Copies what is staged of the current put to its place; `true`: it is complete.
-    fn land(&mut self, held: &Held) -> bool {
+    fn land(&mut self, lanes: &Lanes, held: &Held) -> bool {
         let Some(landing) = &mut self.landing else { return false };
         let left = landing.place.len as usize - landing.got;
         let staged = self.inlet.staged();
@@ -423,7 +442,7 @@ impl Inbound {
                 }
                 _ => {
                     if !landing.refused {
-                        self.refuse(Refusal::Put);
+                        self.refuse(lanes, Refusal::Put);
                     }
                 }
             }
@@ -440,7 +459,7 @@ impl Inbound {
         let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
         let way = if refused { staged::Way::Direct } else { way };
         if let staged::Way::Engine(bytes) = way {
-            lanes.gpu.put(lanes.sender, bytes, place.rkey, place.addr);
+            lanes.gpu.put(Source::far(lanes.sender, context), bytes, place.rkey, place.addr);
         } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
                 Some(lease) => {
@@ -448,7 +467,7 @@ impl Inbound {
                     return self.storing.push_back(staged::Came::Put(put));
                 }
                 None => {
-                    self.say_refused(Refusal::Put, context, place);
+                    self.say_refused(lanes, Refusal::Put, context, place);
                     refused = true;
                 }
             }
@@ -459,18 +478,22 @@ impl Inbound {
     /// A put is in place: counts it, and rings what is due.
     fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
         let staged::Storing { context, place, bell, refused, .. } = put;
-        let to = (lanes.gpu, lanes.sender);
         // A signal must not announce bytes that are not there.
-        let bell = bell.filter(|_| !refused);
+        let bell = bell.filter(|_| !refused && !lanes.is_refused(context));
         if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
             if let Some((bell, _)) = bell {
-                self.ring(to, context, &bell, held);
+                self.ring(lanes, context, &bell, held);
             }
             return;
         }
         let mut orders = lanes.serving.orders.lock();
+        if lanes.is_refused(context) {
+            orders.remove(&context);
+            lanes.relieve();
+            return;
+        }
         if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
-            self.say_refused(Refusal::Contexts, context, place);
+            self.say_refused(lanes, Refusal::Contexts, context, place);
             return;
         }
         let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
@@ -478,47 +501,27 @@ impl Inbound {
         if lanes.stripe != EXPRESS && !refused {
             order.arrived(lanes.stripe);
         }
-        while let Some(bell) = order.release() {
-            self.ring(to, context, &bell, held);
+        while let Some(due) = order.release() {
+            self.carry_out(lanes, context, &due, held);
         }
         lanes.relieve();
         match bell {
             Some((bell, counts)) if bell.counted => {
-                if let Some(bell) = order.rings(counts, bell) {
-                    self.ring(to, context, &bell, held);
+                if let Some(due) = order.rings(counts, Due::Bell(bell)) {
+                    self.carry_out(lanes, context, &due, held);
                 }
             }
-            Some((bell, _)) => self.ring(to, context, &bell, held),
+            Some((bell, _)) => self.ring(lanes, context, &bell, held),
             None => {}
         }
     }
 
-    fn ring(&mut self, (gpu, sender): (&Gpu, u32), context: u32, bell: &Bell, held: &Held) {
-        if staged::ring_behind(gpu, sender, bell, held) {
+    fn ring(&mut self, lanes: &Lanes, context: u32, bell: &Bell, held: &Held) {
+        if lanes.is_refused(context) || staged::ring_behind(lanes.gpu, Source::far(lanes.sender, context), bell, held) {
             return;
         }
-        match held.resolve(bell.rkey, bell.addr, 8) {
-            Some(word) if bell.addr % 8 == 0 => {
-                // SAFETY: eight aligned bytes of a registered window, which stays one while `held` lives; everybody
-                // who writes there while peers may signal does so atomically (the contract of signals).
-                unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(bell.value, Ordering::SeqCst);
-            }
-            _ => self.say_refused(Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 }),
-        }
-    }
-
-    fn refuse(&mut self, why: Refusal) {
-        let Some(landing) = &mut self.landing else { return };
-        landing.refused = true;
-        let (context, place) = (landing.context, landing.place);
-        self.say_refused(why, context, place);
-    }
-
-    /// The first refusal ends the initiator's path; more would tell it nothing new, except that each get is answered.
-    fn say_refused(&mut self, why: Refusal, context: u32, place: Place) {
-        if !std::mem::replace(&mut self.refused, true) || why == Refusal::Get {
-            let header = Frame::Refused { why, context, place }.emit();
-            self.answers.push_back(Answer { header, place, sent: 0, bare: true, lease: None });
+        if !held.add(bell.rkey, bell.addr, bell.value) {
+            self.say_refused(lanes, Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 });
         }
     }
 
@@ -526,6 +529,7 @@ impl Inbound {
     fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
         const VECTORS: usize = 32;
         self.fetch_answers(lanes);
+        self.refuse_withdrawn(lanes, registry);
         let mut total = 0;
         while !self.answers.is_empty() && total < TURN {
             let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];

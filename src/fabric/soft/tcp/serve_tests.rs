@@ -165,7 +165,10 @@ fn refused_bytes_are_drained_and_the_next_frame_is_understood() {
     let (good, bad) = (t.base(), t.base() + 8 * WORDS as u64 - 8);
     assert!(t.take(&put(bad, 100_000, None)[..60_000]));
     assert!(t.take(&put(bad, 100_000, None)[60_000..]));
-    assert!(t.take(&put(good, 16, None)));
+    // Of the same context: thrown away, though it is right. Another context's is taken.
+    assert!(t.take(&put(good + 16, 16, None)));
+    let place = Place { rkey: 1, addr: good, len: 16 };
+    assert!(t.take(&[&Frame::Put { context: 1, place, bell: None }.emit()[..], &[7; 16]].concat()));
     let mut answer = [0; HEADER];
     t.initiator.read_exact(&mut answer).unwrap();
     let place = Place { rkey: 1, addr: bad, len: 100_000 };
@@ -200,8 +203,8 @@ fn a_signal_waits_for_what_its_counts_name() {
     assert_eq!(t.window()[WORDS - 1], UNTOUCHED + 1);
 }
 
-/// A peer rings for what it never sends: it is read no more, before its signals fill this rank's memory. Once it sends, all is
-/// as if nothing had been.
+/// A peer rings for what it never sends: it is read no more, before its signals fill this rank's memory. Once it
+/// sends, all is as if nothing had been.
 #[test]
 fn signals_that_wait_are_only_so_many() {
     const MORE: usize = 2 * HELD;

@@ -1,7 +1,7 @@
 //! Sockets: options, non-blocking connect, vectored transfer of raw memory.
 
 use crate::config::Config;
-use crate::fork::Private;
+use crate::sys::fork::Private;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,8 @@ pub struct Timing {
     pub refused: Duration,
     /// From accepting a connection until its greeting is complete.
     pub greeting: Duration,
-    /// How long a peer may be silent: its host, with nothing acknowledged, or its process, without a beat or any other byte.
+    /// How long a peer may be silent: its host, with nothing acknowledged, or its process, without a beat or any
+    /// other byte.
     pub silence: Duration,
     /// How long `close` waits for peers to take more of what it has promised to deliver.
     pub linger: Duration,
@@ -50,8 +51,8 @@ impl Default for Timing {
     }
 }
 
-/// Bytes that the kernel may hold unsent on a connection before it stops taking more. A signal waits behind at most this
-/// much plus a chunk.
+/// Bytes that the kernel may hold unsent on a connection before it stops taking more. A signal waits behind at most
+/// this much plus a chunk.
 const NOT_SENT: libc::c_int = 512 * 1024;
 
 fn set(fd: RawFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
@@ -192,8 +193,8 @@ pub fn receive_into(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<Moved> {
     unsafe { receive(fd.as_raw_fd(), &io) }
 }
 
-/// Bytes that are still to be received on a connection of which no more will come, not even an end in order. `None`: more
-/// may come.
+/// Bytes that are still to be received on a connection of which no more will come, not even an end in order. `None`:
+/// more may come.
 pub fn rest(fd: &OwnedFd) -> Option<usize> {
     let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one pollfd, borrowed mutably.
@@ -265,8 +266,8 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }
 
-    /// Brings what is watched for on `fd` from `interest` to `wanted`. `None`: nothing, not even the end, which epoll tells
-    /// of whatever it is asked for.
+    /// Brings what is watched for on `fd` from `interest` to `wanted`. `None`: nothing, not even the end, which epoll
+    /// tells of whatever it is asked for.
     pub fn watch(&self, fd: RawFd, interest: &mut Option<u32>, wanted: Option<u32>, token: u64) {
         match (*interest, wanted) {
             (_, None) => self.remove(fd),

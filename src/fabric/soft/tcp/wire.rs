@@ -71,8 +71,8 @@ mod hello {
     pub const SILENCE: Range<usize> = 40..44;
     pub const ZERO: Range<usize> = 44..48;
     /// The last byte is the version of everything in this file.
-    pub const CALL: &[u8; 8] = b"oxyTCPc\x02";
-    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x02";
+    pub const CALL: &[u8; 8] = b"oxyTCPc\x04";
+    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x04";
 }
 
 impl Hello {
@@ -165,6 +165,10 @@ pub enum Refusal {
     Signal = 3,
     /// The target keeps the order of as many contexts as it can.
     Contexts = 4,
+    /// What was on its way to GPU memory found its window gone.
+    Late = 5,
+    /// The word of an atomic operation is outside its window, there is no such window, or it is not aligned.
+    Atomic = 6,
 }
 
 /// A frame's header.
@@ -191,7 +195,8 @@ pub enum Frame {
         /// Bytes that follow.
         len: u32,
     },
-    /// A put, get or signal was not carried out.
+    /// A put, get or signal was not carried out, and nothing else of its context will be: that lane is over, others
+    /// go on. A get is answered by this in its turn.
     Refused {
         /// Which part of it.
         why: Refusal,
@@ -202,6 +207,26 @@ pub enum Frame {
     },
     /// The sender closes in good order; nothing follows.
     Goodbye,
+    /// Asks for a change of the word at `place`, due as a signal is. The counts follow, if it has them, then an
+    /// [`AtomicRequest`](super::super::atomic::AtomicRequest). Answered by one `Fetched`, on any connection, or
+    /// `Refused`.
+    Atomic {
+        /// The lane's context.
+        context: u32,
+        /// The word.
+        place: Place,
+        /// It waits for put frames of its lane as many as the counts say, one a stripe.
+        counted: bool,
+    },
+    /// An atomic operation was carried out.
+    Fetched {
+        /// The context that asked.
+        context: u32,
+        /// The operation's number there.
+        seq: u32,
+        /// What the word held before.
+        value: u64,
+    },
     /// No more of a context comes on this connection.
     End {
         /// The lane's context.
@@ -233,6 +258,8 @@ mod kind {
     pub const REFUSED: u8 = 0xa4;
     pub const GOODBYE: u8 = 0xa5;
     pub const END: u8 = 0xa6;
+    pub const ATOMIC: u8 = 0xa7;
+    pub const FETCHED: u8 = 0xa8;
 }
 
 mod flag {
@@ -243,12 +270,12 @@ mod flag {
 impl Frame {
     fn check(b: &[u8; HEADER]) -> Result<(), Malformed> {
         let (kind, flags) = (b[field::KIND], b[field::FLAGS]);
-        if !(kind::PUT..=kind::END).contains(&kind) {
+        if !(kind::PUT..=kind::FETCHED).contains(&kind) {
             return Err(Malformed("an unknown kind of frame"));
         }
         if flags & !(flag::BELL | flag::COUNTED) != 0
-            || flags == flag::COUNTED
-            || (flags != 0 && kind != kind::PUT)
+            || (flags == flag::COUNTED) != (flags != 0 && kind == kind::ATOMIC)
+            || (flags != 0 && kind != kind::PUT && kind != kind::ATOMIC)
             || b[field::ZERO] != [0; 4]
         {
             return Err(Malformed("flags that do not fit"));
@@ -256,7 +283,7 @@ impl Frame {
         if u32_at(b, field::LEN) > MAX_PAYLOAD {
             return Err(Malformed("a frame that is too long"));
         }
-        if kind == kind::REFUSED && !(1..=4).contains(&u16_at(b, field::WHY)) {
+        if kind == kind::REFUSED && !(1..=6).contains(&u16_at(b, field::WHY)) {
             return Err(Malformed("an unknown refusal"));
         }
         Ok(())
@@ -286,11 +313,15 @@ impl Frame {
                     1 => Refusal::Put,
                     2 => Refusal::Get,
                     3 => Refusal::Signal,
-                    _ => Refusal::Contexts,
+                    4 => Refusal::Contexts,
+                    6 => Refusal::Atomic,
+                    _ => Refusal::Late,
                 };
                 Frame::Refused { why, context, place }
             }
             kind::GOODBYE => Frame::Goodbye,
+            kind::ATOMIC => Frame::Atomic { context, place, counted: b[field::FLAGS] & flag::COUNTED != 0 },
+            kind::FETCHED => Frame::Fetched { context, seq: place.rkey, value: place.addr },
             _ => Frame::End { context, conns: place.rkey },
         })
     }
@@ -330,6 +361,15 @@ impl Frame {
                 b[field::WHY].copy_from_slice(&(*why as u16).to_le_bytes());
             }
             Frame::Goodbye => b[field::KIND] = kind::GOODBYE,
+            Frame::Atomic { context, place, counted } => {
+                lane(*context, place);
+                b[field::KIND] = kind::ATOMIC;
+                b[field::FLAGS] = if *counted { flag::COUNTED } else { 0 };
+            }
+            Frame::Fetched { context, seq, value } => {
+                lane(*context, &Place { rkey: *seq, addr: *value, len: 0 });
+                b[field::KIND] = kind::FETCHED;
+            }
             Frame::End { context, conns } => {
                 lane(*context, &Place { rkey: *conns, addr: 0, len: 0 });
                 b[field::KIND] = kind::END;
@@ -370,7 +410,8 @@ mod tests {
     }
 
     fn frame() -> impl Strategy<Value = Frame> {
-        let why = prop_oneof![Just(Refusal::Put), Just(Refusal::Get), Just(Refusal::Signal), Just(Refusal::Contexts)];
+        let why = [Refusal::Put, Refusal::Get, Refusal::Signal, Refusal::Contexts, Refusal::Late, Refusal::Atomic];
+        let why = proptest::sample::select(why.to_vec());
         prop_oneof![
             (any::<u32>(), place(), proptest::option::of(bell())).prop_map(|(context, place, bell)| Frame::Put {
                 context,
@@ -381,6 +422,16 @@ mod tests {
             (0..=MAX_PAYLOAD).prop_map(|len| Frame::Data { len }),
             (why, any::<u32>(), place()).prop_map(|(why, context, place)| Frame::Refused { why, context, place }),
             Just(Frame::Goodbye),
+            (any::<u32>(), place(), any::<bool>()).prop_map(|(context, place, counted)| Frame::Atomic {
+                context,
+                place,
+                counted
+            }),
+            (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(context, seq, value)| Frame::Fetched {
+                context,
+                seq,
+                value
+            }),
             (any::<u32>(), any::<u32>()).prop_map(|(context, conns)| Frame::End { context, conns }),
         ]
     }
@@ -392,7 +443,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_or_not(b in any::<[u8; HEADER]>(), kind in 0xa0u8..0xa8) {
+        fn any_bytes_parse_or_not(b in any::<[u8; HEADER]>(), kind in 0xa0u8..0xaa) {
             let mut b = b;
             let _ = Frame::parse(&b);
             b[0] = kind;
@@ -402,7 +453,9 @@ mod tests {
         }
 
         #[test]
-        fn greetings_come_back(token in any::<[u8; 16]>(), from in 0u32..9, to in 0u32..9, stripe in 0u16..3, answer: bool, silence: u32) {
+        fn greetings_come_back(
+            token in any::<[u8; 16]>(), from in 0u32..9, to in 0u32..9, stripe in 0u16..3, answer: bool, silence: u32,
+        ) {
             let h = Hello { answer, token, from, to, nranks: 9, stripe, stripes: 3, silence };
             prop_assert_eq!(Hello::parse(&h.emit()), Ok(h));
         }
@@ -411,7 +464,7 @@ mod tests {
         fn any_bytes_greet_or_not(b in any::<[u8; HELLO]>()) {
             let mut b = b;
             prop_assert!(Hello::parse(&b).is_err());
-            b[..8].copy_from_slice(b"oxyTCPc\x02");
+            b[..8].copy_from_slice(b"oxyTCPc\x04");
             if let Ok(h) = Hello::parse(&b) {
                 prop_assert!(h.from < h.nranks && h.to < h.nranks && (h.stripe < h.stripes || h.is_life()));
             }

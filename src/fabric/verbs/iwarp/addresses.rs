@@ -1,6 +1,6 @@
 //! Which IP address of this host belongs to which iWARP device.
 
-use crate::comm::interfaces;
+use crate::sys::interfaces;
 use oxygin_ffi::rdmacm::{EventChannel, Id, RdmaCm};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub struct Addresses(Vec<(String, u8, IpAddr)>);
 
 impl Addresses {
-    /// Asks the connection manager for every address of this host: IPv4 first, loopback last. The error is a sentence with a remedy.
+    /// Asks the connection manager for every address of this host: IPv4 first, loopback last. The error is a sentence
+    /// with a remedy.
     pub fn find() -> Result<Self, String> {
         let cm = RdmaCm::load().map_err(|e| e.to_string())?;
         let channel = open(&cm)?;

@@ -5,7 +5,7 @@
 use crate::error::{Error, Result};
 use crate::fabric::verbs::hot::blank;
 use crate::fabric::verbs::queues::Device;
-use crate::fabric::verbs::status::meaning;
+use crate::fabric::verbs::status::{kind, meaning};
 use oxygin_ffi::verbs::types::*;
 use std::collections::BTreeSet;
 use std::ptr::null_mut;
@@ -62,7 +62,8 @@ pub fn first_reads(device: &Device, reads: &[FirstRead], label: &str, end: Insta
                     "{label}, rank {peer}: the first read over the new connection failed with status {}: {meaning}; \
                      {remedy}",
                     wc.status
-                )));
+                ))
+                .of_kind(kind(wc.status)));
             }
             0 if Instant::now() >= end => {
                 return Err(Error::remote(format!(

@@ -7,7 +7,7 @@ use super::greeting::Greeting;
 use crate::error::{Error, Result};
 use crate::fabric::verbs::wire::Token;
 use crate::fabric::World;
-use crate::secret;
+use crate::sys::secret;
 use oxygin_ffi::rdmacm::types::*;
 use oxygin_ffi::rdmacm::{Event, Id};
 use std::collections::HashMap;
@@ -285,8 +285,8 @@ impl Meeting<'_> {
         let shown = missing.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
         let more = if missing.len() > 4 { format!(" and {} more", missing.len() - 4) } else { String::new() };
         Error::remote(format!(
-            "no iWARP connection over {} ({}) after {:?}, half of OXYGIN_TIMEOUT: {shown}{more}; look at their logs, at \
-             `ip route get` and at firewalls",
+            "no iWARP connection over {} ({}) after {:?}, half of OXYGIN_TIMEOUT: {shown}{more}; look at their logs, \
+             at `ip route get` and at firewalls",
             self.visit.device, self.door.address, self.visit.patience
         ))
     }

@@ -58,7 +58,7 @@ impl Queues {
     pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let count = self.build(peer, outcomes.completed(peer));
         if count == 0 {
-            return self.post_flush(peer, outcomes);
+            return self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
         }
         let chain = self.chain.as_ptr();
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
@@ -82,7 +82,6 @@ impl Queues {
             lane.take(taken as u32);
             // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
             lane.unsignalled = if taken == count { 0 } else { lane.unsignalled + taken as u32 };
-            self.backlogged -= step.ops as usize;
             if let Some(messages) = &mut self.messages {
                 messages.sent(peer, step.messages);
             }
@@ -106,7 +105,7 @@ impl Queues {
         let mut reading = lane.is_reading(completed);
         while count < limit {
             let Some(&op) = lane.backlog.get(step.ops as usize) else { break };
-            if op.kind == Kind::Flush {
+            if matches!(op.kind, Kind::Flush | Kind::Loop) {
                 break;
             }
             let number = lane.sent.wrapping_add(step.ops).wrapping_add(1);
@@ -122,6 +121,9 @@ impl Queues {
                     wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
                     wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
                     wr.num_sge = i32::from(bytes > 0);
+                    if op.kind == Kind::Value && bytes <= self.device.max_inline {
+                        wr.send_flags |= IBV_SEND_INLINE;
+                    }
                     step.offset += u64::from(bytes);
                     ibv_sge { addr: op.local + (step.offset - u64::from(bytes)), length: bytes, lkey: op.lkey }
                 }
@@ -136,7 +138,12 @@ impl Queues {
                                 swap: 0,
                                 rkey: signal.rkey,
                             };
-                            ibv_sge { addr: self.device.scratch, length: 8, lkey: self.device.scratch_lkey }
+                            match op.kind == Kind::FetchAdd && op.lkey != 0 {
+                                true => ibv_sge { addr: op.local, length: 8, lkey: op.lkey },
+                                false => {
+                                    ibv_sge { addr: self.device.scratch, length: 8, lkey: self.device.scratch_lkey }
+                                }
+                            }
                         }
                         Some(messages) => {
                             let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
@@ -226,7 +233,6 @@ impl Queues {
             lane.backlog.pop_front();
             lane.flushing = true;
         }
-        self.backlogged -= 1;
         false
     }
 
@@ -262,7 +268,7 @@ impl Queues {
     /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane.
     #[cold]
     #[inline(never)]
-    fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
+    pub(super) fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
         // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
         let errno = match rc {
             -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
@@ -272,7 +278,7 @@ impl Queues {
             return;
         }
         let e = std::io::Error::from_raw_os_error(errno);
-        self.fail(peer, outcomes, || {
+        self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, || {
             format!("the device refuses work requests towards rank {peer}: {e}; look for the device in the kernel log")
         });
     }

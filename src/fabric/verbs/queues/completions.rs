@@ -1,8 +1,10 @@
 //! What comes back from the device.
 
 use super::super::outcome::Outcomes;
+use super::super::status::kind;
 use super::super::ticket::Ticket;
 use super::Queues;
+use crate::error::Kind;
 use oxygin_ffi::verbs::types::*;
 use std::sync::atomic::Ordering;
 
@@ -19,8 +21,8 @@ pub struct Taken {
 }
 
 impl Queues {
-    /// Takes one batch of completions as far as they are those of operations that went straight to the device, and well.
-    /// Returns whether there were any, or `Err`: there is more to do, by [`Queues::settle`].
+    /// Takes one batch of completions as far as they are those of operations that went straight to the device, and
+    /// well. Returns whether there were any, or `Err`: there is more to do, by [`Queues::settle`].
     #[inline(always)]
     pub fn take(&mut self, outcomes: &Outcomes) -> Result<bool, Taken> {
         let first = self.completions.as_mut_ptr();
@@ -85,7 +87,7 @@ impl Queues {
     #[inline(never)]
     pub(super) fn lost(&mut self, outcomes: &Outcomes) {
         for peer in 0..self.lanes.len() as u32 {
-            self.fail(peer, outcomes, || {
+            self.fail(peer, outcomes, Kind::DeviceFailed, || {
                 "the device's library gives no answer that makes sense; look for the device in the kernel log".into()
             });
         }
@@ -106,12 +108,16 @@ impl Queues {
             outcomes.complete(peer, ticket.number());
             return;
         }
+        if ticket.is_loop() {
+            return self.looped(peer, outcomes);
+        }
         if ticket.is_flush() {
             if let Some(own) = self.lanes.get_mut(self.device.rank as usize) {
                 own.give(1);
             }
             if let Some(lane) = self.lanes.get_mut(peer as usize) {
                 lane.flushing = false;
+                lane.loops.current = None;
                 lane.sent = ticket.number();
             }
             outcomes.complete(peer, ticket.number());
@@ -125,7 +131,7 @@ impl Queues {
                     self.wait(peer);
                 }
             }
-            Err(sentence) => self.fail(peer, outcomes, || sentence),
+            Err(sentence) => self.fail(peer, outcomes, Kind::Protocol, || sentence),
         }
     }
 
@@ -137,7 +143,7 @@ impl Queues {
         if ticket.is_flush() {
             // The broken queue pair is the one to this rank itself.
             let rank = self.device.rank;
-            self.fail(rank, outcomes, || outcomes.explain(rank, wc, None));
+            self.fail(rank, outcomes, kind(wc.status), || outcomes.explain(rank, wc, None));
         }
         let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !ticket.is_flush();
         if self.device.closes && flushed && self.is_idle(peer, outcomes) {
@@ -146,10 +152,10 @@ impl Queues {
         }
         let number = match ticket {
             t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
-            t if t.is_part() || t.chain_slots().is_some() => Some(t.number()),
+            t if t.is_part() || t.is_loop() || t.chain_slots().is_some() => Some(t.number()),
             _ => None,
         };
         let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
-        self.fail(peer, outcomes, || outcomes.explain(peer, wc, logged));
+        self.fail(peer, outcomes, kind(wc.status), || outcomes.explain(peer, wc, logged));
     }
 }

@@ -1,20 +1,23 @@
 //! One context: its completion queue and its lanes, under the context's lock.
 //!
-//! Operations go straight to the device where nothing stands in the way (`straight`), or wait in their lane's backlog and
-//! go out in chains (`chain`); `completions` takes what comes back.
+//! Operations go straight to the device where nothing stands in the way (`straight`), or wait in their lane's backlog
+//! and go out in chains (`chain`); `completions` takes what comes back.
 
 mod chain;
 mod completions;
+mod looped;
+mod post;
 mod straight;
 
 pub use completions::Taken;
+pub use post::Batch;
 
-use super::lane::{Lane, Op};
+use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
 use super::pairs::Pairs;
-use crate::rma::seq::Seq;
-use chain::{Chain, CHAIN};
+use crate::error::Kind;
+use chain::Chain;
 use completions::BATCH;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::null_mut;
@@ -28,6 +31,8 @@ pub struct Device {
     pub post_send: PostSend,
     /// The context's completion queue.
     pub cq: *mut ibv_cq,
+    /// Bytes that every lane takes inside a work request.
+    pub max_inline: u32,
     /// Largest message in bytes that both ends of every lane take.
     pub max_msg: u64,
     /// 8 bytes that atomics may overwrite: address.
@@ -53,8 +58,6 @@ pub struct Queues {
     bad: *mut ibv_send_wr,
     /// Lanes with something to do that no completion will bring about by itself.
     waiting: Vec<u32>,
-    /// Operations in all backlogs.
-    pub backlogged: usize,
     chain: Chain,
     completions: [ibv_wc; BATCH],
     /// Signals by message, where the devices have no atomics.
@@ -80,7 +83,6 @@ impl Queues {
             bad: null_mut(),
             waiting: Vec::with_capacity(lanes.len()),
             lanes: lanes.into(),
-            backlogged: 0,
             chain: Chain::new(),
             completions: [ibv_wc::default(); BATCH],
             messages,
@@ -105,20 +107,6 @@ impl Queues {
         }
     }
 
-    /// Takes an operation the long way: behind what waits already, or behind a `more` hint.
-    pub fn enqueue(&mut self, peer: u32, op: Op, more: bool, outcomes: &Outcomes) -> Option<Seq> {
-        let lane = self.lanes.get_mut(peer as usize)?;
-        lane.shut(lane.issued());
-        let seq = Seq(lane.number());
-        lane.backlog.push_back(op);
-        let held = more && lane.backlog.len() < CHAIN;
-        self.backlogged += 1;
-        if held || self.pump(peer, outcomes) {
-            self.wait(peer);
-        }
-        Some(seq)
-    }
-
     /// Makes room on an open lane that has reached its limit; whether there is some.
     pub fn reopen(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         // Not the others: completions would bring them nothing, and what waits behind a hint would be rung too early.
@@ -139,7 +127,7 @@ impl Queues {
     /// Ends a lane: what waits is dropped, everything unfinished fails.
     #[cold]
     #[inline(never)]
-    pub fn fail(&mut self, peer: u32, outcomes: &Outcomes, sentence: impl FnOnce() -> String) {
+    pub fn fail(&mut self, peer: u32, outcomes: &Outcomes, kind: Kind, sentence: impl FnOnce() -> String) {
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
         if lane.failed {
             // Work requests flushed behind the first error.
@@ -147,9 +135,9 @@ impl Queues {
         }
         lane.failed = true;
         lane.shut(lane.issued());
-        self.backlogged -= lane.backlog.len();
         lane.backlog = Default::default();
-        outcomes.fail(peer, sentence());
+        lane.loops = Default::default();
+        outcomes.fail(peer, kind, sentence());
     }
 
     /// Whether every operation to `peer` is complete.

@@ -1,9 +1,9 @@
 //! Operations that go straight to the device, by their lane's own work requests.
 
+use super::super::hot::Again;
 use super::super::lane::{Lane, Logged};
 use super::super::outcome::Outcomes;
 use super::Queues;
-use crate::rma::args::LatePut;
 use crate::rma::op::Put;
 use oxygin_ffi::verbs::types::ibv_send_wr;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ impl Queues {
     /// Posts a put when nothing stands in the way and returns its request; `None`, with no effect: take the long way.
     ///
     /// # Safety
-    /// As for `Context::put`.
+    /// As for `Context::post`.
     #[inline(always)]
     pub unsafe fn put(&mut self, peer: u32, put: &Put, outcomes: &Outcomes) -> Option<u64> {
         let lane = self.lanes.get_mut(peer as usize)?;
@@ -31,7 +31,7 @@ impl Queues {
     /// [`Queues::put`] once more, with completions taken where the lane is at its limit.
     ///
     /// # Safety
-    /// As for `Context::put`.
+    /// As for `Context::post`.
     #[cold]
     #[inline(never)]
     pub unsafe fn put_with_room(&mut self, peer: u32, put: &Put, outcomes: &Outcomes) -> Option<u64> {
@@ -46,21 +46,21 @@ impl Queues {
     /// effect: other windows, or something stands in the way.
     ///
     /// # Safety
-    /// As for `Context::put`; `peer` is one of the lanes; what the request goes to is writable.
+    /// As for `Context::post`; `peer` is one of the lanes; what the request goes to is writable.
     #[inline(always)]
-    pub unsafe fn put_again(&mut self, peer: u32, a: &LatePut, outcomes: &Outcomes) -> bool {
+    pub unsafe fn put_again(&mut self, peer: u32, a: &impl Again, outcomes: &Outcomes) -> bool {
         // A bare signal, or more than one message.
-        if (a.size as u64).wrapping_sub(1) >= self.device.max_msg {
+        if a.size().wrapping_sub(1) >= self.device.max_msg {
             return false;
         }
         // SAFETY: the caller's promise.
         let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
         let Some(request) = lane.admits() else { return false };
         let Some(first) = lane.hot.again(a) else { return false };
-        let logged = Logged { remote: lane.hot.remote(), len: a.size as u32 };
+        let logged = Logged { remote: lane.hot.remote(), len: a.size() as u32 };
         // Before the device is called, so that nothing has to be kept for afterwards.
         // SAFETY: writable (caller).
-        unsafe { a.request.get().write(request as *mut c_void) };
+        unsafe { a.store(request as *mut c_void) };
         let lane = &raw mut *lane;
         // SAFETY: as in `put`.
         unsafe { self.post(lane, request, first, logged, outcomes) };
@@ -84,16 +84,17 @@ impl Queues {
         let lane = unsafe { &mut *lane };
         lane.note(request as u32, logged);
         lane.admit(request);
-        // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and ranges.
+        // SAFETY: the queue pair is live; the caller vouches for the local range, and the device checks keys and
+        // ranges.
         let rc = unsafe { (self.device.post_send)(lane.qp, first, &mut self.bad) };
         if rc != 0 {
             self.refused(outcomes);
         }
     }
 
-    /// The device refused the newest operation, or the signal behind its data: what it did not take waits. Everything is
-    /// still in the work requests, whose addresses tell the lane, so that nothing is kept for this. Whether it was want of room or worse is found out
-    /// when it is posted again.
+    /// The device refused the newest operation, or the signal behind its data: what it did not take waits. Everything
+    /// is still in the work requests, whose addresses tell the lane, so that nothing is kept for this. Whether it was
+    /// want of room or worse is found out when it is posted again.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, outcomes: &Outcomes) {
@@ -111,7 +112,6 @@ impl Queues {
         lane.unsignalled = taken;
         lane.offset = if taken == 1 { op.len } else { 0 };
         lane.backlog.push_back(op);
-        self.backlogged += 1;
         self.wait(peer as u32);
     }
 }

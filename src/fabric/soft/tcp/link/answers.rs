@@ -11,7 +11,7 @@ pub struct Asked {
     pub to: u64,
     pub lkey: u32,
     /// Where the bytes go on their way to GPU memory.
-    pub lease: Option<Lease>,
+    pub lease: Option<PinnedBuffer>,
     pub len: usize,
     pub got: usize,
     pub owner: Owner,
@@ -52,8 +52,8 @@ impl Conn {
                 let staged = self.inlet.staged();
                 let n = staged.len().min(a.len - a.got);
                 if !a.is_disowned() {
-                    // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage is
-                    // ours alone.
+                    // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage
+                    // is ours alone.
                     unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
                 }
                 a.got += n;
@@ -75,7 +75,16 @@ impl Conn {
                 Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
                     self.landing = true;
                 }
-                Ok(Frame::Refused { why, context, place }) => return Err(Lost::Refused(why, context, place)),
+                Ok(Frame::Refused { why: Refusal::Get, context, place }) => {
+                    // In its turn, as any answer.
+                    if self.asked.front().is_none_or(|a| a.len != place.len as usize) {
+                        break;
+                    }
+                    self.asked_bytes -= self.asked.pop_front().map_or(0, |a| a.len);
+                    self.refusals.push((Refusal::Get, context, place));
+                }
+                Ok(Frame::Refused { why, context, place }) => self.refusals.push((why, context, place)),
+                Ok(Frame::Fetched { context, seq, value }) => self.fetched.push((context, seq, value)),
                 Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
                 _ => break,
             }
@@ -87,17 +96,26 @@ impl Conn {
 impl Link {
     /// Receives answers on a stripe. `true`: something came.
     pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
-        // Behind a refusal an answer would be taken for that to the operation before it.
-        let deaf = self.phase == Phase::Deaf || self.refused.is_some();
+        let received = self.receive_some(stripe);
+        if !self.conns[stripe].fetched.is_empty() {
+            self.take_fetched(stripe);
+        }
+        if !self.conns[stripe].refusals.is_empty() {
+            self.take_refusals(stripe);
+        }
+        received
+    }
+
+    fn receive_some(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
         let conn = &mut self.conns[stripe];
         let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
         let mut total = 0;
-        if conn.starved && !deaf {
+        if conn.starved {
             // What is staged comes first.
             conn.take_answers(&mut self.lanes, &self.gpu)?;
         }
         loop {
-            if conn.starved && !deaf {
+            if conn.starved {
                 return match conn.over && conn.lacks_rest() {
                     true => Err(Lost::Io(
                         conn.fd.as_deref().map_or(io::ErrorKind::NotConnected.into(), |fd| sock::end_of(fd)),
@@ -106,9 +124,7 @@ impl Link {
                 };
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing && !deaf && !a.is_disowned() && !a.lacks_slot() => {
-                    Some((a.place(), a.len - a.got))
-                }
+                Some(a) if conn.landing && !a.is_disowned() && !a.lacks_slot() => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
@@ -117,11 +133,7 @@ impl Link {
                 a.got += got.direct;
             }
             total += got.direct + got.staged;
-            if deaf {
-                conn.inlet.consume(conn.inlet.staged().len());
-            } else {
-                conn.take_answers(&mut self.lanes, &self.gpu)?;
-            }
+            conn.take_answers(&mut self.lanes, &self.gpu)?;
             if got.ended {
                 return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -144,6 +156,7 @@ pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
 pub mod tests {
     use super::*;
     use crate::fabric::soft::lane::{Health, Lane};
+    use crate::rma::op::Op;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
@@ -163,18 +176,20 @@ pub mod tests {
         (link, peer)
     }
 
-    pub fn post(link: &mut Link, lane: &Arc<Lane>, work: Work) -> crate::rma::seq::Seq {
+    pub fn post(link: &mut Link, lane: &Arc<Lane>, work: Op) -> crate::rma::seq::Seq {
         let seq = lane.number();
         link.accept(Task { lane: lane.clone(), seq, work });
         link.pump().unwrap();
         seq
     }
 
+    /// A get is refused while a thread sends for its lane: the caller is told once that one is back, and the answer
+    /// to another context's get is that one's.
     #[test]
-    fn what_comes_behind_a_refusal_is_nobodys_answer() {
+    fn a_refusal_ends_its_lane_once_nobody_sends_for_it() {
         let (mut link, mut peer) = link();
-        let lane = Arc::new(Lane::new(0, 1, Arc::new(Health::default())));
-        let (to, bulk) = ([[0u8; LEN]; 2], vec![7u8; CHUNK]);
+        let [lane, other] = [0, 1].map(|context| Arc::new(Lane::new(context, 1, Arc::new(Health::default()))));
+        let (to, bulk) = ([[0u8; LEN]; 3], vec![7u8; CHUNK]);
         let put = Put {
             local: bulk.as_ptr() as u64,
             lkey: 0,
@@ -186,24 +201,29 @@ pub mod tests {
         };
         let get = |i: usize| {
             let local = to[i].as_ptr() as u64;
-            Work::Get(Get { local, lkey: 0, rkey: 1, remote: 64 * i as u64, len: LEN as u64, more: false })
+            Op::Get(Get { local, lkey: 0, rkey: 1, remote: 64 * i as u64, len: LEN as u64, more: false })
         };
         let gets = [post(&mut link, &lane, get(0)), post(&mut link, &lane, get(1))];
-        post(&mut link, &lane, Work::Put(put));
+        post(&mut link, &lane, Op::Put(put));
+        let its = post(&mut link, &other, get(2));
         let loan = link.lend(STRIPES).expect("a chunk to send");
-        // The first get is refused, the second one answered.
         let place = Place { rkey: 1, addr: 0, len: LEN as u32 };
         let refused = Frame::Refused { why: Refusal::Get, context: 0, place }.emit();
         let data = Frame::Data { len: LEN as u32 }.emit();
-        peer[EXPRESS].write_all(&[&refused[..], &data, &[9; LEN]].concat()).unwrap();
-        assert!(matches!(link.receive(EXPRESS), Err(Lost::Refused(Refusal::Get, 0, at)) if at == place));
-        // It is told once the thread that sends is back.
-        link.refused = Some(refusal(1, Refusal::Get, 0, &place));
-        peer[EXPRESS].write_all(&[&data[..], &[9; LEN]].concat()).unwrap();
-        link.receive(EXPRESS).unwrap();
-        assert!(!lane.test(gets[0]).unwrap() && !lane.test(gets[1]).unwrap());
-        // SAFETY: alive; read as the link writes it.
-        assert!(to.iter().flatten().all(|b| unsafe { std::ptr::read_volatile(b) } == 0));
+        peer[EXPRESS].write_all(&[&refused[..], &refused, &data, &[9; LEN]].concat()).unwrap();
+        assert!(link.receive(EXPRESS).unwrap());
+        assert!(other.test(its).unwrap());
+        assert!(!link.tell_faults() && !lane.test(gets[0]).unwrap(), "told while a thread sends for it");
         link.take_back(loan).unwrap();
+        assert!(link.tell_faults());
+        for get in gets {
+            let e = lane.test(get).unwrap_err();
+            assert_eq!(e.kind(), crate::error::Kind::RemoteAccess);
+            assert!(e.message().contains("rank 1 refused a get from 64 bytes"), "{e}");
+        }
+        assert!(!other.has_failed() && !lane.health.has_failed());
+        // SAFETY: alive; read as the link writes it.
+        let byte = |i: usize| to[i].iter().map(|b| unsafe { std::ptr::read_volatile(b) }).max().unwrap();
+        assert_eq!([0, 1, 2].map(byte), [0, 0, 9]);
     }
 }

@@ -29,7 +29,7 @@ impl Loan {
 impl Link {
     /// The outlet of a stripe, if it has anything to send and its socket may take it.
     pub fn lend(&mut self, stripe: usize) -> Option<Loan> {
-        if !matches!(self.phase, Phase::Up | Phase::Deaf) {
+        if self.phase != Phase::Up {
             return None;
         }
         let conn = &mut self.conns[stripe];

@@ -11,8 +11,6 @@ pub enum Lost {
     Goodbye,
     /// This rank's GPU failed.
     Gpu(Error),
-    /// The peer refused an operation.
-    Refused(Refusal, u32, Place),
 }
 
 impl From<Refusal> for &'static str {
@@ -21,7 +19,8 @@ impl From<Refusal> for &'static str {
             Refusal::Put => "put to",
             Refusal::Get => "get from",
             Refusal::Signal => "signal at",
-            Refusal::Contexts => "put to",
+            Refusal::Atomic => "change of the word of",
+            Refusal::Contexts | Refusal::Late => "put to",
         }
     }
 }
@@ -30,28 +29,24 @@ impl From<Refusal> for &'static str {
 pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
     let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
     if why == Refusal::Contexts {
-        return Error::remote(format!(
-            "rank {rank} refused a put of context {context}: it keeps the order of more contexts of this rank than it can; \
-             destroy some"
+        return Error::remote_access(format!(
+            "rank {rank} refused a put of context {context}: it keeps the order of more contexts of this rank than \
+             it can; destroy some"
         ));
     }
-    Error::remote(format!(
+    if why == Refusal::Late {
+        return Error::remote_access(format!(
+            "rank {rank} refused an operation of context {context}: the GPU window that it names was deregistered, \
+             or its GPU has failed; deregister after the last operation"
+        ));
+    }
+    Error::remote_access(format!(
         "rank {rank} refused a {what} {len} bytes at {addr:#x} in window {rkey} (context {context}): not inside that \
-         window, not 8-byte aligned if a signal, or deregistered; check offset, size and handle"
+         window, not aligned if a signal or an atomic operation, or deregistered; check offset, size and handle"
     ))
 }
 
 impl Link {
-    /// Gives up every operation but finishes the frames begun, from copies: the peer's other business goes on.
-    pub fn abandon(&mut self) {
-        for conn in &mut self.conns {
-            // SAFETY: called before the peer's failure is told, so borrowed ranges are still the operations'.
-            unsafe { conn.outlet.take_over() };
-        }
-        self.phase = Phase::Deaf;
-        self.forget();
-    }
-
     /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
@@ -65,7 +60,7 @@ impl Link {
     }
 
     fn forget(&mut self) {
-        self.refused = None;
+        self.failing.drain(..).for_each(|f| f.tell());
         // Else the helper thread would look after it for ever.
         self.hungry = false;
         for lane in self.lanes.iter_mut().flatten() {
@@ -73,7 +68,9 @@ impl Link {
             lane.queued = false;
         }
         self.ring.clear();
+        self.fetching.clear();
         for conn in &mut self.conns {
+            conn.fetched.clear();
             conn.asked.clear();
             conn.landing = false;
             conn.starved = false;
@@ -83,7 +80,8 @@ impl Link {
         }
     }
 
-    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given up.
+    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given
+    /// up.
     pub fn part(&mut self) -> bool {
         let mut any = false;
         // They have ended.

@@ -3,8 +3,8 @@
 use super::*;
 use crate::fabric::soft::lane::Lane;
 
-/// What a context leaves behind: outlets that were lent when it went, with the turns that they were in, and its place, which
-/// they name.
+/// What a context leaves behind: outlets that were lent when it went, with the turns that they were in, and its
+/// place, which they name.
 pub struct Lent {
     turns: Vec<(usize, u64)>,
     place: Option<u32>,
@@ -17,6 +17,7 @@ impl Link {
         let left = self.vacate(lane);
         if let Some((at, queue)) = &left {
             self.ring.retain(|l| l != at);
+            self.fetching.retain(|f| f.owner.lane != *at);
             for stripe in 0..self.conns.len() {
                 self.conns[stripe].disown(*at);
                 self.disown_sent(stripe);
@@ -29,13 +30,17 @@ impl Link {
 
     /// Nothing of it is under way any more: all were back, or the connections are over.
     pub fn has_left(&mut self, lent: Lent) {
+        self.reuse_of(&lent);
+    }
+
+    pub(super) fn reuse_of(&mut self, lent: &Lent) {
         lent.place.into_iter().for_each(|at| self.reuse(at));
     }
 
-    /// The target keeps the counts of a lane that had chunks: tells it on every connection where one may have been sent, and
-    /// on that of the signals, that nothing more will come.
+    /// The target keeps the counts of a lane that had chunks: tells it on every connection where one may have been
+    /// sent, and on that of the signals, that nothing more will come.
     fn end_context(&mut self, queue: &Queue) {
-        if !queue.bulk || !matches!(self.phase, Phase::Up | Phase::Deaf) {
+        if !queue.bulk || self.phase != Phase::Up {
             return;
         }
         let used = |stripe: &usize| *stripe == EXPRESS || queue.counts[*stripe] != 0;
@@ -46,8 +51,8 @@ impl Link {
         self.ends_due = true;
     }
 
-    /// Sends what is to be said of contexts that are over: behind what is on its way, or at once, so that a link with nothing
-    /// else to send is not busy.
+    /// Sends what is to be said of contexts that are over: behind what is on its way, or at once, so that a link with
+    /// nothing else to send is not busy.
     pub(super) fn send_ends(&mut self) {
         self.ends_due = false;
         for conn in &mut self.conns {
@@ -104,15 +109,16 @@ mod tests {
     use super::super::answers::tests::{link, post, LEN};
     use super::*;
     use crate::fabric::soft::lane::Health;
+    use crate::rma::op::Op;
     use std::io::{Read, Write};
 
     fn lane(context: u32) -> Arc<Lane> {
         Arc::new(Lane::new(context, 1, Arc::new(Health::default())))
     }
 
-    fn put(from: &[u8]) -> Work {
+    fn put(from: &[u8]) -> Op {
         let (local, len) = (from.as_ptr() as u64, from.len() as u64);
-        Work::Put(Put { local, lkey: 0, rkey: 1, remote: 0, len, signal: None, more: false })
+        Op::Put(Put { local, lkey: 0, rkey: 1, remote: 0, len, signal: None, more: false })
     }
 
     #[test]
@@ -189,7 +195,7 @@ mod tests {
         let [gone, stays] = [0, 1].map(lane);
         let to = [[0u8; LEN]; 3];
         let get = |i: usize| {
-            Work::Get(Get { local: to[i].as_ptr() as u64, lkey: 0, rkey: 1, remote: 0, len: LEN as u64, more: false })
+            Op::Get(Get { local: to[i].as_ptr() as u64, lkey: 0, rkey: 1, remote: 0, len: LEN as u64, more: false })
         };
         let lost = [post(&mut link, &gone, get(0)), post(&mut link, &gone, get(1))];
         let seq = post(&mut link, &stays, get(2));

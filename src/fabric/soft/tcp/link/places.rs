@@ -1,5 +1,5 @@
-//! Where a link keeps its lanes. A context gives its place back when it goes, so what is here does not grow with the contexts
-//! that there have been; their numbers do, and are never used twice.
+//! Where a link keeps its lanes. A context gives its place back when it goes, so what is here does not grow with the
+//! contexts that there have been; their numbers do, and are never used twice.
 
 use super::*;
 use crate::fabric::soft::lane::Lane;
@@ -38,6 +38,12 @@ impl Link {
         }
         lane.set_place(at);
         at as usize
+    }
+
+    /// The lane of a context that has a place.
+    pub(super) fn lane_of(&self, context: u32) -> Option<Arc<Lane>> {
+        let at = *self.places.of.get(&context)?;
+        Some(self.lanes.get(at as usize)?.as_ref()?.lane.clone())
     }
 
     /// Takes a lane from its place, which nobody else gets before [`Link::reuse`].

@@ -3,8 +3,8 @@
 use super::*;
 use std::time::Duration;
 
-/// Puts and gets above [`SMALL`] up to this size may go by the middle connection: what a caller sends or receives within
-/// some 30 µs, less than it takes to wake two threads that sleep.
+/// Puts and gets above [`SMALL`] up to this size may go by the middle connection: what a caller sends or receives
+/// within some 30 µs, less than it takes to wake two threads that sleep.
 const MEDIUM: usize = 128 * 1024;
 
 /// A put this soon after the middle connection was last sent on is one of many: threads for bulk share the work.

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::error::Result;
-use crate::fabric::soft::gpu::Stager;
+use crate::fabric::soft::gpu::PinnedPools;
+use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 
 /// Chunks of GPU memory that a stripe has on its way: one that the socket takes, the others coming from the GPU.
@@ -16,13 +17,13 @@ pub struct Chunk {
     context: u32,
     addr: u64,
     pub(super) owner: Owner,
-    lease: Option<Lease>,
+    lease: Option<PinnedBuffer>,
 }
 
 /// Whether the source is GPU memory.
 #[inline]
 pub fn is_from_gpu(put: &Put) -> bool {
-    put.lkey & GPU_BIT != 0 && put.len > 0
+    Key(put.lkey).is_on_gpu() && put.len > 0
 }
 
 /// Starts to fetch the bytes of a lane's next small puts, as far as there are slots.
@@ -30,7 +31,7 @@ pub fn is_from_gpu(put: &Put) -> bool {
 pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
     while lane.looked < lane.tasks.len().min(PREFETCH) {
         match &lane.tasks[lane.looked].work {
-            Work::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
+            Op::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
                 let Some(lease) = gpu.opened()?.fetch(p.lkey, p.local, p.len)? else { break };
                 lane.fetched.push_back(lease);
             }
@@ -44,12 +45,12 @@ pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
 impl Asked {
     /// Whether its bytes are for GPU memory and have no slot yet.
     pub(super) fn lacks_slot(&self) -> bool {
-        self.lkey & GPU_BIT != 0 && self.lease.is_none()
+        Key(self.lkey).is_on_gpu() && self.lease.is_none()
     }
 
     /// Where the next byte goes.
     pub(super) fn place(&self) -> *mut u8 {
-        let start = self.lease.as_ref().map_or(self.to as *mut u8, Lease::host);
+        let start = self.lease.as_ref().map_or(self.to as *mut u8, PinnedBuffer::host);
         start.wrapping_add(self.got)
     }
 }
@@ -57,7 +58,14 @@ impl Asked {
 impl Conn {
     /// Queues a chunk behind those that are on their way.
     #[inline]
-    pub(super) fn push_chunk(&mut self, lane: &Queue, place: Place, addr: u64, owner: Owner, lease: Option<Lease>) {
+    pub(super) fn push_chunk(
+        &mut self,
+        lane: &Queue,
+        place: Place,
+        addr: u64,
+        owner: Owner,
+        lease: Option<PinnedBuffer>,
+    ) {
         let chunk = Chunk { place, context: lane.lane.context, addr, owner, lease };
         if chunk.lease.is_none() && self.line.is_empty() && !self.lent {
             return self.send_chunk(chunk);
@@ -76,7 +84,7 @@ impl Conn {
     fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>]) -> Result<bool> {
         let mut moved = false;
         while let Some(chunk) = self.line.front().filter(|_| !self.lent) {
-            if !chunk.lease.as_ref().map_or(Ok(true), Lease::has_landed)? {
+            if !chunk.lease.as_ref().map_or(Ok(true), PinnedBuffer::has_landed)? {
                 break;
             }
             let Some(chunk) = self.line.pop_front() else { break };
@@ -96,16 +104,16 @@ impl Conn {
         !self.line.is_empty() || !self.storing.is_empty() || self.starved
     }
 
-    /// Whether the answer that arrives has somewhere to go. If not, the connection is starved until it has, or more of the
-    /// answer is to be received first.
+    /// Whether the answer that arrives has somewhere to go. If not, the connection is starved until it has, or more
+    /// of the answer is to be received first.
     pub(super) fn has_place(&mut self, gpu: &Gpu) -> Result<bool> {
         self.starved = match self.asked.front_mut() {
             Some(a) if a.lacks_slot() => {
-                if Stager::gathers(a.len, self.inlet.staged().len()) {
+                if PinnedPools::gathers(a.len, self.inlet.staged().len()) {
                     self.starved = false;
                     return Ok(false);
                 }
-                a.lease = gpu.opened()?.slot(a.len as u64)?;
+                a.lease = gpu.opened()?.buffer(a.len as u64)?;
                 a.lease.is_none()
             }
             _ => false,
@@ -129,8 +137,10 @@ impl Link {
     /// A turn of a lane whose first operation is a put from GPU memory. `Empty`: it was small and is done with.
     pub(super) fn turn_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Turn {
         self.try_staged(at, seq, put).unwrap_or_else(|e| {
-            self.fault.get_or_insert(e);
-            Turn::Blocked
+            if let Some(lane) = self.lanes[at].as_ref().map(|queue| queue.lane.clone()) {
+                self.fail_lane(&lane, e.context(format!("towards rank {}", lane.peer)));
+            }
+            Turn::Empty
         })
     }
 
@@ -193,6 +203,7 @@ impl Link {
     pub fn is_staging(&self) -> bool {
         self.gpu.stager().is_some()
             && (self.hungry
+                || !self.failing.is_empty()
                 || self.conns.iter().any(Conn::is_staging)
                 || self.ring.iter().any(|&l| self.lanes[l as usize].as_ref().is_some_and(|l| !l.fetched.is_empty())))
     }

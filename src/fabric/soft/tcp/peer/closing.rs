@@ -53,8 +53,8 @@ impl Leaving<'_> {
 }
 
 impl Tcp {
-    /// Sends peers what was promised, says goodbye and closes every connection. Holds their links meanwhile: nobody else
-    /// drives a closed communicator.
+    /// Sends peers what was promised, says goodbye and closes every connection. Holds their links meanwhile: nobody
+    /// else drives a closed communicator.
     pub(in super::super) fn close_peers(&self, peers: &[Peer], own: u32) {
         let mut left: Vec<_> = peers.iter().map(|p| self.begin_close(p, p.rank == own)).collect();
         let mut patience = Patience::new(Instant::now(), &self.timing);
@@ -93,8 +93,7 @@ impl Tcp {
         let mut link = peer.link.lock();
         self.take_inbox(peer, &mut link);
         let mut unfinished = link.is_busy() && link.phase != Phase::Up;
-        // After a refusal the connections are still sound.
-        let parts = link.phase == Phase::Deaf || link.phase == Phase::Up && !peer.info.health.has_failed();
+        let parts = link.phase == Phase::Up && !peer.info.health.has_failed();
         if parts {
             unfinished |= link.part();
         }

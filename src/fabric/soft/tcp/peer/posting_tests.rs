@@ -4,7 +4,7 @@ use super::super::{PeerInfo, Tcp};
 use super::*;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::memory::registry::{Extent, Registry};
-use crate::rma::op::{Put, Signal};
+use crate::rma::op::{Op, Put, Signal};
 use std::sync::atomic::AtomicU64;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,8 +26,8 @@ fn joined() -> ([Tcp; 2], [Arc<Registry>; 2], Arc<Lane>) {
     (tcps, registries, lane)
 }
 
-/// A thread that has to send what was deferred, and finds another one with the link, leaves it to that one, which must not defer
-/// it once more: nobody would come back to it.
+/// A thread that has to send what was deferred, and finds another one with the link, leaves it to that one, which
+/// must not defer it once more: nobody would come back to it.
 #[test]
 fn who_is_asked_to_send_does_not_defer_again() {
     let ([from, to], registries, lane) = joined();
@@ -38,7 +38,7 @@ fn who_is_asked_to_send_does_not_defer_again() {
     let mut post = || {
         let signal = Some(Signal { remote: at, rkey: 1, value: 1, strong: true });
         let put = Put { local: 0, lkey: 1, remote: at, rkey: 1, len: 0, signal, more: true };
-        from.post(Task { lane: lane.clone(), seq: lane.number(), work: Work::Put(put) });
+        from.post(Task { lane: lane.clone(), seq: lane.number(), work: Op::Put(put) });
         posted += 1;
         posted
     };

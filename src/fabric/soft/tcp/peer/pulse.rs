@@ -85,8 +85,8 @@ impl Peer {
     fn is_silent(&self, timing: &sock::Timing) -> Error {
         let (rank, at, limit) = (self.rank, self.info.addresses[0], timing.silence.as_secs_f32());
         Error::remote(format!(
-            "rank {rank} at {at} has said nothing for {limit} s: it is stopped or out of reach, or its process has ended and \
-             a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait"
+            "rank {rank} at {at} has said nothing for {limit} s: it is stopped or out of reach, or its process has \
+             ended and a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait"
         ))
     }
 }

@@ -1,5 +1,6 @@
 //! The connections that a peer opened: taken in, and served by whoever finds something on them.
 
+use super::super::order::EXPRESS;
 use super::*;
 
 impl Tcp {
@@ -79,8 +80,17 @@ impl Tcp {
         moved
     }
 
-    /// Tells the peer's failure. From then on callers take their memory for their own again, so nobody may be receiving into
-    /// it: whoever does has the link, and looks at the peer's health first.
+    /// Tells a rank that what came of a context of its found no place in GPU memory. The caller has no lock.
+    #[cold]
+    pub fn refuse(&self, rank: u32, context: u32) {
+        if let Some(peer) = self.peer(rank).filter(|_| !self.closed.load(Ordering::Acquire)) {
+            peer.serving.refuse_late(context);
+            self.serve_event(peer, EXPRESS, 0, true);
+        }
+    }
+
+    /// Tells the peer's failure. From then on callers take their memory for their own again, so nobody may be
+    /// receiving into it: whoever does has the link, and looks at the peer's health first.
     pub(super) fn fail(&self, peer: &Peer, why: Error) {
         let _still = peer.link.lock();
         peer.fail(why);

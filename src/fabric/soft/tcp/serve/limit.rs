@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// Signals of one peer that wait for what they follow, of all its contexts, above which the express connection is not read:
-/// each takes some 120 bytes. What they wait for comes on other connections.
+/// Signals of one peer that wait for what they follow, of all its contexts, above which the express connection is not
+/// read: each takes some 120 bytes. What they wait for comes on other connections.
 pub(super) const HELD: usize = 1 << 14;
 
 impl Lanes<'_> {
-    /// Whether so many signals wait that no more are taken. If so, who brings what they wait for has the connection looked at
-    /// again.
+    /// Whether so many signals wait that no more are taken. If so, who brings what they wait for has the connection
+    /// looked at again.
     pub(super) fn is_choked(&self) -> bool {
         let Serving { held, orders, choked, .. } = self.serving;
         if held.count() < HELD {

@@ -1,11 +1,12 @@
 //! What a peer puts into this rank's GPU memory, and gets from it: through pinned slots, several on their way at once.
 //!
 //! Puts on the express connection are small: the engine takes them, in the order of its stream, and so it does with
-//! signals. Chunks on a stripe go to a slot and from there to their place; they count as arrived when they are there, in
-//! the order of their arrival.
+//! signals. Chunks on a stripe go to a slot and from there to their place; they count as arrived when they are there,
+//! in the order of their arrival.
 
 use super::*;
-use crate::fabric::soft::gpu::Stager;
+use crate::error::Kind;
+use crate::fabric::soft::gpu::{PinnedPools, Source};
 
 /// Answers of a connection whose bytes are fetched before their turn.
 const AHEAD: usize = 4;
@@ -17,19 +18,19 @@ pub enum Way {
     /// All of them, to the engine.
     Engine(Box<[u8]>),
     /// Through a slot, once there is one.
-    Slot(Option<Lease>),
+    Slot(Option<PinnedBuffer>),
 }
 
 impl Way {
     /// The way of a put that begins.
     pub(super) fn of(place: &Place, lanes: &Lanes) -> io::Result<Self> {
-        if place.rkey & GPU_BIT == 0 || place.len == 0 {
+        if !Key(place.rkey).is_on_gpu() || place.len == 0 {
             return Ok(Way::Direct);
         }
         if lanes.stripe == EXPRESS {
             return Ok(Way::Engine(vec![0; place.len as usize].into()));
         }
-        if u64::from(place.len) > Stager::LARGE {
+        if u64::from(place.len) > PinnedPools::LARGE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
         }
         Ok(Way::Slot(None))
@@ -53,7 +54,7 @@ impl Way {
 /// A put that has arrived here but perhaps not at its place.
 pub struct Storing {
     /// The slot that it is in.
-    pub lease: Option<Lease>,
+    pub lease: Option<PinnedBuffer>,
     pub context: u32,
     pub place: Place,
     pub bell: Option<(Bell, Counts)>,
@@ -72,24 +73,27 @@ pub enum Came {
 
 /// Whether a get may have these bytes of GPU memory.
 pub fn may_fetch(place: &Place, gpu: &Gpu) -> bool {
-    u64::from(place.len) <= Stager::LARGE && gpu.holds(place.rkey, place.addr, place.len as u64)
+    u64::from(place.len) <= PinnedPools::LARGE && gpu.holds(place.rkey, place.addr, place.len as u64)
 }
 
 /// Hands a signal to the engine if it is in GPU memory or must follow what is on its way there.
-pub fn ring_behind(gpu: &Gpu, sender: u32, bell: &Bell, held: &Held) -> bool {
-    let good = match bell.rkey & GPU_BIT {
-        0 => held.resolve(bell.rkey, bell.addr, 8).is_some(),
-        _ => gpu.holds(bell.rkey, bell.addr, 8),
+pub fn ring_behind(gpu: &Gpu, source: Source, bell: &Bell, held: &Held) -> bool {
+    let good = match Key(bell.rkey).is_on_gpu() {
+        false => held.resolve(bell.rkey, bell.addr, 8).is_some(),
+        true => gpu.holds(bell.rkey, bell.addr, 8),
     };
-    good && bell.addr % 8 == 0 && gpu.signal(sender, bell.rkey, bell.addr, bell.value)
+    good && bell.addr % 8 == 0 && gpu.signal(source, bell.rkey, bell.addr, bell.value)
 }
 
 impl Answer {
     /// Whether its bytes can be sent.
     pub fn is_here(&self) -> bool {
+        if self.fetching.is_some() {
+            return false;
+        }
         self.bare
             || self.place.len == 0
-            || self.place.rkey & GPU_BIT == 0
+            || !Key(self.place.rkey).is_on_gpu()
             || self.lease.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
     }
 }
@@ -100,8 +104,8 @@ impl Inbound {
         !self.storing.is_empty() || self.starved || self.fetching
     }
 
-    /// Whether the put that arrives has somewhere to go. If not, the connection is starved until it has, or more of the put is
-    /// to be received first.
+    /// Whether the put that arrives has somewhere to go. If not, the connection is starved until it has, or more of
+    /// the put is to be received first.
     pub(super) fn has_place(&mut self, lanes: &mut Lanes) -> bool {
         let Some(landing) = &mut self.landing else { return true };
         if landing.refused {
@@ -111,7 +115,7 @@ impl Inbound {
             Way::Direct => false,
             Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
             Way::Slot(lease) => {
-                if lease.is_none() && Stager::gathers(landing.place.len as usize, self.inlet.staged().len()) {
+                if lease.is_none() && PinnedPools::gathers(landing.place.len as usize, self.inlet.staged().len()) {
                     self.starved = false;
                     return false;
                 }
@@ -125,7 +129,7 @@ impl Inbound {
     }
 
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
-    pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<Lease>> {
+    pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<PinnedBuffer>> {
         let Way::Slot(Some(mut lease)) = way else { return Some(None) };
         let stager = lanes.gpu.stager()?;
         stager.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
@@ -139,7 +143,7 @@ impl Inbound {
                 Came::Put(put) => put.lease.as_ref(),
                 Came::End { .. } => None,
             };
-            match lease.map_or(Ok(true), Lease::has_landed) {
+            match lease.map_or(Ok(true), PinnedBuffer::has_landed) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
@@ -159,17 +163,24 @@ impl Inbound {
 
     /// Starts to bring the bytes of the first answers from the GPU.
     pub(super) fn fetch_answers(&mut self, lanes: &mut Lanes) {
+        self.take_fetched();
         let Some(stager) = lanes.gpu.stager() else { return };
         for a in self.answers.iter_mut().take(AHEAD) {
-            if a.bare || a.place.len == 0 || a.place.rkey & GPU_BIT == 0 {
+            if a.bare || a.place.len == 0 || !Key(a.place.rkey).is_on_gpu() {
                 continue;
             }
             let fetched = match &a.lease {
                 Some(lease) => lease.has_landed().map(drop),
                 None => stager.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
             };
-            if let Err(e) = fetched {
-                lanes.fault.lock().get_or_insert(e);
+            match fetched {
+                // The window has gone since.
+                Err(e) if e.kind() == Kind::LocalProtection && a.sent == 0 => {
+                    a.refuse(lanes);
+                    continue;
+                }
+                Err(e) => drop(lanes.fault.lock().get_or_insert(e)),
+                Ok(()) => {}
             }
             if a.lease.is_none() {
                 break;
@@ -179,8 +190,8 @@ impl Inbound {
 }
 
 impl Lanes<'_> {
-    fn slot(&mut self, place: &Place) -> Option<Lease> {
-        let slot = self.gpu.opened().and_then(|s| s.slot(place.len as u64));
+    fn slot(&mut self, place: &Place) -> Option<PinnedBuffer> {
+        let slot = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
         slot.unwrap_or_else(|e| {
             self.fault.lock().get_or_insert(e);
             None

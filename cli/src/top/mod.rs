@@ -1,0 +1,74 @@
+//! `oxygin top`: the communicators of running processes and their busiest (context, peer), on a terminal.
+
+mod rates;
+mod view;
+
+use crate::stats;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use rates::Rates;
+use std::error::Error;
+use std::io::{stdin, stdout, IsTerminal};
+use std::time::{Duration, Instant};
+
+/// Options of `oxygin top`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Processes; none: all that have statistics and may be read
+    #[arg(value_name = "PID")]
+    pids: Vec<u32>,
+    /// Seconds between two looks
+    #[arg(short, long, default_value_t = 1.0, value_parser = interval)]
+    interval: f64,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    (0.1..=3600.0).contains(&value).then_some(value).ok_or_else(|| "0.1 to 3600 seconds".into())
+}
+
+/// Runs it until `q`; true: it ended as it should.
+pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+    if !stdin().is_terminal() || !stdout().is_terminal() {
+        return Err("top needs a terminal on its input and output; `oxygin stats` prints the same numbers once".into());
+    }
+    // What cannot be read is said before the screen is taken.
+    stats::read(&args.pids)?;
+    let mut terminal = ratatui::try_init()?;
+    let outcome = watch(&mut terminal, &args);
+    // Also after an error: the terminal is the user's.
+    ratatui::try_restore()?;
+    outcome.map(|()| true)
+}
+
+fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box<dyn Error>> {
+    let every = Duration::from_secs_f64(args.interval);
+    let (mut rates, mut view) = (Rates::default(), view::View::default());
+    loop {
+        let looked = Instant::now();
+        // A process that has ended is said so, and the last one to end does not end this.
+        match stats::read(&args.pids) {
+            Ok(sets) => view.show(rates.update(sets)),
+            Err(error) => view.say(error.to_string()),
+        }
+        loop {
+            terminal.draw(|frame| view.draw(frame))?;
+            let left = every.saturating_sub(looked.elapsed());
+            if left.is_zero() || !event::poll(left)? {
+                break;
+            }
+            let Event::Key(key) = event::read()? else { continue };
+            if key.kind != KeyEventKind::Press {
+                continue;
+            }
+            match key.code {
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
+                KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
+                KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
+                KeyCode::PageDown | KeyCode::Char(' ') => view.scroll(10),
+                KeyCode::PageUp => view.scroll(-10),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! `oxygin stats` and `oxygin top` as a user runs them: over pages of this process, whose numbers are known, and over a
+//! running `oxygin perf`.
+
+use nix::pty::{openpty, Winsize};
+use oxygin::telemetry::stats::layout::{State, Way};
+use oxygin::telemetry::stats::{now, About, Page};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+const OXYGIN: &str = env!("CARGO_BIN_EXE_oxygin");
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The library, built in the profile of the binary.
+fn plugin() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let folder = Path::new(OXYGIN).parent().expect("target/PROFILE");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--lib", "-p", "oxygin"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.arg("--target-dir").arg(folder.parent().expect("target"));
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo runs").success(), "oxygin does not build");
+        folder.join("liboxygin.so")
+    })
+}
+
+fn stats(line: &str) -> Output {
+    let mut command = Command::new(OXYGIN);
+    command.arg("stats").args(line.split_whitespace()).stdin(Stdio::null()).output().expect("oxygin runs")
+}
+
+fn good(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Pages of this process are all on one screen: one test at a time makes them.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A set whose numbers are known: 3 of 4 entries to rank 1 complete, the fourth for ten minutes not; rank 2 failed.
+fn page(comm: u64, way: Way) -> Page {
+    let page = Page::create(&About {
+        way,
+        comm,
+        set: 1,
+        comm_id: 0xabc,
+        rank: 0,
+        nranks: 3,
+        contexts: 2,
+        stride: 1,
+        threads: 1,
+        fabric: "soft",
+        stall: Duration::from_secs(10),
+    });
+    let page = page.expect("shared memory");
+    let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+    let record = page.record(page.index(1, 1));
+    set(&record.entries, 12_345_678);
+    set(&record.bytes, 5_000_000_000);
+    set(&record.batches, 700_000);
+    set(&record.completed, 12_345_677);
+    set(&record.under_way, 1);
+    set(&record.oldest, now().saturating_sub(600_000_000_000));
+    set(&record.posted[8], 64);
+    set(&record.complete[12], 12_000_000);
+    set(&record.complete[16], 345_677);
+    set(&record.complete_ns, 1_500_000_000);
+    let record = page.record(page.index(0, 2));
+    set(&record.entries, 50);
+    set(&record.completed, 50);
+    set(&record.dropped, 7);
+    set(&record.state, State::Failed as u64);
+    page
+}
+
+#[test]
+fn all_forms_have_the_numbers() {
+    const COMM: u64 = 4242;
+    let _turn = turn();
+    let (page, me) = (page(COMM, Way::Engine), std::process::id());
+    let text = good(stats(&me.to_string()));
+    let line = |begin: &str| text.lines().find(|l| l.contains(begin)).unwrap_or_else(|| panic!("{begin}: {text}"));
+    assert!(
+        line("communicator 4242").contains("rank 0 of 3, fabric soft, 2 contexts by the engine, 1 thread"),
+        "{text}"
+    );
+    let words: Vec<_> = line("12345678").split_whitespace().collect();
+    assert_eq!(words[..5], ["1", "1", "12345678", "12345677", "1"]);
+    assert_eq!(words[6..], ["5.0G", "700000", "512ns", "8.2us", "131.1us", "0", "0", "open"]);
+    assert!(words[5].starts_with("60") && words[5].ends_with('s'), "{words:?}");
+    assert!(line("FAILED").split_whitespace().rev().nth(1) == Some("7"), "{text}");
+
+    let json: Value = serde_json::from_str(&good(stats(&format!("{me} --json")))).expect("JSON");
+    let set = json["sets"].as_array().unwrap().iter().find(|s| s["communicator"] == COMM).expect("the set");
+    assert_eq!((&set["pid"], &set["fabric"], &set["way"]), (&me.into(), &"soft".into(), &"engine".into()));
+    let lane = &set["lanes"][1];
+    assert_eq!((&lane["entries"], &lane["under_way"]), (&12_345_678.into(), &1.into()));
+    assert_eq!(lane["posted_to_complete"]["buckets"][12], 12_000_000);
+    assert!(lane["oldest_ns"].as_u64().unwrap() >= 600_000_000_000);
+
+    let text = good(stats(&format!("{me} --prometheus")));
+    let labels = format!(r#"pid="{me}",communicator="4242",set="1",rank="0",fabric="soft",way="engine""#);
+    for line in [
+        format!(r#"oxygin_entries_total{{{labels},context="1",peer="1"}} 12345678"#),
+        format!(r#"oxygin_dropped_total{{{labels},context="0",peer="2"}} 7"#),
+        format!(r#"oxygin_failed{{{labels},context="0",peer="2"}} 1"#),
+        format!(r#"oxygin_posted_to_complete_seconds_bucket{{{labels},context="1",peer="1",le="8.192e-6"}} 12000000"#),
+        format!(r#"oxygin_posted_to_complete_seconds_bucket{{{labels},context="1",peer="1",le="+Inf"}} 12345677"#),
+        format!(r#"oxygin_posted_to_complete_seconds_sum{{{labels},context="1",peer="1"}} 1.5"#),
+        "# TYPE oxygin_posted_to_complete_seconds histogram".to_owned(),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    check_exposition(&text);
+    drop(page);
+    let json: Value = serde_json::from_slice(&stats(&format!("{me} --json")).stdout).expect("JSON");
+    assert!(json["sets"].as_array().unwrap().iter().all(|s| s["communicator"] != COMM), "gone with its page");
+}
+
+/// Every series belongs to a metric that was announced, once, and has a number.
+fn check_exposition(text: &str) {
+    let mut metrics = std::collections::HashSet::new();
+    let mut series = std::collections::HashSet::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            assert!(metrics.insert(rest.split(' ').next().unwrap().to_owned()), "twice: {line}");
+        } else if !line.starts_with("# HELP ") {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            assert!(value.parse::<f64>().is_ok() && name.ends_with('}'), "{line}");
+            assert!(series.insert(name), "twice: {line}");
+            let name = name.split('{').next().unwrap();
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(metrics.contains(name) || metrics.contains(base), "{line}");
+        }
+    }
+}
+
+#[test]
+fn who_cannot_be_read_is_said_so() {
+    let output = stats("4194999");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no process 4194999"), "{output:?}");
+    let mut other = Command::new("sleep").arg("60").spawn().expect("sleep runs");
+    let output = stats(&other.id().to_string());
+    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("has no contexts of oxygin's"), "{output:?}");
+}
+
+/// A perf that runs until it is dropped.
+struct Perf(Child);
+
+impl Perf {
+    fn run(line: &str, engine: &str) -> Self {
+        let mut command = Command::new(OXYGIN);
+        command.arg("perf").args(line.split_whitespace()).arg("--plugin").arg(plugin()).env("OXYGIN_ENGINE", engine);
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("oxygin runs"))
+    }
+
+    /// Sets of its ranks with something in them, when there are so many.
+    fn sets(&mut self, n: usize, way: &str) -> Vec<Value> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let output = good(stats("--json"));
+            let json: Value = serde_json::from_str(&output).expect("JSON");
+            let mut sets = json["sets"].as_array().expect("sets").clone();
+            sets.retain(|s| s["way"] == way && self.is_parent(&s["pid"]) && s["lanes"][0]["completed"] != Value::Null);
+            if sets.len() >= n {
+                return sets;
+            }
+            assert_eq!(self.0.try_wait().expect("a child"), None, "it still runs");
+            assert!(Instant::now() < end, "{output}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn is_parent(&self, pid: &Value) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        parent == Some(self.0.id().to_string().as_str())
+    }
+}
+
+impl Drop for Perf {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_running_job_is_seen_by_queue_and_by_table() {
+    for (table, way) in [("gin-v14-queue", "engine"), ("gin-v13", "table"), ("rma-v16", "table")] {
+        let line = format!("--local 2 --table {table} --op put-signal --test rate -s 8 -q 2 --duration 300");
+        let mut perf = Perf::run(&line, if way == "engine" { "own" } else { "nccl" });
+        let entries = |sets: &[Value]| -> u64 {
+            let lanes = sets.iter().flat_map(|s| s["lanes"].as_array().unwrap());
+            lanes.map(|l| l["entries"].as_u64().unwrap()).sum()
+        };
+        let first = perf.sets(2, way);
+        let end = Instant::now() + LIMIT;
+        loop {
+            let later = perf.sets(2, way);
+            if entries(&later) > entries(&first) + 100 {
+                let mut bytes = 0;
+                for lane in later.iter().flat_map(|s| s["lanes"].as_array().unwrap()) {
+                    let number = |name: &str| lane[name].as_u64().expect(name);
+                    assert!(number("completed") <= number("entries") && number("context") < 2, "{lane}");
+                    bytes += number("bytes");
+                }
+                assert_eq!(bytes > 0, way == "engine", "{table}: {later:#?}");
+                break;
+            }
+            assert!(Instant::now() < end, "{table}: {first:#?} {later:#?}");
+        }
+        let pid = &first[0]["pid"];
+        check_exposition(&good(stats(&format!("{pid} --prometheus"))));
+        assert!(good(stats(&pid.to_string())).contains(&format!("process {pid} oxygin")));
+    }
+}
+
+/// `oxygin top` on a terminal.
+struct Top {
+    child: Child,
+    keyboard: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Top {
+    /// On one of 80 columns and 24 lines.
+    fn start(line: &str) -> Self {
+        Self::sized(line, 24, 80)
+    }
+
+    fn sized(line: &str, rows: u16, columns: u16) -> Self {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(Some(&size), None).expect("a terminal");
+        let mut command = Command::new(OXYGIN);
+        command.arg("top").args(line.split_whitespace());
+        let end = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
+        command.stdin(end()).stdout(end()).stderr(end());
+        // SAFETY: a system call alone; the terminal of whoever runs the tests is not the child's.
+        unsafe { command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
+        let child = command.spawn().expect("oxygin runs");
+        drop(command);
+        let keyboard = File::from(pty.master);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let (mut from, to) = (keyboard.try_clone().expect("a descriptor"), screen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // Ends with an error when nobody has the other side any more.
+            while let Ok(n @ 1..) = from.read(&mut bytes) {
+                to.lock().unwrap().process(&bytes[..n]);
+            }
+        });
+        drop(pty.slave);
+        Self { child, keyboard, screen }
+    }
+
+    fn text(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
+    }
+
+    fn until(&self, good: impl Fn(&str) -> bool) -> String {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let text = self.text();
+            if good(&text) {
+                return text;
+            }
+            assert!(Instant::now() < end, "on the screen:\n{text}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Presses a key after which it ends.
+    fn ends_after(mut self, key: &[u8]) {
+        self.keyboard.write_all(key).expect("a terminal");
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                assert!(status.success(), "{status}: {}", self.text());
+                break;
+            }
+            assert!(Instant::now() < end, "it still runs:\n{}", self.text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The terminal is as it was, once all that was written to it is read.
+        while self.screen.lock().unwrap().screen().alternate_screen() {
+            assert!(Instant::now() < end, "it still has the other screen:\n{}", self.text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Top {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn top_shows_numbers_and_their_changes() {
+    const COMM: u64 = 55;
+    let _turn = turn();
+    let page = page(COMM, Way::Engine);
+    let top = Top::start(&format!("{} --interval 0.2", std::process::id()));
+    let line = |text: &str, words: &[&str]| {
+        let has = |l: &&str| words.iter().all(|word| l.split_whitespace().any(|w| w == *word));
+        text.lines().find(has).map(str::to_owned)
+    };
+    let text = top.until(|text| line(text, &["55.1", "12.3M"]).is_some() && line(text, &["55.1", "FAILED"]).is_some());
+    assert!(text.starts_with("oxygin top: "), "{text}");
+    assert!(line(&text, &["PID", "CTX", "PEER", "TOTAL", "OLDEST", "STATE"]).is_some(), "{text}");
+    let set = line(&text, &["55.1", "0/3", "soft", "engine", "2"]).expect(&text);
+    // Ten minutes, in seconds; and the errors of the set.
+    assert!(set.split_whitespace().any(|w| w.starts_with("60") && w.ends_with('s')), "{set}");
+    assert_eq!(set.split_whitespace().last(), Some("7"), "{set}");
+    assert!(line(&text, &["55.1", "12.3M"]).unwrap().contains("131.1us"), "{text}");
+    assert!(text.lines().all(|l| l.chars().count() <= 80) && text.lines().count() <= 24);
+    assert!(text.contains("q quits"), "{text}");
+    // It refreshes itself, and says a rate.
+    page.record(page.index(1, 1)).entries.store(99_000_000, Ordering::Relaxed);
+    top.until(|text| line(text, &["55.1", "99.0M"]).is_some());
+    let (stop, page) = (Arc::new(AtomicU64::new(0)), Arc::new(page));
+    let (until, to) = (stop.clone(), page.clone());
+    let adds = std::thread::spawn(move || {
+        let entries = &to.record(to.index(1, 1)).entries;
+        while until.load(Ordering::Relaxed) == 0 {
+            entries.store(entries.load(Ordering::Relaxed) + 50_000, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let moves = |text: &str| text.lines().any(|l| l.contains("55.1") && l.contains("M/s"));
+    top.until(moves);
+    stop.store(1, Ordering::Relaxed);
+    adds.join().expect("it ends");
+    top.ends_after(b"q");
+}
+
+#[test]
+fn top_survives_the_end_of_what_it_shows() {
+    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep runs");
+    let top = Top::start(&format!("{} --interval 0.1", other.id()));
+    top.until(|text| text.contains("oxygin top: 0 sets"));
+    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
+    top.until(|text| text.contains(&format!("there is no process {}", other.id())));
+    top.ends_after(b"\x03");
+}
+
+#[test]
+fn top_shows_what_fits_a_small_terminal() {
+    let _turn = turn();
+    let _page = page(56, Way::Table);
+    for (rows, columns) in [(3, 20), (1, 1), (8, 40)] {
+        let top = Top::sized(&format!("{} --interval 0.1", std::process::id()), rows, columns);
+        // One character says nothing, but neither does it end the program.
+        top.until(|text| top.screen.lock().unwrap().screen().alternate_screen() && (rows == 1 || text.trim() != ""));
+        if rows == 8 {
+            top.until(|text| text.contains(" 56. ") && text.contains(" PEE "));
+        }
+        top.ends_after(b"q");
+    }
+}
+
+#[test]
+fn top_says_that_it_needs_a_terminal() {
+    let output = Command::new(OXYGIN).arg("top").stdin(Stdio::null()).output().expect("oxygin runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("needs a terminal"), "{output:?}");
+    assert!(output.stdout.is_empty());
+}

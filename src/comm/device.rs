@@ -1,0 +1,331 @@
+//! Sets of contexts whose queues belong to this library: device code writes descriptors into them, the engine drains
+//! them. What `createContext` returns where `OXYGIN_ENGINE` is `own`.
+
+use super::coll::{Coll, Memory as Registered};
+use super::contexts::Contexts;
+use super::fabrics::on_queues;
+use crate::config::{Affinity, Config};
+use crate::error::{Error, Result};
+use crate::fabric::{Context, ContextSpec, World};
+use crate::memory::gpu;
+use crate::proxy::affinity::Cpus;
+use crate::proxy::descriptor::layout::{queue_size, Layout};
+use crate::proxy::descriptor::meaning::Terms;
+use crate::proxy::descriptor::queue::{Places, Queue};
+use crate::proxy::drain::{Drain, Kept, Work};
+use crate::proxy::engine::{Engine, Settings, Ticket};
+use crate::proxy::lane::{Common, Lane};
+use crate::proxy::memory::{Block, Memory};
+use crate::proxy::meter::Meter;
+use crate::rma::seq::Seq;
+use crate::sys::handles::Reserved;
+use crate::sys::sync::Mutex;
+use crate::telemetry::stats::layout::Way;
+use crate::telemetry::trace::Trace;
+use nccl_plugin_api::device_context::{ContextV1, ContextV2, ContextV3, PROXY_VERSION};
+use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_PROXY};
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Counters and signals of a context at most: what a descriptor can name.
+const COUNTERS_MAX: u32 = 1 << 23;
+const SIGNALS_MAX: u32 = 1 << 24;
+/// Bytes between what different contexts' consumers write, so that they do not share a cache line.
+const APART: usize = 128;
+
+/// What createContext of a GIN table asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSpec {
+    /// Contexts, their depth and traffic class.
+    pub contexts: ContextSpec,
+    /// Slots of each queue, as asked.
+    pub depth: i32,
+    /// Signals a context.
+    pub signals: u32,
+    /// Counters a context.
+    pub counters: u32,
+    /// Only peers whose rank differs by a multiple of it are talked to; 0 and 1: all.
+    pub rank_stride: u32,
+    /// What device code expects.
+    pub layout: Layout,
+}
+
+/// The queues of a set. Ends with the set.
+pub struct DeviceQueues {
+    engine: Weak<Engine>,
+    tickets: Mutex<Vec<Ticket>>,
+    /// Freed when the engine has let go of it, too.
+    memory: Arc<Memory>,
+    /// The window of the signals, as a handle.
+    signals: usize,
+    /// An entry was malformed or the fabric failed one.
+    failed: Arc<AtomicBool>,
+    /// Goes up when a window of the communicator ends.
+    ended: Arc<AtomicU64>,
+    /// What NCCL was given. Lives as long as this.
+    handle: Box<DeviceHandle>,
+}
+
+// SAFETY: the handle holds addresses for device code, which nobody here follows.
+unsafe impl Send for DeviceQueues {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceQueues {}
+
+impl DeviceQueues {
+    /// For NCCL. Lives as long as the set.
+    pub fn handle(&self) -> *mut DeviceHandle {
+        std::ptr::from_ref(&*self.handle).cast_mut()
+    }
+
+    /// Whether anything failed.
+    pub fn has_error(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The window of the signals.
+    pub fn signals(&self) -> *mut c_void {
+        self.signals as *mut c_void
+    }
+
+    /// A window's registration is about to end: nothing is remembered of it.
+    pub fn forget_windows(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Nothing is drained from here on.
+    pub fn stop(&self) {
+        let tickets = std::mem::take(&mut *self.tickets.lock());
+        let Some(engine) = self.engine.upgrade() else { return };
+        for ticket in tickets {
+            if !engine.take_back(ticket) {
+                self.keep_memory();
+            }
+        }
+    }
+
+    /// The memory is never freed: somebody may still be at it.
+    pub fn keep_memory(&self) {
+        std::mem::forget(self.memory.clone());
+    }
+}
+
+/// Where things lie in a set's memory.
+struct Room {
+    memory: Memory,
+    queues: Block,
+    cis: Block,
+    counters: Block,
+    signals: u64,
+    /// Bytes of a context's queues, of its consumer indices.
+    queues_bytes: usize,
+    cis_bytes: usize,
+    size: u32,
+    handle: u64,
+}
+
+impl Room {
+    /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
+    fn allocate(spec: &DeviceSpec, nranks: u32, flushes: bool) -> Result<Self> {
+        let (n, ranks, size) = (spec.contexts.contexts as usize, nranks as usize, queue_size(spec.depth)?);
+        for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
+        {
+            if asked > most {
+                return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+            }
+        }
+        let mut memory = Memory::here()?;
+        let queues_bytes = size as usize * spec.layout.form.bytes() * ranks;
+        let cis_bytes = (4 * ranks).next_multiple_of(APART);
+        let queues = memory.shared(n * queues_bytes)?;
+        let cis = memory.shared(n * cis_bytes)?;
+        let counters = memory.shared(8 * n * spec.counters as usize)?;
+        let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
+        // Device code's own: produced indices, and two indices of gets a peer.
+        let indices = memory.device(&vec![0; 3 * n * cis_bytes])?;
+        let offsets = match spec.layout.has_signal_offsets() {
+            true => memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?,
+            false => 0,
+        };
+        let mut array = Vec::new();
+        for c in 0..n {
+            let own = |which: usize| indices + ((which * n + c) * cis_bytes) as u64;
+            let v1 = ContextV1 {
+                nranks: nranks as i32,
+                queue_size: size,
+                queues: queues.device + (c * queues_bytes) as u64,
+                pis: own(0),
+                cis: cis.device + (c * cis_bytes) as u64,
+                counters: counters.device + (8 * c * spec.counters as usize) as u64,
+                signals: signals + (8 * c * spec.signals as usize) as u64,
+            };
+            let signal_offsets = offsets + (8 * c * spec.signals as usize) as u64;
+            let v2 = ContextV2 { v1, signal_offsets, last_issued_get: own(1), last_visible_get: own(2) };
+            let v3 = ContextV3 { v2, flushes_all_puts_on_any_signal: flushes };
+            // SAFETY: plain data without pointers to here; the layouts are prefixes of each other, and `v3`, zeroed
+            // behind its last field, is the longest.
+            let bytes = unsafe {
+                let mut whole = std::mem::zeroed::<ContextV3>();
+                std::ptr::copy_nonoverlapping(&v3, &mut whole, 1);
+                *(&raw const whole).cast::<[u8; size_of::<ContextV3>()]>()
+            };
+            array.extend_from_slice(&bytes[..spec.layout.context_bytes]);
+        }
+        let handle = memory.device(&array)?;
+        Ok(Self { memory, queues, cis, counters, signals, queues_bytes, cis_bytes, size, handle })
+    }
+
+    /// Where the queue of a context to a peer is.
+    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32) -> Places {
+        let slots = context * self.queues_bytes + peer as usize * self.size as usize * spec.layout.form.bytes();
+        // SAFETY: `allocate` made room for each context and peer.
+        unsafe {
+            Places {
+                slots: self.queues.at(slots).cpu.cast(),
+                size: self.size,
+                ci: self.cis.at(context * self.cis_bytes + 4 * peer as usize).cpu.cast(),
+                counters: self.counters.at(8 * context * spec.counters as usize).cpu.cast(),
+            }
+        }
+    }
+}
+
+/// Whether this rank's device code talks to that one.
+fn is_reached(own: u32, peer: u32, stride: u32) -> bool {
+    stride <= 1 || own % stride == peer % stride
+}
+
+/// What the threads of a communicator's engine are to be.
+fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
+    let cpus = match &config.proxy_affinity {
+        Affinity::Off => None,
+        Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
+        Affinity::List(list) => Cpus::parse(list),
+    };
+    let cpus = cpus.and_then(|cpus| cpus.allowed());
+    let trace = config
+        .trace
+        .as_ref()
+        .map(|path| Arc::new(Trace::new(path, comm, (world.rank, world.nranks), config.proxy_threads as usize)));
+    Settings { threads: config.proxy_threads, spin: config.proxy_poll, stall: config.stall, cpus, comm, trace }
+}
+
+impl Coll {
+    /// Makes a set of contexts with queues for device code, and drains them from here on. Collective. `spec` reads this
+    /// rank's arguments; what is wrong with them the others are told.
+    pub fn create_device_contexts(
+        self: &Arc<Self>,
+        spec: impl FnOnce() -> Result<DeviceSpec>,
+    ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
+        let mut made = None;
+        let (set, place) = self.create_contexts(|| {
+            let spec = spec()?;
+            made = Some((spec, Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?));
+            Ok(spec.contexts)
+        })?;
+        let attached =
+            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
+                let signals = self.register(|| signal_window(&spec, &room))?;
+                self.drain(&set, &spec, room, signals as usize)
+            });
+        match attached {
+            Ok(queues) => set.attach_device(queues),
+            Err(error) => {
+                self.destroy_contexts(&set);
+                return Err(error);
+            }
+        }
+        Ok((set, place))
+    }
+
+    /// Hands the queues of a set to the engine's threads, each its share of the contexts.
+    fn drain(
+        self: &Arc<Self>,
+        set: &Arc<Contexts>,
+        spec: &DeviceSpec,
+        room: Room,
+        signals: usize,
+    ) -> Result<DeviceQueues> {
+        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
+        let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let handle = Box::new(DeviceHandle {
+            net_device_type: DEVICE_GIN_PROXY,
+            net_device_version: PROXY_VERSION,
+            handle: room.handle as *mut c_void,
+            size: 0,
+            needs_proxy_progress: 0,
+        });
+        let mut shares: Vec<Share> = Vec::new();
+        shares.resize_with(engine.threads().min(spec.contexts.contexts as usize), Default::default);
+        for context in 0..spec.contexts.contexts {
+            let terms = Arc::new(Terms {
+                form: spec.layout.form,
+                target: set.target(),
+                context,
+                counters: spec.counters,
+                signals: spec.signals,
+                signal_window: signals,
+                ended: ended.clone(),
+            });
+            let share = context as usize % shares.len();
+            let (commons, lanes) = &mut shares[share];
+            commons.push(Common::new(context, failed.clone()));
+            let reached = (0..self.world.nranks).filter(|&p| is_reached(self.world.rank, p, spec.rank_stride));
+            lanes.extend(reached.map(|peer| {
+                let places = room.places(spec, context as usize, peer);
+                // SAFETY: the memory is kept by whoever drains the queue; it is zeroed.
+                let queue = unsafe { Queue::new(places, terms.clone(), peer) };
+                let newest = Seq(set.completed(context, peer).load(Ordering::Acquire));
+                (commons.len() as u32 - 1, Lane::new(queue, peer, newest))
+            }));
+        }
+        let memory = Arc::new(room.memory);
+        let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
+        let tickets = shares.into_iter().enumerate().map(|(thread, share)| {
+            let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
+            let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
+            engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
+        });
+        let tickets = Mutex::new(tickets.collect());
+        Ok(DeviceQueues { engine: Arc::downgrade(&engine), tickets, memory, signals, failed, ended, handle })
+    }
+}
+
+/// A thread's contexts, and their lanes, each with the index of its context.
+type Share = (Vec<Common>, Vec<(u32, Lane<Queue>)>);
+
+fn work<C: Context>(
+    contexts: &[C],
+    set: &Arc<Contexts>,
+    (commons, lanes): Share,
+    meter: Option<Meter>,
+    memory: &Arc<Memory>,
+) -> Box<dyn Work> {
+    // SAFETY: the contexts are the set's, which never moves them.
+    let kept = unsafe { Kept::new(contexts, set.clone()) };
+    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter))
+}
+
+/// The signals of all contexts, as memory to register.
+fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
+    let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
+    let gpu = match room.memory.is_on_gpu() {
+        true => Some(gpu::inspect(room.signals, len, spec.layout.has_signal_offsets())?),
+        false => None,
+    };
+    Ok(Registered { base: room.signals, len, strict: true, dma_buf: None, gpu })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_reached;
+
+    #[test]
+    fn a_stride_leaves_out_other_rails() {
+        let peers = |own, stride| (0..8).filter(|&p| is_reached(own, p, stride)).collect::<Vec<_>>();
+        assert_eq!(peers(3, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(peers(3, 1), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(peers(5, 4), [1, 5]);
+    }
+}

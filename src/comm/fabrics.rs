@@ -1,0 +1,118 @@
+//! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
+//! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
+
+use super::hello::{settle, Hello, Settled};
+use crate::config::{Config, FabricChoice};
+use crate::error::{Error, Result};
+use crate::fabric::devices::{self, DeviceKind};
+use crate::fabric::soft::SoftFabric;
+use crate::fabric::verbs::{self, VerbsFabric};
+use crate::fabric::{Fabric, World};
+use crate::memory::registry::Registry;
+use std::sync::Arc;
+
+/// Makes the types that are one thing or another by fabric, and the macros that do the same with whichever it is: one
+/// match a call, everything below is static. `$d` is a dollar sign for the inner macros.
+macro_rules! fabrics {
+    ($d:tt $($(#[$doc:meta])* $name:ident: $fabric:ty,)+) => {
+        /// The fabric a communicator runs on.
+        pub enum AnyFabric {
+            $($(#[$doc])* $name($fabric),)+
+        }
+
+        /// The contexts of a set, by fabric.
+        pub enum Queues {
+            $($(#[$doc])* $name(Box<[<$fabric as Fabric>::Context]>),)+
+        }
+
+        /// Does something with the fabric, whichever it is.
+        macro_rules! on_fabric {
+            ($d any:expr, $d fabric:ident => $d body:expr) => {
+                match $d any {
+                    $($crate::comm::fabrics::AnyFabric::$name($d fabric) => $d body,)+
+                }
+            };
+        }
+
+        /// Makes the contexts of a set on the fabric, whichever it is.
+        macro_rules! queues_on {
+            ($d any:expr, $d fabric:ident => $d body:expr) => {
+                match $d any {
+                    $($crate::comm::fabrics::AnyFabric::$name($d fabric) =>
+                        $crate::comm::fabrics::Queues::$name($d body.into()),)+
+                }
+            };
+        }
+
+        /// Does something with the contexts, on whichever fabric they are.
+        macro_rules! on_queues {
+            ($d any:expr, $d queues:ident => $d body:expr) => {
+                match $d any {
+                    $($crate::comm::fabrics::Queues::$name($d queues) => $d body,)+
+                }
+            };
+        }
+    };
+}
+
+fabrics! { $
+    /// RDMA devices.
+    Verbs: VerbsFabric,
+    /// Shared memory and TCP.
+    Soft: SoftFabric,
+}
+
+pub(super) use {on_fabric, on_queues, queues_on};
+
+/// The fabrics this rank could use, before the ranks have settled on one.
+pub struct Opened {
+    soft: Option<SoftFabric>,
+    verbs: std::result::Result<VerbsFabric, String>,
+}
+
+impl Opened {
+    /// Opens what this rank's configuration and devices allow.
+    pub fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>) -> Result<Self> {
+        let verbs = match (config.fabric, devices::all(config).get(device).map(|d| &d.kind)) {
+            (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
+            (_, Some(DeviceKind::Verbs(info))) => {
+                VerbsFabric::open(info, config, registry.clone()).map_err(|e| e.message().to_string())
+            }
+            _ => Err(devices::why_no_verbs(config)),
+        };
+        let soft = match config.fabric {
+            FabricChoice::Verbs => None,
+            _ => Some(SoftFabric::open(config, registry.clone())?),
+        };
+        Ok(Self { soft, verbs })
+    }
+
+    /// What the others are to know.
+    pub fn hello(&self, config: &Config) -> Hello {
+        Hello {
+            choice: config.fabric,
+            verbs: self.verbs.as_ref().map(|f| f.hello()).map_err(String::clone),
+            soft: self.soft.as_ref().map(|f| f.hello()).unwrap_or_default(),
+        }
+    }
+
+    /// The fabric that all ranks settle on, from what they said.
+    pub fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
+        match settle(hellos, verbs::mismatch)? {
+            Settled::Verbs => {
+                let fabric = self.verbs.map_err(Error::internal)?;
+                log::info!("fabric verbs: every rank has a usable port");
+                let verbs: Vec<&[u8]> = hellos.iter().map(|h| h.verbs.as_deref().unwrap_or_default()).collect();
+                fabric.join(world, &verbs)?;
+                Ok(AnyFabric::Verbs(fabric))
+            }
+            Settled::Soft(why) => {
+                let fabric = self.soft.ok_or_else(|| Error::internal("settled on soft, which was never opened"))?;
+                log::info!("fabric soft: {why}");
+                let soft: Vec<&[u8]> = hellos.iter().map(|h| &h.soft[..]).collect();
+                fabric.join(world, &soft)?;
+                Ok(AnyFabric::Soft(fabric))
+            }
+        }
+    }
+}

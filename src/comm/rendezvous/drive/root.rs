@@ -1,0 +1,215 @@
+//! Rank 0's sockets.
+
+use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
+use crate::comm::rendezvous::gather::{self, Conn, Gather, Kept};
+use crate::comm::rendezvous::host;
+use crate::comm::rendezvous::listener::Listener;
+use crate::error::{Error, Result};
+use crate::sys::fork::Private;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Pause after the process ran out of descriptors and no stranger was there to drop.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
+struct Link {
+    socket: Private<TcpStream>,
+    out: Outgoing,
+    blocked: bool,
+}
+
+/// epoll's number for the listener; connections count up from 0.
+const LISTENER: u64 = u64::MAX - 1;
+
+struct Root<'a> {
+    gather: &'a mut Gather,
+    listener: &'a Listener,
+    epoll: Epoll,
+    links: HashMap<Conn, Link>,
+    next: Conn,
+    buffer: Vec<u8>,
+    /// The listener is watched.
+    watched: bool,
+    /// The process ran out of descriptors in this step; said once.
+    short: bool,
+    /// Accept nothing before then.
+    shortage: Option<Instant>,
+    /// For the call's next step.
+    kept: &'a mut Vec<(Kept, Private<TcpStream>)>,
+}
+
+/// Runs rank 0's side to its end.
+pub fn gather(gather: &mut Gather, listener: &Listener, standing: &mut Standing) -> Result<gather::Outcome> {
+    let failed = |e| Error::system(format!("epoll for the rendezvous: {e}"));
+    gather.tick(Instant::now());
+    if let Some(outcome) = gather.outcome(Instant::now()) {
+        return Ok(outcome.clone()); // a job of one rank
+    }
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+    let mut root = Root {
+        gather,
+        listener,
+        epoll,
+        links: HashMap::new(),
+        next: 0,
+        buffer: vec![0; CHUNK],
+        watched: false,
+        short: false,
+        shortage: None,
+        kept: &mut standing.root,
+    };
+    root.run().map_err(failed)
+}
+
+impl Root<'_> {
+    fn run(&mut self) -> nix::Result<gather::Outcome> {
+        for (who, socket) in std::mem::take(self.kept) {
+            let conn = self.watch_link(socket)?;
+            self.gather.kept(conn, who);
+        }
+        let mut events = [EpollEvent::empty(); 64];
+        loop {
+            let now = Instant::now();
+            self.gather.tick(now);
+            self.act(now);
+            if let Some(outcome) = self.gather.outcome(now) {
+                return Ok(outcome.clone());
+            }
+            let accept = self.gather.accepting() && self.shortage.is_none_or(|until| now >= until);
+            self.watch(accept)?;
+            let wake = self.shortage.filter(|_| !accept).map_or(self.gather.wake(), |at| at.min(self.gather.wake()));
+            let count = match self.epoll.wait(&mut events, EpollTimeout::from(millis(wake))) {
+                Err(Errno::EINTR) => 0,
+                result => result?,
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    LISTENER => self.accept()?,
+                    conn => self.ready(conn, event.events()),
+                }
+            }
+        }
+    }
+
+    fn watch(&mut self, accept: bool) -> nix::Result<()> {
+        if accept != self.watched {
+            self.watched = accept;
+            let socket = self.listener.socket();
+            if accept {
+                self.epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+            } else {
+                self.epoll.delete(socket)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> nix::Result<()> {
+        while self.gather.accepting() {
+            let (socket, peer) = match self.listener.socket().accept() {
+                Ok((socket, peer)) => (Private::new(socket), peer),
+                Err(e)
+                    if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) =>
+                {
+                    if !self.gather.drop_oldest_stranger() {
+                        if !std::mem::replace(&mut self.short, true) {
+                            log::warn!("rendezvous: cannot accept a connection: {e}; raise the limit (ulimit -n)");
+                        }
+                        self.shortage = Some(Instant::now() + SHORTAGE_PAUSE);
+                    }
+                    self.act(Instant::now());
+                    return Ok(());
+                }
+                // WouldBlock: none is left. Others are the fate of one connection that died in the queue.
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(_) => continue,
+            };
+            let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
+            let silence = self.gather.silence();
+            // There are no probes while a beat is on its way.
+            let watched = host::probe(&socket, silence).and_then(|()| host::demand_room(&socket, silence));
+            if prepared.is_err() || watched.is_err() {
+                continue; // died already
+            }
+            let conn = self.watch_link(socket)?;
+            self.gather.accepted(conn, peer, Instant::now());
+            // What a rank sends is usually here already; a stranger less before the next is accepted.
+            self.ready(conn, EpollFlags::EPOLLIN);
+        }
+        Ok(())
+    }
+
+    fn watch_link(&mut self, socket: Private<TcpStream>) -> nix::Result<Conn> {
+        let conn = self.next;
+        self.next += 1;
+        self.epoll.add(&*socket, EpollEvent::new(EpollFlags::EPOLLIN, conn))?;
+        self.links.insert(conn, Link { socket, out: Outgoing::default(), blocked: false });
+        Ok(conn)
+    }
+
+    fn ready(&mut self, conn: Conn, events: EpollFlags) {
+        let Some(link) = self.links.get(&conn) else { return };
+        let now = Instant::now();
+        if link.blocked {
+            self.flush(conn, now);
+        } else if events.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            let ended = read_some(&link.socket, &mut self.buffer, |bytes| self.gather.received(conn, bytes, now));
+            if ended.is_some() {
+                self.links.remove(&conn);
+                self.gather.closed(conn, now);
+            }
+        }
+        self.act(now);
+    }
+
+    fn act(&mut self, now: Instant) {
+        while let Some(action) = self.gather.next_action() {
+            match action {
+                gather::Action::Send { conn, shared, own } => {
+                    if let Some(link) = self.links.get_mut(&conn) {
+                        link.out.push(shared);
+                        link.out.push(own.into());
+                    }
+                    self.flush(conn, now);
+                }
+                gather::Action::Keep(conn, who) => {
+                    if let Some(link) = self.links.remove(&conn) {
+                        let _ = self.epoll.delete(&link.socket); // with its descriptor at the latest
+                        self.kept.push((who, link.socket));
+                    }
+                }
+                gather::Action::Close(conn) => {
+                    if let Some(link) = self.links.remove(&conn) {
+                        drain(&link.socket);
+                    }
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, conn: Conn, now: Instant) {
+        let Some(link) = self.links.get_mut(&conn) else { return };
+        let result = link.out.flush(&link.socket).and_then(|all| {
+            if !all && !link.blocked {
+                link.blocked = true;
+                // Only room matters now; reading on would spin on a peer that closed its half.
+                self.epoll.modify(&*link.socket, &mut EpollEvent::new(EpollFlags::EPOLLOUT, conn))?;
+            } else if all && link.blocked {
+                link.blocked = false;
+                self.epoll.modify(&*link.socket, &mut EpollEvent::new(EpollFlags::EPOLLIN, conn))?;
+            }
+            Ok(all)
+        });
+        match result {
+            Ok(true) => self.gather.sent(conn),
+            Ok(false) => {}
+            Err(_) => {
+                self.links.remove(&conn);
+                self.gather.closed(conn, now);
+            }
+        }
+    }
+}

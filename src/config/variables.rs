@@ -1,0 +1,358 @@
+//! The table of variables.
+
+use super::parse::{integer, seconds, unless_minus_one, within};
+use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GpuIssue, SoftTransport};
+use std::time::Duration;
+
+/// One variable: what users read and what the parser does.
+pub struct Variable {
+    /// The name in the environment.
+    pub name: &'static str,
+    /// What holds when it is unset, in words.
+    pub default: &'static str,
+    /// What it does, one sentence.
+    pub meaning: &'static str,
+    /// The values it takes.
+    pub accepted: &'static str,
+    /// Puts a value into the configuration; `None`: not a value it takes.
+    pub(super) apply: fn(&mut Config, &str) -> Option<()>,
+}
+
+/// Every variable that this library reads. A later entry wins over an earlier one that sets the same field.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "OXYGIN_FABRIC",
+        default: "auto",
+        meaning: "How bytes move: RDMA through libibverbs, or shared memory and TCP. `auto` takes verbs where every \
+                  rank has a usable port (with GPUs: one that takes GPU memory), else soft.",
+        accepted: "auto, verbs, soft",
+        apply: |config, text| {
+            config.fabric = match text {
+                "auto" => FabricChoice::Auto,
+                "verbs" => FabricChoice::Verbs,
+                "soft" => FabricChoice::Soft,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_TIMEOUT",
+        default: "120",
+        meaning: "Deadline of every collective step (connect, createContext, regMrSym), in seconds. The error after \
+                  it names the step and the ranks that did not come.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.timeout = value),
+    },
+    Variable {
+        name: "OXYGIN_PEER_TIMEOUT",
+        default: "what verbs' retries take, 4.096 µs × 2^NCCL_IB_TIMEOUT × (NCCL_IB_RETRY_CNT + 1), but at \
+                  least 30: 35",
+        meaning: "How long, in seconds, a peer of the soft fabric, or rank 0 in a collective step, may be silent \
+                  (stopped, out of reach, not reading), or a host in a collective step that should answer, before it \
+                  counts as gone. A process that ends is noticed at once.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.peer_timeout = Some(value)),
+    },
+    Variable {
+        name: "OXYGIN_DEREG_TIMEOUT",
+        default: "10",
+        meaning: "How long, in seconds, deregMrSym waits for copies to or from the window that peers or the GPU are \
+                  at. The error after it names them: the memory is not free yet.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.dereg_timeout = value),
+    },
+    Variable {
+        name: "OXYGIN_QUEUE_DEPTH",
+        default: "0",
+        meaning: "Work queue entries towards each peer in a context. 0: what the caller of createContext asks for, \
+                  else the fabric's choice.",
+        accepted: "0 to 32768",
+        apply: |config, text| within(text, 0, 32_768).map(|value| config.queue_depth = value),
+    },
+    Variable {
+        name: "OXYGIN_MAX_OPERATIONS",
+        default: "65536",
+        meaning: "Unfinished operations that one context holds towards one peer before a call waits for room; over \
+                  verbs, those that the device has not taken yet. Other peers have room of their own.",
+        accepted: "1024 to 16777216",
+        apply: |config, text| within(text, 1024, 16_777_216).map(|value| config.max_operations = value),
+    },
+    Variable {
+        name: "OXYGIN_SOFT_TRANSPORT",
+        default: "auto",
+        meaning: "Ways that the soft fabric may use: `auto` is shared memory with single copies where the kernel \
+                  allows them, else TCP; `no-cma` does without cross-memory attach; `staged` moves GPU memory through \
+                  host memory even inside one process; `tcp` is TCP to every other rank.",
+        accepted: "auto, no-cma, staged, tcp",
+        apply: |config, text| {
+            config.soft_transport = match text {
+                "auto" => SoftTransport::Auto,
+                "no-cma" => SoftTransport::NoCma,
+                "staged" => SoftTransport::Staged,
+                "tcp" => SoftTransport::Tcp,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_TCP_STRIPES",
+        default: "half of OXYGIN_TCP_THREADS, at least 1",
+        meaning:
+            "Connections for bulk to each peer that the soft fabric reaches by TCP. Large puts are spread over them, \
+                  and over the interfaces that NCCL_SOCKET_IFNAME selects.",
+        accepted: "1 to 16",
+        apply: |config, text| within(text, 1, 16).map(|value| config.tcp_stripes = Some(value)),
+    },
+    Variable {
+        name: "OXYGIN_TCP_THREADS",
+        default: "none below 8 cores; above, a quarter of the cores, at most 8",
+        meaning: "Threads of a communicator that serve these connections. With 0 the callers and the helper thread do.",
+        accepted: "0 to 32",
+        apply: |config, text| within(text, 0, 32).map(|value| config.tcp_threads = Some(value)),
+    },
+    Variable {
+        name: "OXYGIN_GPU_ISSUE",
+        default: "own=1,kernel=8192,workers=32,helper=1",
+        meaning: "How GPU memory moves without RDMA. `own=0`: streams in the application's context instead of a \
+                  private one; `kernel=0`: no copy kernel; `workers=0`: one without worker blocks; `helper=0`: the \
+                  helper thread never works beside the callers, `helper=2`: whatever the number of cores. `kernel` \
+                  and `workers` may also be written `courier` and `hands`, as in earlier versions.",
+        accepted: gpu_issue::ACCEPTED,
+        apply: |config, text| GpuIssue::parse(text).map(|value| config.gpu_issue = value),
+    },
+    Variable {
+        name: "OXYGIN_LIBIBVERBS",
+        default: "libibverbs.so.1",
+        meaning: "The verbs library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "OXYGIN_LIBRDMACM",
+        default: "librdmacm.so.1",
+        meaning: "The RDMA connection manager's library to load, by name or path; only iWARP devices need it.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "OXYGIN_LIBCUDA",
+        default: "libcuda.so.1",
+        meaning: "The CUDA driver library to load, by name or path.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
+        name: "OXYGIN_ENGINE",
+        default: "auto",
+        meaning:
+            "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
+                  `own` this library's engine, for kernels that are compiled for all backends; `auto` is `own` up to \
+                  NCCL 2.30.4 and `nccl` from 2.30.7 on.",
+        accepted: "auto, own, nccl",
+        apply: |config, text| {
+            config.engine = match text {
+                "auto" => EngineChoice::Auto,
+                "own" => EngineChoice::Own,
+                "nccl" => EngineChoice::Nccl,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_PROXY_THREADS",
+        default: "1",
+        meaning: "Threads of this library's engine in a communicator; its contexts are split among them.",
+        accepted: "1 to 16",
+        apply: |config, text| within(text, 1, 16).map(|value| config.proxy_threads = value),
+    },
+    Variable {
+        name: "OXYGIN_PROXY_AFFINITY",
+        default: "near",
+        meaning: "Where these threads run: `near` the GPU, by what sysfs says of it; `off`, wherever the scheduler \
+                  likes; or on the processors of a list. Those that the process may not use are left out.",
+        accepted: "near, off, or a list of processors such as 0-7,16",
+        apply: |config, text| {
+            config.proxy_affinity = match text {
+                "near" => Affinity::Near,
+                "off" => Affinity::Off,
+                list if list.chars().all(|c| c.is_ascii_digit() || ",- ".contains(c)) => Affinity::List(list.into()),
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_PROXY_POLL",
+        default: "20",
+        meaning: "How long these threads spin after the last descriptor before they sleep between looks, in \
+                  milliseconds. They sleep 20 µs at a time in the first second, 20 ms from then on. `spin`: never.",
+        accepted: "spin, or 0 to 3600000",
+        apply: |config, text| {
+            config.proxy_poll = match text {
+                "spin" => None,
+                _ => Some(Duration::from_millis(within(text, 0, 3_600_000)?)),
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_STALL",
+        default: "10",
+        meaning: "The age, in seconds, at which a descriptor that is under way is named in the log, once, with its \
+                  context, peer and what it waits for.",
+        accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
+        apply: |config, text| seconds(text).map(|value| config.stall = value),
+    },
+    Variable {
+        name: "OXYGIN_TRACE",
+        default: "none",
+        meaning:
+            "A file to which the engine writes what it did with the last 65536 descriptors of each of its threads, \
+                  as the communicator closes; ui.perfetto.dev opens it. `%p` in it becomes the process number and the \
+                  communicator's; without it they are appended.",
+        accepted: "a path",
+        apply: |config, text| {
+            config.trace = (!text.is_empty()).then(|| text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_STATS",
+        default: "1",
+        meaning: "Whether there are statistics that `oxygin stats` and `oxygin top` can read.",
+        accepted: "0, 1",
+        apply: |config, text| within(text, 0, 1).map(|value: u32| config.stats = value != 0),
+    },
+    Variable {
+        name: "OXYGIN_DEVICE_LAYOUT",
+        default: "what NCCL's version says",
+        meaning: "Bytes of a context in the array that device code gets from this library's engine. For an NCCL that \
+                  is newer than the library, or device code compiled with an older NCCL than it runs with.",
+        accepted: "48, 72, 80",
+        apply: |config, text| {
+            config.device_layout = Some(within(text, 48, 80).filter(|bytes| [48, 72, 80].contains(bytes))?);
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_GIN_TYPE",
+        default: "any",
+        meaning: "NCCL skips a GIN plugin of another device type than this. The type is 3 where this library's engine \
+                  drains queues, else 2; with 2, `OXYGIN_ENGINE=auto` is `nccl`.",
+        accepted: "a number; negative: any",
+        apply: |config, text| {
+            let value = integer(text)?;
+            config.gin_type = i32::try_from(value).ok().filter(|kind| *kind >= 0);
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_SOCKET_IFNAME",
+        default:
+            "ib*, else the subnet of NCCL_COMM_ID, else anything but docker*, lo*, virbr*; else those in that order",
+        meaning: "Network interfaces for set-up and for the soft fabric's TCP.",
+        accepted: "name prefixes with commas between; `=` in front: exact names; `^` in front: all but these",
+        apply: |config, text| {
+            // NCCL takes a value of one character as unset.
+            config.socket_ifname = (text.len() > 1).then(|| text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_SOCKET_FAMILY",
+        default: "any",
+        meaning: "Forces IPv4 or IPv6.",
+        accepted: "AF_INET, AF_INET6",
+        apply: |config, text| {
+            config.socket_family = Some(match text {
+                "AF_INET" => libc::AF_INET,
+                "AF_INET6" => libc::AF_INET6,
+                _ => return None,
+            });
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_COMM_ID",
+        default: "none",
+        meaning:
+            "Where NCCL bootstraps; an interface in the same subnet is preferred when NCCL_SOCKET_IFNAME is unset.",
+        accepted: "IPV4:PORT or [IPV6]:PORT; other values are left to NCCL",
+        apply: |config, text| {
+            config.comm_id = Some(text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_IB_HCA",
+        default: "every device with an active port",
+        meaning: "RDMA devices and ports to use.",
+        accepted: "name prefixes with commas between, each with `:PORT` if wanted; `=` in front: exact names; `^` in \
+                   front: all but these",
+        apply: |config, text| {
+            config.ib_hca = Some(text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_IB_GID_INDEX",
+        default: "-1",
+        meaning: "GID table index on RoCE. -1: chosen automatically, RoCE v2 and IPv4-mapped first.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_gid_index = value),
+    },
+    Variable {
+        name: "NCCL_IB_TC",
+        default: "-1",
+        meaning: "Traffic class of verbs packets. -1: the communicator's, else 0.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value),
+    },
+    Variable {
+        name: "NCCL_GIN_IB_TC",
+        default: "-1",
+        meaning: "Traffic class for GPU-initiated networking alone. -1: NCCL_IB_TC.",
+        accepted: "-1 to 255",
+        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value.or(config.ib_tc)),
+    },
+    Variable {
+        name: "NCCL_IB_SL",
+        default: "-1",
+        meaning: "InfiniBand service level. -1: 0.",
+        accepted: "-1 to 15",
+        apply: |config, text| unless_minus_one(text, 15).map(|value| config.ib_sl = value),
+    },
+    Variable {
+        name: "NCCL_IB_TIMEOUT",
+        default: "20",
+        meaning: "How long a queue pair waits for an acknowledgement: 4.096 µs × 2^n; 0 is for ever.",
+        accepted: "0 to 31",
+        apply: |config, text| within(text, 0, 31).map(|value| config.ib_timeout = value),
+    },
+    Variable {
+        name: "NCCL_IB_RETRY_CNT",
+        default: "7",
+        meaning: "How often a queue pair sends again before it fails; at most 6 on soft-RoCE, where 7 is for ever.",
+        accepted: "0 to 7",
+        apply: |config, text| within(text, 0, 7).map(|value| config.ib_retry_cnt = value),
+    },
+    Variable {
+        name: "NCCL_IB_PKEY",
+        default: "0",
+        meaning: "Index into the port's partition key table.",
+        accepted: "0 to 65535",
+        apply: |config, text| within(text, 0, 65_535).map(|value| config.ib_pkey = value),
+    },
+    Variable {
+        name: "NCCL_DMABUF_ENABLE",
+        default: "1",
+        meaning:
+            "Whether GPU memory may be registered with RDMA devices by DMA-BUF. 0: only by address, with a peer memory \
+                  module.",
+        accepted: "0 or another integer",
+        apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
+    },
+];

@@ -1,0 +1,196 @@
+//! Atomic operations on words in this rank's GPU memory, and on words of host memory behind what is put there.
+//!
+//! Only this engine changes the word for peers, so it may read, change and store it in turn: all submissions before
+//! have been done when it reads, and none starts before it stores. What kernels change in between is lost, but for a
+//! plain addition where the driver can add: RDMA devices without PCIe atomics promise as much (`Atomicity::Fabric`).
+
+use super::batch::{gone, Batch, Kind, Step};
+use super::op::{Op, Owner, Side};
+use super::state::State;
+use crate::error::{Error, Result};
+use crate::fabric::soft::atomic::change;
+use crate::memory::key::Key;
+use crate::memory::registry::Registry;
+use crate::rma::atomic::{Change, Width};
+use oxygin_ffi::cuda::MemOp;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// What a word held before: written once, by the engine.
+#[derive(Default)]
+pub struct Cell {
+    value: AtomicU64,
+    is_set: AtomicBool,
+}
+
+impl Cell {
+    fn set(&self, value: u64) {
+        self.value.store(value, Ordering::Relaxed);
+        self.is_set.store(true, Ordering::Release);
+    }
+
+    /// What it held, once that is known. The change itself is visible when the operation is complete.
+    pub fn get(&self) -> Option<u64> {
+        self.is_set.load(Ordering::Acquire).then(|| self.value.load(Ordering::Relaxed))
+    }
+}
+
+/// Where the fetched value goes.
+pub enum To {
+    /// Nowhere.
+    Nowhere,
+    /// To a caller in this process.
+    Caller(Side),
+    /// To whoever answers a peer.
+    Cell(Arc<Cell>),
+}
+
+/// What is left to do of an atomic operation.
+pub struct Fetch {
+    /// What becomes of the word.
+    pub change: Change,
+    /// Its bytes.
+    pub width: Width,
+    /// The key of its window.
+    pub key: u32,
+    /// Its address.
+    pub addr: u64,
+    /// Where what it held goes.
+    pub to: To,
+}
+
+impl Op {
+    /// An atomic operation.
+    pub fn fetching(owner: Owner, fetch: Fetch) -> Self {
+        let nowhere = Side::Caller { addr: 0, gpu: false };
+        Self { fetch: Some(Box::new(fetch)), ..Self::copy(owner, nowhere, nowhere, 0) }
+    }
+}
+
+/// Where a word of `width` lies in the 8-byte word around it: that one's address, and bits below.
+fn around(addr: u64, width: Width) -> (u64, u32) {
+    match width {
+        Width::Eight => (addr, 0),
+        Width::Four => (addr & !7, (addr & 4) as u32 * 8),
+    }
+}
+
+impl Batch {
+    /// Carries out an atomic operation, or begins to.
+    pub fn add_fetch(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<Step> {
+        let Some(fetch) = op.fetch.take() else { return Ok(Step::Done) };
+        let step = self.add_fetch_of(s, registry, op, &fetch);
+        op.fetch = Some(fetch);
+        step
+    }
+
+    fn add_fetch_of(&mut self, s: &mut State, registry: &Registry, op: &mut Op, fetch: &Fetch) -> Result<Step> {
+        let later = Ok(Step::Later { progress: self.has_work() });
+        // Bytes for host memory are there when the CPU has delivered them.
+        if !self.outward.is_empty() || s.small.outward > s.small.done {
+            return later;
+        }
+        let &Fetch { change: what, width, key, addr, .. } = fetch;
+        let bytes = width.bytes();
+        if !Key(key).is_on_gpu() {
+            // The CPU changes it, once the GPU has done what comes before.
+            if self.has_work() || !s.small.is_empty() {
+                return later;
+            }
+            let Some(place) = self.place(s, &fetch.to, bytes) else { return Ok(Step::Later { progress: false }) };
+            let held = registry.hold();
+            let at = held.resolve(key, addr, bytes).filter(|_| addr % bytes == 0);
+            // SAFETY: an aligned word inside a window that is held.
+            let old = unsafe { change(at.ok_or_else(|| gone(key, addr, bytes))?, &what, width) };
+            drop(held);
+            self.deliver(s, fetch, place, old);
+            return Ok(Step::Done);
+        }
+        if !s.windows.holds(key, addr, bytes) || addr % bytes != 0 {
+            return Err(gone(key, addr, bytes));
+        }
+        if !self.takes_store(s) {
+            return later;
+        }
+        let (word, shift) = around(addr, width);
+        // A signal whose value the engine knows is a sum of additions and may be changed here, too.
+        let known = s.windows.add(key, word, 0).ok();
+        let old = match known {
+            Some(sum) => sum >> shift & width.mask(),
+            None => match self.read_word(s, op, addr, width)? {
+                Ok(old) => old,
+                Err(step) => return Ok(step),
+            },
+        };
+        let Some(place) = self.place(s, &fetch.to, bytes) else { return later };
+        if let Some(new) = what.of(old, width) {
+            self.needs_ops = true;
+            let store = match (known, width) {
+                (Some(sum), _) => {
+                    let value = sum & !(width.mask() << shift) | new << shift;
+                    let _ = s.windows.add(key, word, value.wrapping_sub(sum));
+                    MemOp::write64(word, value)
+                }
+                (None, Width::Four) => MemOp::write32(addr, new as u32),
+                (None, Width::Eight) => match (what, s.device.as_ref().is_some_and(|d| d.can_add)) {
+                    (Change::FetchAdd { add, boundary: 0 }, true) => MemOp::add64(addr, add),
+                    _ => MemOp::write64(addr, new),
+                },
+            };
+            self.push_op(op, store, addr, Kind::Data);
+        }
+        self.deliver(s, fetch, place, old);
+        Ok(Step::Done)
+    }
+
+    /// What a word in GPU memory holds: read by a submission of its own, which sees all stores of the submissions
+    /// before it, and nothing follows until it is done. `Err`: it is not known yet.
+    fn read_word(
+        &mut self,
+        s: &mut State,
+        op: &mut Op,
+        addr: u64,
+        width: Width,
+    ) -> Result<std::result::Result<u64, Step>> {
+        let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
+        Ok(match op.reading {
+            Some(submission) if s.small.done >= submission && !self.has_work() => {
+                op.reading = None;
+                Ok(device.scratch_value() & width.mask())
+            }
+            Some(submission) if s.small.done < submission => Err(Step::Later { progress: false }),
+            _ if self.has_work() => Err(Step::Later { progress: true }),
+            _ => {
+                self.away.push(device.scratch(), addr, width.bytes() as usize, None);
+                op.reading = Some(s.small.started + 1);
+                Err(Step::Later { progress: true })
+            }
+        })
+    }
+
+    /// Room for a fetched value on its way into GPU memory; `None`: there is none now.
+    fn place(&self, s: &mut State, to: &To, bytes: u64) -> Option<Option<u64>> {
+        match to {
+            To::Caller(side) if side.is_on_gpu() => self.stage(s, bytes).map(|(offset, _)| Some(offset)),
+            _ => Some(None),
+        }
+    }
+
+    fn deliver(&mut self, s: &State, fetch: &Fetch, place: Option<u64>, old: u64) {
+        let bytes = fetch.width.bytes() as usize;
+        match (&fetch.to, place, &s.device) {
+            (To::Nowhere, ..) => {}
+            (To::Cell(cell), ..) => cell.set(old),
+            (To::Caller(side), Some(offset), Some(device)) => {
+                let at = device.staging_host(offset);
+                // SAFETY: bytes of the staging memory that were just taken; x86 has the low ones first.
+                unsafe { std::ptr::copy_nonoverlapping((&raw const old).cast(), at, bytes) };
+                self.into.push(side.addr(), device.staging(offset), bytes);
+            }
+            // SAFETY: the caller's memory is writable until the operation completes (Context::post).
+            (To::Caller(side), ..) => unsafe {
+                std::ptr::copy_nonoverlapping((&raw const old).cast(), side.addr() as *mut u8, bytes)
+            },
+        }
+    }
+}

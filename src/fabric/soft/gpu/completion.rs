@@ -1,0 +1,69 @@
+//! What is done once a submission has been executed.
+
+use super::device::{Device, Way};
+use super::in_flight::Outward;
+use super::launch::STORES_BY_COPY;
+use super::op::{Owner, Side};
+use super::state::State;
+use crate::memory::registry::Registry;
+use std::time::Instant;
+
+impl State {
+    /// Completes submissions that are done. Returns whether there were any.
+    pub fn complete(&mut self, registry: &Registry) -> bool {
+        let mut moved = self.complete_dispatched();
+        let Some(device) = &self.device else { return false };
+        if !self.small.is_empty() {
+            let flag = device.flag(Way::Small);
+            while let Some(mut submission) = self.small.pop_done(flag) {
+                for bytes in submission.outward.drain(..) {
+                    deliver(device, registry, &bytes);
+                }
+                submission.finished.drain(..).for_each(Owner::complete);
+                self.staging.give_back(submission.staged);
+                if submission.stores.take().is_some_and(|s| s.are_late()) {
+                    self.store_by_copy = STORES_BY_COPY;
+                }
+                if let Some(behind) = self.small.submissions.front_mut().and_then(|f| f.stores.as_mut()) {
+                    behind.since = Instant::now();
+                }
+                if let Some(sample) = submission.sample.take() {
+                    self.stats.finished(sample);
+                }
+                self.small.keep(submission);
+                moved = true;
+            }
+        }
+        if !self.bulk.is_empty() {
+            let flag = device.flag(Way::Bulk);
+            let before = self.bulk.done;
+            while self.bulk.pop_done(flag).is_some() {}
+            if self.bulk.done > before {
+                moved = true;
+                self.queue.release(self.bulk.done);
+            }
+        }
+        if moved {
+            self.stall.ends();
+            self.completions += 1;
+        }
+        moved
+    }
+}
+
+/// Copies bytes from the staging memory to where they are to go in host memory.
+fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
+    let held;
+    let to = match bytes.to {
+        Side::Caller { addr, .. } => addr as *mut u8,
+        Side::Window { key, addr } => {
+            held = registry.hold();
+            // A window that is gone gets nothing.
+            let Some(to) = held.resolve(key, addr, bytes.len) else { return };
+            to
+        }
+    };
+    // SAFETY: the staging bytes were written by a submission that is done and are not given back yet; the destination
+    // is in a held window or the caller's until completion.
+    unsafe { std::ptr::copy_nonoverlapping(device.staging_host(bytes.offset), to, bytes.len as usize) };
+}

@@ -1,0 +1,128 @@
+//! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
+
+use super::kernel::{command, windows_hold};
+use super::op::Op;
+use super::plan::{plan, Facts, KernelState, Limits, Mover, CROWD, CROWDED_BYTES};
+use super::state::State;
+
+/// How far into the queue a copy looks for others.
+const LOOK_AHEAD: usize = 16;
+
+impl State {
+    /// Completes what the copy kernel has done, and takes back what one that is gone has not.
+    pub fn complete_dispatched(&mut self) -> bool {
+        let Some(kernel) = self.handover.kernel.as_mut() else { return false };
+        if kernel.is_off() && !kernel.take_over() {
+            return false;
+        }
+        let mut moved = false;
+        while let Some(op) = kernel.land() {
+            op.owner.complete();
+            self.handover.back += 1;
+            moved = true;
+        }
+        if kernel.is_off() && kernel.is_busy() {
+            let leftovers: Vec<Op> = kernel.leftovers().collect();
+            self.handover.back += leftovers.len() as u64;
+            let mut at = 0;
+            for op in leftovers {
+                // Not added after all.
+                if let Some(s) = op.signal {
+                    let _ = self.windows.add(s.rkey, s.remote, s.value.wrapping_neg());
+                }
+                if self.is_draining(&op.owner.lane) {
+                    op.owner.give_up();
+                } else {
+                    self.queue.put_back(at, op);
+                    at += 1;
+                }
+            }
+            moved = true;
+        }
+        // At once: submissions would start otherwise.
+        if let Some(kernel) = self.handover.kernel.as_mut().filter(|c| c.is_off()) {
+            kernel.take_over();
+        }
+        moved
+    }
+
+    /// Copies among the next operations of the queue, that no longer count as small; not more than make a crowd.
+    fn copies_waiting(&self) -> usize {
+        let next = self.queue.ready.iter().take(LOOK_AHEAD);
+        next.filter(|op| op.len - op.done > CROWDED_BYTES).take(CROWD).count()
+    }
+
+    /// The same, if it matters to an operation.
+    pub fn copies_beside(&self, op: &Op) -> usize {
+        if op.len > CROWDED_BYTES {
+            self.copies_waiting()
+        } else {
+            0
+        }
+    }
+
+    /// What decides who moves an operation, with so many other copies about.
+    pub fn facts(&self, op: &Op, kernel: KernelState, crowd: usize) -> Facts {
+        let alone = Facts::of(op, Limits::from(&self.tuning));
+        let lane_waits = !self.queue.deferred.is_empty() && self.queue.deferred.has(&op.owner.lane);
+        let mut facts = Facts { is_same_gpu: self.is_near(op), lane_waits, crowd, kernel, ..alone };
+        facts.windows_hold = facts.needs_windows() && windows_hold(op, &self.windows);
+        facts
+    }
+
+    /// Gives the copy kernel what it can take from the front of the queue. Returns whether that was anything.
+    pub fn dispatch(&mut self) -> bool {
+        if self.queue.ready.is_empty() || !self.small.is_empty() {
+            return false;
+        }
+        let Some(mut kernel) = self.handover.kernel.take_if(|c| c.is_up()) else { return false };
+        let mut any = false;
+        while kernel.has_room() {
+            let Some(op) = self.queue.ready.pop_front() else { break };
+            any = true;
+            if op.owner.lane.is_over() {
+                op.owner.give_up();
+                continue;
+            }
+            let takes = KernelState::Takes { workers: kernel.has_workers() };
+            let facts = self.facts(&op, takes, self.copies_beside(&op) + kernel.copies());
+            match plan(&facts) {
+                Mover::CopyKernel => {
+                    let command = command(&op, &mut self.windows, false);
+                    kernel.post(op, command);
+                }
+                Mover::WorkerBlocks => {
+                    // What finds worker blocks wants the next launches to have some as much as what misses them.
+                    kernel.wants_workers();
+                    let command = command(&op, &mut self.windows, true);
+                    kernel.post(op, command);
+                }
+                Mover::BulkStream => self.queue.defer(op, true),
+                Mover::Deferred => self.queue.defer(op, false),
+                Mover::CopyEngine | Mover::PinnedMemory | Mover::StreamStore | Mover::Cpu => {
+                    self.queue.ready.push_front(op);
+                    any = kernel.is_busy();
+                    break;
+                }
+            }
+        }
+        if any {
+            kernel.stay_up();
+        }
+        self.handover.kernel = Some(kernel);
+        any
+    }
+
+    /// Whether no submission may start now: the copy kernel has operations, or is about to take over.
+    pub fn kernel_has_turn(&self) -> bool {
+        self.handover.has_turn(!self.small.is_empty()) || self.workers_have_turn()
+    }
+
+    /// Whether the first of the queue waits for worker blocks that run or may come up in time, and no submission may
+    /// start before it. While they run `dispatch` takes it, as soon as no submission is in flight; while they are
+    /// awaited, their launch comes up or is late soon.
+    fn workers_have_turn(&self) -> bool {
+        let first = self.queue.ready.front().filter(|_| self.handover.has_workers());
+        first.is_some_and(|op| plan(&self.facts(op, KernelState::Awaited, 0)) == Mover::WorkerBlocks)
+    }
+}

@@ -1,0 +1,88 @@
+//! Waiting until what was started for a context or a window that goes is done. It is done in short turns, each with the
+//! engine's lock, in between which others go on: a GPU may stand for as long as its application likes.
+
+use super::state::State;
+use super::Engine;
+use crate::fabric::soft::lane::Lane;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The last that had been started at some moment.
+#[derive(Clone, Copy)]
+pub struct Mark {
+    small: u64,
+    bulk: u64,
+    by_kernel: u64,
+}
+
+impl State {
+    /// What has been started by now.
+    pub(super) fn mark(&self) -> Mark {
+        Mark { small: self.small.started, bulk: self.bulk.started, by_kernel: self.handover.given() }
+    }
+
+    /// Whether nothing of that touches memory any more.
+    pub(super) fn has_passed(&self, mark: &Mark) -> bool {
+        if self.failure.is_some() {
+            return !self.is_touching_memory();
+        }
+        self.small.done >= mark.small && self.bulk.done >= mark.bulk && self.handover.back >= mark.by_kernel
+    }
+
+    /// Whether the lane is going: what the copy kernel leaves undone of it is not queued again.
+    pub fn is_draining(&self, lane: &Arc<Lane>) -> bool {
+        self.draining.iter().any(|l| Arc::ptr_eq(l, lane))
+    }
+}
+
+impl Engine {
+    /// Drops what waits on a lane and waits, at most until `end`, for what is in flight by now: its memory may go.
+    /// Nothing more is submitted on the lane.
+    pub fn abandon(&self, lane: &Arc<Lane>, end: Instant) {
+        if lane.is_idle() {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.take(&mut state);
+        state.queue.forget(lane);
+        state.draining.push(lane.clone());
+        drop(state);
+        if self.pass(end) {
+            self.state.lock().draining.retain(|l| !Arc::ptr_eq(l, lane));
+        } else {
+            log::warn!(
+                "rank {}: transfers of a context to or from rank {} are unfinished on the GPU after its end",
+                self.rank,
+                lane.peer
+            );
+        }
+    }
+
+    /// Ends a window; waits until nothing that was started touches it any more. `false`: something still may, after
+    /// that time.
+    pub fn remove_window(&self, id: u32, within: Duration) -> bool {
+        self.state.lock().windows.remove(id);
+        self.pass(Instant::now() + within)
+    }
+
+    /// Waits for what is in flight by now. `false`: at `end` it still is.
+    fn pass(&self, end: Instant) -> bool {
+        let mut state = self.state.lock();
+        let mark = state.mark();
+        loop {
+            let moved = state.complete(&self.registry);
+            if state.has_passed(&mark) {
+                return true;
+            }
+            if !moved {
+                state.check(self.rank);
+            }
+            if Instant::now() > end {
+                return false;
+            }
+            drop(state);
+            std::thread::yield_now();
+            state = self.state.lock();
+        }
+    }
+}

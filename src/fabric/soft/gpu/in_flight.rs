@@ -1,0 +1,127 @@
+//! What is in flight on one stream, oldest first.
+
+use super::op::{Owner, Side};
+use super::stats::Sample;
+use oxygin_ffi::cuda::Copies;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// A submission whose stores by the stream took longer than this has waited for the GPU's processors, unless its copies
+/// explain it.
+const SLOW: Duration = Duration::from_micros(700);
+/// What a copy takes at most, with its driver's calls, and bytes by way of host memory: 20 GB/s there and as much back.
+const COPY: Duration = Duration::from_micros(4);
+const BYTES_PER_US: u64 = 20_000;
+
+/// Submissions' lists that are kept for the next ones.
+const SPARES: usize = 4;
+
+/// Bytes in the staging memory on their way to host memory.
+pub struct Outward {
+    pub offset: u64,
+    pub len: u64,
+    pub to: Side,
+}
+
+/// How long a submission with stores by the stream takes.
+pub struct Stores {
+    /// When it was started, or the one before is done.
+    pub since: Instant,
+    /// The longest that it takes if its stores do not wait.
+    most: Duration,
+}
+
+impl Stores {
+    /// The submission starts now, with such copies.
+    pub fn begin(copies: &[&Copies]) -> Self {
+        let (mut count, mut bytes) = (0, 0);
+        for (_, _, n) in copies.iter().flat_map(|c| c.iter()) {
+            (count, bytes) = (count + 1, bytes + n as u64);
+        }
+        Self { since: Instant::now(), most: SLOW + COPY * count + Duration::from_micros(bytes / BYTES_PER_US) }
+    }
+
+    /// Whether they have waited for the GPU's processors, now that the submission is done.
+    pub fn are_late(&self) -> bool {
+        self.since.elapsed() > self.most
+    }
+}
+
+/// What was started at once.
+#[derive(Default)]
+pub struct Submission {
+    pub number: u64,
+    pub finished: Vec<Owner>,
+    pub outward: Vec<Outward>,
+    /// Staging memory up to here is free once it is done.
+    pub staged: u64,
+    pub sample: Option<Sample>,
+    /// If the stream itself stores, and need not.
+    pub stores: Option<Stores>,
+}
+
+/// The submissions of one stream, numbered from 1 on.
+#[derive(Default)]
+pub struct InFlight {
+    pub submissions: VecDeque<Submission>,
+    /// Number of the last submission that was started.
+    pub started: u64,
+    /// Number of the last one that is done, its outward bytes delivered.
+    pub done: u64,
+    /// Number of the last one with bytes for host memory.
+    pub outward: u64,
+    /// Submissions that are done, whose lists are kept for the next ones.
+    spare: Vec<Submission>,
+}
+
+impl InFlight {
+    /// Takes off the oldest submission if the flag says that it is done.
+    pub fn pop_done(&mut self, flag: u64) -> Option<Submission> {
+        let submission = match self.submissions.front() {
+            Some(f) if f.number <= flag => self.submissions.pop_front()?,
+            _ => return None,
+        };
+        self.done = submission.number;
+        Some(submission)
+    }
+
+    /// An empty submission.
+    pub fn spare(&mut self) -> Submission {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Keeps the empty lists of a submission that is done.
+    pub fn keep(&mut self, submission: Submission) {
+        if self.spare.len() < SPARES {
+            self.spare.push(submission);
+        }
+    }
+
+    /// Whether nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.submissions.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_are_late_if_copies_do_not_explain_it() {
+        let of = |n: usize, bytes| {
+            let mut copies = Copies::default();
+            (0..n).for_each(|_| copies.push(0, 0, bytes));
+            copies
+        };
+        let none = Copies::default();
+        let most = |copies: &[&Copies]| Stores::begin(copies).most;
+        assert_eq!(most(&[&none, &none]), SLOW);
+        // By way of host memory each copy is two.
+        assert_eq!(most(&[&of(256, 8), &of(256, 8)]), SLOW + 512 * COPY);
+        assert_eq!(most(&[&of(1, 3_000_000), &none]), SLOW + COPY + Duration::from_micros(150));
+        let long_ago = Stores { since: Instant::now() - 2 * SLOW, most: SLOW };
+        assert!(long_ago.are_late());
+        assert!(!Stores { most: 1000 * SLOW, ..long_ago }.are_late());
+    }
+}

@@ -1,0 +1,52 @@
+//! Operations as commands of the copy kernel.
+
+use super::ring::{Command, INLINE, WORKERS};
+use crate::fabric::soft::gpu::op::{Op, Side};
+use crate::fabric::soft::gpu::windows::Windows;
+
+/// Longer copies are done by themselves, not up to eight in one go: a copy kernel does not look at its time before it
+/// is through.
+const ALONE_FROM: u64 = (64 << 20) + 1;
+
+/// Whether an operation shares its go with no other.
+pub fn is_alone(op: &Op) -> bool {
+    op.len >= ALONE_FROM
+}
+
+/// Whether all that it names lies in windows that are there.
+pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
+    let holds = |side, len| match side {
+        Side::Caller { .. } => true,
+        Side::Window { key, addr } => windows.holds(key, addr, len),
+    };
+    let data = op.len == 0 || holds(op.from, op.len) && holds(op.to, op.len);
+    data && op.signal.is_none_or(|s| holds(Side::Window { key: s.rkey, addr: s.remote }, 8))
+}
+
+/// The operation as a command, its signal counted. Its windows hold; `by_workers`: worker blocks do it.
+pub fn command(op: &Op, windows: &mut Windows, by_workers: bool) -> Command {
+    let mut c = Command { bytes: op.len as u32, flags: if by_workers { WORKERS } else { 0 }, ..Command::default() };
+    if op.len > 0 {
+        (c.from, c.to) = (op.from.addr(), op.to.addr());
+        if !op.from.is_on_gpu() {
+            // SAFETY: so many bytes are readable there (Context::put), or kept with the operation.
+            c.value = unsafe { read(c.from as *const u8, op.len as usize) };
+            (c.from, c.flags) = (0, INLINE);
+        }
+    }
+    if let Some(s) = op.signal {
+        // Where the engine knows the sum, it goes on knowing it.
+        let _ = windows.add(s.rkey, s.remote, s.value);
+        (c.signal, c.increment) = (s.remote, s.value);
+    }
+    c
+}
+
+/// # Safety
+/// `len` (at most 8) bytes are readable at `from`.
+unsafe fn read(from: *const u8, len: usize) -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
+    u64::from_le_bytes(bytes)
+}

@@ -1,0 +1,414 @@
+//! The copy kernel: a one-warp kernel of ours that moves small puts and signals while there are many, and, where
+//! large copies stay within the GPU, brings *worker blocks* for them: more warps.
+//!
+//! A copy and a signal by the stream cost the driver's calls and two or three rounds of the GPU's front end: 8 to 12
+//! µs. A kernel that runs already needs one read of host memory. But a kernel that always runs would block whoever
+//! waits for the whole GPU, so this one is launched when operations come close together and ends by itself: after
+//! [`IDLE`] without any, and in any case after [`LIFE`]. Commands go only to one that is known to run; what it has not
+//! done when it is gone goes by the stream. Nothing depends on its ever getting a place on the GPU.
+//!
+//! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it. So
+//! the call is made by the thread for the application's context ([`launcher`]), which nobody waits for: while it stands
+//! there is no copy kernel. And there are several *launch slots* ([`slot`]), each a stream and a ring; one at a time is
+//! given commands. A launch that is not up within [`LATE`] is taken back if the thread has not come to it, and
+//! otherwise left to itself: whenever it comes up it finds no commands, and ends. Meanwhile the next one goes to
+//! another launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
+//!
+//! Engine and copy kernel never have operations in flight at the same time, which keeps everyone's order.
+//!
+//! A launch has worker blocks only if such copies were seen lately ([`plan`](super::plan)): they take more of the GPU.
+
+mod command;
+mod launcher;
+mod ring;
+mod slot;
+
+use command::is_alone;
+pub use command::{command, windows_hold};
+use launcher::{Fate, Launcher, Request};
+use ring::{Command, AFTER, COMMANDS, CUT, WORKERS};
+use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
+
+use super::app::{AppThread, SET_UP_WITHIN};
+use super::op::Op;
+use super::plan::CROWDED_BYTES;
+use super::stats::KernelStats;
+use super::DRAIN_WITHIN;
+use crate::fabric::soft::lane::Lane;
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time without a command after which it ends. One warp is in nobody's way; a program whose steps are further apart
+/// than this time pays for a launch in each.
+const IDLE: Duration = Duration::from_millis(1);
+/// The same with worker blocks, which take a quarter of the GPU's registers on as many processors, several round trips
+/// of a ping-pong.
+const IDLE_WITH_WORKERS: Duration = Duration::from_micros(300);
+/// Time after which it ends in any case: a bound on what cudaFree, cudaDeviceSynchronize or a kernel that needs the
+/// whole GPU may have to wait for, but for what it has begun by then: with worker blocks, up to eight large copies. A
+/// launch, some 10 µs, is little beside it.
+const LIFE: Duration = Duration::from_millis(2);
+/// How long before its end the next one is asked for, while there are commands: a launch takes some 50 µs from there
+/// until it runs, and meanwhile everything would go by the stream.
+const RELAY: Duration = Duration::from_micros(600);
+/// Time after which a launch that is not up is given up. In a free queue of a GPU with room it takes some 10 µs, so
+/// such a one has something before it that may last; a longer wait would cost what the copy kernel saves, of which each
+/// launch has [`LIFE`] only.
+const LATE: Duration = Duration::from_micros(300);
+/// Polls for each look at the clock while one is awaited.
+const LOOK_EVERY: u32 = 16;
+/// How long closing waits for all of them: on a GPU that others fill one may get its place late.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+/// Threads of a copy kernel without worker blocks.
+const WARP: u32 = 32;
+/// Threads of a block of one with worker blocks: all its warps but the very first are worker blocks. `copy.ptx` takes
+/// no more.
+const THREADS: u32 = 256;
+/// So many launches without a large copy still have worker blocks.
+const WORKERS_STAY: u32 = 64;
+/// Commands that it does in one go, at most.
+const BATCH: usize = 8;
+
+/// Its code, ended by a zero.
+const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
+    Ok(text) => text,
+    Err(_) => panic!("the PTX holds a zero"),
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// None takes commands or is expected to.
+    Off,
+    /// Launched in the present launch slot; it has not said that it runs.
+    Launched,
+    /// The one in the present launch slot takes commands.
+    Up,
+}
+
+/// An operation that it was given.
+struct Sent {
+    op: Op,
+    /// Its signal's address, 0 for none.
+    signal: u64,
+    /// It was told not to let its signal overtake any before it.
+    is_apart: bool,
+    /// It is for worker blocks.
+    is_for_workers: bool,
+}
+
+/// One engine's copy kernel. Used under the engine's lock; makes no call of the driver.
+pub struct CopyKernel {
+    rank: u32,
+    app: Arc<AppThread>,
+    launcher: Arc<Launcher>,
+    slots: Vec<LaunchSlot>,
+    /// The last launch that was asked for, as long as it is not known what has become of it.
+    request: Option<Arc<Request>>,
+    /// The present launch slot: where the last launch was that is or was awaited. Launches in others are gone, or late;
+    /// none of them has a command to do.
+    present: usize,
+    phase: Phase,
+    /// When the present one was launched, and polls since then.
+    since: Instant,
+    polls: u32,
+    /// Which launch slot has the one that will take over when the present one is gone, and when it was asked for.
+    next: Option<(usize, Instant)>,
+    backoff: Backoff,
+    /// The driver did not take a launch: there are no more.
+    is_refused: bool,
+    /// How many worker blocks a launch has that has any; 0: none ever has.
+    workers: u32,
+    /// So many launches more have worker blocks.
+    with_workers: u32,
+    /// Commands of the present launch slot that are not known to be done, oldest first; the last one is the last it was
+    /// given.
+    sent: VecDeque<Sent>,
+    /// How many of them are copies that make a crowd.
+    copies: usize,
+    stats: KernelStats,
+}
+
+impl CopyKernel {
+    /// Loads it and runs it once in each launch slot, briefly, so that the driver has done what it does at a first
+    /// launch; later ones may have so many worker blocks. Set-up only: it may wait for kernels.
+    pub fn open(rank: u32, app: &Arc<AppThread>, workers: u32) -> Result<Self, String> {
+        let opened = app.run(SET_UP_WITHIN, |context| Launcher::open(context));
+        let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
+        let (launcher, rings) = opened.map_err(|e| e.to_string())?;
+        let slots = rings.into_iter().enumerate().map(|(i, ring)| LaunchSlot::new(ring, i)).collect();
+        Ok(Self {
+            rank,
+            app: app.clone(),
+            launcher,
+            slots,
+            request: None,
+            present: 0,
+            phase: Phase::Off,
+            since: Instant::now(),
+            polls: 0,
+            next: None,
+            backoff: Backoff::default(),
+            is_refused: false,
+            workers,
+            with_workers: 0,
+            sent: VecDeque::with_capacity(COMMANDS as usize),
+            copies: 0,
+            stats: KernelStats::default(),
+        })
+    }
+
+    /// Asks for one, if there is a place for it and launches were not late too often; none has commands to do. One that
+    /// was late and runs now is as good.
+    pub fn launch(&mut self, now: Instant) {
+        debug_assert!(self.is_off() && self.sent.is_empty());
+        let with_workers = self.with_workers > 0;
+        if let Some(late) = self.slots.iter().position(|b| b.runs() && (b.has_workers() || !with_workers)) {
+            (self.present, self.phase) = (late, Phase::Up);
+            return;
+        }
+        if let Some(slot) = self.ask(now) {
+            (self.present, self.phase, self.since, self.polls) = (slot, Phase::Launched, now, 0);
+        }
+    }
+
+    /// Asks for a launch in a launch slot that is free; `None`: there can be none now.
+    fn ask(&mut self, now: Instant) -> Option<usize> {
+        self.forget_request();
+        if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
+            return None;
+        }
+        // Not where the present one was given commands: it may have ended with some undone, which nobody has seen yet.
+        let may_be = |i: usize| self.is_off() || i != self.present;
+        let slot = choose(self.present, LAUNCH_SLOTS, |i| may_be(i) && self.slots[i].is_gone())?;
+        let what = self.slots[slot].next_launch(if self.with_workers > 0 { self.workers } else { 0 });
+        self.request = Some(Request::post(&self.app, &self.launcher, self.rank, what));
+        self.with_workers = self.with_workers.saturating_sub(1);
+        self.stats.launches += 1;
+        Some(slot)
+    }
+
+    /// There are commands: sees to it that another one runs when the present one's time is over.
+    pub fn stay_up(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.next.is_some() || self.polls % LOOK_EVERY != 0 {
+            return;
+        }
+        let now = Instant::now();
+        if now.saturating_duration_since(self.since) > LIFE - RELAY {
+            self.next = self.ask(now).map(|slot| (slot, now));
+        }
+    }
+
+    /// The present one is gone, and what it left was taken: the next one takes over, if it was asked for. Whether there
+    /// is one, which runs or is awaited.
+    pub fn take_over(&mut self) -> bool {
+        debug_assert!(self.is_off() && self.sent.is_empty());
+        let Some((slot, since)) = self.next.take() else { return false };
+        (self.present, self.since, self.polls) = (slot, since, 0);
+        self.phase = if self.slots[slot].runs() { Phase::Up } else { Phase::Launched };
+        true
+    }
+
+    /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
+    fn forget_request(&mut self) {
+        match self.request.as_ref().map(|r| r.fate()) {
+            Some(Fate::Waits | Fate::Taken) | None => {}
+            Some(fate) => {
+                self.is_refused |= fate == Fate::Refused;
+                self.request = None;
+            }
+        }
+    }
+
+    /// Its state, in words.
+    pub fn describe(&self) -> String {
+        let phase = match self.phase {
+            Phase::Off => "off",
+            Phase::Launched => "launched, not yet running",
+            Phase::Up => "running",
+        };
+        let waiting = self.slots.iter().filter(|b| b.is_waiting()).count();
+        let stands = self.request.as_ref().is_some_and(|r| r.fate() == Fate::Taken);
+        format!(
+            "{phase}, {waiting} of {LAUNCH_SLOTS} launches wait for their turn{}, {} of its commands are not done",
+            if stands { ", one of them in the driver's call" } else { "" },
+            self.sent.len()
+        )
+    }
+
+    /// What it did, its first start in each launch slot aside.
+    pub fn stats(&self) -> KernelStats {
+        self.stats
+    }
+
+    /// None was launched, or the last one is gone or late.
+    pub fn is_off(&self) -> bool {
+        self.phase == Phase::Off
+    }
+
+    /// There is work for worker blocks: the next launches have some.
+    pub fn wants_workers(&mut self) {
+        if self.workers > 0 {
+            self.with_workers = WORKERS_STAY;
+        }
+    }
+
+    /// The present one has worker blocks, whether it runs or is awaited.
+    pub fn has_workers(&self) -> bool {
+        !self.is_off() && self.slots[self.present].has_workers()
+    }
+
+    /// It takes commands.
+    pub fn is_up(&self) -> bool {
+        self.phase == Phase::Up
+    }
+
+    /// Operations that it was given are not done.
+    pub fn is_busy(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
+    /// Copies among them that make a crowd.
+    pub fn copies(&self) -> usize {
+        self.copies
+    }
+
+    /// How many operations it was given that are not done.
+    pub fn busy_with(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Whether one more command can be written.
+    pub fn has_room(&self) -> bool {
+        (self.sent.len() as u64) < COMMANDS
+    }
+
+    /// Gives it an operation. It is up and has room.
+    pub fn post(&mut self, op: Op, mut command: Command) {
+        debug_assert!(self.is_up() && self.has_room());
+        let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
+        // Signals before it need not wait until worker blocks have moved what it names.
+        let is_behind_small = command.flags & WORKERS != 0
+            && self.sent.back().is_some_and(|before| !before.is_for_workers && before.signal != 0);
+        let would_overtake = command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
+        if is_alone || is_behind_small {
+            command.flags |= CUT;
+        } else if would_overtake {
+            command.flags |= AFTER;
+        }
+        let is_apart = is_alone || is_behind_small || would_overtake;
+        self.slots[self.present].post(&command);
+        let is_for_workers = command.flags & WORKERS != 0;
+        self.copies += usize::from(op.len > CROWDED_BYTES);
+        self.sent.push_back(Sent { op, signal: command.signal, is_apart, is_for_workers });
+    }
+
+    /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order,
+    /// unless they are told to.
+    fn would_overtake(&self, lane: &Arc<Lane>, signal: u64) -> bool {
+        for before in self.sent.iter().rev().take(BATCH - 1) {
+            if before.signal != 0 && before.signal != signal && Arc::ptr_eq(&before.op.owner.lane, lane) {
+                return true;
+            }
+            if before.is_apart {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
+    #[inline]
+    pub fn land(&mut self) -> Option<Op> {
+        let slot = &self.slots[self.present];
+        match self.phase {
+            Phase::Off => return None,
+            Phase::Launched if slot.is_up() => {
+                self.backoff.in_time();
+                self.phase = Phase::Up;
+            }
+            Phase::Launched => {
+                self.give_up_if_late();
+                return None;
+            }
+            Phase::Up => {}
+        }
+        let first = slot.posted() - self.sent.len() as u64;
+        // First whether it is gone: then the count is final.
+        let gone = slot.is_gone();
+        if first < slot.done() {
+            let done = self.sent.pop_front()?;
+            self.copies -= usize::from(done.op.len > CROWDED_BYTES);
+            self.stats.operations += 1;
+            self.stats.by_workers += u64::from(done.is_for_workers);
+            return Some(done.op);
+        }
+        if gone {
+            self.phase = Phase::Off;
+        }
+        None
+    }
+
+    /// Has the next launch go elsewhere if there is none after all, or it is not up in time. It was given nothing.
+    fn give_up_if_late(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls % LOOK_EVERY != 0 {
+            return;
+        }
+        let now = Instant::now();
+        if self.slots[self.present].is_gone() {
+            // It has come and gone before it was its turn.
+            self.phase = Phase::Off;
+            return;
+        }
+        let is_none = |r: &Arc<Request>| matches!(r.fate(), Fate::NotFree | Fate::Refused);
+        let is_late = now.saturating_duration_since(self.since) > LATE;
+        // One that is late and that the thread has not come to is none from here on.
+        match &self.request {
+            Some(request) if is_none(request) || is_late && request.cancel() => self.slots[self.present].take_back(),
+            _ if is_late => {}
+            _ => return,
+        }
+        self.backoff.late(now);
+        self.phase = Phase::Off;
+    }
+
+    /// What a copy kernel that is gone has left undone. Nobody does it any more: the next one begins behind it.
+    pub fn leftovers(&mut self) -> impl Iterator<Item = Op> + '_ {
+        debug_assert!(self.is_off());
+        self.copies = 0;
+        self.sent.drain(..).map(|s| s.op)
+    }
+
+    /// All that it was given and has not done; the GPU has failed.
+    pub fn give_up(&mut self) -> impl Iterator<Item = Op> + '_ {
+        self.phase = Phase::Off;
+        self.copies = 0;
+        self.sent.drain(..).map(|s| s.op)
+    }
+
+    /// Whether none can touch what operations named: none runs that was given any.
+    pub fn is_idle(&self) -> bool {
+        self.app.check().is_err() || self.slots.iter().all(|b| b.is_harmless() || b.is_gone())
+    }
+
+    /// Ends it. It has nothing to do any more, or the GPU has failed. `false`: one may still run, or is late and will;
+    /// code and rings are left to the process, and the streams.
+    pub fn close(self, healthy: bool) -> bool {
+        if !healthy {
+            return false;
+        }
+        // One that was not launched will not be; one that is late ends as soon as it comes up.
+        if let Some(request) = &self.request {
+            request.cancel();
+        }
+        self.slots.iter().for_each(LaunchSlot::stop);
+        let launcher = self.launcher.clone();
+        self.app
+            .run(DRAIN_WITHIN, move |_| launcher.end(GONE_WITHIN))
+            // A context that is gone has taken all of it.
+            .unwrap_or_else(|| self.app.check().is_err())
+    }
+}

@@ -1,0 +1,98 @@
+//! A window of another process, mapped here.
+
+use super::exchange::{Answer, Collected};
+use crate::fabric::soft::gpu::{Found, Use};
+use crate::memory::registry::Extent;
+use oxygin_ffi::cuda::{Allocation, Context, Mapped};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::Arc;
+
+/// A peer's window. Dropping it unmaps it; the owner has seen the GPU's last access.
+pub struct Import {
+    /// Where its first byte is mapped here …
+    at: u64,
+    /// … and where it is for the peer.
+    extent: Extent,
+    /// See `Found::window`.
+    key: u32,
+    /// The GPU that its memory is on.
+    home: i32,
+    /// Operations that name it.
+    pub uses: Arc<AtomicUsize>,
+    /// This rank has deregistered its own window of this number.
+    pub is_retired: bool,
+    mapping: ManuallyDrop<Mapped>,
+    context: Arc<Context>,
+}
+
+impl Import {
+    /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
+    pub fn find(&self, addr: u64, len: u64) -> Option<Found> {
+        self.extent.holds(addr, len).then(|| Found {
+            addr: self.at + (addr - self.extent.base),
+            window: self.key,
+            home: self.home,
+            used: Use::of(&self.uses),
+        })
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // A context that is gone has taken its mappings with it.
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
+    }
+}
+
+/// A window on its way here.
+pub struct Fetch {
+    /// Whose.
+    pub rank: u32,
+    /// Where it is for the peer.
+    extent: Extent,
+    collected: Collected<Allocation>,
+}
+
+impl Fetch {
+    /// Nothing is here yet.
+    pub fn new(rank: u32, extent: Extent, offset: u64, sizes: Vec<u64>) -> Self {
+        Self { rank, extent, collected: Collected::new(offset, sizes) }
+    }
+
+    /// The first segment that is missing.
+    pub fn missing(&self) -> Option<u32> {
+        self.collected.missing()
+    }
+
+    /// Takes what the peer sent.
+    pub fn take(&mut self, context: &Context, answer: Answer<OwnedFd>) -> Result<(), String> {
+        self.collected.take(answer.segment, answer.what, answer.file, |file| {
+            let imported = context.enter().and_then(|_current| Allocation::import(context.cuda(), file.as_fd()));
+            imported.map_err(|e| e.to_string())
+        })
+    }
+
+    /// Maps it once nothing is missing; `key` is what no other window has.
+    pub fn map(self, context: &Arc<Context>, key: u32) -> Result<Import, String> {
+        let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
+        let _current = context.enter().map_err(said)?;
+        let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
+        let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
+        let home = context.cuda().pointer(mapping.base()).map_err(said)?.device;
+        Ok(Import {
+            at: mapping.base() + offset,
+            home,
+            extent: self.extent,
+            key,
+            uses: Arc::default(),
+            is_retired: false,
+            mapping: ManuallyDrop::new(mapping),
+            context: context.clone(),
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! Operations come in: small ones go into the ring of a peer on this host at once, others to whoever moves them, or
+//! wait.
+
+use super::seat::{Queue, Running, Seat, State};
+use super::{Link, Way};
+use crate::error::{Error, Result};
+use crate::fabric::soft::domain::Domain;
+use crate::fabric::soft::lane::Task;
+use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
+use crate::fabric::Posted;
+use crate::rma::op::{Op, Transfer};
+use crate::rma::seq::Seq;
+use crate::sys::spin::Guard;
+use std::sync::atomic::Ordering;
+
+impl Link {
+    /// Starts operations of a lane as far as it may have more than it has; never waits.
+    #[inline]
+    pub fn post(&self, shared: &Domain, seat: &Seat, ops: &[Op]) -> Result<Posted> {
+        let lane = &seat.lane;
+        lane.check()?;
+        shared.keep_busy();
+        let queue = seat.lock();
+        let room = shared.config.max_operations.saturating_sub(lane.unfinished());
+        let ops = ops.get(..room as usize).unwrap_or(ops);
+        if ops.is_empty() {
+            drop(queue);
+            // What is in front goes on although the caller may leave it at that.
+            shared.stir();
+            return Ok(Posted::NONE);
+        }
+        let (mut pushed, mut done) = (0, 0);
+        let near = if lane.is_idle() { self.route.near() } else { None };
+        if let Some(mut port) = near {
+            for op in ops {
+                let Transfer::Put(put) = op.transfer() else { break };
+                if put.len > RING_MAX || op.is_on_gpu() || !lane.is_idle() {
+                    break;
+                }
+                match port.push_small(&put, lane.context) {
+                    Pushed::All => lane.complete(lane.number()),
+                    Pushed::Nothing => break,
+                    Pushed::DataOnly => {
+                        done = put.len;
+                        break;
+                    }
+                }
+                pushed += 1;
+            }
+            // One wake-up for all.
+            let wake = (pushed > 0 || done > 0) && port.inbox.publish();
+            drop(port);
+            if pushed == ops.len() {
+                drop(queue);
+                if wake {
+                    shared.wake(self.peer);
+                }
+                return Ok(Posted { taken: pushed, last: lane.last() });
+            }
+            if wake {
+                shared.wake(self.peer);
+            }
+        }
+        let last = self.enqueue(shared, seat, queue, &ops[pushed..], done)?;
+        Ok(Posted { taken: ops.len(), last })
+    }
+
+    /// Takes operations the long way; of the first one `done` bytes have been moved. Returns the last one's number.
+    #[cold]
+    #[inline(never)]
+    fn enqueue<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        mut queue: Guard<'a, Queue>,
+        ops: &[Op],
+        mut done: u64,
+    ) -> Result<Seq> {
+        let lane = &seat.lane;
+        if lane.is_stopped() {
+            // Its fault is told in a moment.
+            ops.iter().for_each(|_| _ = lane.number());
+            return Ok(lane.last());
+        }
+        let running = ops.iter().map(|&work| {
+            let done = std::mem::take(&mut done);
+            Running { seq: lane.number(), work, done, bounce: None }
+        });
+        let way = self.route.way();
+        if way == Way::Far {
+            // Under the lock: what one thread posts first must be first there too.
+            self.hand_to_tcp(shared, seat, &mut queue);
+            let task = |running: Running| Task { lane: lane.clone(), seq: running.seq, work: running.work };
+            shared.tcp().post_all(lane, running.map(task));
+            let last = lane.last();
+            seat.release(queue);
+            // The caller may leave it at that; of copies from a GPU no socket tells.
+            shared.stir();
+            return Ok(last);
+        }
+        let is_first = matches!(queue.state, State::Idle) && queue.tasks.is_empty();
+        if let (Some(engine), true) = (self.route.engine(), is_first) {
+            running.for_each(|running| self.submit_later(shared, engine, lane, &running));
+            let last = lane.last();
+            engine.poll();
+            drop(queue);
+            shared.stir();
+            return Ok(last);
+        }
+        if way == Way::Closed {
+            self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
+            self.health.check()?;
+        }
+        let small = ops.iter().all(|op| op.len() <= RING_MAX);
+        let on_gpu = ops.iter().any(|op| op.is_on_gpu());
+        let was_empty = queue.tasks.is_empty();
+        queue.tasks.extend(running);
+        let last = lane.last();
+        if matches!(queue.state, State::Idle) {
+            queue.state = State::Ready;
+        }
+        self.backlog.fetch_add(ops.len(), Ordering::Relaxed);
+        shared.mark_pending(self.peer);
+        // A source in GPU memory costs its length nothing here: others fetch it.
+        let now = match way {
+            Way::Own | Way::Unknown => small,
+            Way::Near => on_gpu && was_empty,
+            _ => false,
+        };
+        if now && way == Way::Near && matches!(queue.state, State::Ready) {
+            // By this thread alone: others have their turns.
+            queue = self.run_lane(shared, seat, queue).0;
+            seat.release(queue);
+            self.publish(shared);
+        } else {
+            seat.release(queue);
+            if now {
+                self.advance(shared);
+            }
+        }
+        shared.stir();
+        Ok(last)
+    }
+}

@@ -1,0 +1,137 @@
+//! Puts and gets by GPU windows that the processes share: the peer fetches what this rank puts, this rank's own engine
+//! what it gets. What follows them on a lane is complete after them.
+
+use super::outs::{Next, Until};
+use super::route::Route;
+use super::seat::{Queue, Seat};
+use super::staged::Step;
+use super::{Link, Way};
+use crate::error::{Error, Result};
+use crate::fabric::soft::domain::Domain;
+use crate::fabric::soft::gpu::{Op, Owner, Side};
+use crate::fabric::soft::lane::Lane;
+use crate::fabric::soft::sentences::gone;
+use crate::fabric::soft::shm::message::PullRequest;
+use crate::fabric::soft::shm::port::Port;
+use crate::memory::key::Key;
+use crate::rma::op::{Get, Put};
+use crate::rma::seq::Seq;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// Pulls of one lane: how many were asked for, how many are done.
+#[derive(Clone, Copy, Default)]
+pub struct Pulls {
+    issued: u32,
+    done: u32,
+}
+
+impl Link {
+    /// Whether the peer still has window `id`, as far as is known here.
+    pub fn may_have_window(&self, id: u32) -> bool {
+        match self.route.way() {
+            Way::Near => self.route.near().is_none_or(|port| port.inbox.has_window(id)),
+            Way::Closed => false,
+            _ => true,
+        }
+    }
+
+    /// The peer has fetched everything up to pull `number` of a context.
+    pub fn pulled(&self, shared: &Domain, context: u32, number: Seq) {
+        // Of a context that is gone an earlier one may come behind a later one.
+        let Some(seat) = self.seats.of(context) else { return };
+        let mut queue = seat.lock();
+        match &mut queue.pulls {
+            pulls if number.is_done(Seq(pulls.done)) => return,
+            pulls if number.is_done(Seq(pulls.issued)) => pulls.done = number.0,
+            _ => {
+                let why = format!("rank {} acknowledges a copy that was never asked for", self.peer);
+                self.health.fail(Error::protocol(why));
+                self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
+                return seat.release(queue);
+            }
+        }
+        self.settle(shared, &seat, &mut queue, &mut false);
+        seat.release(queue);
+    }
+
+    /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is
+    /// asked once, and noted in `asked`.
+    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut Queue, asked: &mut bool) -> bool {
+        let mut moved = false;
+        loop {
+            match queue.outs.next(Seq(queue.pulls.done)) {
+                Ok(Next::Done(seq)) => {
+                    // One that has failed completes nothing more: others before this one may have been dropped.
+                    if !seat.lane.is_stopped() {
+                        seat.lane.complete(seq);
+                    }
+                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                    moved = true;
+                }
+                Ok(Next::InEngine) if !*asked => {
+                    *asked = true;
+                    moved |= shared.engine.poll();
+                }
+                Ok(Next::InEngine | Next::AtPeer | Next::None) => return moved,
+                Err(error) => {
+                    let dropped = queue.outs.abandon();
+                    self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
+                    self.fail_lane(shared, seat, queue, error);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// An operation whose own part is done: complete, unless others before it are out.
+    pub(super) fn finish(&self, seat: &Seat, queue: &mut Queue, seq: Seq) {
+        if queue.outs.is_empty() {
+            seat.lane.complete(seq);
+            self.backlog.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            queue.outs.push(seq, Until::Before, None);
+        }
+    }
+}
+
+/// Asks the peer to fetch a put's bytes, if it has the source mapped. `None`: it has not.
+pub(super) fn pull(
+    shared: &Domain,
+    port: &mut Port,
+    put: &Put,
+    context: u32,
+    peer: u32,
+    pulls: &mut Pulls,
+) -> Option<Step> {
+    if !Key(put.rkey).is_on_gpu() || !Key(put.lkey).is_on_gpu() || put.len == 0 {
+        return None;
+    }
+    let (window, used) = shared.share.give(peer, put.lkey, put.local, put.len)?;
+    let number = Seq(pulls.issued).next();
+    let signal = put.signal.map(|s| (s.rkey, s.remote, s.value));
+    let request = PullRequest { len: put.len, from: put.local, window, number: number.0, signal };
+    if !port.push_pull(put, context, &request) {
+        return Some(Step::Full);
+    }
+    pulls.issued = number.0;
+    Some(Step::Out(Until::Pulled(number), used))
+}
+
+/// Fetches a get's bytes by this rank's own engine, if the source is mapped here. `None`: it is not.
+pub(super) fn fetch(shared: &Domain, route: &Route, get: &Get, peer: u32, fetches: &Arc<Lane>) -> Result<Option<Step>> {
+    if !Key(get.rkey).is_on_gpu() || get.len == 0 {
+        return Ok(None);
+    }
+    let window = Key(get.rkey).number();
+    let Some(found) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
+    if !route.near().is_some_and(|port| port.inbox.has_window(window)) {
+        return Err(Error::remote_access(gone(peer)));
+    }
+    let seq = fetches.number();
+    let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
+    let to = Side::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };
+    let from = Side::Caller { addr: found.addr, gpu: true };
+    shared.engine.submit(Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) });
+    Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
+}

@@ -1,0 +1,187 @@
+//! A lane's place at its link: what waits of it, behind a lock of its own.
+
+use super::fault::Failing;
+use super::outs::Outs;
+use super::pulls::Pulls;
+use crate::fabric::soft::gpu::Bounce;
+use crate::fabric::soft::lane::{Health, Lane};
+use crate::rma::op::Op;
+use crate::rma::seq::Seq;
+use crate::sys::spin::{Guard, Spin};
+use crate::sys::sync::RwLock;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// An operation that waits or runs.
+pub struct Running {
+    /// Its number on the lane.
+    pub seq: Seq,
+    /// What it does.
+    pub work: Op,
+    /// Bytes already moved.
+    pub done: u64,
+    /// The next piece of a source in GPU memory, on its way to another process.
+    pub bounce: Option<Bounce>,
+}
+
+/// What a lane is at.
+pub enum State {
+    /// Nothing waits for a turn.
+    Idle,
+    /// Its first operation waits for a turn, or has it.
+    Ready,
+    /// The kernel copies for its first operation, and the lock is free meanwhile.
+    Copying,
+    /// Its first operation waits for the peer's answer.
+    Asked,
+    /// An operation of it failed, and nothing more of it begins.
+    Failing(Failing),
+    /// Its context is gone.
+    Vacant {
+        /// The kernel still copies for it.
+        copying: bool,
+        /// The peer's answer to a get of it is still awaited, and goes nowhere.
+        asked: bool,
+    },
+}
+
+/// What the lock is around.
+pub struct Queue {
+    /// Operations in their order.
+    pub tasks: VecDeque<Running>,
+    /// Operations that the peer or this rank's engine finishes.
+    pub outs: Outs,
+    /// What the peer fetches of them.
+    pub pulls: Pulls,
+    /// What the lane is at.
+    pub state: State,
+}
+
+/// A lane's place.
+pub struct Seat {
+    /// The lane.
+    pub lane: Arc<Lane>,
+    queue: Spin<Queue>,
+    /// Somebody has to look: an operation waits for a turn or is in this rank's engine, or a fault is to be told.
+    /// Changed under the lock.
+    wants: AtomicBool,
+    /// The link's seats for which that is so.
+    wanting: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    /// Whether somebody has to look.
+    fn wants(&self) -> bool {
+        matches!(self.state, State::Ready | State::Failing(_)) || self.outs.wants_look()
+    }
+
+    /// The kernel's copy for the first operation is over.
+    pub fn copied(&mut self) {
+        match &mut self.state {
+            State::Copying => self.state = State::Ready,
+            State::Failing(failing) => failing.copying = false,
+            State::Vacant { copying, .. } => *copying = false,
+            State::Idle | State::Ready | State::Asked => {}
+        }
+    }
+
+    /// Forgets what waits, once the peer has failed. Returns how many were counted.
+    pub fn drop_all(&mut self) -> usize {
+        let counted = self.tasks.len() + self.outs.len() + usize::from(matches!(self.state, State::Failing(_)));
+        self.tasks.clear();
+        self.outs.clear();
+        self.state = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Copying | State::Failing(Failing { copying: true, .. }) => State::Copying,
+            State::Vacant { copying, .. } => State::Vacant { copying, asked: false },
+            _ => State::Idle,
+        };
+        counted
+    }
+}
+
+impl Seat {
+    /// For a lane to the peer of this `health`.
+    fn new(lane: Arc<Lane>, health: Arc<Health>, wanting: Arc<AtomicUsize>) -> Self {
+        let outs = Outs::new(lane.peer, health);
+        let queue = Queue { tasks: VecDeque::new(), outs, pulls: Pulls::default(), state: State::Idle };
+        Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, Queue> {
+        self.queue.lock()
+    }
+
+    /// Takes the lock if nobody has it.
+    pub fn try_lock(&self) -> Option<Guard<'_, Queue>> {
+        self.queue.try_lock()
+    }
+
+    /// Whether somebody has to look, as far as is known without the lock.
+    #[inline]
+    pub fn wants(&self) -> bool {
+        self.wants.load(Ordering::Relaxed)
+    }
+
+    /// Lets the lock go, and says whether somebody has to look.
+    pub fn release(&self, queue: Guard<'_, Queue>) {
+        let wants = queue.wants();
+        if self.wants.load(Ordering::Relaxed) == wants {
+            return;
+        }
+        self.wants.store(wants, Ordering::Relaxed);
+        match wants {
+            true => self.wanting.fetch_add(1, Ordering::Relaxed),
+            false => self.wanting.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Nothing of it can come any more.
+    fn is_empty(&self) -> bool {
+        let queue = self.lock();
+        matches!(queue.state, State::Vacant { copying: false, asked: false }) && queue.outs.is_empty()
+    }
+}
+
+/// The seats of a link. They change when contexts come and go.
+#[derive(Default)]
+pub struct Seats {
+    all: RwLock<Arc<[Arc<Seat>]>>,
+    /// Those for which somebody has to look.
+    wanting: Arc<AtomicUsize>,
+}
+
+impl Seats {
+    /// One more, in place of those that nothing comes of any more.
+    pub fn add(&self, lane: Arc<Lane>, health: Arc<Health>) -> Arc<Seat> {
+        let seat = Arc::new(Seat::new(lane, health, self.wanting.clone()));
+        let mut seats = self.all.write();
+        let kept = seats.iter().filter(|s| !s.is_empty()).cloned();
+        *seats = kept.chain([seat.clone()]).collect();
+        seat
+    }
+
+    /// Takes out those that nothing comes of any more.
+    pub fn tidy(&self) {
+        let mut seats = self.all.write();
+        *seats = seats.iter().filter(|s| !s.is_empty()).cloned().collect();
+    }
+
+    /// Whether somebody has to look at any of them. Threads that poll ask this often, and write nothing by it.
+    #[inline]
+    pub fn want(&self) -> bool {
+        self.wanting.load(Ordering::Relaxed) != 0
+    }
+
+    /// All of them, as they are now.
+    pub fn all(&self) -> Arc<[Arc<Seat>]> {
+        self.all.read().clone()
+    }
+
+    /// That of a context, if it is still there.
+    pub fn of(&self, context: u32) -> Option<Arc<Seat>> {
+        self.all.read().iter().find(|s| s.lane.context == context).cloned()
+    }
+}

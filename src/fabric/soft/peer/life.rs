@@ -1,0 +1,54 @@
+//! What a look at a peer's mark of life means.
+
+use crate::fabric::soft::status::alive;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What becomes of a peer that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing: it lives, or what it sent last may still come.
+    Stays,
+    /// Its process has ended.
+    Died,
+    /// It has closed its communicator in good order.
+    Closed,
+    /// It has closed its communicator while operations to it were unfinished.
+    Left,
+}
+
+/// Looks at one peer.
+#[derive(Default)]
+pub struct Watch {
+    /// Seen closed while operations were unfinished: their end may still be in the ring.
+    is_closing: AtomicBool,
+}
+
+impl Watch {
+    /// What was seen just now; `is_busy`: operations to it are unfinished.
+    pub fn judge(&self, seen: alive::State, is_busy: bool) -> Verdict {
+        match seen {
+            alive::State::Alive => Verdict::Stays,
+            alive::State::Dead => Verdict::Died,
+            alive::State::Closed if !is_busy => Verdict::Closed,
+            // What it sent last is read before the next look.
+            alive::State::Closed if !self.is_closing.swap(true, Ordering::Relaxed) => Verdict::Stays,
+            alive::State::Closed => Verdict::Left,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alive::State::{Alive, Closed, Dead};
+
+    #[test]
+    fn who_closes_gets_one_more_look() {
+        let watch = Watch::default();
+        assert_eq!([Alive, Dead].map(|seen| watch.judge(seen, true)), [Verdict::Stays, Verdict::Died]);
+        assert_eq!(
+            [true, true, false].map(|busy| watch.judge(Closed, busy)),
+            [Verdict::Stays, Verdict::Left, Verdict::Closed]
+        );
+    }
+}

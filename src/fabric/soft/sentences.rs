@@ -1,0 +1,15 @@
+//! What is said of a peer in more than one place.
+
+use crate::error::Error;
+
+/// A window that an operation names is not there.
+#[cold]
+pub fn gone(peer: u32) -> String {
+    format!("rank {peer} has deregistered the window that an operation names; deregister after the last operation")
+}
+
+/// A peer's process has ended.
+#[cold]
+pub fn dead(rank: u32) -> Error {
+    Error::remote(format!("rank {rank} is gone: its process was killed; look for its last words in its own log"))
+}

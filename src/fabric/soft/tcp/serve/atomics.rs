@@ -1,0 +1,110 @@
+//! Atomic operations that a peer asks for: carried out in the order of its lane's signals, and answered.
+
+use super::*;
+use crate::fabric::soft::atomic::{change, AtomicRequest};
+
+/// Answers that are looked into before their turn.
+const AHEAD: usize = 16;
+
+/// What is done once what its lane sent before is in place.
+#[derive(Clone, Copy)]
+pub enum Due {
+    /// A signal.
+    Bell(Bell),
+    /// An atomic operation on the word at a place.
+    Atomic(Place, AtomicRequest),
+}
+
+impl Inbound {
+    /// The frame of an atomic operation is at the front. `false`: not all of it is here, or it is not to be read now.
+    pub(super) fn take_atomic(
+        &mut self,
+        lanes: &mut Lanes,
+        held: &Held,
+        (context, place, counted): (u32, Place, bool),
+    ) -> io::Result<bool> {
+        let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+        let staged = self.inlet.staged();
+        let Some(body) = staged.get(header..header + AtomicRequest::LEN) else { return Ok(false) };
+        if counted && lanes.is_choked() || lanes.gpu.is_full() {
+            self.starved = true;
+            return Ok(false);
+        }
+        let request = AtomicRequest::parse(body).filter(|r| r.width.bytes() == u64::from(place.len));
+        let Some(request) = request else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a malformed atomic operation"));
+        };
+        let counts = if counted { parse_counts(&staged[HEADER..], lanes.stripes) } else { [0; MAX_STRIPES] };
+        self.inlet.consume(header + AtomicRequest::LEN);
+        let due = Due::Atomic(place, request);
+        if !counted {
+            self.carry_out(lanes, context, &due, held);
+            return Ok(true);
+        }
+        let mut orders = lanes.serving.orders.lock();
+        if lanes.is_refused(context) {
+            return Ok(true);
+        }
+        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
+            self.say_refused(lanes, Refusal::Contexts, context, place);
+            return Ok(true);
+        }
+        let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
+        if let Some(due) = order.rings(counts, due) {
+            self.carry_out(lanes, context, &due, held);
+        }
+        Ok(true)
+    }
+
+    /// Does what is due.
+    pub(super) fn carry_out(&mut self, lanes: &Lanes, context: u32, due: &Due, held: &Held) {
+        match due {
+            Due::Bell(bell) => self.ring(lanes, context, bell, held),
+            Due::Atomic(place, request) => self.change(lanes, context, place, request, held),
+        }
+    }
+
+    fn change(&mut self, lanes: &Lanes, context: u32, place: &Place, request: &AtomicRequest, held: &Held) {
+        if lanes.is_refused(context) {
+            return;
+        }
+        let (width, bytes) = (request.width, request.width.bytes());
+        let on_gpu = lanes.gpu.holds(place.rkey, place.addr, bytes);
+        let at = held.resolve(place.rkey, place.addr, bytes);
+        if !on_gpu && at.is_none() || place.addr % bytes != 0 {
+            return self.say_refused(lanes, Refusal::Atomic, context, *place);
+        }
+        let mut answer =
+            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, lease: None, fetching: None };
+        match (lanes.gpu.atomic(Source::far(lanes.sender, context), place.rkey, place.addr, request), at) {
+            (Some(Some(awaited)), _) => answer.fetching = Some((request.seq, awaited)),
+            (None, Some(at)) => {
+                // SAFETY: an aligned word of a registered window, which stays one while `held` lives.
+                let value = unsafe { change(at, &request.change, width) };
+                answer.header = Frame::Fetched { context, seq: request.seq, value }.emit();
+            }
+            // What comes of the context is dropped; or there is no engine any more.
+            (Some(None), _) | (None, None) => return,
+        }
+        self.answers.push_back(answer);
+    }
+
+    /// Gives answers the values that the engine has fetched since; of what it refused, its sender is told otherwise.
+    pub(super) fn take_fetched(&mut self) {
+        let mut are_lost = false;
+        for a in self.answers.iter_mut().take(AHEAD) {
+            let Some((seq, awaited)) = &a.fetching else { continue };
+            match awaited.value() {
+                Ok(None) => {}
+                Ok(Some(value)) => {
+                    a.header = Frame::Fetched { context: a.context, seq: *seq, value }.emit();
+                    a.fetching = None;
+                }
+                Err(_) => are_lost = true,
+            }
+        }
+        if are_lost {
+            self.answers.retain(|a| a.fetching.as_ref().is_none_or(|(_, awaited)| awaited.value().is_ok()));
+        }
+    }
+}

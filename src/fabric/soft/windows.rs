@@ -1,0 +1,104 @@
+//! The end of a registration: who is at the memory then, and what is said where somebody stays there.
+
+use super::progress::Progress;
+use super::shm::withdraw::withdraw;
+use crate::error::{Error, Kind, Result};
+use crate::memory::window::Guard;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// A registration that ends once.
+pub struct Registered {
+    shared: Arc<Progress>,
+    id: u32,
+    is_gpu: bool,
+    has_ended: AtomicBool,
+}
+
+impl Registered {
+    /// Window `id` of this rank, in host memory or a GPU's.
+    pub fn new(shared: Arc<Progress>, id: u32, is_gpu: bool) -> Self {
+        Self { shared, id, is_gpu, has_ended: AtomicBool::new(false) }
+    }
+
+    fn withdraw(&self) -> Result<()> {
+        let (shared, id) = (&self.shared, self.id);
+        let within = shared.config.dereg_timeout;
+        if !self.is_gpu {
+            let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, within);
+            return self.outcome(&peers, true);
+        }
+        let peers = shared.share.withdraw(&**shared, id, within);
+        shared.status.set_window(id, false);
+        let staged = shared.tcp().gpu().remove_window(id, within);
+        let passed = shared.engine.remove_window(id, within);
+        shared.share.retire(&**shared, id, false);
+        self.outcome(&peers, staged && passed)
+    }
+
+    /// `peers` are still at it; `is_idle`: this rank's GPU is not.
+    fn outcome(&self, peers: &[u32], is_idle: bool) -> Result<()> {
+        if peers.is_empty() && is_idle {
+            return Ok(());
+        }
+        let seconds = self.shared.config.dereg_timeout.as_secs_f64();
+        Err(Error::remote(sentence(self.shared.world.rank, self.id, seconds, peers)).of_kind(Kind::Timeout))
+    }
+}
+
+impl Guard for Registered {
+    fn end(&self) -> Result<()> {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.withdraw()
+    }
+}
+
+impl Drop for Registered {
+    /// Where the communicator closes, nobody is there to be told but by the log.
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            log::warn!("{}", e.message());
+        }
+    }
+}
+
+/// What is said where somebody is still at window `id` of rank `me`: peers, or else its own GPU.
+#[cold]
+fn sentence(me: u32, id: u32, seconds: f64, peers: &[u32]) -> String {
+    let (who, remedy) = match peers {
+        [] => (
+            format!("the GPU of rank {me} has not ended its transfers"),
+            "it waits for the application's kernels, or has failed: let them end, or end the process,",
+        ),
+        [one] => (
+            format!("rank {one} has not ended a copy"),
+            "its process or its GPU may be stopped: let it go on, or end it,",
+        ),
+        more => {
+            let ranks: Vec<_> = more.iter().map(u32::to_string).collect();
+            (
+                format!("ranks {} have not ended their copies", ranks.join(", ")),
+                "their processes or GPUs may be stopped: let them go on, or end them,",
+            )
+        }
+    };
+    format!(
+        "{who} to or from window {id} of rank {me} {seconds} s after its deregistration (OXYGIN_DEREG_TIMEOUT); \
+         {remedy} and leave the memory as it is until then, for it may still be read or written"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_still_at_it_is_named() {
+        let said = [vec![], vec![3], vec![3, 5]].map(|peers| sentence(1, 7, 10.0, &peers));
+        for (said, who) in said.iter().zip(["the GPU of rank 1 has", "rank 3 has", "ranks 3, 5 have"]) {
+            assert!(said.starts_with(who) && said.contains("window 7 of rank 1 10 s after"), "{said}");
+        }
+    }
+}

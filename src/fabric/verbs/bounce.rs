@@ -1,0 +1,105 @@
+//! Payloads of operations on their way: a registered area of the context, with places for each lane. What the device
+//! takes inline leaves its place when it is posted, other payloads when their operation is complete.
+
+use super::regions::registration;
+use crate::error::{Error, Result};
+use crate::rma::op::{Payload, VALUE_MAX};
+use oxygin_ffi::verbs::{Access, Mr, Pd};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Payloads of one lane on their way at most: as many operations as one doorbell rings.
+pub const PLACES: usize = 32;
+
+/// Bytes that are asked of queue pairs to be taken inside work requests. With an RDMA write's own segments they fill
+/// 64 bytes, a basic block of mlx5's send queues, so that those take no more memory than without. Devices may give
+/// more.
+pub const INLINE: u32 = 28;
+
+/// A place.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; VALUE_MAX / 8]);
+
+/// The area. Made at the context's first payload, or atomic operation that has no work request of its own: most
+/// programs have neither, and registered memory is pinned.
+pub struct Bounce {
+    // Ended before the memory is freed.
+    mr: Mr,
+    memory: Box<[Line]>,
+}
+
+impl Bounce {
+    /// Places for so many lanes.
+    pub fn new(pd: &Arc<Pd>, lanes: usize) -> Result<Self> {
+        let bytes = lanes * PLACES * VALUE_MAX;
+        let memory: Box<[Line]> = (0..lanes * PLACES).map(|_| Line::default()).collect();
+        let access = Access { atomic: false, relaxed: false };
+        // SAFETY: the memory is owned below and freed after the region.
+        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, bytes, access) }
+            .map_err(|e| Error::system(registration(bytes as u64, &e)))?;
+        Ok(Self { mr, memory })
+    }
+
+    /// Copies a payload to a place of a lane; returns its address and key.
+    pub fn keep(&self, lane: u32, place: usize, payload: &Payload) -> Option<(u64, u32)> {
+        let Line(words) = self.memory.get(lane as usize * PLACES + place)?;
+        for (bytes, to) in payload.bytes().chunks(8).zip(words) {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        Some((words.as_ptr() as u64, self.mr.lkey()))
+    }
+
+    /// The address of a place of a lane, for a device to write to, and its key.
+    pub fn slot(&self, lane: u32, place: usize) -> Option<(u64, u32)> {
+        Some((self.memory.get(lane as usize * PLACES + place)?.0.as_ptr() as u64, self.mr.lkey()))
+    }
+}
+
+/// A lane's places. They are taken, and become free, in turn.
+#[derive(Default)]
+pub struct Values {
+    /// The numbers of the operations that have places.
+    numbers: VecDeque<u32>,
+    /// The next place.
+    next: usize,
+}
+
+impl Values {
+    /// A free place, with all up to operation `gone` out of theirs.
+    pub fn place(&mut self, gone: u32) -> Option<usize> {
+        while self.numbers.front().is_some_and(|&number| gone.wrapping_sub(number) as i32 >= 0) {
+            self.numbers.pop_front();
+        }
+        (self.numbers.len() < PLACES).then_some(self.next)
+    }
+
+    /// That place is operation `number`'s.
+    pub fn take(&mut self, number: u32) {
+        self.numbers.push_back(number);
+        self.next = (self.next + 1) % PLACES;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_free_again_in_their_order() {
+        let mut values = Values::default();
+        let start = u32::MAX - 3;
+        for i in 0..PLACES {
+            assert_eq!(values.place(start), Some(i));
+            values.take(start.wrapping_add(1 + i as u32));
+        }
+        assert_eq!(values.place(start), None);
+        // Numbers wrap.
+        assert_eq!(values.place(start.wrapping_add(2)), Some(0));
+        values.take(start.wrapping_add(1 + PLACES as u32));
+        assert_eq!(values.place(start.wrapping_add(2)), Some(1));
+    }
+}

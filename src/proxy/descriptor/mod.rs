@@ -1,0 +1,6 @@
+//! NCCL's descriptors as a ring format: where queues lie ([`layout`]), how one is read ([`queue`]), and what operation
+//! it means, or why none ([`meaning`]). How the words are laid out is in `nccl_plugin_api::descriptor`.
+
+pub mod layout;
+pub mod meaning;
+pub mod queue;

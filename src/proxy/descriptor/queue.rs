@@ -1,0 +1,276 @@
+//! One queue of descriptors: device code of one context writes it for one peer.
+
+use super::meaning::{meaning, Meaning, Terms};
+use crate::proxy::ring::{Entry, Finish, Ring};
+use crate::rma::check::inside;
+use crate::rma::op::{Op, Put, Signal};
+use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Where a queue and what belongs to it lie, as this process sees it.
+#[derive(Clone, Copy)]
+pub struct Places {
+    /// Slot 0.
+    pub slots: NonNull<AtomicU64>,
+    /// Slots, a power of two.
+    pub size: u32,
+    /// Complete descriptors of this peer.
+    pub ci: NonNull<AtomicU32>,
+    /// The context's counters.
+    pub counters: NonNull<AtomicU64>,
+}
+
+/// A window that descriptors of a queue have named: what looking it up would bring.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// 0: none.
+    handle: u64,
+    base: u64,
+    len: u64,
+    /// At the queue's peer.
+    remote_base: u64,
+    remote_len: u64,
+    lkey: u32,
+    rkey: u32,
+}
+
+/// The queue. Its memory is the owner's affair: see [`Queue::new`].
+pub struct Queue {
+    places: Places,
+    /// Words of a slot, 8 or 16.
+    stride: usize,
+    terms: Arc<Terms>,
+    peer: u32,
+    /// The windows of the last descriptors: most programs name two.
+    known: [Known; 2],
+    /// `terms.ended` when they were learned.
+    ended: u64,
+    /// The context's signals at the peer: how many, where, and their key. Their window ends after the queue.
+    signals: u32,
+    signals_at: u64,
+    signals_key: u32,
+    /// Descriptors taken off, modulo 2^32, as device code counts them.
+    next: u32,
+    /// Descriptors given back.
+    credited: u32,
+}
+
+// SAFETY: the places are shared with device code through atomics; one thread at a time uses the queue.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// # Safety
+    /// The places are valid, the slots cleared, and counters as many as `terms` says, as long as the queue lives.
+    pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
+        // SAFETY: valid (caller). Where device code starts to count is where the consumer's index stands.
+        let start = unsafe { places.ci.as_ref() }.load(Ordering::Relaxed);
+        let (stride, ended) = (terms.form.bytes() / 8, terms.ended.load(Ordering::Acquire));
+        let mut made = Self {
+            places,
+            stride,
+            peer,
+            known: Default::default(),
+            ended,
+            signals: 0,
+            signals_at: 0,
+            signals_key: 0,
+            next: start,
+            credited: start,
+            terms,
+        };
+        if let Some(window) = made.look_up(made.terms.signal_window as u64) {
+            made.signals = made.terms.signals;
+            made.signals_at = window.remote_base + 8 * u64::from(made.terms.context) * u64::from(made.signals);
+            made.signals_key = window.rkey;
+        }
+        made
+    }
+
+    /// What is to be known of a window; `None`: it is none of the communicator's.
+    fn look_up(&self, handle: u64) -> Option<Known> {
+        // SAFETY: NCCL deregisters windows after the operations on them.
+        let window = unsafe { self.terms.target.window("", handle as usize as *mut c_void) }.ok()?;
+        let remote = window.remote.get(self.peer as usize)?;
+        Some(Known {
+            handle,
+            base: window.base,
+            len: window.len,
+            remote_base: remote.base,
+            remote_len: remote.len,
+            lkey: window.lkey,
+            rkey: remote.rkey,
+        })
+    }
+
+    #[inline(always)]
+    fn known(&self, handle: u64) -> Option<&Known> {
+        let [first, second] = &self.known;
+        match handle {
+            _ if first.handle == handle => Some(first),
+            _ if second.handle == handle => Some(second),
+            _ => None,
+        }
+    }
+
+    /// Remembers the windows of a descriptor that was taken.
+    #[cold]
+    fn learn(&mut self, d: &Descriptor) {
+        for handle in [d.first_handle(), d.second_handle()] {
+            if self.known(handle).is_none() {
+                if let Some(known) = self.look_up(handle) {
+                    self.known = [known, self.known[0]];
+                }
+            }
+        }
+    }
+
+    /// The usual descriptor, by what is known already: a put from one window to another, a signal behind it, or that
+    /// alone. `false`: it is another one, or takes more to judge. `WIDE` is the 128-byte form.
+    #[inline(always)]
+    fn usual<const WIDE: bool>(&self, words: &[u64; WORDS], ops: &mut Vec<Op>) -> bool {
+        const SIGNALS: u16 = OP_SIGNAL_INC | OP_SIGNAL_ADD;
+        let d = Descriptor { words: *words, form: if WIDE { Form::Bytes128 } else { Form::Bytes64 } };
+        let (op, len) = (d.op(), d.size());
+        if op & !SIGNALS != OP_PUT || op & SIGNALS == SIGNALS || !d.form.has_version(d.version()) {
+            return false;
+        }
+        let signal = match op & SIGNALS {
+            0 => None,
+            _ if d.signal() >= self.signals => return false,
+            kind => Some(Signal {
+                remote: self.signals_at + 8 * u64::from(d.signal()),
+                rkey: self.signals_key,
+                value: if kind == OP_SIGNAL_ADD { d.signal_value() } else { 1 },
+                strong: d.is_strong(),
+            }),
+        };
+        let (mut local, mut lkey, mut remote, mut rkey) = (0, 0, 0, 0);
+        if len != 0 {
+            let (Some(src), Some(dst)) = (self.known(d.first_handle()), self.known(d.second_handle())) else {
+                return false;
+            };
+            let (from, to) = (d.first_offset(), d.second_offset());
+            if !inside(from, len, src.len) || !inside(to, len, dst.remote_len) {
+                return false;
+            }
+            (local, lkey, remote, rkey) = (src.base + from, src.lkey, dst.remote_base + to, dst.rkey);
+        } else if signal.is_none() {
+            return false;
+        }
+        ops.push(Op::Put(Put { local, lkey, rkey, remote, len, signal, more: false }));
+        true
+    }
+
+    /// The words of the slot of descriptor `index`.
+    #[inline(always)]
+    fn slot(&self, index: u32) -> *const AtomicU64 {
+        let slot = (index & (self.places.size - 1)) as usize;
+        // SAFETY: below the size.
+        unsafe { self.places.slots.as_ptr().add(slot * self.stride) }
+    }
+
+    /// The words of a slot once all that carry something are valid.
+    #[inline(always)]
+    fn words(&self, index: u32) -> Option<[u64; WORDS]> {
+        let slot = self.slot(index);
+        // SAFETY: a slot has at least `WORDS` words.
+        let load = |i: usize| unsafe { (*slot.add(i)).load(Ordering::Relaxed) };
+        // The usual case of an empty slot costs one load.
+        let first = load(0);
+        if first & 1 == 0 {
+            return None;
+        }
+        let words = [first, load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
+        if words.iter().fold(1, |all, word| all & word) == 0 {
+            return None;
+        }
+        // What device code wrote before the descriptor, and made visible to the system, is visible from here on.
+        fence(Ordering::Acquire);
+        Some(words)
+    }
+}
+
+impl Ring for Queue {
+    #[inline(always)]
+    fn head(&self) -> *const AtomicU64 {
+        self.slot(self.next)
+    }
+
+    fn capacity(&self) -> u32 {
+        self.places.size
+    }
+
+    #[inline(always)]
+    fn begin(&mut self) {
+        let ended = self.terms.ended.load(Ordering::Acquire);
+        if ended != self.ended {
+            self.ended = ended;
+            self.known = Default::default();
+        }
+    }
+
+    #[inline(always)]
+    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let is_usual = match self.stride > WORDS {
+            true => self.usual::<true>(&words, ops),
+            false => self.usual::<false>(&words, ops),
+        };
+        match is_usual {
+            true => Entry::Op(Finish::NONE),
+            false => self.read_other(nth, ops),
+        }
+    }
+
+    #[inline(always)]
+    fn take(&mut self, n: u32) {
+        for i in 0..n {
+            let slot = self.slot(self.next.wrapping_add(i));
+            for word in 0..WORDS {
+                // SAFETY: a slot has at least `WORDS` words. Device code writes it again after its credit alone, which
+                // a later store with release gives. Words behind these may still arrive; nobody reads them.
+                unsafe { (*slot.add(word)).store(0, Ordering::Relaxed) };
+            }
+        }
+        self.next = self.next.wrapping_add(n);
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, finish: Finish) {
+        if let Some(counter) = finish.0.checked_sub(1) {
+            // SAFETY: `meaning` has held the number against the counters that there are.
+            let counter = unsafe { &*self.places.counters.as_ptr().add(counter as usize) };
+            // Only this thread adds, and device code resets a counter only while nothing is under way for it.
+            counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    #[inline(always)]
+    fn credit(&mut self, n: u32) {
+        self.credited = self.credited.wrapping_add(n);
+        // SAFETY: valid as long as the queue (promised to `new`).
+        unsafe { self.places.ci.as_ref() }.store(self.credited, Ordering::Release);
+    }
+}
+
+impl Queue {
+    /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
+    #[inline(never)]
+    fn read_other(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let descriptor = Descriptor { words, form: self.terms.form };
+        match meaning(&descriptor, &self.terms, self.peer) {
+            Ok(Meaning::Op(op, finish)) => {
+                ops.push(op);
+                self.learn(&descriptor);
+                Entry::Op(finish)
+            }
+            Ok(Meaning::Nothing(finish)) => Entry::Nothing(finish),
+            Ok(Meaning::Flush) => Entry::Flush(Finish::NONE),
+            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth))),
+        }
+    }
+}

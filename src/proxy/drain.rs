@@ -1,0 +1,241 @@
+//! What one thread drains of one set of contexts: which lanes are looked at, and how often.
+//!
+//! Lanes that carried something lately are hot and looked at on every pass. Of the others only the first word of the
+//! next slot is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096 such words.
+
+use super::lane::{Batch, Common, Lane};
+use super::meter::Meter;
+use super::ring::Ring;
+use crate::fabric::Context;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Cold lanes looked at on a pass where nothing is hot: four passes see 4096.
+const SWEEP_IDLE: usize = 1024;
+/// The same beside hot ones, which must not wait for it.
+const SWEEP_BUSY: usize = 64;
+/// Visits without anything after which a lane is cold again.
+const HOT_VISITS: u32 = 512;
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// Entries taken or completed.
+    pub moved: u32,
+    /// Something is unfinished.
+    pub is_busy: bool,
+}
+
+/// Something that a thread of the engine works on, pass by pass.
+pub trait Work: Send {
+    /// Looks at what there is, moves what can be moved. Never blocks. `is_resting`: the thread sleeps between passes,
+    /// and leaves what peers send to the fabric's own threads, unless something is under way.
+    fn pass(&mut self, is_resting: bool) -> Pass;
+
+    /// The watchdog's look, every now and then.
+    fn watch(&mut self, now: Instant, limit: Duration);
+}
+
+/// Contexts of a set, and who keeps them alive.
+pub struct Kept<C> {
+    contexts: NonNull<[C]>,
+    _owner: Arc<dyn Send + Sync>,
+}
+
+// SAFETY: a shared reference to contexts, which are `Sync`, with its owner.
+unsafe impl<C: Sync> Send for Kept<C> {}
+
+impl<C> Clone for Kept<C> {
+    fn clone(&self) -> Self {
+        Self { contexts: self.contexts, _owner: self._owner.clone() }
+    }
+}
+
+impl<C> Kept<C> {
+    /// # Safety
+    /// The contexts live, and stay where they are, as long as `owner`.
+    pub unsafe fn new(contexts: &[C], owner: Arc<dyn Send + Sync>) -> Self {
+        Self { contexts: NonNull::from(contexts), _owner: owner }
+    }
+
+    fn get(&self) -> &[C] {
+        // SAFETY: they live as long as the owner (promised to `new`).
+        unsafe { self.contexts.as_ref() }
+    }
+}
+
+/// A lane among others.
+struct Place<R> {
+    lane: Lane<R>,
+    /// Index of its context in `commons`.
+    context: u32,
+    is_hot: bool,
+    /// Visits since it carried something.
+    quiet: u32,
+}
+
+/// The lanes of some contexts of a set.
+pub struct Drain<C: Context, R: Ring> {
+    contexts: Kept<C>,
+    commons: Vec<Common>,
+    /// On which pass a context made progress last.
+    progressed: Vec<u64>,
+    places: Vec<Place<R>>,
+    /// By lane: the word to look at.
+    heads: Vec<*const AtomicU64>,
+    hot: Vec<u32>,
+    next_cold: usize,
+    next_context: usize,
+    passes: u64,
+    batch: Batch,
+    meter: Option<Meter>,
+    /// Memory that the rings lie in.
+    _memory: Arc<dyn Send + Sync>,
+}
+
+// SAFETY: `heads` point into memory that `_memory` keeps; the rest is `Send` by itself.
+unsafe impl<C: Context, R: Ring> Send for Drain<C, R> {}
+
+impl<C: Context, R: Ring> Drain<C, R> {
+    /// `lanes` names for each lane the index of its context in `commons`. `memory` keeps the rings' memory.
+    pub fn new(
+        contexts: Kept<C>,
+        commons: Vec<Common>,
+        lanes: Vec<(u32, Lane<R>)>,
+        memory: Arc<dyn Send + Sync>,
+    ) -> Self {
+        debug_assert!(lanes.iter().all(|(c, _)| (*c as usize) < commons.len()));
+        debug_assert!(commons.iter().all(|c| (c.number as usize) < contexts.get().len()));
+        let heads = lanes.iter().map(|(_, lane)| lane.head()).collect();
+        let places: Vec<_> =
+            lanes.into_iter().map(|(context, lane)| Place { lane, context, is_hot: false, quiet: 0 }).collect();
+        Self {
+            contexts,
+            progressed: vec![0; commons.len()],
+            commons,
+            heads,
+            places,
+            hot: Vec::new(),
+            next_cold: 0,
+            next_context: 0,
+            passes: 0,
+            batch: Batch::default(),
+            meter: None,
+            _memory: memory,
+        }
+    }
+
+    /// Has `meter`, whose lanes are these in their order, count what they do.
+    pub fn metered(self, meter: Option<Meter>) -> Self {
+        Self { meter, ..self }
+    }
+
+    /// Lets contexts advance: all at once where the fabric has it so, else those with hot lanes and one more.
+    fn progress(&mut self) {
+        let contexts = self.contexts.get();
+        if C::SHARES_PROGRESS {
+            // What fails shows in its lane.
+            let _ = contexts.first().map(C::progress);
+            return;
+        }
+        for &hot in &self.hot {
+            let c = self.places[hot as usize].context as usize;
+            if self.progressed[c] != self.passes {
+                self.progressed[c] = self.passes;
+                let _ = contexts[self.commons[c].number as usize].progress();
+            }
+        }
+        if let Some(common) = self.commons.get(self.next_context) {
+            let _ = contexts[common.number as usize].progress();
+        }
+        self.next_context = (self.next_context + 1) % self.commons.len().max(1);
+    }
+
+    /// Returns whether it stays hot.
+    #[inline]
+    fn visit(&mut self, index: u32, pass: &mut Pass) -> bool {
+        let place = &mut self.places[index as usize];
+        let common = &mut self.commons[place.context as usize];
+        let seen = self.meter.as_ref().map_or(0, Meter::before);
+        let found = place.lane.visit(self.contexts.get(), common, &mut self.batch);
+        if found.taken + found.completed > 0 || found.has_failed {
+            if let Some(meter) = &mut self.meter {
+                meter.after(index, seen, &found, place.lane.told(common), &self.batch);
+            }
+        }
+        pass.moved += found.taken + found.completed;
+        pass.is_busy |= found.is_busy;
+        if found.taken > 0 {
+            self.heads[index as usize] = place.lane.head();
+        }
+        if found.taken + found.completed > 0 || found.is_busy {
+            place.quiet = 0;
+            return true;
+        }
+        place.quiet += 1;
+        place.is_hot = place.quiet < HOT_VISITS;
+        place.is_hot
+    }
+
+    /// Looks at a slice of the cold lanes.
+    fn sweep(&mut self, pass: &mut Pass) {
+        let most = if self.hot.is_empty() { SWEEP_IDLE } else { SWEEP_BUSY };
+        let end = (self.next_cold + most).min(self.heads.len());
+        let mut from = self.next_cold;
+        // SAFETY: a word of a ring, whose memory `_memory` keeps.
+        let is_there = |head: &*const AtomicU64| unsafe { (**head).load(Ordering::Relaxed) } & 1 != 0;
+        while let Some(found) = self.heads[from..end].iter().position(is_there) {
+            let index = from + found;
+            from = index + 1;
+            let place = &mut self.places[index];
+            if !place.is_hot {
+                (place.is_hot, place.quiet) = (true, 0);
+                self.hot.push(index as u32);
+                self.visit(index as u32, pass);
+            }
+        }
+        self.next_cold = if end == self.heads.len() { 0 } else { end };
+    }
+}
+
+impl<C: Context, R: Ring> Work for Drain<C, R> {
+    fn pass(&mut self, is_resting: bool) -> Pass {
+        self.passes += 1;
+        if let Some(meter) = &mut self.meter {
+            meter.begin_pass();
+        }
+        if !is_resting || !self.hot.is_empty() {
+            self.progress();
+        }
+        let mut pass = Pass::default();
+        let mut i = 0;
+        while i < self.hot.len() {
+            match self.visit(self.hot[i], &mut pass) {
+                true => i += 1,
+                false => {
+                    self.hot.swap_remove(i);
+                }
+            }
+        }
+        self.sweep(&mut pass);
+        pass
+    }
+
+    fn watch(&mut self, now: Instant, limit: Duration) {
+        for &hot in &self.hot {
+            let place = &mut self.places[hot as usize];
+            if let Some(sentence) = place.lane.watch(&self.commons[place.context as usize], C::NAME, now, limit) {
+                log::warn!("{sentence}");
+            }
+        }
+        if let Some(meter) = &self.meter {
+            let told = |&hot: &u32| {
+                let place = &self.places[hot as usize];
+                (hot, place.lane.told(&self.commons[place.context as usize]))
+            };
+            meter.look(self.hot.iter().map(told));
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The engine's threads: each works on what it was given, pass by pass, until it is taken back.
+
+use super::affinity::Cpus;
+use super::drain::Work;
+use super::idle::{Idle, Next};
+use crate::error::Result;
+use crate::sys::sync::{Condvar, Mutex};
+use crate::sys::thread::Thread;
+use crate::telemetry::trace::Trace;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Stack of a thread: no recursion, no large frames; what a log line takes.
+const STACK: usize = 512 << 10;
+/// Between two looks of the watchdog.
+const WATCH_EVERY: Duration = Duration::from_millis(250);
+/// Passes between two looks at the clock for it, while the thread is busy.
+const WATCH_PASSES: u32 = 4096;
+/// How long a caller waits until a thread gives work back. A pass takes microseconds; a thread that does not come back
+/// stands in the driver or has died.
+const GIVE_BACK: Duration = Duration::from_secs(30);
+
+/// How the threads behave.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads.
+    pub threads: u32,
+    /// How long they spin when there is nothing; `None`: for ever.
+    pub spin: Option<Duration>,
+    /// When an entry counts as stalled.
+    pub stall: Duration,
+    /// Where they run; `None`: wherever.
+    pub cpus: Option<Cpus>,
+    /// For their names.
+    pub comm: u64,
+    /// Written when they have ended.
+    pub trace: Option<Arc<Trace>>,
+}
+
+/// Names work that a thread has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    thread: usize,
+    number: u64,
+}
+
+struct Desk {
+    /// What came and has not been taken up.
+    arrived: Vec<(u64, Box<dyn Work>)>,
+    /// What is asked back.
+    wanted: Vec<u64>,
+    /// What the thread has.
+    has: Vec<u64>,
+    ends: bool,
+}
+
+struct Common {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+    /// Goes up with each change of the desk by others: the thread looks at it on every pass.
+    changes: AtomicU64,
+    settings: Settings,
+}
+
+struct Worker {
+    common: Arc<Common>,
+    thread: Option<Thread>,
+}
+
+/// The threads of a communicator.
+pub struct Engine {
+    workers: Vec<Worker>,
+    next: AtomicU64,
+    trace: Option<Arc<Trace>>,
+}
+
+impl Engine {
+    /// Starts them.
+    pub fn start(settings: &Settings) -> Result<Self> {
+        let mut engine = Self { workers: Vec::new(), next: AtomicU64::new(1), trace: settings.trace.clone() };
+        for i in 0..settings.threads.max(1) {
+            let common = Arc::new(Common {
+                desk: Mutex::new(Desk { arrived: Vec::new(), wanted: Vec::new(), has: Vec::new(), ends: false }),
+                changed: Condvar::default(),
+                changes: AtomicU64::new(0),
+                settings: settings.clone(),
+            });
+            let own = common.clone();
+            let thread = Thread::spawn(&format!("oxygin-px{}.{i}", settings.comm), STACK, move || run(&own))?;
+            engine.workers.push(Worker { common, thread: Some(thread) });
+        }
+        Ok(engine)
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Where they note what they do, if they do.
+    pub fn trace(&self) -> Option<Arc<Trace>> {
+        self.trace.clone()
+    }
+
+    /// Has a thread work on something from here on.
+    pub fn give(&self, thread: usize, work: Box<dyn Work>) -> Ticket {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let thread = thread % self.workers.len();
+        let common = &self.workers[thread].common;
+        let mut desk = common.desk.lock();
+        desk.arrived.push((number, work));
+        desk.has.push(number);
+        common.tell(desk);
+        Ticket { thread, number }
+    }
+
+    /// Ends the work on something. Returns whether the thread has let go of it: if not, its memory must stay.
+    pub fn take_back(&self, ticket: Ticket) -> bool {
+        let common = &self.workers[ticket.thread].common;
+        let mut desk = common.desk.lock();
+        desk.wanted.push(ticket.number);
+        common.changes.fetch_add(1, Ordering::Release);
+        common.changed.notify_all();
+        let end = Instant::now() + GIVE_BACK;
+        while desk.has.contains(&ticket.number) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                log::warn!(
+                    "an engine thread has not let go of a destroyed set of contexts for {GIVE_BACK:?}: it stands in a \
+                     call of the driver; its memory stays allocated"
+                );
+                return false;
+            }
+            desk = common.changed.wait_timeout(desk, left).0;
+        }
+        true
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            let mut desk = worker.common.desk.lock();
+            desk.ends = true;
+            worker.common.tell(desk);
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                thread.join();
+            }
+        }
+        if let Some(trace) = &self.trace {
+            trace.write();
+        }
+    }
+}
+
+impl Common {
+    fn tell(&self, desk: impl Drop) {
+        self.changes.fetch_add(1, Ordering::Release);
+        drop(desk);
+        self.changed.notify_all();
+    }
+}
+
+fn run(common: &Common) {
+    if let Some(cpus) = &common.settings.cpus {
+        cpus.pin_this_thread();
+    }
+    let mut works: Vec<(u64, Box<dyn Work>)> = Vec::new();
+    let mut seen = u64::MAX;
+    let mut idle = Idle::new(common.settings.spin);
+    let (mut watched, mut passes) = (Instant::now(), 0u32);
+    loop {
+        let changes = common.changes.load(Ordering::Acquire);
+        if changes != seen {
+            seen = changes;
+            if !take_up(common, &mut works) {
+                return;
+            }
+        }
+        let (mut moved, mut is_busy) = (0, false);
+        for (_, work) in &mut works {
+            let pass = work.pass(idle.is_resting());
+            moved += pass.moved;
+            is_busy |= pass.is_busy;
+        }
+        passes = passes.wrapping_add(1);
+        let next = idle.after(moved > 0, is_busy, Instant::now);
+        if passes % WATCH_PASSES == 0 || matches!(next, Next::Sleep(_)) {
+            let now = Instant::now();
+            if now.duration_since(watched) >= WATCH_EVERY {
+                watched = now;
+                works.iter_mut().for_each(|(_, work)| work.watch(now, common.settings.stall));
+            }
+        }
+        match next {
+            Next::Pass => std::hint::spin_loop(),
+            Next::Yield => std::thread::yield_now(),
+            // Nothing to look at: until something comes.
+            Next::Sleep(_) if works.is_empty() => sleep(common, seen, Duration::from_secs(3600)),
+            Next::Sleep(time) => sleep(common, seen, time),
+        }
+    }
+}
+
+/// Takes up what came and lets go of what is wanted back; whether the thread goes on.
+fn take_up(common: &Common, works: &mut Vec<(u64, Box<dyn Work>)>) -> bool {
+    let mut desk = common.desk.lock();
+    works.append(&mut desk.arrived);
+    let wanted = std::mem::take(&mut desk.wanted);
+    let ends = desk.ends;
+    drop(desk);
+    // Dropped without the lock: that may free memory.
+    works.retain(|(number, _)| !ends && !wanted.contains(number));
+    let mut desk = common.desk.lock();
+    desk.has.retain(|number| !ends && !wanted.contains(number));
+    drop(desk);
+    common.changed.notify_all();
+    !ends
+}
+
+fn sleep(common: &Common, seen: u64, time: Duration) {
+    let desk = common.desk.lock();
+    if common.changes.load(Ordering::Acquire) == seen {
+        drop(common.changed.wait_timeout(desk, time));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::drain::Pass;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
+
+    impl Work for Counts {
+        fn pass(&mut self, _: bool) -> Pass {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Pass::default()
+        }
+        fn watch(&mut self, _: Instant, _: Duration) {}
+    }
+
+    impl Drop for Counts {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn work_is_done_until_it_is_taken_back() {
+        let spin = Some(Duration::from_micros(100));
+        let settings = Settings { threads: 2, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
+        let engine = Engine::start(&settings).unwrap();
+        let all: Vec<_> = (0..4)
+            .map(|i| {
+                let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+                let ticket = engine.give(i, Box::new(Counts(count.clone(), dropped.clone())));
+                (ticket, count, dropped)
+            })
+            .collect();
+        for (_, count, _) in &all {
+            let seen = count.load(Ordering::SeqCst);
+            while count.load(Ordering::SeqCst) < seen + 3 {
+                std::thread::yield_now();
+            }
+        }
+        let (ticket, count, dropped) = &all[0];
+        assert!(engine.take_back(*ticket));
+        assert!(dropped.load(Ordering::SeqCst));
+        let after = count.load(Ordering::SeqCst);
+        let other = all[2].1.load(Ordering::SeqCst);
+        while all[2].1.load(Ordering::SeqCst) < other + 3 {
+            std::thread::yield_now();
+        }
+        assert_eq!(count.load(Ordering::SeqCst), after, "nobody works on it any more");
+        drop(engine);
+        assert!(all.iter().all(|(_, _, dropped)| dropped.load(Ordering::SeqCst)));
+    }
+}

@@ -1,0 +1,460 @@
+//! One lane: the ring of a (context, peer), and what was posted from it and is unfinished.
+
+mod watch;
+
+use super::ring::{Entry, Finish, Ring};
+use crate::error::Result;
+use crate::fabric::{Context, Flush};
+use crate::rma::op::Op;
+use crate::rma::seq::Seq;
+use crate::telemetry::stats::layout;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use watch::Watch;
+
+/// Entries that are posted at once. As many as a copy kernel's launch or a chain of work requests carries; more would
+/// let the first ones wait for the last.
+pub const BATCH: u32 = 32;
+/// Visits without a completion after which the fabric is asked whether there will be one.
+const ASK_EVERY: u32 = 4096;
+
+/// What the lanes of a context share, and what others see of it.
+pub struct Common {
+    /// Number in its set, for the log.
+    pub number: u32,
+    /// Peers from which gets came since the last flush.
+    gets: Vec<u32>,
+    /// An entry was malformed, or the fabric failed a lane: what queryLastError shows.
+    failed: Arc<AtomicBool>,
+    /// Nothing is posted any more.
+    is_dead: bool,
+}
+
+impl Common {
+    /// Of a context that has done nothing. `failed` is set once and for all at the first fault.
+    pub fn new(number: u32, failed: Arc<AtomicBool>) -> Self {
+        Self { number, gets: Vec::new(), failed, is_dead: false }
+    }
+
+    fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+}
+
+/// A thread's room for one batch, used again and again.
+pub struct Batch {
+    ops: Vec<Op>,
+    /// So many of the first entries are operations that need nothing but their credits.
+    plain: u32,
+    /// Of the entries behind these: what finishes each, and whether it has an operation.
+    others: Vec<(Finish, bool)>,
+    /// So many of the operations the fabric took.
+    posted: usize,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            ops: Vec::with_capacity(BATCH as usize),
+            plain: 0,
+            others: Vec::with_capacity(BATCH as usize),
+            posted: 0,
+        }
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.ops.clear();
+        self.plain = 0;
+        self.others.clear();
+        self.posted = 0;
+    }
+
+    /// The operations that the fabric took of the last visit's batch.
+    pub fn posted(&self) -> &[Op] {
+        &self.ops[..self.posted]
+    }
+
+    /// Of each entry of that batch, whether it has an operation.
+    pub fn has_ops(&self) -> impl Iterator<Item = bool> + '_ {
+        std::iter::repeat_n(true, self.plain as usize).chain(self.others.iter().map(|other| other.1))
+    }
+
+    #[inline(always)]
+    fn add(&mut self, finish: Finish, has_op: bool) {
+        if has_op && finish == Finish::NONE && self.others.is_empty() {
+            self.plain += 1;
+        } else {
+            self.others.push((finish, has_op));
+        }
+    }
+
+    fn len(&self) -> u32 {
+        self.plain + self.others.len() as u32
+    }
+}
+
+/// Unfinished entries whose operations have consecutive numbers.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Of the last one. All of them may have it: entries without an operation are complete with what came before.
+    last: Seq,
+    /// Entries; the one before the last has the number before its own, and so on, if `has_ops`.
+    n: u32,
+    has_ops: bool,
+    /// Of each.
+    finish: Finish,
+}
+
+impl Run {
+    /// How many of them are complete when all up to `done` are.
+    fn done(&self, done: Seq) -> u32 {
+        if self.last.is_done(done) {
+            return self.n;
+        }
+        match self.has_ops {
+            // Those behind `done` are not.
+            true => self.n.saturating_sub(self.last.0.wrapping_sub(done.0)),
+            false => 0,
+        }
+    }
+}
+
+/// What a visit found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Visit {
+    /// Entries taken off the ring.
+    pub taken: u32,
+    /// Entries completed.
+    pub completed: u32,
+    /// Whether something is under way or waits.
+    pub is_busy: bool,
+    /// The fabric has failed the lane.
+    pub has_failed: bool,
+}
+
+/// What the statistics are told of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Entries given back to device code, all in all.
+    pub credited: u64,
+    /// Malformed entries.
+    pub refused: u64,
+    /// Entries that came to nothing.
+    pub dropped: u64,
+    /// What the lane is doing.
+    pub state: layout::State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Takes entries.
+    Open,
+    /// A flush is at the head: what gets brought from these peers must be visible first.
+    Flushing { waits: Vec<(u32, Seq)>, left: Vec<u32>, finish: Finish },
+    /// The fabric failed it: entries are dropped, credits go on.
+    Failed,
+}
+
+/// What ends the reading of a batch.
+enum Stop {
+    Flush(Finish),
+    Refused(String),
+}
+
+/// The ring of a (context, peer) and its unfinished entries.
+pub struct Lane<R> {
+    ring: R,
+    /// The peer's rank.
+    pub peer: u32,
+    /// Oldest first.
+    unfinished: VecDeque<Run>,
+    /// Entries in it.
+    under_way: u32,
+    /// Of the newest operation.
+    newest: Seq,
+    state: State,
+    /// Visits since something completed.
+    waited: u32,
+    refused: u64,
+    dropped: u64,
+    watch: Watch,
+}
+
+impl<R: Ring> Lane<R> {
+    /// A lane; `newest`: the number of the last operation of the context to that peer.
+    pub fn new(ring: R, peer: u32, newest: Seq) -> Self {
+        Self {
+            ring,
+            peer,
+            unfinished: VecDeque::new(),
+            under_way: 0,
+            newest,
+            state: State::Open,
+            waited: 0,
+            refused: 0,
+            dropped: 0,
+            watch: Watch::default(),
+        }
+    }
+
+    /// See [`Ring::head`].
+    pub fn head(&self) -> *const std::sync::atomic::AtomicU64 {
+        self.ring.head()
+    }
+
+    /// Completes what is complete, posts what there is and fits.
+    pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> Visit {
+        let context = &contexts[common.number as usize];
+        let completed = self.complete(context, common);
+        let taken = match self.state {
+            State::Open if !common.is_dead => match self.post(context, common, batch) {
+                Ok(taken) => taken,
+                Err(error) => {
+                    self.fail(common, &error.to_string());
+                    0
+                }
+            },
+            State::Flushing { .. } if !common.is_dead => self.go_on_flushing(context, common),
+            _ => self.drop_entries(batch),
+        };
+        Visit {
+            taken,
+            completed,
+            is_busy: !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. }),
+            has_failed: matches!(self.state, State::Failed),
+        }
+    }
+
+    /// Counters and credits of what is complete.
+    fn complete<C: Context>(&mut self, context: &C, common: &mut Common) -> u32 {
+        if self.unfinished.is_empty() {
+            return 0;
+        }
+        let done = Seq(context.completed(self.peer).load(Ordering::Acquire));
+        let mut n = 0;
+        while let Some(run) = self.unfinished.front_mut() {
+            let some = run.done(done);
+            n += some;
+            if run.finish != Finish::NONE {
+                (0..some).for_each(|_| self.ring.finish(run.finish));
+            }
+            run.n -= some;
+            if run.n > 0 {
+                break;
+            }
+            self.unfinished.pop_front();
+        }
+        if n > 0 {
+            self.credit(n);
+        } else {
+            self.ask(context, common);
+        }
+        n
+    }
+
+    /// Entries that were taken are under way.
+    #[inline(always)]
+    fn add(&mut self, run: Run) {
+        self.under_way += run.n;
+        self.unfinished.push_back(run);
+    }
+
+    /// An entry without an operation: complete with what came before it.
+    fn add_idle(&mut self, n: u32, finish: Finish) {
+        self.add(Run { last: self.newest, n, has_ops: false, finish });
+    }
+
+    fn credit(&mut self, n: u32) {
+        self.under_way -= n;
+        self.ring.credit(n);
+        self.waited = 0;
+        self.watch.completed += u64::from(n);
+    }
+
+    /// After long waiting: whether what is unfinished will ever be done.
+    fn ask<C: Context>(&mut self, context: &C, common: &mut Common) {
+        self.waited += 1;
+        if self.waited % ASK_EVERY != 0 {
+            return;
+        }
+        let Some(run) = self.unfinished.front() else { return };
+        if let Err(error) = context.test(self.peer, run.last) {
+            self.fail(common, &error.to_string());
+        }
+    }
+
+    /// Reads what there is, posts it as one batch, and takes off the ring what was posted.
+    #[inline]
+    fn post<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
+        batch.clear();
+        self.ring.begin();
+        let mut stop = None;
+        for nth in 0..BATCH.min(self.ring.capacity()) {
+            match self.ring.read(nth, &mut batch.ops) {
+                Entry::Absent => break,
+                Entry::Op(finish) => batch.add(finish, true),
+                Entry::Nothing(finish) => batch.add(finish, false),
+                Entry::Flush(finish) => {
+                    stop = Some(Stop::Flush(finish));
+                    break;
+                }
+                Entry::Refused(why) => {
+                    stop = Some(Stop::Refused(why));
+                    break;
+                }
+            }
+        }
+        let mut taken = self.post_batch(context, common, batch)?;
+        if let Some(stop) = stop.filter(|_| taken == batch.len()) {
+            self.ring.take(1);
+            taken += 1;
+            match stop {
+                Stop::Flush(finish) => {
+                    let left = std::mem::take(&mut common.gets);
+                    self.state = State::Flushing { waits: Vec::new(), left, finish };
+                    self.go_on_flushing(context, common);
+                }
+                Stop::Refused(why) => {
+                    log::warn!("context {}, to rank {}: {why}", common.number, self.peer);
+                    common.is_dead = true;
+                    self.refused += 1;
+                    common.fail();
+                    self.add_idle(1, Finish::NONE);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Posts the batch; returns how many entries that took.
+    #[inline]
+    fn post_batch<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
+        if batch.len() == 0 {
+            return Ok(0);
+        }
+        let (mut next, mut left) = (self.newest.next(), 0);
+        if !batch.ops.is_empty() {
+            // SAFETY: local ranges lie in windows, which callers deregister after the operations on them; the values in
+            // the operations are copied.
+            let posted = unsafe { context.post(self.peer, &batch.ops) }?;
+            left = posted.taken as u32;
+            batch.posted = posted.taken;
+            if left > 0 {
+                // Others may have posted on this (context, peer): the numbers of a batch are consecutive all the same.
+                next = Seq(posted.last.0.wrapping_sub(left - 1));
+            }
+            if batch.ops[..posted.taken].iter().any(|op| matches!(op, Op::Get(_))) && !common.gets.contains(&self.peer)
+            {
+                common.gets.push(self.peer);
+            }
+        }
+        let mut taken = batch.plain.min(left);
+        if taken > 0 {
+            left -= taken;
+            self.newest = Seq(next.0.wrapping_add(taken - 1));
+            next = self.newest.next();
+            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE });
+        }
+        if taken == batch.plain {
+            for &(finish, has_op) in &batch.others {
+                if has_op {
+                    if left == 0 {
+                        break;
+                    }
+                    left -= 1;
+                    self.newest = next;
+                    next = next.next();
+                }
+                self.add_idle(1, finish);
+                taken += 1;
+            }
+        }
+        if taken > 0 {
+            self.ring.take(taken);
+        }
+        Ok(taken)
+    }
+
+    /// Starts flushes that are left, and looks whether those started are done. Completes the entry then.
+    fn go_on_flushing<C: Context>(&mut self, context: &C, common: &Common) -> u32 {
+        let State::Flushing { waits, left, finish } = &mut self.state else { return 0 };
+        let mut failed = None;
+        while let Some(&peer) = left.last() {
+            match context.flush(peer) {
+                Ok(Flush::Done) => {}
+                Ok(Flush::Until(seq)) => waits.push((peer, seq)),
+                Ok(Flush::NoRoom) => break,
+                Err(error) => {
+                    failed = Some(error.to_string());
+                    break;
+                }
+            }
+            left.pop();
+        }
+        waits.retain(|&(peer, seq)| match context.test(peer, seq) {
+            Ok(done) => !done,
+            Err(error) => {
+                failed = Some(error.to_string());
+                false
+            }
+        });
+        if let Some(why) = failed {
+            let finish = *finish;
+            self.add_idle(1, finish);
+            self.fail(common, &why);
+        } else if waits.is_empty() && left.is_empty() {
+            let finish = *finish;
+            self.add_idle(1, finish);
+            self.state = State::Open;
+        }
+        0
+    }
+
+    /// The fabric will not complete what is unfinished: credits for all of it, and what comes is dropped.
+    #[cold]
+    fn fail(&mut self, common: &Common, why: &str) {
+        log::warn!(
+            "context {} to rank {}: {why}; {} entries of device code to it are dropped, and those that come",
+            common.number,
+            self.peer,
+            self.under_way
+        );
+        common.fail();
+        self.state = State::Failed;
+        let n = self.under_way;
+        self.unfinished.clear();
+        self.dropped += u64::from(n);
+        if n > 0 {
+            self.credit(n);
+        }
+    }
+
+    /// Takes entries off the ring without doing anything for them. Those that were posted complete first.
+    #[cold]
+    fn drop_entries(&mut self, batch: &mut Batch) -> u32 {
+        batch.clear();
+        self.ring.begin();
+        let mut n = 0;
+        while n < BATCH.min(self.ring.capacity()) && self.ring.read(n, &mut batch.ops) != Entry::Absent {
+            n += 1;
+        }
+        if let State::Flushing { .. } = self.state {
+            self.state = State::Open;
+            self.add_idle(1, Finish::NONE);
+        }
+        if n > 0 {
+            self.ring.take(n);
+            self.dropped += u64::from(n);
+            self.add_idle(n, Finish::NONE);
+            // Nothing is under way that they could wait for.
+            if let State::Failed = self.state {
+                self.unfinished.clear();
+                self.credit(self.under_way);
+            }
+        }
+        n
+    }
+}

@@ -1,0 +1,87 @@
+//! The watchdog's look at a lane: an entry that has not moved for long is named once.
+
+use super::{Common, Lane, State, Told};
+use crate::proxy::ring::{Entry, Ring};
+use crate::telemetry::stats::layout::State as Shown;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What the watchdog remembers of a lane.
+#[derive(Default)]
+pub(super) struct Watch {
+    /// Entries completed, all in all.
+    pub(super) completed: u64,
+    /// `completed` when it looked, and since when it has not changed while something was unfinished.
+    since: Option<(u64, Instant)>,
+    said: bool,
+}
+
+impl<R: Ring> Lane<R> {
+    /// For the statistics.
+    pub fn told(&self, common: &Common) -> Told {
+        let state = match self.state {
+            State::Failed => Shown::Failed,
+            _ if common.is_dead => Shown::Stopped,
+            State::Flushing { .. } => Shown::Flushing,
+            State::Open => Shown::Open,
+        };
+        Told { credited: self.watch.completed, refused: self.refused, dropped: self.dropped, state }
+    }
+
+    /// Whether an entry has begun to arrive that was not taken.
+    fn has_head(&self) -> bool {
+        // SAFETY: the word is readable as long as the ring.
+        unsafe { (*self.ring.head()).load(Ordering::Relaxed) & 1 != 0 }
+    }
+
+    /// A sentence about the oldest entry if nothing has moved for `limit`, once. `fabric`: its name.
+    pub fn watch(&mut self, common: &Common, fabric: &str, now: Instant, limit: Duration) -> Option<String> {
+        let is_busy = !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. });
+        if !is_busy && !self.has_head() {
+            (self.watch.since, self.watch.said) = (None, false);
+            return None;
+        }
+        let since = match self.watch.since {
+            Some((completed, since)) if completed == self.watch.completed => since,
+            _ => {
+                (self.watch.since, self.watch.said) = (Some((self.watch.completed, now)), false);
+                return None;
+            }
+        };
+        let age = now.duration_since(since);
+        if age < limit || self.watch.said {
+            return None;
+        }
+        self.watch.said = true;
+        let (context, peer) = (common.number, self.peer);
+        let way = match is_busy {
+            true => format!(
+                "read from the queue and posted as operation {} or before, {} in all unfinished",
+                self.unfinished.front().map_or(self.newest.0, |run| run.last.0),
+                self.under_way
+            ),
+            false => "it stands in the queue and nothing is unfinished".into(),
+        };
+        let waits = match &self.state {
+            State::Flushing { waits, left, .. } => {
+                let ranks: Vec<_> = waits.iter().map(|(peer, _)| peer).chain(left).collect();
+                format!("a flush waits for what gets have brought from ranks {ranks:?} to be visible")
+            }
+            _ if is_busy => {
+                format!("fabric {fabric} has not reported it complete: rank {peer}, or this GPU, takes nothing")
+            }
+            _ if self.ring.read(0, &mut Vec::new()) == Entry::Absent => {
+                "device code has written a part of it, and its other words are missing".into()
+            }
+            _ => format!("fabric {fabric} has no room for it: rank {peer}, or this GPU, takes nothing"),
+        };
+        Some(format!(
+            "context {context}, queue to rank {peer}, fabric {fabric}: the oldest entry of device code has been under \
+             way for {age:.1?} (OXYGIN_STALL); {way}; {waits}"
+        ))
+    }
+}
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;

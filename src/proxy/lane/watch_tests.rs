@@ -1,0 +1,202 @@
+use super::super::{Batch, Common};
+use super::*;
+use crate::error::{Error, Result};
+use crate::fabric::{Context, Flush, Posted};
+use crate::proxy::ring::Finish;
+use crate::rma::atomic::Atomics;
+use crate::rma::op::{Get, Op};
+use crate::rma::seq::Seq;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::Arc;
+
+/// A fabric that completes nothing by itself.
+#[derive(Default)]
+struct Stands {
+    completed: AtomicU32,
+    posted: AtomicU32,
+    is_full: AtomicBool,
+    is_gone: AtomicBool,
+}
+
+impl Context for Stands {
+    const NAME: &'static str = "stands";
+    const SHARES_PROGRESS: bool = true;
+
+    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(Error::system("rank 1 is gone"));
+        }
+        if self.is_full.load(Ordering::Relaxed) {
+            return Ok(Posted::NONE);
+        }
+        let last = self.posted.fetch_add(ops.len() as u32, Ordering::Relaxed) + ops.len() as u32;
+        Ok(Posted { taken: ops.len(), last: Seq(last) })
+    }
+    fn flush(&self, _: u32) -> Result<Flush> {
+        Ok(Flush::Until(Seq(self.posted.load(Ordering::Relaxed))))
+    }
+    fn test(&self, _: u32, seq: Seq) -> Result<bool> {
+        Ok(seq.is_done(Seq(self.completed.load(Ordering::Relaxed))))
+    }
+    fn progress(&self) -> Result<()> {
+        Ok(())
+    }
+    fn has_error(&self) -> bool {
+        false
+    }
+    fn completed(&self, _: u32) -> &AtomicU32 {
+        &self.completed
+    }
+    fn newest(&self, _: u32) -> Seq {
+        Seq(self.posted.load(Ordering::Relaxed))
+    }
+    fn atomics(&self) -> Atomics {
+        Atomics::NONE
+    }
+}
+
+/// What stands in the ring: g, a get; f, a flush; x, something malformed; h, half of an entry.
+struct Letters {
+    head: Box<AtomicU64>,
+    entries: Vec<char>,
+}
+
+impl Letters {
+    fn show(&mut self) {
+        self.head.store((!self.entries.is_empty()).into(), Ordering::Relaxed);
+    }
+}
+
+impl Ring for Letters {
+    fn head(&self) -> *const AtomicU64 {
+        &*self.head
+    }
+    fn capacity(&self) -> u32 {
+        64
+    }
+    fn begin(&mut self) {
+        self.show();
+    }
+    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        match self.entries.get(nth as usize) {
+            None | Some('h') => Entry::Absent,
+            Some('g') => {
+                ops.push(Op::Get(Get { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, more: false }));
+                Entry::Op(Finish::NONE)
+            }
+            Some('f') => Entry::Flush(Finish::NONE),
+            Some(other) => Entry::Refused(format!("{other} is no entry")),
+        }
+    }
+    fn take(&mut self, n: u32) {
+        self.entries.drain(..n as usize);
+        self.show();
+    }
+    fn finish(&mut self, _: Finish) {}
+    fn credit(&mut self, _: u32) {}
+}
+
+struct Bench {
+    contexts: Vec<Stands>,
+    lane: Lane<Letters>,
+    common: Common,
+    batch: Batch,
+    start: Instant,
+}
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+impl Bench {
+    fn new(entries: &str) -> Self {
+        let mut ring = Letters { head: Box::default(), entries: entries.chars().collect() };
+        ring.show();
+        Self {
+            contexts: vec![Stands::default()],
+            lane: Lane::new(ring, 1, Seq(0)),
+            common: Common::new(0, Arc::default()),
+            batch: Batch::default(),
+            start: Instant::now(),
+        }
+    }
+
+    fn visit(&mut self) {
+        self.lane.visit(&self.contexts, &mut self.common, &mut self.batch);
+    }
+
+    fn look(&mut self, seconds: u64) -> Option<String> {
+        self.lane.watch(&self.common, Stands::NAME, self.start + Duration::from_secs(seconds), LIMIT)
+    }
+
+    /// The sentence after the limit, which comes once.
+    fn sentence(&mut self) -> String {
+        assert_eq!(self.look(0), None);
+        assert_eq!(self.look(1), None);
+        let said = self.look(3).expect("a sentence");
+        assert_eq!(self.look(9), None, "said once");
+        said
+    }
+}
+
+#[test]
+fn an_entry_that_the_fabric_does_not_complete_is_named() {
+    let mut bench = Bench::new("ggg");
+    bench.visit();
+    let said = bench.sentence();
+    assert_eq!(
+        said,
+        "context 0, queue to rank 1, fabric stands: the oldest entry of device code has been under way for 3.0s \
+         (OXYGIN_STALL); read from the queue and posted as operation 3 or before, 3 in all unfinished; fabric stands \
+         has not reported it complete: rank 1, or this GPU, takes nothing"
+    );
+    // It moves, stands again, and is named again.
+    bench.contexts[0].completed.store(1, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(bench.look(10), None);
+    assert!(bench.look(13).is_some_and(|said| said.contains("2 in all unfinished")));
+    bench.contexts[0].completed.store(3, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(bench.look(20), None);
+    assert_eq!(bench.look(30), None, "nothing is unfinished");
+}
+
+#[test]
+fn a_flush_names_the_ranks_that_it_waits_for() {
+    let mut bench = Bench::new("gf");
+    bench.visit();
+    let said = bench.sentence();
+    assert!(said.contains("a flush waits for what gets have brought from ranks [1] to be visible"), "{said}");
+    assert_eq!(bench.lane.told(&bench.common).state, Shown::Flushing);
+}
+
+#[test]
+fn what_stands_in_the_queue_is_named_too() {
+    let mut bench = Bench::new("h");
+    bench.visit();
+    let said = bench.sentence();
+    assert!(said.contains("it stands in the queue") && said.contains("its other words are missing"), "{said}");
+    let mut bench = Bench::new("g");
+    bench.contexts[0].is_full.store(true, Ordering::Relaxed);
+    bench.visit();
+    let said = bench.sentence();
+    assert!(said.contains("fabric stands has no room for it: rank 1"), "{said}");
+}
+
+#[test]
+fn faults_are_told_to_the_statistics() {
+    let mut bench = Bench::new("gxgg");
+    bench.visit();
+    bench.contexts[0].completed.store(1, Ordering::Relaxed);
+    bench.visit();
+    bench.visit();
+    let told = bench.lane.told(&bench.common);
+    assert_eq!((told.credited, told.refused, told.dropped, told.state), (4, 1, 2, Shown::Stopped));
+    let mut bench = Bench::new("gg");
+    bench.visit();
+    bench.contexts[0].is_gone.store(true, Ordering::Relaxed);
+    bench.lane.ring.entries.push('g');
+    bench.visit();
+    let told = bench.lane.told(&bench.common);
+    assert_eq!((told.credited, told.dropped, told.state), (2, 2, Shown::Failed));
+    bench.visit();
+    assert_eq!(bench.lane.told(&bench.common).dropped, 3);
+}

@@ -1,0 +1,144 @@
+//! The windows of one communicator where the data path finds them: by a few bits of the handle, with what an operation
+//! needs beside it.
+//!
+//! Two windows may fall on the same place; then the later one has it, and operations on the other take the long way
+//! through the handle table. Nothing is ever wrong here, only slower.
+
+use crate::memory::window::{Remote, Window};
+use crate::rma::check::{Find, Local};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Places, a power of two.
+const PLACES: usize = 256;
+const PLACE_SHIFT: u32 = 6;
+/// The bits of a handle that pick a place: the lowest of the index in `handles`.
+const PICK_SHIFT: u32 = 4;
+
+/// What an operation needs of a window. A cache line.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Place {
+    handle: AtomicU64,
+    base: AtomicU64,
+    len: AtomicU64,
+    lkey: AtomicU32,
+    remote: AtomicPtr<Remote>,
+}
+
+const _: () = assert!(std::mem::size_of::<Place>() == 1 << PLACE_SHIFT);
+
+impl Place {
+    /// First byte here.
+    #[inline(always)]
+    pub fn base(&self) -> u64 {
+        self.base.load(Ordering::Relaxed)
+    }
+
+    /// Bytes here.
+    #[inline(always)]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is nothing; never so for a window.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// This rank's key.
+    #[inline(always)]
+    pub fn lkey(&self) -> u32 {
+        self.lkey.load(Ordering::Relaxed)
+    }
+
+    /// The window at `rank`.
+    ///
+    /// # Safety
+    /// `rank` is one of the communicator's; the window is not deregistered during `'a`.
+    #[inline(always)]
+    pub unsafe fn remote<'a>(&self, rank: u32) -> &'a Remote {
+        // SAFETY: a window has an entry for each rank and lives until it is deregistered (caller).
+        unsafe { &*self.remote.load(Ordering::Relaxed).add(rank as usize) }
+    }
+}
+
+/// The places of one communicator.
+pub struct WindowCache(Box<[Place]>);
+
+impl Default for WindowCache {
+    fn default() -> Self {
+        let places: Box<[Place]> = (0..PLACES).map(|_| Place::default()).collect();
+        (0..PLACES).for_each(|i| places[i].handle.store(vacant(i), Ordering::Relaxed));
+        Self(places)
+    }
+}
+
+/// What an empty place holds: a value that is looked up elsewhere, so that whatever is asked for, it does not match.
+fn vacant(place: usize) -> u64 {
+    (((place + 1) % PLACES) << PICK_SHIFT) as u64 | 1
+}
+
+impl WindowCache {
+    fn index(handle: u64) -> usize {
+        (handle >> PICK_SHIFT) as usize % PLACES
+    }
+
+    fn place(&self, handle: u64) -> &Place {
+        &self.0[Self::index(handle)]
+    }
+
+    /// Where the data path starts counting: hand it to [`find`] while the cache lives.
+    pub fn start(&self) -> *const Place {
+        self.0.as_ptr()
+    }
+
+    /// Gives a window its place.
+    pub fn insert(&self, window: &Window) {
+        let handle = window.handle.load(Ordering::Relaxed);
+        let place = self.place(handle);
+        place.handle.store(vacant(Self::index(handle)), Ordering::Release);
+        place.base.store(window.base, Ordering::Release);
+        place.len.store(window.len, Ordering::Relaxed);
+        place.lkey.store(window.lkey, Ordering::Relaxed);
+        place.remote.store(window.remote.as_ptr().cast_mut(), Ordering::Relaxed);
+        place.handle.store(handle, Ordering::Release);
+    }
+
+    /// Takes a window's place away, if it still has it.
+    pub fn remove(&self, window: &Window) {
+        let handle = window.handle.load(Ordering::Relaxed);
+        let empty = vacant(Self::index(handle));
+        let _ = self.place(handle).handle.compare_exchange(handle, empty, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The place of the window with this handle, if it has one.
+///
+/// # Safety
+/// `start` came from a cache that lives during `'a`.
+#[inline(always)]
+pub unsafe fn find<'a>(start: *const Place, handle: *mut c_void) -> Option<&'a Place> {
+    let offset = (handle as usize & (PLACES - 1) << PICK_SHIFT) << (PLACE_SHIFT - PICK_SHIFT);
+    // SAFETY: the masked offset is that of one of PLACES places.
+    let place = unsafe { &*start.byte_add(offset) };
+    (place.handle.load(Ordering::Acquire) == handle as u64).then_some(place)
+}
+
+/// The windows of one communicator that the data path looks at first, and may not find all.
+pub struct Cached(pub *const Place);
+
+impl Find for Cached {
+    #[inline(always)]
+    unsafe fn local(&self, handle: *mut c_void) -> Option<Local> {
+        // SAFETY: the set that this came from keeps the cache alive.
+        let place = unsafe { find(self.0, handle)? };
+        Some(Local { base: place.base(), len: place.len(), lkey: place.lkey() })
+    }
+
+    #[inline(always)]
+    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<&Remote> {
+        // SAFETY: as above; the rank exists and windows outlive calls with them (caller).
+        Some(unsafe { find(self.0, handle)?.remote(rank) })
+    }
+}

@@ -1,0 +1,339 @@
+//! What the kernel of `copy.ptx` does, on the CPU: with its freedom to take commands in other portions, to move bytes
+//! and to add to signals in another order, and to report late, used at random.
+
+use crate::kernel::Launch;
+use crate::stream::ILLEGAL_ADDRESS;
+use crate::world::world;
+use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
+use std::sync::atomic::{fence, AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+/// `CUDA_ERROR_MISALIGNED_ADDRESS`.
+const MISALIGNED: CUresult = 716;
+
+const CUT: u32 = 1;
+const STOP: u32 = 2;
+const INLINE: u32 = 4;
+const WORKERS: u32 = 8;
+const AFTER: u32 = 16;
+
+/// Commands of a ring, bytes of one, how many are taken at once.
+const RING: u64 = 256;
+const COMMAND: u64 = 64;
+const AT_ONCE: u64 = 8;
+/// Words of a command: six bytes of it and its lap.
+const WORDS_OF_ONE: usize = 8;
+/// Commands that count as done together, at most, while more keep coming.
+const REPORT_AFTER: u64 = 32;
+/// Bytes of the ring and the three lines of answers behind it.
+const WORDS: usize = 192;
+
+/// How much slower than a GPU this is: its clock goes so much slower, too.
+const SLOWNESS: u32 = 50;
+/// Polls in vain before it sleeps between two.
+const HASTY: u32 = 50;
+const NAP: Duration = Duration::from_micros(20);
+
+/// Bytes above which a copy is to be in a go of its own.
+const ALONE_ABOVE: u32 = 64 << 20;
+/// Launch slots that there are boards for.
+const LAUNCH_SLOTS: u64 = 4;
+
+static COMMANDS: AtomicU64 = AtomicU64::new(0);
+static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
+static SEED: AtomicU64 = AtomicU64::new(1);
+
+/// How many commands were done.
+pub fn commands() -> u64 {
+    COMMANDS.load(Ordering::Relaxed)
+}
+
+/// How many of them by worker blocks.
+pub fn worker_commands() -> u64 {
+    WORKER_COMMANDS.load(Ordering::Relaxed)
+}
+
+#[derive(Clone, Copy, Default)]
+struct Command {
+    from: u64,
+    to: u64,
+    bytes: u32,
+    flags: u32,
+    value: u64,
+    signal: u64,
+    increment: u64,
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % n
+    }
+
+    fn order(&mut self, n: usize) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..n).collect();
+        (1..n).rev().for_each(|i| all.swap(i, self.below(i as u64 + 1) as usize));
+        all
+    }
+}
+
+pub struct CopyKernel<'a> {
+    launch: &'a Launch,
+    device: CUdevice,
+    ring: u64,
+    words: u64,
+    number: u64,
+    idle: Duration,
+    life: Duration,
+    /// Commands taken, and how many of them are reported as done.
+    count: u64,
+    reported: u64,
+    random: Random,
+}
+
+/// Why it ends: it left, or the GPU hit an error.
+type Ended = Result<(), CUresult>;
+
+impl<'a> CopyKernel<'a> {
+    pub const NAME: &'static str = "oxygin_copy";
+    pub const PARAMETERS: usize = 7;
+
+    pub fn new(launch: &'a Launch, device: CUdevice) -> Self {
+        let [ring, words, count, number, idle, life, slot] = launch.parameters[..] else {
+            unreachable!("checked at launch")
+        };
+        if slot >= LAUNCH_SLOTS {
+            world().violation(&format!("slot {slot}"));
+        }
+        let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
+        let random = Random(SEED.fetch_add(1, Ordering::Relaxed));
+        Self { launch, device, ring, words, number, idle, life, count, reported: count, random }
+    }
+
+    pub fn run(mut self) -> CUresult {
+        match self.work() {
+            Ok(()) => CUDA_SUCCESS,
+            Err(code) => code,
+        }
+    }
+
+    /// Where the GPU finds a range.
+    fn at(&self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
+        world().kernel_reach(at, bytes, self.device).ok_or(ILLEGAL_ADDRESS)
+    }
+
+    fn answer(&self, at: u64, value: u64) -> Ended {
+        let word = self.at(self.words + at, 8)?;
+        // SAFETY: an aligned word of mapped memory, which is never unmapped.
+        unsafe { AtomicU64::from_ptr(word.cast()) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// All commands taken so far are done.
+    fn report(&mut self, count: u64) -> Ended {
+        if count != self.reported {
+            self.answer(64, count)?;
+            self.reported = count;
+        }
+        Ok(())
+    }
+
+    fn work(&mut self) -> Ended {
+        if self.ring % 64 != 0 || self.words % 8 != 0 {
+            return Err(MISALIGNED);
+        }
+        self.at(self.words, WORDS)?;
+        let (ends, most) = world().kernel_limits();
+        let first = self.count;
+        let limit = if most == 0 { u64::MAX } else { self.random.below(most + 1) };
+        let started = Instant::now();
+        let (mut last, mut vain) = (started, 0);
+        self.answer(0, self.number)?;
+        loop {
+            let (now, _) = world().kernel_limits();
+            let left = limit - (self.count - first);
+            if now != ends || left == 0 {
+                break;
+            }
+            let batch = self.poll(left)?;
+            if batch.is_empty() {
+                self.report(self.count)?;
+                if last.elapsed() > self.idle {
+                    break;
+                }
+                vain += 1;
+                match vain {
+                    ..HASTY => std::thread::yield_now(),
+                    _ => std::thread::sleep(NAP),
+                }
+            } else {
+                if batch[0].flags & STOP != 0 {
+                    self.count += 1;
+                    break;
+                }
+                self.execute(&batch)?;
+                (last, vain) = (Instant::now(), 0);
+            }
+            if started.elapsed() > self.life {
+                break;
+            }
+        }
+        fence(Ordering::SeqCst);
+        self.answer(64, self.count)?;
+        self.launch.end();
+        self.answer(128, self.number)
+    }
+
+    /// The next commands that are done in one go; a STOP only as the first.
+    fn poll(&mut self, left: u64) -> Result<Vec<Command>, CUresult> {
+        let ring = self.at(self.ring, (RING * COMMAND) as usize)?;
+        let most = if self.random.below(4) == 0 { self.random.below(AT_ONCE) + 1 } else { AT_ONCE }.min(left);
+        let mut found = [[None; WORDS_OF_ONE]; AT_ONCE as usize];
+        // Word by word, in any order, and at times with a pause: what a GPU may do.
+        let pause = self.random.below(8) == 0;
+        for i in self.random.order(WORDS_OF_ONE * most as usize) {
+            let (n, part) = (self.count + (i / WORDS_OF_ONE) as u64, i % WORDS_OF_ONE);
+            let at = (n % RING * COMMAND) as usize + 8 * part;
+            // SAFETY: an aligned word of the ring, which is mapped.
+            let word = unsafe { AtomicU64::from_ptr(ring.add(at).cast()) }.load(Ordering::Acquire);
+            if word >> 48 == (n / RING + 1) & 0xffff {
+                found[i / WORDS_OF_ONE][part] = Some(word.to_le_bytes());
+            }
+            if pause && self.random.below(8) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        let mut batch = Vec::new();
+        for (i, words) in found.into_iter().enumerate() {
+            let parts: Vec<u8> = words.iter().flatten().flat_map(|w| w[..6].to_vec()).collect();
+            if parts.len() < 6 * WORDS_OF_ONE {
+                break;
+            }
+            let field = |i: usize| u64::from_le_bytes(std::array::from_fn(|byte| parts[8 * i + byte]));
+            let command = Command {
+                from: field(0),
+                to: field(1),
+                bytes: field(2) as u32,
+                flags: (field(2) >> 32) as u32,
+                value: field(3),
+                signal: field(4),
+                increment: field(5),
+            };
+            if i > 0 && command.flags & (CUT | STOP) != 0 {
+                break;
+            }
+            batch.push(command);
+            if command.flags & STOP != 0 {
+                break;
+            }
+        }
+        Ok(batch)
+    }
+
+    /// The bytes of all, then the signals of all.
+    fn execute(&mut self, batch: &[Command]) -> Ended {
+        if batch.len() > 1 && batch.iter().any(|c| c.bytes > ALONE_ABOVE) {
+            world().violation("others in one go with a long copy");
+        }
+        for i in self.random.order(batch.len()) {
+            let c = &batch[i];
+            while world().is_held(c.bytes as usize) {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            let us = world().command_us();
+            if us > 0 {
+                std::thread::sleep(Duration::from_micros(us));
+            }
+            let code = world().injected("gpu");
+            if code != CUDA_SUCCESS {
+                return Err(code);
+            }
+            self.move_bytes(c)?;
+        }
+        fence(Ordering::SeqCst);
+        if self.random.below(2) == 0 {
+            self.report(self.count)?;
+        }
+        let mut rest = batch;
+        while !rest.is_empty() {
+            // In no order, but for those that are told to come after others.
+            let turn = 1 + rest[1..].iter().take_while(|c| c.flags & AFTER == 0).count();
+            for i in self.random.order(turn) {
+                self.signal(&rest[i])?;
+            }
+            rest = &rest[turn..];
+        }
+        self.count += batch.len() as u64;
+        // At the latest after so many.
+        if self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
+            self.report(self.count)?;
+        }
+        COMMANDS.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn signal(&self, c: &Command) -> Ended {
+        if c.signal == 0 {
+            return Ok(());
+        }
+        if c.signal % 8 != 0 {
+            return Err(MISALIGNED);
+        }
+        let word = self.at(c.signal, 8)?;
+        // SAFETY: an aligned word of mapped memory.
+        unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(c.increment, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn move_bytes(&self, c: &Command) -> Ended {
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | AFTER) != 0 {
+            world().violation(&format!("a command with the flags {:#x}", c.flags));
+        }
+        if c.flags & INLINE != 0 {
+            return self.store(c);
+        }
+        if c.bytes == 0 {
+            return Ok(());
+        }
+        if (c.from | c.to | u64::from(c.bytes)) % 4 != 0 {
+            world().violation(&format!("{} bytes from {:#x} to {:#x}: not in words", c.bytes, c.from, c.to));
+            return Err(MISALIGNED);
+        }
+        if c.flags & WORKERS != 0 {
+            if self.launch.workers == 0 {
+                world().violation("work for workers, of which this launch has none");
+            }
+            WORKER_COMMANDS.fetch_add(1, Ordering::Relaxed);
+        }
+        let (from, to) = (self.at(c.from, c.bytes as usize)?, self.at(c.to, c.bytes as usize)?);
+        // SAFETY: both ranges are mapped; whoever unmaps them first is at fault, and dies.
+        unsafe { std::ptr::copy(from, to, c.bytes as usize) };
+        Ok(())
+    }
+
+    fn store(&self, c: &Command) -> Ended {
+        if ![1, 2, 4, 8].contains(&c.bytes) {
+            world().violation(&format!("{} bytes in a command", c.bytes));
+            return Ok(());
+        }
+        if c.to % u64::from(c.bytes) != 0 {
+            return Err(MISALIGNED);
+        }
+        let to = self.at(c.to, c.bytes as usize)?;
+        // SAFETY: mapped and aligned.
+        unsafe {
+            match c.bytes {
+                1 => AtomicU8::from_ptr(to).store(c.value as u8, Ordering::Release),
+                2 => AtomicU16::from_ptr(to.cast()).store(c.value as u16, Ordering::Release),
+                4 => AtomicU32::from_ptr(to.cast()).store(c.value as u32, Ordering::Release),
+                _ => AtomicU64::from_ptr(to.cast()).store(c.value, Ordering::Release),
+            }
+        }
+        Ok(())
+    }
+}

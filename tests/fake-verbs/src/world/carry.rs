@@ -1,0 +1,153 @@
+//! What a work request does: where its bytes are on both ends, what is wrong with it, what it moves.
+
+use super::{Posted, Region, World};
+use oxygin_ffi::verbs::types::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Not a status: the receiver has no receive posted.
+pub const NOT_READY: u32 = u32::MAX;
+
+impl World {
+    /// Where a work request's local piece really is.
+    fn local(&self, context: usize, sge: &ibv_sge) -> Option<u64> {
+        let region = self.local.get(&sge.lkey).filter(|r| r.context == context)?;
+        region.host(sge.addr, sge.length.into())
+    }
+
+    /// Where a peer's memory really is, if it may be used like this.
+    fn at_peer(&self, context: usize, rkey: u32, addr: u64, len: u64, access: u32) -> Option<u64> {
+        let region = self.local.get(self.remote.get(&rkey)?).filter(|r| r.context == context)?;
+        region.host(addr, len).filter(|_| region.access & access != 0)
+    }
+
+    /// Carries out one send; its status, or [`NOT_READY`].
+    pub(super) fn carry_out(&mut self, number: u32, send: &Posted) -> u32 {
+        let left = self.settings.get("error_in", 0);
+        if left > 0 {
+            self.settings.set("error_in", left - 1);
+            if left == 1 {
+                return self.settings.get("error_status", 0) as u32;
+            }
+        }
+        let Some(pair) = self.pairs.get(&number) else { return IBV_WC_FATAL_ERR };
+        let peer_number = pair.attr.dest_qp_num;
+        let Some(peer) = self.pairs.get(&peer_number) else { return IBV_WC_RETRY_EXC_ERR };
+        let linked = peer.attr.dest_qp_num == number
+            && peer.attr.qp_state >= IBV_QPS_RTR
+            && peer.attr.qp_state != IBV_QPS_ERR
+            && peer.attr.rq_psn == pair.attr.sq_psn
+            && peer.attr.path_mtu == pair.attr.path_mtu;
+        if !linked {
+            return IBV_WC_RETRY_EXC_ERR;
+        }
+        if pair.must_wait {
+            self.settings.count("misuse", 1);
+            return IBV_WC_FATAL_ERR;
+        }
+        if peer.must_wait {
+            if let Some(peer) = self.pairs.get_mut(&peer_number) {
+                peer.must_wait = false;
+            }
+            return self.carry_out(number, send);
+        }
+        let iwarp = self.settings.get("iwarp", pair.device) != 0;
+        // iWARP reads arrive as writes: the local memory must allow them.
+        let sink = |r: &Region| r.access & IBV_ACCESS_REMOTE_WRITE != 0;
+        if iwarp && send.wr.opcode == IBV_WR_RDMA_READ && !self.local.get(&send.sge.lkey).is_some_and(sink) {
+            return IBV_WC_LOC_PROT_ERR;
+        }
+        if u64::from(send.sge.length) > self.settings.get("max_msg_sz", pair.device) as u64 {
+            return IBV_WC_LOC_LEN_ERR;
+        }
+        let (mine, theirs) = (pair.context, peer.context);
+        let local = match &send.inline {
+            Some(bytes) => Some(bytes.as_ptr() as u64),
+            None if send.wr.num_sge == 0 => Some(0),
+            None => self.local(mine, &send.sge),
+        };
+        let Some(local) = local else { return IBV_WC_LOC_PROT_ERR };
+        if send.wr.opcode == IBV_WR_SEND {
+            return self.deliver(peer_number, theirs, local, send);
+        }
+        let status = self.one_sided(number, peer_number, local, send);
+        if matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR) {
+            // The responder's end breaks too.
+            self.break_pair(peer_number);
+        }
+        status
+    }
+
+    /// A write, a read or an atomic operation of `number` at its peer; `local` is where the request's own piece is.
+    fn one_sided(&mut self, number: u32, peer: u32, local: u64, send: &Posted) -> u32 {
+        let (Some(pair), Some(peer)) = (self.pairs.get(&number), self.pairs.get(&peer)) else {
+            return IBV_WC_FATAL_ERR;
+        };
+        let (wr, len, theirs) = (&send.wr, u64::from(send.sge.length), peer.context);
+        let atomics = self.settings.get("atomic_cap", peer.device) != 0;
+        // SAFETY: each arm reads the part that its opcode fills in.
+        let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+        match wr.opcode {
+            IBV_WR_RDMA_WRITE if len == 0 => IBV_WC_SUCCESS,
+            IBV_WR_RDMA_WRITE => {
+                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_WRITE) {
+                    Some(to) => copy(local, to, len),
+                    None => IBV_WC_REM_ACCESS_ERR,
+                }
+            }
+            IBV_WR_RDMA_READ if pair.attr.max_rd_atomic == 0 => IBV_WC_LOC_QP_OP_ERR,
+            IBV_WR_RDMA_READ => {
+                self.settings.note("last_read_key", rdma.rkey.into());
+                self.settings.note("last_read_bytes", len as i64);
+                match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_READ) {
+                    Some(from) => copy(from, local, len),
+                    None => IBV_WC_REM_ACCESS_ERR,
+                }
+            }
+            IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
+                if !atomics || len != 8 || pair.attr.max_rd_atomic == 0 || atomic.remote_addr % 8 != 0 =>
+            {
+                IBV_WC_REM_INV_REQ_ERR
+            }
+            IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP => {
+                match self.at_peer(theirs, atomic.rkey, atomic.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+                    Some(at) => {
+                        // SAFETY: eight aligned bytes inside a registered region.
+                        let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
+                        let old = match wr.opcode {
+                            IBV_WR_ATOMIC_FETCH_AND_ADD => word.fetch_add(atomic.compare_add, Ordering::AcqRel),
+                            _ => word
+                                .compare_exchange(atomic.compare_add, atomic.swap, Ordering::AcqRel, Ordering::Acquire)
+                                .unwrap_or_else(|found| found),
+                        };
+                        copy((&raw const old) as u64, local, 8)
+                    }
+                    None => IBV_WC_REM_ACCESS_ERR,
+                }
+            }
+            _ => IBV_WC_LOC_QP_OP_ERR,
+        }
+    }
+
+    fn deliver(&mut self, peer: u32, context: usize, from: u64, send: &Posted) -> u32 {
+        let Some(pair) = self.pairs.get_mut(&peer) else { return IBV_WC_RETRY_EXC_ERR };
+        let Some((wr_id, sge)) = pair.receives.pop_front() else { return NOT_READY };
+        let cq = pair.recv_cq;
+        let into = self.local(context, &sge);
+        let (Some(into), true) = (into, send.sge.length <= sge.length) else {
+            self.break_pair(peer);
+            return IBV_WC_REM_INV_REQ_ERR;
+        };
+        copy(from, into, send.sge.length.into());
+        let wc = ibv_wc { wr_id, opcode: IBV_WC_RECV, byte_len: send.sge.length, qp_num: peer, ..Default::default() };
+        self.complete(cq, wc, (peer, 0), send.wr.send_flags & IBV_SEND_SOLICITED != 0);
+        IBV_WC_SUCCESS
+    }
+}
+
+fn copy(from: u64, to: u64, len: u64) -> u32 {
+    // SAFETY: both ranges lie inside registered regions (or one is a local variable). They may overlap when a rank
+    // puts to itself.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
+    std::sync::atomic::fence(Ordering::Release);
+    IBV_WC_SUCCESS
+}

@@ -1,0 +1,26 @@
+//! GPU memory on the soft fabric, on the fake CUDA driver, which one test at a time has.
+
+mod atomics;
+mod beside;
+mod blocked;
+mod busy;
+mod closing_line;
+mod contexts;
+mod copy_kernel;
+mod cost;
+mod engine;
+mod harness;
+mod local;
+mod processes;
+mod queues;
+mod refused;
+#[path = "../support/mod.rs"]
+mod support;
+mod tcp;
+mod tcp_buffers;
+mod tcp_cost;
+#[path = "../tcp/harness.rs"]
+mod tcp_harness;
+mod unattended;
+mod values;
+mod worker_blocks;

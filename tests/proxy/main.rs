@@ -1,0 +1,9 @@
+//! The engine that drains queues of device code, through the GIN tables, with CPU threads that play device code.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod data;
+mod faults;
+mod shapes;
+mod telemetry;

@@ -1,0 +1,89 @@
+//! Faults put into the copy kernel's code, one at a time: the tests of [`crate::copy_kernel`] find each of them.
+
+use crate::copy_kernel::{serve, serve_pieces, serve_signals, PTX};
+
+/// What is wrong then, the text that is right, and what replaces it.
+const FAULTS: &[(&str, &str, &str)] = &[
+    ("a worker warp says done before its bytes are visible", "fence.acq_rel.gpu;\n    @is_first red", "@is_first red"),
+    ("… before other lanes have stored", "hand_done:\n    bar.warp.sync   0xffffffff;", "hand_done:"),
+    ("the first warp does not wait for worker warps", "@%p9 bra        hands_wait;", ""),
+    (
+        "tickets are out before their copies",
+        "st.release.gpu.global.u64 [board], tickets",
+        "st.volatile.global.u64 [board], tickets",
+    ),
+    ("a piece goes beyond its copy", "min.u64         end, end, d3;", ""),
+    (
+        "a ticket is taken for the copy before its own",
+        "setp.gt.u64     %p1, d2, ticket",
+        "setp.ge.u64     %p1, d2, ticket",
+    ),
+    ("the next board is not cleared", "st.global.v2.u64 [d1], {d2, d2};", ""),
+    ("launches share a board", "and.b64         d0, number, 1;", "and.b64         d0, number, 0;"),
+    ("worker warps are not told to leave", "@is_first st.release.gpu.global.u64 [board], d0;", ""),
+    ("signals before bytes", "fence.acq_rel.gpu;\nsignals:", "signals:"),
+    (
+        "done before signals",
+        "fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;",
+        "@is_first st.volatile.global.u64 [words+64], count;",
+    ),
+    ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
+    ("signals of one go overtake", "fence.acq_rel.gpu;\nthis_signal:", "this_signal:"),
+    ("signals of one go have no order at all", "@%p10 bra       in_order;", ""),
+    (
+        "the stamp of one of two words stands for both",
+        "prmt.b32        t1, t1, t3, 0x7632",
+        "prmt.b32        t1, t1, t1, 0x7632",
+    ),
+    ("… that of the other", "prmt.b32        t1, t1, t3, 0x7632", "prmt.b32        t1, t3, t3, 0x7632"),
+    (
+        "sources may be read as they were before their command",
+        "ld.acquire.sys.global.v2.u64 {u0, u1}",
+        "ld.volatile.global.v2.u64 {u0, u1}",
+    ),
+    (
+        "… as the host has not released them to this GPU",
+        "ld.acquire.sys.global.v2.u64 {u0, u1}",
+        "ld.acquire.gpu.global.v2.u64 {u0, u1}",
+    ),
+    (
+        "… by lanes that have not acquired anything",
+        "poll;\n    // What any lane has acquired all have.\n    bar.warp.sync   0xffffffff;",
+        "poll;",
+    ),
+    (
+        "worker warps may find other copies than those that are out",
+        "ld.acquire.gpu.global.u64 d0, [board];",
+        "ld.relaxed.gpu.global.u64 d0, [board];",
+    ),
+    ("a command is used that was found without acquire", "@is_calm bra    poll;", ""),
+    (
+        "worker warps copy what they have found out without acquire",
+        "@!%p0 bra       hand_waits;",
+        "@!%p0 bra       hand_waits;\n    setp.ne.u64     %p0, d0, 0xffffffffffffffff;\n    \
+         vote.sync.all.pred %p0, %p0, 0xffffffff;\n    @%p0 bra        hand_copies;",
+    ),
+    (
+        "a register that is in use",
+        "ld.volatile.global.u32 t5, [d2];\n    st.global.u32   [d3], t5;\n    add.u64         off, off, 128;",
+        "ld.volatile.global.u32 t6, [d2];\n    st.global.u32   [d3], t6;\n    add.u64         off, off, 128;",
+    ),
+];
+
+#[test]
+fn faults_are_found() {
+    for &(fault, right, wrong) in FAULTS {
+        assert!(PTX.contains(right), "{fault}: no such text");
+        let text = PTX.replace(right, wrong);
+        // Where all kinds of commands find it late.
+        let serve = match fault {
+            "… before other lanes have stored" => serve_pieces,
+            "signals overtake" => serve_signals,
+            _ => serve,
+        };
+        let finds = |seed| std::panic::catch_unwind(|| serve(&text, seed)).is_err();
+        // The seeds before that take long and do not find it.
+        let first = if fault == "done before signals" { 5 } else { 0 };
+        assert!((first..80).any(finds), "not found: {fault}");
+    }
+}

@@ -1,0 +1,462 @@
+//! Runs a kernel in PTX on the CPU, one instruction of one lane at a time.
+//!
+//! Whose turn it is is drawn: lanes of a warp go apart wherever nothing keeps them together, and blocks come up when
+//! they like. What a register holds at first is random. Memory is as weak as PTX says it may be, in these ways:
+//!
+//! * Stores and additions without a result become visible late and in any order, but for those to one place; a fence or
+//!   release makes those of its lane visible, and those of its warp from before a `bar.warp.sync`.
+//! * Loads may find what lay there before ([`memory`]), but for what their lane has taken up: what somebody published
+//!   with a release, or with a fence and a store behind it, is taken up by a load with acquire that finds it, or by a
+//!   load and a fence behind it, at a scope that holds both; and `bar.warp.sync` hands on to all lanes what each of
+//!   them has taken up.
+//! * A vector is loaded element by element, in any order, and anything may happen between two.
+//!
+//! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
+//! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible.
+
+mod compute;
+pub mod memory;
+pub mod program;
+
+use compute::{mask, targets};
+use memory::{By, Found, Memory};
+use program::{Instruction, Operand, Program, Strength, Vote, What};
+use std::collections::HashMap;
+
+pub const LANES: usize = 32;
+/// A lane's stores that are not visible yet, at most.
+const HELD: usize = 48;
+/// Instructions that a lane does in one turn, at most.
+const TURN: u64 = 60;
+/// A `nanosleep` is so many turns, at most.
+const SLEEP: u64 = 40;
+/// One turn of a warp in so many leaves some of its lanes behind, for so many turns of all at most.
+const LAG_EVERY: u64 = 60;
+const LAG: u64 = 4000;
+/// In one turn of so many a store becomes visible that nothing has asked for.
+const SHOW_EVERY: u64 = 4;
+
+/// splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What is not visible yet.
+#[derive(Clone, Copy)]
+struct Pending {
+    at: u64,
+    bytes: u64,
+    value: u64,
+    adds: bool,
+    warp: usize,
+    publishes: u64,
+}
+
+impl Pending {
+    fn meets(&self, at: u64, bytes: u64) -> bool {
+        self.at < at + bytes && at < self.at + self.bytes
+    }
+
+    fn show(&self, memory: &mut Memory) {
+        let by = By::Warp(self.warp);
+        match self.adds {
+            true => memory.add(self.at, self.bytes, self.value, by, self.publishes),
+            false => memory.store(self.at, self.bytes, self.value, by, self.publishes),
+        }
+    }
+}
+
+/// Shows all of a list that a range meets, oldest first.
+fn show_at(list: &mut Vec<Pending>, at: u64, bytes: u64, memory: &mut Memory) {
+    list.retain(|p| {
+        let shown = p.meets(at, bytes);
+        if shown {
+            p.show(memory);
+        }
+        !shown
+    });
+}
+
+/// Times up to which a lane sees everything, or would.
+#[derive(Default)]
+struct View {
+    /// What it has taken up.
+    seen: u64,
+    /// What a fence would take up, at the scope of all and at that of the GPU.
+    of_all: u64,
+    of_gpu: u64,
+    /// Its last fence: what a store behind it publishes.
+    fenced: u64,
+    /// The oldest values that it may find, by place.
+    found: HashMap<u64, u64>,
+}
+
+impl View {
+    /// A load has found something.
+    fn finds(&mut self, at: u64, found: &Found, strength: Strength) {
+        if found.since > 0 {
+            self.found.insert(at, found.since);
+        }
+        let is_near = found.by != By::Host;
+        if is_near {
+            self.of_gpu = self.of_gpu.max(found.publishes);
+        }
+        if is_near || strength.all {
+            self.of_all = self.of_all.max(found.publishes);
+            self.seen = self.seen.max(if strength.acquires { found.publishes } else { 0 });
+        }
+    }
+
+    /// A fence that makes all before it visible.
+    fn fence(&mut self, all: bool, now: u64) {
+        self.seen = self.seen.max(if all { self.of_all } else { self.of_gpu });
+        self.fenced = now;
+    }
+}
+
+struct Lane {
+    /// In its block.
+    thread: u64,
+    at: usize,
+    registers: Vec<u64>,
+    has_ended: bool,
+    pending: Vec<Pending>,
+    view: View,
+    /// Of a vector that it loads: what is there.
+    loaded: Vec<Option<u64>>,
+}
+
+struct Warp {
+    block: u64,
+    lanes: Vec<Lane>,
+    /// From before a `bar.warp.sync`.
+    pending: Vec<Pending>,
+    /// Its next turn is not before this.
+    wakes: u64,
+    /// Lanes that have none before this.
+    lag: u32,
+    lag_ends: u64,
+}
+
+impl Warp {
+    fn has_ended(&self) -> bool {
+        self.lanes.iter().all(|l| l.has_ended && l.pending.is_empty()) && self.pending.is_empty()
+    }
+
+    /// Shows one pending store of somebody.
+    fn show_one(&mut self, random: &mut Random, memory: &mut Memory) {
+        let lane = &mut self.lanes[random.below(LANES as u64) as usize];
+        let of_lane = random.below(2) == 0 && !lane.pending.is_empty();
+        let from = if of_lane { &lane.pending } else { &self.pending };
+        if from.is_empty() {
+            return;
+        }
+        let p = from[random.below(from.len() as u64) as usize];
+        // What was stored before to the same place comes first.
+        show_at(&mut self.pending, p.at, p.bytes, memory);
+        if of_lane {
+            show_at(&mut lane.pending, p.at, p.bytes, memory);
+        }
+    }
+}
+
+pub struct Machine {
+    program: Program,
+    pub memory: Memory,
+    pub random: Random,
+    warps: Vec<Warp>,
+    parameters: Vec<u64>,
+    turns: u64,
+    /// Loads of lanes, and what of these and of fences takes up something.
+    pub loaded: u64,
+    pub acquired: u64,
+}
+
+impl Machine {
+    pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
+        let random = Random(seed);
+        Self { program, memory, random, warps: Vec::new(), parameters: Vec::new(), turns: 0, loaded: 0, acquired: 0 }
+    }
+
+    /// Launches the kernel. The one before has ended.
+    pub fn launch(&mut self, blocks: u64, threads: u64, parameters: &[u64]) {
+        assert!(!self.runs());
+        let now = self.memory.settle();
+        self.parameters = parameters.to_vec();
+        self.warps.clear();
+        for block in 0..blocks {
+            // Some come up late.
+            let wakes = self.turns + if block > 0 { self.random.below(3) * self.random.below(3000) } else { 0 };
+            for first in (0..threads).step_by(LANES) {
+                let lane = |thread| Lane {
+                    thread,
+                    at: 0,
+                    registers: (0..self.program.registers).map(|_| self.random.next()).collect(),
+                    has_ended: false,
+                    pending: Vec::new(),
+                    view: View { seen: now, ..View::default() },
+                    loaded: Vec::new(),
+                };
+                let lanes = (first..first + LANES as u64).map(lane).collect();
+                self.warps.push(Warp { block, lanes, pending: Vec::new(), wakes, lag: 0, lag_ends: 0 });
+            }
+        }
+    }
+
+    /// Whether what was launched has not ended.
+    pub fn runs(&self) -> bool {
+        !self.warps.iter().all(Warp::has_ended)
+    }
+
+    /// So many turns.
+    pub fn run(&mut self, turns: u64) {
+        for _ in 0..turns {
+            self.turns += 1;
+            self.memory.turn = self.turns;
+            let n = self.warps.len() as u64;
+            // The first warp's turn is as likely as that of all others.
+            let warp = if self.random.below(2) == 0 { 0 } else { self.random.below(n) as usize };
+            if self.warps[warp].wakes <= self.turns {
+                self.turn(warp);
+            }
+            let other = self.random.below(n) as usize;
+            if self.random.below(SHOW_EVERY) == 0 {
+                for of in [warp, other] {
+                    self.warps[of].show_one(&mut self.random, &mut self.memory);
+                }
+            }
+        }
+    }
+
+    /// A turn of one lane of a warp, or of all.
+    fn turn(&mut self, warp: usize) {
+        let lanes = &self.warps[warp].lanes;
+        let waits = |l: &Lane| self.program.instructions[l.at].what.is_sync();
+        let ready: Vec<usize> = (0..LANES).filter(|&i| !lanes[i].has_ended && !waits(&lanes[i])).collect();
+        if ready.is_empty() {
+            if lanes.iter().all(|l| l.has_ended) {
+                return;
+            }
+            let (at, text) = (lanes[0].at, |l: &Lane| &self.program.instructions[l.at].text);
+            for l in lanes {
+                assert!(!l.has_ended, "lane {} has ended, others wait for it", l.thread);
+                assert!(l.at == at, "one lane waits at {:?}, one at {:?}", text(l), text(&lanes[0]));
+            }
+            return self.together(warp, at);
+        }
+        let most = 1 + self.random.below(TURN);
+        let all = self.random.below(2) == 0;
+        let one = ready[self.random.below(ready.len() as u64) as usize];
+        let w = &mut self.warps[warp];
+        if w.lag_ends < self.turns {
+            let lags = self.random.below(LAG_EVERY) == 0;
+            w.lag = if lags { (self.random.next() | self.random.next()) as u32 } else { 0 };
+            w.lag_ends = self.turns + if lags { self.random.below(LAG) } else { 0 };
+        }
+        let lag = w.lag;
+        for lane in ready.into_iter().filter(|&i| (all || i == one) && lag >> i & 1 == 0) {
+            let mut left = most;
+            while left > 0 && self.step(warp, lane) {
+                left -= 1;
+            }
+        }
+    }
+
+    /// The next instruction of a lane. `false`: it waits for others, sleeps, or has ended.
+    fn step(&mut self, warp: usize, lane: usize) -> bool {
+        let (block, l) = (self.warps[warp].block, &self.warps[warp].lanes[lane]);
+        let instruction = &self.program.instructions[l.at];
+        let (what, size) = (instruction.what, u64::from(instruction.bits / 8));
+        let goes = instruction.guard.is_none_or(|(r, wanted)| (l.registers[r] & 1 == 1) == wanted);
+        if what.is_sync() {
+            assert!(instruction.guard.is_none(), "{}: not for all lanes", instruction.text);
+            return false;
+        }
+        if l.has_ended {
+            return false;
+        }
+        if !goes {
+            self.warps[warp].lanes[lane].at += 1;
+            return true;
+        }
+        let v = |i: usize| self.value(l, block, &instruction.operands[i]);
+        let (mut next, mut set, mut stores) = (l.at + 1, Vec::new(), Vec::new());
+        match what {
+            What::Param(_) | What::Compute(_) | What::Not | What::Reverse | What::LeadingZeros => {
+                set = self.computed(l, block, instruction);
+            }
+            What::Move | What::Compare(_) | What::Permute => set = self.computed(l, block, instruction),
+            What::Branch(to) => next = to,
+            What::Return | What::Sleep | What::Fence { .. } => {}
+            What::Load(strength) => {
+                let (at, targets) = (v(1), targets(&instruction.operands[0]));
+                assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+                self.loaded += 1;
+                self.acquired += u64::from(strength.acquires);
+                let Some(values) = self.load(warp, lane, at, size, targets.len(), strength) else { return true };
+                set = targets.into_iter().zip(values).collect();
+            }
+            What::FetchAdd => {
+                let (at, by, target) = (v(1), v(2), targets(&instruction.operands[0])[0]);
+                self.show_at(warp, lane, at, size);
+                let publishes = self.warps[warp].lanes[lane].view.fenced;
+                set.push((target, self.memory.read(at, size)));
+                self.memory.add(at, size, by, By::Warp(warp), publishes);
+            }
+            What::Store { .. } | What::Release | What::Add => stores = self.stored(warp, lane, instruction),
+            What::Vote(_) | What::Shuffle | What::Barrier => unreachable!(),
+        }
+        self.order(warp, lane, what, &mut stores);
+        self.ends(warp, lane, what, next, set, stores)
+    }
+
+    /// What a store or an addition without a result leaves pending.
+    fn stored(&self, warp: usize, lane: usize, instruction: &Instruction) -> Vec<Pending> {
+        let (block, l) = (self.warps[warp].block, &self.warps[warp].lanes[lane]);
+        let (size, operands) = (u64::from(instruction.bits / 8), &instruction.operands);
+        let values: Vec<u64> = match &operands[1] {
+            Operand::Group(all) => all.iter().map(|&r| l.registers[r]).collect(),
+            one => vec![self.value(l, block, one)],
+        };
+        let at = self.value(l, block, &operands[0]);
+        assert!(at % (size * values.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+        let adds = matches!(instruction.what, What::Add);
+        let pending = |(i, v)| {
+            let (at, value) = (at + i as u64 * size, mask(v, instruction.bits));
+            Pending { at, bytes: size, value, adds, warp, publishes: 0 }
+        };
+        values.into_iter().enumerate().map(pending).collect()
+    }
+
+    /// The end of an instruction: its registers are set, its stores pending, and its lane goes to `next`. Returns as
+    /// `step` does.
+    fn ends(
+        &mut self,
+        warp: usize,
+        lane: usize,
+        what: What,
+        next: usize,
+        set: Vec<(usize, u64)>,
+        mut stores: Vec<Pending>,
+    ) -> bool {
+        let w = &mut self.warps[warp];
+        if !stores.is_empty() && w.lanes[lane].pending.len() > HELD {
+            (0..HELD).for_each(|_| w.show_one(&mut self.random, &mut self.memory));
+        }
+        let l = &mut w.lanes[lane];
+        set.into_iter().for_each(|(r, v)| l.registers[r] = v);
+        l.pending.append(&mut stores);
+        if matches!(what, What::Return) {
+            l.has_ended = true;
+            return false;
+        }
+        l.at = next;
+        let sleeps = matches!(what, What::Sleep);
+        if sleeps {
+            w.wakes = self.turns + self.random.below(SLEEP);
+        }
+        !sleeps
+    }
+
+    /// What is pending of a lane, and of its warp from before a barrier, at a place that it looks at.
+    fn show_at(&mut self, warp: usize, lane: usize, at: u64, bytes: u64) {
+        let w = &mut self.warps[warp];
+        show_at(&mut w.pending, at, bytes, &mut self.memory);
+        show_at(&mut w.lanes[lane].pending, at, bytes, &mut self.memory);
+    }
+
+    /// One more element of a vector; all of them, once they are there.
+    fn load(&mut self, warp: usize, lane: usize, at: u64, size: u64, count: usize, how: Strength) -> Option<Vec<u64>> {
+        self.show_at(warp, lane, at, size * count as u64);
+        let l = &mut self.warps[warp].lanes[lane];
+        l.loaded.resize(count, None);
+        let missing = l.loaded.iter().filter(|e| e.is_none()).count();
+        let drawn = self.random.below(missing as u64) as usize;
+        let (i, _) = l.loaded.iter().enumerate().filter(|(_, e)| e.is_none()).nth(drawn).expect("one is missing");
+        let at = at + i as u64 * size;
+        let must_see = l.view.seen.max(l.view.found.get(&at).copied().unwrap_or(0));
+        let found = self.memory.load(at, size, must_see, warp, &mut self.random);
+        l.view.finds(at, &found, how);
+        l.loaded[i] = Some(found.value);
+        if missing > 1 {
+            return None;
+        }
+        l.loaded.drain(..).collect()
+    }
+
+    /// What a fence or release does, and what stores of a lane publish.
+    fn order(&mut self, warp: usize, lane: usize, what: What, stores: &mut [Pending]) {
+        let is_fence = matches!(what, What::Fence { .. });
+        if is_fence || matches!(what, What::Release) {
+            let w = &mut self.warps[warp];
+            w.pending.drain(..).for_each(|p| p.show(&mut self.memory));
+            w.lanes[lane].pending.drain(..).for_each(|p| p.show(&mut self.memory));
+        }
+        let (now, view) = (self.memory.now(), &mut self.warps[warp].lanes[lane].view);
+        if let What::Fence { all } = what {
+            self.acquired += 1;
+            view.fence(all, now);
+        }
+        let publishes = match what {
+            What::Release => now,
+            What::Store { strong: true } | What::Add => view.fenced,
+            _ => 0,
+        };
+        stores.iter_mut().for_each(|s| s.publishes = publishes);
+    }
+
+    /// What all lanes of a warp do together.
+    fn together(&mut self, warp: usize, at: usize) {
+        let (instruction, w) = (&self.program.instructions[at], &self.warps[warp]);
+        let of = |i: usize| {
+            let operand = &instruction.operands[i];
+            let v: Vec<u64> = w.lanes.iter().map(|l| self.value(l, w.block, operand)).collect();
+            v
+        };
+        let everybody = *of(instruction.operands.len() - 1).first().expect("a mask");
+        assert!(everybody == 0xffff_ffff, "{}: not for all lanes", instruction.text);
+        let results: Option<Vec<u64>> = match instruction.what {
+            What::Vote(vote) => {
+                let ballot = of(1).iter().enumerate().fold(0u64, |all, (i, v)| all | (v & 1) << i);
+                let result = match vote {
+                    Vote::Ballot => ballot,
+                    Vote::Any => u64::from(ballot != 0),
+                    Vote::All => u64::from(ballot == 0xffff_ffff),
+                };
+                Some(vec![result; LANES])
+            }
+            What::Shuffle => {
+                let (values, from) = (of(1), of(2));
+                Some(from.into_iter().map(|i| values[i as usize % LANES] & 0xffff_ffff).collect())
+            }
+            _ => None,
+        };
+        let target = match instruction.operands[0] {
+            Operand::Reg(r) => Some(r),
+            _ => None,
+        };
+        let w = &mut self.warps[warp];
+        let seen = w.lanes.iter().map(|l| l.view.seen).max().unwrap_or(0);
+        for (i, l) in w.lanes.iter_mut().enumerate() {
+            match &results {
+                Some(results) => l.registers[target.expect("a target")] = results[i],
+                None => {
+                    w.pending.append(&mut l.pending);
+                    l.view.seen = seen;
+                }
+            }
+            l.at += 1;
+        }
+    }
+}

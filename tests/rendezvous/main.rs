@@ -1,0 +1,6 @@
+//! The rendezvous, and collective calls that some rank refuses.
+
+mod exchange;
+mod lost;
+mod ranks;
+mod refused_steps;

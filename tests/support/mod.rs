@@ -1,0 +1,13 @@
+//! What tests of several areas need. Each program of tests has its own copy.
+
+#![allow(dead_code, reason = "every program uses its own part")]
+
+pub mod apart;
+pub mod atomics;
+pub mod children;
+pub mod common;
+pub mod device;
+pub mod logged;
+pub mod processes;
+pub mod release;
+pub mod turn;

@@ -1,0 +1,12 @@
+//! The verbs fabric, on the fake libibverbs, which one test at a time has.
+
+mod atomics;
+mod data;
+mod faults;
+mod gpu;
+mod gpu_table;
+mod harness;
+mod iwarp;
+mod room;
+#[path = "../support/mod.rs"]
+mod support;
