@@ -3,6 +3,9 @@
 //!
 //! Nothing here may use `oxygin_cli`: it links oxygin, whose tables have the same names as the reference plugin's.
 
+#[path = "support/port.rs"]
+mod port;
+
 use reference_plugin::defect::Defect;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -184,10 +187,7 @@ fn one_rank_skips_what_needs_peers_and_says_so() {
 
 #[test]
 fn separate_processes_meet_at_the_root() {
-    // A port that was free a moment ago; the ranks need to agree on one beforehand.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
-    let root = free.local_addr().expect("address").to_string();
-    drop(free);
+    let root = format!("127.0.0.1:{}", port::free());
     let args = |rank: &str| {
         ["--rank", rank, "--nranks", "2", "--root", &root, "--filter", "set-up,put-pages,order-put-signal,dead-peer"]
             .map(str::to_owned)

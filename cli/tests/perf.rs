@@ -1,6 +1,9 @@
 //! `oxygin perf` as a user runs it, over oxygin and over a plugin that is wrong on purpose. No test looks at how fast
 //! anything is: only that what was asked for is measured, that wrong bytes are found, and what failures say.
 
+#[path = "support/port.rs"]
+mod port;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -227,12 +230,6 @@ fn set_up_is_measured() {
     }
 }
 
-/// A free port: bound, looked at, let go.
-fn free_port() -> u16 {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
-    socket.local_addr().expect("bound").port()
-}
-
 fn start(mut command: Command) -> Child {
     command.spawn().expect("oxygin runs")
 }
@@ -243,7 +240,7 @@ fn end(child: Child) -> Output {
 
 #[test]
 fn server_and_client_both_report() {
-    let port = free_port();
+    let port = port::free();
     let server = start(perf(&format!("-p {port} --test latency,rate -n 40 --json")));
     let client = start(perf(&format!("-p {port} 127.0.0.1 --test latency,rate -n 40 --json")));
     let (server, client) = (json(end(server)), json(end(client)));
@@ -253,7 +250,7 @@ fn server_and_client_both_report() {
 
 #[test]
 fn ranks_started_by_hand_meet_at_the_root() {
-    let root = format!("127.0.0.1:{}", free_port());
+    let root = format!("127.0.0.1:{}", port::free());
     let line = |rank| format!("--rank {rank} --nranks 3 --root {root} --alltoall -s 64 -n 30 --json");
     let ranks: Vec<_> = (0..3).map(|rank| start(perf(&line(rank)))).collect();
     for rank in ranks {
@@ -263,7 +260,7 @@ fn ranks_started_by_hand_meet_at_the_root() {
 
 #[test]
 fn a_client_with_other_options_is_told_so() {
-    let port = free_port();
+    let port = port::free();
     let server = start(perf(&format!("-p {port} -n 40 --timeout 2")));
     let client = end(start(perf(&format!("-p {port} 127.0.0.1 -n 41 --timeout 2"))));
     assert_eq!(client.status.code(), Some(2));

@@ -1,6 +1,9 @@
 //! Ranks forked and joined over TCP: what they hand each other, and what is said when one is missing, fails, dies or
 //! hangs. A program of its own, because ranks may only be forked by a process with one thread.
 
+#[path = "support/port.rs"]
+mod port;
+
 use oxygin_cli::ranks::{run, End, Outcome, Place, Plan, Ranks, RanksError};
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -113,15 +116,9 @@ fn hung_ranks_are_killed() {
     assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1, "a child was not reaped");
 }
 
-/// A free port: bound, looked at, let go.
-fn free_port() -> u16 {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
-    socket.local_addr().expect("bound").port()
-}
-
 /// Forks a process that joins as `rank`, then runs the root here.
 fn over_tcp(joins: &[(u32, u32, &str)], deadline: Duration, nranks: u32) -> Result<Vec<Vec<u8>>, RanksError> {
-    let root = format!("127.0.0.1:{}", free_port());
+    let root = format!("127.0.0.1:{}", port::free());
     let body: Body = |ranks| Ok(ranks.gather("over TCP", &[ranks.rank() as u8 + 1])?.concat());
     let plan = |place, options: &str| Plan { place, deadline, tolerate_deaths: false, options: options.into() };
     let mut children = Vec::new();

@@ -6,6 +6,7 @@ use crate::support::logged::{collect, lines, listen};
 use nccl_plugin_api::descriptor::*;
 use oxygin::telemetry::stats::layout::{State, Way};
 use oxygin::telemetry::stats::read::{sets, Set};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A variable that is there for one test; the turn is held.
@@ -24,9 +25,13 @@ impl Drop for Variable {
     }
 }
 
-/// The set of this rank, as another process reads it.
+/// The set of this rank, as another process reads it. One rank looks at a time: while a page is looked at, its reader has
+/// it open in this process too, and a page that was just closed would still be found.
 fn of_rank(rank: usize) -> Option<Set> {
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let all = sets(std::process::id(), |_| {}).unwrap();
+    drop(looking);
     let mut own: Vec<_> = all.into_iter().filter(|s| s.rank == rank as u64).collect();
     assert!(own.len() <= 1, "{own:#?}");
     own.pop()

@@ -181,6 +181,11 @@ fn greet(root: &str, hello: &[u8], patience: Duration) -> std::io::Result<(Wire,
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for address in root.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+            // Where nobody listens yet at a port that the kernel gives to connections, too, it may give that very port
+            // to this one, which then meets itself, and keeps the root from listening.
+            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
+                last = std::io::ErrorKind::ConnectionRefused.into();
+            }
             Ok(stream) => {
                 let mut wire = Wire::from(stream);
                 wire.send(Kind::Hello, hello.to_vec())?;

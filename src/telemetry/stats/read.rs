@@ -6,8 +6,10 @@ use super::layout::{Header, Record, State, Way, BUCKETS, MAGIC, NAME, VERSION};
 use super::now;
 use crate::error::{Error, Result};
 use crate::sys::memfd::{sealed_len, Mapping};
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -118,15 +120,22 @@ pub fn processes() -> Vec<u32> {
 }
 
 /// All sets of contexts of a process, by communicator and set. Fails if there is no such process, or the caller may not
-/// look at it. What is no page, or one of another version, is left out; `skipped` is told why.
+/// look at it. What is no page, or one of another version, is left out; `skipped` is told why. A page that the process
+/// has open more than once is read once.
 pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
-    let mut sets = Vec::new();
-    for file in files(pid)? {
+    let (mut sets, mut seen) = (Vec::new(), HashSet::new());
+    for path in files(pid)? {
+        // It may have been closed just now.
+        let Ok(file) = File::open(&path) else { continue };
+        let Ok(metadata) = file.metadata() else { continue };
+        if !seen.insert((metadata.dev(), metadata.ino())) {
+            continue;
+        }
         match set(pid, &file) {
             Ok(Some(set)) => sets.push(set),
-            // Closed, or not filled in, just now.
+            // Not filled in yet.
             Ok(None) => {}
-            Err(error) => skipped(format!("{file}: {}", error.message())),
+            Err(error) => skipped(format!("{path}: {}", error.message())),
         }
     }
     sets.sort_by_key(|s| (s.comm, s.set));
@@ -153,9 +162,8 @@ fn files(pid: u32) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// `None`: it is gone, or not ready.
-fn set(pid: u32, path: &str) -> Result<Option<Set>> {
-    let Ok(file) = File::open(path) else { return Ok(None) };
+/// `None`: it is not ready.
+fn set(pid: u32, file: &File) -> Result<Option<Set>> {
     let malformed = |what: &str| Error::protocol(format!("it is no page of statistics: {what}"));
     // Its maker seals it before anything else: who has not is about to, or is no maker of pages.
     let Some(len) = sealed_len(file.as_fd()) else { return Ok(None) };
@@ -205,7 +213,7 @@ fn set(pid: u32, path: &str) -> Result<Option<Set>> {
         stall: get(&h.stall),
         lanes: Vec::new(),
     };
-    for index in written(&file, records as usize) {
+    for index in written(file, records as usize) {
         // SAFETY: below the number of records, for which the file has room.
         let record = unsafe { &*mapping.ptr().add(size_of::<Header>()).cast::<Record>().add(index) };
         let (step, nth) = (get(&h.peer_step), index as u64 % per_context.max(1));
