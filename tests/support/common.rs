@@ -6,7 +6,7 @@ use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A barrier that gives up when a rank has panicked, so that a failing test ends.
@@ -53,19 +53,30 @@ pub struct Job {
     pub nranks: usize,
     handles: Mutex<Vec<[u8; HANDLE_BYTES]>>,
     pub barrier: Barrier,
+    /// Memory of windows that ended before their job.
+    kept: Mutex<Vec<Vec<u64>>>,
 }
 
 impl Job {
     /// For a rank whose peers are in other processes.
     pub fn apart(nranks: usize) -> Arc<Self> {
-        Arc::new(Self { nranks, handles: Mutex::default(), barrier: Barrier::new(1) })
+        Arc::new(Self { nranks, handles: Mutex::default(), barrier: Barrier::new(1), kept: Mutex::default() })
     }
 }
 
-/// Memory that a rank registered.
+/// Memory that a rank registered. It stays as long as the job: a put that is complete at its source may arrive after
+/// the test has let go of the window.
 pub struct Window {
     pub words: Vec<u64>,
     pub handle: *mut c_void,
+    job: Arc<Job>,
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        self.job.kept.lock().unwrap_or_else(PoisonError::into_inner).push(words);
+    }
 }
 
 /// One rank, from init to finalize.
@@ -85,7 +96,7 @@ impl Job {
     /// A job of `nranks`, none of which has joined.
     pub fn new(nranks: usize) -> Arc<Self> {
         let handles = Mutex::new(vec![[0; HANDLE_BYTES]; nranks]);
-        Arc::new(Self { nranks, handles, barrier: Barrier::new(nranks) })
+        Arc::new(Self { nranks, handles, barrier: Barrier::new(nranks), kept: Mutex::default() })
     }
 }
 
@@ -122,8 +133,13 @@ impl Rank {
         Self { job: job.clone(), rank, instance, coll, ctx }
     }
 
+    /// Memory that the test registers itself.
+    pub fn not_registered(&self, words: usize) -> Window {
+        Window { words: vec![0; words], handle: null_mut(), job: self.job.clone() }
+    }
+
     pub fn window(&self, words: usize, flags: u64) -> Window {
-        let mut w = Window { words: vec![0; words], handle: null_mut() };
+        let mut w = self.not_registered(words);
         // SAFETY: the vector does not move or shrink while registered.
         unsafe {
             ok(T.reg_mr_sym.unwrap()(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// GPU memory as a window, by DMA-BUF as NCCL passes it, or by address.
 fn window(cuda: &Cuda, r: &Rank, words: usize, flags: u64, dma_buf: bool) -> (Memory, Window) {
     let memory = cuda.alloc(r.rank as i32, words, flags != 0, false);
-    let mut window = Window { words: Vec::new(), handle: null_mut() };
+    let mut window = r.not_registered(0);
     let (at, bytes) = (memory.at as *mut c_void, words * 8);
     // SAFETY: device memory that stays; the descriptor is closed after the call, as NCCL does.
     unsafe {

@@ -1,6 +1,7 @@
 use super::super::{About, Page};
 use super::*;
-use std::os::fd::{FromRawFd, IntoRawFd};
+use crate::sys::sync::Mutex;
+use std::os::fd::FromRawFd;
 use std::time::Duration;
 
 /// A communicator number that no other test of the process uses.
@@ -20,7 +21,11 @@ fn about(comm: u64) -> About {
     }
 }
 
+/// One test looks at a time: while a page is looked at it is open once more in this process, and would still be found
+/// after its owner has closed it.
 fn own(comm: u64) -> Vec<Set> {
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let _looking = LOOKING.lock();
     let mut sets = sets(std::process::id(), |_| {}).unwrap();
     sets.retain(|s| s.comm == comm);
     sets
@@ -89,7 +94,7 @@ fn garbage_is_refused() {
         }
         fd
     };
-    let read = |fd: std::os::fd::OwnedFd| set(1, &format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let read = |fd: std::os::fd::OwnedFd| set(1, &File::from(fd));
     let error = |fd| read(fd).unwrap_err().message().to_owned();
     let good = [(0, MAGIC), (1, VERSION), (2, 256), (3, 768), (4, 1), (5, 1), (8, 1)];
     assert!(read(file(4096, &good)).unwrap().is_some());
@@ -108,11 +113,9 @@ fn garbage_is_refused() {
     assert_eq!(read(file(4096, &odd)).unwrap().unwrap().lanes.len(), 1);
     // A file that may shrink under its reader.
     // SAFETY: a new descriptor of our own.
-    let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::memfd_create(c"oxygin-test-short".as_ptr(), 0)) };
-    let fd = File::from(fd);
-    fd.set_len(4096).unwrap();
-    // SAFETY: it was taken out of its owner.
-    assert!(read(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd.into_raw_fd()) }).unwrap().is_none());
+    let short = unsafe { File::from_raw_fd(libc::memfd_create(c"oxygin-test-short".as_ptr(), 0)) };
+    short.set_len(4096).unwrap();
+    assert!(read(short.into()).unwrap().is_none());
 }
 
 #[test]

@@ -297,7 +297,7 @@ impl Fake {
 
     /// A window over device memory.
     pub fn register_at(&self, r: &Rank, at: u64, words: usize, flags: u64) -> GpuWindow {
-        let mut window = Window { words: Vec::new(), handle: null_mut() };
+        let mut window = r.not_registered(0);
         // SAFETY: as above; device memory that stays.
         unsafe {
             let result =
