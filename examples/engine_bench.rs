@@ -4,6 +4,7 @@
 //!     engine_bench sparse     16 x 256 queues of which 4 carry traffic, beside those 4 alone
 //!     engine_bench latency    last word written to operation posted, 16 x 256 queues
 //!     engine_bench idle N     N idle passes over 16 x 256 queues (for callgrind: N = 0 and N = 1000)
+//!     engine_bench rest N     processor time of an idle engine over N seconds, the first eleven not counted
 //!     engine_bench count N    N descriptors, put and signal, seen, posted and completed (for callgrind)
 //!
 //! A last word `stats` has the statistics of `oxygin stats` counted as well.
@@ -15,6 +16,7 @@ use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Places, Queue};
 use oxygin::proxy::drain::{Drain, Kept, Work};
+use oxygin::proxy::engine::{Engine, Settings};
 use oxygin::proxy::lane::{Common, Lane};
 use oxygin::proxy::meter::Meter;
 use oxygin::rma::atomic::Atomics;
@@ -331,6 +333,27 @@ fn idle(passes: u32) {
     println!("{passes} idle passes in {:?}, {moved} moved", begun.elapsed());
 }
 
+/// Processor time of this process.
+fn used() -> Duration {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
+    Duration::new(time.tv_sec() as u64, time.tv_nsec() as u32)
+}
+
+/// An engine as a communicator has it, with a set of 4 contexts and 8 ranks.
+fn rest(seconds: u32) {
+    let setting = Setting::new(Form::Bytes128, 4, 8);
+    let spin = Some(Duration::from_millis(20));
+    let settings = Settings { threads: 1, spin, stall: Duration::from_secs(10), cpus: None, comm: 1, trace: None };
+    let engine = Engine::start(&settings).expect("a thread");
+    let ticket = engine.give(0, Box::new(setting.drain()));
+    std::thread::sleep(Duration::from_secs(11));
+    let (before, begun) = (used(), Instant::now());
+    std::thread::sleep(Duration::from_secs(seconds.into()));
+    let share = (used() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
+    println!("idle over {seconds} s: {:.3} % of a core", share * 100.0);
+    engine.take_back(ticket);
+}
+
 fn count(descriptors: u32) {
     let setting = Setting::new(Form::Bytes128, 1, 2);
     let (mut drain, d) = (setting.drain(), setting.put());
@@ -353,7 +376,8 @@ fn main() {
         Some("sparse") => sparse(),
         Some("latency") => latency(),
         Some("idle") => idle(n()),
+        Some("rest") => rest(n()),
         Some("count") => count(n()),
-        _ => eprintln!("engine_bench drain|sparse|latency|idle [N]|count [N] [stats]"),
+        _ => eprintln!("engine_bench drain|sparse|latency|idle [N]|rest [N]|count [N] [stats]"),
     }
 }

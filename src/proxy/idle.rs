@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 const LOOK: u32 = 64;
 /// How long it naps while something is unfinished, or little time has passed: less than a copy over a network takes.
 const SHORT: Duration = Duration::from_micros(20);
-/// From when on it sleeps for long, and for how long: an idle communicator wakes fifty times a second.
+/// From when on it sleeps for long, and for how long: an application between two steps.
 const LONG_AFTER: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_millis(20);
+/// From when on it sleeps for longest, and for how long: a communicator that nobody uses, and that is to cost no more
+/// than a thousandth of a core. Each wake-up costs some 50 µs of one in a virtual machine.
+const LONGEST_AFTER: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_millis(80);
 
 /// What to do after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +63,11 @@ impl Idle {
         let idle = now.duration_since(*self.since.get_or_insert(now));
         let Some(spin) = self.spin.filter(|&spin| idle >= spin) else { return Next::Yield };
         self.naps = true;
-        Next::Sleep(if idle < LONG_AFTER.max(spin) || is_busy { SHORT } else { LONG })
+        Next::Sleep(match idle {
+            _ if is_busy || idle < LONG_AFTER.max(spin) => SHORT,
+            _ if idle < LONGEST_AFTER.max(spin) => LONG,
+            _ => LONGEST,
+        })
     }
 }
 
@@ -86,15 +94,18 @@ mod tests {
             (6, false, false, Next::Sleep(SHORT)),
             (1500, false, true, Next::Sleep(SHORT)),
             (1500, false, false, Next::Sleep(LONG)),
-            (1501, true, false, Next::Pass),
-            (1502, false, false, Next::Yield),
-            (1508, false, false, Next::Sleep(SHORT)),
+            (9900, false, false, Next::Sleep(LONG)),
+            (10_000, false, false, Next::Sleep(LONGEST)),
+            (10_001, false, true, Next::Sleep(SHORT)),
+            (10_002, true, false, Next::Pass),
+            (10_003, false, false, Next::Yield),
+            (10_009, false, false, Next::Sleep(SHORT)),
         ] {
             assert_eq!(passes(&mut idle, start, ms, moved, is_busy), next, "at {ms} ms");
             assert_eq!(idle.is_resting(), matches!(next, Next::Sleep(_)), "at {ms} ms");
         }
         // Every pass is a look at the clock now.
-        assert_eq!(idle.after(false, false, || start + Duration::from_millis(1509)), Next::Sleep(SHORT));
+        assert_eq!(idle.after(false, false, || start + Duration::from_millis(10_010)), Next::Sleep(SHORT));
     }
 
     #[test]

@@ -61,10 +61,16 @@ fn seeds() -> Vec<Vec<u8>> {
         Descriptor::new(Form::Bytes128, 1, OP_PUT | OP_INLINE, 8).value(u64::MAX).second(0, 1),
     ];
     let bytes = |d: &Descriptor| {
-        let form = [u8::from(d.form == Form::Bytes64)];
-        form.into_iter().chain(d.words.iter().flat_map(|w| w.to_le_bytes())).collect()
+        let (form, words) = ([u8::from(d.form == Form::Bytes64)], d.words);
+        form.into_iter().chain(words.into_iter().flat_map(u64::to_le_bytes))
     };
-    all.iter().map(bytes).collect()
+    // Rows of one kind, whose offsets alone change, in and out of the windows.
+    let row = |form, op| {
+        let at = |from, to| put(form, op).first(from, 1).second(to, 2);
+        [at(0, 936), at(936, 0), at(937, 0), at(5, 937), at(u64::MAX >> 1, 0)].iter().flat_map(bytes).collect()
+    };
+    let rows = [row(Form::Bytes128, OP_PUT), row(Form::Bytes64, OP_PUT | OP_SIGNAL_INC)];
+    all.iter().map(|d| bytes(d).collect()).chain(rows).collect()
 }
 
 /// A handle for what stands where one does: mostly a live one.

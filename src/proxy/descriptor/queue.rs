@@ -37,6 +37,29 @@ struct Known {
     rkey: u32,
 }
 
+/// The last usual descriptor, as far as the next one is likely to repeat it: everything but the two offsets. Programs
+/// write long rows of those, and what was judged once holds for all that are alike.
+struct Pattern {
+    /// Its words; those of the offsets mean nothing.
+    words: [u64; WORDS],
+    /// What it asked for, at offsets 0.
+    put: Put,
+    /// The greatest offsets at which its size stays inside both windows.
+    most: [u64; 2],
+    /// What counts of the offsets: nothing where there is no data.
+    mask: u64,
+}
+
+impl Pattern {
+    /// None yet: neither an empty word nor a valid one is 2.
+    const NONE: Self = Self {
+        words: [2; WORDS],
+        put: Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal: None, more: false },
+        most: [0; 2],
+        mask: 0,
+    };
+}
+
 /// The queue. Its memory is the owner's affair: see [`Queue::new`].
 pub struct Queue {
     places: Places,
@@ -46,6 +69,7 @@ pub struct Queue {
     peer: u32,
     /// The windows of the last descriptors: most programs name two.
     known: [Known; 2],
+    pattern: Pattern,
     /// `terms.ended` when they were learned.
     ended: u64,
     /// The context's signals at the peer: how many, where, and their key. Their window ends after the queue.
@@ -73,6 +97,7 @@ impl Queue {
             stride,
             peer,
             known: Default::default(),
+            pattern: Pattern::NONE,
             ended,
             signals: 0,
             signals_at: 0,
@@ -129,8 +154,8 @@ impl Queue {
 
     /// The usual descriptor, by what is known already: a put from one window to another, a signal behind it, or that
     /// alone. `false`: it is another one, or takes more to judge. `WIDE` is the 128-byte form.
-    #[inline(always)]
-    fn usual<const WIDE: bool>(&self, words: &[u64; WORDS], ops: &mut Vec<Op>) -> bool {
+    #[inline(never)]
+    fn usual<const WIDE: bool>(&mut self, words: &[u64; WORDS], ops: &mut Vec<Op>) -> bool {
         const SIGNALS: u16 = OP_SIGNAL_INC | OP_SIGNAL_ADD;
         let d = Descriptor { words: *words, form: if WIDE { Form::Bytes128 } else { Form::Bytes64 } };
         let (op, len) = (d.op(), d.size());
@@ -148,6 +173,7 @@ impl Queue {
             }),
         };
         let (mut local, mut lkey, mut remote, mut rkey) = (0, 0, 0, 0);
+        let (mut at, mut most) = ([0; 2], [0; 2]);
         if len != 0 {
             let (Some(src), Some(dst)) = (self.known(d.first_handle()), self.known(d.second_handle())) else {
                 return false;
@@ -156,12 +182,38 @@ impl Queue {
             if !inside(from, len, src.len) || !inside(to, len, dst.remote_len) {
                 return false;
             }
-            (local, lkey, remote, rkey) = (src.base + from, src.lkey, dst.remote_base + to, dst.rkey);
+            (local, lkey, remote, rkey) = (src.base, src.lkey, dst.remote_base, dst.rkey);
+            (at, most) = ([from, to], [src.len - len, dst.remote_len - len]);
         } else if signal.is_none() {
             return false;
         }
-        ops.push(Op::Put(Put { local, lkey, rkey, remote, len, signal, more: false }));
+        let put = Put { local, lkey, rkey, remote, len, signal, more: false };
+        let mask = if len != 0 { u64::MAX } else { 0 };
+        self.pattern = Pattern { words: *words, put, most, mask };
+        ops.push(Op::Put(Put { local: local + at[0], remote: remote + at[1], ..put }));
         true
+    }
+
+    /// A descriptor that differs from the last usual one in its offsets alone.
+    #[inline(always)]
+    fn repeated(&self, index: u32) -> Option<Put> {
+        let (slot, pattern) = (self.slot(index), &self.pattern);
+        // SAFETY: a slot has at least `WORDS` words.
+        let load = |i: usize| unsafe { (*slot.add(i)).load(Ordering::Relaxed) };
+        let other = |i: usize| load(i) ^ pattern.words[i];
+        // The usual case of an empty slot costs one load.
+        if other(0) != 0 || (other(2) | other(4) | other(5) | other(6) | other(7)) != 0 {
+            return None;
+        }
+        // The words that are as the pattern's are valid as those were.
+        let (first, second) = (load(1), load(3));
+        let (from, to) = ((first >> 1) & pattern.mask, (second >> 1) & pattern.mask);
+        if first & second & 1 == 0 || from > pattern.most[0] || to > pattern.most[1] {
+            return None;
+        }
+        // What device code wrote before the descriptor, and made visible to the system, is visible from here on.
+        fence(Ordering::Acquire);
+        Some(Put { local: pattern.put.local + from, remote: pattern.put.remote + to, ..pattern.put })
     }
 
     /// The words of the slot of descriptor `index`.
@@ -209,20 +261,17 @@ impl Ring for Queue {
         if ended != self.ended {
             self.ended = ended;
             self.known = Default::default();
+            self.pattern = Pattern::NONE;
         }
     }
 
     #[inline(always)]
     fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
-        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
-        let is_usual = match self.stride > WORDS {
-            true => self.usual::<true>(&words, ops),
-            false => self.usual::<false>(&words, ops),
-        };
-        match is_usual {
-            true => Entry::Op(Finish::NONE),
-            false => self.read_other(nth, ops),
+        if let Some(put) = self.repeated(self.next.wrapping_add(nth)) {
+            ops.push(Op::Put(put));
+            return Entry::Op(Finish::NONE);
         }
+        self.read_new(nth, ops)
     }
 
     #[inline(always)]
@@ -257,6 +306,20 @@ impl Ring for Queue {
 }
 
 impl Queue {
+    /// An entry that is no repetition, or none.
+    #[inline(always)]
+    fn read_new(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let is_usual = match self.stride > WORDS {
+            true => self.usual::<true>(&words, ops),
+            false => self.usual::<false>(&words, ops),
+        };
+        match is_usual {
+            true => Entry::Op(Finish::NONE),
+            false => self.read_other(nth, ops),
+        }
+    }
+
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
     #[inline(never)]
     fn read_other(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
