@@ -1,6 +1,6 @@
 //! A stopped peer, and operations to it until there is no room: what others do goes on.
 
-use crate::support::common::Rank;
+use crate::support::common::{Rank, Window};
 use crate::support::processes::{processes, Place};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,10 +8,22 @@ use std::time::{Duration, Instant};
 
 /// Bytes of an operation to the stopped peer.
 const BYTES: usize = 16 << 10;
-/// Operations to it; there is room for 1024 and for what its ring takes.
-const MANY: u64 = 2500;
+/// Operations to it that are taken in any case: `OXYGIN_MAX_OPERATIONS`.
+const ROOM: u64 = 1024;
 /// Operations to the other one, each with its answer, meanwhile.
 const TURNS: u64 = 300;
+
+/// Operations to the stopped peer: more than there is room for, with what the ring takes, or the buffers of sockets. Those
+/// grow on both sides as the kernel likes, up to a limit that differs from machine to machine.
+fn many(transport: &str) -> u64 {
+    let most = |name: &str| -> u64 {
+        let three = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}")).unwrap();
+        three.split_whitespace().next_back().unwrap().parse().unwrap()
+    };
+    // One connection for messages, one for bulk, and as much again for what the kernel does not count.
+    let buffers = if transport == "tcp" { 4 * (most("rmem") + most("wmem")) } else { 8 << 20 };
+    2 * ROOM + buffers / BYTES as u64
+}
 
 const SENDER: usize = 0;
 const OTHER: usize = 1;
@@ -30,18 +42,18 @@ impl Shared<'_> {
 }
 
 /// A window of the other process, in a form that threads share.
-struct Windows<'a>(&'a crate::support::common::Window, &'a crate::support::common::Window);
+struct Windows<'a>(&'a Window, &'a Window);
 
 // SAFETY: handles are numbers; nobody touches the words but through atomics.
 unsafe impl Sync for Windows<'_> {}
 
 impl Windows<'_> {
-    fn both(&self) -> (&crate::support::common::Window, &crate::support::common::Window) {
+    fn both(&self) -> (&Window, &Window) {
         (self.0, self.1)
     }
 }
 
-fn sends(place: &Place, r: &Rank, windows: (&crate::support::common::Window, &crate::support::common::Window)) {
+fn sends(place: &Place, r: &Rank, windows: (&Window, &Window), many: u64) {
     let (started, ended) = (AtomicU64::new(0), AtomicBool::new(false));
     let (shared, windows) = (&Shared(r), &Windows(windows.0, windows.1));
     let (started, ended) = (&started, &ended);
@@ -49,7 +61,7 @@ fn sends(place: &Place, r: &Rank, windows: (&crate::support::common::Window, &cr
         s.spawn(move || {
             let (r, (data, signals)) = (shared.rank(), windows.both());
             let mut last: *mut c_void = std::ptr::null_mut();
-            for _ in 0..MANY {
+            for _ in 0..many {
                 last = r.put(0, (data, 0), BYTES, (data, 0), STOPPED, Some((signals, 0, 1)));
                 started.fetch_add(1, Ordering::SeqCst);
             }
@@ -58,7 +70,7 @@ fn sends(place: &Place, r: &Rank, windows: (&crate::support::common::Window, &cr
         });
         // Until nothing is taken any more, or everything was.
         let (mut before, mut since) = (0, Instant::now());
-        while since.elapsed() < Duration::from_millis(500) && before < MANY {
+        while since.elapsed() < Duration::from_millis(500) && before < many {
             let now = started.load(Ordering::SeqCst);
             if now != before {
                 (before, since) = (now, Instant::now());
@@ -73,11 +85,11 @@ fn sends(place: &Place, r: &Rank, windows: (&crate::support::common::Window, &cr
         let stuck = started.load(Ordering::SeqCst);
         assert!(!ended.load(Ordering::SeqCst));
         place.signal(place.word(0).load(Ordering::SeqCst), libc::SIGCONT);
-        assert!((1024..MANY).contains(&stuck), "{stuck} operations were taken, for 1024 there is room");
+        assert!((ROOM..many).contains(&stuck), "{stuck} of {many} operations were taken, for {ROOM} there is room");
     });
 }
 
-fn answers(r: &Rank, windows: (&crate::support::common::Window, &crate::support::common::Window)) {
+fn answers(r: &Rank, windows: (&Window, &Window)) {
     let (data, signals) = windows;
     for turn in 1..=TURNS {
         r.wait_signal(signals, 1, turn);
@@ -89,7 +101,8 @@ fn beside_a_stopped_peer(name: &str, transport: &'static str) {
     processes(name, 3, &[], |place| {
         std::env::set_var("OXYGIN_FABRIC", "soft");
         std::env::set_var("OXYGIN_SOFT_TRANSPORT", transport);
-        std::env::set_var("OXYGIN_MAX_OPERATIONS", "1024");
+        std::env::set_var("OXYGIN_TCP_STRIPES", "1");
+        std::env::set_var("OXYGIN_MAX_OPERATIONS", ROOM.to_string());
         std::env::set_var("OXYGIN_PEER_TIMEOUT", "600");
         let r = place.join(2);
         let (data, signals) = (r.window(BYTES / 4, 0), r.window(2, 1));
@@ -109,9 +122,9 @@ fn beside_a_stopped_peer(name: &str, transport: &'static str) {
             std::thread::yield_now();
         }
         match place.rank {
-            SENDER => sends(place, &r, (&data, &signals)),
+            SENDER => sends(place, &r, (&data, &signals), many(transport)),
             OTHER => answers(&r, (&data, &signals)),
-            _ => r.wait_signal(&signals, 0, MANY),
+            _ => r.wait_signal(&signals, 0, many(transport)),
         }
         place.barrier();
         r.leave();
