@@ -1,7 +1,7 @@
 //! The C ABI of NCCL's GIN and RMA plugin tables.
 //!
-//! One file a table version, and the structures that device code shares with whoever serves it: descriptors and contexts of
-//! the proxy backend, and [`gdaki`]. Nothing here has behaviour. A plugin fills one of
+//! One file a table version, and the structures that device code shares with whoever serves it: descriptors and
+//! contexts of the proxy backend, and [`gdaki`]. Nothing here has behaviour. A plugin fills one of
 //! the tables and exports it under the symbol that the file names; NCCL (or a
 //! tool that stands in for it) finds the symbol with `dlsym` and calls through
 //! the function pointers.

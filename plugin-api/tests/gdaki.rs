@@ -19,8 +19,8 @@ const NCCLS: [&str; 5] = ["2.29.7", "2.30.4", "2.30.7", "2.31.2", "2.32.3"];
 /// A C name with its numbers: a struct's size, a field's offset and size, a constant's value.
 type Numbers = BTreeMap<String, Vec<usize>>;
 
-/// The file, by NCCL version. A line at the margin names versions, a struct and its size, or a constant and its value; an
-/// indented one a field of the struct, its offset and its size.
+/// The file, by NCCL version. A line at the margin names versions, then a struct and its size, or a constant and its
+/// value; an indented one a field of the struct, its offset and its size.
 fn recorded() -> BTreeMap<&'static str, Numbers> {
     let mut all: BTreeMap<_, Numbers> = NCCLS.into_iter().map(|nccl| (nccl, Numbers::new())).collect();
     let (mut versions, mut of) = (Vec::new(), "");
@@ -51,10 +51,10 @@ fn size_by<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Adds the numbers of a Rust type under the name that the headers have for it. A field that the list lacks does not
+/// Adds the numbers of Rust types under the names that the headers have for them. A field that a list lacks does not
 /// compile, so nothing escapes by being new.
 macro_rules! add {
-    ($all:ident, $c:literal, $module:ident :: $name:ident { $($field:ident),* $(,)? }) => {{
+    ($all:ident: $($c:literal is $module:ident :: $name:ident { $($field:ident),* $(,)? })*) => {$({
         type T = $module::$name;
         let _ = |t: T| { let $module::$name { $($field: _),* } = t; };
         $all.insert($c.to_owned(), vec![size_of::<T>()]);
@@ -62,147 +62,88 @@ macro_rules! add {
             let numbers = vec![std::mem::offset_of!(T, $field), size_by(|t: &T| &t.$field)];
             $all.insert(format!("{}.{}", $c, stringify!($field)), numbers);
         })*
-    }};
+    })*};
+}
+
+fn contexts(all: &mut Numbers, nccl: &str) {
+    add! { all:
+        "ncclGinGdakiGlobalGPUBufferTable" is table::BufferTable { buffer, rkeys, lkey, offset }
+        "ncclGinGdakiMemHandle" is window::WindowHandle { rkeys, lkey }
+    }
+    match nccl {
+        "2.29.7" | "2.30.4" => {
+            add! { all:
+                "ncclGinGdakiGPUContext" is context_v1::ContextV1 {
+                    gdqp, companion_gdqp, counters_table, signals_table, sink_buffer_lkey,
+                }
+            }
+        }
+        _ => {
+            add! { all:
+                "ncclGinGdakiGPUContext" is context_v2::ContextV2 {
+                    gdqp, companion_gdqp, counters_table, signals_table, sink_buffer_lkey, use_mcst, last_issued_get,
+                    last_visible_get,
+                }
+            }
+        }
+    }
+}
+
+fn queue_pairs(all: &mut Numbers, nccl: &str) {
+    match nccl {
+        "2.29.7" => {
+            add! { all:
+                "doca_gpu_dev_verbs_cq" is queue_pair_v1::CompletionQueueV1 {
+                    cqe_daddr, cq_num, cqe_num, dbrec, cqe_ci, cqe_mask, cqe_size, cqe_rsvd, mem_type,
+                }
+                "doca_gpu_dev_verbs_qp" is queue_pair_v1::QueuePairV1 {
+                    sq_rsvd_index, sq_ready_index, sq_wqe_pi, sq_num, sq_num_shift8, sq_num_shift8_be,
+                    sq_num_shift8_be_1ds, sq_num_shift8_be_2ds, sq_num_shift8_be_3ds, sq_num_shift8_be_4ds, sq_lock,
+                    sq_wqe_num, sq_wqe_mask, sq_wqe_daddr, sq_dbrec, sq_db, reserved1, cq_sq, reserved2, nic_handler, mem_type,
+                }
+            }
+        }
+        _ => {
+            add! { all:
+                "doca_gpu_dev_verbs_cq" is queue_pair_v2::CompletionQueueV2 {
+                    cqe_daddr, cq_num, cqe_num, dbrec, cqe_ci, cqe_mask, cqe_size, cq_type, reserved1, cqe_rsvd,
+                    mem_type, reserved2,
+                }
+                "doca_gpu_dev_verbs_qp" is queue_pair_v2::QueuePairV2 {
+                    sq_rsvd_index, sq_ready_index, sq_wqe_pi, sq_num, sq_num_shift8, sq_num_shift8_be,
+                    sq_num_shift8_be_1ds, sq_num_shift8_be_2ds, sq_num_shift8_be_3ds, sq_num_shift8_be_4ds,
+                    sq_num_shift8_be_5ds, sq_lock,
+                    sq_wqe_num, sq_wqe_mask, sq_wqe_daddr, sq_dbrec, sq_db, reserved1, reserved2, cq_sq, reserved3,
+                    nic_handler, mem_type,
+                }
+            }
+        }
+    }
 }
 
 /// Rust's numbers for one NCCL.
 fn rust(nccl: &str) -> Numbers {
     let mut all = Numbers::new();
-    add!(all, "ncclGinGdakiGlobalGPUBufferTable", table::BufferTable { buffer, rkeys, lkey, offset });
-    add!(all, "ncclGinGdakiMemHandle", window::WindowHandle { rkeys, lkey });
-    if matches!(nccl, "2.29.7" | "2.30.4") {
-        add!(
-            all,
-            "ncclGinGdakiGPUContext",
-            context_v1::ContextV1 { gdqp, companion_gdqp, counters_table, signals_table, sink_buffer_lkey }
-        );
-    } else {
-        add!(
-            all,
-            "ncclGinGdakiGPUContext",
-            context_v2::ContextV2 {
-                gdqp,
-                companion_gdqp,
-                counters_table,
-                signals_table,
-                sink_buffer_lkey,
-                use_mcst,
-                last_issued_get,
-                last_visible_get,
-            }
-        );
-    }
-    if nccl == "2.29.7" {
-        all.insert("NCCL_GIN_GDAKI_VERSION".into(), vec![queue_pair_v1::VERSION as usize]);
-        add!(
-            all,
-            "doca_gpu_dev_verbs_cq",
-            queue_pair_v1::CompletionQueueV1 {
-                cqe_daddr,
-                cq_num,
-                cqe_num,
-                dbrec,
-                cqe_ci,
-                cqe_mask,
-                cqe_size,
-                cqe_rsvd,
-                mem_type,
-            }
-        );
-        add!(
-            all,
-            "doca_gpu_dev_verbs_qp",
-            queue_pair_v1::QueuePairV1 {
-                sq_rsvd_index,
-                sq_ready_index,
-                sq_wqe_pi,
-                sq_num,
-                sq_num_shift8,
-                sq_num_shift8_be,
-                sq_num_shift8_be_1ds,
-                sq_num_shift8_be_2ds,
-                sq_num_shift8_be_3ds,
-                sq_num_shift8_be_4ds,
-                sq_lock,
-                sq_wqe_num,
-                sq_wqe_mask,
-                sq_wqe_daddr,
-                sq_dbrec,
-                sq_db,
-                reserved1,
-                cq_sq,
-                reserved2,
-                nic_handler,
-                mem_type,
-            }
-        );
-    } else {
-        all.insert("NCCL_GIN_GDAKI_VERSION".into(), vec![queue_pair_v2::VERSION as usize]);
-        add!(
-            all,
-            "doca_gpu_dev_verbs_cq",
-            queue_pair_v2::CompletionQueueV2 {
-                cqe_daddr,
-                cq_num,
-                cqe_num,
-                dbrec,
-                cqe_ci,
-                cqe_mask,
-                cqe_size,
-                cq_type,
-                reserved1,
-                cqe_rsvd,
-                mem_type,
-                reserved2,
-            }
-        );
-        add!(
-            all,
-            "doca_gpu_dev_verbs_qp",
-            queue_pair_v2::QueuePairV2 {
-                sq_rsvd_index,
-                sq_ready_index,
-                sq_wqe_pi,
-                sq_num,
-                sq_num_shift8,
-                sq_num_shift8_be,
-                sq_num_shift8_be_1ds,
-                sq_num_shift8_be_2ds,
-                sq_num_shift8_be_3ds,
-                sq_num_shift8_be_4ds,
-                sq_num_shift8_be_5ds,
-                sq_lock,
-                sq_wqe_num,
-                sq_wqe_mask,
-                sq_wqe_daddr,
-                sq_dbrec,
-                sq_db,
-                reserved1,
-                reserved2,
-                cq_sq,
-                reserved3,
-                nic_handler,
-                mem_type,
-            }
-        );
-    }
-    for (name, value) in [
-        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY", HANDLER_CPU_PROXY),
-        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB", HANDLER_GPU_DOORBELL),
-        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_NO_DBR", HANDLER_GPU_NO_RECORD),
-        ("DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU", MEMORY_GPU),
-    ] {
-        all.insert(name.into(), vec![value as usize]);
-    }
+    contexts(&mut all, nccl);
+    queue_pairs(&mut all, nccl);
+    let version = if nccl == "2.29.7" { queue_pair_v1::VERSION } else { queue_pair_v2::VERSION };
+    let mut values = vec![
+        ("NCCL_GIN_GDAKI_VERSION", version as usize),
+        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY", HANDLER_CPU_PROXY as usize),
+        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB", HANDLER_GPU_DOORBELL as usize),
+        ("DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_NO_DBR", HANDLER_GPU_NO_RECORD as usize),
+        ("DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU", MEMORY_GPU as usize),
+    ];
     if matches!(nccl, "2.31.2" | "2.32.3") {
-        all.insert("DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY_FREE_FLOW".into(), vec![HANDLER_FREE_FLOW as usize]);
-        all.insert("DOCA_GPUNETIO_VERBS_CQ_64B".into(), vec![COMPLETION_RING as usize]);
+        values.push(("DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY_FREE_FLOW", HANDLER_FREE_FLOW as usize));
+        values.push(("DOCA_GPUNETIO_VERBS_CQ_64B", COMPLETION_RING as usize));
     }
+    all.extend(values.into_iter().map(|(name, value)| (name.to_owned(), vec![value])));
     all
 }
 
-/// What is known before it was used: where later NCCLs put a field into what an older one leaves alone, and the fields
-/// of an older one that are reserved here, which begin with the first of these.
+/// The file's numbers, with what Rust has otherwise: where later NCCLs put a field into what an older one leaves alone
+/// Rust has the field, and what is left of a receive queue in an older one is reserved.
 fn expected(nccl: &str) -> Numbers {
     let mut all = recorded().remove(nccl).expect("one of NCCLS");
     let renamed: &[(&str, &str)] = match nccl {

@@ -29,8 +29,8 @@ pub const HANDLER_CPU_PROXY: u32 = 1;
 pub const HANDLER_GPU_DOORBELL: u32 = 2;
 /// `nic_handler`: device code writes the doorbell alone (`…_NIC_HANDLER_GPU_SM_NO_DBR`). All versions.
 pub const HANDLER_GPU_NO_RECORD: u32 = 10;
-/// `nic_handler`: `sq_db` is an array of 64 bits a slot, in which device code stores an entry's index + 1 once the entry
-/// is written, in any order (`…_NIC_HANDLER_CPU_PROXY_FREE_FLOW`). Device code compiled with 2.31.2 and newer.
+/// `nic_handler`: `sq_db` is an array of 64 bits a slot, in which device code stores an entry's index + 1 once the
+/// entry is written, in any order (`…_NIC_HANDLER_CPU_PROXY_FREE_FLOW`). Device code compiled with 2.31.2 and newer.
 pub const HANDLER_FREE_FLOW: u32 = 17;
 
 /// `mem_type`: what NCCL's own host code writes (`DOCA_GPUNETIO_VERBS_MEM_TYPE_GPU`); device code asserts it in debug

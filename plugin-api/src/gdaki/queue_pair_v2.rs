@@ -1,7 +1,7 @@
 //! The queue pair from NCCL 2.30.3 to 2.32.3, 296 bytes.
 //!
-//! Source: `doca_gpu_dev_verbs_qp` and `doca_gpu_dev_verbs_cq` in `doca_gpunetio_verbs_dev.h`. NCCL 2.31.2 put `cq_type`
-//! into what was reserved before.
+//! Source: `doca_gpu_dev_verbs_qp` and `doca_gpu_dev_verbs_cq` in `doca_gpunetio_verbs_dev.h`. NCCL 2.31.2 put
+//! `cq_type` into what was reserved before.
 
 /// `DeviceHandle::net_device_version` that goes with it (`NCCL_GIN_GDAKI_VERSION`).
 pub const VERSION: core::ffi::c_int = 200;
