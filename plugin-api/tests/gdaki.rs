@@ -99,7 +99,8 @@ fn queue_pairs(all: &mut Numbers, nccl: &str) {
                 "doca_gpu_dev_verbs_qp" is queue_pair_v1::QueuePairV1 {
                     sq_rsvd_index, sq_ready_index, sq_wqe_pi, sq_num, sq_num_shift8, sq_num_shift8_be,
                     sq_num_shift8_be_1ds, sq_num_shift8_be_2ds, sq_num_shift8_be_3ds, sq_num_shift8_be_4ds, sq_lock,
-                    sq_wqe_num, sq_wqe_mask, sq_wqe_daddr, sq_dbrec, sq_db, reserved1, cq_sq, reserved2, nic_handler, mem_type,
+                    sq_wqe_num, sq_wqe_mask, sq_wqe_daddr, sq_dbrec, sq_db, reserved1, cq_sq, reserved2,
+                    nic_handler, mem_type,
                 }
             }
         }
