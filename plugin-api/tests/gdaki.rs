@@ -237,7 +237,9 @@ fn the_file_has_the_numbers_of_the_headers() {
         let names = recorded.get(version.as_str());
         let names = names.unwrap_or_else(|| panic!("NCCL {version} is not in gdaki_layouts.txt: compare its headers"));
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-        let (source, binary) = (dir.join(format!("gdaki_{version}.cc")), dir.join(format!("gdaki_{version}")));
+        // Of this process alone, as others may run the same test.
+        let binary = dir.join(format!("gdaki_{version}_{}", std::process::id()));
+        let source = dir.join(format!("gdaki_{version}_{}.cc", std::process::id()));
         std::fs::write(&source, program(names)).expect("a source file");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let include = nccl.join("include");
@@ -246,6 +248,9 @@ fn the_file_has_the_numbers_of_the_headers() {
         let output = command.output().unwrap_or_else(|e| panic!("{compiler}: {e}; install a C++ compiler or set CXX"));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let output = Command::new(&binary).output().expect("the program just compiled");
+        for file in [&source, &binary] {
+            std::fs::remove_file(file).expect("just made");
+        }
         let mut seen = Numbers::new();
         for line in String::from_utf8(output.stdout).expect("text").lines() {
             let words: Vec<&str> = line.split(' ').collect();

@@ -72,25 +72,22 @@ impl Room {
         };
         let (contexts, ranks) = (shape.contexts as usize, shape.ranks as usize);
         let mut bytes = 0_usize;
-        // The place of so many arrays of this size, and of what one of them takes.
-        let mut arrays = |count: usize, of: usize, each: usize| {
+        // The place of so many arrays of this length, and bytes from one to the next.
+        let mut arrays = |count: usize, length: usize, each: usize| {
             let at = bytes;
-            let each = each.checked_mul(of)?.checked_next_multiple_of(BORDER)?;
-            bytes = at.checked_add(each.checked_mul(count)?)?;
-            Some((at, each))
+            let each = each.checked_mul(length).and_then(|bytes| bytes.checked_next_multiple_of(BORDER));
+            let each = each.ok_or_else(too_large)?;
+            bytes = each.checked_mul(count).and_then(|all| at.checked_add(all)).ok_or_else(too_large)?;
+            Ok::<_, Error>((at, each))
         };
-        arrays(1, contexts, layout.context_bytes()).ok_or_else(too_large)?;
-        let (queues, queues_each) = arrays(contexts, ranks, layout.queue_pair_bytes()).ok_or_else(too_large)?;
+        arrays(1, contexts, layout.context_bytes())?;
+        let (queues, queues_each) = arrays(contexts, ranks, layout.queue_pair_bytes())?;
         let companions = match has_counters {
-            true => Some(arrays(contexts, ranks, layout.queue_pair_bytes()).ok_or_else(too_large)?.0),
+            true => Some(arrays(contexts, ranks, layout.queue_pair_bytes())?.0),
             false => None,
         };
-        let gets_arrays = if layout.notes_gets() { 2 } else { 0 };
-        let (gets, gets_each) = arrays(gets_arrays * contexts, ranks, 8).ok_or_else(too_large)?;
-        let mut keys = [0; 2];
-        for at in &mut keys {
-            *at = arrays(1, ranks, 4).ok_or_else(too_large)?.0;
-        }
+        let (gets, gets_each) = arrays(if layout.notes_gets() { 2 * contexts } else { 0 }, ranks, 8)?;
+        let keys = [arrays(1, ranks, 4)?.0, arrays(1, ranks, 4)?.0];
         let gets = layout.notes_gets().then_some(gets);
         Ok(Self { layout, shape, queues, queues_each, companions, gets, gets_each, keys, bytes })
     }
