@@ -157,13 +157,15 @@ fn rename(source: &str, names: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// The source files as (module, text), `common` first; `rma_v13` only re-exports and has nothing to lay out, and
-/// `descriptor` has words whose bits its own tests check.
+/// The source files as (module, text), `common` first; `rma_v13` only re-exports and has nothing to lay out,
+/// `descriptor` has words whose bits its own tests check, and `tests/gdaki.rs` is about the folder `gdaki`.
 fn sources() -> Vec<(String, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut modules: Vec<String> = std::fs::read_dir(&dir)
         .expect("the crate's sources")
-        .map(|entry| entry.expect("a directory entry").path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .map(|entry| entry.expect("a directory entry").path())
+        .filter(|path| path.is_file())
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
         .filter(|module| module != "lib" && module != "descriptor")
         .collect();
     modules.sort();

@@ -17,6 +17,7 @@ use crate::proxy::engine::{Engine, Settings, Ticket};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
+use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
 use crate::sys::sync::Mutex;
@@ -191,11 +192,6 @@ impl Room {
     }
 }
 
-/// Whether this rank's device code talks to that one.
-fn is_reached(own: u32, peer: u32, stride: u32) -> bool {
-    stride <= 1 || own % stride == peer % stride
-}
-
 /// What the threads of a communicator's engine are to be.
 fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
     let cpus = match &config.proxy_affinity {
@@ -315,17 +311,4 @@ fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
         false => None,
     };
     Ok(Registered { base: room.signals, len, strict: true, dma_buf: None, gpu })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_reached;
-
-    #[test]
-    fn a_stride_leaves_out_other_rails() {
-        let peers = |own, stride| (0..8).filter(|&p| is_reached(own, p, stride)).collect::<Vec<_>>();
-        assert_eq!(peers(3, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(peers(3, 1), [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(peers(5, 4), [1, 5]);
-    }
 }

@@ -5,6 +5,7 @@ pub mod args;
 pub mod atomic;
 pub mod check;
 pub mod op;
+pub mod reach;
 pub mod refusal;
 pub mod request;
 pub mod seq;

@@ -1,0 +1,6 @@
+//! What GDAKI's device code is given, read as it reads it.
+
+mod device;
+mod given;
+mod refused;
+mod view;
