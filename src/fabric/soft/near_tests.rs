@@ -2,6 +2,7 @@
 //! that get in each other's way, contexts that go while something runs.
 
 mod batches;
+mod deregistration;
 mod refused;
 mod side_by_side;
 
@@ -74,8 +75,9 @@ impl Rank {
     }
 
     fn deregister(&self, window: &mut Window) {
-        self.registry.remove(window.id);
-        window.registration = None;
+        if let Some(registration) = window.registration.take() {
+            registration.end(&self.registry, window.id).unwrap();
+        }
     }
 
     fn context(&self) -> Context {

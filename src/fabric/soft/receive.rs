@@ -116,6 +116,19 @@ impl Receiver {
         true
     }
 
+    /// Up to where each ring is filled by now, of those that are not empty.
+    pub fn marks(&mut self, inbox: &Inbox) -> Vec<(u32, u64)> {
+        self.find_news(inbox);
+        let head = |sender: u32| self.consumers[sender as usize].as_ref().map(Consumer::head);
+        self.hot.iter().filter_map(|hot| Some((hot.sender, head(hot.sender)?))).collect()
+    }
+
+    /// Whether everything up to these marks is applied.
+    pub fn has_passed(&self, marks: &[(u32, u64)]) -> bool {
+        let consumer = |sender: u32| self.consumers[sender as usize].as_ref();
+        marks.iter().all(|&(sender, head)| consumer(sender).is_none_or(|c| c.has_passed(head)))
+    }
+
     /// Cools everything. `true`: nothing had arrived, the next message will set its news bit.
     pub fn cool_down(&mut self, shared: &Links) -> bool {
         let mut at = 0;

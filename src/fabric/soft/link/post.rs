@@ -29,16 +29,16 @@ impl Link {
             shared.stir();
             return Ok(Posted::NONE);
         }
-        let (mut pushed, mut done) = (0, 0);
+        let (mut pushed, mut done, mut last) = (0, 0, None);
         let near = if lane.is_idle() { self.route.near() } else { None };
         if let Some(mut port) = near {
             for op in ops {
                 let Transfer::Put(put) = op.transfer() else { break };
-                if put.len > RING_MAX || op.is_on_gpu() || !lane.is_idle() {
+                if put.len > RING_MAX || op.is_on_gpu() {
                     break;
                 }
                 match port.push_small(&put, lane.context) {
-                    Pushed::All => lane.complete(lane.number()),
+                    Pushed::All => last = Some(lane.number()),
                     Pushed::Nothing => break,
                     Pushed::DataOnly => {
                         done = put.len;
@@ -49,6 +49,8 @@ impl Link {
             }
             // One wake-up for all.
             let wake = (pushed > 0 || done > 0) && port.inbox.publish();
+            // Behind that: what is complete the peer finds in its ring, if it looks.
+            last.into_iter().for_each(|seq| lane.complete(seq));
             drop(port);
             if pushed == ops.len() {
                 drop(queue);

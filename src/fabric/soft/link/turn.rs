@@ -13,6 +13,7 @@ use crate::fabric::soft::shm::copy::{self, Piece};
 use crate::fabric::soft::shm::port::RING_MAX;
 use crate::fabric::soft::status::COPIES;
 use crate::rma::op::Transfer;
+use crate::rma::seq::Seq;
 use crate::sys::spin::Guard;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -29,21 +30,57 @@ pub enum Turn {
     Failed,
 }
 
+/// Operations that are through with their sources, and not complete yet.
+#[derive(Default)]
+struct Pushed {
+    last: Option<Seq>,
+    count: usize,
+}
+
 /// A queue under its lock, from which it may be let go in between.
 type Locked<'a> = Guard<'a, Queue>;
 
 impl Link {
     /// Runs the first operations of one lane for a turn. May let go of the lock in between.
-    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, mut queue: Locked<'a>) -> (Locked<'a>, Turn) {
+    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, queue: Locked<'a>) -> (Locked<'a>, Turn) {
+        let mut pushed = Pushed::default();
+        let (queue, turn) = self.run_first(shared, seat, queue, &mut pushed);
+        self.complete(shared, seat, &mut pushed);
+        (queue, turn)
+    }
+
+    /// Completes what was pushed. The peer finds in its ring what is complete here, if it looks: it may be told by
+    /// other means that it is there.
+    fn complete(&self, shared: &Domain, seat: &Seat, pushed: &mut Pushed) {
+        if let Some(last) = pushed.last.take() {
+            self.publish(shared);
+            seat.lane.complete(last);
+            self.backlog.fetch_sub(std::mem::take(&mut pushed.count), Ordering::Relaxed);
+        }
+    }
+
+    fn run_first<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        mut queue: Locked<'a>,
+        pushed: &mut Pushed,
+    ) -> (Locked<'a>, Turn) {
         let mut budget = QUANTUM;
         for _ in 0..BURST {
             let Some(task) = queue.tasks.front() else { break };
             let seq = task.seq;
+            let is_small = task.work.len() - task.done <= RING_MAX && !task.work.is_on_gpu();
+            if !is_small || self.route.way() != Way::Near {
+                // The lock may be let go for this one, or somebody else completes it.
+                self.complete(shared, seat, pushed);
+            }
             let (back, step) = self.step(shared, seat, queue, budget);
             queue = back;
             let step = match step {
                 Ok(step) => step,
                 Err(error) => {
+                    self.complete(shared, seat, pushed);
                     self.fail_lane(shared, seat, &mut queue, error);
                     return (queue, if self.health.has_failed() { Turn::Failed } else { Turn::Over });
                 }
@@ -76,7 +113,10 @@ impl Link {
             };
             if finished {
                 queue.tasks.pop_front();
-                self.finish(seat, &mut queue, seq);
+                match queue.outs.is_empty() {
+                    true => (pushed.last, pushed.count) = (Some(seq), pushed.count + 1),
+                    false => self.finish(seat, &mut queue, seq),
+                }
             }
             if budget == 0 {
                 break;

@@ -189,6 +189,11 @@ impl Consumer {
         self.tail == head
     }
 
+    /// Whether everything below `head`, seen once, has been read.
+    pub fn has_passed(&self, head: u64) -> bool {
+        self.tail.wrapping_sub(head) as i64 >= 0
+    }
+
     /// Whether the ring holds nothing, as of now.
     #[inline]
     pub fn is_empty(&self) -> bool {

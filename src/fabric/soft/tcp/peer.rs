@@ -1,5 +1,6 @@
 //! One peer: its link, its connections to us, and who drives them.
 
+mod arrived;
 mod closing;
 mod leaving;
 #[cfg(test)]

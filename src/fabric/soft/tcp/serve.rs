@@ -1,10 +1,13 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod arrived;
 mod atomics;
 mod ending;
 mod limit;
 mod refusing;
 mod staged;
+
+pub use self::arrived::Mark;
 
 use self::atomics::Due;
 use super::gpu::{Awaited, Gpu};
@@ -73,6 +76,10 @@ pub struct Inbound {
     answers: VecDeque<Answer>,
     goodbye: bool,
     used: bool,
+    /// Bytes that were ever received.
+    received: u64,
+    /// What ever left `storing`.
+    stored: u64,
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Came>,
     /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that
@@ -149,6 +156,8 @@ impl Serving {
             answers: VecDeque::new(),
             goodbye: false,
             used: false,
+            received: 0,
+            stored: 0,
             storing: VecDeque::new(),
             starved: false,
             fetching: false,
@@ -223,6 +232,7 @@ impl Serving {
             let got = conn.receive(&lanes, registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
+            conn.received += (got.direct + got.staged) as u64;
             conn.used |= got.direct + got.staged > 0;
             moved |= got.direct + got.staged > 0;
             conn.take_frames(&mut lanes, registry)?;

@@ -151,6 +151,7 @@ impl Inbound {
                     break;
                 }
             }
+            self.stored += 1;
             match self.storing.pop_front() {
                 Some(Came::Put(put)) => self.arrived(lanes, &registry.hold(), put),
                 Some(Came::End { context, conns }) => lanes.ended(context, conns),
