@@ -5,8 +5,8 @@
 //! written, and what the peer is owed one of its own ([`service`]).
 
 mod atomic;
+mod drain;
 mod fault;
-mod leaving;
 mod outs;
 mod post;
 mod pulls;
@@ -17,7 +17,7 @@ mod service;
 mod staged;
 mod turn;
 
-pub use self::leaving::LEAVE_WITHIN;
+pub use self::drain::LEAVE_WITHIN;
 pub use self::seat::Seat;
 
 use self::route::{Route, Way};

@@ -2,7 +2,7 @@
 
 mod arrived;
 mod closing;
-mod leaving;
+mod drain;
 #[cfg(test)]
 mod posting_tests;
 mod pulse;
@@ -55,7 +55,7 @@ pub struct Peer {
     /// Whoever holds the link has to look around again: the inbox, or the peer's state, changed.
     pending: AtomicBool,
     serving: Serving,
-    /// It said goodbye.
+    /// It sent its FIN.
     left: AtomicBool,
     life: Mutex<Life>,
     /// Whether the link waits for this rank's GPU or for slots, and how many connections that are served do.
@@ -90,7 +90,7 @@ impl Peer {
         let at = info.addresses[stripe.saturating_sub(STRIPES) % info.addresses.len()];
         let why = match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
-                "it was closed without a goodbye: that rank has ended or given it up, its own log says why".to_string()
+                "it was closed without a FIN: that rank has ended or given it up, its own log says why".to_string()
             }
             std::io::ErrorKind::TimedOut => {
                 format!("{e}: its host does not answer; OXYGIN_PEER_TIMEOUT sets how long to wait")
@@ -352,7 +352,7 @@ impl Tcp {
     /// A connection of the link ended: what that means for the rest.
     fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
         let error = match why {
-            Lost::Goodbye => {
+            Lost::Fin => {
                 peer.left.store(true, Ordering::Release);
                 link.is_busy().then(|| peer.has_left())
             }

@@ -11,8 +11,8 @@ pub use self::arrived::Mark;
 
 use self::atomics::Due;
 use super::gpu::{Awaited, Gpu};
-use super::inlet::{Got, Inlet};
 use super::order::{Order, Waiting, EXPRESS};
+use super::receive_buffer::{Got, ReceiveBuffer};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
 use crate::error::Error;
@@ -71,10 +71,10 @@ impl Answer {
 /// One accepted connection.
 pub struct Inbound {
     fd: Private<OwnedFd>,
-    inlet: Inlet,
+    receive_buffer: ReceiveBuffer,
     landing: Option<Landing>,
     answers: VecDeque<Answer>,
-    goodbye: bool,
+    fin: bool,
     used: bool,
     /// Bytes that were ever received.
     received: u64,
@@ -100,7 +100,7 @@ pub struct Inbound {
 pub enum Outcome {
     /// It goes on; `true`: something moved.
     Open(bool),
-    /// The peer has said goodbye; something of it is still on its way to its place.
+    /// The peer has sent its FIN; something of it is still on its way to its place.
     Parting,
     /// The peer closed in good order.
     Closed,
@@ -151,10 +151,10 @@ impl Serving {
         }
         *seat = Some(Inbound {
             fd,
-            inlet: Inlet::default(),
+            receive_buffer: ReceiveBuffer::default(),
             landing: None,
             answers: VecDeque::new(),
-            goodbye: false,
+            fin: false,
             used: false,
             received: 0,
             stored: 0,
@@ -188,13 +188,13 @@ impl Serving {
         self.fault.lock().take()
     }
 
-    /// Says goodbye where that does not cut an answer in two, and closes everything.
+    /// Sends its FIN where that does not cut an answer in two, and closes everything.
     pub fn close(&self) {
         for seat in &self.seats {
             let Some(c) = seat.conn.lock().take() else { continue };
             if c.answers.is_empty() {
                 // The peer may have gone first.
-                let _ = sock::send_whole(&c.fd, &Frame::Goodbye.emit());
+                let _ = sock::send_whole(&c.fd, &Frame::Fin.emit());
             }
         }
         self.orders.lock().clear();
@@ -219,7 +219,7 @@ impl Serving {
             conn.take_frames(&mut lanes, registry)?;
             moved |= !conn.starved;
         }
-        if conn.goodbye {
+        if conn.fin {
             return Ok(conn.part());
         }
         if !io {
@@ -236,7 +236,7 @@ impl Serving {
             conn.used |= got.direct + got.staged > 0;
             moved |= got.direct + got.staged > 0;
             conn.take_frames(&mut lanes, registry)?;
-            if conn.goodbye {
+            if conn.fin {
                 return Ok(conn.part());
             }
             if got.ended {
@@ -280,7 +280,7 @@ impl Inbound {
         &self.fd
     }
 
-    /// After the peer's goodbye: whoever left still had its puts reported complete, so they are to count as arrived.
+    /// After the peer's FIN: whoever left still had its puts reported complete, so they are to count as arrived.
     fn part(&self) -> Outcome {
         if self.storing.is_empty() {
             Outcome::Closed
@@ -289,7 +289,7 @@ impl Inbound {
         }
     }
 
-    /// Whether an end with `error` cuts off what the peer sent here: there was no goodbye.
+    /// Whether an end with `error` cuts off what the peer sent here: there was no FIN.
     pub fn is_cut_off(&self, error: &io::Error) -> bool {
         self.used && (self.landing.is_some() || error.kind() == io::ErrorKind::UnexpectedEof)
     }
@@ -297,15 +297,15 @@ impl Inbound {
     /// Whether the put that arrives is cut off: its rest will never come.
     fn lacks_rest(&self) -> bool {
         let left = self.landing.as_ref().map_or(0, |l| l.place.len as usize - l.got);
-        sock::rest(&self.fd).is_some_and(|n| self.inlet.staged().len() + n < left)
+        sock::rest(&self.fd).is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
-    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye.
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a FIN.
     /// `None`: its end was told and is not looked into before the GPU has moved on.
     pub fn wanted(&self) -> Option<u32> {
         let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
         let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
-        let bits = if self.goodbye { 0 } else { (read | write) as u32 };
+        let bits = if self.fin { 0 } else { (read | write) as u32 };
         (!self.over || bits != 0).then_some(bits)
     }
 
@@ -316,19 +316,19 @@ impl Inbound {
     fn receive(&mut self, lanes: &Lanes, registry: &Registry) -> io::Result<Got> {
         let Some(landing) = &mut self.landing else {
             // SAFETY: nothing but the stage is written.
-            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+            return unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) };
         };
         let left = landing.place.len as usize - landing.got;
         if let (Some(to), false) = (landing.way.place(landing.got), landing.refused) {
             // SAFETY: the rest of a slot, or of a buffer, of the payload's size that is this put's alone.
-            let got = unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
+            let got = unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
             landing.got += got.direct;
             return Ok(got);
         }
         if landing.way.is_slot() && !landing.refused {
             // It gets one when it is here.
             // SAFETY: nothing but the stage is written.
-            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+            return unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) };
         }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
@@ -336,7 +336,7 @@ impl Inbound {
             let held = registry.hold();
             if let Some(to) = held.resolve(landing.place.rkey, landing.place.addr + landing.got as u64, left as u64) {
                 // SAFETY: inside a registered window, which stays one while `held` lives.
-                match unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) } {
+                match unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), Some((to, left))) } {
                     Ok(got) => {
                         landing.got += got.direct;
                         return Ok(got);
@@ -350,7 +350,7 @@ impl Inbound {
             self.refuse(lanes, Refusal::Put);
         }
         // SAFETY: nothing but the stage is written.
-        unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) }
+        unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) }
     }
 
     /// Consumes what is staged, up to a partial header.
@@ -364,12 +364,12 @@ impl Inbound {
                 self.landed(lanes, &held);
                 continue;
             }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
+            let Some(frame) = self.receive_buffer.header() else { return Ok(()) };
             match frame.map_err(|m| io::Error::new(io::ErrorKind::InvalidData, m.0))? {
                 Frame::Put { context, place, bell } => {
                     let counted = bell.is_some_and(|b| b.counted);
                     let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
-                    let staged = self.inlet.staged();
+                    let staged = self.receive_buffer.staged();
                     if staged.len() < header {
                         return Ok(());
                     }
@@ -381,7 +381,7 @@ impl Inbound {
                         true => parse_counts(&staged[HEADER..], lanes.stripes),
                         false => [0; MAX_STRIPES],
                     };
-                    self.inlet.consume(header);
+                    self.receive_buffer.consume(header);
                     let bell = bell.map(|b| (b, counts));
                     let way = staged::Way::of(&place, lanes)?;
                     let refused = lanes.is_refused(context);
@@ -397,7 +397,7 @@ impl Inbound {
                     }
                 }
                 Frame::Get { context, place } => {
-                    self.inlet.consume(HEADER);
+                    self.receive_buffer.consume(HEADER);
                     let on_gpu = staged::may_fetch(&place, lanes.gpu);
                     if !lanes.is_refused(context)
                         && (on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some())
@@ -416,12 +416,12 @@ impl Inbound {
                     }
                 }
                 Frame::End { context, conns } => {
-                    self.inlet.consume(HEADER);
+                    self.receive_buffer.consume(HEADER);
                     self.end(lanes, context, conns);
                 }
-                Frame::Goodbye => {
-                    self.inlet.consume(HEADER);
-                    self.goodbye = true;
+                Frame::Fin => {
+                    self.receive_buffer.consume(HEADER);
+                    self.fin = true;
                     return Ok(());
                 }
                 Frame::Data { .. } | Frame::Fetched { .. } | Frame::Refused { .. } => {
@@ -435,12 +435,12 @@ impl Inbound {
     fn land(&mut self, lanes: &Lanes, held: &Held) -> bool {
         let Some(landing) = &mut self.landing else { return false };
         let left = landing.place.len as usize - landing.got;
-        let staged = self.inlet.staged();
+        let staged = self.receive_buffer.staged();
         let n = left.min(staged.len());
         if let (Some(to), true, false) = (landing.way.place(landing.got), n > 0, landing.refused) {
             // SAFETY: `n` bytes of the slot or buffer, which is this put's alone; the stage is ours.
             unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
-            self.inlet.consume(n);
+            self.receive_buffer.consume(n);
             landing.got += n;
         } else if n > 0 {
             let to = held.resolve(landing.place.rkey, landing.place.addr.wrapping_add(landing.got as u64), n as u64);
@@ -456,7 +456,7 @@ impl Inbound {
                     }
                 }
             }
-            self.inlet.consume(n);
+            self.receive_buffer.consume(n);
             if let Some(landing) = &mut self.landing {
                 landing.got += n;
             }

@@ -30,7 +30,7 @@ impl Asked {
 }
 
 impl Conn {
-    /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
+    /// Whether a request may be staged; not while the send buffer is lent, which comes back as it was then, and sent.
     pub(super) fn may_ask(&self, len: usize) -> bool {
         !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }
@@ -39,7 +39,7 @@ impl Conn {
     fn lacks_rest(&self) -> bool {
         let left = self.asked.front().map_or(0, |a| a.len - a.got);
         let rest = self.fd.as_deref().and_then(|fd| sock::rest(fd));
-        rest.is_some_and(|n| self.inlet.staged().len() + n < left)
+        rest.is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
     fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
@@ -49,7 +49,7 @@ impl Conn {
                     return Ok(());
                 }
                 let Some(a) = self.asked.front_mut() else { break };
-                let staged = self.inlet.staged();
+                let staged = self.receive_buffer.staged();
                 let n = staged.len().min(a.len - a.got);
                 if !a.is_disowned() {
                     // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage
@@ -58,7 +58,7 @@ impl Conn {
                 }
                 a.got += n;
                 let (owner, done, len) = (a.owner, a.got == a.len, a.len);
-                self.inlet.consume(n);
+                self.receive_buffer.consume(n);
                 if !done {
                     return Ok(());
                 }
@@ -69,8 +69,8 @@ impl Conn {
                 }
                 finished(lanes, owner);
             }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
-            self.inlet.consume(HEADER);
+            let Some(frame) = self.receive_buffer.header() else { return Ok(()) };
+            self.receive_buffer.consume(HEADER);
             match frame {
                 Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
                     self.landing = true;
@@ -85,7 +85,7 @@ impl Conn {
                 }
                 Ok(Frame::Refused { why, context, place }) => self.refusals.push((why, context, place)),
                 Ok(Frame::Fetched { context, seq, value }) => self.fetched.push((context, seq, value)),
-                Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
+                Ok(Frame::Fin) => return Err(Lost::Fin),
                 _ => break,
             }
         }
@@ -128,7 +128,7 @@ impl Link {
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
-            let got = unsafe { conn.inlet.fill(fd, direct) }.map_err(Lost::Io)?;
+            let got = unsafe { conn.receive_buffer.fill(fd, direct) }.map_err(Lost::Io)?;
             if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
                 a.got += got.direct;
             }
@@ -147,7 +147,7 @@ impl Link {
 /// Stages a request.
 pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
     let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
-    conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
+    conn.send_buffer.copy(&Frame::Get { context: lane.lane.context, place }.emit());
     conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
     conn.asked_bytes += len;
 }

@@ -32,8 +32,8 @@ impl Link {
     fn try_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Result<Turn> {
         let stripes = self.conns.len();
         let Some(lane) = self.lanes[at].as_deref_mut() else { return Ok(Turn::Blocked) };
-        let outlet = &mut self.conns[EXPRESS].outlet;
-        if !outlet.has_room(HEADER + 4 * stripes + AtomicRequest::LEN) {
+        let send_buffer = &mut self.conns[EXPRESS].send_buffer;
+        if !send_buffer.has_room(HEADER + 4 * stripes + AtomicRequest::LEN) {
             return Ok(Turn::Blocked);
         }
         let lease = match atomic.fetched {
@@ -49,12 +49,12 @@ impl Link {
         };
         let (context, id) = (lane.lane.context, lane.begin_or_go_on(seq));
         let place = Place { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
-        outlet.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
+        send_buffer.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
         if lane.bulk {
-            lane.counts[..stripes].iter().for_each(|count| outlet.copy(&count.to_le_bytes()));
+            lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
         }
-        outlet.copy(&AtomicRequest::of(atomic, seq.0).encode());
-        let owner = Owner { lane: at as u32, flight: id };
+        send_buffer.copy(&AtomicRequest::of(atomic, seq.0).encode());
+        let owner = Owner { lane: at as u32, operation: id };
         let (width, to) = (atomic.width, atomic.fetched);
         self.fetching.push_back(Fetching { context, seq: seq.0, width, to, lease, owner });
         lane.advance(id, place.len as usize, true);
@@ -88,8 +88,8 @@ impl Link {
         match (to, lease) {
             (Some(to), Some(mut lease)) => {
                 // A window that is gone gets nothing, and nobody waits for it.
-                if let Some(stager) = self.gpu.stager() {
-                    stager.store(&mut lease, to.lkey, to.local, bytes);
+                if let Some(pools) = self.gpu.pools() {
+                    pools.store(&mut lease, to.lkey, to.local, bytes);
                 }
                 self.conns[EXPRESS].storing.push_back((lease, owner));
             }

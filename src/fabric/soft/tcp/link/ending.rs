@@ -8,7 +8,7 @@ pub enum Lost {
     /// The socket failed, or what came is malformed.
     Io(io::Error),
     /// The peer closed in good order.
-    Goodbye,
+    Fin,
     /// This rank's GPU failed.
     Gpu(Error),
 }
@@ -51,7 +51,7 @@ impl Link {
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
             let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
+            if let (Some(fd), true) = (conn.fd, conn.lent || conn.send_buffer.is_lending()) {
                 sock::abort(&fd);
             }
         }
@@ -80,7 +80,7 @@ impl Link {
         }
     }
 
-    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given
+    /// Gives up what has not begun, and sends its FIN behind the rest. For `close`. Returns whether anything was given
     /// up.
     pub fn part(&mut self) -> bool {
         let mut any = false;
@@ -95,7 +95,7 @@ impl Link {
             any |= !conn.line.is_empty();
             conn.line.clear();
             conn.line_bytes = 0;
-            conn.outlet.copy(&Frame::Goodbye.emit());
+            conn.send_buffer.copy(&Frame::Fin.emit());
             conn.blocked = false;
         }
         any

@@ -76,8 +76,8 @@ impl Conn {
 
     #[inline]
     fn send_chunk(&mut self, c: Chunk) {
-        self.outlet.copy(&Frame::Put { context: c.context, place: c.place, bell: None }.emit());
-        self.outlet.borrow(c.addr, c.place.len as usize, c.owner, c.lease);
+        self.send_buffer.copy(&Frame::Put { context: c.context, place: c.place, bell: None }.emit());
+        self.send_buffer.borrow(c.addr, c.place.len as usize, c.owner, c.lease);
     }
 
     /// Hands chunks whose bytes have come to the socket's queue, and completes gets whose bytes are in place.
@@ -109,7 +109,7 @@ impl Conn {
     pub(super) fn has_place(&mut self, gpu: &Gpu) -> Result<bool> {
         self.starved = match self.asked.front_mut() {
             Some(a) if a.lacks_slot() => {
-                if PinnedPools::gathers(a.len, self.inlet.staged().len()) {
+                if PinnedPools::gathers(a.len, self.receive_buffer.staged().len()) {
                     self.starved = false;
                     return Ok(false);
                 }
@@ -125,8 +125,8 @@ impl Conn {
     pub(super) fn store(&mut self, asked: Asked, gpu: &Gpu) -> bool {
         let Some(mut lease) = asked.lease else { return false };
         // A window that is gone gets nothing, and nobody waits for it.
-        if let Some(stager) = gpu.stager() {
-            stager.store(&mut lease, asked.lkey, asked.to, asked.len as u64);
+        if let Some(pools) = gpu.pools() {
+            pools.store(&mut lease, asked.lkey, asked.to, asked.len as u64);
         }
         self.storing.push_back((lease, asked.owner));
         true
@@ -171,7 +171,7 @@ impl Link {
         };
         let id = lane.begin_or_go_on(seq);
         let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-        let owner = Owner { lane: at as u32, flight: id };
+        let owner = Owner { lane: at as u32, operation: id };
         let addr = lease.host() as u64;
         self.conns[stripe].push_chunk(lane, place, addr, owner, Some(lease));
         let last = left == len as u64;
@@ -201,7 +201,7 @@ impl Link {
 
     /// Whether anything waits for the GPU, or for room on the way from or to it.
     pub fn is_staging(&self) -> bool {
-        self.gpu.stager().is_some()
+        self.gpu.pools().is_some()
             && (self.hungry
                 || !self.failing.is_empty()
                 || self.conns.iter().any(Conn::is_staging)

@@ -26,7 +26,7 @@ impl Inbound {
     pub fn is_before(&self, mark: &mut Mark, moved: bool) -> bool {
         if let Mark::Read { most } = *mark {
             // Who does not take its answers is not waited for.
-            let is_stuck = self.goodbye || self.is_backlogged() && !moved;
+            let is_stuck = self.fin || self.is_backlogged() && !moved;
             let is_read = self.received >= most || sock::unread(&self.fd).is_none_or(|n| n == 0);
             if !is_stuck && (self.starved || !is_read) {
                 return true;

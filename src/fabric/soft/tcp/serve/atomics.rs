@@ -24,7 +24,7 @@ impl Inbound {
         (context, place, counted): (u32, Place, bool),
     ) -> io::Result<bool> {
         let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
-        let staged = self.inlet.staged();
+        let staged = self.receive_buffer.staged();
         let Some(body) = staged.get(header..header + AtomicRequest::LEN) else { return Ok(false) };
         if counted && lanes.is_choked() || lanes.gpu.is_full() {
             self.starved = true;
@@ -35,7 +35,7 @@ impl Inbound {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a malformed atomic operation"));
         };
         let counts = if counted { parse_counts(&staged[HEADER..], lanes.stripes) } else { [0; MAX_STRIPES] };
-        self.inlet.consume(header + AtomicRequest::LEN);
+        self.receive_buffer.consume(header + AtomicRequest::LEN);
         let due = Due::Atomic(place, request);
         if !counted {
             self.carry_out(lanes, context, &due, held);

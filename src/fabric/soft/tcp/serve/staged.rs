@@ -115,7 +115,9 @@ impl Inbound {
             Way::Direct => false,
             Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
             Way::Slot(lease) => {
-                if lease.is_none() && PinnedPools::gathers(landing.place.len as usize, self.inlet.staged().len()) {
+                if lease.is_none()
+                    && PinnedPools::gathers(landing.place.len as usize, self.receive_buffer.staged().len())
+                {
                     self.starved = false;
                     return false;
                 }
@@ -131,8 +133,8 @@ impl Inbound {
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
     pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<PinnedBuffer>> {
         let Way::Slot(Some(mut lease)) = way else { return Some(None) };
-        let stager = lanes.gpu.stager()?;
-        stager.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
+        let pools = lanes.gpu.pools()?;
+        pools.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
     }
 
     /// Counts chunks that are in place by now.
@@ -165,14 +167,14 @@ impl Inbound {
     /// Starts to bring the bytes of the first answers from the GPU.
     pub(super) fn fetch_answers(&mut self, lanes: &mut Lanes) {
         self.take_fetched();
-        let Some(stager) = lanes.gpu.stager() else { return };
+        let Some(pools) = lanes.gpu.pools() else { return };
         for a in self.answers.iter_mut().take(AHEAD) {
             if a.bare || a.place.len == 0 || !Key(a.place.rkey).is_on_gpu() {
                 continue;
             }
             let fetched = match &a.lease {
                 Some(lease) => lease.has_landed().map(drop),
-                None => stager.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
+                None => pools.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
             };
             match fetched {
                 // The window has gone since.

@@ -17,8 +17,8 @@ const VECTORS: usize = 32;
 pub struct Owner {
     /// Lane, by index.
     pub lane: u32,
-    /// Its number among the lane's flights.
-    pub flight: u64,
+    /// Its number among the lane's operations.
+    pub operation: u64,
 }
 
 /// Some staged bytes and, behind them, a borrowed payload (`len` 0: none).
@@ -33,7 +33,7 @@ struct Segment {
 
 /// Bytes on their way to the kernel, in order.
 #[derive(Default)]
-pub struct Outlet {
+pub struct SendBuffer {
     stage: Vec<u8>,
     head: usize,
     segments: VecDeque<Segment>,
@@ -42,10 +42,10 @@ pub struct Outlet {
 
 impl Owner {
     /// No operation, or none any more.
-    pub const NOBODY: Self = Self { lane: u32::MAX, flight: 0 };
+    pub const NOBODY: Self = Self { lane: u32::MAX, operation: 0 };
 }
 
-impl Outlet {
+impl SendBuffer {
     /// Nothing to send.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -209,7 +209,7 @@ impl Outlet {
     /// # Safety
     /// They are readable.
     unsafe fn rebuild(&mut self, is_copied: impl Fn(&Segment) -> bool) {
-        let mut own = Outlet::default();
+        let mut own = SendBuffer::default();
         let mut at = self.head;
         for s in std::mem::take(&mut self.segments) {
             own.copy(&self.stage[at..at + s.staged]);
@@ -236,8 +236,8 @@ mod tests {
     fn bytes_leave_in_order_and_owners_learn_of_it() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let large = vec![7u8; 1000];
-        let mut o = Outlet::default();
-        let (first, second) = (Owner { lane: 1, flight: 5 }, Owner { lane: 2, flight: 6 });
+        let mut o = SendBuffer::default();
+        let (first, second) = (Owner { lane: 1, operation: 5 }, Owner { lane: 2, operation: 6 });
         o.copy(b"head");
         o.borrow(large.as_ptr() as u64, large.len(), first, None);
         o.borrow(large.as_ptr() as u64, 10, second, None);
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_over_outlet_needs_no_memory_of_others() {
+    fn a_taken_over_send_buffer_needs_no_memory_of_others() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let mut large = vec![7u8; 1000];
-        let mut o = Outlet::default();
+        let mut o = SendBuffer::default();
         o.copy(b"head");
-        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, flight: 5 }, None);
+        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
         unsafe { o.take_over_from(|_| true) };
@@ -277,12 +277,12 @@ mod tests {
     fn what_others_lend_is_sent_from_where_it_is() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let (mut gone, mut stays) = (vec![7u8; 1000], vec![7u8; 1000]);
-        let mut o = Outlet::default();
-        let owner = Owner { lane: 2, flight: 6 };
+        let mut o = SendBuffer::default();
+        let owner = Owner { lane: 2, operation: 6 };
         o.copy(b"head");
-        o.borrow(gone.as_ptr() as u64, 1000, Owner { lane: 1, flight: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 1000, Owner { lane: 1, operation: 5 }, None);
         o.borrow(stays.as_ptr() as u64, 1000, owner, None);
-        o.borrow(gone.as_ptr() as u64, 10, Owner { lane: 1, flight: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 10, Owner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `gone` is alive.
         unsafe { o.take_over_from(|o| o.lane == 1) };

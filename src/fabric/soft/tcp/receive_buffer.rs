@@ -18,7 +18,7 @@ const BEHIND: usize = 2048;
 
 /// Received and not yet consumed.
 #[derive(Default)]
-pub struct Inlet {
+pub struct ReceiveBuffer {
     buf: Vec<u8>,
     head: usize,
     tail: usize,
@@ -37,7 +37,7 @@ pub struct Got {
     pub ended: bool,
 }
 
-impl Inlet {
+impl ReceiveBuffer {
     /// What is staged.
     #[inline]
     pub fn staged(&self) -> &[u8] {

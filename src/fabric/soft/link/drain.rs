@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a lane leaves to wait for.
-pub struct Leaving {
+pub struct Draining {
     seat: Arc<Seat>,
     bounces: Vec<Bounce>,
     fetches: Arc<Lane>,
@@ -27,7 +27,7 @@ pub struct Leaving {
 impl Link {
     /// The lane's context is gone: what waits is dropped. What has begun goes on until [`Link::wait_left`] has
     /// returned.
-    pub fn leave(&self, seat: &Arc<Seat>) -> Leaving {
+    pub fn leave(&self, seat: &Arc<Seat>) -> Draining {
         let mut queue = seat.lock();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
@@ -43,18 +43,18 @@ impl Link {
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
         let fetches = queue.outs.fetches.clone();
         seat.release(queue);
-        Leaving { seat: seat.clone(), bounces, fetches, _fetched: fetched }
+        Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }
 
     /// Waits until nothing touches memory for the lane; for copies by the GPU at most until `end`.
-    pub fn wait_left(&self, shared: &Domain, leaving: Leaving, end: Instant) {
-        leaving.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
-        shared.engine.abandon(&leaving.fetches, end);
-        let lane = &leaving.seat.lane;
+    pub fn wait_left(&self, shared: &Domain, drain: Draining, end: Instant) {
+        drain.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
+        shared.engine.abandon(&drain.fetches, end);
+        let lane = &drain.seat.lane;
         if let Some(engine) = self.route.engine() {
             engine.abandon(lane, end);
         }
-        self.wait_copied(&leaving.seat);
+        self.wait_copied(&drain.seat);
         if self.route.way() == Way::Far {
             shared.tcp().drop_lane(lane);
             // This may be the caller's last call, and others may have got the room.

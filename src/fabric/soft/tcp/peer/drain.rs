@@ -23,7 +23,7 @@ impl Tcp {
         self.settle(peer, &mut link);
         while !link.were_back(&lent) {
             if Instant::now() > end {
-                // Behind that nobody sends what the outlet holds.
+                // Behind that nobody sends what the send buffer holds.
                 link.cut_off();
                 let rank = peer.rank;
                 let waited = LEAVE_WITHIN.as_secs();
@@ -41,8 +41,8 @@ impl Tcp {
         if was_idle {
             return;
         }
-        let Some(stager) = self.gpu.stager() else { return };
-        if !stager.settle(end) {
+        let Some(pools) = self.gpu.pools() else { return };
+        if !pools.settle(end) {
             log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);
         }
         // A connection that waited for a slot does not need it any more.
