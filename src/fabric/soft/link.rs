@@ -7,9 +7,9 @@
 mod atomic;
 mod drain;
 mod fault;
-mod outs;
 mod post;
 mod pulls;
+mod remote;
 mod responses;
 mod route;
 mod seat;
@@ -138,7 +138,7 @@ impl Link {
             if matches!(queue.state, State::Failing(_)) {
                 moved |= self.tell_fault(shared, seat, &mut queue);
             }
-            if !queue.outs.is_empty() {
+            if !queue.remote.is_empty() {
                 moved |= self.settle(shared, seat, &mut queue, &mut asked);
             }
             let mut turn = None;

@@ -2,7 +2,7 @@
 
 use super::atomic::Loops;
 use super::bounce::Values;
-use super::hot::Hot;
+use super::template::Template;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
 use oxygin_ffi::verbs::types::ibv_qp;
@@ -178,13 +178,13 @@ pub struct Lane {
     /// A flush's local read is under way; nothing behind it may start.
     pub flushing: bool,
     /// The work requests of operations that go straight to the device.
-    pub hot: Hot,
+    pub template: Template,
     /// Entries of the send queue.
     depth: u32,
     /// Entries taken while shut and not given back yet.
     used: u32,
     /// The newest operation that went straight to the device, when the lane was last shut.
-    straight: u32,
+    direct: u32,
     /// The newest operation that is wholly in the send queue. Only kept while shut.
     pub sent: u32,
     /// Entries taken by work requests behind which no completion comes yet.
@@ -218,10 +218,10 @@ impl Lane {
             waiting: false,
             failed: false,
             flushing: false,
-            hot: Hot::new(peer),
+            template: Template::new(peer),
             depth,
             used: 0,
-            straight: 0,
+            direct: 0,
             sent: 0,
             unsignalled: 0,
             last_get: None,
@@ -269,17 +269,17 @@ impl Lane {
 
     /// Free entries of the send queue; `completed` is the newest operation that is complete.
     pub fn room(&self, completed: u32) -> u32 {
-        let newest = if self.open { self.issued() } else { self.straight };
-        let straight = (newest.wrapping_sub(completed) as i32).max(0) as u32;
-        self.depth.saturating_sub(self.used).saturating_sub(2 * straight)
+        let newest = if self.open { self.issued() } else { self.direct };
+        let direct = (newest.wrapping_sub(completed) as i32).max(0) as u32;
+        self.depth.saturating_sub(self.used).saturating_sub(2 * direct)
     }
 
-    /// Operations go the long way from the one after `straight` on.
-    pub fn shut(&mut self, straight: u32) {
+    /// Operations go the long way from the one after `direct` on.
+    pub fn shut(&mut self, direct: u32) {
         if self.open {
             self.open = false;
-            self.straight = straight;
-            self.sent = straight;
+            self.direct = direct;
+            self.sent = direct;
         }
         self.stop = self.issued().wrapping_add(1);
     }
@@ -289,7 +289,7 @@ impl Lane {
     pub fn open(&mut self, completed: u32) -> bool {
         if !self.open {
             // Whatever is in the queue counts as if it had gone straight there: more than it takes, never less.
-            self.straight = self.issued();
+            self.direct = self.issued();
         }
         let operations = (self.room(completed) / 2).min(NOTED as u32).min(u32::MAX - self.issued());
         if operations == 0 {
@@ -312,7 +312,7 @@ impl Lane {
     /// Lets numbers go on after `number`.
     pub fn renumber(&mut self, number: u32) {
         self.set_issued(number);
-        (self.sent, self.straight) = (number, number);
+        (self.sent, self.direct) = (number, number);
         self.stop = number.wrapping_add(1);
         self.open = false;
     }

@@ -1,7 +1,7 @@
 //! A context goes, and with it its caller's promise that memory stays valid: what it posted is dropped, and what has
 //! begun is waited for, without the link.
 
-use super::outs::Dropped;
+use super::remote::Dropped;
 use super::seat::{Seat, State};
 use super::{Link, Way};
 use crate::fabric::soft::domain::Domain;
@@ -39,9 +39,9 @@ impl Link {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             bounces.extend(failing.into_bounces());
         }
-        let fetched = queue.outs.abandon();
+        let fetched = queue.remote.abandon();
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
-        let fetches = queue.outs.fetches.clone();
+        let fetches = queue.remote.fetches.clone();
         seat.release(queue);
         Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }

@@ -37,8 +37,8 @@ impl Link {
         seat.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
-        if !queue.outs.fetches.is_idle() && !queue.outs.fetches.has_failed() {
-            shared.engine.refuse(&queue.outs.fetches, why.clone());
+        if !queue.remote.fetches.is_idle() && !queue.remote.fetches.has_failed() {
+            shared.engine.refuse(&queue.remote.fetches, why.clone());
         }
         // An answer that still comes finds nobody who waits for it.
         queue.state = State::Failing(Failing { why, bounces, copying: is_copying });
@@ -64,7 +64,7 @@ impl Link {
     pub fn refused(&self, shared: &Domain, context: u32, why: Error) {
         let Some(seat) = self.seats.of(context) else { return };
         let mut queue = seat.lock();
-        let dropped = queue.outs.take_pulls();
+        let dropped = queue.remote.take_pulls();
         self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
         self.fail_lane(shared, &seat, &mut queue, why);
         seat.release(queue);
@@ -76,7 +76,7 @@ impl Link {
     pub(super) fn tell_fault(&self, shared: &Domain, seat: &Seat, queue: &mut Queue) -> bool {
         let State::Failing(failing) = &mut queue.state else { return false };
         failing.bounces.retain(|b| matches!(b.is_full(&shared.engine), Ok(false)));
-        let fetches = &queue.outs.fetches;
+        let fetches = &queue.remote.fetches;
         let fetching = !fetches.is_idle() && !fetches.has_failed();
         if fetching {
             shared.engine.poll();
@@ -85,7 +85,7 @@ impl Link {
             return false;
         }
         // What the peer still copies it only reads, and a deregistration waits for that.
-        let dropped = queue.outs.abandon();
+        let dropped = queue.remote.abandon();
         self.backlog.fetch_sub(dropped.len() + 1, Ordering::Relaxed);
         if let State::Failing(failing) = std::mem::replace(&mut queue.state, State::Idle) {
             seat.lane.fail(failing.why);

@@ -1,6 +1,6 @@
 //! What the peer answered to gets.
 
-use super::outs::Until;
+use super::remote::Until;
 use super::seat::{Queue, State};
 use super::Link;
 use crate::error::{Error, Kind as Fault};
@@ -36,11 +36,11 @@ impl Link {
             return;
         }
         let Some(get) = queue.awaited(seq) else { return };
-        let in_engine = Key(get.lkey).is_on_gpu() && !queue.outs.fetches.is_idle();
+        let in_engine = Key(get.lkey).is_on_gpu() && !queue.remote.fetches.is_idle();
         queue.tasks.pop_front();
         if in_engine {
-            let last = queue.outs.fetches.last();
-            queue.outs.push(seq, Until::Fetched(last), None);
+            let last = queue.remote.fetches.last();
+            queue.remote.push(seq, Until::Fetched(last), None);
         } else {
             self.finish(&seat, &mut queue, seq);
         }
@@ -65,7 +65,7 @@ impl Link {
         }
         let to = get.local + at;
         if Key(get.lkey).is_on_gpu() {
-            let lane = &queue.outs.fetches;
+            let lane = &queue.remote.fetches;
             // SAFETY: a message in place.
             return shared.received.fetched(&shared.engine, lane, || unsafe { message.copy() }, get.lkey, to);
         }

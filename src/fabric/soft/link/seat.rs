@@ -1,8 +1,8 @@
 //! A lane's place at its link: what waits of it, behind a lock of its own.
 
 use super::fault::Failing;
-use super::outs::Outs;
 use super::pulls::Pulls;
+use super::remote::RemoteCompletions;
 use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::op::Op;
@@ -51,7 +51,7 @@ pub struct Queue {
     /// Operations in their order.
     pub tasks: VecDeque<Running>,
     /// Operations that the peer or this rank's engine finishes.
-    pub outs: Outs,
+    pub remote: RemoteCompletions,
     /// What the peer fetches of them.
     pub pulls: Pulls,
     /// What the lane is at.
@@ -73,7 +73,7 @@ pub struct Seat {
 impl Queue {
     /// Whether somebody has to look.
     fn wants(&self) -> bool {
-        matches!(self.state, State::Ready | State::Failing(_)) || self.outs.wants_look()
+        matches!(self.state, State::Ready | State::Failing(_)) || self.remote.wants_look()
     }
 
     /// The kernel's copy for the first operation is over.
@@ -88,9 +88,9 @@ impl Queue {
 
     /// Forgets what waits, once the peer has failed. Returns how many were counted.
     pub fn drop_all(&mut self) -> usize {
-        let counted = self.tasks.len() + self.outs.len() + usize::from(matches!(self.state, State::Failing(_)));
+        let counted = self.tasks.len() + self.remote.len() + usize::from(matches!(self.state, State::Failing(_)));
         self.tasks.clear();
-        self.outs.clear();
+        self.remote.clear();
         self.state = match std::mem::replace(&mut self.state, State::Idle) {
             State::Copying | State::Failing(Failing { copying: true, .. }) => State::Copying,
             State::Vacant { copying, .. } => State::Vacant { copying, asked: false },
@@ -103,8 +103,8 @@ impl Queue {
 impl Seat {
     /// For a lane to the peer of this `health`.
     fn new(lane: Arc<Lane>, health: Arc<Health>, wanting: Arc<AtomicUsize>) -> Self {
-        let outs = Outs::new(lane.peer, health);
-        let queue = Queue { tasks: VecDeque::new(), outs, pulls: Pulls::default(), state: State::Idle };
+        let remote = RemoteCompletions::new(lane.peer, health);
+        let queue = Queue { tasks: VecDeque::new(), remote, pulls: Pulls::default(), state: State::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 
@@ -141,7 +141,7 @@ impl Seat {
     /// Nothing of it can come any more.
     fn is_empty(&self) -> bool {
         let queue = self.lock();
-        matches!(queue.state, State::Vacant { copying: false, asked: false }) && queue.outs.is_empty()
+        matches!(queue.state, State::Vacant { copying: false, asked: false }) && queue.remote.is_empty()
     }
 }
 

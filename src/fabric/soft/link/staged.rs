@@ -7,7 +7,7 @@ use super::seat::Queue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, Side, Use};
-use crate::fabric::soft::link::outs::Until;
+use crate::fabric::soft::link::remote::Until;
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
 use crate::memory::key::Key;
@@ -46,11 +46,11 @@ impl From<port::Step> for Step {
 
 /// One step of the first operation of a queue, towards `peer`.
 pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context: u32, peer: u32) -> Result<Step> {
-    let Queue { tasks, outs, pulls, .. } = queue;
+    let Queue { tasks, remote, pulls, .. } = queue;
     let Some(task) = tasks.front_mut() else { return Ok(Step::Full) };
     let put = match task.work.transfer() {
         Transfer::Get(get) => {
-            if let Some(step) = fetch(shared, route, &get, peer, &outs.fetches)? {
+            if let Some(step) = fetch(shared, route, &get, peer, &remote.fetches)? {
                 return Ok(step);
             }
             let Some(mut port) = route.near() else { return Ok(Step::Full) };
@@ -76,7 +76,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context:
     drop(port);
     let bounce = task.bounce.get_or_insert_with(|| {
         let from = Side::Caller { addr: put.local + task.done, gpu: true };
-        Bounce::start(&shared.engine, outs.fetches.health.clone(), from, task.done, put.len - task.done)
+        Bounce::start(&shared.engine, remote.fetches.health.clone(), from, task.done, put.len - task.done)
     });
     if !bounce.is_full(&shared.engine)? {
         return Ok(Step::Fetching);

@@ -101,7 +101,7 @@ impl Link {
                 }
                 Step::Out(until, used) => {
                     queue.tasks.pop_front();
-                    queue.outs.push(seq, until, Some(used));
+                    queue.remote.push(seq, until, Some(used));
                     continue;
                 }
                 Step::Full => return (queue, Turn::Full),
@@ -113,7 +113,7 @@ impl Link {
             };
             if finished {
                 queue.tasks.pop_front();
-                match queue.outs.is_empty() {
+                match queue.remote.is_empty() {
                     true => (pushed.last, pushed.count) = (Some(seq), pushed.count + 1),
                     false => self.finish(seat, &mut queue, seq),
                 }

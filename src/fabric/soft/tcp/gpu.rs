@@ -1,4 +1,4 @@
-//! What TCP knows of this rank's GPU: pinned slots for bulk, and the engine that owns signals and takes small puts.
+//! What TCP knows of this rank's GPU: pinned buffers for bulk, and the engine that owns signals and takes small puts.
 
 use super::sock::Poller;
 use super::FLUSH;
@@ -19,7 +19,7 @@ pub struct Gpu {
     engine: OnceLock<(Arc<Engine>, Arc<Received>)>,
     /// Several threads serve a sender, but its operations reach the engine one by one.
     order: Mutex<()>,
-    /// Submissions that had landed when somebody last looked; and whether a slot came back that others wait for.
+    /// Submissions that had landed when somebody last looked; and whether a buffer came back that others wait for.
     landed: AtomicU64,
     fed: AtomicBool,
     /// Somebody found the engine full.
@@ -66,7 +66,7 @@ impl Gpu {
         self.pools.get().is_none_or(|pools| pools.remove_window(id, within))
     }
 
-    /// Waits for copies that are up: slots may be freed afterwards.
+    /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
         if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
@@ -134,7 +134,7 @@ impl Gpu {
         Some(answered.map(|answered| Awaited { answered, _one: self.awaited.clone() }))
     }
 
-    /// Starts copies that were queued, and has somebody call `progress` if slots came back that others wait for.
+    /// Starts copies that were queued, and has somebody call `progress` if buffers came back that others wait for.
     #[inline]
     pub fn settle(&self, poller: &Poller) {
         if let Some(pools) = self.pools() {
@@ -171,7 +171,7 @@ impl Gpu {
         self.fed.store(true, Ordering::Release);
     }
 
-    /// Whether operations are up, and whether anybody who waits for one, for a slot, or for room should look again.
+    /// Whether operations are up, and whether anybody who waits for one, for a buffer, or for room should look again.
     #[inline]
     pub fn poll(&self) -> (bool, bool) {
         let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };

@@ -73,7 +73,7 @@ pub struct Conn {
     over_here: VecDeque<(u32, u32)>,
     /// The front of `asked` is being answered.
     landing: bool,
-    /// Its bytes are for GPU memory and no slot is free: the connection is not read.
+    /// Its bytes are for GPU memory and no buffer is free: the connection is not read.
     starved: bool,
     /// Chunks that wait for their bytes to come from the GPU, or behind such, in the order of sending.
     line: VecDeque<staged::Chunk>,
@@ -132,7 +132,7 @@ pub struct Link {
     turns: Vec<u64>,
     /// Lanes that have failed, and whose callers are not told yet.
     failing: Vec<failing::Failing>,
-    /// A lane waits for a slot.
+    /// A lane waits for a buffer.
     hungry: bool,
     /// Why transfers from or to this rank's GPU cannot go on.
     pub fault: Option<Error>,
@@ -355,7 +355,7 @@ impl Link {
         Ok(moved)
     }
 
-    /// What epoll should watch for on a stripe. `None`: its end was told and is not looked into before there is a slot.
+    /// What epoll should watch for on a stripe. `None`: its end was told and is not looked into before there is a buffer.
     pub fn wanted(&self, stripe: usize) -> Option<u32> {
         let conn = &self.conns[stripe];
         let write = if conn.send_buffer.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };

@@ -58,7 +58,7 @@ pub struct Peer {
     /// It sent its FIN.
     left: AtomicBool,
     life: Mutex<Life>,
-    /// Whether the link waits for this rank's GPU or for slots, and how many connections that are served do.
+    /// Whether the link waits for this rank's GPU or for buffers, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
 }
@@ -385,7 +385,7 @@ impl Tcp {
         moved
     }
 
-    /// The next connection of the link, from `first` on, that waits for a slot.
+    /// The next connection of the link, from `first` on, that waits for a buffer.
     fn starved(&self, peer: &Peer, first: usize) -> Option<usize> {
         let Some(link) = peer.link.try_lock() else {
             self.gpu.renew();

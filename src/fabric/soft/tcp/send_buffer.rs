@@ -28,7 +28,7 @@ struct Segment {
     len: usize,
     owner: Owner,
     /// The pinned memory that `addr` is in, if it comes from a GPU.
-    lease: Option<PinnedBuffer>,
+    buffer: Option<PinnedBuffer>,
 }
 
 /// Bytes on their way to the kernel, in order.
@@ -78,7 +78,7 @@ impl SendBuffer {
         }
         match self.segments.back_mut() {
             Some(s) if s.len == 0 => s.staged += n,
-            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: Owner::NOBODY, lease: None }),
+            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: Owner::NOBODY, buffer: None }),
         }
     }
 
@@ -109,14 +109,14 @@ impl SendBuffer {
         }
     }
 
-    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `lease` goes with them.
+    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `buffer` goes with them.
     #[inline]
-    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, lease: Option<PinnedBuffer>) {
+    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, buffer: Option<PinnedBuffer>) {
         debug_assert!(len > 0);
         self.borrowed += len;
         match self.segments.back_mut() {
-            Some(s) if s.len == 0 => (s.addr, s.len, s.owner, s.lease) = (addr, len, owner, lease),
-            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner, lease }),
+            Some(s) if s.len == 0 => (s.addr, s.len, s.owner, s.buffer) = (addr, len, owner, buffer),
+            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner, buffer }),
         }
     }
 
@@ -195,12 +195,12 @@ impl SendBuffer {
     pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(Owner) -> bool) {
         let mut any = false;
         for s in self.segments.iter_mut().filter(|s| s.len > 0 && is_gone(s.owner)) {
-            any |= s.lease.is_none();
+            any |= s.buffer.is_none();
             s.owner = Owner::NOBODY;
         }
         if any {
             // SAFETY: the caller's promise.
-            unsafe { self.rebuild(|s| s.owner == Owner::NOBODY && s.lease.is_none()) };
+            unsafe { self.rebuild(|s| s.owner == Owner::NOBODY && s.buffer.is_none()) };
         }
     }
 
@@ -218,7 +218,7 @@ impl SendBuffer {
                 // SAFETY: the caller's promise.
                 unsafe { own.copy_from(s.addr, s.len) };
             } else if s.len > 0 {
-                own.borrow(s.addr, s.len, s.owner, s.lease);
+                own.borrow(s.addr, s.len, s.owner, s.buffer);
             }
         }
         *self = own;

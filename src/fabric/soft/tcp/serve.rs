@@ -57,7 +57,7 @@ struct Answer {
     /// Header alone.
     bare: bool,
     /// The bytes, if they come from GPU memory.
-    lease: Option<PinnedBuffer>,
+    buffer: Option<PinnedBuffer>,
     /// The number of an atomic operation that the engine has, whose value is not known yet.
     fetching: Option<(u32, Awaited)>,
 }
@@ -82,10 +82,10 @@ pub struct Inbound {
     stored: u64,
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Came>,
-    /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that
+    /// The put that arrives is for GPU memory and finds no buffer, or its signal would be one too many of those that
     /// wait: the connection is not read.
     starved: bool,
-    /// The first answer's bytes are on their way from the GPU, or find no slot.
+    /// The first answer's bytes are on their way from the GPU, or find no buffer.
     fetching: bool,
     /// Whether somebody counts it among those that wait for the GPU.
     pub noted: bool,
@@ -320,12 +320,12 @@ impl Inbound {
         };
         let left = landing.place.len as usize - landing.got;
         if let (Some(to), false) = (landing.way.place(landing.got), landing.refused) {
-            // SAFETY: the rest of a slot, or of a buffer, of the payload's size that is this put's alone.
+            // SAFETY: the rest of a buffer of the payload's size that is this put's alone.
             let got = unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
             landing.got += got.direct;
             return Ok(got);
         }
-        if landing.way.is_slot() && !landing.refused {
+        if landing.way.is_pinned() && !landing.refused {
             // It gets one when it is here.
             // SAFETY: nothing but the stage is written.
             return unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) };
@@ -404,7 +404,7 @@ impl Inbound {
                     {
                         let header = Frame::Data { len: place.len }.emit();
                         let answer =
-                            Answer { header, context, place, sent: 0, bare: false, lease: None, fetching: None };
+                            Answer { header, context, place, sent: 0, bare: false, buffer: None, fetching: None };
                         self.answers.push_back(answer);
                     } else {
                         self.say_refused(lanes, Refusal::Get, context, place);
@@ -438,7 +438,7 @@ impl Inbound {
         let staged = self.receive_buffer.staged();
         let n = left.min(staged.len());
         if let (Some(to), true, false) = (landing.way.place(landing.got), n > 0, landing.refused) {
-            // SAFETY: `n` bytes of the slot or buffer, which is this put's alone; the stage is ours.
+            // SAFETY: `n` bytes of the buffer, which is this put's alone; the stage is ours.
             unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
             self.receive_buffer.consume(n);
             landing.got += n;
@@ -470,10 +470,10 @@ impl Inbound {
         let way = if refused { staged::Way::Direct } else { way };
         if let staged::Way::Engine(bytes) = way {
             lanes.gpu.put(Source::far(lanes.sender, context), bytes, place.rkey, place.addr);
-        } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
+        } else if lanes.stripe != EXPRESS && (way.is_pinned() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
-                Some(lease) => {
-                    let put = staged::Storing { lease, context, place, bell, refused };
+                Some(buffer) => {
+                    let put = staged::Storing { buffer, context, place, bell, refused };
                     return self.storing.push_back(staged::Came::Put(put));
                 }
                 None => {
@@ -482,7 +482,7 @@ impl Inbound {
                 }
             }
         }
-        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
+        self.arrived(lanes, held, staged::Storing { buffer: None, context, place, bell, refused });
     }
 
     /// A put is in place: counts it, and rings what is due.
@@ -557,8 +557,8 @@ impl Inbound {
                 let done = a.sent.saturating_sub(HEADER);
                 if !a.bare && a.place.len as usize > done {
                     let len = a.place.len as usize - done;
-                    let from = match &a.lease {
-                        Some(lease) => Some(lease.host().wrapping_add(done)),
+                    let from = match &a.buffer {
+                        Some(buffer) => Some(buffer.host().wrapping_add(done)),
                         None => held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64),
                     };
                     let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
@@ -571,7 +571,7 @@ impl Inbound {
                 break;
             }
             // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
-            // stay so while `held` lives, or in slots of these answers.
+            // stay so while `held` lives, or in buffers of these answers.
             let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
                 Moved::Bytes(n) => n,
                 _ => 0,

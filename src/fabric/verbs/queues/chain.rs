@@ -1,9 +1,9 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::hot::blank;
 use super::super::lane::{Kind, Lane, Logged, Next, NOTED};
 use super::super::outcome::Outcomes;
-use super::super::ticket::Ticket;
+use super::super::template::blank;
+use super::super::wr_id::WrId;
 use super::Queues;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::{addr_of_mut, null_mut, NonNull};
@@ -171,7 +171,7 @@ impl Queues {
                 (*chain).sges[count] = sge;
                 wr.sg_list = addr_of_mut!((*chain).sges[count]);
                 // Only an error brings this one back, and then the operation it belongs to is wanted.
-                wr.wr_id = Ticket::part(peer, number);
+                wr.wr_id = WrId::part(peer, number);
                 (*chain).wrs[count] = wr;
                 if count > 0 {
                     (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
@@ -185,7 +185,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = Ticket::chain(peer, lane.sent.wrapping_add(step.ops), slots);
+            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots);
         }
         count
     }
@@ -207,7 +207,7 @@ impl Queues {
         }
         let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
         let mut wr = ibv_send_wr {
-            wr_id: Ticket::flush(peer, lane.sent.wrapping_add(1)),
+            wr_id: WrId::flush(peer, lane.sent.wrapping_add(1)),
             sg_list: &mut sge,
             num_sge: 1,
             opcode: IBV_WR_RDMA_READ,
@@ -246,7 +246,7 @@ impl Queues {
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
         let mut wr = ibv_send_wr {
-            wr_id: Ticket::chain(peer, lane.sent, lane.unsignalled + 1),
+            wr_id: WrId::chain(peer, lane.sent, lane.unsignalled + 1),
             sg_list: &mut sge,
             num_sge: 1,
             send_flags: IBV_SEND_SIGNALED | fence,

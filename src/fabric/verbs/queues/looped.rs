@@ -1,10 +1,10 @@
 //! Atomic operations in several steps: one step at a time is with the device, and nothing behind it on the lane.
 
 use super::super::atomic::{Loop, Step};
-use super::super::hot::blank;
 use super::super::lane::{Kind, Lane, Logged};
 use super::super::outcome::Outcomes;
-use super::super::ticket::Ticket;
+use super::super::template::blank;
+use super::super::wr_id::WrId;
 use super::Queues;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::null_mut;
@@ -54,7 +54,7 @@ impl Queues {
         match (looped.step, looped.device()) {
             (Step::Swap { expected, swap }, _) => {
                 let (remote_addr, rkey) = (looped.around(), looped.entry.rkey);
-                wr.wr_id = Ticket::looped(peer, number);
+                wr.wr_id = WrId::looped(peer, number);
                 wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
                 wr.wr.atomic = ibv_wr_atomic { remote_addr, compare_add: expected, swap, rkey };
             }
@@ -65,7 +65,7 @@ impl Queues {
                 on_own = true;
                 // SAFETY: `wr` points to it, which is on this stack.
                 unsafe { (*wr.sg_list).length = looped.bytes() };
-                wr.wr_id = Ticket::flush(peer, number);
+                wr.wr_id = WrId::flush(peer, number);
                 wr.opcode = IBV_WR_RDMA_WRITE;
                 wr.wr.rdma = ibv_wr_rdma { remote_addr, rkey };
             }

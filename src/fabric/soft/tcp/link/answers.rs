@@ -11,7 +11,7 @@ pub struct Asked {
     pub to: u64,
     pub lkey: u32,
     /// Where the bytes go on their way to GPU memory.
-    pub lease: Option<PinnedBuffer>,
+    pub buffer: Option<PinnedBuffer>,
     pub len: usize,
     pub got: usize,
     pub owner: Owner,
@@ -20,7 +20,7 @@ pub struct Asked {
 impl Asked {
     /// Its get is given up: the answer is thrown away.
     pub fn disown(&mut self) {
-        (self.to, self.lkey, self.lease, self.owner) = (0, 0, None, Owner::NOBODY);
+        (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, Owner::NOBODY);
     }
 
     /// Whether it was.
@@ -124,7 +124,7 @@ impl Link {
                 };
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing && !a.is_disowned() && !a.lacks_slot() => Some((a.place(), a.len - a.got)),
+                Some(a) if conn.landing && !a.is_disowned() && !a.lacks_buffer() => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
@@ -148,7 +148,7 @@ impl Link {
 pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
     let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
     conn.send_buffer.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
+    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, buffer: None, len, got: 0, owner });
     conn.asked_bytes += len;
 }
 

@@ -14,7 +14,7 @@ pub struct Fetching {
     width: Width,
     to: Option<Fetched>,
     /// Where the value goes on its way to GPU memory.
-    lease: Option<PinnedBuffer>,
+    buffer: Option<PinnedBuffer>,
     pub(super) owner: Owner,
 }
 
@@ -36,14 +36,14 @@ impl Link {
         if !send_buffer.has_room(HEADER + 4 * stripes + AtomicRequest::LEN) {
             return Ok(Turn::Blocked);
         }
-        let lease = match atomic.fetched {
+        let buffer = match atomic.fetched {
             Some(to) if Key(to.lkey).is_on_gpu() => {
-                let lease = self.gpu.opened()?.buffer(atomic.width.bytes())?;
-                if lease.is_none() {
+                let buffer = self.gpu.opened()?.buffer(atomic.width.bytes())?;
+                if buffer.is_none() {
                     self.hungry = true;
                     return Ok(Turn::Blocked);
                 }
-                lease
+                buffer
             }
             _ => None,
         };
@@ -56,7 +56,7 @@ impl Link {
         send_buffer.copy(&AtomicRequest::of(atomic, seq.0).encode());
         let owner = Owner { lane: at as u32, operation: id };
         let (width, to) = (atomic.width, atomic.fetched);
-        self.fetching.push_back(Fetching { context, seq: seq.0, width, to, lease, owner });
+        self.fetching.push_back(Fetching { context, seq: seq.0, width, to, buffer, owner });
         lane.advance(id, place.len as usize, true);
         Ok(Turn::Empty)
     }
@@ -73,25 +73,25 @@ impl Link {
     }
 
     fn land_fetched(&mut self, fetching: Fetching, value: u64) {
-        let Fetching { width, to, lease, owner, .. } = fetching;
+        let Fetching { width, to, buffer, owner, .. } = fetching;
         let bytes = width.bytes();
-        let at = match (to, &lease) {
+        let at = match (to, &buffer) {
             (None, _) => None,
-            (Some(_), Some(lease)) => Some(lease.host()),
+            (Some(_), Some(buffer)) => Some(buffer.host()),
             (Some(to), None) => Some(to.local as *mut u8),
         };
         if let Some(at) = at {
-            // SAFETY: a slot of this operation's own, or the caller's memory, which is writable until the operation is
+            // SAFETY: a buffer of this operation's own, or the caller's memory, which is writable until the operation is
             // complete; x86 has the low bytes first.
             unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), at, bytes as usize) };
         }
-        match (to, lease) {
-            (Some(to), Some(mut lease)) => {
+        match (to, buffer) {
+            (Some(to), Some(mut buffer)) => {
                 // A window that is gone gets nothing, and nobody waits for it.
                 if let Some(pools) = self.gpu.pools() {
-                    pools.store(&mut lease, to.lkey, to.local, bytes);
+                    pools.store(&mut buffer, to.lkey, to.local, bytes);
                 }
-                self.conns[EXPRESS].storing.push_back((lease, owner));
+                self.conns[EXPRESS].storing.push_back((buffer, owner));
             }
             _ => finished(&mut self.lanes, owner),
         }

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_that_is_over_waits_for_no_slot() {
+    fn a_link_that_is_over_waits_for_no_buffer() {
         let mut link = Link::new(STRIPES + 1, Arc::default(), false);
         link.hungry = true;
         link.cut_off();

@@ -45,7 +45,7 @@ impl Tcp {
         if !pools.settle(end) {
             log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);
         }
-        // A connection that waited for a slot does not need it any more.
+        // A connection that waited for a buffer does not need it any more.
         self.gpu.renew();
         self.advance_staged_of(peer);
     }

@@ -75,7 +75,7 @@ impl Inbound {
             return self.say_refused(lanes, Refusal::Atomic, context, *place);
         }
         let mut answer =
-            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, lease: None, fetching: None };
+            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, buffer: None, fetching: None };
         match (lanes.gpu.atomic(Source::far(lanes.sender, context), place.rkey, place.addr, request), at) {
             (Some(Some(awaited)), _) => answer.fetching = Some((request.seq, awaited)),
             (None, Some(at)) => {

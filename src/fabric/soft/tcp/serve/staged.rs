@@ -1,7 +1,7 @@
-//! What a peer puts into this rank's GPU memory, and gets from it: through pinned slots, several on their way at once.
+//! What a peer puts into this rank's GPU memory, and gets from it: through pinned buffers, several on their way at once.
 //!
 //! Puts on the express connection are small: the engine takes them, in the order of its stream, and so it does with
-//! signals. Chunks on a stripe go to a slot and from there to their place; they count as arrived when they are there,
+//! signals. Chunks on a stripe go to a buffer and from there to their place; they count as arrived when they are there,
 //! in the order of their arrival.
 
 use super::*;
@@ -17,8 +17,8 @@ pub enum Way {
     Direct,
     /// All of them, to the engine.
     Engine(Box<[u8]>),
-    /// Through a slot, once there is one.
-    Slot(Option<PinnedBuffer>),
+    /// Through a buffer, once there is one.
+    Pinned(Option<PinnedBuffer>),
 }
 
 impl Way {
@@ -33,28 +33,28 @@ impl Way {
         if u64::from(place.len) > PinnedPools::LARGE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
         }
-        Ok(Way::Slot(None))
+        Ok(Way::Pinned(None))
     }
 
     /// Where byte number `at` of the payload goes, unless it goes straight to its place.
     pub fn place(&mut self, at: usize) -> Option<*mut u8> {
         match self {
             Way::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
-            Way::Slot(lease) => lease.as_ref().map(|l| l.host().wrapping_add(at)),
+            Way::Pinned(buffer) => buffer.as_ref().map(|l| l.host().wrapping_add(at)),
             Way::Direct => None,
         }
     }
 
-    /// Whether it is by a slot.
-    pub fn is_slot(&self) -> bool {
-        matches!(self, Way::Slot(_))
+    /// Whether it is by a buffer.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self, Way::Pinned(_))
     }
 }
 
 /// A put that has arrived here but perhaps not at its place.
 pub struct Storing {
-    /// The slot that it is in.
-    pub lease: Option<PinnedBuffer>,
+    /// The buffer that it is in.
+    pub buffer: Option<PinnedBuffer>,
     pub context: u32,
     pub place: Place,
     pub bell: Option<(Bell, Counts)>,
@@ -94,12 +94,12 @@ impl Answer {
         self.bare
             || self.place.len == 0
             || !Key(self.place.rkey).is_on_gpu()
-            || self.lease.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
+            || self.buffer.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
     }
 }
 
 impl Inbound {
-    /// Whether anything waits for the GPU, or for slots.
+    /// Whether anything waits for the GPU, or for buffers.
     pub fn is_staging(&self) -> bool {
         !self.storing.is_empty() || self.starved || self.fetching
     }
@@ -114,17 +114,17 @@ impl Inbound {
         self.starved = match &mut landing.way {
             Way::Direct => false,
             Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
-            Way::Slot(lease) => {
-                if lease.is_none()
+            Way::Pinned(buffer) => {
+                if buffer.is_none()
                     && PinnedPools::gathers(landing.place.len as usize, self.receive_buffer.staged().len())
                 {
                     self.starved = false;
                     return false;
                 }
-                if lease.is_none() {
-                    *lease = lanes.slot(&landing.place);
+                if buffer.is_none() {
+                    *buffer = lanes.buffer(&landing.place);
                 }
-                lease.is_none()
+                buffer.is_none()
             }
         };
         !self.starved
@@ -132,20 +132,20 @@ impl Inbound {
 
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
     pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<PinnedBuffer>> {
-        let Way::Slot(Some(mut lease)) = way else { return Some(None) };
+        let Way::Pinned(Some(mut buffer)) = way else { return Some(None) };
         let pools = lanes.gpu.pools()?;
-        pools.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
+        pools.store(&mut buffer, place.rkey, place.addr, place.len as u64).then_some(Some(buffer))
     }
 
     /// Counts chunks that are in place by now.
     pub(super) fn advance_staged(&mut self, lanes: &mut Lanes, registry: &Registry) -> bool {
         let mut moved = false;
         while let Some(first) = self.storing.front() {
-            let lease = match first {
-                Came::Put(put) => put.lease.as_ref(),
+            let buffer = match first {
+                Came::Put(put) => put.buffer.as_ref(),
                 Came::End { .. } => None,
             };
-            match lease.map_or(Ok(true), PinnedBuffer::has_landed) {
+            match buffer.map_or(Ok(true), PinnedBuffer::has_landed) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
@@ -172,9 +172,9 @@ impl Inbound {
             if a.bare || a.place.len == 0 || !Key(a.place.rkey).is_on_gpu() {
                 continue;
             }
-            let fetched = match &a.lease {
-                Some(lease) => lease.has_landed().map(drop),
-                None => pools.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
+            let fetched = match &a.buffer {
+                Some(buffer) => buffer.has_landed().map(drop),
+                None => pools.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|buffer| a.buffer = buffer),
             };
             match fetched {
                 // The window has gone since.
@@ -185,7 +185,7 @@ impl Inbound {
                 Err(e) => drop(lanes.fault.lock().get_or_insert(e)),
                 Ok(()) => {}
             }
-            if a.lease.is_none() {
+            if a.buffer.is_none() {
                 break;
             }
         }
@@ -193,9 +193,9 @@ impl Inbound {
 }
 
 impl Lanes<'_> {
-    fn slot(&mut self, place: &Place) -> Option<PinnedBuffer> {
-        let slot = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
-        slot.unwrap_or_else(|e| {
+    fn buffer(&mut self, place: &Place) -> Option<PinnedBuffer> {
+        let buffer = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
+        buffer.unwrap_or_else(|e| {
             self.fault.lock().get_or_insert(e);
             None
         })
