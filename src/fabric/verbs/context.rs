@@ -2,7 +2,7 @@
 
 use super::atomic::ATOMICS;
 use super::bounce::Bounce;
-use super::lane::{self, Kind};
+use super::lane::{self, EntryKind};
 use super::outcome::Outcomes;
 use super::progress::Progress;
 use super::queues::{Batch, Queues, Taken};
@@ -346,7 +346,7 @@ impl Context for VerbsContext {
             return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });
         };
         let (local, lkey) = shared.scratch.place();
-        let op = lane::Op { kind: Kind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
         let Some(seq) = queues.enqueue(peer, op, shared.limits.operations, &shared.outcomes) else {
             return Ok(Flush::NoRoom);
         };

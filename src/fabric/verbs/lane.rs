@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// RDMA write.
     Put,
     /// RDMA write of a payload that lies in the lane's bounce area.
@@ -33,7 +33,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// What it does.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Address here.
     pub local: u64,
     /// Key here.
@@ -52,7 +52,7 @@ impl Op {
     /// A put.
     pub fn put(p: &Put) -> Self {
         Self {
-            kind: Kind::Put,
+            kind: EntryKind::Put,
             local: p.local,
             lkey: p.lkey,
             rkey: p.rkey,
@@ -64,25 +64,33 @@ impl Op {
 
     /// A get.
     pub fn get(g: &Get) -> Self {
-        Self { kind: Kind::Get, local: g.local, lkey: g.lkey, rkey: g.rkey, remote: g.remote, len: g.len, signal: None }
+        Self {
+            kind: EntryKind::Get,
+            local: g.local,
+            lkey: g.lkey,
+            rkey: g.rkey,
+            remote: g.remote,
+            len: g.len,
+            signal: None,
+        }
     }
 
     /// A value whose payload has been copied to `local`, which `lkey` covers.
     pub fn value(v: &Value, local: u64, lkey: u32) -> Self {
         let len = v.payload.bytes().len() as u64;
-        Self { kind: Kind::Value, local, lkey, rkey: v.rkey, remote: v.remote, len, signal: v.signal }
+        Self { kind: EntryKind::Value, local, lkey, rkey: v.rkey, remote: v.remote, len, signal: v.signal }
     }
 
     /// A plain fetch-and-add.
     pub fn fetch_add(a: &Atomic, add: u64) -> Self {
         let (local, lkey) = a.fetched.map_or((0, 0), |f| (f.local, f.lkey));
         let signal = Some(Signal { remote: a.remote, rkey: a.rkey, value: add, strong: true });
-        Self { kind: Kind::FetchAdd, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal }
+        Self { kind: EntryKind::FetchAdd, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal }
     }
 
     /// Another atomic operation, whose slot is at `local`.
     pub fn looped(a: &Atomic, local: u64, lkey: u32) -> Self {
-        Self { kind: Kind::Loop, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal: None }
+        Self { kind: EntryKind::Loop, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal: None }
     }
 
     /// The work request that comes after `done` bytes: bytes of data, or the signal; and whether it is the last.
@@ -125,10 +133,10 @@ impl Logged {
     pub fn of(op: &Op) -> Self {
         let len = op.len.min((LOG_GET - 1).into()) as u32;
         match (op.kind, op.signal) {
-            (Kind::FetchAdd | Kind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
-            (Kind::Get | Kind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
-            (Kind::Put | Kind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
-            (Kind::Put | Kind::Value, _) => Self { remote: op.remote, len },
+            (EntryKind::FetchAdd | EntryKind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
+            (EntryKind::Get | EntryKind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
+            (EntryKind::Put | EntryKind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
+            (EntryKind::Put | EntryKind::Value, _) => Self { remote: op.remote, len },
         }
     }
 }
@@ -197,7 +205,7 @@ pub struct Lane {
     pub backlog: VecDeque<Op>,
     /// The operations whose payloads lie in the bounce area, oldest first.
     pub values: Values,
-    /// The operations that are [`Kind::Loop`].
+    /// The operations that are [`EntryKind::Loop`].
     pub loops: Loops,
     /// Where a get brought device memory since the last flush: address, local key.
     pub flush_from: Option<(u64, u32)>,
@@ -360,7 +368,7 @@ mod tests {
     fn operations_are_split_and_signalled_last() {
         let add = Signal { remote: 8, rkey: 1, value: 2, strong: true };
         let signal = Some(add);
-        let op = |len, signal| Op { kind: Kind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
+        let op = |len, signal| Op { kind: EntryKind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
         assert_eq!(op(0, None).next(0, 10), (Next::Data(0), true));
         assert_eq!(op(10, None).next(0, 10), (Next::Data(10), true));
         assert_eq!(op(11, None).next(0, 10), (Next::Data(10), false));

@@ -5,7 +5,7 @@
 //! The memory is of window handles. Before a window's registration ends, whoever ends it makes every lane forget
 //! (`Direct::forget`), so a handle that is found here is live.
 
-use super::lane::{Kind, Logged, Op};
+use super::lane::{EntryKind, Logged, Op};
 use super::wr_id::WrId;
 use crate::rma::op::{Put, Signal};
 use oxygin_ffi::verbs::types::*;
@@ -217,7 +217,7 @@ impl Template {
             // SAFETY: the work request of a write has this part.
             let rdma = unsafe { wr.wr.rdma };
             let (local, lkey, len) = (sge.addr, sge.lkey, sge.length.into());
-            Op { kind: Kind::Put, local, lkey, rkey: rdma.rkey, remote: rdma.remote_addr, len, signal }
+            Op { kind: EntryKind::Put, local, lkey, rkey: rdma.rkey, remote: rdma.remote_addr, len, signal }
         };
         if std::ptr::eq(bad, &self.put) {
             return (of(&self.put, &self.put_sge, None), 0);

@@ -2,7 +2,7 @@
 //! begun is waited for, without the link.
 
 use super::remote::Dropped;
-use super::seat::{Seat, State};
+use super::seat::{LaneState, Seat};
 use super::{Link, Way};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
@@ -32,10 +32,10 @@ impl Link {
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         let (copying, asked) = match &queue.state {
-            State::Failing(failing) => (failing.copying, false),
-            state => (matches!(state, State::Copying), matches!(state, State::Asked)),
+            LaneState::Failing(failing) => (failing.copying, false),
+            state => (matches!(state, LaneState::Copying), matches!(state, LaneState::Asked)),
         };
-        if let State::Failing(failing) = std::mem::replace(&mut queue.state, State::Vacant { copying, asked }) {
+        if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Vacant { copying, asked }) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             bounces.extend(failing.into_bounces());
         }
@@ -66,7 +66,7 @@ impl Link {
     /// Waits for the kernel, which may still copy for the lane.
     fn wait_copied(&self, seat: &Seat) {
         let end = Instant::now() + LEAVE_WITHIN;
-        while matches!(seat.lock().state, State::Vacant { copying: true, .. }) {
+        while matches!(seat.lock().state, LaneState::Vacant { copying: true, .. }) {
             if Instant::now() > end {
                 let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
                 log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");

@@ -1,7 +1,7 @@
 //! Operations come in: small ones go into the ring of a peer on this host at once, others to whoever moves them, or
 //! wait.
 
-use super::seat::{Queue, Running, Seat, State};
+use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::{Link, Way};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -74,7 +74,7 @@ impl Link {
         &'a self,
         shared: &Domain,
         seat: &'a Seat,
-        mut queue: Guard<'a, Queue>,
+        mut queue: Guard<'a, LaneQueue>,
         ops: &[Op],
         mut done: u64,
     ) -> Result<Seq> {
@@ -100,7 +100,7 @@ impl Link {
             shared.stir();
             return Ok(last);
         }
-        let is_first = matches!(queue.state, State::Idle) && queue.tasks.is_empty();
+        let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
             running.for_each(|running| self.submit_later(shared, engine, lane, &running));
             let last = lane.last();
@@ -118,8 +118,8 @@ impl Link {
         let was_empty = queue.tasks.is_empty();
         queue.tasks.extend(running);
         let last = lane.last();
-        if matches!(queue.state, State::Idle) {
-            queue.state = State::Ready;
+        if matches!(queue.state, LaneState::Idle) {
+            queue.state = LaneState::Ready;
         }
         self.backlog.fetch_add(ops.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
@@ -129,7 +129,7 @@ impl Link {
             Way::Near => on_gpu && was_empty,
             _ => false,
         };
-        if now && way == Way::Near && matches!(queue.state, State::Ready) {
+        if now && way == Way::Near && matches!(queue.state, LaneState::Ready) {
             // By this thread alone: others have their turns.
             queue = self.run_lane(shared, seat, queue).0;
             seat.release(queue);

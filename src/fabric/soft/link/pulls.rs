@@ -3,7 +3,7 @@
 
 use super::remote::{Next, Until};
 use super::route::Route;
-use super::seat::{Queue, Seat};
+use super::seat::{LaneQueue, Seat};
 use super::staged::Step;
 use super::{Link, Way};
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ impl Link {
 
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is
     /// asked once, and noted in `asked`.
-    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut Queue, asked: &mut bool) -> bool {
+    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue, asked: &mut bool) -> bool {
         let mut moved = false;
         loop {
             match queue.remote.next(Seq(queue.pulls.done)) {
@@ -85,7 +85,7 @@ impl Link {
     }
 
     /// An operation whose own part is done: complete, unless others before it are out.
-    pub(super) fn finish(&self, seat: &Seat, queue: &mut Queue, seq: Seq) {
+    pub(super) fn finish(&self, seat: &Seat, queue: &mut LaneQueue, seq: Seq) {
         if queue.remote.is_empty() {
             seat.lane.complete(seq);
             self.backlog.fetch_sub(1, Ordering::Relaxed);

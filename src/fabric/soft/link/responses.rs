@@ -1,7 +1,7 @@
 //! What the peer answered to gets.
 
 use super::remote::Until;
-use super::seat::{Queue, State};
+use super::seat::{LaneQueue, LaneState};
 use super::Link;
 use crate::error::{Error, Kind as Fault};
 use crate::fabric::soft::domain::Domain;
@@ -12,11 +12,11 @@ use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
 use std::sync::atomic::Ordering;
 
-impl Queue {
+impl LaneQueue {
     /// The get with this number, if its answer is awaited: an atomic operation awaits its fetched value as a get does
     /// its bytes.
     fn awaited(&self, seq: Seq) -> Option<Get> {
-        let is_asked = matches!(self.state, State::Asked);
+        let is_asked = matches!(self.state, LaneState::Asked);
         let task = self.tasks.front().filter(|t| is_asked && t.seq == seq)?;
         match task.work {
             Op::Get(get) => Some(get),
@@ -31,7 +31,7 @@ impl Link {
     pub fn get_done(&self, shared: &Domain, context: u32, seq: Seq) {
         let Some(seat) = self.seats.of(context) else { return };
         let mut queue = seat.lock();
-        if let State::Vacant { asked, .. } = &mut queue.state {
+        if let LaneState::Vacant { asked, .. } = &mut queue.state {
             *asked = false;
             return;
         }
@@ -44,7 +44,7 @@ impl Link {
         } else {
             self.finish(&seat, &mut queue, seq);
         }
-        queue.state = State::Ready;
+        queue.state = LaneState::Ready;
         seat.release(queue);
         self.advance(shared);
     }

@@ -3,7 +3,7 @@
 
 use super::pulls::{fetch, pull};
 use super::route::Route;
-use super::seat::Queue;
+use super::seat::LaneQueue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, Side, Use};
@@ -32,21 +32,21 @@ pub enum Step {
     Waiting,
 }
 
-impl From<port::Step> for Step {
+impl From<port::PortStep> for Step {
     #[inline]
-    fn from(step: port::Step) -> Self {
+    fn from(step: port::PortStep) -> Self {
         match step {
-            port::Step::Moved(n) => Self::Moved(n),
-            port::Step::Finished => Self::Finished,
-            port::Step::Full => Self::Full,
-            port::Step::Waiting => Self::Waiting,
+            port::PortStep::Moved(n) => Self::Moved(n),
+            port::PortStep::Finished => Self::Finished,
+            port::PortStep::Full => Self::Full,
+            port::PortStep::Waiting => Self::Waiting,
         }
     }
 }
 
 /// One step of the first operation of a queue, towards `peer`.
-pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context: u32, peer: u32) -> Result<Step> {
-    let Queue { tasks, remote, pulls, .. } = queue;
+pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, context: u32, peer: u32) -> Result<Step> {
+    let LaneQueue { tasks, remote, pulls, .. } = queue;
     let Some(task) = tasks.front_mut() else { return Ok(Step::Full) };
     let put = match task.work.transfer() {
         Transfer::Get(get) => {
@@ -86,7 +86,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context:
     let Some(mut port) = route.near() else { return Ok(Step::Full) };
     let step = port.push_put(&piece, context, task.done, true);
     drop(port);
-    if matches!(step, port::Step::Moved(n) if task.done + n == end) {
+    if matches!(step, port::PortStep::Moved(n) if task.done + n == end) {
         task.bounce = None;
     }
     Ok(step.into())

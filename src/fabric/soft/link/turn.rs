@@ -1,6 +1,6 @@
 //! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
-use super::seat::{Queue, Running, Seat, State};
+use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::staged::{to_gpu, Step};
 use super::{Link, Way, BURST, QUANTUM};
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ struct Pushed {
 }
 
 /// A queue under its lock, from which it may be let go in between.
-type Locked<'a> = Guard<'a, Queue>;
+type Locked<'a> = Guard<'a, LaneQueue>;
 
 impl Link {
     /// Runs the first operations of one lane for a turn. May let go of the lock in between.
@@ -107,7 +107,7 @@ impl Link {
                 Step::Full => return (queue, Turn::Full),
                 Step::Fetching => return (queue, Turn::Over),
                 Step::Waiting => {
-                    queue.state = State::Asked;
+                    queue.state = LaneState::Asked;
                     return (queue, Turn::Over);
                 }
             };
@@ -122,8 +122,8 @@ impl Link {
                 break;
             }
         }
-        if queue.tasks.is_empty() && matches!(queue.state, State::Ready) {
-            queue.state = State::Idle;
+        if queue.tasks.is_empty() && matches!(queue.state, LaneState::Ready) {
+            queue.state = LaneState::Idle;
         }
         (queue, Turn::Over)
     }
@@ -231,7 +231,7 @@ impl Link {
             return (queue, Err(Error::internal(format!("rank {} is reached, but was never met", self.peer))));
         };
         let Some(place) = self.take_place() else { return (queue, Ok(Step::Full)) };
-        queue.state = State::Copying;
+        queue.state = LaneState::Copying;
         drop(queue);
         let result = copy::run(&shared.status, its, (self.peer, place), piece, copy);
         self.copies.fetch_and(!(1 << place), Ordering::Release);
@@ -249,13 +249,13 @@ impl Link {
     }
 
     /// Hands what waits on a lane to TCP.
-    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut Queue) {
+    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) {
         for task in queue.tasks.drain(..) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             shared.tcp().post(Task { lane: seat.lane.clone(), seq: task.seq, work: task.work });
         }
-        if matches!(queue.state, State::Ready) {
-            queue.state = State::Idle;
+        if matches!(queue.state, LaneState::Ready) {
+            queue.state = LaneState::Idle;
         }
     }
 

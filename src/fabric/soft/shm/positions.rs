@@ -6,7 +6,7 @@ use crate::fabric::soft::status::news::Word;
 use std::sync::atomic::Ordering;
 
 /// The writing end's position.
-pub struct Writer {
+pub struct WriteEnd {
     /// Bytes of the ring, a power of two.
     pub size: u64,
     head: u64,
@@ -16,7 +16,7 @@ pub struct Writer {
 }
 
 /// Where a message goes.
-pub struct Place {
+pub struct Reservation {
     /// From the ring's first byte.
     pub at: u64,
     /// Bytes to be skipped in front of it, up to the ring's end, if the message would wrap.
@@ -25,7 +25,7 @@ pub struct Place {
     pub pad_at: u64,
 }
 
-impl Writer {
+impl WriteEnd {
     /// Goes on where the ring is.
     pub fn new<W: Word>(head: &W, tail: &W, size: u64) -> Self {
         let head = head.load(Ordering::Acquire);
@@ -48,7 +48,7 @@ impl Writer {
 
     /// Room for a message of `bytes`, in one piece.
     #[inline]
-    pub fn reserve<W: Word>(&mut self, tail: &W, bytes: u64) -> Option<Place> {
+    pub fn reserve<W: Word>(&mut self, tail: &W, bytes: u64) -> Option<Reservation> {
         let at = self.head & (self.size - 1);
         let to_end = self.size - at;
         let pad = if bytes <= to_end { 0 } else { to_end };
@@ -56,7 +56,7 @@ impl Writer {
             return None;
         }
         self.head += bytes + pad;
-        Some(Place { at: if pad == 0 { at } else { 0 }, pad, pad_at: at })
+        Some(Reservation { at: if pad == 0 { at } else { 0 }, pad, pad_at: at })
     }
 
     /// Makes everything that was written visible.
@@ -79,14 +79,14 @@ impl Writer {
 
 /// The reading end's position.
 #[derive(Clone, Copy)]
-pub struct Reader {
+pub struct ReadEnd {
     /// Bytes of the ring.
     pub size: u64,
     /// Up to where it has read.
     pub tail: u64,
 }
 
-impl Reader {
+impl ReadEnd {
     /// Nothing read yet.
     pub fn new(size: u64) -> Self {
         Self { size, tail: 0 }
@@ -132,12 +132,12 @@ mod tests {
             Self { head, tail, news, sleeping, data: [0; 2].map(UnsafeCell::new) }
         }
 
-        fn writer(&self) -> Writer {
-            Writer::new(&self.head, &self.tail, 2 * MESSAGE)
+        fn writer(&self) -> WriteEnd {
+            WriteEnd::new(&self.head, &self.tail, 2 * MESSAGE)
         }
 
         /// Writes a message if there is room; says whether its owner sleeps.
-        fn push(&self, writer: &mut Writer, value: u64) -> Option<bool> {
+        fn push(&self, writer: &mut WriteEnd, value: u64) -> Option<bool> {
             let place = writer.reserve(&self.tail, MESSAGE)?;
             // SAFETY: loom fails where somebody else is at it.
             self.data[(place.at / MESSAGE) as usize].with_mut(|word| unsafe { *word = value });
@@ -146,7 +146,7 @@ mod tests {
         }
 
         /// Reads what is there.
-        fn read(&self, reader: &mut Reader, found: &mut Vec<u64>) {
+        fn read(&self, reader: &mut ReadEnd, found: &mut Vec<u64>) {
             let head = reader.head(&self.head);
             while reader.tail != head {
                 let at = (reader.tail & (reader.size - 1)) / MESSAGE;
@@ -178,7 +178,7 @@ mod tests {
                     }
                 }
             });
-            let (mut reader, mut found) = (Reader::new(2 * MESSAGE), Vec::new());
+            let (mut reader, mut found) = (ReadEnd::new(2 * MESSAGE), Vec::new());
             while found.len() < 3 {
                 ring.read(&mut reader, &mut found);
                 loom::thread::yield_now();
@@ -188,8 +188,8 @@ mod tests {
         });
     }
 
-    /// Two contexts of a sender write into its ring behind one lock, while its owner takes the ring off its list and goes
-    /// to sleep.
+    /// Two contexts of a sender write into its ring behind one lock, while its owner takes the ring off its list and
+    /// goes to sleep.
     #[test]
     fn two_that_write_behind_a_lock_lose_nothing_and_wake_the_owner() {
         explore(|| {
@@ -204,7 +204,7 @@ mod tests {
             let owner = loom::thread::spawn({
                 let its = ring.clone();
                 move || {
-                    let (mut reader, mut found) = (Reader::new(2 * MESSAGE), Vec::new());
+                    let (mut reader, mut found) = (ReadEnd::new(2 * MESSAGE), Vec::new());
                     sleep(&its.sleeping, true);
                     clear(&its.news, 1);
                     its.read(&mut reader, &mut found);

@@ -3,8 +3,8 @@
 //! Positions count bytes from the beginning of time; the ring holds the bytes from `tail` (the consumer's) to `head`
 //! (the producer's). A message never wraps: where it would, a pad fills the rest.
 
-use super::message::{footprint, Header, Kind, ALIGN, HEADER};
-use super::positions::{Reader, Writer};
+use super::message::{footprint, Header, MessageKind, ALIGN, HEADER};
+use super::positions::{ReadEnd, WriteEnd};
 use std::sync::atomic::AtomicU64;
 
 /// The two positions ([`super::positions`]), a cache line each (two, because CPUs fetch lines in pairs).
@@ -23,7 +23,7 @@ pub const POSITIONS: usize = std::mem::size_of::<Positions>();
 pub struct Producer {
     positions: *const Positions,
     data: *mut u8,
-    at: Writer,
+    at: WriteEnd,
 }
 
 // SAFETY: the pointers are to shared memory that outlives the producer (its owner keeps the mapping).
@@ -37,7 +37,7 @@ impl Producer {
     pub unsafe fn new(at: *mut u8, size: usize) -> Self {
         let positions = at as *const Positions;
         // SAFETY: mapped and aligned (caller).
-        let writer = unsafe { Writer::new(&(*positions).head, &(*positions).tail, size as u64) };
+        let writer = unsafe { WriteEnd::new(&(*positions).head, &(*positions).tail, size as u64) };
         // SAFETY: the data follows the positions.
         let data = unsafe { at.add(POSITIONS) };
         Self { positions, data, at: writer }
@@ -54,7 +54,8 @@ impl Producer {
         let Some(place) = self.at.reserve(unsafe { &(*self.positions).tail }, bytes) else { return false };
         // A gap too small for a header is skipped by both ends.
         if place.pad >= HEADER as u64 {
-            let fill = Header { kind: Kind::Pad, len: (place.pad - HEADER as u64) as u32, key: 0, aux: 0, addr: 0 };
+            let fill =
+                Header { kind: MessageKind::Pad, len: (place.pad - HEADER as u64) as u32, key: 0, aux: 0, addr: 0 };
             // SAFETY: `pad` bytes to the ring's end are free.
             unsafe { self.data.add(place.pad_at as usize).cast::<[u64; 3]>().write(fill.encode()) };
         }
@@ -103,7 +104,7 @@ pub struct Malformed;
 pub struct Consumer {
     positions: *const Positions,
     data: *const u8,
-    at: Reader,
+    at: ReadEnd,
 }
 
 // SAFETY: as for Producer.
@@ -143,7 +144,7 @@ impl Consumer {
     /// As for [`Producer::new`].
     pub unsafe fn new(at: *mut u8, size: usize) -> Self {
         // SAFETY: the data follows the positions.
-        Self { positions: at.cast(), data: unsafe { at.add(POSITIONS) }, at: Reader::new(size as u64) }
+        Self { positions: at.cast(), data: unsafe { at.add(POSITIONS) }, at: ReadEnd::new(size as u64) }
     }
 
     /// The position up to which messages may be read now.
@@ -174,7 +175,7 @@ impl Consumer {
     #[inline]
     pub fn peek(&mut self, head: u64) -> Result<Option<Message>, Malformed> {
         loop {
-            let Reader { tail, size } = self.at;
+            let ReadEnd { tail, size } = self.at;
             let left = head.wrapping_sub(tail);
             if left == 0 {
                 return Ok(None);
@@ -195,7 +196,7 @@ impl Consumer {
             if bytes > to_end || bytes > left {
                 return Err(Malformed);
             }
-            if header.kind == Kind::Pad {
+            if header.kind == MessageKind::Pad {
                 self.at.tail += bytes;
                 continue;
             }
@@ -260,7 +261,7 @@ mod tests {
             scope.spawn(move || {
                 for n in 0..MESSAGES {
                     let payload = vec![n as u8; len(n)];
-                    let h = Header { kind: Kind::Put, len: len(n) as u32, key: n, aux: 0, addr: 7 };
+                    let h = Header { kind: MessageKind::Put, len: len(n) as u32, key: n, aux: 0, addr: 7 };
                     // SAFETY: the payload has `len` bytes.
                     while !unsafe { p.push(h, payload.as_ptr()) } {
                         std::thread::yield_now();
@@ -295,7 +296,7 @@ mod tests {
             for (push, len) in ops {
                 if push {
                     let payload = vec![n as u8; len];
-                    let h = Header { kind: Kind::Put, len: len as u32, key: n, aux: 0, addr: 7 };
+                    let h = Header { kind: MessageKind::Put, len: len as u32, key: n, aux: 0, addr: 7 };
                     // SAFETY: the payload has `len` bytes.
                     if unsafe { p.push(h, payload.as_ptr()) } {
                         p.publish();

@@ -17,9 +17,9 @@ use self::answers::{ask, Asked};
 use super::dial::Dial;
 use super::gpu::Gpu;
 use super::order::{EXPRESS, MIDDLE, STRIPES};
-use super::outstanding::Queue;
+use super::outstanding::TaskQueue;
 use super::receive_buffer::ReceiveBuffer;
-use super::send_buffer::{Owner, SendBuffer};
+use super::send_buffer::{FrameOwner, SendBuffer};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
 use crate::error::Error;
@@ -79,7 +79,7 @@ pub struct Conn {
     line: VecDeque<staged::Chunk>,
     line_bytes: usize,
     /// Answers on their way to GPU memory.
-    storing: VecDeque<(PinnedBuffer, Owner)>,
+    storing: VecDeque<(PinnedBuffer, FrameOwner)>,
     /// What words held before atomic operations, by context and number, as came here.
     fetched: Vec<(u32, u32, u64)>,
     /// What the peer has refused here.
@@ -108,12 +108,12 @@ pub enum Phase {
 }
 
 /// Everything on its way to one peer.
-pub struct Link {
+pub struct Initiator {
     /// How far it is.
     pub phase: Phase,
     /// One a stripe.
     pub conns: Vec<Conn>,
-    lanes: Vec<Option<Box<Queue>>>,
+    lanes: Vec<Option<Box<TaskQueue>>>,
     places: places::Places,
     ring: VecDeque<u32>,
     spread: spread::Spread,
@@ -142,7 +142,7 @@ pub struct Link {
     fetching: VecDeque<atomics::Fetching>,
 }
 
-impl Link {
+impl Initiator {
     /// A link of `stripes` connections, none of them open.
     pub fn new(stripes: usize, gpu: Arc<Gpu>, movers: bool) -> Self {
         let mut conns = Vec::new();
@@ -273,7 +273,7 @@ impl Link {
                     };
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-                    let owner = Owner { lane: at as u32, operation: id };
+                    let owner = FrameOwner { lane: at as u32, operation: id };
                     self.conns[stripe].push_chunk(lane, place, put.local + lane.cut, owner, None);
                     finish_chunk(lane, &mut self.conns, stripe, &put, place, last);
                     lane.advance(id, len, last);
@@ -302,7 +302,7 @@ impl Link {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
                     let id = lane.begin_or_go_on(seq);
-                    ask(lane, conn, &get, len, Owner { lane: at as u32, operation: id });
+                    ask(lane, conn, &get, len, FrameOwner { lane: at as u32, operation: id });
                     lane.advance(id, len, left == len as u64);
                     small += HEADER;
                     if small >= SMALL_TURN {
@@ -355,7 +355,7 @@ impl Link {
         Ok(moved)
     }
 
-    /// What epoll should watch for on a stripe. `None`: its end was told and is not looked into before there is a buffer.
+    /// What epoll should watch for on a stripe. `None`: its end was told and waits until there is a buffer.
     pub fn wanted(&self, stripe: usize) -> Option<u32> {
         let conn = &self.conns[stripe];
         let write = if conn.send_buffer.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
@@ -369,7 +369,7 @@ impl Link {
     }
 }
 
-impl Queue {
+impl TaskQueue {
     fn begin_or_go_on(&mut self, seq: crate::rma::seq::Seq) -> u64 {
         if self.cut == 0 {
             self.cutting = self.begin(seq);
@@ -396,14 +396,14 @@ impl Conn {
 
 /// A frame of an operation is finished. Some operations are nobody's any more.
 #[inline]
-fn finished(lanes: &mut [Option<Box<Queue>>], owner: Owner) {
+fn finished(lanes: &mut [Option<Box<TaskQueue>>], owner: FrameOwner) {
     if let Some(Some(lane)) = lanes.get_mut(owner.lane as usize) {
         lane.finished(owner.operation);
     }
 }
 
 /// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.
-fn finish_chunk(lane: &mut Queue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
+fn finish_chunk(lane: &mut TaskQueue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
     lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
     lane.bulk = true;
     if let (true, Some(mut signal)) = (last, put.signal) {
@@ -416,7 +416,7 @@ fn finish_chunk(lane: &mut Queue, conns: &mut [Conn], stripe: usize, put: &Put, 
 
 /// Stages a small put and its signal; `false`: no room now.
 #[inline]
-fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
+fn stage(lane: &mut TaskQueue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
     let len = put.len as usize;
     if !conn.send_buffer.has_room(HEADER + 4 * stripes + len) {
         return false;
@@ -433,7 +433,7 @@ fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
 
 /// Stages a put frame's header. A strong signal carries counts if there is anything to count.
 #[inline]
-fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
+fn head(lane: &TaskQueue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
     let bell = signal.map(|s| Bell { rkey: s.rkey, addr: s.remote, value: s.value, counted: s.strong && lane.bulk });
     conn.send_buffer.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
     if bell.is_some_and(|b| b.counted) {

@@ -17,6 +17,7 @@ mod receive_buffer;
 mod send_buffer;
 mod serve;
 mod sock;
+mod source;
 pub mod wire;
 
 pub use link::CHUNK;
@@ -34,6 +35,7 @@ use clock::Clock;
 pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
+use source::Source;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -67,46 +69,6 @@ pub struct PeerInfo {
     pub token: [u8; 16],
     /// Where its failure is told.
     pub health: Arc<Health>,
-}
-
-/// What an epoll event is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    Tick,
-    Flush,
-    Pulse,
-    Listener(usize),
-    Caller(usize),
-    Link(u32, usize),
-    Serving(u32, usize),
-}
-
-impl Source {
-    fn token(self) -> u64 {
-        let pack = |kind: u64, peer: u32, n: usize| kind << 56 | u64::from(peer) << 16 | n as u64 & 0xffff;
-        match self {
-            Source::Tick => 0,
-            Source::Flush => 1 << 56,
-            Source::Listener(i) => pack(2, 0, i),
-            Source::Caller(i) => pack(3, (i >> 16) as u32, i),
-            Source::Link(peer, stripe) => pack(4, peer, stripe),
-            Source::Serving(peer, stripe) => pack(5, peer, stripe),
-            Source::Pulse => 6 << 56,
-        }
-    }
-
-    fn of(token: u64) -> Self {
-        let (peer, n) = ((token >> 16) as u32, (token & 0xffff) as usize);
-        match token >> 56 {
-            0 => Source::Tick,
-            1 => Source::Flush,
-            2 => Source::Listener(n),
-            3 => Source::Caller((peer as usize) << 16 | n),
-            4 => Source::Link(peer, n),
-            5 => Source::Serving(peer, n),
-            _ => Source::Pulse,
-        }
-    }
 }
 
 /// What `join` learned.

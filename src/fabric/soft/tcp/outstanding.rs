@@ -15,7 +15,7 @@ struct Outstanding {
 }
 
 /// One lane on the initiator's side.
-pub struct Queue {
+pub struct TaskQueue {
     /// Who learns of completions.
     pub lane: Arc<Lane>,
     /// Not yet begun, but for the first, of which `cut` bytes are.
@@ -38,7 +38,7 @@ pub struct Queue {
     first: u64,
 }
 
-impl Queue {
+impl TaskQueue {
     /// A lane with nothing to do.
     pub fn new(lane: Arc<Lane>) -> Self {
         Self {
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn completion_is_in_order() {
         let lane = Arc::new(Lane::new(0, 0, Arc::new(Health::default())));
-        let mut q = Queue::new(lane.clone());
+        let mut q = TaskQueue::new(lane.clone());
         let is_done = |n| lane.test(Seq(n)).unwrap();
         let a = q.begin(Seq(1));
         q.frame(a, false);

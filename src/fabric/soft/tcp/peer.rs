@@ -11,7 +11,7 @@ mod serving;
 use super::dial::Dialer;
 use super::gpu::Gpu;
 use super::life::Life;
-use super::link::{Link, Lost, Phase};
+use super::link::{Initiator, Lost, Phase};
 use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
@@ -49,7 +49,7 @@ const BULK_TURN: usize = 1 << 20;
 pub struct Peer {
     pub rank: u32,
     info: PeerInfo,
-    link: Mutex<Link>,
+    link: Mutex<Initiator>,
     /// Operations posted while somebody else held the link.
     inbox: Mutex<VecDeque<Task>>,
     /// Whoever holds the link has to look around again: the inbox, or the peer's state, changed.
@@ -68,7 +68,7 @@ impl Peer {
         Self {
             rank,
             info,
-            link: Mutex::new(Link::new(stripes, gpu.clone(), movers)),
+            link: Mutex::new(Initiator::new(stripes, gpu.clone(), movers)),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
             serving: Serving::new(rank, gpu.clone()),
@@ -118,7 +118,7 @@ impl Tcp {
     }
 
     /// Lets go of a link. Returns whether others left something there meanwhile.
-    fn let_go(&self, peer: &Peer, link: MutexGuard<'_, Link>) -> bool {
+    fn let_go(&self, peer: &Peer, link: MutexGuard<'_, Initiator>) -> bool {
         self.note_link(peer, link.is_staging());
         drop(link);
         self.gpu.settle(&self.pollers[0]);
@@ -183,7 +183,7 @@ impl Tcp {
 
     /// Runs `first` with the link, settles it unless `first` says that it need not be, then does what others left in
     /// the meantime. `None`: somebody else has the link.
-    fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Link) -> bool) -> Option<bool> {
+    fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Initiator) -> bool) -> Option<bool> {
         let mut link = peer.link.try_lock()?;
         let mut moved = false;
         if !first(&mut link) {
@@ -217,7 +217,7 @@ impl Tcp {
         self.nudge(peer)
     }
 
-    fn take_inbox(&self, peer: &Peer, link: &mut Link) {
+    fn take_inbox(&self, peer: &Peer, link: &mut Initiator) {
         peer.pending.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         let tasks = std::mem::take(&mut *peer.inbox.lock());
@@ -227,7 +227,7 @@ impl Tcp {
     }
 
     /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
-    fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
+    fn settle(&self, peer: &Peer, link: &mut Initiator) -> bool {
         self.take_inbox(peer, link);
         link.deferred = None;
         link.tell_faults();
@@ -263,7 +263,7 @@ impl Tcp {
     }
 
     /// Has epoll watch for what the link waits for.
-    fn watch(&self, peer: &Peer, link: &mut Link) {
+    fn watch(&self, peer: &Peer, link: &mut Initiator) {
         if link.phase != Phase::Up {
             return;
         }
@@ -291,7 +291,7 @@ impl Tcp {
         })
     }
 
-    fn dialed(&self, peer: &Peer, link: &mut Link, result: crate::error::Result<()>) {
+    fn dialed(&self, peer: &Peer, link: &mut Initiator, result: crate::error::Result<()>) {
         if let Err(e) = result {
             link.cut_off();
             peer.fail(e);
@@ -350,7 +350,7 @@ impl Tcp {
     }
 
     /// A connection of the link ended: what that means for the rest.
-    fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
+    fn end_link(&self, peer: &Peer, link: &mut Initiator, stripe: usize, why: Lost) {
         let error = match why {
             Lost::Fin => {
                 peer.left.store(true, Ordering::Release);

@@ -14,7 +14,7 @@ const VECTORS: usize = 32;
 
 /// Which operation a borrowed payload belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct FrameOwner {
     /// Lane, by index.
     pub lane: u32,
     /// Its number among the lane's operations.
@@ -26,7 +26,7 @@ struct Segment {
     staged: usize,
     addr: u64,
     len: usize,
-    owner: Owner,
+    owner: FrameOwner,
     /// The pinned memory that `addr` is in, if it comes from a GPU.
     buffer: Option<PinnedBuffer>,
 }
@@ -40,7 +40,7 @@ pub struct SendBuffer {
     borrowed: usize,
 }
 
-impl Owner {
+impl FrameOwner {
     /// No operation, or none any more.
     pub const NOBODY: Self = Self { lane: u32::MAX, operation: 0 };
 }
@@ -78,7 +78,9 @@ impl SendBuffer {
         }
         match self.segments.back_mut() {
             Some(s) if s.len == 0 => s.staged += n,
-            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: Owner::NOBODY, buffer: None }),
+            _ => {
+                self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: FrameOwner::NOBODY, buffer: None })
+            }
         }
     }
 
@@ -111,7 +113,7 @@ impl SendBuffer {
 
     /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `buffer` goes with them.
     #[inline]
-    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, buffer: Option<PinnedBuffer>) {
+    pub fn borrow(&mut self, addr: u64, len: usize, owner: FrameOwner, buffer: Option<PinnedBuffer>) {
         debug_assert!(len > 0);
         self.borrowed += len;
         match self.segments.back_mut() {
@@ -125,7 +127,7 @@ impl SendBuffer {
     ///
     /// # Safety
     /// Borrowed memory is still the operation's (unmapped memory is an error, not a fault).
-    pub unsafe fn send(&mut self, fd: RawFd, mut gone: impl FnMut(Owner)) -> io::Result<Option<bool>> {
+    pub unsafe fn send(&mut self, fd: RawFd, mut gone: impl FnMut(FrameOwner)) -> io::Result<Option<bool>> {
         if self.segments.is_empty() {
             return Ok(None);
         }
@@ -155,7 +157,7 @@ impl SendBuffer {
         Ok(Some(sent == offered))
     }
 
-    fn sent(&mut self, mut n: usize, gone: &mut impl FnMut(Owner)) {
+    fn sent(&mut self, mut n: usize, gone: &mut impl FnMut(FrameOwner)) {
         while n > 0 {
             let Some(s) = self.segments.front_mut() else { break };
             let staged = n.min(s.staged);
@@ -172,7 +174,7 @@ impl SendBuffer {
             }
             let owner = s.owner;
             self.segments.pop_front();
-            if owner != Owner::NOBODY {
+            if owner != FrameOwner::NOBODY {
                 gone(owner);
             }
         }
@@ -192,15 +194,15 @@ impl SendBuffer {
     ///
     /// # Safety
     /// Memory borrowed from them is readable.
-    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(Owner) -> bool) {
+    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(FrameOwner) -> bool) {
         let mut any = false;
         for s in self.segments.iter_mut().filter(|s| s.len > 0 && is_gone(s.owner)) {
             any |= s.buffer.is_none();
-            s.owner = Owner::NOBODY;
+            s.owner = FrameOwner::NOBODY;
         }
         if any {
             // SAFETY: the caller's promise.
-            unsafe { self.rebuild(|s| s.owner == Owner::NOBODY && s.buffer.is_none()) };
+            unsafe { self.rebuild(|s| s.owner == FrameOwner::NOBODY && s.buffer.is_none()) };
         }
     }
 
@@ -237,7 +239,7 @@ mod tests {
         let (a, mut b) = UnixStream::pair().unwrap();
         let large = vec![7u8; 1000];
         let mut o = SendBuffer::default();
-        let (first, second) = (Owner { lane: 1, operation: 5 }, Owner { lane: 2, operation: 6 });
+        let (first, second) = (FrameOwner { lane: 1, operation: 5 }, FrameOwner { lane: 2, operation: 6 });
         o.copy(b"head");
         o.borrow(large.as_ptr() as u64, large.len(), first, None);
         o.borrow(large.as_ptr() as u64, 10, second, None);
@@ -259,7 +261,7 @@ mod tests {
         let mut large = vec![7u8; 1000];
         let mut o = SendBuffer::default();
         o.copy(b"head");
-        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, operation: 5 }, None);
+        o.borrow(large.as_ptr() as u64, large.len(), FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
         unsafe { o.take_over_from(|_| true) };
@@ -278,11 +280,11 @@ mod tests {
         let (a, mut b) = UnixStream::pair().unwrap();
         let (mut gone, mut stays) = (vec![7u8; 1000], vec![7u8; 1000]);
         let mut o = SendBuffer::default();
-        let owner = Owner { lane: 2, operation: 6 };
+        let owner = FrameOwner { lane: 2, operation: 6 };
         o.copy(b"head");
-        o.borrow(gone.as_ptr() as u64, 1000, Owner { lane: 1, operation: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 1000, FrameOwner { lane: 1, operation: 5 }, None);
         o.borrow(stays.as_ptr() as u64, 1000, owner, None);
-        o.borrow(gone.as_ptr() as u64, 10, Owner { lane: 1, operation: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 10, FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `gone` is alive.
         unsafe { o.take_over_from(|o| o.lane == 1) };

@@ -1,14 +1,17 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod answer;
 mod arrived;
 mod atomics;
 mod ending;
+mod landing;
 mod limit;
 mod refusing;
 mod staged;
 
-pub use self::arrived::Mark;
+pub use self::arrived::Arrived;
 
+use self::answer::Answer;
 use self::atomics::Due;
 use super::gpu::{Awaited, Gpu};
 use super::order::{Order, Waiting, EXPRESS};
@@ -45,27 +48,7 @@ struct Landing {
     /// The bytes are thrown away.
     refused: bool,
     /// Where they go on their way to GPU memory.
-    way: staged::Way,
-}
-
-/// An answer on its way out.
-struct Answer {
-    header: [u8; HEADER],
-    context: u32,
-    place: Place,
-    sent: usize,
-    /// Header alone.
-    bare: bool,
-    /// The bytes, if they come from GPU memory.
-    buffer: Option<PinnedBuffer>,
-    /// The number of an atomic operation that the engine has, whose value is not known yet.
-    fetching: Option<(u32, Awaited)>,
-}
-
-impl Answer {
-    fn len(&self) -> usize {
-        HEADER + if self.bare { 0 } else { self.place.len as usize }
-    }
+    way: staged::PutWay,
 }
 
 /// One accepted connection.
@@ -108,7 +91,7 @@ pub enum Outcome {
 
 /// The place of one connection.
 #[derive(Default)]
-pub struct Seat {
+pub struct ConnectionSlot {
     conn: Mutex<Option<Inbound>>,
     /// Whoever holds the connection has to look at it again.
     pub again: AtomicBool,
@@ -117,7 +100,7 @@ pub struct Seat {
 /// All connections that one peer opened to this rank. Each is served by one thread at a time, all of them by several.
 #[derive(Default)]
 pub struct Serving {
-    seats: [Seat; MAX_STRIPES],
+    seats: [ConnectionSlot; MAX_STRIPES],
     /// Connections that there are or will be; 0: not known yet.
     stripes: AtomicUsize,
     /// Held while signals are applied, so that those of a lane keep their order.
@@ -174,7 +157,7 @@ impl Serving {
     }
 
     /// The place of a stripe.
-    pub fn seat(&self, stripe: usize) -> &Seat {
+    pub fn seat(&self, stripe: usize) -> &ConnectionSlot {
         &self.seats[stripe]
     }
 
@@ -252,7 +235,7 @@ impl Serving {
     }
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// The connection, if nobody else has it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<Inbound>>> {
         self.conn.try_lock()
@@ -383,7 +366,7 @@ impl Inbound {
                     };
                     self.receive_buffer.consume(header);
                     let bell = bell.map(|b| (b, counts));
-                    let way = staged::Way::of(&place, lanes)?;
+                    let way = staged::PutWay::of(&place, lanes)?;
                     let refused = lanes.is_refused(context);
                     self.landing = Some(Landing { context, place, bell, got: 0, refused, way });
                     if refused {
@@ -462,139 +445,6 @@ impl Inbound {
             }
         }
         left == n
-    }
-
-    /// The current put is complete: it is in place, or goes on to GPU memory.
-    fn landed(&mut self, lanes: &mut Lanes, held: &Held) {
-        let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
-        let way = if refused { staged::Way::Direct } else { way };
-        if let staged::Way::Engine(bytes) = way {
-            lanes.gpu.put(Source::far(lanes.sender, context), bytes, place.rkey, place.addr);
-        } else if lanes.stripe != EXPRESS && (way.is_pinned() || !self.storing.is_empty()) {
-            match self.store(lanes, way, &place) {
-                Some(buffer) => {
-                    let put = staged::Storing { buffer, context, place, bell, refused };
-                    return self.storing.push_back(staged::Came::Put(put));
-                }
-                None => {
-                    self.say_refused(lanes, Refusal::Put, context, place);
-                    refused = true;
-                }
-            }
-        }
-        self.arrived(lanes, held, staged::Storing { buffer: None, context, place, bell, refused });
-    }
-
-    /// A put is in place: counts it, and rings what is due.
-    fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
-        let staged::Storing { context, place, bell, refused, .. } = put;
-        // A signal must not announce bytes that are not there.
-        let bell = bell.filter(|_| !refused && !lanes.is_refused(context));
-        if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
-            if let Some((bell, _)) = bell {
-                self.ring(lanes, context, &bell, held);
-            }
-            return;
-        }
-        let mut orders = lanes.serving.orders.lock();
-        if lanes.is_refused(context) {
-            orders.remove(&context);
-            lanes.relieve();
-            return;
-        }
-        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
-            self.say_refused(lanes, Refusal::Contexts, context, place);
-            return;
-        }
-        let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
-        // A refused chunk never counts as arrived: signals behind it must not ring.
-        if lanes.stripe != EXPRESS && !refused {
-            order.arrived(lanes.stripe);
-        }
-        while let Some(due) = order.release() {
-            self.carry_out(lanes, context, &due, held);
-        }
-        lanes.relieve();
-        match bell {
-            Some((bell, counts)) if bell.counted => {
-                if let Some(due) = order.rings(counts, Due::Bell(bell)) {
-                    self.carry_out(lanes, context, &due, held);
-                }
-            }
-            Some((bell, _)) => self.ring(lanes, context, &bell, held),
-            None => {}
-        }
-    }
-
-    fn ring(&mut self, lanes: &Lanes, context: u32, bell: &Bell, held: &Held) {
-        if lanes.is_refused(context) || staged::ring_behind(lanes.gpu, Source::far(lanes.sender, context), bell, held) {
-            return;
-        }
-        if !held.add(bell.rkey, bell.addr, bell.value) {
-            self.say_refused(lanes, Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 });
-        }
-    }
-
-    /// Sends answers until the kernel takes no more or the turn is over.
-    fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
-        const VECTORS: usize = 32;
-        self.fetch_answers(lanes);
-        self.refuse_withdrawn(lanes, registry);
-        let mut total = 0;
-        while !self.answers.is_empty() && total < TURN {
-            let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
-            let (mut n, mut offered) = (0, 0);
-            let held = registry.hold();
-            for a in self.answers.iter().take(VECTORS / 2) {
-                if !a.is_here() {
-                    break;
-                }
-                let header = &a.header[a.sent.min(HEADER)..];
-                if !header.is_empty() {
-                    io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
-                    n += 1;
-                }
-                let done = a.sent.saturating_sub(HEADER);
-                if !a.bare && a.place.len as usize > done {
-                    let len = a.place.len as usize - done;
-                    let from = match &a.buffer {
-                        Some(buffer) => Some(buffer.host().wrapping_add(done)),
-                        None => held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64),
-                    };
-                    let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
-                    io[n] = libc::iovec { iov_base: from.cast(), iov_len: len };
-                    n += 1;
-                }
-                offered += a.len() - a.sent;
-            }
-            if n == 0 {
-                break;
-            }
-            // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
-            // stay so while `held` lives, or in buffers of these answers.
-            let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
-                Moved::Bytes(n) => n,
-                _ => 0,
-            };
-            drop(held);
-            total += sent;
-            let mut left = sent;
-            while let Some(a) = self.answers.front_mut() {
-                let n = left.min(a.len() - a.sent);
-                a.sent += n;
-                left -= n;
-                if a.sent < a.len() {
-                    break;
-                }
-                self.answers.pop_front();
-            }
-            if sent < offered {
-                break;
-            }
-            self.fetch_answers(lanes);
-        }
-        self.fetching = self.answers.front().is_some_and(|a| !a.is_here());
-        Ok(total > 0)
     }
 }
 

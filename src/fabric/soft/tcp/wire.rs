@@ -256,7 +256,7 @@ mod kind {
     pub const GET: u8 = 0xa2;
     pub const DATA: u8 = 0xa3;
     pub const REFUSED: u8 = 0xa4;
-    pub const GOODBYE: u8 = 0xa5;
+    pub const FIN: u8 = 0xa5;
     pub const END: u8 = 0xa6;
     pub const ATOMIC: u8 = 0xa7;
     pub const FETCHED: u8 = 0xa8;
@@ -319,7 +319,7 @@ impl Frame {
                 };
                 Frame::Refused { why, context, place }
             }
-            kind::GOODBYE => Frame::Fin,
+            kind::FIN => Frame::Fin,
             kind::ATOMIC => Frame::Atomic { context, place, counted: b[field::FLAGS] & flag::COUNTED != 0 },
             kind::FETCHED => Frame::Fetched { context, seq: place.rkey, value: place.addr },
             _ => Frame::End { context, conns: place.rkey },
@@ -360,7 +360,7 @@ impl Frame {
                 b[field::KIND] = kind::REFUSED;
                 b[field::WHY].copy_from_slice(&(*why as u16).to_le_bytes());
             }
-            Frame::Fin => b[field::KIND] = kind::GOODBYE,
+            Frame::Fin => b[field::KIND] = kind::FIN,
             Frame::Atomic { context, place, counted } => {
                 lane(*context, place);
                 b[field::KIND] = kind::ATOMIC;

@@ -14,18 +14,18 @@ pub struct Asked {
     pub buffer: Option<PinnedBuffer>,
     pub len: usize,
     pub got: usize,
-    pub owner: Owner,
+    pub owner: FrameOwner,
 }
 
 impl Asked {
     /// Its get is given up: the answer is thrown away.
     pub fn disown(&mut self) {
-        (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, Owner::NOBODY);
+        (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, FrameOwner::NOBODY);
     }
 
     /// Whether it was.
     pub fn is_disowned(&self) -> bool {
-        self.owner == Owner::NOBODY
+        self.owner == FrameOwner::NOBODY
     }
 }
 
@@ -42,7 +42,7 @@ impl Conn {
         rest.is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
-    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
+    fn take_answers(&mut self, lanes: &mut [Option<Box<TaskQueue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
         loop {
             if self.landing {
                 if !self.has_place(gpu).map_err(Lost::Gpu)? {
@@ -93,7 +93,7 @@ impl Conn {
     }
 }
 
-impl Link {
+impl Initiator {
     /// Receives answers on a stripe. `true`: something came.
     pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
         let received = self.receive_some(stripe);
@@ -145,7 +145,7 @@ impl Link {
 }
 
 /// Stages a request.
-pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
+pub fn ask(lane: &TaskQueue, conn: &mut Conn, get: &Get, len: usize, owner: FrameOwner) {
     let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
     conn.send_buffer.copy(&Frame::Get { context: lane.lane.context, place }.emit());
     conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, buffer: None, len, got: 0, owner });
@@ -163,8 +163,8 @@ pub mod tests {
     pub const LEN: usize = 64;
 
     /// A link with threads for bulk, and the peer's ends of its connections.
-    pub fn link() -> (Link, Vec<UnixStream>) {
-        let mut link = Link::new(STRIPES + 1, Arc::default(), true);
+    pub fn link() -> (Initiator, Vec<UnixStream>) {
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), true);
         link.phase = Phase::Up;
         let connect = |conn: &mut Conn| {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -176,7 +176,7 @@ pub mod tests {
         (link, peer)
     }
 
-    pub fn post(link: &mut Link, lane: &Arc<Lane>, work: Op) -> crate::rma::seq::Seq {
+    pub fn post(link: &mut Initiator, lane: &Arc<Lane>, work: Op) -> crate::rma::seq::Seq {
         let seq = lane.number();
         link.accept(Task { lane: lane.clone(), seq, work });
         link.pump().unwrap();

@@ -15,10 +15,10 @@ pub struct Fetching {
     to: Option<Fetched>,
     /// Where the value goes on its way to GPU memory.
     buffer: Option<PinnedBuffer>,
-    pub(super) owner: Owner,
+    pub(super) owner: FrameOwner,
 }
 
-impl Link {
+impl Initiator {
     /// A turn of a lane whose first operation is atomic. `Empty`: it is asked for, or its lane has failed.
     pub(super) fn turn_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Turn {
         self.try_atomic(at, seq, atomic).unwrap_or_else(|e| {
@@ -54,7 +54,7 @@ impl Link {
             lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
         }
         send_buffer.copy(&AtomicRequest::of(atomic, seq.0).encode());
-        let owner = Owner { lane: at as u32, operation: id };
+        let owner = FrameOwner { lane: at as u32, operation: id };
         let (width, to) = (atomic.width, atomic.fetched);
         self.fetching.push_back(Fetching { context, seq: seq.0, width, to, buffer, owner });
         lane.advance(id, place.len as usize, true);
@@ -81,8 +81,8 @@ impl Link {
             (Some(to), None) => Some(to.local as *mut u8),
         };
         if let Some(at) = at {
-            // SAFETY: a buffer of this operation's own, or the caller's memory, which is writable until the operation is
-            // complete; x86 has the low bytes first.
+            // SAFETY: a buffer of this operation's own, or the caller's memory, which is writable until the operation
+            // is complete; x86 has the low bytes first.
             unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), at, bytes as usize) };
         }
         match (to, buffer) {

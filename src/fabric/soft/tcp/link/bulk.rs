@@ -1,4 +1,4 @@
-//! Stripes that threads of their own send on: they take a stripe's send buffer along, so that the link is free meanwhile.
+//! Stripes that threads of their own send on: they take a stripe's send buffer along, and the link is free meanwhile.
 
 use super::*;
 
@@ -8,7 +8,7 @@ pub struct Loan {
     fd: Arc<Private<OwnedFd>>,
     send_buffer: SendBuffer,
     /// Payloads that the kernel has taken whole.
-    gone: Vec<Owner>,
+    gone: Vec<FrameOwner>,
     result: io::Result<Option<bool>>,
 }
 
@@ -26,7 +26,7 @@ impl Loan {
     }
 }
 
-impl Link {
+impl Initiator {
     /// The send buffer of a stripe, if it has anything to send and its socket may take it.
     pub fn lend(&mut self, stripe: usize) -> Option<Loan> {
         if self.phase != Phase::Up {

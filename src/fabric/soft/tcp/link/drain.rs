@@ -10,7 +10,7 @@ pub struct Lent {
     place: Option<u32>,
 }
 
-impl Link {
+impl Initiator {
     /// Drops the operations of a lane. Frames begun are finished from copies, and answers
     /// thrown away. What is left to wait for: the send buffers that are lent, and copies by the GPU.
     pub fn drop_lane(&mut self, lane: &Arc<Lane>) -> Lent {
@@ -39,7 +39,7 @@ impl Link {
 
     /// The target keeps the counts of a lane that had chunks: tells it on every connection where one may have been
     /// sent, and on that of the signals, that nothing more will come.
-    fn end_context(&mut self, queue: &Queue) {
+    fn end_context(&mut self, queue: &TaskQueue) {
         if !queue.bulk || self.phase != Phase::Up {
             return;
         }
@@ -86,7 +86,7 @@ impl Link {
         let (conn, lanes) = (&mut self.conns[stripe], &self.lanes);
         if conn.disowned && !conn.lent {
             conn.disowned = false;
-            let is_gone = |o: Owner| o != Owner::NOBODY && lanes[o.lane as usize].is_none();
+            let is_gone = |o: FrameOwner| o != FrameOwner::NOBODY && lanes[o.lane as usize].is_none();
             // SAFETY: who drops a lane has its caller wait until the send buffer is back, or cuts the connection off.
             unsafe { conn.send_buffer.take_over_from(is_gone) };
         }

@@ -46,7 +46,7 @@ pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
     ))
 }
 
-impl Link {
+impl Initiator {
     /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_link_that_is_over_waits_for_no_buffer() {
-        let mut link = Link::new(STRIPES + 1, Arc::default(), false);
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), false);
         link.hungry = true;
         link.cut_off();
         assert!(!link.hungry);

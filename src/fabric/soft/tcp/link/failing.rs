@@ -21,7 +21,7 @@ impl Failing {
     }
 }
 
-impl Link {
+impl Initiator {
     /// Fails a lane for a reason that is its own.
     #[cold]
     pub fn fail_lane(&mut self, lane: &Arc<Lane>, why: Error) {

@@ -16,7 +16,7 @@ pub struct Chunk {
     pub(super) place: Place,
     context: u32,
     addr: u64,
-    pub(super) owner: Owner,
+    pub(super) owner: FrameOwner,
     buffer: Option<PinnedBuffer>,
 }
 
@@ -28,7 +28,7 @@ pub fn is_from_gpu(put: &Put) -> bool {
 
 /// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers.
 #[inline]
-pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
+pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
     while lane.looked < lane.tasks.len().min(PREFETCH) {
         match &lane.tasks[lane.looked].work {
             Op::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
@@ -60,10 +60,10 @@ impl Conn {
     #[inline]
     pub(super) fn push_chunk(
         &mut self,
-        lane: &Queue,
+        lane: &TaskQueue,
         place: Place,
         addr: u64,
-        owner: Owner,
+        owner: FrameOwner,
         buffer: Option<PinnedBuffer>,
     ) {
         let chunk = Chunk { place, context: lane.lane.context, addr, owner, buffer };
@@ -81,7 +81,7 @@ impl Conn {
     }
 
     /// Hands chunks whose bytes have come to the socket's queue, and completes gets whose bytes are in place.
-    fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>]) -> Result<bool> {
+    fn advance_staged(&mut self, lanes: &mut [Option<Box<TaskQueue>>]) -> Result<bool> {
         let mut moved = false;
         while let Some(chunk) = self.line.front().filter(|_| !self.lent) {
             if !chunk.buffer.as_ref().map_or(Ok(true), PinnedBuffer::has_landed)? {
@@ -133,7 +133,7 @@ impl Conn {
     }
 }
 
-impl Link {
+impl Initiator {
     /// A turn of a lane whose first operation is a put from GPU memory. `Empty`: it was small and is done with.
     pub(super) fn turn_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Turn {
         self.try_staged(at, seq, put).unwrap_or_else(|e| {
@@ -171,7 +171,7 @@ impl Link {
         };
         let id = lane.begin_or_go_on(seq);
         let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-        let owner = Owner { lane: at as u32, operation: id };
+        let owner = FrameOwner { lane: at as u32, operation: id };
         let addr = buffer.host() as u64;
         self.conns[stripe].push_chunk(lane, place, addr, owner, Some(buffer));
         let last = left == len as u64;

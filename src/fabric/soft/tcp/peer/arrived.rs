@@ -1,6 +1,6 @@
 //! What had arrived from all peers at some moment is applied, whoever serves their connections otherwise.
 
-use super::super::serve::Mark;
+use super::super::serve::Arrived;
 use super::*;
 
 /// A connection that a peer opened, and up to where it is to be served.
@@ -8,7 +8,7 @@ pub struct Connection {
     rank: u32,
     stripe: usize,
     /// Once it was looked at.
-    mark: Option<Mark>,
+    mark: Option<Arrived>,
 }
 
 impl Tcp {

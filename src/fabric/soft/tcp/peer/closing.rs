@@ -31,7 +31,7 @@ impl Patience {
 /// A peer that takes leave. Its link stays locked, so that nothing gets behind the FIN.
 struct Draining<'a> {
     peer: &'a Peer,
-    link: MutexGuard<'a, Link>,
+    link: MutexGuard<'a, Initiator>,
     is_self: bool,
     unfinished: bool,
     /// It gets what is left for it.

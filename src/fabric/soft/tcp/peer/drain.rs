@@ -51,7 +51,7 @@ impl Tcp {
     }
 
     /// Lets go of a link, and does what others left in the meantime.
-    fn release(&self, peer: &Peer, link: MutexGuard<'_, Link>) {
+    fn release(&self, peer: &Peer, link: MutexGuard<'_, Initiator>) {
         if self.let_go(peer, link) {
             self.nudge(peer);
         }

@@ -1,4 +1,5 @@
-//! What a peer puts into this rank's GPU memory, and gets from it: through pinned buffers, several on their way at once.
+//! What a peer puts into this rank's GPU memory, and gets from it: through pinned buffers, several on their way
+//! at once.
 //!
 //! Puts on the express connection are small: the engine takes them, in the order of its stream, and so it does with
 //! signals. Chunks on a stripe go to a buffer and from there to their place; they count as arrived when they are there,
@@ -12,7 +13,7 @@ use crate::fabric::soft::gpu::{PinnedPools, Source};
 const AHEAD: usize = 4;
 
 /// How a put's bytes get to their place.
-pub enum Way {
+pub enum PutWay {
     /// Straight, or nowhere.
     Direct,
     /// All of them, to the engine.
@@ -21,33 +22,33 @@ pub enum Way {
     Pinned(Option<PinnedBuffer>),
 }
 
-impl Way {
+impl PutWay {
     /// The way of a put that begins.
     pub(super) fn of(place: &Place, lanes: &Lanes) -> io::Result<Self> {
         if !Key(place.rkey).is_on_gpu() || place.len == 0 {
-            return Ok(Way::Direct);
+            return Ok(PutWay::Direct);
         }
         if lanes.stripe == EXPRESS {
-            return Ok(Way::Engine(vec![0; place.len as usize].into()));
+            return Ok(PutWay::Engine(vec![0; place.len as usize].into()));
         }
         if u64::from(place.len) > PinnedPools::LARGE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
         }
-        Ok(Way::Pinned(None))
+        Ok(PutWay::Pinned(None))
     }
 
     /// Where byte number `at` of the payload goes, unless it goes straight to its place.
     pub fn place(&mut self, at: usize) -> Option<*mut u8> {
         match self {
-            Way::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
-            Way::Pinned(buffer) => buffer.as_ref().map(|l| l.host().wrapping_add(at)),
-            Way::Direct => None,
+            PutWay::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
+            PutWay::Pinned(buffer) => buffer.as_ref().map(|l| l.host().wrapping_add(at)),
+            PutWay::Direct => None,
         }
     }
 
     /// Whether it is by a buffer.
     pub fn is_pinned(&self) -> bool {
-        matches!(self, Way::Pinned(_))
+        matches!(self, PutWay::Pinned(_))
     }
 }
 
@@ -112,9 +113,9 @@ impl Inbound {
             return true;
         }
         self.starved = match &mut landing.way {
-            Way::Direct => false,
-            Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
-            Way::Pinned(buffer) => {
+            PutWay::Direct => false,
+            PutWay::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
+            PutWay::Pinned(buffer) => {
                 if buffer.is_none()
                     && PinnedPools::gathers(landing.place.len as usize, self.receive_buffer.staged().len())
                 {
@@ -131,8 +132,8 @@ impl Inbound {
     }
 
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
-    pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<PinnedBuffer>> {
-        let Way::Pinned(Some(mut buffer)) = way else { return Some(None) };
+    pub(super) fn store(&mut self, lanes: &Lanes, way: PutWay, place: &Place) -> Option<Option<PinnedBuffer>> {
+        let PutWay::Pinned(Some(mut buffer)) = way else { return Some(None) };
         let pools = lanes.gpu.pools()?;
         pools.store(&mut buffer, place.rkey, place.addr, place.len as u64).then_some(Some(buffer))
     }
