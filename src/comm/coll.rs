@@ -368,9 +368,8 @@ impl Coll {
         handles::remove::<Window>(handle).ok_or_else(not_live)?;
         self.observer.window_removed(&window);
         self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
-        self.registry.remove(window.id);
         // Its number is free when nobody is at it any more.
-        let ended = window.registration.guard.end();
+        let ended = window.registration.end(&self.registry, window.id);
         let mut held = self.held.lock();
         held.windows.retain(|w| !Arc::ptr_eq(w, &window));
         held.ids.give_back(window.id);

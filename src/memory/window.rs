@@ -1,5 +1,6 @@
 //! One registered window: where it lies here, and where it lies at every peer.
 
+use super::registry::Registry;
 use crate::error::Result;
 use crate::sys::handles::{Kind, Object};
 use std::sync::atomic::AtomicU64;
@@ -31,6 +32,10 @@ impl Remote {
 /// What a fabric has of a registered region. Dropping it ends the registration, also where [`Guard::end`] was not
 /// called.
 pub trait Guard: Send + Sync {
+    /// Peers may still put into the region. Applies what had arrived from them when this was called: a put that is
+    /// complete at its source and is here is in its place afterwards. Waits, for a while, where it finds no room.
+    fn apply_arrived(&self) {}
+
     /// Nobody begins anything with the memory from here on; waits, for a while, until nobody is at it any more.
     /// `Err`: somebody still may read or write it.
     fn end(&self) -> Result<()> {
@@ -49,6 +54,16 @@ pub struct Registration {
     pub rkey: u32,
     /// The fabric's own object.
     pub guard: Box<dyn Guard>,
+}
+
+impl Registration {
+    /// Ends the registration of window `id`: applies what had arrived for it, takes it from the registry, waits until
+    /// nobody is at it any more. `Err`: somebody still may read or write it.
+    pub fn end(&self, registry: &Registry, id: u32) -> Result<()> {
+        self.guard.apply_arrived();
+        registry.remove(id);
+        self.guard.end()
+    }
 }
 
 /// A window that every rank of a communicator registered together.

@@ -6,6 +6,72 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The word that says whether somebody has it: bit 0. The protocol is written for any such word, so that loom can
+/// explore it.
+pub trait Flag {
+    /// Sets bits; returns what was there.
+    fn fetch_or(&self, bits: u32, order: Ordering) -> u32;
+    /// Reads it.
+    fn load(&self, order: Ordering) -> u32;
+    /// Writes it.
+    fn store(&self, value: u32, order: Ordering);
+    /// One look more did not find it free.
+    fn pause(round: u32);
+}
+
+impl Flag for AtomicU32 {
+    #[inline(always)]
+    fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
+        self.fetch_or(bits, order)
+    }
+
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    #[inline(always)]
+    fn store(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
+
+    #[inline(always)]
+    fn pause(round: u32) {
+        if round % 64 == 0 {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Whether it was free and is taken now.
+#[inline(always)]
+pub fn take(flag: &impl Flag) -> bool {
+    flag.fetch_or(1, Ordering::Acquire) & 1 == 0
+}
+
+/// Waits until it is free and takes it.
+#[inline(always)]
+pub fn wait<F: Flag>(flag: &F) {
+    let mut round = 0u32;
+    loop {
+        while flag.load(Ordering::Relaxed) != 0 {
+            round = round.wrapping_add(1);
+            F::pause(round);
+        }
+        if take(flag) {
+            return;
+        }
+    }
+}
+
+/// Lets it go.
+#[inline(always)]
+pub fn release(flag: &impl Flag) {
+    flag.store(0, Ordering::Release);
+}
+
 /// A value that one thread at a time may touch. What holds the lock holds its address: the flag comes first, so that
 /// this is the address of the whole.
 #[repr(C)]
@@ -32,41 +98,22 @@ impl<T> Spin<T> {
     /// Waits until the value is free and takes it.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
-        if !self.take() {
+        if !take(&self.held) {
             self.wait();
         }
         Guard(self)
     }
 
-    /// Whether it was free and is taken now.
-    #[inline(always)]
-    fn take(&self) -> bool {
-        self.held.fetch_or(1, Ordering::Acquire) & 1 == 0
-    }
-
     /// Takes the value if it is free.
     #[inline(always)]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.take().then(|| Guard(self))
+        take(&self.held).then(|| Guard(self))
     }
 
     #[cold]
     #[inline(never)]
     fn wait(&self) {
-        let mut round = 0u32;
-        loop {
-            while self.held.load(Ordering::Relaxed) != 0 {
-                round += 1;
-                if round % 64 == 0 {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
-            }
-            if self.take() {
-                return;
-            }
-        }
+        wait(&self.held);
     }
 }
 
@@ -90,13 +137,90 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.held.store(0, Ordering::Release);
+        release(&self.0.held);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::Spin;
+#[allow(missing_docs, reason = "of tests")]
+pub mod tests {
+    use super::{release, take, wait, Flag, Spin};
+    use loom::sync::atomic::AtomicU32 as Modelled;
+    use std::sync::atomic::Ordering;
+
+    impl Flag for Modelled {
+        /// Where the bit is set the real one writes what is there. To loom that is one more store, which need not come
+        /// before that of whoever lets go, so that the thread could see its own for ever.
+        fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
+            self.compare_exchange(0, bits, order, Ordering::Relaxed).unwrap_or_else(|there| there)
+        }
+
+        fn load(&self, order: Ordering) -> u32 {
+            self.load(order)
+        }
+
+        fn store(&self, value: u32, order: Ordering) {
+            self.store(value, order);
+        }
+
+        fn pause(_: u32) {
+            loom::thread::yield_now();
+        }
+    }
+
+    /// The lock as loom runs it, around a value that loom watches.
+    pub struct ModelSpin<T> {
+        held: Modelled,
+        value: loom::cell::UnsafeCell<T>,
+    }
+
+    impl<T> ModelSpin<T> {
+        pub fn new(value: T) -> Self {
+            Self { held: Modelled::new(0), value: loom::cell::UnsafeCell::new(value) }
+        }
+
+        pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+            if !take(&self.held) {
+                wait(&self.held);
+            }
+            // SAFETY: the lock is held; loom fails where that does not make this the only access.
+            let result = self.value.with_mut(|value| body(unsafe { &mut *value }));
+            release(&self.held);
+            result
+        }
+
+        /// Whether it was free.
+        fn try_with(&self, body: impl FnOnce(&mut T)) -> bool {
+            let is_free = take(&self.held);
+            if is_free {
+                // SAFETY: as above.
+                self.value.with_mut(|value| body(unsafe { &mut *value }));
+                release(&self.held);
+            }
+            is_free
+        }
+    }
+
+    // SAFETY: as for `Spin`, which loom is to find out.
+    unsafe impl<T: Send> Sync for ModelSpin<T> {}
+
+    /// Two threads post, a third gives the lane its turn if nobody has it.
+    #[test]
+    fn whoever_has_the_lock_is_alone_and_sees_what_was_done_before() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let lane = loom::sync::Arc::new(ModelSpin::new(0u32));
+            let its = lane.clone();
+            let poster = loom::thread::spawn(move || its.with(|n| *n += 1));
+            let its = lane.clone();
+            let poller = loom::thread::spawn(move || u32::from(its.try_with(|n| *n += 1)));
+            lane.with(|n| *n += 1);
+            poster.join().unwrap();
+            let turns = poller.join().unwrap();
+            assert_eq!(lane.with(|n| *n), 2 + turns);
+        });
+    }
 
     #[test]
     fn additions_of_several_threads_add_up() {

@@ -72,7 +72,7 @@ pub unsafe fn test(coll_comm: *mut c_void, request: *mut c_void) -> Result<bool>
     // SAFETY: passed on.
     let coll = unsafe { object::<Coll>(coll_comm)? };
     let named = match requests::find(coll_comm, request) {
-        Some(found) => Request { seq: Seq(request as u64 as u32), ..Request::decode(found.ticket() as *mut c_void) },
+        Some(found) => Request { seq: Seq(request as u64 as u32), ..Request::decode(found.encoded() as *mut c_void) },
         None => Request::decode(request),
     };
     // SAFETY: the set was made by this communicator; it is not destroyed during a call with it (handles module docs).

@@ -97,7 +97,7 @@ impl<'a> Target<'a> {
     }
 
     fn pools(&self) -> &PinnedPools {
-        self.tcp.gpu().stager().unwrap()
+        self.tcp.gpu().pools().unwrap()
     }
 
     /// Takes all buffers for messages of this length that go to the GPU.

@@ -3,7 +3,7 @@
 
 use crate::support::children::{adopt, again, end, fork};
 use oxygin::fabric::soft::peer::contact::Contact;
-use oxygin::fabric::soft::status::alive::State;
+use oxygin::fabric::soft::status::alive::Liveness;
 use oxygin::fabric::soft::status::{PeerStatus, Status};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ impl Rank {
         let path = format!("/proc/{}/fd/{fd}", process.id());
         let file = File::options().read(true).write(true).open(path).unwrap();
         let status = PeerStatus::attach(file.as_fd(), 2, &TOKEN).unwrap();
-        assert_eq!(status.look(), State::Alive);
+        assert_eq!(status.look(), Liveness::Alive);
         Self { process, lines, status }
     }
 
@@ -41,7 +41,7 @@ impl Rank {
         drop(self.process.stdin.take());
     }
 
-    fn until(&self, state: State) {
+    fn until(&self, state: Liveness) {
         let end = Instant::now() + WITHIN;
         while self.status.look() != state {
             assert!(Instant::now() < end, "{:?}, not {state:?}", self.status.look());
@@ -96,9 +96,9 @@ fn ends_in_good_order() {
     }
     let mut rank = Rank::start("ends_in_good_order");
     rank.go();
-    rank.until(State::Closed);
+    rank.until(Liveness::Closed);
     assert!(rank.process.wait().unwrap().success());
-    assert_eq!(rank.status.look(), State::Closed);
+    assert_eq!(rank.status.look(), Liveness::Closed);
 }
 
 /// The mark is there before anybody can get the process number: `wait` gives it back.
@@ -111,7 +111,7 @@ fn is_killed() {
         let mut rank = Rank::start("is_killed");
         rank.process.kill().unwrap();
         rank.process.wait().unwrap();
-        assert_eq!(rank.status.look(), State::Dead);
+        assert_eq!(rank.status.look(), Liveness::Dead);
     }
 }
 
@@ -122,7 +122,7 @@ fn becomes_another_program() {
     }
     let mut rank = Rank::start("becomes_another_program");
     rank.go();
-    rank.until(State::Dead);
+    rank.until(Liveness::Dead);
     assert_eq!(rank.process.try_wait().unwrap(), None, "it has the same number");
 }
 
@@ -140,10 +140,10 @@ fn a_forked_child_is_not_its_parent() {
     let mut rank = Rank::start("a_forked_child_is_not_its_parent");
     rank.go();
     let child = said(&mut rank.lines, "child");
-    assert_eq!(rank.status.look(), State::Alive, "a child's end is not its parent's");
+    assert_eq!(rank.status.look(), Liveness::Alive, "a child's end is not its parent's");
     rank.process.kill().unwrap();
     rank.process.wait().unwrap();
-    assert_eq!(rank.status.look(), State::Dead, "a child does not live for its parent");
+    assert_eq!(rank.status.look(), Liveness::Dead, "a child does not live for its parent");
     // The killed process has left it behind.
     end(child);
 }

@@ -1,6 +1,7 @@
 //! What the source itself must keep to: layers without circles, and files, functions and lines that can be read.
 
 mod layers;
+mod names;
 mod rooms;
 mod sizes;
 

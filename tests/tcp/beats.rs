@@ -98,5 +98,5 @@ fn a_connection_that_is_closed_is_no_process_that_ended() {
     express.shutdown(std::net::Shutdown::Write).unwrap();
     until("failure", || all[1].health[0].has_failed());
     let e = all[1].health[0].check().unwrap_err();
-    assert!(e.message().contains("closed without a goodbye") && !e.message().contains("process"), "{e}");
+    assert!(e.message().contains("closed without a FIN") && !e.message().contains("process"), "{e}");
 }

@@ -119,7 +119,7 @@ fn killed_with_a_child(place: &Place, child: fn() -> libc::pid_t, peer_timeout: 
 #[test]
 fn a_rank_that_is_killed_leaves_no_connection_to_its_child() {
     processes("a_rank_that_is_killed_leaves_no_connection_to_its_child", 2, &[1], |place| {
-        killed_with_a_child(place, fork, NEVER, &["closed without a goodbye", "reset by peer"]);
+        killed_with_a_child(place, fork, NEVER, &["closed without a FIN", "reset by peer"]);
     });
 }
 

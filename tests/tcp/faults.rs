@@ -217,7 +217,7 @@ fn a_peer_that_leaves_in_order_is_no_error_until_asked() {
     signal_works(&all[1], &all[0]);
     all[1].tcp.close();
     let lane = all[0].lane(0, 1);
-    // Time for the goodbye to arrive; whether it has or not, there is no error before somebody asks.
+    // Time for the FIN to arrive; whether it has or not, there is no error before somebody asks.
     std::thread::sleep(Duration::from_millis(100));
     assert!(!all[0].health[1].has_failed());
     let mut ring = put(0, 0, 0);
@@ -243,7 +243,7 @@ fn who_was_refused_still_leaves_in_order() {
     assert!(!all[1].health[0].has_failed(), "{:?}", all[1].health[0].check());
 }
 
-/// A peer that leaves in the middle of a frame says goodbye on its other connections.
+/// A peer that leaves in the middle of a frame sends its FIN on its other connections.
 #[test]
 fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
     let _guard = alone();
@@ -261,7 +261,7 @@ fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
     let half = [&Frame::Put { context: 0, place, bell: None }.emit()[..], &[7; 8]].concat();
     conns[0].write_all(&half).unwrap();
     for s in &mut conns[1..] {
-        s.write_all(&Frame::Goodbye.emit()).unwrap();
+        s.write_all(&Frame::Fin.emit()).unwrap();
         assert_eq!(s.read(&mut [0; 8]).unwrap(), 0);
     }
     assert!(!all[1].health[0].has_failed());
@@ -357,7 +357,7 @@ fn close_serves_the_slow_beside_those_that_hang() {
         let all = reader.join().unwrap();
         let (frames, end) = all.split_at(all.len().saturating_sub(48));
         assert!(frames.len() >= sent * (48 + SIZE), "{} bytes of {sent} puts", frames.len());
-        assert_eq!(Frame::parse(end.try_into().unwrap()), Ok(Frame::Goodbye));
+        assert_eq!(Frame::parse(end.try_into().unwrap()), Ok(Frame::Fin));
     });
     let lines = logged::lines();
     let said = lines.iter().find(|(_, l)| l.contains("closes its communicator")).expect("a line on who hangs");

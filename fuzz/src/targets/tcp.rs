@@ -48,7 +48,7 @@ fn frames() -> Vec<u8> {
         Frame::Data { len: 8 },
         Frame::Refused { why: Refusal::Get, context: 3, place },
         Frame::End { context: 3, conns: 5 },
-        Frame::Goodbye,
+        Frame::Fin,
     ] {
         stream.extend(frame.emit());
         match frame {
@@ -96,7 +96,7 @@ fn stream(mut input: &[u8]) {
                 0
             }
             Frame::Fetched { .. } => 0,
-            Frame::End { .. } | Frame::Goodbye => return,
+            Frame::End { .. } | Frame::Fin => return,
         };
         assert!(payload <= MAX_PAYLOAD);
         let Some(rest) = input.get(payload as usize..) else { return };

@@ -48,9 +48,9 @@ impl Drop for Context {
     fn drop(&mut self) {
         // First all, so that nothing new begins for it while one is waited for.
         let links = self.shared.links().iter().zip(&self.seats);
-        let leaving: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
+        let drain: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
         let end = Instant::now() + LEAVE_WITHIN;
-        leaving.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
+        drain.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
     }
 }
 

@@ -50,6 +50,9 @@ pub struct Domain {
     pub(super) idle: AtomicU32,
     stop: AtomicBool,
     stirred: EventFd,
+    /// The helper thread is to stand, and stands.
+    #[cfg(test)]
+    pub(super) stands: [AtomicBool; 2],
 }
 
 impl Domain {
@@ -88,6 +91,8 @@ impl Domain {
             idle: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             stirred,
+            #[cfg(test)]
+            stands: Default::default(),
         })
     }
 

@@ -5,11 +5,11 @@
 //! written, and what the peer is owed one of its own ([`service`]).
 
 mod atomic;
+mod drain;
 mod fault;
-mod leaving;
-mod outs;
 mod post;
 mod pulls;
+mod remote;
 mod responses;
 mod route;
 mod seat;
@@ -17,11 +17,11 @@ mod service;
 mod staged;
 mod turn;
 
-pub use self::leaving::LEAVE_WITHIN;
+pub use self::drain::LEAVE_WITHIN;
 pub use self::seat::Seat;
 
 use self::route::{Route, Way};
-use self::seat::{Seats, State};
+use self::seat::{LaneState, Seats};
 use self::service::Service;
 use self::turn::Turn;
 use super::domain::Domain;
@@ -135,14 +135,14 @@ impl Link {
             }
             // Who has it posts, or gives it its turn.
             let Some(mut queue) = seat.try_lock() else { continue };
-            if matches!(queue.state, State::Failing(_)) {
+            if matches!(queue.state, LaneState::Failing(_)) {
                 moved |= self.tell_fault(shared, seat, &mut queue);
             }
-            if !queue.outs.is_empty() {
+            if !queue.remote.is_empty() {
                 moved |= self.settle(shared, seat, &mut queue, &mut asked);
             }
             let mut turn = None;
-            if matches!(queue.state, State::Ready) {
+            if matches!(queue.state, LaneState::Ready) {
                 let (back, step) = self.run_lane(shared, seat, queue);
                 (queue, turn) = (back, Some(step));
                 moved |= step != Turn::Full;
@@ -192,7 +192,7 @@ impl Link {
         }
         let Some(seen) = self.route.port().map(|port| port.inbox.look()) else { return };
         // Operations that go another way end that way.
-        if seen == alive::State::Closed && self.route.way() != Way::Near {
+        if seen == alive::Liveness::Closed && self.route.way() != Way::Near {
             return self.close_service();
         }
         match self.watch.judge(seen, self.backlog.load(Ordering::Relaxed) != 0) {

@@ -2,6 +2,7 @@
 //! that get in each other's way, contexts that go while something runs.
 
 mod batches;
+mod deregistration;
 mod refused;
 mod side_by_side;
 
@@ -74,8 +75,9 @@ impl Rank {
     }
 
     fn deregister(&self, window: &mut Window) {
-        self.registry.remove(window.id);
-        window.registration = None;
+        if let Some(registration) = window.registration.take() {
+            registration.end(&self.registry, window.id).unwrap();
+        }
     }
 
     fn context(&self) -> Context {
@@ -411,7 +413,7 @@ fn windows_with_high_numbers() {
 
 /// A peer asks through shared memory, and this rank cannot answer that way: it says so.
 #[test]
-fn a_question_that_cannot_be_answered_is_an_error() {
+fn a_probe_that_cannot_be_answered_is_an_error() {
     let ranks = join_as(2, &[SoftTransport::Tcp, SoftTransport::NoCma]);
     let [from, to] = [0, 1].map(|r: usize| ranks[r].window(1, 64));
     let [answering, asking] = [0, 1].map(|r: usize| ranks[r].context());

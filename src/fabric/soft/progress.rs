@@ -221,6 +221,45 @@ impl Progress {
         }
     }
 
+    /// Applies what had arrived for this rank when this was called, from all peers, or what of it can be by `end`. Of
+    /// what had not, some may be applied, too. The caller has no lock.
+    pub fn apply_arrived(&self, end: Instant) {
+        let goes_on = |moved: bool| {
+            if !moved {
+                std::thread::yield_now();
+            }
+            !self.is_stopping() && Instant::now() < end
+        };
+        let (mut rings, mut connections) = (None, self.tcp().connections());
+        loop {
+            if let (None, Some(mut receiver)) = (&rings, self.receiver.try_lock()) {
+                rings = Some(receiver.marks(&self.inbox));
+            }
+            let moved = self.step() | self.tcp().apply_arrived(&mut connections);
+            // Who has the receiver applies what the ring has.
+            let receiver = self.receiver.try_lock();
+            let is_passed = receiver.zip(rings.as_ref()).is_some_and(|(r, marks)| r.has_passed(marks));
+            if is_passed && connections.is_empty() {
+                break;
+            }
+            if !goes_on(moved) {
+                return;
+            }
+        }
+        // What of it is for a GPU, or behind that, is with the engine.
+        let mut lanes = self.received.marks();
+        loop {
+            lanes.retain(|(lane, seq)| matches!(lane.test(*seq), Ok(false)));
+            if lanes.is_empty() {
+                return;
+            }
+            let moved = self.step() | self.tcp().progress();
+            if !goes_on(moved) {
+                return;
+            }
+        }
+    }
+
     /// Whether the receiver has nothing to read, looked at after `set_sleeping`.
     pub fn cool_down(&self) -> bool {
         self.receiver.lock().cool_down(self)

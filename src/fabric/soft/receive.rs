@@ -11,7 +11,7 @@ use super::gpu::{Pull, Source};
 use super::links::Links;
 use super::refused::Refused;
 use super::shm::inbox::Inbox;
-use super::shm::message::{kind_of, GetRequest, Header, Kind, PullRequest};
+use super::shm::message::{kind_of, GetRequest, Header, MessageKind, PullRequest};
 use super::shm::ring::{place, Consumer, Malformed, Message};
 use crate::error::{Error, Result};
 use crate::memory::key::Key;
@@ -116,6 +116,19 @@ impl Receiver {
         true
     }
 
+    /// Up to where each ring is filled by now, of those that are not empty.
+    pub fn marks(&mut self, inbox: &Inbox) -> Vec<(u32, u64)> {
+        self.find_news(inbox);
+        let head = |sender: u32| self.consumers[sender as usize].as_ref().map(Consumer::head);
+        self.hot.iter().filter_map(|hot| Some((hot.sender, head(hot.sender)?))).collect()
+    }
+
+    /// Whether everything up to these marks is applied.
+    pub fn has_passed(&self, marks: &[(u32, u64)]) -> bool {
+        let consumer = |sender: u32| self.consumers[sender as usize].as_ref();
+        marks.iter().all(|&(sender, head)| consumer(sender).is_none_or(|c| c.has_passed(head)))
+    }
+
     /// Cools everything. `true`: nothing had arrived, the next message will set its news bit.
     pub fn cool_down(&mut self, shared: &Links) -> bool {
         let mut at = 0;
@@ -174,11 +187,13 @@ fn apply<'a>(
     refused: &mut Refused,
 ) -> bool {
     let h = message.header;
-    if matches!(h.kind, Kind::Put | Kind::Signal | Kind::Pull | Kind::Atomic) && refused.has(h.aux) {
+    if matches!(h.kind, MessageKind::Put | MessageKind::Signal | MessageKind::Pull | MessageKind::Atomic)
+        && refused.has(h.aux)
+    {
         return true;
     }
     match h.kind {
-        Kind::Put => {
+        MessageKind::Put => {
             match held.get_or_insert_with(|| shared.registry.hold()).resolve(h.key, h.addr, u64::from(h.len)) {
                 Some(to) => {
                     // SAFETY: the payload is `len` bytes inside the ring, the destination `len` bytes inside a held
@@ -189,7 +204,7 @@ fn apply<'a>(
                 None => *held = None,
             }
         }
-        Kind::Signal => {
+        MessageKind::Signal => {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
             let value = unsafe { message.payload.cast::<u64>().read_volatile() };
             if held.get_or_insert_with(|| shared.registry.hold()).add(h.key, h.addr, value) {
@@ -200,9 +215,9 @@ fn apply<'a>(
         _ => *held = None,
     }
     match h.kind {
-        Kind::Put | Kind::Signal => not_here(message, shared, sender, refused),
-        Kind::Pull => pull(message, shared, sender, refused),
-        Kind::GetData => return shared.link(sender).get_data(shared, message),
+        MessageKind::Put | MessageKind::Signal => not_here(message, shared, sender, refused),
+        MessageKind::Pull => pull(message, shared, sender, refused),
+        MessageKind::GetData => return shared.link(sender).get_data(shared, message),
         _ => rare(message, shared, sender, refused),
     }
     true
@@ -216,16 +231,16 @@ fn not_here(message: &Message, shared: &Links, sender: u32, refused: &mut Refuse
     let (received, engine) = (&shared.received, &shared.engine);
     let source = Source::near(sender, h.aux);
     match h.kind {
-        Kind::Put if Key(h.key).is_on_gpu() && engine.is_open() => {
+        MessageKind::Put if Key(h.key).is_on_gpu() && engine.is_open() => {
             // SAFETY: the ring is mapped as long as this rank has its inbox.
             received.put(engine, source, unsafe { message.copy() }, h.key, h.addr);
         }
-        Kind::Signal if Key(h.key).is_behind() && engine.is_open() => {
+        MessageKind::Signal if Key(h.key).is_behind() && engine.is_open() => {
             // SAFETY: a signal's payload is 8 aligned bytes inside the ring (Header::parse, ring layout).
             let value = unsafe { message.payload.cast::<u64>().read_volatile() };
             received.signal(engine, source, h.key, h.addr, value);
         }
-        Kind::Put => refuse(shared, source, refused, outside(shared, "put", h.key, h.addr, u64::from(h.len))),
+        MessageKind::Put => refuse(shared, source, refused, outside(shared, "put", h.key, h.addr, u64::from(h.len))),
         _ => refuse(shared, source, refused, outside(shared, "signal", h.key, h.addr, 8)),
     }
 }
@@ -265,7 +280,7 @@ fn rare(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
     // SAFETY: the ring is mapped as long as this rank has its inbox.
     let payload = unsafe { message.copy() };
     match h.kind {
-        Kind::Get => {
+        MessageKind::Get => {
             if let Some(request) = GetRequest::parse(&payload).filter(|r| !refused.has(r.context)) {
                 let here = shared.registry.hold().resolve(h.key, h.addr, request.len);
                 match here {
@@ -281,19 +296,19 @@ fn rare(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
                 }
             }
         }
-        Kind::GetDone => link.get_done(shared, h.key, Seq(h.aux)),
-        Kind::Refused => {
+        MessageKind::GetDone => link.get_done(shared, h.key, Seq(h.aux)),
+        MessageKind::Refused => {
             let why: String = String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
             let why = Error::remote(format!("rank {sender} refused an operation: {why}"));
             link.refused(shared, h.key, why.of_kind(kind_of(h.aux)));
         }
-        Kind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
-        Kind::Atomic => {
+        MessageKind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
+        MessageKind::Atomic => {
             if let Err(why) = atomic(shared, sender, &h, &payload) {
                 refuse(shared, Source::near(sender, h.aux), refused, why);
             }
         }
-        Kind::Pad | Kind::Put | Kind::Signal | Kind::Pull | Kind::GetData => {}
+        MessageKind::Pad | MessageKind::Put | MessageKind::Signal | MessageKind::Pull | MessageKind::GetData => {}
     }
 }
 

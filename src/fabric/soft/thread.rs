@@ -56,6 +56,21 @@ impl Bed {
     }
 }
 
+/// A test has the thread stand where it has just woken and holds nothing: a machine that is busy does the same to it.
+#[cfg(test)]
+fn stand(shared: &Progress) {
+    let [asked, stands] = &shared.stands;
+    while asked.load(Ordering::SeqCst) {
+        stands.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    stands.store(false, Ordering::SeqCst);
+}
+
+#[cfg(not(test))]
+#[inline(always)]
+fn stand(_shared: &Progress) {}
+
 fn wait(epoll: &Epoll, timeout: EpollTimeout) {
     let mut events = [EpollEvent::empty(); 4];
     // An interrupted or failed wait is only a short one.
@@ -115,6 +130,7 @@ fn run(shared: &Progress, bed: &Bed) {
     while !shared.is_stopping() {
         let nap = if shared.is_tcp_active() { &bed.nap } else { &bed.sleep };
         wait(nap, EpollTimeout::from(NAP));
+        stand(shared);
         shared.calm();
         shared.answer_contacts();
         if !shared.is_tcp_active() && shared.tcp().progress() {
@@ -205,6 +221,7 @@ fn work(shared: &Progress, bed: &Bed, seen: u64) {
         if shared.polls() == seen && shared.cool_down() {
             let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
             wait(&bed.sleep, timeout);
+            stand(shared);
         }
         shared.status.set_sleeping(false);
         shared.calm();

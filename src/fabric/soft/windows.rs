@@ -5,7 +5,8 @@ use super::shm::withdraw::withdraw;
 use crate::error::{Error, Kind, Result};
 use crate::memory::window::Guard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// A registration that ends once.
 pub struct Registered {
@@ -13,17 +14,25 @@ pub struct Registered {
     id: u32,
     is_gpu: bool,
     has_ended: AtomicBool,
+    /// When its end began, from which everything that waits has its time.
+    began: OnceLock<Instant>,
 }
 
 impl Registered {
     /// Window `id` of this rank, in host memory or a GPU's.
     pub fn new(shared: Arc<Progress>, id: u32, is_gpu: bool) -> Self {
-        Self { shared, id, is_gpu, has_ended: AtomicBool::new(false) }
+        Self { shared, id, is_gpu, has_ended: AtomicBool::new(false), began: OnceLock::new() }
+    }
+
+    /// What is left of the time that a deregistration may take.
+    fn left(&self) -> Duration {
+        let began = self.began.get_or_init(Instant::now);
+        self.shared.config.dereg_timeout.saturating_sub(began.elapsed())
     }
 
     fn withdraw(&self) -> Result<()> {
         let (shared, id) = (&self.shared, self.id);
-        let within = shared.config.dereg_timeout;
+        let within = self.left();
         if !self.is_gpu {
             let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, within);
             return self.outcome(&peers, true);
@@ -47,6 +56,10 @@ impl Registered {
 }
 
 impl Guard for Registered {
+    fn apply_arrived(&self) {
+        self.shared.apply_arrived(Instant::now() + self.left());
+    }
+
     fn end(&self) -> Result<()> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return Ok(());

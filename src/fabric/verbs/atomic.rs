@@ -31,7 +31,7 @@ pub struct Wanted {
 
 /// What is to be posted next for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LoopStep {
     /// A compare-and-swap of the 8 bytes around the word.
     Swap {
         /// What they are believed to hold.
@@ -52,7 +52,7 @@ pub struct Loop {
     /// Its entry: the slot is its local end.
     pub entry: Op,
     /// What is, or is to be, with the device.
-    pub step: Step,
+    pub step: LoopStep,
     /// The device has it.
     pub is_up: bool,
 }
@@ -60,7 +60,7 @@ pub struct Loop {
 impl Loop {
     /// Begins one.
     pub fn begin(wanted: Wanted, entry: Op) -> Self {
-        let mut looped = Self { wanted, entry, step: Step::Done, is_up: false };
+        let mut looped = Self { wanted, entry, step: LoopStep::Done, is_up: false };
         // What it compares with is what it most likely finds.
         let guess = match wanted.atomic.change {
             Change::CompareSwap { compare, compare_mask, .. } => (compare & compare_mask) << looped.shift(),
@@ -89,7 +89,7 @@ impl Loop {
         let mask = width.mask() << self.shift();
         // Where the comparison fails this only finds out whether the belief is right.
         let swap = change.of(self.word(all), width).map_or(all, |new| all & !mask | new << self.shift());
-        self.step = Step::Swap { expected: all, swap };
+        self.step = LoopStep::Swap { expected: all, swap };
     }
 
     fn slot(&self) -> &AtomicU64 {
@@ -111,8 +111,8 @@ impl Loop {
     /// The device has done its step; what the 8 bytes held is in the slot.
     pub fn advance(&mut self) {
         self.is_up = false;
-        let Step::Swap { expected, .. } = self.step else {
-            self.step = Step::Done;
+        let LoopStep::Swap { expected, .. } = self.step else {
+            self.step = LoopStep::Done;
             return;
         };
         let found = self.slot().load(Ordering::Acquire);
@@ -122,17 +122,17 @@ impl Loop {
             return self.expect(found);
         }
         self.step = match (fetched, self.device()) {
-            (None, _) => Step::Done,
+            (None, _) => LoopStep::Done,
             (Some(_), Some(_)) => {
                 self.slot().store(old, Ordering::Release);
-                Step::Deliver
+                LoopStep::Deliver
             }
             (Some(to), None) => {
                 // SAFETY: writable until the operation is complete (Context::post); x86 has the low bytes first.
                 unsafe {
                     std::ptr::copy_nonoverlapping((&raw const old).cast(), to.local as *mut u8, width.bytes() as usize)
                 };
-                Step::Done
+                LoopStep::Done
             }
         };
     }
@@ -149,7 +149,7 @@ pub struct Loops {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::Kind;
+    use super::super::lane::EntryKind;
     use super::*;
     use crate::rma::atomic::Fetched;
     use proptest::prelude::*;
@@ -158,10 +158,10 @@ mod tests {
     fn run(atomic: Atomic, all: &mut u64, noise: &[u64]) -> usize {
         let slot = AtomicU64::new(0);
         let local = slot.as_ptr() as u64;
-        let entry = Op { kind: Kind::Loop, local, lkey: 1, rkey: 2, remote: 0, len: 0, signal: None };
+        let entry = Op { kind: EntryKind::Loop, local, lkey: 1, rkey: 2, remote: 0, len: 0, signal: None };
         let mut looped = Loop::begin(Wanted { atomic, device: None }, entry);
         for steps in 0.. {
-            let Step::Swap { expected, swap } = looped.step else { return steps };
+            let LoopStep::Swap { expected, swap } = looped.step else { return steps };
             *all ^= noise.get(steps).copied().unwrap_or(0);
             slot.store(*all, Ordering::Release);
             if *all == expected {

@@ -2,12 +2,12 @@
 
 use super::atomic::ATOMICS;
 use super::bounce::Bounce;
-use super::hot::{Again, Windows};
-use super::lane::{self, Kind};
+use super::lane::{self, EntryKind};
 use super::outcome::Outcomes;
 use super::progress::Progress;
 use super::queues::{Batch, Queues, Taken};
 use super::regions::DeviceRegions;
+use super::template::{Again, Windows};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, Flush, Posted};
 use crate::rma::atomic::Atomics;
@@ -252,7 +252,7 @@ impl Direct {
         let mut queues = unsafe { self.0.as_ref() }.queues.lock();
         if queues.messages.is_none() {
             if let Some(lane) = queues.lanes.get_mut(peer as usize) {
-                lane.hot.remember(windows);
+                lane.template.remember(windows);
             }
         }
     }
@@ -346,7 +346,7 @@ impl Context for VerbsContext {
             return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });
         };
         let (local, lkey) = shared.scratch.place();
-        let op = lane::Op { kind: Kind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
         let Some(seq) = queues.enqueue(peer, op, shared.limits.operations, &shared.outcomes) else {
             return Ok(Flush::NoRoom);
         };
@@ -397,6 +397,6 @@ impl Context for VerbsContext {
 
     /// Makes every lane forget the window.
     fn forget(&self, window: u64) {
-        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.hot.forget(window));
+        self.shared.queues.lock().lanes.iter_mut().for_each(|lane| lane.template.forget(window));
     }
 }

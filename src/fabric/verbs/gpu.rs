@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 
 /// How GPU memory came to be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum RegistrationWay {
     /// By the caller's DMA-BUF.
     Given,
     /// By a DMA-BUF of our own.
@@ -29,7 +29,7 @@ pub enum Way {
     Peermem(&'static str),
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for RegistrationWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Given => f.write_str("the caller's DMA-BUF"),
@@ -115,7 +115,12 @@ impl VerbsFabric {
         Ok(())
     }
 
-    fn first_that_works(&self, region: &Region, memory: &GpuMemory, failed: &mut Vec<String>) -> Option<(Way, Mr)> {
+    fn first_that_works(
+        &self,
+        region: &Region,
+        memory: &GpuMemory,
+        failed: &mut Vec<String>,
+    ) -> Option<(RegistrationWay, Mr)> {
         if let Some(found) = self.by_dma_buf(region, memory, failed) {
             return Some(found);
         }
@@ -124,7 +129,7 @@ impl VerbsFabric {
             return None;
         };
         match self.register_region(&Region { dma_buf: None, ..*region }) {
-            Ok(mr) => Some((Way::Peermem(module), mr)),
+            Ok(mr) => Some((RegistrationWay::Peermem(module), mr)),
             Err(e) => {
                 failed.push(format!("by address, with {module} loaded: {e}"));
                 None
@@ -132,7 +137,12 @@ impl VerbsFabric {
         }
     }
 
-    fn by_dma_buf(&self, region: &Region, memory: &GpuMemory, failed: &mut Vec<String>) -> Option<(Way, Mr)> {
+    fn by_dma_buf(
+        &self,
+        region: &Region,
+        memory: &GpuMemory,
+        failed: &mut Vec<String>,
+    ) -> Option<(RegistrationWay, Mr)> {
         if !self.gpu.dma_buf {
             failed.push("by DMA-BUF: NCCL_DMABUF_ENABLE=0".into());
             return None;
@@ -143,7 +153,7 @@ impl VerbsFabric {
         }
         if region.dma_buf.is_some() {
             match self.register_region(region) {
-                Ok(mr) => return Some((Way::Given, mr)),
+                Ok(mr) => return Some((RegistrationWay::Given, mr)),
                 Err(e) => {
                     failed.push(format!("by the caller's DMA-BUF: {e}"));
                     if is_unknown_to_kernel(&e) {
@@ -156,7 +166,9 @@ impl VerbsFabric {
             failed.push(format!("by a DMA-BUF of our own: GPU {} exports none", memory.context.device()));
             return None;
         }
-        for (way, mapping) in [(Way::Exported, Mapping::Usual), (Way::ExportedPcie, Mapping::Pcie)] {
+        for (way, mapping) in
+            [(RegistrationWay::Exported, Mapping::Usual), (RegistrationWay::ExportedPcie, Mapping::Pcie)]
+        {
             match self.export(region, memory, mapping) {
                 Ok(mr) => return Some((way, mr)),
                 Err(Refused::Export(why)) => failed.push(format!("by {way}: {why}")),
@@ -192,7 +204,7 @@ impl VerbsFabric {
         self.register_region(&exported).map_err(Refused::Registration)
     }
 
-    fn say(&self, way: Way, failed: &[String], place: &str, id: u32) {
+    fn say(&self, way: RegistrationWay, failed: &[String], place: &str, id: u32) {
         let mut said = format!("{}: GPU memory is registered by {way}", self.label);
         if !failed.is_empty() {
             said = format!("{said}; {}", failed.join("; "));

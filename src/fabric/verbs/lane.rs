@@ -2,7 +2,7 @@
 
 use super::atomic::Loops;
 use super::bounce::Values;
-use super::hot::Hot;
+use super::template::Template;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
 use oxygin_ffi::verbs::types::ibv_qp;
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// RDMA write.
     Put,
     /// RDMA write of a payload that lies in the lane's bounce area.
@@ -33,7 +33,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// What it does.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Address here.
     pub local: u64,
     /// Key here.
@@ -52,7 +52,7 @@ impl Op {
     /// A put.
     pub fn put(p: &Put) -> Self {
         Self {
-            kind: Kind::Put,
+            kind: EntryKind::Put,
             local: p.local,
             lkey: p.lkey,
             rkey: p.rkey,
@@ -64,25 +64,33 @@ impl Op {
 
     /// A get.
     pub fn get(g: &Get) -> Self {
-        Self { kind: Kind::Get, local: g.local, lkey: g.lkey, rkey: g.rkey, remote: g.remote, len: g.len, signal: None }
+        Self {
+            kind: EntryKind::Get,
+            local: g.local,
+            lkey: g.lkey,
+            rkey: g.rkey,
+            remote: g.remote,
+            len: g.len,
+            signal: None,
+        }
     }
 
     /// A value whose payload has been copied to `local`, which `lkey` covers.
     pub fn value(v: &Value, local: u64, lkey: u32) -> Self {
         let len = v.payload.bytes().len() as u64;
-        Self { kind: Kind::Value, local, lkey, rkey: v.rkey, remote: v.remote, len, signal: v.signal }
+        Self { kind: EntryKind::Value, local, lkey, rkey: v.rkey, remote: v.remote, len, signal: v.signal }
     }
 
     /// A plain fetch-and-add.
     pub fn fetch_add(a: &Atomic, add: u64) -> Self {
         let (local, lkey) = a.fetched.map_or((0, 0), |f| (f.local, f.lkey));
         let signal = Some(Signal { remote: a.remote, rkey: a.rkey, value: add, strong: true });
-        Self { kind: Kind::FetchAdd, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal }
+        Self { kind: EntryKind::FetchAdd, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal }
     }
 
     /// Another atomic operation, whose slot is at `local`.
     pub fn looped(a: &Atomic, local: u64, lkey: u32) -> Self {
-        Self { kind: Kind::Loop, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal: None }
+        Self { kind: EntryKind::Loop, local, lkey, rkey: a.rkey, remote: a.remote, len: 0, signal: None }
     }
 
     /// The work request that comes after `done` bytes: bytes of data, or the signal; and whether it is the last.
@@ -125,10 +133,10 @@ impl Logged {
     pub fn of(op: &Op) -> Self {
         let len = op.len.min((LOG_GET - 1).into()) as u32;
         match (op.kind, op.signal) {
-            (Kind::FetchAdd | Kind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
-            (Kind::Get | Kind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
-            (Kind::Put | Kind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
-            (Kind::Put | Kind::Value, _) => Self { remote: op.remote, len },
+            (EntryKind::FetchAdd | EntryKind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
+            (EntryKind::Get | EntryKind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
+            (EntryKind::Put | EntryKind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
+            (EntryKind::Put | EntryKind::Value, _) => Self { remote: op.remote, len },
         }
     }
 }
@@ -178,13 +186,13 @@ pub struct Lane {
     /// A flush's local read is under way; nothing behind it may start.
     pub flushing: bool,
     /// The work requests of operations that go straight to the device.
-    pub hot: Hot,
+    pub template: Template,
     /// Entries of the send queue.
     depth: u32,
     /// Entries taken while shut and not given back yet.
     used: u32,
     /// The newest operation that went straight to the device, when the lane was last shut.
-    straight: u32,
+    direct: u32,
     /// The newest operation that is wholly in the send queue. Only kept while shut.
     pub sent: u32,
     /// Entries taken by work requests behind which no completion comes yet.
@@ -197,7 +205,7 @@ pub struct Lane {
     pub backlog: VecDeque<Op>,
     /// The operations whose payloads lie in the bounce area, oldest first.
     pub values: Values,
-    /// The operations that are [`Kind::Loop`].
+    /// The operations that are [`EntryKind::Loop`].
     pub loops: Loops,
     /// Where a get brought device memory since the last flush: address, local key.
     pub flush_from: Option<(u64, u32)>,
@@ -218,10 +226,10 @@ impl Lane {
             waiting: false,
             failed: false,
             flushing: false,
-            hot: Hot::new(peer),
+            template: Template::new(peer),
             depth,
             used: 0,
-            straight: 0,
+            direct: 0,
             sent: 0,
             unsignalled: 0,
             last_get: None,
@@ -269,17 +277,17 @@ impl Lane {
 
     /// Free entries of the send queue; `completed` is the newest operation that is complete.
     pub fn room(&self, completed: u32) -> u32 {
-        let newest = if self.open { self.issued() } else { self.straight };
-        let straight = (newest.wrapping_sub(completed) as i32).max(0) as u32;
-        self.depth.saturating_sub(self.used).saturating_sub(2 * straight)
+        let newest = if self.open { self.issued() } else { self.direct };
+        let direct = (newest.wrapping_sub(completed) as i32).max(0) as u32;
+        self.depth.saturating_sub(self.used).saturating_sub(2 * direct)
     }
 
-    /// Operations go the long way from the one after `straight` on.
-    pub fn shut(&mut self, straight: u32) {
+    /// Operations go the long way from the one after `direct` on.
+    pub fn shut(&mut self, direct: u32) {
         if self.open {
             self.open = false;
-            self.straight = straight;
-            self.sent = straight;
+            self.direct = direct;
+            self.sent = direct;
         }
         self.stop = self.issued().wrapping_add(1);
     }
@@ -289,7 +297,7 @@ impl Lane {
     pub fn open(&mut self, completed: u32) -> bool {
         if !self.open {
             // Whatever is in the queue counts as if it had gone straight there: more than it takes, never less.
-            self.straight = self.issued();
+            self.direct = self.issued();
         }
         let operations = (self.room(completed) / 2).min(NOTED as u32).min(u32::MAX - self.issued());
         if operations == 0 {
@@ -312,7 +320,7 @@ impl Lane {
     /// Lets numbers go on after `number`.
     pub fn renumber(&mut self, number: u32) {
         self.set_issued(number);
-        (self.sent, self.straight) = (number, number);
+        (self.sent, self.direct) = (number, number);
         self.stop = number.wrapping_add(1);
         self.open = false;
     }
@@ -360,7 +368,7 @@ mod tests {
     fn operations_are_split_and_signalled_last() {
         let add = Signal { remote: 8, rkey: 1, value: 2, strong: true };
         let signal = Some(add);
-        let op = |len, signal| Op { kind: Kind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
+        let op = |len, signal| Op { kind: EntryKind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
         assert_eq!(op(0, None).next(0, 10), (Next::Data(0), true));
         assert_eq!(op(10, None).next(0, 10), (Next::Data(10), true));
         assert_eq!(op(11, None).next(0, 10), (Next::Data(10), false));

@@ -5,7 +5,7 @@
 //! without atomics (iWARP) may break the connection instead of waiting for a receive. The receiver counts the receives
 //! it has posted anew and, when half of them are due, writes the count into the sender's credit word by RDMA.
 
-use super::ticket::Ticket;
+use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::memory::registry::Registry;
 use crate::rma::op::Signal;
@@ -128,8 +128,7 @@ impl Messages {
         let Some(p) = self.peers.get(peer as usize) else { return Err(libc::EINVAL) };
         let offset = HEAD + STRIDE * (self.receives + index) as usize;
         let mut sge = ibv_sge { addr: self.at(peer, offset), length: STRIDE as u32, lkey: self.mr.lkey() };
-        let mut wr =
-            ibv_recv_wr { wr_id: Ticket::receive(peer, index), next: null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut wr = ibv_recv_wr { wr_id: WrId::receive(peer, index), next: null_mut(), sg_list: &mut sge, num_sge: 1 };
         let mut bad = null_mut();
         // SAFETY: the queue pair is live while the context is, and the buffer as long as this object.
         match unsafe { (self.post_recv)(p.qp, &mut wr, &mut bad) } {

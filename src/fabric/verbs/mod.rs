@@ -10,7 +10,6 @@ mod devices;
 mod gid;
 mod gpu;
 mod hca;
-mod hot;
 mod iwarp;
 mod lane;
 mod message;
@@ -22,16 +21,17 @@ mod queues;
 mod regions;
 mod setup;
 mod status;
-mod ticket;
+mod template;
 pub mod wire;
+mod wr_id;
 
 pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
 pub use hca::HcaFilter;
-pub use hot::{Again, Side, Windows};
 pub use peermem::peermem;
 pub use setup::Pending;
+pub use template::{Again, Side, Windows};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -239,13 +239,13 @@ impl Fabric for VerbsFabric {
     }
 
     fn join(&self, world: World, hellos: &[&[u8]]) -> Result<()> {
-        if hellos.len() != world.nranks as usize || world.rank >= world.nranks || world.nranks > ticket::MAX_PEERS {
+        if hellos.len() != world.nranks as usize || world.rank >= world.nranks || world.nranks > wr_id::MAX_PEERS {
             return Err(Error::internal(format!(
                 "{} hellos for rank {} of {} (at most {})",
                 hellos.len(),
                 world.rank,
                 world.nranks,
-                ticket::MAX_PEERS
+                wr_id::MAX_PEERS
             )));
         }
         let mut parsed = Vec::with_capacity(hellos.len());

@@ -3,7 +3,7 @@
 use super::bounce::INLINE;
 use super::connect::{connect, init, init_iwarp, Origin, Target};
 use super::context::{Limits, Shared, VerbsContext};
-use super::iwarp::{first_reads, meet, Door, FirstRead, Home, Peer, Visit};
+use super::iwarp::{first_reads, meet, Acceptor, FirstRead, Home, Peer, Visit};
 use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
@@ -35,7 +35,7 @@ pub struct Pending {
 struct PendingContext {
     pairs: Pairs,
     /// iWARP: where peers connect to.
-    door: Option<Door>,
+    acceptor: Option<Acceptor>,
     messages: Option<Messages>,
     cq: Arc<Cq>,
     psns: Vec<u32>,
@@ -109,7 +109,7 @@ impl PendingContext {
             psn: self.psns.get(peer as usize).copied().unwrap_or(0),
             credit_addr,
             credit_rkey,
-            port: self.door.as_ref().map_or(0, Door::port),
+            port: self.acceptor.as_ref().map_or(0, Acceptor::port),
         }
     }
 }
@@ -184,9 +184,9 @@ fn prepare_one(
         None
     };
     let psns = (0..nranks).map(|_| random.next()).collect();
-    let door = fabric.iwarp.as_ref().map(|home| Door::open(&home.cm, home.address)).transpose();
-    let door = door.map_err(|e| e.context(&fabric.label))?;
-    Ok(PendingContext { pairs, door, messages, cq, psns, depth })
+    let acceptor = fabric.iwarp.as_ref().map(|home| Acceptor::open(&home.cm, home.address)).transpose();
+    let acceptor = acceptor.map_err(|e| e.context(&fabric.label))?;
+    Ok(PendingContext { pairs, acceptor, messages, cq, psns, depth })
 }
 
 #[cold]
@@ -210,7 +210,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let theirs: Vec<QpInfo> = infos.iter().filter_map(|i| i.get(index).copied()).collect();
         let lanes = lanes(fabric, joined, &mut context, &theirs, &origin, tc)?;
         let device = device(fabric, joined, &context)?;
-        if let (Some(home), Some(door)) = (&fabric.iwarp, context.door.take()) {
+        if let (Some(home), Some(acceptor)) = (&fabric.iwarp, context.acceptor.take()) {
             let visit = Visit {
                 world: joined.world,
                 device: &home.device,
@@ -221,7 +221,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
                 patience: home.patience,
             };
             let peers = iwarp_peers(fabric, joined, &context.pairs, &theirs, &tokens);
-            context.pairs.connections = Some(meet(door, visit, &peers)?);
+            context.pairs.connections = Some(meet(acceptor, visit, &peers)?);
             first_reads(&device, &reads(joined, &context.pairs, &theirs), &fabric.label, visit.end)?;
         }
         let number = fabric.next_context.fetch_add(1, Ordering::Relaxed);

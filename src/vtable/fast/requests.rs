@@ -25,7 +25,7 @@ pub struct Entry {
     /// The context (a `Direct`) if it is over verbs, or NULL.
     context: AtomicPtr<c_void>,
     /// The set of contexts, context and peer: the request in the other form, without the operation's number.
-    ticket: AtomicU64,
+    encoded: AtomicU64,
 }
 
 static TABLE: [Entry; ENTRIES] = [const {
@@ -33,7 +33,7 @@ static TABLE: [Entry; ENTRIES] = [const {
         coll: AtomicU64::new(0),
         completed: AtomicPtr::new(null_mut()),
         context: AtomicPtr::new(null_mut()),
-        ticket: AtomicU64::new(0),
+        encoded: AtomicU64::new(0),
     }
 }; ENTRIES];
 
@@ -78,7 +78,7 @@ impl Stretch {
         let entry = &TABLE[self.first + i];
         entry.completed.store(completed.cast_mut(), Ordering::Relaxed);
         entry.context.store(context.map_or(null_mut(), Direct::into_raw), Ordering::Relaxed);
-        entry.ticket.store(request.encode() as u64, Ordering::Relaxed);
+        entry.encoded.store(request.encode() as u64, Ordering::Relaxed);
     }
 
     /// The communicator's handle, once there is one.
@@ -131,8 +131,8 @@ impl Entry {
     }
 
     /// The request in the other form, without the operation's number.
-    pub fn ticket(&self) -> u64 {
-        self.ticket.load(Ordering::Relaxed)
+    pub fn encoded(&self) -> u64 {
+        self.encoded.load(Ordering::Relaxed)
     }
 }
 

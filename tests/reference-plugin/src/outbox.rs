@@ -75,7 +75,7 @@ impl Outbox {
         self.queue.lock().unwrap().as_ref().is_some_and(|queue| queue.send(job).is_ok())
     }
 
-    /// Sends what is queued, says goodbye and ends the thread. A peer that takes nothing for two seconds is cut off.
+    /// Sends what is queued, sends its FIN and ends the thread. A peer that takes nothing for two seconds is cut off.
     pub fn close(&self) {
         drop(self.queue.lock().unwrap().take());
         if let Some(thread) = self.thread.lock().unwrap().take() {

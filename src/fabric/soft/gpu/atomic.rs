@@ -4,9 +4,9 @@
 //! have been done when it reads, and none starts before it stores. What kernels change in between is lost, but for a
 //! plain addition where the driver can add: RDMA devices without PCIe atomics promise as much (`Atomicity::Fabric`).
 
-use super::batch::{gone, Batch, Kind, Step};
+use super::batch::{gone, Batch, BatchKind, BatchStep};
 use super::op::{Op, Owner, Side};
-use super::state::State;
+use super::state::EngineState;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::change;
 use crate::memory::key::Key;
@@ -77,15 +77,21 @@ fn around(addr: u64, width: Width) -> (u64, u32) {
 
 impl Batch {
     /// Carries out an atomic operation, or begins to.
-    pub fn add_fetch(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<Step> {
-        let Some(fetch) = op.fetch.take() else { return Ok(Step::Done) };
+    pub fn add_fetch(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<BatchStep> {
+        let Some(fetch) = op.fetch.take() else { return Ok(BatchStep::Done) };
         let step = self.add_fetch_of(s, registry, op, &fetch);
         op.fetch = Some(fetch);
         step
     }
 
-    fn add_fetch_of(&mut self, s: &mut State, registry: &Registry, op: &mut Op, fetch: &Fetch) -> Result<Step> {
-        let later = Ok(Step::Later { progress: self.has_work() });
+    fn add_fetch_of(
+        &mut self,
+        s: &mut EngineState,
+        registry: &Registry,
+        op: &mut Op,
+        fetch: &Fetch,
+    ) -> Result<BatchStep> {
+        let later = Ok(BatchStep::Later { progress: self.has_work() });
         // Bytes for host memory are there when the CPU has delivered them.
         if !self.outward.is_empty() || s.small.outward > s.small.done {
             return later;
@@ -97,14 +103,14 @@ impl Batch {
             if self.has_work() || !s.small.is_empty() {
                 return later;
             }
-            let Some(place) = self.place(s, &fetch.to, bytes) else { return Ok(Step::Later { progress: false }) };
+            let Some(place) = self.place(s, &fetch.to, bytes) else { return Ok(BatchStep::Later { progress: false }) };
             let held = registry.hold();
             let at = held.resolve(key, addr, bytes).filter(|_| addr % bytes == 0);
             // SAFETY: an aligned word inside a window that is held.
             let old = unsafe { change(at.ok_or_else(|| gone(key, addr, bytes))?, &what, width) };
             drop(held);
             self.deliver(s, fetch, place, old);
-            return Ok(Step::Done);
+            return Ok(BatchStep::Done);
         }
         if !s.windows.holds(key, addr, bytes) || addr % bytes != 0 {
             return Err(gone(key, addr, bytes));
@@ -137,46 +143,46 @@ impl Batch {
                     _ => MemOp::write64(addr, new),
                 },
             };
-            self.push_op(op, store, addr, Kind::Data);
+            self.push_op(op, store, addr, BatchKind::Data);
         }
         self.deliver(s, fetch, place, old);
-        Ok(Step::Done)
+        Ok(BatchStep::Done)
     }
 
     /// What a word in GPU memory holds: read by a submission of its own, which sees all stores of the submissions
     /// before it, and nothing follows until it is done. `Err`: it is not known yet.
     fn read_word(
         &mut self,
-        s: &mut State,
+        s: &mut EngineState,
         op: &mut Op,
         addr: u64,
         width: Width,
-    ) -> Result<std::result::Result<u64, Step>> {
+    ) -> Result<std::result::Result<u64, BatchStep>> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
         Ok(match op.reading {
             Some(submission) if s.small.done >= submission && !self.has_work() => {
                 op.reading = None;
                 Ok(device.scratch_value() & width.mask())
             }
-            Some(submission) if s.small.done < submission => Err(Step::Later { progress: false }),
-            _ if self.has_work() => Err(Step::Later { progress: true }),
+            Some(submission) if s.small.done < submission => Err(BatchStep::Later { progress: false }),
+            _ if self.has_work() => Err(BatchStep::Later { progress: true }),
             _ => {
                 self.away.push(device.scratch(), addr, width.bytes() as usize, None);
                 op.reading = Some(s.small.started + 1);
-                Err(Step::Later { progress: true })
+                Err(BatchStep::Later { progress: true })
             }
         })
     }
 
     /// Room for a fetched value on its way into GPU memory; `None`: there is none now.
-    fn place(&self, s: &mut State, to: &To, bytes: u64) -> Option<Option<u64>> {
+    fn place(&self, s: &mut EngineState, to: &To, bytes: u64) -> Option<Option<u64>> {
         match to {
             To::Caller(side) if side.is_on_gpu() => self.stage(s, bytes).map(|(offset, _)| Some(offset)),
             _ => Some(None),
         }
     }
 
-    fn deliver(&mut self, s: &State, fetch: &Fetch, place: Option<u64>, old: u64) {
+    fn deliver(&mut self, s: &EngineState, fetch: &Fetch, place: Option<u64>, old: u64) {
         let bytes = fetch.width.bytes() as usize;
         match (&fetch.to, place, &s.device) {
             (To::Nowhere, ..) => {}

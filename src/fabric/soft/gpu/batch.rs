@@ -5,7 +5,7 @@ use super::device::Device;
 use super::in_flight::Outward;
 use super::op::{Op, Owner, Side};
 use super::plan::{Mover, Piece, Stores};
-use super::state::State;
+use super::state::EngineState;
 use super::windows::Windows;
 use crate::error::{Error, Result};
 use crate::memory::key::Key;
@@ -32,7 +32,7 @@ const LOOK_BACK: usize = 16;
 
 /// What an entry of `Batch::ops` is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum BatchKind {
     /// A put's bytes.
     Data,
     /// A signal's new value.
@@ -46,7 +46,7 @@ struct Tag {
     /// Address of the lane: who it is, not to be read.
     lane: usize,
     at: u64,
-    kind: Kind,
+    kind: BatchKind,
 }
 
 /// A submission in the making.
@@ -74,7 +74,7 @@ pub struct Batch {
 }
 
 /// How far an operation got.
-pub enum Step {
+pub enum BatchStep {
     /// All of it is in this submission or an earlier one.
     Done,
     /// The rest must wait for a submission to be done; `progress`: something was done.
@@ -118,7 +118,7 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
 
 impl Batch {
     /// An empty one for the next submission of `s`.
-    pub fn begin(mut self, s: &State) -> Self {
+    pub fn begin(mut self, s: &EngineState) -> Self {
         self.merge = s.tuning.merge;
         self
     }
@@ -153,22 +153,22 @@ impl Batch {
     }
 
     /// Puts as much of an operation into the submission as can go.
-    pub fn add(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<Step> {
+    pub fn add(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<BatchStep> {
         let before = op.done;
         while op.done < op.len {
             if !self.add_data(s, registry, op)? {
-                return Ok(Step::Later { progress: op.done > before || self.has_work() });
+                return Ok(BatchStep::Later { progress: op.done > before || self.has_work() });
             }
         }
         match op.signal {
             None if op.fetch.is_some() => self.add_fetch(s, registry, op),
-            None => Ok(Step::Done),
+            None => Ok(BatchStep::Done),
             Some(signal) => self.add_signal(s, registry, op, &signal),
         }
     }
 
     /// One piece of data. `false`: no more now.
-    fn add_data(&mut self, s: &mut State, registry: &Registry, op: &mut Op) -> Result<bool> {
+    fn add_data(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<bool> {
         let left = op.len - op.done;
         let to_side = op.to.plus(op.done);
         let held = registry.hold();
@@ -193,7 +193,7 @@ impl Batch {
             (Mover::StreamStore, End::Host(from), End::Gpu(to)) => {
                 // SAFETY: the source is readable (Context::post; or in a held window).
                 let store = unsafe { inline_store(from, left, to) };
-                self.push_op(op, store, to, Kind::Data);
+                self.push_op(op, store, to, BatchKind::Data);
                 op.done += left;
             }
             (_, End::Host(from), End::Gpu(to)) => {
@@ -220,26 +220,26 @@ impl Batch {
     }
 
     /// Whether the staging memory has room for `n` bytes beside the copies within the GPU, which take theirs last.
-    fn leaves_room(&self, s: &State, n: u64) -> bool {
+    fn leaves_room(&self, s: &EngineState, n: u64) -> bool {
         s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE))
     }
 
     /// Its stores, and `more`.
-    pub fn stores(&self, s: &State, more: usize) -> Stores {
+    pub fn stores(&self, s: &EngineState, more: usize) -> Stores {
         let were_late = s.store_by_copy > 0;
         Stores { were_late, needs_stream: self.needs_ops, count: self.ops.len() + more }
     }
 
     /// Whether one more store may go along. Where copy engines store, it needs room in the staging memory, or the
     /// submission would wait for the GPU's processors.
-    pub fn takes_store(&self, s: &State) -> bool {
+    pub fn takes_store(&self, s: &EngineState) -> bool {
         let by_copy = self.stores(s, 1).mover() == Mover::CopyEngine;
         // Beside copies within the GPU there is room for them.
         !by_copy || self.near_bytes > 0 || s.staging.fits(8 * (self.ops.len() as u64 + 1))
     }
 
     /// A place in the staging memory, if there is one now.
-    pub fn stage<'a>(&self, s: &'a mut State, n: u64) -> Option<(u64, &'a Device)> {
+    pub fn stage<'a>(&self, s: &'a mut EngineState, n: u64) -> Option<(u64, &'a Device)> {
         if self.near_bytes > 0 && !self.leaves_room(s, n) {
             return None;
         }
@@ -249,13 +249,19 @@ impl Batch {
         Some((s.staging.take_beside(n, stores)?, device))
     }
 
-    pub fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: Kind) {
+    pub fn push_op(&mut self, op: &Op, memory: MemOp, at: u64, kind: BatchKind) {
         self.ops.push(memory);
         self.tags.push(Tag { lane: Arc::as_ptr(&op.owner.lane) as usize, at, kind });
     }
 
-    fn add_signal(&mut self, s: &mut State, registry: &Registry, op: &mut Op, signal: &Signal) -> Result<Step> {
-        let later = Ok(Step::Later { progress: self.has_work() });
+    fn add_signal(
+        &mut self,
+        s: &mut EngineState,
+        registry: &Registry,
+        op: &mut Op,
+        signal: &Signal,
+    ) -> Result<BatchStep> {
+        let later = Ok(BatchStep::Later { progress: self.has_work() });
         // Bytes for host memory are there when the CPU has delivered them.
         if !self.outward.is_empty() || s.small.outward > s.small.done {
             return later;
@@ -266,7 +272,7 @@ impl Batch {
                 return later;
             }
             let added = registry.hold().add(signal.rkey, signal.remote, signal.value);
-            return if added { Ok(Step::Done) } else { Err(gone(signal.rkey, signal.remote, 8)) };
+            return if added { Ok(BatchStep::Done) } else { Err(gone(signal.rkey, signal.remote, 8)) };
         }
         if !self.takes_store(s) {
             return later;
@@ -274,7 +280,7 @@ impl Batch {
         match s.windows.add(signal.rkey, signal.remote, signal.value) {
             Ok(sum) => {
                 self.store_signal(op, signal.remote, sum, signal.value);
-                Ok(Step::Done)
+                Ok(BatchStep::Done)
             }
             Err(true) => self.add_to_memory(s, op, signal),
             Err(false) => Err(gone(signal.rkey, signal.remote, 8)),
@@ -286,17 +292,17 @@ impl Batch {
     fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
         // Of half a word nobody can tell as long as the other half stays.
         self.needs_ops |= value >> 32 != value.wrapping_sub(by) >> 32;
-        if let Some(i) = self.join_last(op, at, Kind::Sum) {
+        if let Some(i) = self.join_last(op, at, BatchKind::Sum) {
             self.ops[i] = MemOp::write64(at, value);
             return;
         }
-        self.push_op(op, MemOp::write64(at, value), at, Kind::Sum);
+        self.push_op(op, MemOp::write64(at, value), at, BatchKind::Sum);
     }
 
     /// The entry that a signal joins, if it may: the last one at its address, unless its own lane has stored something
     /// since, which it would overtake, in an entry of its own or in one that it joined. All copies of a submission come
     /// before its stores.
-    fn join_last(&mut self, op: &Op, at: u64, kind: Kind) -> Option<usize> {
+    fn join_last(&mut self, op: &Op, at: u64, kind: BatchKind) -> Option<usize> {
         if !self.merge {
             return None;
         }
@@ -314,40 +320,40 @@ impl Batch {
     }
 
     /// A signal whose value is in GPU memory alone.
-    fn add_to_memory(&mut self, s: &mut State, op: &mut Op, signal: &Signal) -> Result<Step> {
+    fn add_to_memory(&mut self, s: &mut EngineState, op: &mut Op, signal: &Signal) -> Result<BatchStep> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
         if device.can_add {
             self.needs_ops = true;
-            match self.join_last(op, signal.remote, Kind::Addition) {
+            match self.join_last(op, signal.remote, BatchKind::Addition) {
                 Some(i) => self.ops[i] = self.ops[i].plus(signal.value),
                 None => {
                     let addition = MemOp::add64(signal.remote, signal.value);
-                    self.push_op(op, addition, signal.remote, Kind::Addition);
+                    self.push_op(op, addition, signal.remote, BatchKind::Addition);
                 }
             }
-            return Ok(Step::Done);
+            return Ok(BatchStep::Done);
         }
         if let Some((_, value)) = self.read.iter_mut().find(|(at, _)| *at == signal.remote) {
             *value = value.wrapping_add(signal.value);
             let sum = *value;
             self.store_signal(op, signal.remote, sum, signal.value);
-            return Ok(Step::Done);
+            return Ok(BatchStep::Done);
         }
         match op.reading {
-            None if self.has_work() => Ok(Step::Later { progress: true }),
+            None if self.has_work() => Ok(BatchStep::Later { progress: true }),
             None => {
                 // A submission of its own: it sees all stores of the submissions before it, and nothing follows until
                 // it is done.
                 self.away.push(device.scratch(), signal.remote, 8, None);
                 op.reading = Some(s.small.started + 1);
-                Ok(Step::Later { progress: true })
+                Ok(BatchStep::Later { progress: true })
             }
-            Some(submission) if s.small.done < submission => Ok(Step::Later { progress: false }),
+            Some(submission) if s.small.done < submission => Ok(BatchStep::Later { progress: false }),
             Some(_) => {
                 let sum = device.scratch_value().wrapping_add(signal.value);
                 self.read.push((signal.remote, sum));
                 self.store_signal(op, signal.remote, sum, signal.value);
-                Ok(Step::Done)
+                Ok(BatchStep::Done)
             }
         }
     }

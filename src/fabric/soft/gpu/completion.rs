@@ -1,20 +1,20 @@
 //! What is done once a submission has been executed.
 
-use super::device::{Device, Way};
+use super::device::{CopyWay, Device};
 use super::in_flight::Outward;
 use super::launch::STORES_BY_COPY;
 use super::op::{Owner, Side};
-use super::state::State;
+use super::state::EngineState;
 use crate::memory::registry::Registry;
 use std::time::Instant;
 
-impl State {
+impl EngineState {
     /// Completes submissions that are done. Returns whether there were any.
     pub fn complete(&mut self, registry: &Registry) -> bool {
         let mut moved = self.complete_dispatched();
         let Some(device) = &self.device else { return false };
         if !self.small.is_empty() {
-            let flag = device.flag(Way::Small);
+            let flag = device.flag(CopyWay::Small);
             while let Some(mut submission) = self.small.pop_done(flag) {
                 for bytes in submission.outward.drain(..) {
                     deliver(device, registry, &bytes);
@@ -35,7 +35,7 @@ impl State {
             }
         }
         if !self.bulk.is_empty() {
-            let flag = device.flag(Way::Bulk);
+            let flag = device.flag(CopyWay::Bulk);
             let before = self.bulk.done;
             while self.bulk.pop_done(flag).is_some() {}
             if self.bulk.done > before {

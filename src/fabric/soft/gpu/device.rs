@@ -26,7 +26,7 @@ const NUMBERS: u64 = 1024;
 
 /// Which stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyWay {
     /// The one for everything but bulk copies.
     Small = 0,
     /// The bulk stream: copies that others shall not wait for.
@@ -179,7 +179,7 @@ impl Device {
     ///
     /// # Safety
     /// All addresses stay valid until the flag is there.
-    pub unsafe fn launch(&self, way: Way, number: u64, load: Load<'_>) -> Result<(), CudaError> {
+    pub unsafe fn launch(&self, way: CopyWay, number: u64, load: Load<'_>) -> Result<(), CudaError> {
         // What a context that has failed, or is gone, had begun is not to be built upon.
         self.app.check()?;
         self.app.stay_awake();
@@ -213,7 +213,7 @@ impl Device {
 
     /// The number of the last submission that is done.
     #[inline]
-    pub fn flag(&self, way: Way) -> u64 {
+    pub fn flag(&self, way: CopyWay) -> u64 {
         let at = way as usize;
         // SAFETY: an aligned word of the pinned memory that the GPU writes whole.
         let low =

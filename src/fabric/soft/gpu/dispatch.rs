@@ -3,12 +3,12 @@
 use super::kernel::{command, windows_hold};
 use super::op::Op;
 use super::plan::{plan, Facts, KernelState, Limits, Mover, CROWD, CROWDED_BYTES};
-use super::state::State;
+use super::state::EngineState;
 
 /// How far into the queue a copy looks for others.
 const LOOK_AHEAD: usize = 16;
 
-impl State {
+impl EngineState {
     /// Completes what the copy kernel has done, and takes back what one that is gone has not.
     pub fn complete_dispatched(&mut self) -> bool {
         let Some(kernel) = self.handover.kernel.as_mut() else { return false };

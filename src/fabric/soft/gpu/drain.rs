@@ -1,7 +1,7 @@
 //! Waiting until what was started for a context or a window that goes is done. It is done in short turns, each with the
 //! engine's lock, in between which others go on: a GPU may stand for as long as its application likes.
 
-use super::state::State;
+use super::state::EngineState;
 use super::Engine;
 use crate::fabric::soft::lane::Lane;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct Mark {
     by_kernel: u64,
 }
 
-impl State {
+impl EngineState {
     /// What has been started by now.
     pub(super) fn mark(&self) -> Mark {
         Mark { small: self.small.started, bulk: self.bulk.started, by_kernel: self.handover.given() }

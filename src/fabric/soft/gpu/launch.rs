@@ -1,12 +1,12 @@
 //! From a batch to a submission: which of the GPU's engines does what, and the driver's calls.
 
-use super::batch::{add_large, piece_of, Batch, Step, NEAR_PIECE};
+use super::batch::{add_large, piece_of, Batch, BatchStep, NEAR_PIECE};
 use super::deferred::Copy;
-use super::device::{Load, Way};
+use super::device::{CopyWay, Load};
 use super::in_flight::{Stores, Submission};
 use super::op::{Op, Owner};
 use super::plan::{plan, KernelState, Mover, Waiting};
-use super::state::State;
+use super::state::EngineState;
 use crate::error::Error;
 use crate::memory::gpu::cuda_error;
 use crate::memory::registry::Registry;
@@ -20,7 +20,7 @@ const BULK_SUBMISSIONS: usize = 2;
 /// Bytes after which a submission of bulk copies is full: about 50 µs at the speed of NVLink.
 const BULK_BYTES: u64 = 16 << 20;
 
-impl State {
+impl EngineState {
     /// Whether both ends of an operation between GPU memories are on this engine's own GPU.
     pub fn is_near(&self, op: &Op) -> bool {
         let Some(device) = self.device.as_ref().filter(|d| d.has_private_context()) else { return false };
@@ -85,7 +85,7 @@ impl State {
         let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for submissions before they go; callers keep their ends until
         // completion; staging memory is given back when the submission is done.
-        let result = unsafe { device.launch(Way::Small, number, load) };
+        let result = unsafe { device.launch(CopyWay::Small, number, load) };
         self.stats.launched(sample.as_ref(), operations, copies, stores);
         if let Err(e) = result {
             // Part of it may run; its flag never comes.
@@ -151,14 +151,14 @@ impl State {
             }
             self.handover.note(&facts);
             match batch.add(self, registry, &mut op) {
-                Ok(Step::Done) => {
+                Ok(BatchStep::Done) => {
                     batch.finished.push(op.owner);
                     any = true;
                     if batch.is_full() {
                         break;
                     }
                 }
-                Ok(Step::Later { progress }) => {
+                Ok(BatchStep::Later { progress }) => {
                     self.queue.ready.push_front(op);
                     any |= progress;
                     break;
@@ -216,7 +216,7 @@ impl State {
             }
             let load = Load { copies: &copies, into: &Copies::default(), ops: &mut [] };
             // SAFETY: as for `launch`.
-            if let Err(e) = unsafe { device.launch(Way::Bulk, number, load) } {
+            if let Err(e) = unsafe { device.launch(CopyWay::Bulk, number, load) } {
                 self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
                 return true;
             }

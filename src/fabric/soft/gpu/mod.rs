@@ -51,7 +51,7 @@ pub use received::{Answered, Pull, Received, Senders, Source};
 
 use self::device::Device;
 use self::kernel::CopyKernel;
-use self::state::State;
+use self::state::EngineState;
 use self::watch::Watched;
 use crate::config::GpuIssue;
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ pub struct Engine {
     is_open: AtomicBool,
     /// The GPU's number, -1 before it is open.
     gpu: AtomicI32,
-    /// It has failed; `State::failure` says why.
+    /// It has failed; `EngineState::failure` says why.
     has_failed: AtomicBool,
     /// Whether `incoming` may hold anything.
     knocked: AtomicBool,
@@ -94,7 +94,7 @@ pub struct Engine {
     /// One opens it at a time, without the state's lock: the driver may take its time.
     opening: Mutex<Option<Watched>>,
     refusals: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
 }
 
 /// The engines of this process, by their ranks' secret tokens: how ranks of one process find each other.
@@ -113,7 +113,7 @@ pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
 impl Engine {
     /// The engine of a rank. It does nothing until a GPU window opens it.
     pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, tuning: GpuIssue) -> Arc<Self> {
-        let state = State::new(tuning);
+        let state = EngineState::new(tuning);
         let engine = Arc::new(Self {
             rank,
             registry,
@@ -265,7 +265,7 @@ impl Engine {
     }
 
     /// Waits for the submissions in flight. `false`: they still are.
-    fn drain(&self, state: &mut State) -> bool {
+    fn drain(&self, state: &mut EngineState) -> bool {
         let end = Instant::now() + DRAIN_WITHIN;
         while state.is_touching_memory() {
             if !state.complete(&self.registry) {
@@ -297,7 +297,7 @@ impl Engine {
         self.knocked.store(true, Ordering::Release);
     }
 
-    fn take(&self, state: &mut State) {
+    fn take(&self, state: &mut EngineState) {
         if self.knocked.swap(false, Ordering::Acquire) {
             state.queue.ready.extend(self.incoming.lock().drain(..));
         }
@@ -330,7 +330,7 @@ impl Engine {
 
     /// Says on this rank what its peers learn by their operations.
     #[cold]
-    fn say_failed(&self, state: &State) {
+    fn say_failed(&self, state: &EngineState) {
         if !self.has_failed.swap(true, Ordering::AcqRel) {
             if let Some(why) = &state.failure {
                 log::warn!("{}; no operation moves memory of this GPU any more", why.message());

@@ -6,7 +6,7 @@
 //! rests until the submission is done.
 
 use super::app::AppThread;
-use super::device::{Device, Load, Way};
+use super::device::{CopyWay, Device, Load};
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
@@ -26,7 +26,7 @@ const UP: u64 = 2;
 /// How long nothing may be done before the stream is asked whether it failed.
 const ASK_AFTER: Duration = Duration::from_millis(1);
 
-struct State {
+struct PoolState {
     free: Vec<u32>,
     /// Given back before their submission was done.
     resting: VecDeque<(u64, u32)>,
@@ -59,7 +59,7 @@ pub struct PinnedPool {
     /// Copies that a submission needs while another is in flight: each costs its starter a driver call.
     gather: usize,
     device: ManuallyDrop<Device>,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// Number of the last submission that was started.
     started: AtomicU64,
     /// Copies wait for a launch.
@@ -83,7 +83,7 @@ impl PinnedPool {
             inward,
             gather,
             device: ManuallyDrop::new(device),
-            state: Mutex::new(State {
+            state: Mutex::new(PoolState {
                 free: (0..buffers).rev().collect(),
                 resting: VecDeque::new(),
                 copies: Copies::default(),
@@ -106,7 +106,7 @@ impl PinnedPool {
         if let Some(why) = &s.failure {
             return Err(why.clone());
         }
-        let flag = self.device.flag(Way::Small);
+        let flag = self.device.flag(CopyWay::Small);
         while s.resting.front().is_some_and(|(submission, _)| *submission <= flag) {
             let back = s.resting.pop_front().map(|(_, buffer)| buffer);
             s.free.extend(back);
@@ -146,14 +146,14 @@ impl PinnedPool {
     pub fn launch(&self) {
         if self.gathering.load(Ordering::Acquire) {
             let mut s = self.state.lock();
-            let up = self.started.load(Ordering::Relaxed) - self.device.flag(Way::Small);
+            let up = self.started.load(Ordering::Relaxed) - self.device.flag(CopyWay::Small);
             if up == 0 || up < UP && s.copies.len() >= self.gather || s.failure.is_some() {
                 self.start(&mut s);
             }
         }
     }
 
-    fn start(&self, s: &mut State) {
+    fn start(&self, s: &mut PoolState) {
         s.bytes = 0;
         if s.copies.is_empty() || s.failure.is_some() {
             self.gathering.store(false, Ordering::Release);
@@ -161,7 +161,7 @@ impl PinnedPool {
             return;
         }
         let number = self.started.load(Ordering::Relaxed) + 1;
-        if self.device.flag(Way::Small) + 1 == number {
+        if self.device.flag(CopyWay::Small) + 1 == number {
             s.moved = Instant::now();
         }
         // Before the driver has it, which may take its time: nobody who looks meanwhile must find that nothing is in
@@ -172,7 +172,7 @@ impl PinnedPool {
         let (copies, into) = if self.inward { (&none, &s.copies) } else { (&s.copies, &none) };
         // SAFETY: GPU ends are checked windows, which wait for submissions before they go (`drain`); buffers come back
         // only after their submission.
-        let result = unsafe { self.device.launch(Way::Small, number, Load { copies, into, ops: &mut [] }) };
+        let result = unsafe { self.device.launch(CopyWay::Small, number, Load { copies, into, ops: &mut [] }) };
         s.copies.clear();
         if let Err(e) = result {
             self.fail(s, cuda_error(&format!("a transfer on the GPU of rank {}", self.rank), &e));
@@ -180,7 +180,7 @@ impl PinnedPool {
     }
 
     #[cold]
-    fn fail(&self, s: &mut State, why: Error) {
+    fn fail(&self, s: &mut PoolState, why: Error) {
         s.failure.get_or_insert(why);
         self.failed.store(true, Ordering::Release);
     }
@@ -188,7 +188,7 @@ impl PinnedPool {
     /// How many submissions were ever done.
     #[inline]
     pub fn landed(&self) -> u64 {
-        self.device.flag(Way::Small)
+        self.device.flag(CopyWay::Small)
     }
 
     /// Whether the stream has failed.
@@ -203,7 +203,7 @@ impl PinnedPool {
         self.launch();
         // First: whoever ends it has counted the submission before.
         let gathering = self.gathering.load(Ordering::Acquire);
-        let flag = self.device.flag(Way::Small);
+        let flag = self.device.flag(CopyWay::Small);
         if self.failed.load(Ordering::Acquire) {
             return false;
         }
@@ -228,7 +228,7 @@ impl PinnedPool {
     /// has not.
     pub fn settle(&self, end: Instant) -> bool {
         let last = self.mark();
-        while self.device.flag(Way::Small) < last {
+        while self.device.flag(CopyWay::Small) < last {
             if !self.poll() && self.has_failed() || Instant::now() > end {
                 return false;
             }
@@ -245,7 +245,7 @@ impl PinnedPool {
 
     /// Whether that has landed, or never will.
     pub fn has_passed(&self, mark: u64) -> bool {
-        self.device.flag(Way::Small) >= mark || self.has_failed()
+        self.device.flag(CopyWay::Small) >= mark || self.has_failed()
     }
 
     /// Waits until everything that was started is done, at most until `end`. `false`: it has not.
@@ -268,7 +268,7 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         // Whoever closes has drained; after an error the GPU may still write what was started before it.
         let idle = !self.failed.load(Ordering::Acquire)
-            && self.started.load(Ordering::Acquire) == self.device.flag(Way::Small);
+            && self.started.load(Ordering::Acquire) == self.device.flag(CopyWay::Small);
         // SAFETY: taken once, here.
         unsafe { ManuallyDrop::take(&mut self.device) }.close(idle);
     }
@@ -296,7 +296,7 @@ impl PinnedBuffer {
     /// Whether its copy is done.
     #[inline]
     pub fn has_landed(&self) -> Result<bool> {
-        if self.submission <= self.pool.device.flag(Way::Small) {
+        if self.submission <= self.pool.device.flag(CopyWay::Small) {
             return Ok(true);
         }
         if self.pool.failed.load(Ordering::Acquire) {
@@ -311,7 +311,7 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let mut s = self.pool.state.lock();
-        if self.submission <= self.pool.device.flag(Way::Small) {
+        if self.submission <= self.pool.device.flag(CopyWay::Small) {
             s.free.push(self.index);
         } else {
             s.resting.push_back((self.submission, self.index));

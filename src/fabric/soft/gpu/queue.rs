@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 /// All operations that are not in flight.
 #[derive(Default)]
-pub struct Queue {
+pub struct OperationQueue {
     /// In the order in which they start.
     pub ready: VecDeque<Op>,
     /// Bulk copies, and operations behind them.
     pub deferred: Deferred,
 }
 
-impl Queue {
+impl OperationQueue {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.deferred.is_empty()

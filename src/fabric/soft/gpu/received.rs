@@ -199,6 +199,20 @@ impl Received {
         })
     }
 
+    /// What is on its way by now: lanes, each with its last number. A lane that fails is over, too.
+    pub fn marks(&self) -> Vec<(Arc<Lane>, Seq)> {
+        if !self.is_busy() {
+            return Vec::new();
+        }
+        let mut marks = Vec::new();
+        for sender in &self.senders {
+            let sender = sender.lock();
+            let busy = sender.strands.iter().flatten().filter(|s| !s.lane.is_idle());
+            marks.extend(busy.map(|s| (s.lane.clone(), s.lane.last())));
+        }
+        marks
+    }
+
     /// Whether so much is on its way that no more shall be read.
     pub fn is_full(&self) -> bool {
         self.backlog.load(Ordering::Relaxed) >= FULL

@@ -3,7 +3,7 @@
 
 use super::drain::Mark;
 use super::op::Owner;
-use super::state::State;
+use super::state::EngineState;
 use super::Engine;
 use crate::error::Error;
 use crate::fabric::soft::lane::Lane;
@@ -53,7 +53,7 @@ impl Refusals {
     }
 }
 
-impl State {
+impl EngineState {
     /// Tells those of which nothing is under way any more. Returns whether there were any. Between turns: nothing is
     /// half started.
     #[inline]

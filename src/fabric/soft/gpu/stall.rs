@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::kernel::CopyKernel;
-use super::state::State;
+use super::state::EngineState;
 use crate::memory::gpu::cuda_error;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ impl Stall {
     }
 }
 
-impl State {
+impl EngineState {
     /// Asks the streams whether they failed, once flags have been down for long. Looks at the clock now and then only.
     pub fn check(&mut self, rank: u32) {
         if !self.stall.is_time_to_ask() {

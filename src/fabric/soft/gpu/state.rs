@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::device::{Device, STAGING_BYTES};
 use super::handover::Handover;
 use super::in_flight::InFlight;
-use super::queue::Queue;
+use super::queue::OperationQueue;
 use super::refusals::Refusals;
 use super::staging::Staging;
 use super::stall::Stall;
@@ -17,7 +17,7 @@ use crate::memory::registry::Registry;
 use std::sync::Arc;
 
 /// Used under the engine's lock; each part has a file of its own.
-pub struct State {
+pub struct EngineState {
     pub tuning: GpuIssue,
     /// Once there is a GPU window.
     pub device: Option<Device>,
@@ -25,7 +25,7 @@ pub struct State {
     pub windows: Windows,
     /// Copy engines store in so many more submissions.
     pub store_by_copy: u32,
-    pub queue: Queue,
+    pub queue: OperationQueue,
     pub staging: Staging,
     /// Submissions of the stream for everything but bulk copies.
     pub small: InFlight,
@@ -45,7 +45,7 @@ pub struct State {
     pub failure: Option<Error>,
 }
 
-impl State {
+impl EngineState {
     /// With no window, and nothing queued.
     pub fn new(tuning: GpuIssue) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl State {
             handover: Handover::default(),
             windows: Windows::default(),
             store_by_copy: 0,
-            queue: Queue::default(),
+            queue: OperationQueue::default(),
             staging: Staging::new(STAGING_BYTES),
             small: InFlight::default(),
             bulk: InFlight::default(),

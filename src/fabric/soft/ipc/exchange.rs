@@ -7,13 +7,13 @@ use std::ops::Range;
 /// Segments asked for at once: a socket takes ten datagrams on many systems (net.unix.max_dgram_qlen).
 pub const AT_ONCE: u32 = 8;
 
-/// First segment and count of the question when `missing` is the first that has not come. Whole laps: an answer that
+/// First segment and count of the request when `missing` is the first that has not come. Whole laps: an answer that
 /// came is not asked for again, because the first that is missing moves on.
-pub fn question(missing: u32) -> (u32, u32) {
+pub fn request(missing: u32) -> (u32, u32) {
     (missing, AT_ONCE - missing % AT_ONCE)
 }
 
-/// What is sent for a question about a window of `segments`.
+/// What is sent for a request about a window of `segments`.
 pub fn answered(first: u32, count: u32, segments: u32) -> Range<u32> {
     first..first.saturating_add(count.min(AT_ONCE)).min(segments)
 }
@@ -44,7 +44,7 @@ impl<F> Default for Answers<F> {
 }
 
 impl<F> Answers<F> {
-    /// From now on those of a new window, which so many peers offer. Returns the number of its questions: an answer to
+    /// From now on those of a new window, which so many peers offer. Returns the number of its requests: an answer to
     /// an earlier one, for a window that had the same number, is not taken for one to these.
     pub fn expect(&mut self, peers: usize) -> u32 {
         self.all.clear();
@@ -122,9 +122,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_and_what_is_sent() {
-        assert_eq!(question(0), (0, 8));
-        assert_eq!(question(13), (13, 3));
+    fn requests_and_what_is_sent() {
+        assert_eq!(request(0), (0, 8));
+        assert_eq!(request(13), (13, 3));
         assert_eq!(answered(0, 8, 3), 0..3);
         assert_eq!(answered(2, u32::MAX, 100), 2..10);
         assert!(answered(u32::MAX, u32::MAX, 3).is_empty());

@@ -15,7 +15,7 @@ mod export;
 mod import;
 pub mod wire;
 
-use self::exchange::{answered, question, Answer, Answers, AT_ONCE};
+use self::exchange::{answered, request, Answer, Answers, AT_ONCE};
 use self::export::Export;
 use self::import::{Fetch, Import};
 use self::wire::{Datagram, Offer};
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 /// How long peers may take to send what they offered; half the time of a collective step if that is less.
 const FETCH_WITHIN: Duration = Duration::from_secs(10);
-/// Between two questions for the same thing: datagrams get lost where a socket is full.
+/// Between two requests for the same thing: datagrams get lost where a socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// How long copies from peers that have failed are waited for.
 const DRAIN_WITHIN: Duration = Duration::from_secs(10);
@@ -395,6 +395,6 @@ impl Share {
 }
 
 fn ask(host: &impl Host, rank: u32, window: u32, round: u32, first: u32) -> bool {
-    let (first, count) = question(first);
+    let (first, count) = request(first);
     host.send(rank, &Datagram::Ask { window, round, first, count }.encode(), None)
 }

@@ -1,7 +1,7 @@
 //! A lane fails, and no other: what waits on it is dropped, what is under way runs to its end, and then its caller is
 //! told.
 
-use super::seat::{Queue, Seat, State};
+use super::seat::{LaneQueue, LaneState, Seat};
 use super::Link;
 use crate::error::Error;
 use crate::fabric::soft::domain::Domain;
@@ -22,26 +22,26 @@ impl Link {
     /// An operation of a lane failed: ends the lane or, where the error says that the peer is gone, all of them, each
     /// at the next look at it.
     #[cold]
-    pub(super) fn fail_lane(&self, shared: &Domain, seat: &Seat, queue: &mut Queue, why: Error) {
+    pub(super) fn fail_lane(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue, why: Error) {
         if ends_peer(&why) {
             self.health.fail(why);
             self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
             return;
         }
         let is_copying = match queue.state {
-            State::Vacant { .. } => return,
+            LaneState::Vacant { .. } => return,
             _ if seat.lane.is_over() => return,
-            State::Copying => true,
+            LaneState::Copying => true,
             _ => false,
         };
         seat.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
-        if !queue.outs.fetches.is_idle() && !queue.outs.fetches.has_failed() {
-            shared.engine.refuse(&queue.outs.fetches, why.clone());
+        if !queue.remote.fetches.is_idle() && !queue.remote.fetches.has_failed() {
+            shared.engine.refuse(&queue.remote.fetches, why.clone());
         }
         // An answer that still comes finds nobody who waits for it.
-        queue.state = State::Failing(Failing { why, bounces, copying: is_copying });
+        queue.state = LaneState::Failing(Failing { why, bounces, copying: is_copying });
         self.backlog.fetch_add(1, Ordering::Relaxed);
         shared.mark_pending(self.peer);
         self.tell_fault(shared, seat, queue);
@@ -52,7 +52,7 @@ impl Link {
     pub(super) fn fail_waiting(&self, shared: &Domain, why: &Error) {
         for seat in self.seats.all().iter() {
             let mut queue = seat.lock();
-            if matches!(queue.state, State::Ready) {
+            if matches!(queue.state, LaneState::Ready) {
                 self.fail_lane(shared, seat, &mut queue, why.clone());
             }
             seat.release(queue);
@@ -64,7 +64,7 @@ impl Link {
     pub fn refused(&self, shared: &Domain, context: u32, why: Error) {
         let Some(seat) = self.seats.of(context) else { return };
         let mut queue = seat.lock();
-        let dropped = queue.outs.take_pulls();
+        let dropped = queue.remote.take_pulls();
         self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
         self.fail_lane(shared, &seat, &mut queue, why);
         seat.release(queue);
@@ -73,10 +73,10 @@ impl Link {
 
     /// Tells the fault of a lane that has nothing under way any more. Returns whether it did.
     #[cold]
-    pub(super) fn tell_fault(&self, shared: &Domain, seat: &Seat, queue: &mut Queue) -> bool {
-        let State::Failing(failing) = &mut queue.state else { return false };
+    pub(super) fn tell_fault(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) -> bool {
+        let LaneState::Failing(failing) = &mut queue.state else { return false };
         failing.bounces.retain(|b| matches!(b.is_full(&shared.engine), Ok(false)));
-        let fetches = &queue.outs.fetches;
+        let fetches = &queue.remote.fetches;
         let fetching = !fetches.is_idle() && !fetches.has_failed();
         if fetching {
             shared.engine.poll();
@@ -85,9 +85,9 @@ impl Link {
             return false;
         }
         // What the peer still copies it only reads, and a deregistration waits for that.
-        let dropped = queue.outs.abandon();
+        let dropped = queue.remote.abandon();
         self.backlog.fetch_sub(dropped.len() + 1, Ordering::Relaxed);
-        if let State::Failing(failing) = std::mem::replace(&mut queue.state, State::Idle) {
+        if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Idle) {
             seat.lane.fail(failing.why);
         }
         true

@@ -1,7 +1,7 @@
 //! Operations come in: small ones go into the ring of a peer on this host at once, others to whoever moves them, or
 //! wait.
 
-use super::seat::{Queue, Running, Seat, State};
+use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::{Link, Way};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -29,16 +29,16 @@ impl Link {
             shared.stir();
             return Ok(Posted::NONE);
         }
-        let (mut pushed, mut done) = (0, 0);
+        let (mut pushed, mut done, mut last) = (0, 0, None);
         let near = if lane.is_idle() { self.route.near() } else { None };
         if let Some(mut port) = near {
             for op in ops {
                 let Transfer::Put(put) = op.transfer() else { break };
-                if put.len > RING_MAX || op.is_on_gpu() || !lane.is_idle() {
+                if put.len > RING_MAX || op.is_on_gpu() {
                     break;
                 }
                 match port.push_small(&put, lane.context) {
-                    Pushed::All => lane.complete(lane.number()),
+                    Pushed::All => last = Some(lane.number()),
                     Pushed::Nothing => break,
                     Pushed::DataOnly => {
                         done = put.len;
@@ -49,6 +49,8 @@ impl Link {
             }
             // One wake-up for all.
             let wake = (pushed > 0 || done > 0) && port.inbox.publish();
+            // Behind that: what is complete the peer finds in its ring, if it looks.
+            last.into_iter().for_each(|seq| lane.complete(seq));
             drop(port);
             if pushed == ops.len() {
                 drop(queue);
@@ -72,7 +74,7 @@ impl Link {
         &'a self,
         shared: &Domain,
         seat: &'a Seat,
-        mut queue: Guard<'a, Queue>,
+        mut queue: Guard<'a, LaneQueue>,
         ops: &[Op],
         mut done: u64,
     ) -> Result<Seq> {
@@ -98,7 +100,7 @@ impl Link {
             shared.stir();
             return Ok(last);
         }
-        let is_first = matches!(queue.state, State::Idle) && queue.tasks.is_empty();
+        let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
             running.for_each(|running| self.submit_later(shared, engine, lane, &running));
             let last = lane.last();
@@ -116,8 +118,8 @@ impl Link {
         let was_empty = queue.tasks.is_empty();
         queue.tasks.extend(running);
         let last = lane.last();
-        if matches!(queue.state, State::Idle) {
-            queue.state = State::Ready;
+        if matches!(queue.state, LaneState::Idle) {
+            queue.state = LaneState::Ready;
         }
         self.backlog.fetch_add(ops.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
@@ -127,7 +129,7 @@ impl Link {
             Way::Near => on_gpu && was_empty,
             _ => false,
         };
-        if now && way == Way::Near && matches!(queue.state, State::Ready) {
+        if now && way == Way::Near && matches!(queue.state, LaneState::Ready) {
             // By this thread alone: others have their turns.
             queue = self.run_lane(shared, seat, queue).0;
             seat.release(queue);

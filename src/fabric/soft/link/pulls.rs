@@ -1,9 +1,9 @@
 //! Puts and gets by GPU windows that the processes share: the peer fetches what this rank puts, this rank's own engine
 //! what it gets. What follows them on a lane is complete after them.
 
-use super::outs::{Next, Until};
+use super::remote::{Next, Until};
 use super::route::Route;
-use super::seat::{Queue, Seat};
+use super::seat::{LaneQueue, Seat};
 use super::staged::Step;
 use super::{Link, Way};
 use crate::error::{Error, Result};
@@ -57,10 +57,10 @@ impl Link {
 
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is
     /// asked once, and noted in `asked`.
-    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut Queue, asked: &mut bool) -> bool {
+    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue, asked: &mut bool) -> bool {
         let mut moved = false;
         loop {
-            match queue.outs.next(Seq(queue.pulls.done)) {
+            match queue.remote.next(Seq(queue.pulls.done)) {
                 Ok(Next::Done(seq)) => {
                     // One that has failed completes nothing more: others before this one may have been dropped.
                     if !seat.lane.is_stopped() {
@@ -75,7 +75,7 @@ impl Link {
                 }
                 Ok(Next::InEngine | Next::AtPeer | Next::None) => return moved,
                 Err(error) => {
-                    let dropped = queue.outs.abandon();
+                    let dropped = queue.remote.abandon();
                     self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
                     self.fail_lane(shared, seat, queue, error);
                     return true;
@@ -85,12 +85,12 @@ impl Link {
     }
 
     /// An operation whose own part is done: complete, unless others before it are out.
-    pub(super) fn finish(&self, seat: &Seat, queue: &mut Queue, seq: Seq) {
-        if queue.outs.is_empty() {
+    pub(super) fn finish(&self, seat: &Seat, queue: &mut LaneQueue, seq: Seq) {
+        if queue.remote.is_empty() {
             seat.lane.complete(seq);
             self.backlog.fetch_sub(1, Ordering::Relaxed);
         } else {
-            queue.outs.push(seq, Until::Before, None);
+            queue.remote.push(seq, Until::Before, None);
         }
     }
 }

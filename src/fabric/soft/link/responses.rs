@@ -1,7 +1,7 @@
 //! What the peer answered to gets.
 
-use super::outs::Until;
-use super::seat::{Queue, State};
+use super::remote::Until;
+use super::seat::{LaneQueue, LaneState};
 use super::Link;
 use crate::error::{Error, Kind as Fault};
 use crate::fabric::soft::domain::Domain;
@@ -12,11 +12,11 @@ use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
 use std::sync::atomic::Ordering;
 
-impl Queue {
+impl LaneQueue {
     /// The get with this number, if its answer is awaited: an atomic operation awaits its fetched value as a get does
     /// its bytes.
     fn awaited(&self, seq: Seq) -> Option<Get> {
-        let is_asked = matches!(self.state, State::Asked);
+        let is_asked = matches!(self.state, LaneState::Asked);
         let task = self.tasks.front().filter(|t| is_asked && t.seq == seq)?;
         match task.work {
             Op::Get(get) => Some(get),
@@ -31,20 +31,20 @@ impl Link {
     pub fn get_done(&self, shared: &Domain, context: u32, seq: Seq) {
         let Some(seat) = self.seats.of(context) else { return };
         let mut queue = seat.lock();
-        if let State::Vacant { asked, .. } = &mut queue.state {
+        if let LaneState::Vacant { asked, .. } = &mut queue.state {
             *asked = false;
             return;
         }
         let Some(get) = queue.awaited(seq) else { return };
-        let in_engine = Key(get.lkey).is_on_gpu() && !queue.outs.fetches.is_idle();
+        let in_engine = Key(get.lkey).is_on_gpu() && !queue.remote.fetches.is_idle();
         queue.tasks.pop_front();
         if in_engine {
-            let last = queue.outs.fetches.last();
-            queue.outs.push(seq, Until::Fetched(last), None);
+            let last = queue.remote.fetches.last();
+            queue.remote.push(seq, Until::Fetched(last), None);
         } else {
             self.finish(&seat, &mut queue, seq);
         }
-        queue.state = State::Ready;
+        queue.state = LaneState::Ready;
         seat.release(queue);
         self.advance(shared);
     }
@@ -65,7 +65,7 @@ impl Link {
         }
         let to = get.local + at;
         if Key(get.lkey).is_on_gpu() {
-            let lane = &queue.outs.fetches;
+            let lane = &queue.remote.fetches;
             // SAFETY: a message in place.
             return shared.received.fetched(&shared.engine, lane, || unsafe { message.copy() }, get.lkey, to);
         }

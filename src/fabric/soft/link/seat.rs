@@ -1,8 +1,8 @@
 //! A lane's place at its link: what waits of it, behind a lock of its own.
 
 use super::fault::Failing;
-use super::outs::Outs;
 use super::pulls::Pulls;
+use super::remote::RemoteCompletions;
 use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::op::Op;
@@ -26,7 +26,7 @@ pub struct Running {
 }
 
 /// What a lane is at.
-pub enum State {
+pub enum LaneState {
     /// Nothing waits for a turn.
     Idle,
     /// Its first operation waits for a turn, or has it.
@@ -47,22 +47,22 @@ pub enum State {
 }
 
 /// What the lock is around.
-pub struct Queue {
+pub struct LaneQueue {
     /// Operations in their order.
     pub tasks: VecDeque<Running>,
     /// Operations that the peer or this rank's engine finishes.
-    pub outs: Outs,
+    pub remote: RemoteCompletions,
     /// What the peer fetches of them.
     pub pulls: Pulls,
     /// What the lane is at.
-    pub state: State,
+    pub state: LaneState,
 }
 
 /// A lane's place.
 pub struct Seat {
     /// The lane.
     pub lane: Arc<Lane>,
-    queue: Spin<Queue>,
+    queue: Spin<LaneQueue>,
     /// Somebody has to look: an operation waits for a turn or is in this rank's engine, or a fault is to be told.
     /// Changed under the lock.
     wants: AtomicBool,
@@ -70,31 +70,31 @@ pub struct Seat {
     wanting: Arc<AtomicUsize>,
 }
 
-impl Queue {
+impl LaneQueue {
     /// Whether somebody has to look.
     fn wants(&self) -> bool {
-        matches!(self.state, State::Ready | State::Failing(_)) || self.outs.wants_look()
+        matches!(self.state, LaneState::Ready | LaneState::Failing(_)) || self.remote.wants_look()
     }
 
     /// The kernel's copy for the first operation is over.
     pub fn copied(&mut self) {
         match &mut self.state {
-            State::Copying => self.state = State::Ready,
-            State::Failing(failing) => failing.copying = false,
-            State::Vacant { copying, .. } => *copying = false,
-            State::Idle | State::Ready | State::Asked => {}
+            LaneState::Copying => self.state = LaneState::Ready,
+            LaneState::Failing(failing) => failing.copying = false,
+            LaneState::Vacant { copying, .. } => *copying = false,
+            LaneState::Idle | LaneState::Ready | LaneState::Asked => {}
         }
     }
 
     /// Forgets what waits, once the peer has failed. Returns how many were counted.
     pub fn drop_all(&mut self) -> usize {
-        let counted = self.tasks.len() + self.outs.len() + usize::from(matches!(self.state, State::Failing(_)));
+        let counted = self.tasks.len() + self.remote.len() + usize::from(matches!(self.state, LaneState::Failing(_)));
         self.tasks.clear();
-        self.outs.clear();
-        self.state = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Copying | State::Failing(Failing { copying: true, .. }) => State::Copying,
-            State::Vacant { copying, .. } => State::Vacant { copying, asked: false },
-            _ => State::Idle,
+        self.remote.clear();
+        self.state = match std::mem::replace(&mut self.state, LaneState::Idle) {
+            LaneState::Copying | LaneState::Failing(Failing { copying: true, .. }) => LaneState::Copying,
+            LaneState::Vacant { copying, .. } => LaneState::Vacant { copying, asked: false },
+            _ => LaneState::Idle,
         };
         counted
     }
@@ -103,19 +103,19 @@ impl Queue {
 impl Seat {
     /// For a lane to the peer of this `health`.
     fn new(lane: Arc<Lane>, health: Arc<Health>, wanting: Arc<AtomicUsize>) -> Self {
-        let outs = Outs::new(lane.peer, health);
-        let queue = Queue { tasks: VecDeque::new(), outs, pulls: Pulls::default(), state: State::Idle };
+        let remote = RemoteCompletions::new(lane.peer, health);
+        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls: Pulls::default(), state: LaneState::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 
     /// Takes the lock.
     #[inline]
-    pub fn lock(&self) -> Guard<'_, Queue> {
+    pub fn lock(&self) -> Guard<'_, LaneQueue> {
         self.queue.lock()
     }
 
     /// Takes the lock if nobody has it.
-    pub fn try_lock(&self) -> Option<Guard<'_, Queue>> {
+    pub fn try_lock(&self) -> Option<Guard<'_, LaneQueue>> {
         self.queue.try_lock()
     }
 
@@ -126,7 +126,7 @@ impl Seat {
     }
 
     /// Lets the lock go, and says whether somebody has to look.
-    pub fn release(&self, queue: Guard<'_, Queue>) {
+    pub fn release(&self, queue: Guard<'_, LaneQueue>) {
         let wants = queue.wants();
         if self.wants.load(Ordering::Relaxed) == wants {
             return;
@@ -141,7 +141,7 @@ impl Seat {
     /// Nothing of it can come any more.
     fn is_empty(&self) -> bool {
         let queue = self.lock();
-        matches!(queue.state, State::Vacant { copying: false, asked: false }) && queue.outs.is_empty()
+        matches!(queue.state, LaneState::Vacant { copying: false, asked: false }) && queue.remote.is_empty()
     }
 }
 

@@ -3,11 +3,11 @@
 
 use super::pulls::{fetch, pull};
 use super::route::Route;
-use super::seat::Queue;
+use super::seat::LaneQueue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, Side, Use};
-use crate::fabric::soft::link::outs::Until;
+use crate::fabric::soft::link::remote::Until;
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
 use crate::memory::key::Key;
@@ -32,25 +32,25 @@ pub enum Step {
     Waiting,
 }
 
-impl From<port::Step> for Step {
+impl From<port::PortStep> for Step {
     #[inline]
-    fn from(step: port::Step) -> Self {
+    fn from(step: port::PortStep) -> Self {
         match step {
-            port::Step::Moved(n) => Self::Moved(n),
-            port::Step::Finished => Self::Finished,
-            port::Step::Full => Self::Full,
-            port::Step::Waiting => Self::Waiting,
+            port::PortStep::Moved(n) => Self::Moved(n),
+            port::PortStep::Finished => Self::Finished,
+            port::PortStep::Full => Self::Full,
+            port::PortStep::Waiting => Self::Waiting,
         }
     }
 }
 
 /// One step of the first operation of a queue, towards `peer`.
-pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context: u32, peer: u32) -> Result<Step> {
-    let Queue { tasks, outs, pulls, .. } = queue;
+pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, context: u32, peer: u32) -> Result<Step> {
+    let LaneQueue { tasks, remote, pulls, .. } = queue;
     let Some(task) = tasks.front_mut() else { return Ok(Step::Full) };
     let put = match task.work.transfer() {
         Transfer::Get(get) => {
-            if let Some(step) = fetch(shared, route, &get, peer, &outs.fetches)? {
+            if let Some(step) = fetch(shared, route, &get, peer, &remote.fetches)? {
                 return Ok(step);
             }
             let Some(mut port) = route.near() else { return Ok(Step::Full) };
@@ -76,7 +76,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context:
     drop(port);
     let bounce = task.bounce.get_or_insert_with(|| {
         let from = Side::Caller { addr: put.local + task.done, gpu: true };
-        Bounce::start(&shared.engine, outs.fetches.health.clone(), from, task.done, put.len - task.done)
+        Bounce::start(&shared.engine, remote.fetches.health.clone(), from, task.done, put.len - task.done)
     });
     if !bounce.is_full(&shared.engine)? {
         return Ok(Step::Fetching);
@@ -86,7 +86,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut Queue, context:
     let Some(mut port) = route.near() else { return Ok(Step::Full) };
     let step = port.push_put(&piece, context, task.done, true);
     drop(port);
-    if matches!(step, port::Step::Moved(n) if task.done + n == end) {
+    if matches!(step, port::PortStep::Moved(n) if task.done + n == end) {
         task.bounce = None;
     }
     Ok(step.into())

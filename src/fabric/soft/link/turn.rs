@@ -1,6 +1,6 @@
 //! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
-use super::seat::{Queue, Running, Seat, State};
+use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::staged::{to_gpu, Step};
 use super::{Link, Way, BURST, QUANTUM};
 use crate::error::{Error, Result};
@@ -13,6 +13,7 @@ use crate::fabric::soft::shm::copy::{self, Piece};
 use crate::fabric::soft::shm::port::RING_MAX;
 use crate::fabric::soft::status::COPIES;
 use crate::rma::op::Transfer;
+use crate::rma::seq::Seq;
 use crate::sys::spin::Guard;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -29,21 +30,57 @@ pub enum Turn {
     Failed,
 }
 
+/// Operations that are through with their sources, and not complete yet.
+#[derive(Default)]
+struct Pushed {
+    last: Option<Seq>,
+    count: usize,
+}
+
 /// A queue under its lock, from which it may be let go in between.
-type Locked<'a> = Guard<'a, Queue>;
+type Locked<'a> = Guard<'a, LaneQueue>;
 
 impl Link {
     /// Runs the first operations of one lane for a turn. May let go of the lock in between.
-    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, mut queue: Locked<'a>) -> (Locked<'a>, Turn) {
+    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, queue: Locked<'a>) -> (Locked<'a>, Turn) {
+        let mut pushed = Pushed::default();
+        let (queue, turn) = self.run_first(shared, seat, queue, &mut pushed);
+        self.complete(shared, seat, &mut pushed);
+        (queue, turn)
+    }
+
+    /// Completes what was pushed. The peer finds in its ring what is complete here, if it looks: it may be told by
+    /// other means that it is there.
+    fn complete(&self, shared: &Domain, seat: &Seat, pushed: &mut Pushed) {
+        if let Some(last) = pushed.last.take() {
+            self.publish(shared);
+            seat.lane.complete(last);
+            self.backlog.fetch_sub(std::mem::take(&mut pushed.count), Ordering::Relaxed);
+        }
+    }
+
+    fn run_first<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        mut queue: Locked<'a>,
+        pushed: &mut Pushed,
+    ) -> (Locked<'a>, Turn) {
         let mut budget = QUANTUM;
         for _ in 0..BURST {
             let Some(task) = queue.tasks.front() else { break };
             let seq = task.seq;
+            let is_small = task.work.len() - task.done <= RING_MAX && !task.work.is_on_gpu();
+            if !is_small || self.route.way() != Way::Near {
+                // The lock may be let go for this one, or somebody else completes it.
+                self.complete(shared, seat, pushed);
+            }
             let (back, step) = self.step(shared, seat, queue, budget);
             queue = back;
             let step = match step {
                 Ok(step) => step,
                 Err(error) => {
+                    self.complete(shared, seat, pushed);
                     self.fail_lane(shared, seat, &mut queue, error);
                     return (queue, if self.health.has_failed() { Turn::Failed } else { Turn::Over });
                 }
@@ -64,26 +101,29 @@ impl Link {
                 }
                 Step::Out(until, used) => {
                     queue.tasks.pop_front();
-                    queue.outs.push(seq, until, Some(used));
+                    queue.remote.push(seq, until, Some(used));
                     continue;
                 }
                 Step::Full => return (queue, Turn::Full),
                 Step::Fetching => return (queue, Turn::Over),
                 Step::Waiting => {
-                    queue.state = State::Asked;
+                    queue.state = LaneState::Asked;
                     return (queue, Turn::Over);
                 }
             };
             if finished {
                 queue.tasks.pop_front();
-                self.finish(seat, &mut queue, seq);
+                match queue.remote.is_empty() {
+                    true => (pushed.last, pushed.count) = (Some(seq), pushed.count + 1),
+                    false => self.finish(seat, &mut queue, seq),
+                }
             }
             if budget == 0 {
                 break;
             }
         }
-        if queue.tasks.is_empty() && matches!(queue.state, State::Ready) {
-            queue.state = State::Idle;
+        if queue.tasks.is_empty() && matches!(queue.state, LaneState::Ready) {
+            queue.state = LaneState::Idle;
         }
         (queue, Turn::Over)
     }
@@ -191,7 +231,7 @@ impl Link {
             return (queue, Err(Error::internal(format!("rank {} is reached, but was never met", self.peer))));
         };
         let Some(place) = self.take_place() else { return (queue, Ok(Step::Full)) };
-        queue.state = State::Copying;
+        queue.state = LaneState::Copying;
         drop(queue);
         let result = copy::run(&shared.status, its, (self.peer, place), piece, copy);
         self.copies.fetch_and(!(1 << place), Ordering::Release);
@@ -209,13 +249,13 @@ impl Link {
     }
 
     /// Hands what waits on a lane to TCP.
-    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut Queue) {
+    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) {
         for task in queue.tasks.drain(..) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             shared.tcp().post(Task { lane: seat.lane.clone(), seq: task.seq, work: task.work });
         }
-        if matches!(queue.state, State::Ready) {
-            queue.state = State::Idle;
+        if matches!(queue.state, LaneState::Ready) {
+            queue.state = LaneState::Idle;
         }
     }
 

@@ -430,7 +430,7 @@ mod tests {
         assert!(a.ask(b.name(), &[2; 16], 5, other.as_fd()).unwrap());
         match b.receive() {
             Some(Event::Asked { rank: 5, status }) => assert_eq!(sealed_len(status.as_fd()), Some(8192)),
-            _ => panic!("no question"),
+            _ => panic!("no probe"),
         }
         assert!(a.ask(b.name(), &[9; 16], 5, other.as_fd()).unwrap());
         assert!(b.receive().is_none(), "a wrong token does nothing");

@@ -1,12 +1,12 @@
 //! Whether a peer answers through shared memory.
 
-use super::question::Question;
+use super::probe::Probe;
 use nix::errno::Errno;
 use std::time::Duration;
 
 /// A peer that may be asked for its inbox.
 #[derive(Default)]
-pub struct Finding(Option<Question>);
+pub struct Finding(Option<Probe>);
 
 /// Why there will be no answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,13 +26,13 @@ impl Finding {
     /// Asks, if it is time to, for the first time or again. Called as long as there is no answer and something has to
     /// go to the peer; it gets `limit` from the first time on, or from when this was last taken up.
     pub fn step(&mut self, limit: Duration, ask: impl FnOnce() -> nix::Result<bool>) -> Result<(), Silent> {
-        let question = Question::next(self.0);
-        if question.is_late(limit) {
+        let probe = Probe::next(self.0);
+        if probe.is_late(limit) {
             return Err(Silent::Late);
         }
-        if question.is_due() {
+        if probe.is_due() {
             ask().map_err(Silent::Unreachable)?;
-            self.0 = Some(question.asked());
+            self.0 = Some(probe.asked());
         }
         Ok(())
     }

@@ -25,14 +25,14 @@ pub struct Watch {
 
 impl Watch {
     /// What was seen just now; `is_busy`: operations to it are unfinished.
-    pub fn judge(&self, seen: alive::State, is_busy: bool) -> Verdict {
+    pub fn judge(&self, seen: alive::Liveness, is_busy: bool) -> Verdict {
         match seen {
-            alive::State::Alive => Verdict::Stays,
-            alive::State::Dead => Verdict::Died,
-            alive::State::Closed if !is_busy => Verdict::Closed,
+            alive::Liveness::Alive => Verdict::Stays,
+            alive::Liveness::Dead => Verdict::Died,
+            alive::Liveness::Closed if !is_busy => Verdict::Closed,
             // What it sent last is read before the next look.
-            alive::State::Closed if !self.is_closing.swap(true, Ordering::Relaxed) => Verdict::Stays,
-            alive::State::Closed => Verdict::Left,
+            alive::Liveness::Closed if !self.is_closing.swap(true, Ordering::Relaxed) => Verdict::Stays,
+            alive::Liveness::Closed => Verdict::Left,
         }
     }
 }
@@ -40,7 +40,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alive::State::{Alive, Closed, Dead};
+    use alive::Liveness::{Alive, Closed, Dead};
 
     #[test]
     fn who_closes_gets_one_more_look() {

@@ -7,4 +7,4 @@ mod filter;
 pub mod finding;
 pub mod life;
 pub mod neighbours;
-mod question;
+mod probe;

@@ -19,7 +19,7 @@ impl Neighbours {
         self.0.get(rank as usize)?.get()
     }
 
-    /// Takes what rank `rank` sent with its question or answer. `None`: it is not what its `token` promises.
+    /// Takes what rank `rank` sent with its probe or answer. `None`: it is not what its `token` promises.
     pub fn meet(&self, rank: u32, file: OwnedFd, token: &[u8; 16]) -> Option<&Arc<PeerStatus>> {
         let place = self.0.get(rank as usize)?;
         if place.get().is_none() {

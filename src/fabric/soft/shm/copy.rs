@@ -35,18 +35,18 @@ pub fn run(
 ) -> Result<Option<u64>> {
     own.begin_copy(peer, place, piece.window);
     let life = its.look();
-    if life != alive::State::Alive || !its.has_window(piece.window) {
+    if life != alive::Liveness::Alive || !its.has_window(piece.window) {
         own.end_copy(peer, place);
         return match life {
-            alive::State::Alive => Err(Error::remote_access(gone(peer))),
-            alive::State::Dead => Err(dead(peer)),
-            alive::State::Closed => Ok(None),
+            alive::Liveness::Alive => Err(Error::remote_access(gone(peer))),
+            alive::Liveness::Dead => Err(dead(peer)),
+            alive::Liveness::Closed => Ok(None),
         };
     }
     let result = copy();
     own.end_copy(peer, place);
     match result {
-        _ if its.look() == alive::State::Dead => Err(dead(peer)),
+        _ if its.look() == alive::Liveness::Dead => Err(dead(peer)),
         Ok(n) => Ok(Some(n as u64)),
         Err(e) => Err(failed(peer, piece, &e)),
     }

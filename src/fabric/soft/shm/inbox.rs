@@ -203,14 +203,14 @@ impl PeerInbox {
     }
 
     /// Whether the peer lives.
-    pub fn look(&self) -> alive::State {
+    pub fn look(&self) -> alive::Liveness {
         self.status.look()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::{Header, Kind};
+    use super::super::message::{Header, MessageKind};
     use super::*;
     use crate::fabric::soft::status::Status;
 
@@ -223,7 +223,7 @@ mod tests {
         assert!(PeerInbox::attach(inbox.fd(), its, 4, 2, &[7; 16]).is_err());
         let mut consumer = inbox.consumer(2);
         assert_eq!(inbox.news(0), 0);
-        let h = Header { kind: Kind::Put, len: 3, key: 1, aux: 0, addr: 0 };
+        let h = Header { kind: MessageKind::Put, len: 3, key: 1, aux: 0, addr: 0 };
         // SAFETY: three bytes.
         assert!(unsafe { peer.producer().push(h, b"abc".as_ptr()) });
         assert!(!peer.publish());

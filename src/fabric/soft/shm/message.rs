@@ -14,7 +14,7 @@ pub const ALIGN: usize = 8;
 /// What a message asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum MessageKind {
     /// Nothing: the rest of the ring up to its end is unused.
     Pad = 1,
     /// Write the payload to `addr` of window `key`.
@@ -69,7 +69,7 @@ pub fn kind_of(code: u32) -> Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What to do.
-    pub kind: Kind,
+    pub kind: MessageKind,
     /// Bytes of payload.
     pub len: u32,
     /// Window number at the receiver (or context number).
@@ -91,24 +91,24 @@ impl Header {
     #[inline(always)]
     pub fn parse(words: [u64; 3]) -> Option<Self> {
         let kind = match words[0] as u32 {
-            1 => Kind::Pad,
-            2 => Kind::Put,
-            3 => Kind::Signal,
-            4 => Kind::Get,
-            5 => Kind::GetDone,
-            6 => Kind::Refused,
-            7 => Kind::Pull,
-            8 => Kind::Pulled,
-            9 => Kind::GetData,
-            10 => Kind::Atomic,
+            1 => MessageKind::Pad,
+            2 => MessageKind::Put,
+            3 => MessageKind::Signal,
+            4 => MessageKind::Get,
+            5 => MessageKind::GetDone,
+            6 => MessageKind::Refused,
+            7 => MessageKind::Pull,
+            8 => MessageKind::Pulled,
+            9 => MessageKind::GetData,
+            10 => MessageKind::Atomic,
             _ => return None,
         };
         let len = (words[0] >> 32) as u32;
         let fits = match kind {
-            Kind::Signal => len == 8,
-            Kind::Get => len as usize == GetRequest::LEN,
-            Kind::Pull => len as usize == PullRequest::LEN,
-            Kind::Atomic => len as usize == AtomicRequest::LEN,
+            MessageKind::Signal => len == 8,
+            MessageKind::Get => len as usize == GetRequest::LEN,
+            MessageKind::Pull => len as usize == PullRequest::LEN,
+            MessageKind::Atomic => len as usize == AtomicRequest::LEN,
             _ => true,
         };
         if !fits {
@@ -124,7 +124,7 @@ pub const fn footprint(len: usize) -> usize {
     HEADER + len.div_ceil(ALIGN) * ALIGN
 }
 
-/// The payload of a [`Kind::Get`]: how much, and what the data belongs to.
+/// The payload of a [`MessageKind::Get`]: how much, and what the data belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetRequest {
     /// Bytes wanted.
@@ -155,7 +155,7 @@ impl GetRequest {
     }
 }
 
-/// The payload of a [`Kind::Pull`]: which bytes of the sender's, and the signal behind them.
+/// The payload of a [`MessageKind::Pull`]: which bytes of the sender's, and the signal behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullRequest {
     /// Bytes.

@@ -6,6 +6,7 @@ pub mod copy;
 pub mod inbox;
 pub mod message;
 pub mod port;
+mod positions;
 pub mod ring;
 pub mod withdraw;
 
@@ -19,6 +20,7 @@ mod tests {
             ("inbox", include_str!("inbox.rs")),
             ("port", include_str!("port.rs")),
             ("ring", include_str!("ring.rs")),
+            ("positions", include_str!("positions.rs")),
             ("status", include_str!("../status/mod.rs")),
             ("receive", include_str!("../receive.rs")),
             ("responses", include_str!("../link/responses.rs")),

@@ -1,7 +1,7 @@
 //! The way into the inbox of a peer on this host: puts, signals, gets and answers as messages in its ring.
 
 use super::inbox::PeerInbox;
-use super::message::{code_of, GetRequest, Header, Kind, PullRequest};
+use super::message::{code_of, GetRequest, Header, MessageKind, PullRequest};
 use crate::error::Error;
 use crate::fabric::soft::atomic::AtomicRequest;
 use crate::fabric::soft::status::WINDOW_BITS;
@@ -29,7 +29,7 @@ pub struct Port {
 }
 
 /// What became of a step.
-pub enum Step {
+pub enum PortStep {
     /// So many bytes were moved.
     Moved(u64),
     /// The operation is locally complete.
@@ -52,7 +52,7 @@ pub enum Pushed {
 
 /// The header of `n` bytes that a get asked for.
 pub fn data_of(request: &GetRequest, done: u64, n: u64) -> Header {
-    Header { kind: Kind::GetData, len: n as u32, key: request.context, aux: request.seq, addr: done }
+    Header { kind: MessageKind::GetData, len: n as u32, key: request.context, aux: request.seq, addr: done }
 }
 
 impl Port {
@@ -69,7 +69,8 @@ impl Port {
     /// Pushes `n` bytes of a put, from `done` on in it. `false`: no room.
     #[inline]
     fn push_data(&mut self, put: &Put, context: u32, done: u64, n: u64) -> bool {
-        let header = Header { kind: Kind::Put, len: n as u32, key: put.rkey, aux: context, addr: put.remote + done };
+        let header =
+            Header { kind: MessageKind::Put, len: n as u32, key: put.rkey, aux: context, addr: put.remote + done };
         // SAFETY: the source is readable until the operation completes (Context::post).
         unsafe { self.inbox.producer().push(header, (put.local + done) as *const u8) }
     }
@@ -78,7 +79,7 @@ impl Port {
     #[inline]
     fn push_signal(&mut self, signal: &Signal, context: u32) -> bool {
         let header = Header {
-            kind: Kind::Signal,
+            kind: MessageKind::Signal,
             len: 8,
             key: Key(signal.rkey).behind(self.is_behind).0,
             aux: context,
@@ -103,44 +104,45 @@ impl Port {
     }
 
     /// One step of a put through the ring: the rest of its data, or its signal.
-    pub fn push_put(&mut self, put: &Put, context: u32, done: u64, chunked: bool) -> Step {
+    pub fn push_put(&mut self, put: &Put, context: u32, done: u64, chunked: bool) -> PortStep {
         let left = put.len - done;
         if left > 0 {
             let n = left.min(if chunked { self.chunk() } else { RING_MAX });
-            return if self.push_data(put, context, done, n) { Step::Moved(n) } else { Step::Full };
+            return if self.push_data(put, context, done, n) { PortStep::Moved(n) } else { PortStep::Full };
         }
         match &put.signal {
-            Some(signal) if !self.push_signal(signal, context) => Step::Full,
-            _ => Step::Finished,
+            Some(signal) if !self.push_signal(signal, context) => PortStep::Full,
+            _ => PortStep::Finished,
         }
     }
 
     /// Asks for a get's bytes.
-    pub fn push_get(&mut self, get: &Get, context: u32, seq: Seq) -> Step {
+    pub fn push_get(&mut self, get: &Get, context: u32, seq: Seq) -> PortStep {
         if get.len == 0 {
-            return Step::Finished;
+            return PortStep::Finished;
         }
         let request = GetRequest { len: get.len, context, seq: seq.0 }.encode();
-        let header = Header { kind: Kind::Get, len: request.len() as u32, key: get.rkey, aux: 0, addr: get.remote };
+        let header =
+            Header { kind: MessageKind::Get, len: request.len() as u32, key: get.rkey, aux: 0, addr: get.remote };
         // SAFETY: the payload is the request's own bytes.
         if unsafe { self.inbox.producer().push(header, request.as_ptr()) } {
-            Step::Waiting
+            PortStep::Waiting
         } else {
-            Step::Full
+            PortStep::Full
         }
     }
 
     /// Asks for an atomic operation, behind what was put into the peer's GPU memory this way.
-    pub fn push_atomic(&mut self, atomic: &Atomic, context: u32, seq: Seq) -> Step {
+    pub fn push_atomic(&mut self, atomic: &Atomic, context: u32, seq: Seq) -> PortStep {
         let request = AtomicRequest::of(atomic, seq.0).encode();
         let (key, len) = (Key(atomic.rkey).behind(self.is_behind).0, request.len() as u32);
-        let header = Header { kind: Kind::Atomic, len, key, aux: context, addr: atomic.remote };
+        let header = Header { kind: MessageKind::Atomic, len, key, aux: context, addr: atomic.remote };
         // SAFETY: the payload is the request's own bytes.
         let pushed = unsafe { self.inbox.producer().push(header, request.as_ptr()) };
         if pushed {
-            Step::Waiting
+            PortStep::Waiting
         } else {
-            Step::Full
+            PortStep::Full
         }
     }
 
@@ -148,7 +150,7 @@ impl Port {
     pub fn push_fetched(&mut self, request: &mut GetRequest, value: u64) -> bool {
         let (key, aux) = (request.context, request.seq);
         if request.len > 0 {
-            let data = Header { kind: Kind::GetData, len: request.len as u32, key, aux, addr: 0 };
+            let data = Header { kind: MessageKind::GetData, len: request.len as u32, key, aux, addr: 0 };
             // SAFETY: the payload are bytes of the value, which has 8.
             if !unsafe { self.inbox.producer().push(data, (&raw const value).cast()) } {
                 return false;
@@ -169,7 +171,7 @@ impl Port {
 
     /// All of a get's data is pushed. `false`: no room.
     pub fn push_get_done(&mut self, request: &GetRequest) -> bool {
-        let header = Header { kind: Kind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
+        let header = Header { kind: MessageKind::GetDone, len: 0, key: request.context, aux: request.seq, addr: 0 };
         // SAFETY: no payload.
         unsafe { self.inbox.producer().push(header, std::ptr::null()) }
     }
@@ -180,7 +182,7 @@ impl Port {
         let text = why.message().as_bytes();
         let bytes = &text[..text.len().min(SENTENCE)];
         let (key, aux) = (context, code_of(why.kind()));
-        let header = Header { kind: Kind::Refused, len: bytes.len() as u32, key, aux, addr: 0 };
+        let header = Header { kind: MessageKind::Refused, len: bytes.len() as u32, key, aux, addr: 0 };
         // SAFETY: the payload is the string's own bytes.
         unsafe { self.inbox.producer().push(header, bytes.as_ptr()) }
     }
@@ -188,15 +190,20 @@ impl Port {
     /// Asks the peer to fetch a put's bytes from memory that it has mapped. `false`: no room.
     pub fn push_pull(&mut self, put: &Put, context: u32, request: &PullRequest) -> bool {
         let request = request.encode();
-        let header =
-            Header { kind: Kind::Pull, len: request.len() as u32, key: put.rkey, aux: context, addr: put.remote };
+        let header = Header {
+            kind: MessageKind::Pull,
+            len: request.len() as u32,
+            key: put.rkey,
+            aux: context,
+            addr: put.remote,
+        };
         // SAFETY: the payload is the request's own bytes.
         unsafe { self.inbox.producer().push(header, request.as_ptr()) }
     }
 
     /// Everything up to pull `number` of the peer's context is fetched. `false`: no room.
     pub fn push_pulled(&mut self, context: u32, number: Seq) -> bool {
-        let header = Header { kind: Kind::Pulled, len: 0, key: context, aux: number.0, addr: 0 };
+        let header = Header { kind: MessageKind::Pulled, len: 0, key: context, aux: number.0, addr: 0 };
         // SAFETY: no payload.
         unsafe { self.inbox.producer().push(header, std::ptr::null()) }
     }

@@ -3,10 +3,11 @@
 //! Positions count bytes from the beginning of time; the ring holds the bytes from `tail` (the consumer's) to `head`
 //! (the producer's). A message never wraps: where it would, a pad fills the rest.
 
-use super::message::{footprint, Header, Kind, ALIGN, HEADER};
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::message::{footprint, Header, MessageKind, ALIGN, HEADER};
+use super::positions::{ReadEnd, WriteEnd};
+use std::sync::atomic::AtomicU64;
 
-/// The two positions, a cache line each (two, because CPUs fetch lines in pairs).
+/// The two positions ([`super::positions`]), a cache line each (two, because CPUs fetch lines in pairs).
 #[repr(C, align(128))]
 pub struct Positions {
     head: AtomicU64,
@@ -22,11 +23,7 @@ pub const POSITIONS: usize = std::mem::size_of::<Positions>();
 pub struct Producer {
     positions: *const Positions,
     data: *mut u8,
-    size: u64,
-    head: u64,
-    published: u64,
-    /// The tail when last looked at: it only moves on.
-    tail: u64,
+    at: WriteEnd,
 }
 
 // SAFETY: the pointers are to shared memory that outlives the producer (its owner keeps the mapping).
@@ -40,25 +37,10 @@ impl Producer {
     pub unsafe fn new(at: *mut u8, size: usize) -> Self {
         let positions = at as *const Positions;
         // SAFETY: mapped and aligned (caller).
-        let head = unsafe { (*positions).head.load(Ordering::Acquire) };
-        // SAFETY: as above.
-        let tail = unsafe { (*positions).tail.load(Ordering::Acquire) };
+        let writer = unsafe { WriteEnd::new(&(*positions).head, &(*positions).tail, size as u64) };
         // SAFETY: the data follows the positions.
         let data = unsafe { at.add(POSITIONS) };
-        Self { positions, data, size: size as u64, head, published: head, tail }
-    }
-
-    fn has_room(&mut self, bytes: u64) -> bool {
-        if self.head + bytes - self.tail <= self.size {
-            return true;
-        }
-        // SAFETY: mapped (constructor).
-        let tail = unsafe { (*self.positions).tail.load(Ordering::Acquire) };
-        // A tail that goes back or beyond the head is a peer's fault and changes nothing.
-        if tail > self.tail && tail <= self.head {
-            self.tail = tail;
-        }
-        self.head + bytes - self.tail <= self.size
+        Self { positions, data, at: writer }
     }
 
     /// Writes a message if there is room; it becomes visible with [`Producer::publish`].
@@ -68,26 +50,18 @@ impl Producer {
     #[inline]
     pub unsafe fn push(&mut self, header: Header, payload: *const u8) -> bool {
         let bytes = footprint(header.len as usize) as u64;
-        let at = self.head & (self.size - 1);
-        let to_end = self.size - at;
-        let pad = if bytes <= to_end { 0 } else { to_end };
-        if !self.has_room(bytes + pad) {
-            return false;
+        // SAFETY: mapped (constructor).
+        let Some(place) = self.at.reserve(unsafe { &(*self.positions).tail }, bytes) else { return false };
+        // A gap too small for a header is skipped by both ends.
+        if place.pad >= HEADER as u64 {
+            let fill =
+                Header { kind: MessageKind::Pad, len: (place.pad - HEADER as u64) as u32, key: 0, aux: 0, addr: 0 };
+            // SAFETY: `pad` bytes to the ring's end are free.
+            unsafe { self.data.add(place.pad_at as usize).cast::<[u64; 3]>().write(fill.encode()) };
         }
-        let mut at = at;
-        if pad > 0 {
-            if pad >= HEADER as u64 {
-                let fill = Header { kind: Kind::Pad, len: (pad - HEADER as u64) as u32, key: 0, aux: 0, addr: 0 };
-                // SAFETY: `pad` bytes from `at` to the end are inside the ring, and free.
-                unsafe { self.data.add(at as usize).cast::<[u64; 3]>().write(fill.encode()) };
-            }
-            // A gap too small for a header is skipped by both ends.
-            self.head += pad;
-            at = 0;
-        }
-        // SAFETY: `bytes` bytes at `at` are inside the ring, and free.
+        // SAFETY: `bytes` bytes at the place are inside the ring, and free.
         unsafe {
-            let to = self.data.add(at as usize);
+            let to = self.data.add(place.at as usize);
             to.cast::<[u64; 3]>().write(header.encode());
             if header.len == 8 {
                 to.add(HEADER).cast::<u64>().write(payload.cast::<u64>().read_unaligned());
@@ -95,32 +69,30 @@ impl Producer {
                 std::ptr::copy_nonoverlapping(payload, to.add(HEADER), header.len as usize);
             }
         }
-        self.head += bytes;
         true
     }
 
     /// Makes everything pushed visible to the consumer.
     #[inline]
     pub fn publish(&mut self) {
-        self.published = self.head;
         // SAFETY: mapped (constructor).
-        unsafe { (*self.positions).head.store(self.head, Ordering::Release) };
+        self.at.publish(unsafe { &(*self.positions).head });
     }
 
     /// Whether the consumer has applied everything.
     pub fn is_drained(&self) -> bool {
         // SAFETY: mapped (constructor).
-        unsafe { (*self.positions).tail.load(Ordering::Acquire) == self.head }
+        self.at.is_drained(unsafe { &(*self.positions).tail })
     }
 
     /// Whether something is pushed and not published.
     pub fn is_dirty(&self) -> bool {
-        self.published != self.head
+        self.at.is_dirty()
     }
 
     /// The largest payload that is sure to fit into an empty ring, wherever the head is.
     pub fn max_payload(&self) -> usize {
-        self.size as usize / 2 - HEADER
+        self.at.size as usize / 2 - HEADER
     }
 }
 
@@ -132,8 +104,7 @@ pub struct Malformed;
 pub struct Consumer {
     positions: *const Positions,
     data: *const u8,
-    size: u64,
-    tail: u64,
+    at: ReadEnd,
 }
 
 // SAFETY: as for Producer.
@@ -173,43 +144,49 @@ impl Consumer {
     /// As for [`Producer::new`].
     pub unsafe fn new(at: *mut u8, size: usize) -> Self {
         // SAFETY: the data follows the positions.
-        Self { positions: at.cast(), data: unsafe { at.add(POSITIONS) }, size: size as u64, tail: 0 }
+        Self { positions: at.cast(), data: unsafe { at.add(POSITIONS) }, at: ReadEnd::new(size as u64) }
     }
 
     /// The position up to which messages may be read now.
     #[inline]
     pub fn head(&self) -> u64 {
         // SAFETY: mapped (constructor).
-        unsafe { (*self.positions).head.load(Ordering::Acquire) }
+        self.at.head(unsafe { &(*self.positions).head })
     }
 
     /// Whether everything below `head` has been read.
     #[inline]
     pub fn is_at(&self, head: u64) -> bool {
-        self.tail == head
+        self.at.tail == head
+    }
+
+    /// Whether everything below `head`, seen once, has been read.
+    pub fn has_passed(&self, head: u64) -> bool {
+        self.at.tail.wrapping_sub(head) as i64 >= 0
     }
 
     /// Whether the ring holds nothing, as of now.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.head() == self.tail
+        self.head() == self.at.tail
     }
 
     /// The message at the tail, below `head` (from [`Consumer::head`]).
     #[inline]
     pub fn peek(&mut self, head: u64) -> Result<Option<Message>, Malformed> {
         loop {
-            let left = head.wrapping_sub(self.tail);
+            let ReadEnd { tail, size } = self.at;
+            let left = head.wrapping_sub(tail);
             if left == 0 {
                 return Ok(None);
             }
-            if left > self.size || left % ALIGN as u64 != 0 {
+            if left > size || left % ALIGN as u64 != 0 {
                 return Err(Malformed);
             }
-            let at = self.tail & (self.size - 1);
-            let to_end = self.size - at;
+            let at = tail & (size - 1);
+            let to_end = size - at;
             if to_end < HEADER as u64 {
-                self.tail += to_end;
+                self.at.tail += to_end;
                 continue;
             }
             // SAFETY: HEADER bytes at `at` are inside the ring; volatile, because a peer may write at the same time.
@@ -219,27 +196,27 @@ impl Consumer {
             if bytes > to_end || bytes > left {
                 return Err(Malformed);
             }
-            if header.kind == Kind::Pad {
-                self.tail += bytes;
+            if header.kind == MessageKind::Pad {
+                self.at.tail += bytes;
                 continue;
             }
             // SAFETY: inside the ring, as just checked.
             let payload = unsafe { self.data.add(at as usize + HEADER) };
-            return Ok(Some(Message { header, payload, next: self.tail + bytes }));
+            return Ok(Some(Message { header, payload, next: tail + bytes }));
         }
     }
 
     /// Done with the message that `peek` returned.
     #[inline]
     pub fn pop(&mut self, message: &Message) {
-        self.tail = message.next;
+        self.at.tail = message.next;
     }
 
     /// Gives the room of everything popped back to the producer.
     #[inline]
     pub fn release(&mut self) {
         // SAFETY: mapped (constructor).
-        unsafe { (*self.positions).tail.store(self.tail, Ordering::Release) };
+        self.at.release(unsafe { &(*self.positions).tail });
     }
 }
 
@@ -284,7 +261,7 @@ mod tests {
             scope.spawn(move || {
                 for n in 0..MESSAGES {
                     let payload = vec![n as u8; len(n)];
-                    let h = Header { kind: Kind::Put, len: len(n) as u32, key: n, aux: 0, addr: 7 };
+                    let h = Header { kind: MessageKind::Put, len: len(n) as u32, key: n, aux: 0, addr: 7 };
                     // SAFETY: the payload has `len` bytes.
                     while !unsafe { p.push(h, payload.as_ptr()) } {
                         std::thread::yield_now();
@@ -319,7 +296,7 @@ mod tests {
             for (push, len) in ops {
                 if push {
                     let payload = vec![n as u8; len];
-                    let h = Header { kind: Kind::Put, len: len as u32, key: n, aux: 0, addr: 7 };
+                    let h = Header { kind: MessageKind::Put, len: len as u32, key: n, aux: 0, addr: 7 };
                     // SAFETY: the payload has `len` bytes.
                     if unsafe { p.push(h, payload.as_ptr()) } {
                         p.publish();

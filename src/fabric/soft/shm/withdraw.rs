@@ -32,7 +32,7 @@ pub fn withdraw<'a>(
     while !copies.is_empty() {
         copies.retain(|(_, status, copy)| status.goes_on(copy));
         let waited = start.elapsed();
-        if copies.iter().all(|(_, status, _)| status.look() != alive::State::Alive) {
+        if copies.iter().all(|(_, status, _)| status.look() != alive::Liveness::Alive) {
             // All that are left are of ranks that have ended; so many need no second wait.
             if waited > *ended.get_or_insert(waited) + DYING {
                 return Vec::new();

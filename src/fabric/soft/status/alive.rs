@@ -12,7 +12,7 @@ use std::sync::atomic::{fence, AtomicU32, Ordering};
 
 /// What a peer finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum Liveness {
     /// Its owner holds it.
     Alive,
     /// Its owner ended in good order.
@@ -76,14 +76,14 @@ const OWNER_DIED: u32 = 0x4000_0000;
 /// # Safety
 /// `at` is mapped shared memory of the right size; its bytes may be anything that its owner left there.
 #[inline]
-pub unsafe fn look(at: *const libc::pthread_mutex_t) -> State {
+pub unsafe fn look(at: *const libc::pthread_mutex_t) -> Liveness {
     // SAFETY: mapped (caller) and aligned; a relaxed load of four bytes writes nothing. The futex word is the first
     // of a pthread_mutex_t on every Linux glibc (`__data.__lock`): the owner's thread number, 0 when free.
     let word = unsafe { AtomicU32::from_ptr(at.cast_mut().cast()) }.load(Ordering::Relaxed);
     fence(Ordering::Acquire);
     match word {
-        0 => State::Closed,
-        _ if word & OWNER_DIED != 0 => State::Dead,
-        _ => State::Alive,
+        0 => Liveness::Closed,
+        _ if word & OWNER_DIED != 0 => Liveness::Dead,
+        _ => Liveness::Alive,
     }
 }

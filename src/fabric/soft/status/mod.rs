@@ -226,7 +226,7 @@ impl PeerStatus {
 
     /// Whether the peer lives.
     #[inline]
-    pub fn look(&self) -> alive::State {
+    pub fn look(&self) -> alive::Liveness {
         // SAFETY: mapped; made by the peer.
         unsafe { alive::look((&raw const (*self.at()).life).cast()) }
     }

@@ -1,7 +1,7 @@
 //! Who sees what of whom, and what a stray write can do.
 
 use super::super::shm::inbox::Inbox;
-use super::alive::State;
+use super::alive::Liveness;
 use super::*;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{channel, Sender};
@@ -81,14 +81,14 @@ fn what_a_rank_says_is_seen() {
 #[test]
 fn life_and_death_show() {
     let (own, peer) = pair();
-    assert_eq!(peer.look(), State::Closed);
+    assert_eq!(peer.look(), Liveness::Closed);
     let life = Life::of(&own);
-    assert_eq!(peer.look(), State::Alive);
+    assert_eq!(peer.look(), Liveness::Alive);
     life.release();
-    assert_eq!(peer.look(), State::Closed);
+    assert_eq!(peer.look(), Liveness::Closed);
     Life::of(&own).die();
     for _ in 0..5 {
-        assert_eq!(peer.look(), State::Dead);
+        assert_eq!(peer.look(), Liveness::Dead);
     }
 }
 
@@ -115,7 +115,7 @@ fn a_stray_write_reaches_nothing_that_is_followed() {
     })
     .join()
     .unwrap();
-    assert_eq!(peer.look(), State::Closed);
+    assert_eq!(peer.look(), Liveness::Closed);
 }
 
 #[test]

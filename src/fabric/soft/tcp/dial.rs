@@ -1,7 +1,7 @@
 //! Opening the connections to one peer: connect, greet, be greeted; again after a while if that fails.
 
 use super::clock::Clock;
-use super::link::{Link, Phase};
+use super::link::{Initiator, Phase};
 use super::order::STRIPES;
 use super::sock::{self, Moved, Poller, Timing};
 use super::wire::{Hello, HELLO};
@@ -74,14 +74,14 @@ pub struct Dialer<'a> {
 
 impl Dialer<'_> {
     /// Begins.
-    pub fn start(&self, link: &mut Link, token: impl Fn(usize) -> u64) -> Result<()> {
+    pub fn start(&self, link: &mut Initiator, token: impl Fn(usize) -> u64) -> Result<()> {
         link.phase = Phase::Dialing;
         link.deadline = Some(Instant::now() + self.timing.connect);
         self.step_all(link, token)
     }
 
     /// Looks after deadlines of all connections.
-    pub fn step_all(&self, link: &mut Link, token: impl Fn(usize) -> u64) -> Result<()> {
+    pub fn step_all(&self, link: &mut Initiator, token: impl Fn(usize) -> u64) -> Result<()> {
         for stripe in 0..link.conns.len() {
             self.step(link, stripe, false, token(stripe))?;
         }
@@ -89,7 +89,7 @@ impl Dialer<'_> {
     }
 
     /// Advances one connection; `ready`: its socket has something to say.
-    pub fn step(&self, link: &mut Link, stripe: usize, ready: bool, token: u64) -> Result<()> {
+    pub fn step(&self, link: &mut Initiator, stripe: usize, ready: bool, token: u64) -> Result<()> {
         let now = Instant::now();
         if link.deadline.is_some_and(|d| now >= d) && !matches!(link.conns[stripe].dial.step, Step::Ready) {
             return Err(self.give_up(link, stripe));
@@ -134,7 +134,7 @@ impl Dialer<'_> {
         ))
     }
 
-    fn give_up(&self, link: &Link, stripe: usize) -> Error {
+    fn give_up(&self, link: &Initiator, stripe: usize) -> Error {
         let Self { rank, .. } = self;
         let dial = &link.conns[stripe].dial;
         let secs = self.timing.connect.as_secs_f32();
@@ -177,7 +177,7 @@ impl Dialer<'_> {
         (self.local.len() > 1 && attempts % 2 == 0 && fits).then_some(ip)
     }
 
-    fn try_step(&self, link: &mut Link, stripe: usize, ready: bool, token: u64, now: Instant) -> io::Result<()> {
+    fn try_step(&self, link: &mut Initiator, stripe: usize, ready: bool, token: u64, now: Instant) -> io::Result<()> {
         let stripes = link.conns.len() as u16;
         let conn = &mut link.conns[stripe];
         match &mut conn.dial.step {

@@ -1,4 +1,4 @@
-//! What TCP knows of this rank's GPU: pinned slots for bulk, and the engine that owns signals and takes small puts.
+//! What TCP knows of this rank's GPU: pinned buffers for bulk, and the engine that owns signals and takes small puts.
 
 use super::sock::Poller;
 use super::FLUSH;
@@ -15,11 +15,11 @@ use std::time::Duration;
 /// Empty until there is a GPU window.
 #[derive(Default)]
 pub struct Gpu {
-    stager: OnceLock<PinnedPools>,
+    pools: OnceLock<PinnedPools>,
     engine: OnceLock<(Arc<Engine>, Arc<Received>)>,
     /// Several threads serve a sender, but its operations reach the engine one by one.
     order: Mutex<()>,
-    /// Flights that had landed when somebody last looked; and whether a slot came back that others wait for.
+    /// Submissions that had landed when somebody last looked; and whether a buffer came back that others wait for.
     landed: AtomicU64,
     fed: AtomicBool,
     /// Somebody found the engine full.
@@ -53,9 +53,9 @@ impl Gpu {
     /// connections with bulk. Set-up calls come one at a time.
     pub fn add_window(&self, id: u32, extent: Extent, conns: u32) -> Result<()> {
         let Some((engine, _)) = self.engine.get() else { return Ok(()) };
-        if self.stager.get().is_none() {
+        if self.pools.get().is_none() {
             let app = engine.app().ok_or_else(|| Error::internal("a GPU window before the GPU's streams"))?;
-            let _ = self.stager.set(PinnedPools::open(engine.rank, &app, engine.wants_private_context(), conns)?);
+            let _ = self.pools.set(PinnedPools::open(engine.rank, &app, engine.wants_private_context(), conns)?);
         }
         self.opened()?.add_window(id, extent);
         Ok(())
@@ -63,30 +63,30 @@ impl Gpu {
 
     /// Ends that; waits until nothing touches it any more. `false`: something still may, after that time.
     pub fn remove_window(&self, id: u32, within: Duration) -> bool {
-        self.stager.get().is_none_or(|stager| stager.remove_window(id, within))
+        self.pools.get().is_none_or(|pools| pools.remove_window(id, within))
     }
 
-    /// Waits for copies that are up: slots may be freed afterwards.
+    /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
-        if self.stager().is_some_and(|s| !s.drain(DRAIN_WITHIN)) {
+        if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
         }
     }
 
     /// The pinned memory, if there is any.
     #[inline]
-    pub fn stager(&self) -> Option<&PinnedPools> {
-        self.stager.get()
+    pub fn pools(&self) -> Option<&PinnedPools> {
+        self.pools.get()
     }
 
     /// The pinned memory, for a transfer that needs it.
     pub fn opened(&self) -> Result<&PinnedPools> {
-        self.stager.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
+        self.pools.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
     }
 
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
     pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
-        Key(key).is_on_gpu() && self.stager().is_some_and(|s| s.holds(key, addr, len))
+        Key(key).is_on_gpu() && self.pools().is_some_and(|s| s.holds(key, addr, len))
     }
 
     /// Whether so much is on its way through the engine that no more shall be read.
@@ -134,12 +134,12 @@ impl Gpu {
         Some(answered.map(|answered| Awaited { answered, _one: self.awaited.clone() }))
     }
 
-    /// Starts copies that were queued, and has somebody call `progress` if slots came back that others wait for.
+    /// Starts copies that were queued, and has somebody call `progress` if buffers came back that others wait for.
     #[inline]
     pub fn settle(&self, poller: &Poller) {
-        if let Some(stager) = self.stager() {
-            stager.launch();
-            if stager.was_fed() {
+        if let Some(pools) = self.pools() {
+            pools.launch();
+            if pools.was_fed() {
                 self.fed.store(true, Ordering::Release);
                 poller.arm_flush(FLUSH);
             }
@@ -171,15 +171,15 @@ impl Gpu {
         self.fed.store(true, Ordering::Release);
     }
 
-    /// Whether flights are up, and whether anybody who waits for one, for a slot, or for room should look again.
+    /// Whether operations are up, and whether anybody who waits for one, for a buffer, or for room should look again.
     #[inline]
     pub fn poll(&self) -> (bool, bool) {
-        let Some(stager) = self.stager() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
-        let up = stager.poll();
-        let landed = stager.landed();
+        let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
+        let up = pools.poll();
+        let landed = pools.landed();
         let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
         news |= Arc::strong_count(&self.awaited) > 1;
-        news |= self.fed.swap(false, Ordering::AcqRel) | stager.has_failed();
+        news |= self.fed.swap(false, Ordering::AcqRel) | pools.has_failed();
         if self.full.load(Ordering::Acquire) && !self.is_full() {
             self.full.store(false, Ordering::Release);
             news = true;

@@ -3,9 +3,9 @@
 mod answers;
 mod atomics;
 mod bulk;
+mod drain;
 mod ending;
 mod failing;
-mod leaving;
 mod places;
 mod spread;
 mod staged;
@@ -15,11 +15,11 @@ pub use ending::Lost;
 
 use self::answers::{ask, Asked};
 use super::dial::Dial;
-use super::flights::Queue;
 use super::gpu::Gpu;
-use super::inlet::Inlet;
 use super::order::{EXPRESS, MIDDLE, STRIPES};
-use super::outlet::{Outlet, Owner};
+use super::outstanding::TaskQueue;
+use super::receive_buffer::ReceiveBuffer;
+use super::send_buffer::{FrameOwner, SendBuffer};
 use super::sock;
 use super::wire::{Bell, Frame, Place, Refusal, HEADER};
 use crate::error::Error;
@@ -61,25 +61,25 @@ pub struct Conn {
     pub over: bool,
     /// The kernel took less than it was offered; epoll will say when it takes more.
     pub blocked: bool,
-    outlet: Outlet,
-    /// The outlet is with the thread that sends.
+    send_buffer: SendBuffer,
+    /// The send buffer is with the thread that sends.
     lent: bool,
-    /// A context went meanwhile: what its operations lend is copied when the outlet is back.
+    /// A context went meanwhile: what its operations lend is copied when the send buffer is back.
     disowned: bool,
-    inlet: Inlet,
+    receive_buffer: ReceiveBuffer,
     asked: VecDeque<Asked>,
     asked_bytes: usize,
     /// Contexts that are over, and the connections that are told of each.
     over_here: VecDeque<(u32, u32)>,
     /// The front of `asked` is being answered.
     landing: bool,
-    /// Its bytes are for GPU memory and no slot is free: the connection is not read.
+    /// Its bytes are for GPU memory and no buffer is free: the connection is not read.
     starved: bool,
     /// Chunks that wait for their bytes to come from the GPU, or behind such, in the order of sending.
     line: VecDeque<staged::Chunk>,
     line_bytes: usize,
     /// Answers on their way to GPU memory.
-    storing: VecDeque<(PinnedBuffer, Owner)>,
+    storing: VecDeque<(PinnedBuffer, FrameOwner)>,
     /// What words held before atomic operations, by context and number, as came here.
     fetched: Vec<(u32, u32, u64)>,
     /// What the peer has refused here.
@@ -108,12 +108,12 @@ pub enum Phase {
 }
 
 /// Everything on its way to one peer.
-pub struct Link {
+pub struct Initiator {
     /// How far it is.
     pub phase: Phase,
     /// One a stripe.
     pub conns: Vec<Conn>,
-    lanes: Vec<Option<Box<Queue>>>,
+    lanes: Vec<Option<Box<TaskQueue>>>,
     places: places::Places,
     ring: VecDeque<u32>,
     spread: spread::Spread,
@@ -128,11 +128,11 @@ pub struct Link {
     gpu: Arc<Gpu>,
     /// Threads of their own send on the stripes.
     movers: bool,
-    /// How often each connection's outlet was lent and how often it came back, together: odd while it is lent.
+    /// How often each connection's send buffer was lent and how often it came back, together: odd while it is lent.
     turns: Vec<u64>,
     /// Lanes that have failed, and whose callers are not told yet.
     failing: Vec<failing::Failing>,
-    /// A lane waits for a slot.
+    /// A lane waits for a buffer.
     hungry: bool,
     /// Why transfers from or to this rank's GPU cannot go on.
     pub fault: Option<Error>,
@@ -142,7 +142,7 @@ pub struct Link {
     fetching: VecDeque<atomics::Fetching>,
 }
 
-impl Link {
+impl Initiator {
     /// A link of `stripes` connections, none of them open.
     pub fn new(stripes: usize, gpu: Arc<Gpu>, movers: bool) -> Self {
         let mut conns = Vec::new();
@@ -174,12 +174,12 @@ impl Link {
         if !self.ring.is_empty() || self.conns.iter().any(|c| c.blocked || c.unsent() > 0) {
             return None;
         }
-        Some(self.conns.iter().map(|c| c.outlet.staged()).sum())
+        Some(self.conns.iter().map(|c| c.send_buffer.staged()).sum())
     }
 
     /// Whether anything is unfinished or unsent.
     pub fn is_busy(&self) -> bool {
-        self.conns.iter().any(|c| !c.outlet.is_empty() || !c.asked.iter().all(Asked::is_disowned))
+        self.conns.iter().any(|c| !c.send_buffer.is_empty() || !c.asked.iter().all(Asked::is_disowned))
             || self.lanes.iter().flatten().any(|l| !l.is_idle())
     }
 
@@ -273,7 +273,7 @@ impl Link {
                     };
                     let id = lane.begin_or_go_on(seq);
                     let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-                    let owner = Owner { lane: at as u32, flight: id };
+                    let owner = FrameOwner { lane: at as u32, operation: id };
                     self.conns[stripe].push_chunk(lane, place, put.local + lane.cut, owner, None);
                     finish_chunk(lane, &mut self.conns, stripe, &put, place, last);
                     lane.advance(id, len, last);
@@ -302,7 +302,7 @@ impl Link {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
                     let id = lane.begin_or_go_on(seq);
-                    ask(lane, conn, &get, len, Owner { lane: at as u32, flight: id });
+                    ask(lane, conn, &get, len, FrameOwner { lane: at as u32, operation: id });
                     lane.advance(id, len, left == len as u64);
                     small += HEADER;
                     if small >= SMALL_TURN {
@@ -324,15 +324,15 @@ impl Link {
             let mut again = false;
             let own = if self.movers { STRIPES } else { self.conns.len() };
             for (stripe, conn) in self.conns[..own].iter_mut().enumerate() {
-                if conn.blocked || conn.outlet.is_empty() {
+                if conn.blocked || conn.send_buffer.is_empty() {
                     continue;
                 }
                 let Some(fd) = &conn.fd else { continue };
-                let before = conn.outlet.borrowed() + conn.outlet.staged();
+                let before = conn.send_buffer.borrowed() + conn.send_buffer.staged();
                 let lanes = &mut self.lanes;
                 // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
-                let all = unsafe { conn.outlet.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }?;
-                let sent = before - conn.outlet.borrowed() - conn.outlet.staged();
+                let all = unsafe { conn.send_buffer.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }?;
+                let sent = before - conn.send_buffer.borrowed() - conn.send_buffer.staged();
                 total += sent;
                 moved |= sent > 0;
                 if sent > 0 && stripe == MIDDLE {
@@ -355,21 +355,21 @@ impl Link {
         Ok(moved)
     }
 
-    /// What epoll should watch for on a stripe. `None`: its end was told and is not looked into before there is a slot.
+    /// What epoll should watch for on a stripe. `None`: its end was told and waits until there is a buffer.
     pub fn wanted(&self, stripe: usize) -> Option<u32> {
         let conn = &self.conns[stripe];
-        let write = if conn.outlet.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
+        let write = if conn.send_buffer.is_empty() && !conn.lent { 0 } else { libc::EPOLLOUT };
         let read = if conn.starved { 0 } else { libc::EPOLLIN };
         (!conn.over || read | write != 0).then_some((read | write) as u32)
     }
 
     /// Connections that have more to send.
     pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.conns.iter().filter(|c| !c.outlet.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
+        self.conns.iter().filter(|c| !c.send_buffer.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
     }
 }
 
-impl Queue {
+impl TaskQueue {
     fn begin_or_go_on(&mut self, seq: crate::rma::seq::Seq) -> u64 {
         if self.cut == 0 {
             self.cutting = self.begin(seq);
@@ -390,20 +390,20 @@ impl Queue {
 impl Conn {
     /// Bytes of chunks that the kernel has not taken, but for those that are lent.
     fn unsent(&self) -> usize {
-        self.outlet.borrowed() + self.line_bytes
+        self.send_buffer.borrowed() + self.line_bytes
     }
 }
 
 /// A frame of an operation is finished. Some operations are nobody's any more.
 #[inline]
-fn finished(lanes: &mut [Option<Box<Queue>>], owner: Owner) {
+fn finished(lanes: &mut [Option<Box<TaskQueue>>], owner: FrameOwner) {
     if let Some(Some(lane)) = lanes.get_mut(owner.lane as usize) {
-        lane.finished(owner.flight);
+        lane.finished(owner.operation);
     }
 }
 
 /// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.
-fn finish_chunk(lane: &mut Queue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
+fn finish_chunk(lane: &mut TaskQueue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
     lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
     lane.bulk = true;
     if let (true, Some(mut signal)) = (last, put.signal) {
@@ -416,9 +416,9 @@ fn finish_chunk(lane: &mut Queue, conns: &mut [Conn], stripe: usize, put: &Put, 
 
 /// Stages a small put and its signal; `false`: no room now.
 #[inline]
-fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
+fn stage(lane: &mut TaskQueue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
     let len = put.len as usize;
-    if !conn.outlet.has_room(HEADER + 4 * stripes + len) {
+    if !conn.send_buffer.has_room(HEADER + 4 * stripes + len) {
         return false;
     }
     if len == 0 && put.signal.is_none() {
@@ -427,18 +427,18 @@ fn stage(lane: &mut Queue, conn: &mut Conn, put: &Put, stripes: usize) -> bool {
     let place = Place { rkey: put.rkey, addr: put.remote, len: len as u32 };
     head(lane, conn, place, put.signal, stripes);
     // SAFETY: the caller of `Context::post` keeps the source readable until local completion.
-    unsafe { conn.outlet.copy_from(put.local, len) };
+    unsafe { conn.send_buffer.copy_from(put.local, len) };
     true
 }
 
 /// Stages a put frame's header. A strong signal carries counts if there is anything to count.
 #[inline]
-fn head(lane: &Queue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
+fn head(lane: &TaskQueue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
     let bell = signal.map(|s| Bell { rkey: s.rkey, addr: s.remote, value: s.value, counted: s.strong && lane.bulk });
-    conn.outlet.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
+    conn.send_buffer.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
     if bell.is_some_and(|b| b.counted) {
         for count in &lane.counts[..stripes] {
-            conn.outlet.copy(&count.to_le_bytes());
+            conn.send_buffer.copy(&count.to_le_bytes());
         }
     }
 }

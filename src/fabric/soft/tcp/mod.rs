@@ -4,19 +4,20 @@
 //! have two sets of connections. `link` is the initiator's side of a peer, `serve` the target's; both are driven from
 //! [`Tcp::progress`] and, as far as nothing blocks, from [`Tcp::post`]. See `docs/soft-tcp.md`.
 
+mod acceptor;
 mod clock;
 mod dial;
-mod door;
-mod flights;
 mod gpu;
-mod inlet;
 mod life;
 mod link;
 mod order;
-mod outlet;
+mod outstanding;
 mod peer;
+mod receive_buffer;
+mod send_buffer;
 mod serve;
 mod sock;
+mod source;
 pub mod wire;
 
 pub use link::CHUNK;
@@ -29,11 +30,12 @@ use crate::memory::registry::Registry;
 use crate::sys::interfaces;
 use crate::sys::net;
 use crate::sys::sync::Mutex;
+use acceptor::Acceptor;
 use clock::Clock;
-use door::Door;
 pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
+use source::Source;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -69,46 +71,6 @@ pub struct PeerInfo {
     pub health: Arc<Health>,
 }
 
-/// What an epoll event is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    Tick,
-    Flush,
-    Pulse,
-    Listener(usize),
-    Caller(usize),
-    Link(u32, usize),
-    Serving(u32, usize),
-}
-
-impl Source {
-    fn token(self) -> u64 {
-        let pack = |kind: u64, peer: u32, n: usize| kind << 56 | u64::from(peer) << 16 | n as u64 & 0xffff;
-        match self {
-            Source::Tick => 0,
-            Source::Flush => 1 << 56,
-            Source::Listener(i) => pack(2, 0, i),
-            Source::Caller(i) => pack(3, (i >> 16) as u32, i),
-            Source::Link(peer, stripe) => pack(4, peer, stripe),
-            Source::Serving(peer, stripe) => pack(5, peer, stripe),
-            Source::Pulse => 6 << 56,
-        }
-    }
-
-    fn of(token: u64) -> Self {
-        let (peer, n) = ((token >> 16) as u32, (token & 0xffff) as usize);
-        match token >> 56 {
-            0 => Source::Tick,
-            1 => Source::Flush,
-            2 => Source::Listener(n),
-            3 => Source::Caller((peer as usize) << 16 | n),
-            4 => Source::Link(peer, n),
-            5 => Source::Serving(peer, n),
-            _ => Source::Pulse,
-        }
-    }
-}
-
 /// What `join` learned.
 struct Joined {
     world: World,
@@ -131,7 +93,7 @@ pub struct Tcp {
     addresses: Vec<SocketAddr>,
     /// See [`interfaces::links`].
     links: Vec<SocketAddr>,
-    door: Mutex<Door>,
+    acceptor: Mutex<Acceptor>,
     joined: OnceLock<Joined>,
     /// Peers with a flush due.
     deferred: Mutex<Vec<u32>>,
@@ -198,7 +160,7 @@ impl Tcp {
             registry,
             links: interfaces::links(&addresses),
             addresses,
-            door: Mutex::new(Door::new(listeners)),
+            acceptor: Mutex::new(Acceptor::new(listeners)),
             joined: OnceLock::new(),
             deferred: Mutex::default(),
             any_deferred: AtomicBool::new(false),
@@ -319,10 +281,10 @@ impl Tcp {
         if self.joined.set(Joined { world, peers }).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
-        let mut door = self.door.lock();
-        for at in door.greeted() {
-            if let Some(hello) = door.hear(at, &self.token) {
-                self.admit(&mut door, at, hello);
+        let mut acceptor = self.acceptor.lock();
+        for at in acceptor.greeted() {
+            if let Some(hello) = acceptor.hear(at, &self.token) {
+                self.admit(&mut acceptor, at, hello);
             }
         }
         Ok(())
@@ -373,18 +335,18 @@ impl Tcp {
                     self.flush_deferred()
                 }
                 Source::Pulse => self.pulse(),
-                Source::Listener(i) => self.door.try_lock().is_some_and(|mut door| {
+                Source::Listener(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
                     self.pollers[0].arm_tick(TICK);
                     let (l, c) = (|i| Source::Listener(i).token(), |i| Source::Caller(i).token());
-                    door.accept(i, &self.pollers[0], &self.timing, l, c)
+                    acceptor.accept(i, &self.pollers[0], &self.timing, l, c)
                 }),
-                Source::Caller(i) => self.door.try_lock().is_some_and(|mut door| {
+                Source::Caller(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
                     if bits & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
                         // Reported even while it is not watched, waiting for `join`.
-                        door.take(i);
+                        acceptor.take(i);
                     }
-                    let hello = door.hear(i, &self.token);
-                    hello.is_some_and(|h| self.admit(&mut door, i, h))
+                    let hello = acceptor.hear(i, &self.token);
+                    hello.is_some_and(|h| self.admit(&mut acceptor, i, h))
                 }),
                 Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
                 Source::Serving(peer, stripe) => {
@@ -407,7 +369,7 @@ impl Tcp {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.door.lock().close();
+        self.acceptor.lock().close();
         if let Some(Joined { world, peers }) = self.joined.get() {
             self.close_peers(peers, world.rank);
         }
@@ -423,12 +385,12 @@ impl Tcp {
     }
 
     /// Lets a greeted caller in, if it knows this communicator; before `join` it has to wait.
-    fn admit(&self, door: &mut Door, at: usize, hello: wire::Hello) -> bool {
+    fn admit(&self, acceptor: &mut Acceptor, at: usize, hello: wire::Hello) -> bool {
         let Some(Joined { world, peers }) = self.joined.get() else {
-            door.keep(at, &self.pollers[0], Source::Caller(at).token());
+            acceptor.keep(at, &self.pollers[0], Source::Caller(at).token());
             return false;
         };
-        let Some(fd) = door.take(at) else { return false };
+        let Some(fd) = acceptor.take(at) else { return false };
         if hello.to != world.rank || hello.nranks != world.nranks {
             log::warn!("a TCP data connection for rank {} of {} came to {world:?}", hello.to, hello.nranks);
             return false;
@@ -443,7 +405,8 @@ impl Tcp {
 
     fn tick(&self) {
         let l = |i| Source::Listener(i).token();
-        let mut again = self.door.try_lock().is_none_or(|mut door| door.expire(&self.pollers[0], &self.timing, l));
+        let mut again =
+            self.acceptor.try_lock().is_none_or(|mut acceptor| acceptor.expire(&self.pollers[0], &self.timing, l));
         for peer in self.joined.get().iter().flat_map(|j| &j.peers) {
             again |= self.dial_tick(peer);
         }
@@ -475,13 +438,13 @@ impl Tcp {
         self.start.elapsed().saturating_sub(at) < FLUSH
     }
 
-    /// Moves on what waited for this rank's GPU. Returns whether flights are up, or anything moved.
+    /// Moves on what waited for this rank's GPU. Returns whether operations are up, or anything moved.
     #[inline]
     fn advance_staged(&self) -> bool {
         if !self.is_staging() {
             return false;
         }
-        // First, so that a flight that lands now is seen below.
+        // First, so that a operation that lands now is seen below.
         let (up, news) = self.gpu.poll();
         if !news {
             return up;

@@ -1,7 +1,8 @@
 //! One peer: its link, its connections to us, and who drives them.
 
+mod arrived;
 mod closing;
-mod leaving;
+mod drain;
 #[cfg(test)]
 mod posting_tests;
 mod pulse;
@@ -10,7 +11,7 @@ mod serving;
 use super::dial::Dialer;
 use super::gpu::Gpu;
 use super::life::Life;
-use super::link::{Link, Lost, Phase};
+use super::link::{Initiator, Lost, Phase};
 use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
@@ -48,16 +49,16 @@ const BULK_TURN: usize = 1 << 20;
 pub struct Peer {
     pub rank: u32,
     info: PeerInfo,
-    link: Mutex<Link>,
+    link: Mutex<Initiator>,
     /// Operations posted while somebody else held the link.
     inbox: Mutex<VecDeque<Task>>,
     /// Whoever holds the link has to look around again: the inbox, or the peer's state, changed.
     pending: AtomicBool,
     serving: Serving,
-    /// It said goodbye.
+    /// It sent its FIN.
     left: AtomicBool,
     life: Mutex<Life>,
-    /// Whether the link waits for this rank's GPU or for slots, and how many connections that are served do.
+    /// Whether the link waits for this rank's GPU or for buffers, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
 }
@@ -67,7 +68,7 @@ impl Peer {
         Self {
             rank,
             info,
-            link: Mutex::new(Link::new(stripes, gpu.clone(), movers)),
+            link: Mutex::new(Initiator::new(stripes, gpu.clone(), movers)),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
             serving: Serving::new(rank, gpu.clone()),
@@ -89,7 +90,7 @@ impl Peer {
         let at = info.addresses[stripe.saturating_sub(STRIPES) % info.addresses.len()];
         let why = match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
-                "it was closed without a goodbye: that rank has ended or given it up, its own log says why".to_string()
+                "it was closed without a FIN: that rank has ended or given it up, its own log says why".to_string()
             }
             std::io::ErrorKind::TimedOut => {
                 format!("{e}: its host does not answer; OXYGIN_PEER_TIMEOUT sets how long to wait")
@@ -117,7 +118,7 @@ impl Tcp {
     }
 
     /// Lets go of a link. Returns whether others left something there meanwhile.
-    fn let_go(&self, peer: &Peer, link: MutexGuard<'_, Link>) -> bool {
+    fn let_go(&self, peer: &Peer, link: MutexGuard<'_, Initiator>) -> bool {
         self.note_link(peer, link.is_staging());
         drop(link);
         self.gpu.settle(&self.pollers[0]);
@@ -182,7 +183,7 @@ impl Tcp {
 
     /// Runs `first` with the link, settles it unless `first` says that it need not be, then does what others left in
     /// the meantime. `None`: somebody else has the link.
-    fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Link) -> bool) -> Option<bool> {
+    fn drive(&self, peer: &Peer, first: impl FnOnce(&mut Initiator) -> bool) -> Option<bool> {
         let mut link = peer.link.try_lock()?;
         let mut moved = false;
         if !first(&mut link) {
@@ -216,7 +217,7 @@ impl Tcp {
         self.nudge(peer)
     }
 
-    fn take_inbox(&self, peer: &Peer, link: &mut Link) {
+    fn take_inbox(&self, peer: &Peer, link: &mut Initiator) {
         peer.pending.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         let tasks = std::mem::take(&mut *peer.inbox.lock());
@@ -226,7 +227,7 @@ impl Tcp {
     }
 
     /// Brings a link up to date: takes what was posted, sees to failures, connects, sends.
-    fn settle(&self, peer: &Peer, link: &mut Link) -> bool {
+    fn settle(&self, peer: &Peer, link: &mut Initiator) -> bool {
         self.take_inbox(peer, link);
         link.deferred = None;
         link.tell_faults();
@@ -262,7 +263,7 @@ impl Tcp {
     }
 
     /// Has epoll watch for what the link waits for.
-    fn watch(&self, peer: &Peer, link: &mut Link) {
+    fn watch(&self, peer: &Peer, link: &mut Initiator) {
         if link.phase != Phase::Up {
             return;
         }
@@ -290,7 +291,7 @@ impl Tcp {
         })
     }
 
-    fn dialed(&self, peer: &Peer, link: &mut Link, result: crate::error::Result<()>) {
+    fn dialed(&self, peer: &Peer, link: &mut Initiator, result: crate::error::Result<()>) {
         if let Err(e) = result {
             link.cut_off();
             peer.fail(e);
@@ -349,9 +350,9 @@ impl Tcp {
     }
 
     /// A connection of the link ended: what that means for the rest.
-    fn end_link(&self, peer: &Peer, link: &mut Link, stripe: usize, why: Lost) {
+    fn end_link(&self, peer: &Peer, link: &mut Initiator, stripe: usize, why: Lost) {
         let error = match why {
-            Lost::Goodbye => {
+            Lost::Fin => {
                 peer.left.store(true, Ordering::Release);
                 link.is_busy().then(|| peer.has_left())
             }
@@ -384,7 +385,7 @@ impl Tcp {
         moved
     }
 
-    /// The next connection of the link, from `first` on, that waits for a slot.
+    /// The next connection of the link, from `first` on, that waits for a buffer.
     fn starved(&self, peer: &Peer, first: usize) -> Option<usize> {
         let Some(link) = peer.link.try_lock() else {
             self.gpu.renew();

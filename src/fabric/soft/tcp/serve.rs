@@ -1,15 +1,21 @@
 //! The target's side: what one peer's connections bring is applied to memory, and its gets are answered.
 
+mod answer;
+mod arrived;
 mod atomics;
 mod ending;
+mod landing;
 mod limit;
 mod refusing;
 mod staged;
 
+pub use self::arrived::Arrived;
+
+use self::answer::Answer;
 use self::atomics::Due;
 use super::gpu::{Awaited, Gpu};
-use super::inlet::{Got, Inlet};
 use super::order::{Order, Waiting, EXPRESS};
+use super::receive_buffer::{Got, ReceiveBuffer};
 use super::sock::{self, Moved};
 use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
 use crate::error::Error;
@@ -42,43 +48,27 @@ struct Landing {
     /// The bytes are thrown away.
     refused: bool,
     /// Where they go on their way to GPU memory.
-    way: staged::Way,
-}
-
-/// An answer on its way out.
-struct Answer {
-    header: [u8; HEADER],
-    context: u32,
-    place: Place,
-    sent: usize,
-    /// Header alone.
-    bare: bool,
-    /// The bytes, if they come from GPU memory.
-    lease: Option<PinnedBuffer>,
-    /// The number of an atomic operation that the engine has, whose value is not known yet.
-    fetching: Option<(u32, Awaited)>,
-}
-
-impl Answer {
-    fn len(&self) -> usize {
-        HEADER + if self.bare { 0 } else { self.place.len as usize }
-    }
+    way: staged::PutWay,
 }
 
 /// One accepted connection.
 pub struct Inbound {
     fd: Private<OwnedFd>,
-    inlet: Inlet,
+    receive_buffer: ReceiveBuffer,
     landing: Option<Landing>,
     answers: VecDeque<Answer>,
-    goodbye: bool,
+    fin: bool,
     used: bool,
+    /// Bytes that were ever received.
+    received: u64,
+    /// What ever left `storing`.
+    stored: u64,
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Came>,
-    /// The put that arrives is for GPU memory and finds no slot, or its signal would be one too many of those that
+    /// The put that arrives is for GPU memory and finds no buffer, or its signal would be one too many of those that
     /// wait: the connection is not read.
     starved: bool,
-    /// The first answer's bytes are on their way from the GPU, or find no slot.
+    /// The first answer's bytes are on their way from the GPU, or find no buffer.
     fetching: bool,
     /// Whether somebody counts it among those that wait for the GPU.
     pub noted: bool,
@@ -93,7 +83,7 @@ pub struct Inbound {
 pub enum Outcome {
     /// It goes on; `true`: something moved.
     Open(bool),
-    /// The peer has said goodbye; something of it is still on its way to its place.
+    /// The peer has sent its FIN; something of it is still on its way to its place.
     Parting,
     /// The peer closed in good order.
     Closed,
@@ -101,7 +91,7 @@ pub enum Outcome {
 
 /// The place of one connection.
 #[derive(Default)]
-pub struct Seat {
+pub struct ConnectionSlot {
     conn: Mutex<Option<Inbound>>,
     /// Whoever holds the connection has to look at it again.
     pub again: AtomicBool,
@@ -110,7 +100,7 @@ pub struct Seat {
 /// All connections that one peer opened to this rank. Each is served by one thread at a time, all of them by several.
 #[derive(Default)]
 pub struct Serving {
-    seats: [Seat; MAX_STRIPES],
+    seats: [ConnectionSlot; MAX_STRIPES],
     /// Connections that there are or will be; 0: not known yet.
     stripes: AtomicUsize,
     /// Held while signals are applied, so that those of a lane keep their order.
@@ -144,11 +134,13 @@ impl Serving {
         }
         *seat = Some(Inbound {
             fd,
-            inlet: Inlet::default(),
+            receive_buffer: ReceiveBuffer::default(),
             landing: None,
             answers: VecDeque::new(),
-            goodbye: false,
+            fin: false,
             used: false,
+            received: 0,
+            stored: 0,
             storing: VecDeque::new(),
             starved: false,
             fetching: false,
@@ -165,7 +157,7 @@ impl Serving {
     }
 
     /// The place of a stripe.
-    pub fn seat(&self, stripe: usize) -> &Seat {
+    pub fn seat(&self, stripe: usize) -> &ConnectionSlot {
         &self.seats[stripe]
     }
 
@@ -179,13 +171,13 @@ impl Serving {
         self.fault.lock().take()
     }
 
-    /// Says goodbye where that does not cut an answer in two, and closes everything.
+    /// Sends its FIN where that does not cut an answer in two, and closes everything.
     pub fn close(&self) {
         for seat in &self.seats {
             let Some(c) = seat.conn.lock().take() else { continue };
             if c.answers.is_empty() {
                 // The peer may have gone first.
-                let _ = sock::send_whole(&c.fd, &Frame::Goodbye.emit());
+                let _ = sock::send_whole(&c.fd, &Frame::Fin.emit());
             }
         }
         self.orders.lock().clear();
@@ -210,7 +202,7 @@ impl Serving {
             conn.take_frames(&mut lanes, registry)?;
             moved |= !conn.starved;
         }
-        if conn.goodbye {
+        if conn.fin {
             return Ok(conn.part());
         }
         if !io {
@@ -223,10 +215,11 @@ impl Serving {
             let got = conn.receive(&lanes, registry)?;
             dry = got.dry;
             total += got.direct + got.staged;
+            conn.received += (got.direct + got.staged) as u64;
             conn.used |= got.direct + got.staged > 0;
             moved |= got.direct + got.staged > 0;
             conn.take_frames(&mut lanes, registry)?;
-            if conn.goodbye {
+            if conn.fin {
                 return Ok(conn.part());
             }
             if got.ended {
@@ -242,7 +235,7 @@ impl Serving {
     }
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// The connection, if nobody else has it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<Inbound>>> {
         self.conn.try_lock()
@@ -270,7 +263,7 @@ impl Inbound {
         &self.fd
     }
 
-    /// After the peer's goodbye: whoever left still had its puts reported complete, so they are to count as arrived.
+    /// After the peer's FIN: whoever left still had its puts reported complete, so they are to count as arrived.
     fn part(&self) -> Outcome {
         if self.storing.is_empty() {
             Outcome::Closed
@@ -279,7 +272,7 @@ impl Inbound {
         }
     }
 
-    /// Whether an end with `error` cuts off what the peer sent here: there was no goodbye.
+    /// Whether an end with `error` cuts off what the peer sent here: there was no FIN.
     pub fn is_cut_off(&self, error: &io::Error) -> bool {
         self.used && (self.landing.is_some() || error.kind() == io::ErrorKind::UnexpectedEof)
     }
@@ -287,15 +280,15 @@ impl Inbound {
     /// Whether the put that arrives is cut off: its rest will never come.
     fn lacks_rest(&self) -> bool {
         let left = self.landing.as_ref().map_or(0, |l| l.place.len as usize - l.got);
-        sock::rest(&self.fd).is_some_and(|n| self.inlet.staged().len() + n < left)
+        sock::rest(&self.fd).is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
-    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a goodbye.
+    /// What epoll should watch for: bytes unless backlogged, room if answers wait for it. Nothing after a FIN.
     /// `None`: its end was told and is not looked into before the GPU has moved on.
     pub fn wanted(&self) -> Option<u32> {
         let read = if self.is_backlogged() || self.starved { 0 } else { libc::EPOLLIN };
         let write = if self.answers.is_empty() || self.fetching { 0 } else { libc::EPOLLOUT };
-        let bits = if self.goodbye { 0 } else { (read | write) as u32 };
+        let bits = if self.fin { 0 } else { (read | write) as u32 };
         (!self.over || bits != 0).then_some(bits)
     }
 
@@ -306,19 +299,19 @@ impl Inbound {
     fn receive(&mut self, lanes: &Lanes, registry: &Registry) -> io::Result<Got> {
         let Some(landing) = &mut self.landing else {
             // SAFETY: nothing but the stage is written.
-            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+            return unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) };
         };
         let left = landing.place.len as usize - landing.got;
         if let (Some(to), false) = (landing.way.place(landing.got), landing.refused) {
-            // SAFETY: the rest of a slot, or of a buffer, of the payload's size that is this put's alone.
-            let got = unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
+            // SAFETY: the rest of a buffer of the payload's size that is this put's alone.
+            let got = unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), Some((to, left))) }?;
             landing.got += got.direct;
             return Ok(got);
         }
-        if landing.way.is_slot() && !landing.refused {
+        if landing.way.is_pinned() && !landing.refused {
             // It gets one when it is here.
             // SAFETY: nothing but the stage is written.
-            return unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) };
+            return unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) };
         }
         if !landing.refused {
             // Resolved anew for each receive: a window may be gone by now, and a held registry would make its
@@ -326,7 +319,7 @@ impl Inbound {
             let held = registry.hold();
             if let Some(to) = held.resolve(landing.place.rkey, landing.place.addr + landing.got as u64, left as u64) {
                 // SAFETY: inside a registered window, which stays one while `held` lives.
-                match unsafe { self.inlet.fill(self.fd.as_raw_fd(), Some((to, left))) } {
+                match unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), Some((to, left))) } {
                     Ok(got) => {
                         landing.got += got.direct;
                         return Ok(got);
@@ -340,7 +333,7 @@ impl Inbound {
             self.refuse(lanes, Refusal::Put);
         }
         // SAFETY: nothing but the stage is written.
-        unsafe { self.inlet.fill(self.fd.as_raw_fd(), None) }
+        unsafe { self.receive_buffer.fill(self.fd.as_raw_fd(), None) }
     }
 
     /// Consumes what is staged, up to a partial header.
@@ -354,12 +347,12 @@ impl Inbound {
                 self.landed(lanes, &held);
                 continue;
             }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
+            let Some(frame) = self.receive_buffer.header() else { return Ok(()) };
             match frame.map_err(|m| io::Error::new(io::ErrorKind::InvalidData, m.0))? {
                 Frame::Put { context, place, bell } => {
                     let counted = bell.is_some_and(|b| b.counted);
                     let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
-                    let staged = self.inlet.staged();
+                    let staged = self.receive_buffer.staged();
                     if staged.len() < header {
                         return Ok(());
                     }
@@ -371,9 +364,9 @@ impl Inbound {
                         true => parse_counts(&staged[HEADER..], lanes.stripes),
                         false => [0; MAX_STRIPES],
                     };
-                    self.inlet.consume(header);
+                    self.receive_buffer.consume(header);
                     let bell = bell.map(|b| (b, counts));
-                    let way = staged::Way::of(&place, lanes)?;
+                    let way = staged::PutWay::of(&place, lanes)?;
                     let refused = lanes.is_refused(context);
                     self.landing = Some(Landing { context, place, bell, got: 0, refused, way });
                     if refused {
@@ -387,14 +380,14 @@ impl Inbound {
                     }
                 }
                 Frame::Get { context, place } => {
-                    self.inlet.consume(HEADER);
+                    self.receive_buffer.consume(HEADER);
                     let on_gpu = staged::may_fetch(&place, lanes.gpu);
                     if !lanes.is_refused(context)
                         && (on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some())
                     {
                         let header = Frame::Data { len: place.len }.emit();
                         let answer =
-                            Answer { header, context, place, sent: 0, bare: false, lease: None, fetching: None };
+                            Answer { header, context, place, sent: 0, bare: false, buffer: None, fetching: None };
                         self.answers.push_back(answer);
                     } else {
                         self.say_refused(lanes, Refusal::Get, context, place);
@@ -406,12 +399,12 @@ impl Inbound {
                     }
                 }
                 Frame::End { context, conns } => {
-                    self.inlet.consume(HEADER);
+                    self.receive_buffer.consume(HEADER);
                     self.end(lanes, context, conns);
                 }
-                Frame::Goodbye => {
-                    self.inlet.consume(HEADER);
-                    self.goodbye = true;
+                Frame::Fin => {
+                    self.receive_buffer.consume(HEADER);
+                    self.fin = true;
                     return Ok(());
                 }
                 Frame::Data { .. } | Frame::Fetched { .. } | Frame::Refused { .. } => {
@@ -425,12 +418,12 @@ impl Inbound {
     fn land(&mut self, lanes: &Lanes, held: &Held) -> bool {
         let Some(landing) = &mut self.landing else { return false };
         let left = landing.place.len as usize - landing.got;
-        let staged = self.inlet.staged();
+        let staged = self.receive_buffer.staged();
         let n = left.min(staged.len());
         if let (Some(to), true, false) = (landing.way.place(landing.got), n > 0, landing.refused) {
-            // SAFETY: `n` bytes of the slot or buffer, which is this put's alone; the stage is ours.
+            // SAFETY: `n` bytes of the buffer, which is this put's alone; the stage is ours.
             unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to, n) };
-            self.inlet.consume(n);
+            self.receive_buffer.consume(n);
             landing.got += n;
         } else if n > 0 {
             let to = held.resolve(landing.place.rkey, landing.place.addr.wrapping_add(landing.got as u64), n as u64);
@@ -446,145 +439,12 @@ impl Inbound {
                     }
                 }
             }
-            self.inlet.consume(n);
+            self.receive_buffer.consume(n);
             if let Some(landing) = &mut self.landing {
                 landing.got += n;
             }
         }
         left == n
-    }
-
-    /// The current put is complete: it is in place, or goes on to GPU memory.
-    fn landed(&mut self, lanes: &mut Lanes, held: &Held) {
-        let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
-        let way = if refused { staged::Way::Direct } else { way };
-        if let staged::Way::Engine(bytes) = way {
-            lanes.gpu.put(Source::far(lanes.sender, context), bytes, place.rkey, place.addr);
-        } else if lanes.stripe != EXPRESS && (way.is_slot() || !self.storing.is_empty()) {
-            match self.store(lanes, way, &place) {
-                Some(lease) => {
-                    let put = staged::Storing { lease, context, place, bell, refused };
-                    return self.storing.push_back(staged::Came::Put(put));
-                }
-                None => {
-                    self.say_refused(lanes, Refusal::Put, context, place);
-                    refused = true;
-                }
-            }
-        }
-        self.arrived(lanes, held, staged::Storing { lease: None, context, place, bell, refused });
-    }
-
-    /// A put is in place: counts it, and rings what is due.
-    fn arrived(&mut self, lanes: &mut Lanes, held: &Held, put: staged::Storing) {
-        let staged::Storing { context, place, bell, refused, .. } = put;
-        // A signal must not announce bytes that are not there.
-        let bell = bell.filter(|_| !refused && !lanes.is_refused(context));
-        if lanes.stripe == EXPRESS && !bell.is_some_and(|(b, _)| b.counted) {
-            if let Some((bell, _)) = bell {
-                self.ring(lanes, context, &bell, held);
-            }
-            return;
-        }
-        let mut orders = lanes.serving.orders.lock();
-        if lanes.is_refused(context) {
-            orders.remove(&context);
-            lanes.relieve();
-            return;
-        }
-        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
-            self.say_refused(lanes, Refusal::Contexts, context, place);
-            return;
-        }
-        let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
-        // A refused chunk never counts as arrived: signals behind it must not ring.
-        if lanes.stripe != EXPRESS && !refused {
-            order.arrived(lanes.stripe);
-        }
-        while let Some(due) = order.release() {
-            self.carry_out(lanes, context, &due, held);
-        }
-        lanes.relieve();
-        match bell {
-            Some((bell, counts)) if bell.counted => {
-                if let Some(due) = order.rings(counts, Due::Bell(bell)) {
-                    self.carry_out(lanes, context, &due, held);
-                }
-            }
-            Some((bell, _)) => self.ring(lanes, context, &bell, held),
-            None => {}
-        }
-    }
-
-    fn ring(&mut self, lanes: &Lanes, context: u32, bell: &Bell, held: &Held) {
-        if lanes.is_refused(context) || staged::ring_behind(lanes.gpu, Source::far(lanes.sender, context), bell, held) {
-            return;
-        }
-        if !held.add(bell.rkey, bell.addr, bell.value) {
-            self.say_refused(lanes, Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 });
-        }
-    }
-
-    /// Sends answers until the kernel takes no more or the turn is over.
-    fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
-        const VECTORS: usize = 32;
-        self.fetch_answers(lanes);
-        self.refuse_withdrawn(lanes, registry);
-        let mut total = 0;
-        while !self.answers.is_empty() && total < TURN {
-            let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
-            let (mut n, mut offered) = (0, 0);
-            let held = registry.hold();
-            for a in self.answers.iter().take(VECTORS / 2) {
-                if !a.is_here() {
-                    break;
-                }
-                let header = &a.header[a.sent.min(HEADER)..];
-                if !header.is_empty() {
-                    io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
-                    n += 1;
-                }
-                let done = a.sent.saturating_sub(HEADER);
-                if !a.bare && a.place.len as usize > done {
-                    let len = a.place.len as usize - done;
-                    let from = match &a.lease {
-                        Some(lease) => Some(lease.host().wrapping_add(done)),
-                        None => held.resolve(a.place.rkey, a.place.addr + done as u64, len as u64),
-                    };
-                    let from = from.ok_or_else(|| io::Error::other("the source of a get was deregistered"))?;
-                    io[n] = libc::iovec { iov_base: from.cast(), iov_len: len };
-                    n += 1;
-                }
-                offered += a.len() - a.sent;
-            }
-            if n == 0 {
-                break;
-            }
-            // SAFETY: headers lie in `answers`, which is not touched meanwhile; payloads in registered windows, which
-            // stay so while `held` lives, or in slots of these answers.
-            let sent = match unsafe { sock::send(self.fd.as_raw_fd(), &io[..n]) }? {
-                Moved::Bytes(n) => n,
-                _ => 0,
-            };
-            drop(held);
-            total += sent;
-            let mut left = sent;
-            while let Some(a) = self.answers.front_mut() {
-                let n = left.min(a.len() - a.sent);
-                a.sent += n;
-                left -= n;
-                if a.sent < a.len() {
-                    break;
-                }
-                self.answers.pop_front();
-            }
-            if sent < offered {
-                break;
-            }
-            self.fetch_answers(lanes);
-        }
-        self.fetching = self.answers.front().is_some_and(|a| !a.is_here());
-        Ok(total > 0)
     }
 }
 

@@ -287,9 +287,9 @@ fn contexts_may_come_and_go_for_ever() {
 }
 
 #[test]
-fn a_goodbye_is_an_orderly_end_and_silence_is_not() {
+fn a_fin_is_an_orderly_end_and_silence_is_not() {
     let mut t = target(1);
-    t.initiator.write_all(&Frame::Goodbye.emit()).unwrap();
+    t.initiator.write_all(&Frame::Fin.emit()).unwrap();
     assert!(matches!(t.advance(0), Ok(Outcome::Closed)));
     let t = target(1);
     t.initiator.shutdown(std::net::Shutdown::Both).unwrap();

@@ -201,6 +201,11 @@ pub fn rest(fd: &OwnedFd) -> Option<usize> {
     if unsafe { libc::poll(&mut p, 1, 0) } != 1 || p.revents & libc::POLLHUP == 0 {
         return None;
     }
+    unread(fd)
+}
+
+/// Bytes that are here and not received yet.
+pub fn unread(fd: &OwnedFd) -> Option<usize> {
     let mut n: libc::c_int = 0;
     // SAFETY: FIONREAD writes an int to `n`, borrowed mutably.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &mut n) };

@@ -206,7 +206,7 @@ pub enum Frame {
         place: Place,
     },
     /// The sender closes in good order; nothing follows.
-    Goodbye,
+    Fin,
     /// Asks for a change of the word at `place`, due as a signal is. The counts follow, if it has them, then an
     /// [`AtomicRequest`](super::super::atomic::AtomicRequest). Answered by one `Fetched`, on any connection, or
     /// `Refused`.
@@ -256,7 +256,7 @@ mod kind {
     pub const GET: u8 = 0xa2;
     pub const DATA: u8 = 0xa3;
     pub const REFUSED: u8 = 0xa4;
-    pub const GOODBYE: u8 = 0xa5;
+    pub const FIN: u8 = 0xa5;
     pub const END: u8 = 0xa6;
     pub const ATOMIC: u8 = 0xa7;
     pub const FETCHED: u8 = 0xa8;
@@ -319,7 +319,7 @@ impl Frame {
                 };
                 Frame::Refused { why, context, place }
             }
-            kind::GOODBYE => Frame::Goodbye,
+            kind::FIN => Frame::Fin,
             kind::ATOMIC => Frame::Atomic { context, place, counted: b[field::FLAGS] & flag::COUNTED != 0 },
             kind::FETCHED => Frame::Fetched { context, seq: place.rkey, value: place.addr },
             _ => Frame::End { context, conns: place.rkey },
@@ -360,7 +360,7 @@ impl Frame {
                 b[field::KIND] = kind::REFUSED;
                 b[field::WHY].copy_from_slice(&(*why as u16).to_le_bytes());
             }
-            Frame::Goodbye => b[field::KIND] = kind::GOODBYE,
+            Frame::Fin => b[field::KIND] = kind::FIN,
             Frame::Atomic { context, place, counted } => {
                 lane(*context, place);
                 b[field::KIND] = kind::ATOMIC;
@@ -421,7 +421,7 @@ mod tests {
             (any::<u32>(), place()).prop_map(|(context, place)| Frame::Get { context, place }),
             (0..=MAX_PAYLOAD).prop_map(|len| Frame::Data { len }),
             (why, any::<u32>(), place()).prop_map(|(why, context, place)| Frame::Refused { why, context, place }),
-            Just(Frame::Goodbye),
+            Just(Frame::Fin),
             (any::<u32>(), place(), any::<bool>()).prop_map(|(context, place, counted)| Frame::Atomic {
                 context,
                 place,

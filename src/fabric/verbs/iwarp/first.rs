@@ -3,9 +3,9 @@
 //! ranks meet after that, and then both ends may send.
 
 use crate::error::{Error, Result};
-use crate::fabric::verbs::hot::blank;
 use crate::fabric::verbs::queues::Device;
 use crate::fabric::verbs::status::{kind, meaning};
+use crate::fabric::verbs::template::blank;
 use oxygin_ffi::verbs::types::*;
 use std::collections::BTreeSet;
 use std::ptr::null_mut;

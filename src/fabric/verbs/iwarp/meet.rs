@@ -1,8 +1,8 @@
 //! Connects one context's queue pairs to all peers: connects to some, is connected to by the others, in one loop over
 //! the connection manager's events, none of which it waits for by itself.
 
+use super::acceptor::Acceptor;
 use super::connections::{wait, Connections};
-use super::door::Door;
 use super::greeting::Greeting;
 use crate::error::{Error, Result};
 use crate::fabric::verbs::wire::Token;
@@ -83,29 +83,29 @@ struct Link {
 struct Meeting<'a> {
     visit: Visit<'a>,
     peers: &'a [Peer],
-    door: Door,
+    acceptor: Acceptor,
     links: HashMap<usize, Link>,
     /// The next peer to connect to.
     next: u32,
 }
 
 /// Connects everything, or says which rank is in the way.
-pub fn meet(door: Door, visit: Visit, peers: &[Peer]) -> Result<Connections> {
-    let mut meeting = Meeting { visit, peers, door, links: HashMap::new(), next: visit.world.rank };
+pub fn meet(acceptor: Acceptor, visit: Visit, peers: &[Peer]) -> Result<Connections> {
+    let mut meeting = Meeting { visit, peers, acceptor, links: HashMap::new(), next: visit.world.rank };
     loop {
         meeting.start()?;
         if meeting.is_complete() {
             break;
         }
-        let taken = meeting.door.channel.take();
+        let taken = meeting.acceptor.channel.take();
         match taken.map_err(|e| Error::system(format!("events of the RDMA connection manager: {e}")))? {
             Some(event) => meeting.handle(event)?,
-            None if wait(&meeting.door.channel, visit.end) => {}
+            None if wait(&meeting.acceptor.channel, visit.end) => {}
             None => return Err(meeting.late()),
         }
     }
-    let Meeting { door, links, .. } = meeting;
-    let Door { listener, channel, .. } = door;
+    let Meeting { acceptor, links, .. } = meeting;
+    let Acceptor { listener, channel, .. } = acceptor;
     // Requests that came too late to be read end with it: the kernel refuses them.
     drop(listener);
     Ok(Connections::new(links.into_values().map(|link| link.id).collect(), channel))
@@ -134,7 +134,7 @@ impl Meeting<'_> {
         let at = self.peers.get(peer as usize).map(|p| p.address.to_string()).unwrap_or_default();
         Error::remote(format!(
             "rank {peer} at {at}, over iWARP device {} ({}): {what}: {why}; {remedy}",
-            self.visit.device, self.door.address
+            self.visit.device, self.acceptor.address
         ))
     }
 
@@ -147,11 +147,11 @@ impl Meeting<'_> {
             if target.active.is_none() {
                 continue;
             }
-            let begun = Id::new(&self.door.channel).and_then(|id| {
+            let begun = Id::new(&self.acceptor.channel).and_then(|id| {
                 if let Err(e) = id.set_type_of_service(self.visit.tos) {
                     log::debug!("iWARP: no type of service {}: {e}", self.visit.tos);
                 }
-                id.resolve_address(&SocketAddr::new(self.door.address, 0), &target.address, self.milliseconds())?;
+                id.resolve_address(&SocketAddr::new(self.acceptor.address, 0), &target.address, self.milliseconds())?;
                 Ok(id)
             });
             let id = begun.map_err(|e| self.unresolved(peer, &e.to_string()))?;
@@ -243,7 +243,7 @@ impl Meeting<'_> {
         let Some((rank, peer, qp)) = expected else {
             log::debug!(
                 "iWARP: a connection to port {} was refused: {} bytes that are no greeting of an expected rank",
-                self.door.port(),
+                self.acceptor.port(),
                 private_data.len()
             );
             if let Err(e) = id.reject() {
@@ -287,7 +287,7 @@ impl Meeting<'_> {
         Error::remote(format!(
             "no iWARP connection over {} ({}) after {:?}, half of OXYGIN_TIMEOUT: {shown}{more}; look at their logs, \
              at `ip route get` and at firewalls",
-            self.visit.device, self.door.address, self.visit.patience
+            self.visit.device, self.acceptor.address, self.visit.patience
         ))
     }
 }

@@ -2,16 +2,16 @@
 //! them: it moves them to RTS when the TCP connection stands. One listener a context takes the connections of lower
 //! ranks and of this rank itself; this rank connects to itself and to higher ranks.
 
+mod acceptor;
 mod addresses;
 mod connections;
-mod door;
 mod first;
 mod greeting;
 mod meet;
 
+pub use acceptor::Acceptor;
 pub use addresses::{from_gid, to_gid, Addresses};
 pub use connections::Connections;
-pub use door::Door;
 pub use first::{first_reads, FirstRead};
 pub use meet::{meet, Peer, Visit};
 

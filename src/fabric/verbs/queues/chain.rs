@@ -1,9 +1,9 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::hot::blank;
-use super::super::lane::{Kind, Lane, Logged, Next, NOTED};
+use super::super::lane::{EntryKind, Lane, Logged, Next, NOTED};
 use super::super::outcome::Outcomes;
-use super::super::ticket::Ticket;
+use super::super::template::blank;
+use super::super::wr_id::WrId;
 use super::Queues;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::{addr_of_mut, null_mut, NonNull};
@@ -105,7 +105,7 @@ impl Queues {
         let mut reading = lane.is_reading(completed);
         while count < limit {
             let Some(&op) = lane.backlog.get(step.ops as usize) else { break };
-            if matches!(op.kind, Kind::Flush | Kind::Loop) {
+            if matches!(op.kind, EntryKind::Flush | EntryKind::Loop) {
                 break;
             }
             let number = lane.sent.wrapping_add(step.ops).wrapping_add(1);
@@ -117,11 +117,11 @@ impl Queues {
             let sge = match next {
                 Next::Data(bytes) => {
                     // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
-                    let read = op.kind == Kind::Get && bytes > 0;
+                    let read = op.kind == EntryKind::Get && bytes > 0;
                     wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
                     wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
                     wr.num_sge = i32::from(bytes > 0);
-                    if op.kind == Kind::Value && bytes <= self.device.max_inline {
+                    if op.kind == EntryKind::Value && bytes <= self.device.max_inline {
                         wr.send_flags |= IBV_SEND_INLINE;
                     }
                     step.offset += u64::from(bytes);
@@ -138,7 +138,7 @@ impl Queues {
                                 swap: 0,
                                 rkey: signal.rkey,
                             };
-                            match op.kind == Kind::FetchAdd && op.lkey != 0 {
+                            match op.kind == EntryKind::FetchAdd && op.lkey != 0 {
                                 true => ibv_sge { addr: op.local, length: 8, lkey: op.lkey },
                                 false => {
                                     ibv_sge { addr: self.device.scratch, length: 8, lkey: self.device.scratch_lkey }
@@ -171,7 +171,7 @@ impl Queues {
                 (*chain).sges[count] = sge;
                 wr.sg_list = addr_of_mut!((*chain).sges[count]);
                 // Only an error brings this one back, and then the operation it belongs to is wanted.
-                wr.wr_id = Ticket::part(peer, number);
+                wr.wr_id = WrId::part(peer, number);
                 (*chain).wrs[count] = wr;
                 if count > 0 {
                     (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
@@ -185,7 +185,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = Ticket::chain(peer, lane.sent.wrapping_add(step.ops), slots);
+            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots);
         }
         count
     }
@@ -197,7 +197,7 @@ impl Queues {
         let ready = self.lanes.get(own as usize).is_some_and(free);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let Some(&op) = lane.backlog.front() else { return false };
-        if op.kind != Kind::Flush
+        if op.kind != EntryKind::Flush
             || lane.flushing
             || lane.failed
             || !lane.is_drained(outcomes.completed(peer))
@@ -207,7 +207,7 @@ impl Queues {
         }
         let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
         let mut wr = ibv_send_wr {
-            wr_id: Ticket::flush(peer, lane.sent.wrapping_add(1)),
+            wr_id: WrId::flush(peer, lane.sent.wrapping_add(1)),
             sg_list: &mut sge,
             num_sge: 1,
             opcode: IBV_WR_RDMA_READ,
@@ -246,7 +246,7 @@ impl Queues {
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
         let mut wr = ibv_send_wr {
-            wr_id: Ticket::chain(peer, lane.sent, lane.unsignalled + 1),
+            wr_id: WrId::chain(peer, lane.sent, lane.unsignalled + 1),
             sg_list: &mut sge,
             num_sge: 1,
             send_flags: IBV_SEND_SIGNALED | fence,

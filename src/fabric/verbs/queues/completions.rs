@@ -2,7 +2,7 @@
 
 use super::super::outcome::Outcomes;
 use super::super::status::kind;
-use super::super::ticket::Ticket;
+use super::super::wr_id::WrId;
 use super::Queues;
 use crate::error::Kind;
 use oxygin_ffi::verbs::types::*;
@@ -33,13 +33,13 @@ impl Queues {
         while left > 0 {
             // SAFETY: poll_cq wrote as many completions as it says.
             let wc = unsafe { &*next };
-            let ticket = Ticket(wc.wr_id);
-            if wc.status != IBV_WC_SUCCESS || !ticket.is_next() {
+            let wr_id = WrId(wc.wr_id);
+            if wc.status != IBV_WC_SUCCESS || !wr_id.is_next() {
                 return Err(Taken { next, left });
             }
-            debug_assert!(ticket.next_peer() < outcomes.completed.len());
+            debug_assert!(wr_id.next_peer() < outcomes.completed.len());
             // SAFETY: this wr_id was made for one of the lanes, and there are as many counts as lanes.
-            let count = unsafe { &*completed.add(ticket.next_peer()) };
+            let count = unsafe { &*completed.add(wr_id.next_peer()) };
             // Written under the context's lock only.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
             // SAFETY: at most one past the last.
@@ -73,9 +73,9 @@ impl Queues {
         for i in 0..taken.left as usize {
             // SAFETY: the batch has as many from `next` on; they are read before the next poll.
             let wc = unsafe { *taken.next.add(i) };
-            let ticket = Ticket(wc.wr_id);
-            if wc.status == IBV_WC_SUCCESS && ticket.is_next() {
-                let peer = ticket.peer();
+            let wr_id = WrId(wc.wr_id);
+            if wc.status == IBV_WC_SUCCESS && wr_id.is_next() {
+                let peer = wr_id.peer();
                 outcomes.complete(peer, outcomes.completed(peer).wrapping_add(1));
             } else {
                 self.unusual(&wc, outcomes);
@@ -95,37 +95,37 @@ impl Queues {
 
     /// An error, the end of a chain, a flush, or a received message.
     fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
-        let ticket = Ticket(wc.wr_id);
-        let peer = ticket.peer();
+        let wr_id = WrId(wc.wr_id);
+        let peer = wr_id.peer();
         if wc.status != IBV_WC_SUCCESS {
             self.broken(wc, outcomes);
             return;
         }
-        if let Some(slots) = ticket.chain_slots() {
+        if let Some(slots) = wr_id.chain_slots() {
             if let Some(lane) = self.lanes.get_mut(peer as usize) {
                 lane.give(slots);
             }
-            outcomes.complete(peer, ticket.number());
+            outcomes.complete(peer, wr_id.number());
             return;
         }
-        if ticket.is_loop() {
+        if wr_id.is_loop() {
             return self.looped(peer, outcomes);
         }
-        if ticket.is_flush() {
+        if wr_id.is_flush() {
             if let Some(own) = self.lanes.get_mut(self.device.rank as usize) {
                 own.give(1);
             }
             if let Some(lane) = self.lanes.get_mut(peer as usize) {
                 lane.flushing = false;
                 lane.loops.current = None;
-                lane.sent = ticket.number();
+                lane.sent = wr_id.number();
             }
-            outcomes.complete(peer, ticket.number());
+            outcomes.complete(peer, wr_id.number());
             self.wait(peer);
             return;
         }
-        let (Some(messages), true) = (&mut self.messages, ticket.is_receive()) else { return };
-        match messages.received(peer, ticket.number(), wc.byte_len) {
+        let (Some(messages), true) = (&mut self.messages, wr_id.is_receive()) else { return };
+        match messages.received(peer, wr_id.number(), wc.byte_len) {
             Ok(()) => {
                 if messages.owes(peer) {
                     self.wait(peer);
@@ -138,19 +138,19 @@ impl Queues {
     #[cold]
     #[inline(never)]
     fn broken(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
-        let ticket = Ticket(wc.wr_id);
-        let peer = ticket.peer();
-        if ticket.is_flush() {
+        let wr_id = WrId(wc.wr_id);
+        let peer = wr_id.peer();
+        if wr_id.is_flush() {
             // The broken queue pair is the one to this rank itself.
             let rank = self.device.rank;
             self.fail(rank, outcomes, kind(wc.status), || outcomes.explain(rank, wc, None));
         }
-        let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !ticket.is_flush();
+        let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !wr_id.is_flush();
         if self.device.closes && flushed && self.is_idle(peer, outcomes) {
             self.close(peer, outcomes);
             return;
         }
-        let number = match ticket {
+        let number = match wr_id {
             t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
             t if t.is_part() || t.is_loop() || t.chain_slots().is_some() => Some(t.number()),
             _ => None,

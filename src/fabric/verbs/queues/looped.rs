@@ -1,10 +1,10 @@
 //! Atomic operations in several steps: one step at a time is with the device, and nothing behind it on the lane.
 
-use super::super::atomic::{Loop, Step};
-use super::super::hot::blank;
-use super::super::lane::{Kind, Lane, Logged};
+use super::super::atomic::{Loop, LoopStep};
+use super::super::lane::{EntryKind, Lane, Logged};
 use super::super::outcome::Outcomes;
-use super::super::ticket::Ticket;
+use super::super::template::blank;
+use super::super::wr_id::WrId;
 use super::Queues;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::null_mut;
@@ -19,7 +19,7 @@ impl Lane {
         if self.loops.current.is_some() {
             return true;
         }
-        let is_next = !self.flushing && self.backlog.front().is_some_and(|op| op.kind == Kind::Loop);
+        let is_next = !self.flushing && self.backlog.front().is_some_and(|op| op.kind == EntryKind::Loop);
         if !is_next || !self.is_drained(completed) {
             return false;
         }
@@ -52,20 +52,20 @@ impl Queues {
         let mut wr = ibv_send_wr { sg_list: &mut sge, num_sge: 1, send_flags: IBV_SEND_SIGNALED, ..blank() };
         let mut on_own = false;
         match (looped.step, looped.device()) {
-            (Step::Swap { expected, swap }, _) => {
+            (LoopStep::Swap { expected, swap }, _) => {
                 let (remote_addr, rkey) = (looped.around(), looped.entry.rkey);
-                wr.wr_id = Ticket::looped(peer, number);
+                wr.wr_id = WrId::looped(peer, number);
                 wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
                 wr.wr.atomic = ibv_wr_atomic { remote_addr, compare_add: expected, swap, rkey };
             }
-            (Step::Deliver, Some((remote_addr, rkey))) => {
+            (LoopStep::Deliver, Some((remote_addr, rkey))) => {
                 if !own_has_room {
                     return false;
                 }
                 on_own = true;
                 // SAFETY: `wr` points to it, which is on this stack.
                 unsafe { (*wr.sg_list).length = looped.bytes() };
-                wr.wr_id = Ticket::flush(peer, number);
+                wr.wr_id = WrId::flush(peer, number);
                 wr.opcode = IBV_WR_RDMA_WRITE;
                 wr.wr.rdma = ibv_wr_rdma { remote_addr, rkey };
             }
@@ -100,7 +100,7 @@ impl Queues {
         lane.give(1);
         let Some(looped) = lane.loops.current.as_mut() else { return };
         looped.advance();
-        if looped.step == Step::Done {
+        if looped.step == LoopStep::Done {
             lane.loops.current = None;
             lane.flushing = false;
             lane.sent = lane.sent.wrapping_add(1);

@@ -1,13 +1,13 @@
 //! One context: its completion queue and its lanes, under the context's lock.
 //!
-//! Operations go straight to the device where nothing stands in the way (`straight`), or wait in their lane's backlog
+//! Operations go straight to the device where nothing stands in the way (`direct`), or wait in their lane's backlog
 //! and go out in chains (`chain`); `completions` takes what comes back.
 
 mod chain;
 mod completions;
+mod direct;
 mod looped;
 mod post;
-mod straight;
 
 pub use completions::Taken;
 pub use post::Batch;
@@ -88,7 +88,7 @@ impl Queues {
             messages,
         };
         for lane in &mut queues.lanes {
-            lane.hot.link(device.scratch, device.scratch_lkey);
+            lane.template.link(device.scratch, device.scratch_lkey);
         }
         for peer in 0..queues.lanes.len() as u32 {
             // Nothing to post: this opens the lane.

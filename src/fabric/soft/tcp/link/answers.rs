@@ -11,26 +11,26 @@ pub struct Asked {
     pub to: u64,
     pub lkey: u32,
     /// Where the bytes go on their way to GPU memory.
-    pub lease: Option<PinnedBuffer>,
+    pub buffer: Option<PinnedBuffer>,
     pub len: usize,
     pub got: usize,
-    pub owner: Owner,
+    pub owner: FrameOwner,
 }
 
 impl Asked {
     /// Its get is given up: the answer is thrown away.
     pub fn disown(&mut self) {
-        (self.to, self.lkey, self.lease, self.owner) = (0, 0, None, Owner::NOBODY);
+        (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, FrameOwner::NOBODY);
     }
 
     /// Whether it was.
     pub fn is_disowned(&self) -> bool {
-        self.owner == Owner::NOBODY
+        self.owner == FrameOwner::NOBODY
     }
 }
 
 impl Conn {
-    /// Whether a request may be staged; not while the outlet is lent, which comes back as it was then, and sent.
+    /// Whether a request may be staged; not while the send buffer is lent, which comes back as it was then, and sent.
     pub(super) fn may_ask(&self, len: usize) -> bool {
         !self.lent && self.asked.len() < GETS && (self.asked_bytes == 0 || self.asked_bytes + len <= GET_BYTES)
     }
@@ -39,17 +39,17 @@ impl Conn {
     fn lacks_rest(&self) -> bool {
         let left = self.asked.front().map_or(0, |a| a.len - a.got);
         let rest = self.fd.as_deref().and_then(|fd| sock::rest(fd));
-        rest.is_some_and(|n| self.inlet.staged().len() + n < left)
+        rest.is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
-    fn take_answers(&mut self, lanes: &mut [Option<Box<Queue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
+    fn take_answers(&mut self, lanes: &mut [Option<Box<TaskQueue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
         loop {
             if self.landing {
                 if !self.has_place(gpu).map_err(Lost::Gpu)? {
                     return Ok(());
                 }
                 let Some(a) = self.asked.front_mut() else { break };
-                let staged = self.inlet.staged();
+                let staged = self.receive_buffer.staged();
                 let n = staged.len().min(a.len - a.got);
                 if !a.is_disowned() {
                     // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage
@@ -58,7 +58,7 @@ impl Conn {
                 }
                 a.got += n;
                 let (owner, done, len) = (a.owner, a.got == a.len, a.len);
-                self.inlet.consume(n);
+                self.receive_buffer.consume(n);
                 if !done {
                     return Ok(());
                 }
@@ -69,8 +69,8 @@ impl Conn {
                 }
                 finished(lanes, owner);
             }
-            let Some(frame) = self.inlet.header() else { return Ok(()) };
-            self.inlet.consume(HEADER);
+            let Some(frame) = self.receive_buffer.header() else { return Ok(()) };
+            self.receive_buffer.consume(HEADER);
             match frame {
                 Ok(Frame::Data { len }) if self.asked.front().is_some_and(|a| a.len == len as usize) => {
                     self.landing = true;
@@ -85,7 +85,7 @@ impl Conn {
                 }
                 Ok(Frame::Refused { why, context, place }) => self.refusals.push((why, context, place)),
                 Ok(Frame::Fetched { context, seq, value }) => self.fetched.push((context, seq, value)),
-                Ok(Frame::Goodbye) => return Err(Lost::Goodbye),
+                Ok(Frame::Fin) => return Err(Lost::Fin),
                 _ => break,
             }
         }
@@ -93,7 +93,7 @@ impl Conn {
     }
 }
 
-impl Link {
+impl Initiator {
     /// Receives answers on a stripe. `true`: something came.
     pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
         let received = self.receive_some(stripe);
@@ -124,11 +124,11 @@ impl Link {
                 };
             }
             let direct = match conn.asked.front() {
-                Some(a) if conn.landing && !a.is_disowned() && !a.lacks_slot() => Some((a.place(), a.len - a.got)),
+                Some(a) if conn.landing && !a.is_disowned() && !a.lacks_buffer() => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
             // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
-            let got = unsafe { conn.inlet.fill(fd, direct) }.map_err(Lost::Io)?;
+            let got = unsafe { conn.receive_buffer.fill(fd, direct) }.map_err(Lost::Io)?;
             if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
                 a.got += got.direct;
             }
@@ -145,10 +145,10 @@ impl Link {
 }
 
 /// Stages a request.
-pub fn ask(lane: &Queue, conn: &mut Conn, get: &Get, len: usize, owner: Owner) {
+pub fn ask(lane: &TaskQueue, conn: &mut Conn, get: &Get, len: usize, owner: FrameOwner) {
     let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
-    conn.outlet.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, lease: None, len, got: 0, owner });
+    conn.send_buffer.copy(&Frame::Get { context: lane.lane.context, place }.emit());
+    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, buffer: None, len, got: 0, owner });
     conn.asked_bytes += len;
 }
 
@@ -163,8 +163,8 @@ pub mod tests {
     pub const LEN: usize = 64;
 
     /// A link with threads for bulk, and the peer's ends of its connections.
-    pub fn link() -> (Link, Vec<UnixStream>) {
-        let mut link = Link::new(STRIPES + 1, Arc::default(), true);
+    pub fn link() -> (Initiator, Vec<UnixStream>) {
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), true);
         link.phase = Phase::Up;
         let connect = |conn: &mut Conn| {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -176,7 +176,7 @@ pub mod tests {
         (link, peer)
     }
 
-    pub fn post(link: &mut Link, lane: &Arc<Lane>, work: Op) -> crate::rma::seq::Seq {
+    pub fn post(link: &mut Initiator, lane: &Arc<Lane>, work: Op) -> crate::rma::seq::Seq {
         let seq = lane.number();
         link.accept(Task { lane: lane.clone(), seq, work });
         link.pump().unwrap();

@@ -14,11 +14,11 @@ pub struct Fetching {
     width: Width,
     to: Option<Fetched>,
     /// Where the value goes on its way to GPU memory.
-    lease: Option<PinnedBuffer>,
-    pub(super) owner: Owner,
+    buffer: Option<PinnedBuffer>,
+    pub(super) owner: FrameOwner,
 }
 
-impl Link {
+impl Initiator {
     /// A turn of a lane whose first operation is atomic. `Empty`: it is asked for, or its lane has failed.
     pub(super) fn turn_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Turn {
         self.try_atomic(at, seq, atomic).unwrap_or_else(|e| {
@@ -32,31 +32,31 @@ impl Link {
     fn try_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Result<Turn> {
         let stripes = self.conns.len();
         let Some(lane) = self.lanes[at].as_deref_mut() else { return Ok(Turn::Blocked) };
-        let outlet = &mut self.conns[EXPRESS].outlet;
-        if !outlet.has_room(HEADER + 4 * stripes + AtomicRequest::LEN) {
+        let send_buffer = &mut self.conns[EXPRESS].send_buffer;
+        if !send_buffer.has_room(HEADER + 4 * stripes + AtomicRequest::LEN) {
             return Ok(Turn::Blocked);
         }
-        let lease = match atomic.fetched {
+        let buffer = match atomic.fetched {
             Some(to) if Key(to.lkey).is_on_gpu() => {
-                let lease = self.gpu.opened()?.buffer(atomic.width.bytes())?;
-                if lease.is_none() {
+                let buffer = self.gpu.opened()?.buffer(atomic.width.bytes())?;
+                if buffer.is_none() {
                     self.hungry = true;
                     return Ok(Turn::Blocked);
                 }
-                lease
+                buffer
             }
             _ => None,
         };
         let (context, id) = (lane.lane.context, lane.begin_or_go_on(seq));
         let place = Place { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
-        outlet.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
+        send_buffer.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
         if lane.bulk {
-            lane.counts[..stripes].iter().for_each(|count| outlet.copy(&count.to_le_bytes()));
+            lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
         }
-        outlet.copy(&AtomicRequest::of(atomic, seq.0).encode());
-        let owner = Owner { lane: at as u32, flight: id };
+        send_buffer.copy(&AtomicRequest::of(atomic, seq.0).encode());
+        let owner = FrameOwner { lane: at as u32, operation: id };
         let (width, to) = (atomic.width, atomic.fetched);
-        self.fetching.push_back(Fetching { context, seq: seq.0, width, to, lease, owner });
+        self.fetching.push_back(Fetching { context, seq: seq.0, width, to, buffer, owner });
         lane.advance(id, place.len as usize, true);
         Ok(Turn::Empty)
     }
@@ -73,25 +73,25 @@ impl Link {
     }
 
     fn land_fetched(&mut self, fetching: Fetching, value: u64) {
-        let Fetching { width, to, lease, owner, .. } = fetching;
+        let Fetching { width, to, buffer, owner, .. } = fetching;
         let bytes = width.bytes();
-        let at = match (to, &lease) {
+        let at = match (to, &buffer) {
             (None, _) => None,
-            (Some(_), Some(lease)) => Some(lease.host()),
+            (Some(_), Some(buffer)) => Some(buffer.host()),
             (Some(to), None) => Some(to.local as *mut u8),
         };
         if let Some(at) = at {
-            // SAFETY: a slot of this operation's own, or the caller's memory, which is writable until the operation is
-            // complete; x86 has the low bytes first.
+            // SAFETY: a buffer of this operation's own, or the caller's memory, which is writable until the operation
+            // is complete; x86 has the low bytes first.
             unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), at, bytes as usize) };
         }
-        match (to, lease) {
-            (Some(to), Some(mut lease)) => {
+        match (to, buffer) {
+            (Some(to), Some(mut buffer)) => {
                 // A window that is gone gets nothing, and nobody waits for it.
-                if let Some(stager) = self.gpu.stager() {
-                    stager.store(&mut lease, to.lkey, to.local, bytes);
+                if let Some(pools) = self.gpu.pools() {
+                    pools.store(&mut buffer, to.lkey, to.local, bytes);
                 }
-                self.conns[EXPRESS].storing.push_back((lease, owner));
+                self.conns[EXPRESS].storing.push_back((buffer, owner));
             }
             _ => finished(&mut self.lanes, owner),
         }

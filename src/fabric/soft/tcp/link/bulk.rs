@@ -1,4 +1,4 @@
-//! Stripes that threads of their own send on: they take a stripe's outlet along, so that the link is free meanwhile.
+//! Stripes that threads of their own send on: they take a stripe's send buffer along, and the link is free meanwhile.
 
 use super::*;
 
@@ -6,9 +6,9 @@ use super::*;
 pub struct Loan {
     stripe: usize,
     fd: Arc<Private<OwnedFd>>,
-    outlet: Outlet,
+    send_buffer: SendBuffer,
     /// Payloads that the kernel has taken whole.
-    gone: Vec<Owner>,
+    gone: Vec<FrameOwner>,
     result: io::Result<Option<bool>>,
 }
 
@@ -16,31 +16,31 @@ impl Loan {
     /// Sends once. Returns the bytes that the kernel took.
     ///
     /// # Safety
-    /// As for `Outlet::send`.
+    /// As for `SendBuffer::send`.
     pub unsafe fn send(&mut self) -> usize {
-        let before = self.outlet.borrowed() + self.outlet.staged();
+        let before = self.send_buffer.borrowed() + self.send_buffer.staged();
         let gone = &mut self.gone;
         // SAFETY: the caller's promise.
-        self.result = unsafe { self.outlet.send(self.fd.as_raw_fd(), |owner| gone.push(owner)) };
-        before - self.outlet.borrowed() - self.outlet.staged()
+        self.result = unsafe { self.send_buffer.send(self.fd.as_raw_fd(), |owner| gone.push(owner)) };
+        before - self.send_buffer.borrowed() - self.send_buffer.staged()
     }
 }
 
-impl Link {
-    /// The outlet of a stripe, if it has anything to send and its socket may take it.
+impl Initiator {
+    /// The send buffer of a stripe, if it has anything to send and its socket may take it.
     pub fn lend(&mut self, stripe: usize) -> Option<Loan> {
         if self.phase != Phase::Up {
             return None;
         }
         let conn = &mut self.conns[stripe];
-        if conn.blocked || conn.lent || conn.outlet.is_empty() {
+        if conn.blocked || conn.lent || conn.send_buffer.is_empty() {
             return None;
         }
         let fd = conn.fd.clone()?;
         conn.lent = true;
         self.turns[stripe] += 1;
-        let outlet = std::mem::take(&mut conn.outlet);
-        Some(Loan { stripe, fd, outlet, gone: Vec::new(), result: Ok(None) })
+        let send_buffer = std::mem::take(&mut conn.send_buffer);
+        Some(Loan { stripe, fd, send_buffer, gone: Vec::new(), result: Ok(None) })
     }
 
     /// Takes it back. Where the connection is over, nobody wants it any more.
@@ -51,7 +51,7 @@ impl Link {
             return Ok(());
         }
         conn.lent = false;
-        conn.outlet = loan.outlet;
+        conn.send_buffer = loan.send_buffer;
         self.disown_sent(loan.stripe);
         let conn = &mut self.conns[loan.stripe];
         conn.blocked = loan.result? == Some(false);

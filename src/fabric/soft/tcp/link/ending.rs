@@ -8,7 +8,7 @@ pub enum Lost {
     /// The socket failed, or what came is malformed.
     Io(io::Error),
     /// The peer closed in good order.
-    Goodbye,
+    Fin,
     /// This rank's GPU failed.
     Gpu(Error),
 }
@@ -46,12 +46,12 @@ pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
     ))
 }
 
-impl Link {
+impl Initiator {
     /// Gives up every operation and every connection. Resets those on which a payload is incomplete.
     pub fn cut_off(&mut self) {
         for conn in &mut self.conns {
             let conn = std::mem::take(conn);
-            if let (Some(fd), true) = (conn.fd, conn.lent || conn.outlet.is_lending()) {
+            if let (Some(fd), true) = (conn.fd, conn.lent || conn.send_buffer.is_lending()) {
                 sock::abort(&fd);
             }
         }
@@ -80,7 +80,7 @@ impl Link {
         }
     }
 
-    /// Gives up what has not begun, and says goodbye behind the rest. For `close`. Returns whether anything was given
+    /// Gives up what has not begun, and sends its FIN behind the rest. For `close`. Returns whether anything was given
     /// up.
     pub fn part(&mut self) -> bool {
         let mut any = false;
@@ -95,7 +95,7 @@ impl Link {
             any |= !conn.line.is_empty();
             conn.line.clear();
             conn.line_bytes = 0;
-            conn.outlet.copy(&Frame::Goodbye.emit());
+            conn.send_buffer.copy(&Frame::Fin.emit());
             conn.blocked = false;
         }
         any
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_that_is_over_waits_for_no_slot() {
-        let mut link = Link::new(STRIPES + 1, Arc::default(), false);
+    fn a_link_that_is_over_waits_for_no_buffer() {
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), false);
         link.hungry = true;
         link.cut_off();
         assert!(!link.hungry);

@@ -1,7 +1,7 @@
 //! An operation is refused: its lane fails, others go on. The lane's frames begun are finished from copies, answers
 //! to it thrown away, and its caller is told once nobody touches its memory any more.
 
-use super::leaving::Lent;
+use super::drain::Lent;
 use super::*;
 use crate::fabric::soft::lane::Lane;
 
@@ -21,7 +21,7 @@ impl Failing {
     }
 }
 
-impl Link {
+impl Initiator {
     /// Fails a lane for a reason that is its own.
     #[cold]
     pub fn fail_lane(&mut self, lane: &Arc<Lane>, why: Error) {
@@ -30,7 +30,7 @@ impl Link {
         }
         lane.stop();
         let lent = self.drop_lane(lane);
-        let copies = self.gpu.stager().map(|s| s.mark());
+        let copies = self.gpu.pools().map(|s| s.mark());
         self.failing.push(Failing { lane: lane.clone(), why, lent, copies });
     }
 
@@ -55,8 +55,8 @@ impl Link {
     fn tell_some(&mut self) -> bool {
         let mut told = false;
         for failing in std::mem::take(&mut self.failing) {
-            let (stager, copies) = (self.gpu.stager(), &failing.copies);
-            let landed = stager.zip(copies.as_ref()).is_none_or(|(stager, mark)| stager.has_passed(mark));
+            let (pools, copies) = (self.gpu.pools(), &failing.copies);
+            let landed = pools.zip(copies.as_ref()).is_none_or(|(pools, mark)| pools.has_passed(mark));
             if landed && self.were_back(&failing.lent) {
                 self.reuse_of(&failing.lent);
                 failing.tell();

@@ -12,7 +12,7 @@ pub struct Places {
     free: Vec<u32>,
 }
 
-impl Link {
+impl Initiator {
     /// The place of a lane, which has one from its first operation on.
     #[inline]
     pub(super) fn place_of(&mut self, lane: &Arc<Lane>) -> usize {
@@ -32,7 +32,7 @@ impl Link {
                 lanes.len() as u32 - 1
             })
         });
-        let queue = lanes[at as usize].get_or_insert_with(|| Box::new(Queue::new(lane.clone())));
+        let queue = lanes[at as usize].get_or_insert_with(|| Box::new(TaskQueue::new(lane.clone())));
         if queue.is_idle() {
             queue.lane = lane.clone();
         }
@@ -46,8 +46,8 @@ impl Link {
         Some(self.lanes.get(at as usize)?.as_ref()?.lane.clone())
     }
 
-    /// Takes a lane from its place, which nobody else gets before [`Link::reuse`].
-    pub(super) fn vacate(&mut self, lane: &Arc<Lane>) -> Option<(u32, Box<Queue>)> {
+    /// Takes a lane from its place, which nobody else gets before [`Initiator::reuse`].
+    pub(super) fn vacate(&mut self, lane: &Arc<Lane>) -> Option<(u32, Box<TaskQueue>)> {
         let place = self.lanes.get_mut(lane.place() as usize)?;
         let queue = place.take_if(|q| Arc::ptr_eq(&q.lane, lane))?;
         self.places.of.remove(&lane.context);

@@ -1,4 +1,4 @@
-//! Operations whose bytes come from this rank's GPU, or go there: through pinned slots, several on their way at once.
+//! Operations whose bytes come from this rank's GPU, or go there: through pinned buffers, several on their way at once.
 
 use super::*;
 use crate::error::Result;
@@ -16,8 +16,8 @@ pub struct Chunk {
     pub(super) place: Place,
     context: u32,
     addr: u64,
-    pub(super) owner: Owner,
-    lease: Option<PinnedBuffer>,
+    pub(super) owner: FrameOwner,
+    buffer: Option<PinnedBuffer>,
 }
 
 /// Whether the source is GPU memory.
@@ -26,14 +26,14 @@ pub fn is_from_gpu(put: &Put) -> bool {
     Key(put.lkey).is_on_gpu() && put.len > 0
 }
 
-/// Starts to fetch the bytes of a lane's next small puts, as far as there are slots.
+/// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers.
 #[inline]
-pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
+pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
     while lane.looked < lane.tasks.len().min(PREFETCH) {
         match &lane.tasks[lane.looked].work {
             Op::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
-                let Some(lease) = gpu.opened()?.fetch(p.lkey, p.local, p.len)? else { break };
-                lane.fetched.push_back(lease);
+                let Some(buffer) = gpu.opened()?.fetch(p.lkey, p.local, p.len)? else { break };
+                lane.fetched.push_back(buffer);
             }
             _ => {}
         }
@@ -43,14 +43,14 @@ pub fn prefetch(lane: &mut Queue, gpu: &Gpu) -> Result<()> {
 }
 
 impl Asked {
-    /// Whether its bytes are for GPU memory and have no slot yet.
-    pub(super) fn lacks_slot(&self) -> bool {
-        Key(self.lkey).is_on_gpu() && self.lease.is_none()
+    /// Whether its bytes are for GPU memory and have no buffer yet.
+    pub(super) fn lacks_buffer(&self) -> bool {
+        Key(self.lkey).is_on_gpu() && self.buffer.is_none()
     }
 
     /// Where the next byte goes.
     pub(super) fn place(&self) -> *mut u8 {
-        let start = self.lease.as_ref().map_or(self.to as *mut u8, PinnedBuffer::host);
+        let start = self.buffer.as_ref().map_or(self.to as *mut u8, PinnedBuffer::host);
         start.wrapping_add(self.got)
     }
 }
@@ -60,14 +60,14 @@ impl Conn {
     #[inline]
     pub(super) fn push_chunk(
         &mut self,
-        lane: &Queue,
+        lane: &TaskQueue,
         place: Place,
         addr: u64,
-        owner: Owner,
-        lease: Option<PinnedBuffer>,
+        owner: FrameOwner,
+        buffer: Option<PinnedBuffer>,
     ) {
-        let chunk = Chunk { place, context: lane.lane.context, addr, owner, lease };
-        if chunk.lease.is_none() && self.line.is_empty() && !self.lent {
+        let chunk = Chunk { place, context: lane.lane.context, addr, owner, buffer };
+        if chunk.buffer.is_none() && self.line.is_empty() && !self.lent {
             return self.send_chunk(chunk);
         }
         self.line_bytes += place.len as usize;
@@ -76,15 +76,15 @@ impl Conn {
 
     #[inline]
     fn send_chunk(&mut self, c: Chunk) {
-        self.outlet.copy(&Frame::Put { context: c.context, place: c.place, bell: None }.emit());
-        self.outlet.borrow(c.addr, c.place.len as usize, c.owner, c.lease);
+        self.send_buffer.copy(&Frame::Put { context: c.context, place: c.place, bell: None }.emit());
+        self.send_buffer.borrow(c.addr, c.place.len as usize, c.owner, c.buffer);
     }
 
     /// Hands chunks whose bytes have come to the socket's queue, and completes gets whose bytes are in place.
-    fn advance_staged(&mut self, lanes: &mut [Option<Box<Queue>>]) -> Result<bool> {
+    fn advance_staged(&mut self, lanes: &mut [Option<Box<TaskQueue>>]) -> Result<bool> {
         let mut moved = false;
         while let Some(chunk) = self.line.front().filter(|_| !self.lent) {
-            if !chunk.lease.as_ref().map_or(Ok(true), PinnedBuffer::has_landed)? {
+            if !chunk.buffer.as_ref().map_or(Ok(true), PinnedBuffer::has_landed)? {
                 break;
             }
             let Some(chunk) = self.line.pop_front() else { break };
@@ -92,7 +92,7 @@ impl Conn {
             self.send_chunk(chunk);
             moved = true;
         }
-        while self.storing.front().map_or(Ok(false), |(lease, _)| lease.has_landed())? {
+        while self.storing.front().map_or(Ok(false), |(buffer, _)| buffer.has_landed())? {
             let Some((_, owner)) = self.storing.pop_front() else { break };
             finished(lanes, owner);
             moved = true;
@@ -108,13 +108,13 @@ impl Conn {
     /// of the answer is to be received first.
     pub(super) fn has_place(&mut self, gpu: &Gpu) -> Result<bool> {
         self.starved = match self.asked.front_mut() {
-            Some(a) if a.lacks_slot() => {
-                if PinnedPools::gathers(a.len, self.inlet.staged().len()) {
+            Some(a) if a.lacks_buffer() => {
+                if PinnedPools::gathers(a.len, self.receive_buffer.staged().len()) {
                     self.starved = false;
                     return Ok(false);
                 }
-                a.lease = gpu.opened()?.buffer(a.len as u64)?;
-                a.lease.is_none()
+                a.buffer = gpu.opened()?.buffer(a.len as u64)?;
+                a.buffer.is_none()
             }
             _ => false,
         };
@@ -123,17 +123,17 @@ impl Conn {
 
     /// Starts to bring a complete answer to GPU memory. `false`: it is in place.
     pub(super) fn store(&mut self, asked: Asked, gpu: &Gpu) -> bool {
-        let Some(mut lease) = asked.lease else { return false };
+        let Some(mut buffer) = asked.buffer else { return false };
         // A window that is gone gets nothing, and nobody waits for it.
-        if let Some(stager) = gpu.stager() {
-            stager.store(&mut lease, asked.lkey, asked.to, asked.len as u64);
+        if let Some(pools) = gpu.pools() {
+            pools.store(&mut buffer, asked.lkey, asked.to, asked.len as u64);
         }
-        self.storing.push_back((lease, asked.owner));
+        self.storing.push_back((buffer, asked.owner));
         true
     }
 }
 
-impl Link {
+impl Initiator {
     /// A turn of a lane whose first operation is a put from GPU memory. `Empty`: it was small and is done with.
     pub(super) fn turn_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Turn {
         self.try_staged(at, seq, put).unwrap_or_else(|e| {
@@ -149,12 +149,12 @@ impl Link {
         let stripes = self.conns.len();
         if put.len as usize <= SMALL {
             prefetch(lane, &self.gpu)?;
-            let Some(lease) = lane.fetched.front() else {
+            let Some(buffer) = lane.fetched.front() else {
                 self.hungry = true;
                 return Ok(Turn::Blocked);
             };
-            let from = Put { local: lease.host() as u64, ..*put };
-            if !lease.has_landed()? || !stage(lane, &mut self.conns[EXPRESS], &from, stripes) {
+            let from = Put { local: buffer.host() as u64, ..*put };
+            if !buffer.has_landed()? || !stage(lane, &mut self.conns[EXPRESS], &from, stripes) {
                 return Ok(Turn::Blocked);
             }
             lane.fetched.pop_front();
@@ -165,15 +165,15 @@ impl Link {
         let Some(stripe) = self.spread.for_put(&self.conns, put.len, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
         let left = put.len - lane.cut;
         let len = left.min(CHUNK as u64) as usize;
-        let Some(lease) = self.gpu.opened()?.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
+        let Some(buffer) = self.gpu.opened()?.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
             self.hungry = true;
             return Ok(Turn::Blocked);
         };
         let id = lane.begin_or_go_on(seq);
         let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
-        let owner = Owner { lane: at as u32, flight: id };
-        let addr = lease.host() as u64;
-        self.conns[stripe].push_chunk(lane, place, addr, owner, Some(lease));
+        let owner = FrameOwner { lane: at as u32, operation: id };
+        let addr = buffer.host() as u64;
+        self.conns[stripe].push_chunk(lane, place, addr, owner, Some(buffer));
         let last = left == len as u64;
         finish_chunk(lane, &mut self.conns, stripe, put, place, last);
         lane.advance(id, len, last);
@@ -194,14 +194,14 @@ impl Link {
         moved
     }
 
-    /// A connection that is not read for want of a slot, from number `first` on.
+    /// A connection that is not read for want of a buffer, from number `first` on.
     pub fn starved(&self, first: usize) -> Option<usize> {
         (first..self.conns.len()).find(|&i| self.conns[i].starved)
     }
 
     /// Whether anything waits for the GPU, or for room on the way from or to it.
     pub fn is_staging(&self) -> bool {
-        self.gpu.stager().is_some()
+        self.gpu.pools().is_some()
             && (self.hungry
                 || !self.failing.is_empty()
                 || self.conns.iter().any(Conn::is_staging)

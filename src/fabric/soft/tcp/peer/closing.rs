@@ -28,17 +28,17 @@ impl Patience {
     }
 }
 
-/// A peer that takes leave. Its link stays locked, so that nothing gets behind the goodbye.
-struct Leaving<'a> {
+/// A peer that takes leave. Its link stays locked, so that nothing gets behind the FIN.
+struct Draining<'a> {
     peer: &'a Peer,
-    link: MutexGuard<'a, Link>,
+    link: MutexGuard<'a, Initiator>,
     is_self: bool,
     unfinished: bool,
     /// It gets what is left for it.
     sends: bool,
 }
 
-impl Leaving<'_> {
+impl Draining<'_> {
     /// Sends what the kernel takes. Returns whether that was anything.
     fn advance(&mut self) -> bool {
         self.link.conns.iter_mut().for_each(|c| c.blocked = false);
@@ -53,7 +53,7 @@ impl Leaving<'_> {
 }
 
 impl Tcp {
-    /// Sends peers what was promised, says goodbye and closes every connection. Holds their links meanwhile: nobody
+    /// Sends peers what was promised, sends its FIN and closes every connection. Holds their links meanwhile: nobody
     /// else drives a closed communicator.
     pub(in super::super) fn close_peers(&self, peers: &[Peer], own: u32) {
         let mut left: Vec<_> = peers.iter().map(|p| self.begin_close(p, p.rank == own)).collect();
@@ -87,7 +87,7 @@ impl Tcp {
     }
 
     /// Gives up what has not begun.
-    fn begin_close<'a>(&self, peer: &'a Peer, is_self: bool) -> Leaving<'a> {
+    fn begin_close<'a>(&self, peer: &'a Peer, is_self: bool) -> Draining<'a> {
         // Nobody beats any more.
         peer.life.lock().end();
         let mut link = peer.link.lock();
@@ -97,11 +97,11 @@ impl Tcp {
         if parts {
             unfinished |= link.part();
         }
-        Leaving { peer, link, is_self, unfinished, sends: parts && !is_self }
+        Draining { peer, link, is_self, unfinished, sends: parts && !is_self }
     }
 
-    fn end_close(&self, leaving: Leaving) {
-        let Leaving { peer, mut link, is_self, mut unfinished, .. } = leaving;
+    fn end_close(&self, drain: Draining) {
+        let Draining { peer, mut link, is_self, mut unfinished, .. } = drain;
         unfinished |= link.is_busy();
         link.cut_off();
         self.note_link(peer, false);

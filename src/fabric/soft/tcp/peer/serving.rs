@@ -124,7 +124,7 @@ impl Tcp {
                 Err(None)
             }
             Err(e) if peer.left.load(Ordering::Acquire) => {
-                // A goodbye on another connection says nothing of this one.
+                // A FIN on another connection says nothing of this one.
                 let early =
                     || Error::remote(format!("{} before all that it had sent arrived", peer.has_left().message()));
                 Err(conn.is_cut_off(&e).then(early))

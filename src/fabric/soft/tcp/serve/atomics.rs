@@ -24,7 +24,7 @@ impl Inbound {
         (context, place, counted): (u32, Place, bool),
     ) -> io::Result<bool> {
         let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
-        let staged = self.inlet.staged();
+        let staged = self.receive_buffer.staged();
         let Some(body) = staged.get(header..header + AtomicRequest::LEN) else { return Ok(false) };
         if counted && lanes.is_choked() || lanes.gpu.is_full() {
             self.starved = true;
@@ -35,7 +35,7 @@ impl Inbound {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a malformed atomic operation"));
         };
         let counts = if counted { parse_counts(&staged[HEADER..], lanes.stripes) } else { [0; MAX_STRIPES] };
-        self.inlet.consume(header + AtomicRequest::LEN);
+        self.receive_buffer.consume(header + AtomicRequest::LEN);
         let due = Due::Atomic(place, request);
         if !counted {
             self.carry_out(lanes, context, &due, held);
@@ -75,7 +75,7 @@ impl Inbound {
             return self.say_refused(lanes, Refusal::Atomic, context, *place);
         }
         let mut answer =
-            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, lease: None, fetching: None };
+            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, buffer: None, fetching: None };
         match (lanes.gpu.atomic(Source::far(lanes.sender, context), place.rkey, place.addr, request), at) {
             (Some(Some(awaited)), _) => answer.fetching = Some((request.seq, awaited)),
             (None, Some(at)) => {

@@ -56,7 +56,15 @@ impl Inbound {
     pub(super) fn say_refused(&mut self, lanes: &Lanes, why: Refusal, context: u32, place: Place) {
         if lanes.refuse(context) || why == Refusal::Get {
             let header = Frame::Refused { why, context, place }.emit();
-            self.answers.push_back(Answer { header, context, place, sent: 0, bare: true, lease: None, fetching: None });
+            self.answers.push_back(Answer {
+                header,
+                context,
+                place,
+                sent: 0,
+                bare: true,
+                buffer: None,
+                fetching: None,
+            });
         }
     }
 
@@ -90,6 +98,6 @@ impl Answer {
     pub(super) fn refuse(&mut self, lanes: &Lanes) {
         lanes.refuse(self.context);
         self.header = Frame::Refused { why: Refusal::Get, context: self.context, place: self.place }.emit();
-        (self.bare, self.lease) = (true, None);
+        (self.bare, self.buffer) = (true, None);
     }
 }

@@ -1,7 +1,8 @@
-//! What a peer puts into this rank's GPU memory, and gets from it: through pinned slots, several on their way at once.
+//! What a peer puts into this rank's GPU memory, and gets from it: through pinned buffers, several on their way
+//! at once.
 //!
 //! Puts on the express connection are small: the engine takes them, in the order of its stream, and so it does with
-//! signals. Chunks on a stripe go to a slot and from there to their place; they count as arrived when they are there,
+//! signals. Chunks on a stripe go to a buffer and from there to their place; they count as arrived when they are there,
 //! in the order of their arrival.
 
 use super::*;
@@ -12,49 +13,49 @@ use crate::fabric::soft::gpu::{PinnedPools, Source};
 const AHEAD: usize = 4;
 
 /// How a put's bytes get to their place.
-pub enum Way {
+pub enum PutWay {
     /// Straight, or nowhere.
     Direct,
     /// All of them, to the engine.
     Engine(Box<[u8]>),
-    /// Through a slot, once there is one.
-    Slot(Option<PinnedBuffer>),
+    /// Through a buffer, once there is one.
+    Pinned(Option<PinnedBuffer>),
 }
 
-impl Way {
+impl PutWay {
     /// The way of a put that begins.
     pub(super) fn of(place: &Place, lanes: &Lanes) -> io::Result<Self> {
         if !Key(place.rkey).is_on_gpu() || place.len == 0 {
-            return Ok(Way::Direct);
+            return Ok(PutWay::Direct);
         }
         if lanes.stripe == EXPRESS {
-            return Ok(Way::Engine(vec![0; place.len as usize].into()));
+            return Ok(PutWay::Engine(vec![0; place.len as usize].into()));
         }
         if u64::from(place.len) > PinnedPools::LARGE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
         }
-        Ok(Way::Slot(None))
+        Ok(PutWay::Pinned(None))
     }
 
     /// Where byte number `at` of the payload goes, unless it goes straight to its place.
     pub fn place(&mut self, at: usize) -> Option<*mut u8> {
         match self {
-            Way::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
-            Way::Slot(lease) => lease.as_ref().map(|l| l.host().wrapping_add(at)),
-            Way::Direct => None,
+            PutWay::Engine(bytes) => Some(bytes.as_mut_ptr().wrapping_add(at)),
+            PutWay::Pinned(buffer) => buffer.as_ref().map(|l| l.host().wrapping_add(at)),
+            PutWay::Direct => None,
         }
     }
 
-    /// Whether it is by a slot.
-    pub fn is_slot(&self) -> bool {
-        matches!(self, Way::Slot(_))
+    /// Whether it is by a buffer.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self, PutWay::Pinned(_))
     }
 }
 
 /// A put that has arrived here but perhaps not at its place.
 pub struct Storing {
-    /// The slot that it is in.
-    pub lease: Option<PinnedBuffer>,
+    /// The buffer that it is in.
+    pub buffer: Option<PinnedBuffer>,
     pub context: u32,
     pub place: Place,
     pub bell: Option<(Bell, Counts)>,
@@ -94,12 +95,12 @@ impl Answer {
         self.bare
             || self.place.len == 0
             || !Key(self.place.rkey).is_on_gpu()
-            || self.lease.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
+            || self.buffer.as_ref().is_some_and(|l| matches!(l.has_landed(), Ok(true)))
     }
 }
 
 impl Inbound {
-    /// Whether anything waits for the GPU, or for slots.
+    /// Whether anything waits for the GPU, or for buffers.
     pub fn is_staging(&self) -> bool {
         !self.storing.is_empty() || self.starved || self.fetching
     }
@@ -112,38 +113,40 @@ impl Inbound {
             return true;
         }
         self.starved = match &mut landing.way {
-            Way::Direct => false,
-            Way::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
-            Way::Slot(lease) => {
-                if lease.is_none() && PinnedPools::gathers(landing.place.len as usize, self.inlet.staged().len()) {
+            PutWay::Direct => false,
+            PutWay::Engine(_) => landing.got == 0 && lanes.gpu.is_full(),
+            PutWay::Pinned(buffer) => {
+                if buffer.is_none()
+                    && PinnedPools::gathers(landing.place.len as usize, self.receive_buffer.staged().len())
+                {
                     self.starved = false;
                     return false;
                 }
-                if lease.is_none() {
-                    *lease = lanes.slot(&landing.place);
+                if buffer.is_none() {
+                    *buffer = lanes.buffer(&landing.place);
                 }
-                lease.is_none()
+                buffer.is_none()
             }
         };
         !self.starved
     }
 
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
-    pub(super) fn store(&mut self, lanes: &Lanes, way: Way, place: &Place) -> Option<Option<PinnedBuffer>> {
-        let Way::Slot(Some(mut lease)) = way else { return Some(None) };
-        let stager = lanes.gpu.stager()?;
-        stager.store(&mut lease, place.rkey, place.addr, place.len as u64).then_some(Some(lease))
+    pub(super) fn store(&mut self, lanes: &Lanes, way: PutWay, place: &Place) -> Option<Option<PinnedBuffer>> {
+        let PutWay::Pinned(Some(mut buffer)) = way else { return Some(None) };
+        let pools = lanes.gpu.pools()?;
+        pools.store(&mut buffer, place.rkey, place.addr, place.len as u64).then_some(Some(buffer))
     }
 
     /// Counts chunks that are in place by now.
     pub(super) fn advance_staged(&mut self, lanes: &mut Lanes, registry: &Registry) -> bool {
         let mut moved = false;
         while let Some(first) = self.storing.front() {
-            let lease = match first {
-                Came::Put(put) => put.lease.as_ref(),
+            let buffer = match first {
+                Came::Put(put) => put.buffer.as_ref(),
                 Came::End { .. } => None,
             };
-            match lease.map_or(Ok(true), PinnedBuffer::has_landed) {
+            match buffer.map_or(Ok(true), PinnedBuffer::has_landed) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
@@ -151,6 +154,7 @@ impl Inbound {
                     break;
                 }
             }
+            self.stored += 1;
             match self.storing.pop_front() {
                 Some(Came::Put(put)) => self.arrived(lanes, &registry.hold(), put),
                 Some(Came::End { context, conns }) => lanes.ended(context, conns),
@@ -164,14 +168,14 @@ impl Inbound {
     /// Starts to bring the bytes of the first answers from the GPU.
     pub(super) fn fetch_answers(&mut self, lanes: &mut Lanes) {
         self.take_fetched();
-        let Some(stager) = lanes.gpu.stager() else { return };
+        let Some(pools) = lanes.gpu.pools() else { return };
         for a in self.answers.iter_mut().take(AHEAD) {
             if a.bare || a.place.len == 0 || !Key(a.place.rkey).is_on_gpu() {
                 continue;
             }
-            let fetched = match &a.lease {
-                Some(lease) => lease.has_landed().map(drop),
-                None => stager.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|lease| a.lease = lease),
+            let fetched = match &a.buffer {
+                Some(buffer) => buffer.has_landed().map(drop),
+                None => pools.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|buffer| a.buffer = buffer),
             };
             match fetched {
                 // The window has gone since.
@@ -182,7 +186,7 @@ impl Inbound {
                 Err(e) => drop(lanes.fault.lock().get_or_insert(e)),
                 Ok(()) => {}
             }
-            if a.lease.is_none() {
+            if a.buffer.is_none() {
                 break;
             }
         }
@@ -190,9 +194,9 @@ impl Inbound {
 }
 
 impl Lanes<'_> {
-    fn slot(&mut self, place: &Place) -> Option<PinnedBuffer> {
-        let slot = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
-        slot.unwrap_or_else(|e| {
+    fn buffer(&mut self, place: &Place) -> Option<PinnedBuffer> {
+        let buffer = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
+        buffer.unwrap_or_else(|e| {
             self.fault.lock().get_or_insert(e);
             None
         })

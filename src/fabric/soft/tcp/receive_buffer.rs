@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 /// Staged bytes. Many small frames cost one system call; a large payload passes by, all but its first part.
 const STAGE: usize = 32 * 1024;
 
-// A small message for GPU memory is whole here before it gets a slot.
+// A small message for GPU memory is whole here before it gets a buffer.
 const _: () = assert!(PinnedPools::SMALL as usize <= STAGE);
 
 /// Staged behind a payload that is received directly: enough for the next header and small frames, little enough that
@@ -18,7 +18,7 @@ const BEHIND: usize = 2048;
 
 /// Received and not yet consumed.
 #[derive(Default)]
-pub struct Inlet {
+pub struct ReceiveBuffer {
     buf: Vec<u8>,
     head: usize,
     tail: usize,
@@ -37,7 +37,7 @@ pub struct Got {
     pub ended: bool,
 }
 
-impl Inlet {
+impl ReceiveBuffer {
     /// What is staged.
     #[inline]
     pub fn staged(&self) -> &[u8] {

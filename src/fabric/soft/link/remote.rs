@@ -11,20 +11,20 @@ use std::sync::Arc;
 pub enum Until {
     /// The peer says that it has fetched everything up to this pull.
     Pulled(Seq),
-    /// The own engine has completed this operation of `Outs::fetches`.
+    /// The own engine has completed this operation of `RemoteCompletions::fetches`.
     Fetched(Seq),
     /// Only those before it.
     Before,
 }
 
-struct Out {
+struct Pending {
     seq: Seq,
     until: Until,
     _use: Option<Use>,
 }
 
 /// Those of a context that is gone. The windows that they use stay until this goes.
-pub struct Dropped(Vec<Out>);
+pub struct Dropped(Vec<Pending>);
 
 impl Dropped {
     /// How many.
@@ -34,8 +34,8 @@ impl Dropped {
 }
 
 /// Those of one lane, in their order.
-pub struct Outs {
-    waiting: VecDeque<Out>,
+pub struct RemoteCompletions {
+    waiting: VecDeque<Pending>,
     /// Where the own engine completes what this lane gets.
     pub fetches: Arc<Lane>,
 }
@@ -52,7 +52,7 @@ pub enum Next {
     None,
 }
 
-impl Outs {
+impl RemoteCompletions {
     /// None, for a lane to `peer`. `health` is the link's: once it has failed, what the engine has not started it gives
     /// up, because the peer's memory may be unmapped then.
     pub fn new(peer: u32, health: Arc<Health>) -> Self {
@@ -76,7 +76,7 @@ impl Outs {
 
     /// Adds one; `used` is the window that must stay meanwhile.
     pub fn push(&mut self, seq: Seq, until: Until, used: Option<Use>) {
-        self.waiting.push_back(Out { seq, until, _use: used });
+        self.waiting.push_back(Pending { seq, until, _use: used });
     }
 
     /// Forgets all.
@@ -120,28 +120,28 @@ mod tests {
 
     #[test]
     fn what_follows_waits_for_what_is_out() {
-        let mut outs = Outs::new(1, Arc::default());
-        outs.push(Seq(1), Until::Pulled(Seq(10)), None);
-        outs.push(Seq(2), Until::Before, None);
-        let fetch = outs.fetches.number();
-        outs.push(Seq(3), Until::Fetched(fetch), None);
-        outs.push(Seq(4), Until::Pulled(Seq(11)), None);
-        assert!(matches!(outs.next(Seq(9)), Ok(Next::AtPeer)));
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(1)))));
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(2)))));
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::InEngine)));
-        outs.fetches.complete(fetch);
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(3)))));
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::Done(Seq(4)))));
-        assert!(matches!(outs.next(Seq(12)), Ok(Next::None)));
+        let mut remote = RemoteCompletions::new(1, Arc::default());
+        remote.push(Seq(1), Until::Pulled(Seq(10)), None);
+        remote.push(Seq(2), Until::Before, None);
+        let fetch = remote.fetches.number();
+        remote.push(Seq(3), Until::Fetched(fetch), None);
+        remote.push(Seq(4), Until::Pulled(Seq(11)), None);
+        assert!(matches!(remote.next(Seq(9)), Ok(Next::AtPeer)));
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(1)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(2)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::InEngine)));
+        remote.fetches.complete(fetch);
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(3)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(4)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(Next::None)));
     }
 
     #[test]
     fn a_failed_fetch_is_an_error() {
-        let mut outs = Outs::new(1, Arc::default());
-        let fetch = outs.fetches.number();
-        outs.push(Seq(1), Until::Fetched(fetch), None);
-        outs.fetches.health.fail(crate::error::Error::remote("broken"));
-        assert!(outs.next(Seq(0)).is_err());
+        let mut remote = RemoteCompletions::new(1, Arc::default());
+        let fetch = remote.fetches.number();
+        remote.push(Seq(1), Until::Fetched(fetch), None);
+        remote.fetches.health.fail(crate::error::Error::remote("broken"));
+        assert!(remote.next(Seq(0)).is_err());
     }
 }

@@ -8,21 +8,21 @@ use std::sync::Arc;
 
 use super::wire::Counts;
 
-struct Flight {
+struct Outstanding {
     seq: Seq,
     /// Frames that are not finished, plus one while more will be cut.
     left: u32,
 }
 
 /// One lane on the initiator's side.
-pub struct Queue {
+pub struct TaskQueue {
     /// Who learns of completions.
     pub lane: Arc<Lane>,
     /// Not yet begun, but for the first, of which `cut` bytes are.
     pub tasks: VecDeque<Task>,
     /// See `tasks`.
     pub cut: u64,
-    /// The number of the first task's flight while `cut` > 0.
+    /// The number of the first task's operation while `cut` > 0.
     pub cutting: u64,
     /// Chunks sent on each connection.
     pub counts: Counts,
@@ -34,11 +34,11 @@ pub struct Queue {
     pub fetched: VecDeque<PinnedBuffer>,
     /// See `fetched`.
     pub looked: usize,
-    flights: VecDeque<Flight>,
+    outstanding: VecDeque<Outstanding>,
     first: u64,
 }
 
-impl Queue {
+impl TaskQueue {
     /// A lane with nothing to do.
     pub fn new(lane: Arc<Lane>) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Queue {
             queued: false,
             fetched: VecDeque::new(),
             looked: 0,
-            flights: VecDeque::new(),
+            outstanding: VecDeque::new(),
             first: 0,
         }
     }
@@ -66,32 +66,32 @@ impl Queue {
     /// Operation `seq` has no bytes that we still need.
     #[inline]
     pub fn done(&mut self, seq: Seq) {
-        if self.flights.is_empty() {
+        if self.outstanding.is_empty() {
             self.lane.complete(seq);
         } else {
-            self.flights.push_back(Flight { seq, left: 0 });
+            self.outstanding.push_back(Outstanding { seq, left: 0 });
         }
     }
 
     /// Begins an operation of several frames, the first of them not yet counted.
     pub fn begin(&mut self, seq: Seq) -> u64 {
-        self.flights.push_back(Flight { seq, left: 1 });
-        self.first + self.flights.len() as u64 - 1
+        self.outstanding.push_back(Outstanding { seq, left: 1 });
+        self.first + self.outstanding.len() as u64 - 1
     }
 
-    /// One more frame of flight `id`; `last`: no more will follow.
+    /// One more frame of operation `id`; `last`: no more will follow.
     pub fn frame(&mut self, id: u64, last: bool) {
         if !last {
-            self.flights[(id - self.first) as usize].left += 1;
+            self.outstanding[(id - self.first) as usize].left += 1;
         }
     }
 
-    /// A frame of flight `id` is finished.
+    /// A frame of operation `id` is finished.
     pub fn finished(&mut self, id: u64) {
-        self.flights[(id - self.first) as usize].left -= 1;
+        self.outstanding[(id - self.first) as usize].left -= 1;
         let mut last = None;
-        while self.flights.front().is_some_and(|f| f.left == 0) {
-            last = self.flights.pop_front().map(|f| f.seq);
+        while self.outstanding.front().is_some_and(|f| f.left == 0) {
+            last = self.outstanding.pop_front().map(|f| f.seq);
             self.first += 1;
         }
         if let Some(seq) = last {
@@ -101,7 +101,7 @@ impl Queue {
 
     /// Whether anything is unfinished.
     pub fn is_idle(&self) -> bool {
-        self.tasks.is_empty() && self.flights.is_empty()
+        self.tasks.is_empty() && self.outstanding.is_empty()
     }
 
     /// Gives everything up.
@@ -109,7 +109,7 @@ impl Queue {
         self.tasks = VecDeque::new();
         self.fetched = VecDeque::new();
         self.looked = 0;
-        self.flights = VecDeque::new();
+        self.outstanding = VecDeque::new();
         self.cut = 0;
     }
 }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn completion_is_in_order() {
         let lane = Arc::new(Lane::new(0, 0, Arc::new(Health::default())));
-        let mut q = Queue::new(lane.clone());
+        let mut q = TaskQueue::new(lane.clone());
         let is_done = |n| lane.test(Seq(n)).unwrap();
         let a = q.begin(Seq(1));
         q.frame(a, false);

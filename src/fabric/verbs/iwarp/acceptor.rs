@@ -10,14 +10,14 @@ use std::sync::Arc;
 const BACKLOG: u32 = 1024;
 
 /// A listener with its event channel.
-pub struct Door {
+pub struct Acceptor {
     // Ended before the channel, which it holds too.
     pub(super) listener: Id,
     pub(super) channel: Arc<EventChannel>,
     pub(super) address: IpAddr,
 }
 
-impl Door {
+impl Acceptor {
     /// Listens at a port of the kernel's choice.
     pub fn open(cm: &Arc<RdmaCm>, address: IpAddr) -> Result<Self> {
         let channel = addresses::open(cm).map_err(Error::system)?;

@@ -1,8 +1,8 @@
 //! Operations that go straight to the device, by their lane's own work requests.
 
-use super::super::hot::Again;
 use super::super::lane::{Lane, Logged};
 use super::super::outcome::Outcomes;
+use super::super::template::Again;
 use super::Queues;
 use crate::rma::op::Put;
 use oxygin_ffi::verbs::types::ibv_send_wr;
@@ -21,7 +21,7 @@ impl Queues {
         if put.more || put.len > self.device.max_msg || (put.len == 0 && put.signal.is_none()) {
             return None;
         }
-        let (first, logged) = lane.hot.fill(put);
+        let (first, logged) = lane.template.fill(put);
         let lane = &raw mut *lane;
         // SAFETY: the lane's work requests are filled in; the caller vouches for the range.
         unsafe { self.post(lane, request, first, logged, outcomes) };
@@ -56,8 +56,8 @@ impl Queues {
         // SAFETY: the caller's promise.
         let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
         let Some(request) = lane.admits() else { return false };
-        let Some(first) = lane.hot.again(a) else { return false };
-        let logged = Logged { remote: lane.hot.remote(), len: a.size() as u32 };
+        let Some(first) = lane.template.again(a) else { return false };
+        let logged = Logged { remote: lane.template.remote(), len: a.size() as u32 };
         // Before the device is called, so that nothing has to be kept for afterwards.
         // SAFETY: writable (caller).
         unsafe { a.store(request as *mut c_void) };
@@ -99,14 +99,14 @@ impl Queues {
     #[inline(never)]
     fn refused(&mut self, outcomes: &Outcomes) {
         let bad = std::mem::replace(&mut self.bad, null_mut());
-        let Some(peer) = self.lanes.iter().position(|lane| lane.hot.holds(bad)) else {
+        let Some(peer) = self.lanes.iter().position(|lane| lane.template.holds(bad)) else {
             // It broke the interface's promise to say which one: nobody knows what it took.
             self.lost(outcomes);
             return;
         };
         let lane = &mut self.lanes[peer];
         let number = lane.issued();
-        let (op, taken) = lane.hot.refused(bad, lane.noted(number).len == 0);
+        let (op, taken) = lane.template.refused(bad, lane.noted(number).len == 0);
         lane.shut(number.wrapping_sub(1));
         lane.take(taken);
         lane.unsignalled = taken;

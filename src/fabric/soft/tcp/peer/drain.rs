@@ -23,7 +23,7 @@ impl Tcp {
         self.settle(peer, &mut link);
         while !link.were_back(&lent) {
             if Instant::now() > end {
-                // Behind that nobody sends what the outlet holds.
+                // Behind that nobody sends what the send buffer holds.
                 link.cut_off();
                 let rank = peer.rank;
                 let waited = LEAVE_WITHIN.as_secs();
@@ -41,17 +41,17 @@ impl Tcp {
         if was_idle {
             return;
         }
-        let Some(stager) = self.gpu.stager() else { return };
-        if !stager.settle(end) {
+        let Some(pools) = self.gpu.pools() else { return };
+        if !pools.settle(end) {
             log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);
         }
-        // A connection that waited for a slot does not need it any more.
+        // A connection that waited for a buffer does not need it any more.
         self.gpu.renew();
         self.advance_staged_of(peer);
     }
 
     /// Lets go of a link, and does what others left in the meantime.
-    fn release(&self, peer: &Peer, link: MutexGuard<'_, Link>) {
+    fn release(&self, peer: &Peer, link: MutexGuard<'_, Initiator>) {
         if self.let_go(peer, link) {
             self.nudge(peer);
         }

@@ -23,14 +23,14 @@ struct Caller {
 }
 
 /// The listeners and what came in by them.
-pub struct Door {
+pub struct Acceptor {
     listeners: Vec<Private<TcpListener>>,
     callers: Vec<Option<Caller>>,
     /// A listener is not watched because descriptors ran out.
     shut: bool,
 }
 
-impl Door {
+impl Acceptor {
     /// Watches `listeners`, reporting the i-th as `token(i)`.
     pub fn new(listeners: Vec<Private<TcpListener>>) -> Self {
         Self { listeners, callers: Vec::new(), shut: false }
@@ -90,7 +90,7 @@ impl Door {
     }
 
     /// Hears what the caller in slot `at` has to say. A complete greeting with the right secret is returned; its
-    /// connection stays until [`Door::take`]. Anything else ends the connection when it is complete.
+    /// connection stays until [`Acceptor::take`]. Anything else ends the connection when it is complete.
     pub fn hear(&mut self, at: usize, token: &[u8; 16]) -> Option<Hello> {
         let caller = self.callers.get_mut(at)?.as_mut()?;
         if caller.hello.is_none() {

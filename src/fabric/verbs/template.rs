@@ -5,8 +5,8 @@
 //! The memory is of window handles. Before a window's registration ends, whoever ends it makes every lane forget
 //! (`Direct::forget`), so a handle that is found here is live.
 
-use super::lane::{Kind, Logged, Op};
-use super::ticket::Ticket;
+use super::lane::{EntryKind, Logged, Op};
+use super::wr_id::WrId;
 use crate::rma::op::{Put, Signal};
 use oxygin_ffi::verbs::types::*;
 use std::ffi::c_void;
@@ -65,9 +65,9 @@ pub trait Again: Copy {
     unsafe fn store(&self, request: *mut c_void);
 }
 
-/// Work requests and memory of a lane. They point at one another: it must not move once [`Hot::link`]ed.
+/// Work requests and memory of a lane. They point at one another: it must not move once [`Template::link`]ed.
 #[repr(C)]
-pub struct Hot {
+pub struct Template {
     src: u64,
     src_base: u64,
     src_end: u64,
@@ -104,10 +104,10 @@ pub(super) fn blank() -> ibv_send_wr {
     }
 }
 
-impl Hot {
+impl Template {
     /// Remembers nothing.
     pub fn new(peer: u32) -> Self {
-        let data = ibv_send_wr { wr_id: Ticket::next(peer), num_sge: 1, ..blank() };
+        let data = ibv_send_wr { wr_id: WrId::next(peer), num_sge: 1, ..blank() };
         Self {
             src: NOBODY,
             src_base: 0,
@@ -217,7 +217,7 @@ impl Hot {
             // SAFETY: the work request of a write has this part.
             let rdma = unsafe { wr.wr.rdma };
             let (local, lkey, len) = (sge.addr, sge.lkey, sge.length.into());
-            Op { kind: Kind::Put, local, lkey, rkey: rdma.rkey, remote: rdma.remote_addr, len, signal }
+            Op { kind: EntryKind::Put, local, lkey, rkey: rdma.rkey, remote: rdma.remote_addr, len, signal }
         };
         if std::ptr::eq(bad, &self.put) {
             return (of(&self.put, &self.put_sge, None), 0);

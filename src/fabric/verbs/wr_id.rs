@@ -20,9 +20,9 @@ const KIND: u64 = 7 << 60 | SPECIAL;
 
 /// A decoded `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(pub u64);
+pub struct WrId(pub u64);
 
-impl Ticket {
+impl WrId {
     /// Of the operation after those that are complete.
     pub const fn next(peer: u32) -> u64 {
         peer as u64
@@ -113,21 +113,21 @@ mod tests {
 
     #[test]
     fn fields_come_back() {
-        let t = Ticket(Ticket::next(MAX_PEERS - 1));
+        let t = WrId(WrId::next(MAX_PEERS - 1));
         assert_eq!((t.next_peer(), t.peer()), (MAX_PEERS as usize - 1, MAX_PEERS - 1));
         assert!(t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
-        let t = Ticket(Ticket::part(MAX_PEERS - 1, u32::MAX));
+        let t = WrId(WrId::part(MAX_PEERS - 1, u32::MAX));
         assert_eq!((t.peer(), t.number()), (MAX_PEERS - 1, u32::MAX));
         assert!(!t.is_next() && t.is_part() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
-        let t = Ticket(Ticket::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS));
+        let t = WrId(WrId::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS));
         assert_eq!((t.peer(), t.number(), t.chain_slots()), (MAX_PEERS - 1, u32::MAX, Some(MAX_SLOTS)));
         assert!(!t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
-        let t = Ticket(Ticket::receive(7, 31));
+        let t = WrId(WrId::receive(7, 31));
         assert!(!t.is_next() && !t.is_part() && !t.is_flush() && t.is_receive() && t.chain_slots().is_none());
         assert_eq!((t.peer(), t.number()), (7, 31));
-        let t = Ticket(Ticket::flush(7, 31));
+        let t = WrId(WrId::flush(7, 31));
         assert!(!t.is_next() && !t.is_part() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
-        let t = Ticket(Ticket::looped(7, 31));
+        let t = WrId(WrId::looped(7, 31));
         assert!(t.is_loop() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
         assert_eq!((t.peer(), t.number(), t.chain_slots()), (7, 31, None));
     }

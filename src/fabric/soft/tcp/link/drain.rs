@@ -3,16 +3,16 @@
 use super::*;
 use crate::fabric::soft::lane::Lane;
 
-/// What a context leaves behind: outlets that were lent when it went, with the turns that they were in, and its
+/// What a context leaves behind: send buffers that were lent when it went, with the turns that they were in, and its
 /// place, which they name.
 pub struct Lent {
     turns: Vec<(usize, u64)>,
     place: Option<u32>,
 }
 
-impl Link {
+impl Initiator {
     /// Drops the operations of a lane. Frames begun are finished from copies, and answers
-    /// thrown away. What is left to wait for: the outlets that are lent, and copies by the GPU.
+    /// thrown away. What is left to wait for: the send buffers that are lent, and copies by the GPU.
     pub fn drop_lane(&mut self, lane: &Arc<Lane>) -> Lent {
         let left = self.vacate(lane);
         if let Some((at, queue)) = &left {
@@ -39,7 +39,7 @@ impl Link {
 
     /// The target keeps the counts of a lane that had chunks: tells it on every connection where one may have been
     /// sent, and on that of the signals, that nothing more will come.
-    fn end_context(&mut self, queue: &Queue) {
+    fn end_context(&mut self, queue: &TaskQueue) {
         if !queue.bulk || self.phase != Phase::Up {
             return;
         }
@@ -59,7 +59,7 @@ impl Link {
             while let Some(&(context, conns)) = conn.over_here.front() {
                 let end = Frame::End { context, conns }.emit();
                 let unsent = match &conn.fd {
-                    Some(_) if !conn.lent && !conn.outlet.is_empty() => Some(&end[..]),
+                    Some(_) if !conn.lent && !conn.send_buffer.is_empty() => Some(&end[..]),
                     // The end of the connection shows elsewhere.
                     Some(fd) if !conn.lent => sock::send_some(fd, &end).unwrap_or(None),
                     _ => None,
@@ -70,7 +70,7 @@ impl Link {
                 };
                 conn.over_here.pop_front();
                 if !unsent.is_empty() {
-                    conn.outlet.copy(unsent);
+                    conn.send_buffer.copy(unsent);
                 }
             }
         }
@@ -81,14 +81,14 @@ impl Link {
         lent.turns.iter().all(|&(stripe, n)| self.turns[stripe] != n)
     }
 
-    /// Copies what dropped operations lend on a connection, once its outlet is here.
+    /// Copies what dropped operations lend on a connection, once its send buffer is here.
     pub(super) fn disown_sent(&mut self, stripe: usize) {
         let (conn, lanes) = (&mut self.conns[stripe], &self.lanes);
         if conn.disowned && !conn.lent {
             conn.disowned = false;
-            let is_gone = |o: Owner| o != Owner::NOBODY && lanes[o.lane as usize].is_none();
-            // SAFETY: who drops a lane has its caller wait until the outlet is back, or cuts the connection off.
-            unsafe { conn.outlet.take_over_from(is_gone) };
+            let is_gone = |o: FrameOwner| o != FrameOwner::NOBODY && lanes[o.lane as usize].is_none();
+            // SAFETY: who drops a lane has its caller wait until the send buffer is back, or cuts the connection off.
+            unsafe { conn.send_buffer.take_over_from(is_gone) };
         }
     }
 }

@@ -1,21 +1,21 @@
-//! A question to a peer for its inbox, repeated until there is an answer.
+//! A probe to a peer for its inbox, repeated until there is an answer.
 
 use std::time::{Duration, Instant};
 
-/// A question that was not repeated for so long starts anew.
+/// A probe that was not repeated for so long starts anew.
 const FORGET: Duration = Duration::from_secs(1);
-/// Between two questions to a peer that has not answered.
+/// Between two probes to a peer that has not answered.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// When it was asked, first and last.
 #[derive(Clone, Copy)]
-pub struct Question {
+pub struct Probe {
     since: Instant,
     last: Option<Instant>,
     now: Instant,
 }
 
-impl Question {
+impl Probe {
     /// As it stands now, after what was `asked` before, if anything was.
     pub fn next(asked: Option<Self>) -> Self {
         let now = Instant::now();

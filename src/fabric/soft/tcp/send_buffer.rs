@@ -14,11 +14,11 @@ const VECTORS: usize = 32;
 
 /// Which operation a borrowed payload belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct FrameOwner {
     /// Lane, by index.
     pub lane: u32,
-    /// Its number among the lane's flights.
-    pub flight: u64,
+    /// Its number among the lane's operations.
+    pub operation: u64,
 }
 
 /// Some staged bytes and, behind them, a borrowed payload (`len` 0: none).
@@ -26,26 +26,26 @@ struct Segment {
     staged: usize,
     addr: u64,
     len: usize,
-    owner: Owner,
+    owner: FrameOwner,
     /// The pinned memory that `addr` is in, if it comes from a GPU.
-    lease: Option<PinnedBuffer>,
+    buffer: Option<PinnedBuffer>,
 }
 
 /// Bytes on their way to the kernel, in order.
 #[derive(Default)]
-pub struct Outlet {
+pub struct SendBuffer {
     stage: Vec<u8>,
     head: usize,
     segments: VecDeque<Segment>,
     borrowed: usize,
 }
 
-impl Owner {
+impl FrameOwner {
     /// No operation, or none any more.
-    pub const NOBODY: Self = Self { lane: u32::MAX, flight: 0 };
+    pub const NOBODY: Self = Self { lane: u32::MAX, operation: 0 };
 }
 
-impl Outlet {
+impl SendBuffer {
     /// Nothing to send.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -78,7 +78,9 @@ impl Outlet {
         }
         match self.segments.back_mut() {
             Some(s) if s.len == 0 => s.staged += n,
-            _ => self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: Owner::NOBODY, lease: None }),
+            _ => {
+                self.segments.push_back(Segment { staged: n, addr: 0, len: 0, owner: FrameOwner::NOBODY, buffer: None })
+            }
         }
     }
 
@@ -109,14 +111,14 @@ impl Outlet {
         }
     }
 
-    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `lease` goes with them.
+    /// Sends `len` bytes at `addr` from where they are; `owner` learns when they are gone. `buffer` goes with them.
     #[inline]
-    pub fn borrow(&mut self, addr: u64, len: usize, owner: Owner, lease: Option<PinnedBuffer>) {
+    pub fn borrow(&mut self, addr: u64, len: usize, owner: FrameOwner, buffer: Option<PinnedBuffer>) {
         debug_assert!(len > 0);
         self.borrowed += len;
         match self.segments.back_mut() {
-            Some(s) if s.len == 0 => (s.addr, s.len, s.owner, s.lease) = (addr, len, owner, lease),
-            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner, lease }),
+            Some(s) if s.len == 0 => (s.addr, s.len, s.owner, s.buffer) = (addr, len, owner, buffer),
+            _ => self.segments.push_back(Segment { staged: 0, addr, len, owner, buffer }),
         }
     }
 
@@ -125,7 +127,7 @@ impl Outlet {
     ///
     /// # Safety
     /// Borrowed memory is still the operation's (unmapped memory is an error, not a fault).
-    pub unsafe fn send(&mut self, fd: RawFd, mut gone: impl FnMut(Owner)) -> io::Result<Option<bool>> {
+    pub unsafe fn send(&mut self, fd: RawFd, mut gone: impl FnMut(FrameOwner)) -> io::Result<Option<bool>> {
         if self.segments.is_empty() {
             return Ok(None);
         }
@@ -155,7 +157,7 @@ impl Outlet {
         Ok(Some(sent == offered))
     }
 
-    fn sent(&mut self, mut n: usize, gone: &mut impl FnMut(Owner)) {
+    fn sent(&mut self, mut n: usize, gone: &mut impl FnMut(FrameOwner)) {
         while n > 0 {
             let Some(s) = self.segments.front_mut() else { break };
             let staged = n.min(s.staged);
@@ -172,7 +174,7 @@ impl Outlet {
             }
             let owner = s.owner;
             self.segments.pop_front();
-            if owner != Owner::NOBODY {
+            if owner != FrameOwner::NOBODY {
                 gone(owner);
             }
         }
@@ -192,15 +194,15 @@ impl Outlet {
     ///
     /// # Safety
     /// Memory borrowed from them is readable.
-    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(Owner) -> bool) {
+    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(FrameOwner) -> bool) {
         let mut any = false;
         for s in self.segments.iter_mut().filter(|s| s.len > 0 && is_gone(s.owner)) {
-            any |= s.lease.is_none();
-            s.owner = Owner::NOBODY;
+            any |= s.buffer.is_none();
+            s.owner = FrameOwner::NOBODY;
         }
         if any {
             // SAFETY: the caller's promise.
-            unsafe { self.rebuild(|s| s.owner == Owner::NOBODY && s.lease.is_none()) };
+            unsafe { self.rebuild(|s| s.owner == FrameOwner::NOBODY && s.buffer.is_none()) };
         }
     }
 
@@ -209,7 +211,7 @@ impl Outlet {
     /// # Safety
     /// They are readable.
     unsafe fn rebuild(&mut self, is_copied: impl Fn(&Segment) -> bool) {
-        let mut own = Outlet::default();
+        let mut own = SendBuffer::default();
         let mut at = self.head;
         for s in std::mem::take(&mut self.segments) {
             own.copy(&self.stage[at..at + s.staged]);
@@ -218,7 +220,7 @@ impl Outlet {
                 // SAFETY: the caller's promise.
                 unsafe { own.copy_from(s.addr, s.len) };
             } else if s.len > 0 {
-                own.borrow(s.addr, s.len, s.owner, s.lease);
+                own.borrow(s.addr, s.len, s.owner, s.buffer);
             }
         }
         *self = own;
@@ -236,8 +238,8 @@ mod tests {
     fn bytes_leave_in_order_and_owners_learn_of_it() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let large = vec![7u8; 1000];
-        let mut o = Outlet::default();
-        let (first, second) = (Owner { lane: 1, flight: 5 }, Owner { lane: 2, flight: 6 });
+        let mut o = SendBuffer::default();
+        let (first, second) = (FrameOwner { lane: 1, operation: 5 }, FrameOwner { lane: 2, operation: 6 });
         o.copy(b"head");
         o.borrow(large.as_ptr() as u64, large.len(), first, None);
         o.borrow(large.as_ptr() as u64, 10, second, None);
@@ -254,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_over_outlet_needs_no_memory_of_others() {
+    fn a_taken_over_send_buffer_needs_no_memory_of_others() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let mut large = vec![7u8; 1000];
-        let mut o = Outlet::default();
+        let mut o = SendBuffer::default();
         o.copy(b"head");
-        o.borrow(large.as_ptr() as u64, large.len(), Owner { lane: 1, flight: 5 }, None);
+        o.borrow(large.as_ptr() as u64, large.len(), FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
         unsafe { o.take_over_from(|_| true) };
@@ -277,12 +279,12 @@ mod tests {
     fn what_others_lend_is_sent_from_where_it_is() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let (mut gone, mut stays) = (vec![7u8; 1000], vec![7u8; 1000]);
-        let mut o = Outlet::default();
-        let owner = Owner { lane: 2, flight: 6 };
+        let mut o = SendBuffer::default();
+        let owner = FrameOwner { lane: 2, operation: 6 };
         o.copy(b"head");
-        o.borrow(gone.as_ptr() as u64, 1000, Owner { lane: 1, flight: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 1000, FrameOwner { lane: 1, operation: 5 }, None);
         o.borrow(stays.as_ptr() as u64, 1000, owner, None);
-        o.borrow(gone.as_ptr() as u64, 10, Owner { lane: 1, flight: 5 }, None);
+        o.borrow(gone.as_ptr() as u64, 10, FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `gone` is alive.
         unsafe { o.take_over_from(|o| o.lane == 1) };

@@ -1,8 +1,8 @@
 //! A context goes, and with it its caller's promise that memory stays valid: what it posted is dropped, and what has
 //! begun is waited for, without the link.
 
-use super::outs::Dropped;
-use super::seat::{Seat, State};
+use super::remote::Dropped;
+use super::seat::{LaneState, Seat};
 use super::{Link, Way};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a lane leaves to wait for.
-pub struct Leaving {
+pub struct Draining {
     seat: Arc<Seat>,
     bounces: Vec<Bounce>,
     fetches: Arc<Lane>,
@@ -27,34 +27,34 @@ pub struct Leaving {
 impl Link {
     /// The lane's context is gone: what waits is dropped. What has begun goes on until [`Link::wait_left`] has
     /// returned.
-    pub fn leave(&self, seat: &Arc<Seat>) -> Leaving {
+    pub fn leave(&self, seat: &Arc<Seat>) -> Draining {
         let mut queue = seat.lock();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         let (copying, asked) = match &queue.state {
-            State::Failing(failing) => (failing.copying, false),
-            state => (matches!(state, State::Copying), matches!(state, State::Asked)),
+            LaneState::Failing(failing) => (failing.copying, false),
+            state => (matches!(state, LaneState::Copying), matches!(state, LaneState::Asked)),
         };
-        if let State::Failing(failing) = std::mem::replace(&mut queue.state, State::Vacant { copying, asked }) {
+        if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Vacant { copying, asked }) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             bounces.extend(failing.into_bounces());
         }
-        let fetched = queue.outs.abandon();
+        let fetched = queue.remote.abandon();
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
-        let fetches = queue.outs.fetches.clone();
+        let fetches = queue.remote.fetches.clone();
         seat.release(queue);
-        Leaving { seat: seat.clone(), bounces, fetches, _fetched: fetched }
+        Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }
 
     /// Waits until nothing touches memory for the lane; for copies by the GPU at most until `end`.
-    pub fn wait_left(&self, shared: &Domain, leaving: Leaving, end: Instant) {
-        leaving.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
-        shared.engine.abandon(&leaving.fetches, end);
-        let lane = &leaving.seat.lane;
+    pub fn wait_left(&self, shared: &Domain, drain: Draining, end: Instant) {
+        drain.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
+        shared.engine.abandon(&drain.fetches, end);
+        let lane = &drain.seat.lane;
         if let Some(engine) = self.route.engine() {
             engine.abandon(lane, end);
         }
-        self.wait_copied(&leaving.seat);
+        self.wait_copied(&drain.seat);
         if self.route.way() == Way::Far {
             shared.tcp().drop_lane(lane);
             // This may be the caller's last call, and others may have got the room.
@@ -66,7 +66,7 @@ impl Link {
     /// Waits for the kernel, which may still copy for the lane.
     fn wait_copied(&self, seat: &Seat) {
         let end = Instant::now() + LEAVE_WITHIN;
-        while matches!(seat.lock().state, State::Vacant { copying: true, .. }) {
+        while matches!(seat.lock().state, LaneState::Vacant { copying: true, .. }) {
             if Instant::now() > end {
                 let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
                 log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");
