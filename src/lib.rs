@@ -7,6 +7,7 @@ pub mod comm;
 pub mod config;
 pub mod error;
 pub mod fabric;
+pub mod gdaki;
 pub mod memory;
 pub mod proxy;
 pub mod rma;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 
 /// The layers, lowest first. A module may use those before it in the list and nothing else of this crate.
-const LAYERS: [&str; 10] =
-    ["config", "error", "sys", "telemetry", "memory", "rma", "fabric", "proxy", "comm", "vtable"];
+const LAYERS: [&str; 11] =
+    ["config", "error", "sys", "telemetry", "memory", "rma", "fabric", "proxy", "gdaki", "comm", "vtable"];
 
 /// Collects the first segment behind `crate` of every path that is no test's.
 #[derive(Default)]

@@ -2,11 +2,11 @@ use super::super::{Batch, Common};
 use super::*;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, Flush, Posted};
-use crate::proxy::ring::Finish;
+use crate::proxy::ring::{Ends, Finish};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// A fabric that completes nothing by itself.
@@ -67,9 +67,21 @@ impl Letters {
     }
 }
 
+struct Flag(*const AtomicU64);
+
+impl Head for Flag {
+    unsafe fn is_there(&self) -> bool {
+        // SAFETY: the ring is there (caller).
+        unsafe { (*self.0).load(Ordering::Relaxed) == 1 }
+    }
+}
+
 impl Ring for Letters {
-    fn head(&self) -> *const AtomicU64 {
-        &*self.head
+    type Head = Flag;
+    const ENDS: Ends = Ends::Context;
+
+    fn head(&self) -> Flag {
+        Flag(&*self.head)
     }
     fn capacity(&self) -> u32 {
         64

@@ -1,0 +1,4 @@
+//! What lets kernels that are compiled for NCCL's GDAKI backend run: they write an mlx5 device's queues themselves.
+
+pub mod entry;
+pub mod soft;
