@@ -9,10 +9,10 @@ use crate::fabric::{Context, Flush};
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use crate::telemetry::stats::layout;
+use batch::Other;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use batch::Other;
 use watch::Watch;
 
 pub use batch::Batch;

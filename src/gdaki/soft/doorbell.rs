@@ -87,7 +87,9 @@ impl Bell {
         match self.handler {
             Handler::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), is_equal: false },
             Handler::Proxy => Look { word, mask: u64::MAX, value: index, is_equal: false },
-            Handler::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index + 1, is_equal: true },
+            Handler::FreeFlow => {
+                Look { word: self.slot(index, size), mask: u64::MAX, value: index + 1, is_equal: true }
+            }
         }
     }
 
