@@ -60,8 +60,8 @@ pub struct Look {
     word: *const AtomicU64,
     mask: u64,
     value: u64,
-    /// Whether it is there if the word is that value, or if it is not.
-    is_equal: bool,
+    /// Whether it is there if the word is greater than the value, or if it is another.
+    grows: bool,
 }
 
 impl Head for Look {
@@ -69,7 +69,10 @@ impl Head for Look {
     unsafe fn is_there(&self) -> bool {
         // SAFETY: a word of the bell, which is still there (caller).
         let word = unsafe { (*self.word).load(Ordering::Relaxed) };
-        (word & self.mask == self.value) == self.is_equal
+        match self.grows {
+            true => word > self.value,
+            false => word & self.mask != self.value,
+        }
     }
 }
 
@@ -85,11 +88,9 @@ impl Bell {
     pub fn look(&self, index: u64, size: u64) -> Look {
         let word = self.words.as_ptr().cast_const();
         match self.handler {
-            Handler::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), is_equal: false },
-            Handler::Proxy => Look { word, mask: u64::MAX, value: index, is_equal: false },
-            Handler::FreeFlow => {
-                Look { word: self.slot(index, size), mask: u64::MAX, value: index + 1, is_equal: true }
-            }
+            Handler::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false },
+            Handler::Proxy => Look { word, mask: u64::MAX, value: index, grows: true },
+            Handler::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index, grows: true },
         }
     }
 
@@ -99,14 +100,15 @@ impl Bell {
         unsafe { self.words.as_ptr().add((index & (size - 1)) as usize) }
     }
 
-    /// Whether the word of the slot of entry `index` is that entry's. For free flow.
+    /// How the word of the slot of entry `index` compares with what that entry's is: less, if it has not been rung;
+    /// greater, if the slot has been used again before it was read. For free flow.
     ///
     /// # Safety
     /// The words are there.
     #[inline(always)]
-    pub unsafe fn has(&self, index: u64, size: u64) -> bool {
+    pub unsafe fn compare(&self, index: u64, size: u64) -> std::cmp::Ordering {
         // SAFETY: passed on.
-        unsafe { (*self.slot(index, size)).load(Ordering::Acquire) == index + 1 }
+        unsafe { (*self.slot(index, size)).load(Ordering::Acquire) }.cmp(&(index + 1))
     }
 
     /// How many entries beyond `producer` have been rung, by what either word says; not for free flow. Words that lag,
@@ -168,8 +170,8 @@ mod tests {
         words[2].store(7, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe {
-            assert!(b.has(6, 4) && !b.has(2, 4) && !b.has(3, 4));
-            assert!(b.look(6, 4).is_there() && !b.look(2, 4).is_there());
+            assert!(b.compare(6, 4).is_eq() && b.compare(2, 4).is_gt() && b.compare(3, 4).is_lt());
+            assert!(b.look(6, 4).is_there() && b.look(2, 4).is_there() && !b.look(10, 4).is_there());
         }
     }
 }

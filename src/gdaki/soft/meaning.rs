@@ -105,8 +105,8 @@ impl Fault {
                 "it has been rung and did not come (its slot holds index {found}): a doorbell without its entry"
             ),
             Self::Overrun => {
-                "it was written before the entry whose slot it takes was complete: more is outstanding than the queue \
-                 has slots"
+                "its slot was written before the entry that was in it was complete: more is outstanding than the \
+                 queue has slots"
                     .into()
             }
         }

@@ -75,6 +75,8 @@ pub struct SendQueue {
     /// What a wait at the head of the queue waits for.
     waits_for: Option<(u32, u32)>,
     is_stopped: bool,
+    /// The first entry that the fabric failed.
+    lost: u64,
 }
 
 // SAFETY: the places are shared with device code through atomics; one thread at a time uses the queue.
@@ -109,6 +111,7 @@ impl SendQueue {
             missing: None,
             waits_for: None,
             is_stopped: false,
+            lost: NEVER,
         }
     }
 
@@ -154,8 +157,15 @@ impl SendQueue {
     #[inline(always)]
     fn is_rung(&mut self, index: u64) -> bool {
         let is_rung = match self.places.bell.handler {
-            // SAFETY: valid as long as the queue (promised to `new`).
-            Handler::FreeFlow => unsafe { self.places.bell.has(index, self.size) },
+            Handler::FreeFlow => {
+                // SAFETY: valid as long as the queue (promised to `new`).
+                let word = unsafe { self.places.bell.compare(index, self.size) };
+                if word.is_gt() {
+                    // It was overwritten before it was read.
+                    self.overrun = self.overrun.min(index);
+                }
+                word.is_ge()
+            }
             Handler::Doorbell | Handler::Proxy => index < self.producer,
         };
         if is_rung && index - self.credited >= self.size {
@@ -163,6 +173,15 @@ impl SendQueue {
             return false;
         }
         is_rung
+    }
+
+    /// What an entry gets that is not carried out.
+    fn flush_syndrome(&self, index: u64) -> Syndrome {
+        if index == self.lost {
+            Syndrome::RetriesExceeded
+        } else {
+            Syndrome::Flushed
+        }
     }
 
     #[inline(always)]
@@ -294,7 +313,7 @@ impl Ring for SendQueue {
         let bytes = self.bytes(index);
         let view = View(&bytes);
         if self.is_stopped {
-            let syndrome = Some(Syndrome::Flushed);
+            let syndrome = Some(self.flush_syndrome(index));
             self.note(index, Record { opcode: view.opcode(), syndrome, is_signalled: true });
             return Entry::Nothing(Finish::NONE);
         }
@@ -338,15 +357,16 @@ impl Ring for SendQueue {
     }
 
     fn stop(&mut self, why: Stopped) {
-        self.is_stopped = true;
         if why == Stopped::Lost {
+            if !self.is_stopped {
+                self.lost = self.credited;
+            }
             for index in self.credited..self.next {
-                let at = self.at(index);
-                let is_first = index == self.credited && self.records[at].syndrome.is_none();
-                let syndrome = if is_first { Syndrome::RetriesExceeded } else { Syndrome::Flushed };
-                self.records[at].syndrome = Some(syndrome);
+                let (at, syndrome) = (self.at(index), self.flush_syndrome(index));
+                self.records[at].syndrome.get_or_insert(syndrome);
             }
         }
+        self.is_stopped = true;
     }
 
     fn why_absent(&self) -> String {
