@@ -132,7 +132,7 @@ fn raw(step: &Step, src: u32, dst: u32, sink: u32) -> Raw {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// One producer, so that the order is known; all entries wait for the reads before them.
+    /// One producer, to itself, where the fabric moves everything in order; all entries wait for the reads before them.
     #[test]
     fn queues_do_what_the_model_does((steps, way, batch) in program()) {
         let failed = Mutex::new(None);

@@ -144,7 +144,7 @@ impl SendQueue {
             return;
         }
         // SAFETY: valid as long as the queue (promised to `new`).
-        let n = unsafe { self.places.bell.rung(self.producer, self.places.number) };
+        let n = unsafe { self.places.bell.rung(self.producer, self.places.number) }.min(1 << 32);
         let outstanding = self.producer - self.credited;
         if outstanding + n > self.size {
             self.overrun = self.overrun.min(self.credited + self.size);
