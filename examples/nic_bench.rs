@@ -155,7 +155,7 @@ impl Setting {
             Handler::Doorbell => {
                 let bell = ((index + 1) & 0xff_ffff) << 40 | u64::from(NUMBER << 8);
                 self.words[0].store(bell.to_be(), Ordering::Release);
-                self.record.store((index as u32 + 1 & 0xffff).to_be(), Ordering::Release);
+                self.record.store(((index as u32 + 1) & 0xffff).to_be(), Ordering::Release);
             }
         }
         true

@@ -1,7 +1,8 @@
 //! What one thread drains of one set of contexts: which lanes are looked at, and how often.
 //!
-//! Lanes that carried something lately are hot and looked at on every pass. Of the others it is only looked
-//! whether something has begun to arrive, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096 such words.
+//! Lanes that carried something lately are hot and looked at on every pass. Of the others only the word that shows that
+//! something has begun to arrive is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096
+//! such words.
 
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;

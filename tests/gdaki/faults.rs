@@ -75,7 +75,7 @@ fn a_malformed_entry_ends_its_queue_pair_alone() {
                 assert_eq!(qp.wait(end - 2), Status::Failed { syndrome: *syndrome }, "{c}");
                 assert_eq!(qp.wait(end), Status::Failed { syndrome: FLUSHED }, "{c}: behind");
                 // What comes later is flushed, too; device code goes on as long as there are slots.
-                let end = qp.post(&[after.clone()]);
+                let end = qp.post(&[after]);
                 assert_eq!(qp.wait(end), Status::Failed { syndrome: FLUSHED }, "{c}: later");
                 assert!(nic.has_error());
                 // The same context to this rank itself, and another context.

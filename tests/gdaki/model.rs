@@ -43,11 +43,11 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let word = 0..WORDS;
+    let (word, bytes) = (0..WORDS, prop::collection::vec(any::<u8>(), 1..=28));
     prop_oneof![
         1 => Just(Step::Nop),
         4 => (word.clone(), word.clone(), 1..4usize).prop_map(|(to, from, words)| Step::Write { to, from, words }),
-        3 => (word.clone(), prop::collection::vec(any::<u8>(), 1..=28)).prop_map(|(to, bytes)| Step::Value { to, bytes }),
+        3 => (word.clone(), bytes).prop_map(|(to, bytes)| Step::Value { to, bytes }),
         2 => (word.clone(), word.clone()).prop_map(|(from, to)| Step::Read { from, to }),
         3 => (word.clone(), any::<u64>()).prop_map(|(to, n)| Step::Add { to, n }),
         2 => (word.clone(), any::<u64>(), word.clone()).prop_map(|(to, n, fetched)| Step::FetchAdd { to, n, fetched }),

@@ -181,7 +181,7 @@ fn entries(mut input: &[u8]) {
             return;
         }
         let code = if stopped || is_refused { FAILED } else { GOOD };
-        assert_eq!(last[7], code << 4 | (index as usize / SLOTS & 1) as u8);
+        assert_eq!(last[7], code << 4 | u8::from(index as usize & SLOTS != 0));
         assert_eq!(last[4..6], (index as u16).to_be_bytes());
         let syndrome = completions[8 * slot + 6].load(Ordering::Relaxed).to_ne_bytes()[7];
         assert!(code == GOOD || (syndrome == Syndrome::Flushed as u8) == stopped && syndrome != 0);

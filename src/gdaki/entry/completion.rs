@@ -74,7 +74,7 @@ impl Ring {
     /// Writes the next entry. What was done for the send entry is visible to whoever sees it.
     #[inline(always)]
     pub fn write(&mut self, done: &Completion) {
-        let (entry, owner) = (self.entry(self.written), (self.written / self.size & 1) as u8);
+        let (entry, owner) = (self.entry(self.written), u8::from(self.written & self.size != 0));
         let code = match done.syndrome {
             None => GOOD,
             Some(syndrome) => {

@@ -8,18 +8,16 @@ use crate::rma::atomic::Width;
 
 /// Where things are, in bytes.
 mod field {
-    use std::ops::Range;
-
     /// Modifier, index, opcode.
-    pub const OPERATION: Range<usize> = 0..4;
+    pub const OPERATION: usize = 0;
     /// Queue pair number, and the number of segments in the low 6 bits.
-    pub const QUEUE: Range<usize> = 4..8;
+    pub const QUEUE: usize = 4;
     pub const FLAGS: usize = 11;
-    pub const REMOTE_ADDRESS: Range<usize> = 16..24;
-    pub const REMOTE_KEY: Range<usize> = 24..28;
+    pub const REMOTE_ADDRESS: usize = 16;
+    pub const REMOTE_KEY: usize = 24;
     /// Of a wait, in its second segment.
-    pub const WAIT_INDEX: Range<usize> = 24..28;
-    pub const WAIT_QUEUE: Range<usize> = 28..32;
+    pub const WAIT_INDEX: usize = 24;
+    pub const WAIT_QUEUE: usize = 28;
     /// The third and the fourth segment.
     pub const THIRD: usize = 32;
     pub const FOURTH: usize = 48;
@@ -211,14 +209,15 @@ impl Malformed {
 pub struct View<'a>(pub &'a [u8; ENTRY_BYTES]);
 
 impl View<'_> {
+    /// The word at `at`, which is inside.
     #[inline(always)]
-    fn u32(&self, at: std::ops::Range<usize>) -> u32 {
-        at.fold(0, |value, i| value << 8 | u32::from(self.0[i]))
+    fn u32(&self, at: usize) -> u32 {
+        self.0[at..].first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
     }
 
     #[inline(always)]
-    fn u64(&self, at: std::ops::Range<usize>) -> u64 {
-        at.fold(0, |value, i| value << 8 | u64::from(self.0[i]))
+    fn u64(&self, at: usize) -> u64 {
+        self.0[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
     }
 
     /// The low 16 bits of its index.
@@ -240,7 +239,7 @@ impl View<'_> {
     /// Segments of 16 bytes that it says it has.
     #[inline(always)]
     pub fn segments(&self) -> u8 {
-        self.0[field::QUEUE.end - 1] & 0x3f
+        self.0[field::QUEUE + 3] & 0x3f
     }
 
     #[inline(always)]
@@ -251,11 +250,11 @@ impl View<'_> {
     /// The data segment at `at`. A length of 0 stands for 2^31 bytes, as devices have it.
     #[inline(always)]
     fn local(&self, at: usize) -> Result<Local, Malformed> {
-        let (len, key) = (self.u32(at..at + 4), self.u32(at + 4..at + 8));
+        let (len, key) = (self.u32(at), self.u32(at + 4));
         match len {
             0 => Err(Malformed::Length(1 << 31)),
             _ if len & INLINE != 0 => Err(Malformed::Inline(len & !INLINE)),
-            _ => Ok(Local { address: self.u64(at + 8..at + 16), key, len }),
+            _ => Ok(Local { address: self.u64(at + 8), key, len }),
         }
     }
 
@@ -275,7 +274,7 @@ impl View<'_> {
     }
 
     fn inline(&self) -> Result<Inline, Malformed> {
-        let len = self.u32(field::THIRD..field::THIRD + 4) & !INLINE;
+        let len = self.u32(field::THIRD) & !INLINE;
         let room = 16 * (usize::from(self.segments()) - 2) - 4;
         if len == 0 || len as usize > room {
             return Err(Malformed::Inline(len));
@@ -306,8 +305,8 @@ impl View<'_> {
     fn masked_add(&self) -> Result<Work, Malformed> {
         let (width, at) = (self.width()?, field::THIRD);
         let (add, boundary) = match width {
-            Width::Four => (self.u32(at..at + 4).into(), self.u32(at + 4..at + 8).into()),
-            Width::Eight => (self.u64(at..at + 8), self.u64(at + 8..at + 16)),
+            Width::Four => (self.u32(at).into(), self.u32(at + 4).into()),
+            Width::Eight => (self.u64(at), self.u64(at + 8)),
         };
         Ok(Work::Add { remote: self.remote(), width, add, boundary, fetched: self.fetched(width)? })
     }
@@ -320,10 +319,10 @@ impl View<'_> {
         }
         Ok(Work::Swap {
             remote: self.remote(),
-            swap: self.u32(at..at + 4),
-            compare: self.u32(at + 4..at + 8),
-            swap_mask: self.u32(at + 8..at + 12),
-            compare_mask: self.u32(at + 12..at + 16),
+            swap: self.u32(at),
+            compare: self.u32(at + 4),
+            swap_mask: self.u32(at + 8),
+            compare_mask: self.u32(at + 12),
             fetched: self.fetched(width)?,
         })
     }
@@ -345,7 +344,7 @@ impl View<'_> {
             }
             opcode::FETCH_ADD => {
                 only(segments == 4)?;
-                let (add, width) = (self.u64(field::THIRD..field::THIRD + 8), Width::Eight);
+                let (add, width) = (self.u64(field::THIRD), Width::Eight);
                 Ok(Work::Add { remote: self.remote(), width, add, boundary: 0, fetched: self.fetched(width)? })
             }
             opcode::READ => {

@@ -1,10 +1,10 @@
 //! How device code says that entries are there.
 //!
-//! | handler | who says it |
-//! |---|---|
-//! | 2, `GPU_SM_DB` | under a lock: doorbell, doorbell record, doorbell again; older device code the record first. Either may be the first to arrive |
-//! | 1, `CPU_PROXY` | the producer's index in a word of host memory, which only grows |
-//! | 17, `CPU_PROXY_FREE_FLOW` (2.31.2 on) | a word of host memory for each slot, which holds its entry's index + 1, in any order; no lock, and no producer waits for another |
+//! * Handler 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
+//!   record first. Either may be the first to arrive.
+//! * Handler 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
+//! * Handler 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
+//!   index + 1, in any order; there is no lock, and no producer waits for another.
 //!
 //! `GPU_SM_NO_DBR` (10) is not among them: its producers ring without a lock, so that an older index can stay in the
 //! register over a newer one, which a device has seen and a reader of memory may not have. `GPU_SM_BF` (6) writes
