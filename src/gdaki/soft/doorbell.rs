@@ -166,6 +166,7 @@ mod tests {
             assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
             assert!(b.look(1, 4).is_there() && !b.look(1 << 33, 4).is_there());
         }
+        assert_eq!([Handler::Doorbell, Handler::Proxy, Handler::FreeFlow].map(Handler::number), [2, 1, 17]);
         let b = bell(Handler::FreeFlow);
         words[2].store(7, Ordering::Relaxed);
         // SAFETY: as above.
