@@ -1,6 +1,7 @@
 //! What is fuzzed: every function that reads bytes which a peer, device code, or a stranger at the listening port has
 //! written.
 
+mod nic;
 mod proxy;
 mod rendezvous;
 mod share;
@@ -20,7 +21,8 @@ pub struct Target {
 
 /// All of them.
 pub fn all() -> Vec<Target> {
-    let mut all = proxy::targets();
+    let mut all = nic::targets();
+    all.extend(proxy::targets());
     all.extend(rendezvous::targets());
     all.extend(share::targets());
     all.extend(soft::targets());

@@ -9,6 +9,7 @@ use super::rendezvous::{Call, Contribution, Exchange};
 use super::room::Room;
 use crate::error::{Error, Result};
 use crate::fabric::{ContextSpec, Fabric, Region, World};
+use crate::gdaki::soft::keys::Keys;
 use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::{Extent, Registry};
@@ -41,6 +42,8 @@ pub struct Coll {
     held: Mutex<Held>,
     /// Its threads run from the first set with queues of this library's on.
     engine: Mutex<Option<Arc<Engine>>>,
+    /// Of windows, for entries of the software NIC.
+    keys: Arc<Keys>,
     closed: AtomicBool,
     /// Depth of queues that connect asked for, where a table's connect does.
     connected_depth: AtomicI32,
@@ -128,6 +131,7 @@ impl Coll {
             instance: listen.instance.clone(),
             held: Mutex::default(),
             engine: Mutex::default(),
+            keys: Arc::default(),
             closed: AtomicBool::new(false),
             connected_depth: AtomicI32::new(0),
             handle: AtomicU64::new(0),
@@ -367,6 +371,7 @@ impl Coll {
         }
         handles::remove::<Window>(handle).ok_or_else(not_live)?;
         self.observer.window_removed(&window);
+        self.keys.remove(handle as u64);
         self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
         // Its number is free when nobody is at it any more.
         let ended = window.registration.end(&self.registry, window.id);
@@ -374,6 +379,11 @@ impl Coll {
         held.windows.retain(|w| !Arc::ptr_eq(w, &window));
         held.ids.give_back(window.id);
         ended
+    }
+
+    /// By which entries of the software NIC name this communicator's windows.
+    pub fn keys(&self) -> &Arc<Keys> {
+        &self.keys
     }
 
     /// The engine, started with `settings` if there is none.

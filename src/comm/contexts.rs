@@ -170,9 +170,11 @@ impl Contexts {
         if let Some(coll) = self.owner.upgrade() {
             coll.destroy_contexts(self);
             if let Some(device) = self.device.get() {
-                if let Err(error) = coll.deregister(device.signals()) {
-                    log::warn!("destroyContext: the signals stay allocated: {}", error.message());
-                    device.keep_memory();
+                for window in device.windows() {
+                    if let Err(error) = coll.deregister(window) {
+                        log::warn!("destroyContext: a set's memory stays allocated: {}", error.message());
+                        device.keep_memory();
+                    }
                 }
             }
         }

@@ -17,6 +17,7 @@ use crate::proxy::engine::{Engine, Settings, Ticket};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
+use crate::proxy::ring::Ring;
 use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
@@ -31,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Counters and signals of a context at most: what a descriptor can name.
-const COUNTERS_MAX: u32 = 1 << 23;
-const SIGNALS_MAX: u32 = 1 << 24;
+pub(super) const COUNTERS_MAX: u32 = 1 << 23;
+pub(super) const SIGNALS_MAX: u32 = 1 << 24;
 /// Bytes between what different contexts' consumers write, so that they do not share a cache line.
 const APART: usize = 128;
 
@@ -59,14 +60,24 @@ pub struct DeviceQueues {
     tickets: Mutex<Vec<Ticket>>,
     /// Freed when the engine has let go of it, too.
     memory: Arc<Memory>,
-    /// The window of the signals, as a handle.
-    signals: usize,
+    /// Windows that end with the set, as handles: its signals, and what else is its own.
+    windows: Vec<usize>,
     /// An entry was malformed or the fabric failed one.
     failed: Arc<AtomicBool>,
     /// Goes up when a window of the communicator ends.
     ended: Arc<AtomicU64>,
-    /// What NCCL was given. Lives as long as this.
-    handle: Box<DeviceHandle>,
+    /// What NCCL was given, if this is where that is made. Lives as long as this.
+    handle: Option<Box<DeviceHandle>>,
+}
+
+/// What a set's queues share with the communicator.
+pub(super) struct Shared {
+    /// See [`DeviceQueues`].
+    pub(super) windows: Vec<usize>,
+    /// Set by the first fault.
+    pub(super) failed: Arc<AtomicBool>,
+    /// Goes up when a window of the communicator ends.
+    pub(super) ended: Arc<AtomicU64>,
 }
 
 // SAFETY: the handle holds addresses for device code, which nobody here follows.
@@ -75,9 +86,16 @@ unsafe impl Send for DeviceQueues {}
 unsafe impl Sync for DeviceQueues {}
 
 impl DeviceQueues {
-    /// For NCCL. Lives as long as the set.
+    /// Queues that `engine` drains.
+    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: Shared) -> Self {
+        let Shared { windows, failed, ended } = shared;
+        let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
+        Self { engine, tickets, memory, windows, failed, ended, handle: None }
+    }
+
+    /// For NCCL; NULL: there is none. Lives as long as the set.
     pub fn handle(&self) -> *mut DeviceHandle {
-        std::ptr::from_ref(&*self.handle).cast_mut()
+        self.handle.as_deref().map_or(std::ptr::null_mut(), |handle| std::ptr::from_ref(handle).cast_mut())
     }
 
     /// Whether anything failed.
@@ -85,9 +103,9 @@ impl DeviceQueues {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The window of the signals.
-    pub fn signals(&self) -> *mut c_void {
-        self.signals as *mut c_void
+    /// The windows that end with the set.
+    pub fn windows(&self) -> impl Iterator<Item = *mut c_void> + '_ {
+        self.windows.iter().map(|&window| window as *mut c_void)
     }
 
     /// A window's registration is about to end: nothing is remembered of it.
@@ -193,7 +211,7 @@ impl Room {
 }
 
 /// What the threads of a communicator's engine are to be.
-fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
+pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
     let cpus = match &config.proxy_affinity {
         Affinity::Off => None,
         Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
@@ -283,18 +301,19 @@ impl Coll {
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let tickets = Mutex::new(tickets.collect());
-        Ok(DeviceQueues { engine: Arc::downgrade(&engine), tickets, memory, signals, failed, ended, handle })
+        let (tickets, shared) = (tickets.collect(), Shared { windows: vec![signals], failed, ended });
+        Ok(DeviceQueues { handle: Some(handle), ..DeviceQueues::new(&engine, tickets, memory, shared) })
     }
 }
 
 /// A thread's contexts, and their lanes, each with the index of its context.
-type Share = (Vec<Common>, Vec<(u32, Lane<Queue>)>);
+pub(super) type Share<R = Queue> = (Vec<Common>, Vec<(u32, Lane<R>)>);
 
-fn work<C: Context>(
+/// What a thread does for its share.
+pub(super) fn work<C: Context, R: Ring>(
     contexts: &[C],
     set: &Arc<Contexts>,
-    (commons, lanes): Share,
+    (commons, lanes): Share<R>,
     meter: Option<Meter>,
     memory: &Arc<Memory>,
 ) -> Box<dyn Work> {

@@ -9,6 +9,7 @@ pub mod hello;
 pub mod instance;
 pub mod listen;
 pub mod nccl;
+pub mod nic;
 mod observe;
 pub mod rendezvous;
 pub mod room;

@@ -1,3 +1,5 @@
-//! Queues of NCCL's GDAKI backend, into which device code writes the work queue entries of a NIC.
+//! What lets kernels that are compiled for NCCL's GDAKI backend run: they write an mlx5 device's queues themselves.
 
+pub mod entry;
+pub mod soft;
 pub mod view;

@@ -1,14 +1,14 @@
 //! What one thread drains of one set of contexts: which lanes are looked at, and how often.
 //!
-//! Lanes that carried something lately are hot and looked at on every pass. Of the others only the first word of the
-//! next slot is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096 such words.
+//! Lanes that carried something lately are hot and looked at on every pass. Of the others only the word that shows that
+//! something has begun to arrive is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096
+//! such words.
 
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
-use super::ring::Ring;
+use super::ring::{Head, Ring};
 use crate::fabric::Context;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,8 +83,8 @@ pub struct Drain<C: Context, R: Ring> {
     /// On which pass a context made progress last.
     progressed: Vec<u64>,
     places: Vec<Place<R>>,
-    /// By lane: the word to look at.
-    heads: Vec<*const AtomicU64>,
+    /// By lane: where to look.
+    heads: Vec<R::Head>,
     hot: Vec<u32>,
     next_cold: usize,
     next_context: usize,
@@ -184,8 +184,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let most = if self.hot.is_empty() { SWEEP_IDLE } else { SWEEP_BUSY };
         let end = (self.next_cold + most).min(self.heads.len());
         let mut from = self.next_cold;
-        // SAFETY: a word of a ring, whose memory `_memory` keeps.
-        let is_there = |head: &*const AtomicU64| unsafe { (**head).load(Ordering::Relaxed) } & 1 != 0;
+        // SAFETY: of a ring, whose memory `_memory` keeps.
+        let is_there = |head: &R::Head| unsafe { head.is_there() };
         while let Some(found) = self.heads[from..end].iter().position(is_there) {
             let index = from + found;
             from = index + 1;

@@ -1,17 +1,21 @@
 //! One lane: the ring of a (context, peer), and what was posted from it and is unfinished.
 
+mod batch;
 mod watch;
 
-use super::ring::{Entry, Finish, Ring};
+use super::ring::{Ends, Entry, Finish, Ring, Stopped};
 use crate::error::Result;
 use crate::fabric::{Context, Flush};
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use crate::telemetry::stats::layout;
+use batch::Other;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use watch::Watch;
+
+pub use batch::Batch;
 
 /// Entries that are posted at once. As many as a copy kernel's launch or a chain of work requests carries; more would
 /// let the first ones wait for the last.
@@ -42,60 +46,6 @@ impl Common {
     }
 }
 
-/// A thread's room for one batch, used again and again.
-pub struct Batch {
-    ops: Vec<Op>,
-    /// So many of the first entries are operations that need nothing but their credits.
-    plain: u32,
-    /// Of the entries behind these: what finishes each, and whether it has an operation.
-    others: Vec<(Finish, bool)>,
-    /// So many of the operations the fabric took.
-    posted: usize,
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self {
-            ops: Vec::with_capacity(BATCH as usize),
-            plain: 0,
-            others: Vec::with_capacity(BATCH as usize),
-            posted: 0,
-        }
-    }
-}
-
-impl Batch {
-    fn clear(&mut self) {
-        self.ops.clear();
-        self.plain = 0;
-        self.others.clear();
-        self.posted = 0;
-    }
-
-    /// The operations that the fabric took of the last visit's batch.
-    pub fn posted(&self) -> &[Op] {
-        &self.ops[..self.posted]
-    }
-
-    /// Of each entry of that batch, whether it has an operation.
-    pub fn has_ops(&self) -> impl Iterator<Item = bool> + '_ {
-        std::iter::repeat_n(true, self.plain as usize).chain(self.others.iter().map(|other| other.1))
-    }
-
-    #[inline(always)]
-    fn add(&mut self, finish: Finish, has_op: bool) {
-        if has_op && finish == Finish::NONE && self.others.is_empty() {
-            self.plain += 1;
-        } else {
-            self.others.push((finish, has_op));
-        }
-    }
-
-    fn len(&self) -> u32 {
-        self.plain + self.others.len() as u32
-    }
-}
-
 /// Unfinished entries whose operations have consecutive numbers.
 #[derive(Clone, Copy, Debug)]
 struct Run {
@@ -106,6 +56,8 @@ struct Run {
     has_ops: bool,
     /// Of each.
     finish: Finish,
+    /// What they bring here has to be made visible once they are done. Such a run has no consecutive numbers.
+    brings: bool,
 }
 
 impl Run {
@@ -154,6 +106,8 @@ enum State {
     Open,
     /// A flush is at the head: what gets brought from these peers must be visible first.
     Flushing { waits: Vec<(u32, Seq)>, left: Vec<u32>, finish: Finish },
+    /// An entry was refused that ends this ring alone: those that come are dropped, credits go on in order.
+    Stopped,
     /// The fabric failed it: entries are dropped, credits go on.
     Failed,
 }
@@ -201,7 +155,7 @@ impl<R: Ring> Lane<R> {
     }
 
     /// See [`Ring::head`].
-    pub fn head(&self) -> *const std::sync::atomic::AtomicU64 {
+    pub fn head(&self) -> R::Head {
         self.ring.head()
     }
 
@@ -234,9 +188,19 @@ impl<R: Ring> Lane<R> {
             return 0;
         }
         let done = Seq(context.completed(self.peer).load(Ordering::Acquire));
-        let mut n = 0;
+        let (mut n, mut fault) = (0, None);
         while let Some(run) = self.unfinished.front_mut() {
             let some = run.done(done);
+            if run.brings && some > 0 {
+                match self.show(context, done) {
+                    Ok(true) => continue,
+                    Ok(false) => break,
+                    Err(error) => {
+                        fault = Some(error);
+                        break;
+                    }
+                }
+            }
             n += some;
             if run.finish != Finish::NONE {
                 (0..some).for_each(|_| self.ring.finish(run.finish));
@@ -252,7 +216,26 @@ impl<R: Ring> Lane<R> {
         } else {
             self.ask(context, common);
         }
+        if let Some(error) = fault {
+            self.fail(common, &error.to_string());
+        }
         n
+    }
+
+    /// Starts one flush for all that is done up to `done` and has brought something, whose entries complete with it.
+    /// `false`: there is no room to start it now.
+    #[cold]
+    fn show<C: Context>(&mut self, context: &C, done: Seq) -> Result<bool> {
+        let until = match context.flush(self.peer)? {
+            Flush::Done => None,
+            Flush::Until(seq) => Some(seq),
+            Flush::NoRoom => return Ok(false),
+        };
+        for run in self.unfinished.iter_mut().take_while(|run| run.last.is_done(done)).filter(|run| run.brings) {
+            run.brings = false;
+            run.last = until.unwrap_or(run.last);
+        }
+        Ok(true)
     }
 
     /// Entries that were taken are under way.
@@ -264,7 +247,7 @@ impl<R: Ring> Lane<R> {
 
     /// An entry without an operation: complete with what came before it.
     fn add_idle(&mut self, n: u32, finish: Finish) {
-        self.add(Run { last: self.newest, n, has_ops: false, finish });
+        self.add(Run { last: self.newest, n, has_ops: false, finish, brings: false });
     }
 
     fn credit(&mut self, n: u32) {
@@ -297,6 +280,8 @@ impl<R: Ring> Lane<R> {
                 Entry::Absent => break,
                 Entry::Op(finish) => batch.add(finish, true),
                 Entry::Nothing(finish) => batch.add(finish, false),
+                Entry::Ops(ops) => batch.add_several(ops, false),
+                Entry::Gets(ops) => batch.add_several(ops, true),
                 Entry::Flush(finish) => {
                     stop = Some(Stop::Flush(finish));
                     break;
@@ -319,7 +304,11 @@ impl<R: Ring> Lane<R> {
                 }
                 Stop::Refused(why) => {
                     log::warn!("context {}, to rank {}: {why}", common.number, self.peer);
-                    common.is_dead = true;
+                    match R::ENDS {
+                        Ends::Context => common.is_dead = true,
+                        Ends::Ring => self.state = State::Stopped,
+                    }
+                    self.ring.stop(Stopped::Refused);
                     self.refused += 1;
                     common.fail();
                     self.add_idle(1, Finish::NONE);
@@ -356,19 +345,18 @@ impl<R: Ring> Lane<R> {
             left -= taken;
             self.newest = Seq(next.0.wrapping_add(taken - 1));
             next = self.newest.next();
-            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE });
+            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE, brings: false });
         }
         if taken == batch.plain {
-            for &(finish, has_op) in &batch.others {
-                if has_op {
-                    if left == 0 {
-                        break;
-                    }
-                    left -= 1;
-                    self.newest = next;
-                    next = next.next();
+            for &Other { finish, ops, brings } in &batch.others {
+                if ops > 0 {
+                    // One whose operations were taken in part is posted again as a whole: it is no atomic one.
+                    let Some(rest) = left.checked_sub(ops.into()) else { break };
+                    left = rest;
+                    self.newest = Seq(next.0.wrapping_add(u32::from(ops) - 1));
+                    next = self.newest.next();
                 }
-                self.add_idle(1, finish);
+                self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings });
                 taken += 1;
             }
         }
@@ -424,6 +412,7 @@ impl<R: Ring> Lane<R> {
         );
         common.fail();
         self.state = State::Failed;
+        self.ring.stop(Stopped::Lost);
         let n = self.under_way;
         self.unfinished.clear();
         self.dropped += u64::from(n);

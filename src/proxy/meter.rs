@@ -176,10 +176,11 @@ impl Track {
     fn note(&mut self, set: u32, taken: u32, batch: &Batch, seen: u64, posted: u64) {
         let (context, peer) = (self.context, self.peer);
         let mut ops = batch.posted().iter();
-        let with_op = batch.has_ops().chain(std::iter::repeat(false)).take(taken as usize);
-        self.traced.extend(with_op.map(|has_op| {
-            let op = has_op.then(|| ops.next()).flatten();
-            let (kind, bytes) = (op.map_or(Kind::Nothing, kind), op.map_or(0, Op::len));
+        let counts = batch.counts().chain(std::iter::repeat(0)).take(taken as usize);
+        self.traced.extend(counts.map(|n| {
+            let some = || ops.clone().take(n.into());
+            let (kind, bytes) = (some().next().map_or(Kind::Nothing, kind), some().map(Op::len).sum());
+            (0..n).for_each(|_| _ = ops.next());
             Event { set, context, peer, kind, bytes, seen, posted, complete: posted }
         }));
     }

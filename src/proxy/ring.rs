@@ -1,7 +1,6 @@
 //! What the engine asks of a queue format: entries in, operations out; completions in, credits out.
 
 use crate::rma::op::Op;
-use std::sync::atomic::AtomicU64;
 
 /// What is to be done for an entry when it is complete, in the format's own terms; 0: nothing but its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,18 +18,56 @@ pub enum Entry {
     Absent,
     /// An operation, which was appended to the batch.
     Op(Finish),
+    /// So many operations, at least one, which were appended to the batch.
+    Ops(u8),
+    /// So many operations, at least one, which were appended to the batch and bring something here. The entry is
+    /// complete when that is visible.
+    Gets(u8),
     /// Nothing to move: complete when what came before it is.
     Nothing(Finish),
     /// What the context's gets have brought must be visible before anything behind it.
     Flush(Finish),
-    /// Something that cannot be: a sentence with the entry decoded. The context fails.
+    /// Something that cannot be: a sentence with the entry decoded. What [`Ring::ENDS`] says fails.
     Refused(String),
+}
+
+/// What ends with a refused entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// All rings of its context.
+    Context,
+    /// Its ring.
+    Ring,
+}
+
+/// Why nothing of a ring is carried out any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// The entry that was taken last was refused; those before it complete.
+    Refused,
+    /// The fabric has failed: none of those that were taken and not given back completes.
+    Lost,
+}
+
+/// Where it shows that the next entry of a ring has begun to arrive, for those who do not have the ring at hand.
+pub trait Head {
+    /// Whether it does.
+    ///
+    /// # Safety
+    /// The ring's memory is still there.
+    unsafe fn is_there(&self) -> bool;
 }
 
 /// A queue of entries from device code to one peer. Used by one thread at a time.
 pub trait Ring: Send + 'static {
-    /// The word whose lowest bit shows that the next entry has begun to arrive. Stays readable as long as the ring.
-    fn head(&self) -> *const AtomicU64;
+    /// Where it shows that the next entry has begun to arrive.
+    type Head: Head;
+
+    /// What a refused entry ends.
+    const ENDS: Ends;
+
+    /// That, for the entry which is the next one now.
+    fn head(&self) -> Self::Head;
 
     /// Places of the ring.
     fn capacity(&self) -> u32;
@@ -50,4 +87,12 @@ pub trait Ring: Send + 'static {
 
     /// Gives the oldest `n` places that were taken back to device code, which may reuse their sources from here on.
     fn credit(&mut self, n: u32);
+
+    /// Nothing that is read from here on is carried out: it is taken and given back all the same.
+    fn stop(&mut self, _why: Stopped) {}
+
+    /// Why an entry that has begun to arrive is [`Entry::Absent`], for the log.
+    fn why_absent(&self) -> String {
+        "device code has written a part of it, and its other words are missing".into()
+    }
 }

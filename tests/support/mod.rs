@@ -8,6 +8,7 @@ pub mod children;
 pub mod common;
 pub mod device;
 pub mod logged;
+pub mod nic;
 pub mod processes;
 pub mod release;
 pub mod turn;

@@ -1,7 +1,7 @@
 //! One queue of descriptors: device code of one context writes it for one peer.
 
 use super::meaning::{meaning, Meaning, Terms};
-use crate::proxy::ring::{Entry, Finish, Ring};
+use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
 use crate::rma::check::inside;
 use crate::rma::op::{Op, Put, Signal};
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
@@ -245,10 +245,25 @@ impl Queue {
     }
 }
 
-impl Ring for Queue {
+/// The first word of the next slot: its lowest bit shows that a descriptor has begun to arrive.
+pub struct FirstWord(*const AtomicU64);
+
+impl Head for FirstWord {
     #[inline(always)]
-    fn head(&self) -> *const AtomicU64 {
-        self.slot(self.next)
+    unsafe fn is_there(&self) -> bool {
+        // SAFETY: a word of the queue's memory, which is still there (caller).
+        unsafe { (*self.0).load(Ordering::Relaxed) & 1 != 0 }
+    }
+}
+
+impl Ring for Queue {
+    type Head = FirstWord;
+
+    const ENDS: Ends = Ends::Context;
+
+    #[inline(always)]
+    fn head(&self) -> FirstWord {
+        FirstWord(self.slot(self.next))
     }
 
     fn capacity(&self) -> u32 {

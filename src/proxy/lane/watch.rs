@@ -1,9 +1,8 @@
 //! The watchdog's look at a lane: an entry that has not moved for long is named once.
 
 use super::{Common, Lane, State, Told};
-use crate::proxy::ring::{Entry, Ring};
+use crate::proxy::ring::{Entry, Head, Ring};
 use crate::telemetry::stats::layout::State as Shown;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What the watchdog remembers of a lane.
@@ -21,6 +20,7 @@ impl<R: Ring> Lane<R> {
     pub fn told(&self, common: &Common) -> Told {
         let state = match self.state {
             State::Failed => Shown::Failed,
+            State::Stopped => Shown::Stopped,
             _ if common.is_dead => Shown::Stopped,
             State::Flushing { .. } => Shown::Flushing,
             State::Open => Shown::Open,
@@ -30,8 +30,8 @@ impl<R: Ring> Lane<R> {
 
     /// Whether an entry has begun to arrive that was not taken.
     fn has_head(&self) -> bool {
-        // SAFETY: the word is readable as long as the ring.
-        unsafe { (*self.ring.head()).load(Ordering::Relaxed) & 1 != 0 }
+        // SAFETY: the ring is there.
+        unsafe { self.ring.head().is_there() }
     }
 
     /// A sentence about the oldest entry if nothing has moved for `limit`, once. `fabric`: its name.
@@ -70,9 +70,7 @@ impl<R: Ring> Lane<R> {
             _ if is_busy => {
                 format!("fabric {fabric} has not reported it complete: rank {peer}, or this GPU, takes nothing")
             }
-            _ if self.ring.read(0, &mut Vec::new()) == Entry::Absent => {
-                "device code has written a part of it, and its other words are missing".into()
-            }
+            _ if self.ring.read(0, &mut Vec::new()) == Entry::Absent => self.ring.why_absent(),
             _ => format!("fabric {fabric} has no room for it: rank {peer}, or this GPU, takes nothing"),
         };
         Some(format!(

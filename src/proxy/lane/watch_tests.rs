@@ -2,11 +2,11 @@ use super::super::{Batch, Common};
 use super::*;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, Flush, Posted};
-use crate::proxy::ring::Finish;
+use crate::proxy::ring::{Ends, Finish};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// A fabric that completes nothing by itself.
@@ -16,6 +16,9 @@ struct Stands {
     posted: AtomicU32,
     is_full: AtomicBool,
     is_gone: AtomicBool,
+    /// Operations that it takes at once at most; 0: all.
+    most: AtomicU32,
+    flushes: AtomicU32,
 }
 
 impl Context for Stands {
@@ -29,10 +32,15 @@ impl Context for Stands {
         if self.is_full.load(Ordering::Relaxed) {
             return Ok(Posted::NONE);
         }
-        let last = self.posted.fetch_add(ops.len() as u32, Ordering::Relaxed) + ops.len() as u32;
-        Ok(Posted { taken: ops.len(), last: Seq(last) })
+        let taken = match self.most.load(Ordering::Relaxed) {
+            0 => ops.len(),
+            most => ops.len().min(most as usize),
+        };
+        let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
+        Ok(Posted { taken, last: Seq(last) })
     }
     fn flush(&self, _: u32) -> Result<Flush> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(Flush::Until(Seq(self.posted.load(Ordering::Relaxed))))
     }
     fn test(&self, _: u32, seq: Seq) -> Result<bool> {
@@ -55,7 +63,8 @@ impl Context for Stands {
     }
 }
 
-/// What stands in the ring: g, a get; f, a flush; x, something malformed; h, half of an entry.
+/// What stands in the ring: g, a get; f, a flush; x, something malformed; h, half of an entry; b, a get whose data has
+/// to be visible; 2, two gets.
 struct Letters {
     head: Box<AtomicU64>,
     entries: Vec<char>,
@@ -67,9 +76,23 @@ impl Letters {
     }
 }
 
+const GET: Op = Op::Get(Get { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, more: false });
+
+struct Flag(*const AtomicU64);
+
+impl Head for Flag {
+    unsafe fn is_there(&self) -> bool {
+        // SAFETY: the ring is there (caller).
+        unsafe { (*self.0).load(Ordering::Relaxed) == 1 }
+    }
+}
+
 impl Ring for Letters {
-    fn head(&self) -> *const AtomicU64 {
-        &*self.head
+    type Head = Flag;
+    const ENDS: Ends = Ends::Context;
+
+    fn head(&self) -> Flag {
+        Flag(&*self.head)
     }
     fn capacity(&self) -> u32 {
         64
@@ -81,8 +104,16 @@ impl Ring for Letters {
         match self.entries.get(nth as usize) {
             None | Some('h') => Entry::Absent,
             Some('g') => {
-                ops.push(Op::Get(Get { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, more: false }));
+                ops.push(GET);
                 Entry::Op(Finish::NONE)
+            }
+            Some('b') => {
+                ops.push(GET);
+                Entry::Gets(1)
+            }
+            Some('2') => {
+                ops.extend([GET; 2]);
+                Entry::Ops(2)
             }
             Some('f') => Entry::Flush(Finish::NONE),
             Some(other) => Entry::Refused(format!("{other} is no entry")),
@@ -199,4 +230,41 @@ fn faults_are_told_to_the_statistics() {
     assert_eq!((told.credited, told.dropped, told.state), (2, 2, Shown::Failed));
     bench.visit();
     assert_eq!(bench.lane.told(&bench.common).dropped, 3);
+}
+
+#[test]
+fn what_gets_bring_is_flushed_once_before_their_credits() {
+    let mut bench = Bench::new("bbgb");
+    bench.visit();
+    let context =
+        |bench: &Bench| (bench.contexts[0].flushes.load(Ordering::Relaxed), bench.lane.told(&bench.common).credited);
+    bench.contexts[0].completed.store(2, Ordering::Relaxed);
+    bench.contexts[0].posted.store(5, Ordering::Relaxed);
+    bench.visit();
+    bench.visit();
+    assert_eq!(context(&bench), (1, 0), "one flush for both, which is number 5");
+    bench.contexts[0].completed.store(4, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(context(&bench), (1, 0));
+    bench.contexts[0].completed.store(5, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(context(&bench), (2, 4), "the last one's flush is done at once");
+}
+
+#[test]
+fn an_entry_of_two_operations_is_taken_whole_or_not_at_all() {
+    let mut bench = Bench::new("22");
+    bench.contexts[0].most.store(3, Ordering::Relaxed);
+    let now = |bench: &Bench| (bench.lane.ring.entries.len(), bench.contexts[0].posted.load(Ordering::Relaxed));
+    bench.visit();
+    assert_eq!(now(&bench), (1, 3));
+    bench.contexts[0].completed.store(3, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!((now(&bench), bench.lane.told(&bench.common).credited), ((0, 5), 1));
+    bench.contexts[0].completed.store(4, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(bench.lane.told(&bench.common).credited, 1);
+    bench.contexts[0].completed.store(5, Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(bench.lane.told(&bench.common).credited, 2);
 }

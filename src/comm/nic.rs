@@ -1,0 +1,304 @@
+//! Sets of contexts of the software NIC: queue pairs that device code of NCCL's GDAKI backend writes itself, drained by
+//! the communicator's engine.
+
+use super::coll::{Coll, Memory as Registered};
+use super::contexts::Contexts;
+use super::device::{settings, work, DeviceQueues, Share, Shared, COUNTERS_MAX, SIGNALS_MAX};
+use super::fabrics::on_queues;
+use crate::error::{Error, Result};
+use crate::fabric::{Context, ContextSpec};
+use crate::gdaki::entry::ENTRY_BYTES;
+use crate::gdaki::soft::doorbell::{Bell, Handler};
+use crate::gdaki::soft::keys::SINK;
+use crate::gdaki::soft::meaning::{Counts, Terms};
+use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
+use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
+use crate::memory::gpu;
+use crate::proxy::lane::{Common, Lane};
+use crate::proxy::memory::{Block, Memory};
+use crate::proxy::meter::Meter;
+use crate::rma::reach::is_reached;
+use crate::rma::seq::Seq;
+use crate::sys::handles::Reserved;
+use crate::telemetry::stats::layout::Way;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Slots of a queue where none were asked for, as NCCL has it.
+const SLOTS: u32 = 128;
+/// Bytes between what different queues' producers write, so that they do not share a cache line.
+const APART: usize = 128;
+/// Numbers of queue pairs: they have 24 bits, and 0 is what a doorbell is before it is rung.
+const FIRST: u32 = 1;
+const NUMBERS: usize = 1 << 24;
+
+/// What is asked of a set.
+#[derive(Clone, Copy, Debug)]
+pub struct NicSpec {
+    /// Contexts, their depth at the fabric and traffic class.
+    pub contexts: ContextSpec,
+    /// Slots of each send queue, as asked; 0: as many as NCCL takes.
+    pub depth: i32,
+    /// Signals a context.
+    pub signals: u32,
+    /// Counters a context; 0: no companions.
+    pub counters: u32,
+    /// Only peers whose rank differs by a multiple of it are talked to; 0 and 1: all.
+    pub rank_stride: u32,
+    /// How device code rings.
+    pub handler: Handler,
+}
+
+/// Slots of a send queue, a power of two.
+fn slots(depth: i32) -> Result<u32> {
+    match u32::try_from(depth) {
+        Ok(0) => Ok(SLOTS),
+        Ok(n) if n <= SLOTS_MAX => Ok(n.next_power_of_two()),
+        _ => Err(Error::argument(format!("queueDepth = {depth}; a queue has 1 to {SLOTS_MAX} entries"))),
+    }
+}
+
+/// Where things lie in a set's memory.
+struct Room {
+    memory: Memory,
+    slots: Block,
+    completions: Block,
+    bells: Block,
+    records: Block,
+    counters: Block,
+    signals: u64,
+    size: u32,
+    bell_bytes: usize,
+    handler: Handler,
+    nranks: usize,
+    /// Queues of a (context, peer): 1, or 2 with the companion.
+    of_pair: usize,
+}
+
+impl Room {
+    fn allocate(spec: &NicSpec, nranks: u32) -> Result<Self> {
+        let (n, nranks, size) = (spec.contexts.contexts as usize, nranks as usize, slots(spec.depth)?);
+        for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
+        {
+            if asked > most {
+                return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+            }
+        }
+        let of_pair = if spec.counters > 0 { 2 } else { 1 };
+        let queues = n * nranks * of_pair;
+        if queues >= NUMBERS {
+            return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
+        }
+        let mut memory = Memory::here()?;
+        let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
+        Ok(Self {
+            slots: memory.shared(queues * size as usize * ENTRY_BYTES)?,
+            completions: memory.shared(queues * size as usize * ENTRY_BYTES)?,
+            bells: memory.shared(queues * bell_bytes)?,
+            records: memory.shared(queues * APART)?,
+            counters: memory.shared(8 * n * spec.counters as usize)?,
+            signals: memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?,
+            memory,
+            size,
+            bell_bytes,
+            handler: spec.handler,
+            nranks,
+            of_pair,
+        })
+    }
+
+    /// Number of a queue among the set's; `which`: 0, or 1 for the companion.
+    fn number(&self, context: usize, peer: u32, which: usize) -> usize {
+        (context * self.nranks + peer as usize) * self.of_pair + which
+    }
+
+    /// Where a queue is: for this process, and for device code.
+    fn queue(&self, number: usize) -> (Places, QueueView) {
+        let bytes = number * self.size as usize * ENTRY_BYTES;
+        // SAFETY: `allocate` made room for each queue.
+        let [slots, completions, bell, record] = unsafe {
+            [
+                self.slots.at(bytes),
+                self.completions.at(bytes),
+                self.bells.at(number * self.bell_bytes),
+                self.records.at(number * APART),
+            ]
+        };
+        let places = Places {
+            slots: slots.cpu.cast(),
+            size: self.size,
+            completions: completions.cpu,
+            bell: Bell { handler: self.handler, words: bell.cpu.cast(), record: record.cpu.cast() },
+            number: FIRST + number as u32,
+        };
+        let view = QueueView {
+            slots: slots.device,
+            size: self.size,
+            completions: completions.device,
+            record: record.device,
+            bell: bell.device,
+            handler: self.handler,
+            number: places.number,
+        };
+        (places, view)
+    }
+
+    /// What is registered with every rank: the signals of all contexts, their counters.
+    fn windows(&self, spec: &NicSpec) -> [Option<Result<Registered>>; 2] {
+        let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
+        let host = |base, each| Registered { base, len: len(each), strict: true, dma_buf: None, gpu: None };
+        let signals = match self.memory.is_on_gpu() {
+            true => gpu::inspect(self.signals, len(spec.signals), true)
+                .map(|gpu| Registered { gpu: Some(gpu), ..host(self.signals, spec.signals) }),
+            false => Ok(host(self.signals, spec.signals)),
+        };
+        let counters = host(self.counters.cpu.as_ptr() as u64, spec.counters);
+        [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]
+    }
+}
+
+/// A set's windows, as handles, and their keys; 0 where there is none.
+#[derive(Default)]
+struct Own {
+    windows: Vec<usize>,
+    keys: [u32; 2],
+}
+
+impl Coll {
+    /// Makes a set of contexts with queue pairs of the software NIC, and drains them from here on. Collective. `spec`
+    /// reads this rank's arguments; what is wrong with them the others are told. What device code is to be told of the
+    /// set is good as long as the set.
+    pub fn create_nic_contexts(
+        self: &Arc<Self>,
+        spec: impl FnOnce() -> Result<NicSpec>,
+    ) -> Result<(Arc<Contexts>, Reserved<Contexts>, SetView)> {
+        let mut made = None;
+        let (set, place) = self.create_contexts(|| {
+            let spec = spec()?;
+            made = Some((spec, Room::allocate(&spec, self.world.nranks)?));
+            Ok(spec.contexts)
+        })?;
+        let mut own = Own::default();
+        let attached =
+            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
+                self.register_own(&spec, &room, &mut own)?;
+                self.drain_nic(&set, &spec, room, &own)
+            });
+        match attached {
+            Ok((queues, view)) => {
+                set.attach_device(queues);
+                Ok((set, place, view))
+            }
+            Err(error) => {
+                self.destroy_contexts(&set);
+                for window in own.windows {
+                    if let Err(error) = self.deregister(window as *mut c_void) {
+                        log::warn!("createContext: a window that nobody uses stays: {}", error.message());
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The key by which entries of the software NIC name a window.
+    pub fn key_of(&self, window: *mut c_void) -> Result<u32> {
+        self.keys().add(window as u64).ok_or_else(|| Error::system("no key is left for a window; deregister some"))
+    }
+
+    fn register_own(&self, spec: &NicSpec, room: &Room, own: &mut Own) -> Result<()> {
+        for (key, memory) in own.keys.iter_mut().zip(room.windows(spec)) {
+            if let Some(memory) = memory {
+                let window = self.register(|| memory)?;
+                own.windows.push(window as usize);
+                *key = self.key_of(window)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the queues of a set to the engine's threads, each its share of the contexts; a context's companions go
+    /// with it, after its queues.
+    fn drain_nic(
+        self: &Arc<Self>,
+        set: &Arc<Contexts>,
+        spec: &NicSpec,
+        room: Room,
+        own: &Own,
+    ) -> Result<(DeviceQueues, SetView)> {
+        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
+        let contexts = spec.contexts.contexts as usize;
+        let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let counts = Arc::new(Counts::new(FIRST, contexts * room.nranks * room.of_pair));
+        let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
+        shares.resize_with(engine.threads().min(contexts), Default::default);
+        let mut pairs = Vec::new();
+        for context in 0..contexts {
+            let terms = Arc::new(Terms {
+                target: set.target(),
+                context: context as u32,
+                keys: self.keys().clone(),
+                atomics: on_queues!(set.queues(), q => q[context].atomics()),
+                counts: counts.clone(),
+                ended: ended.clone(),
+            });
+            let share = context % shares.len();
+            for (commons, _) in shares[share].iter_mut().take(room.of_pair) {
+                commons.push(Common::new(context as u32, failed.clone()));
+            }
+            for peer in 0..self.world.nranks {
+                if !is_reached(self.world.rank, peer, spec.rank_stride) {
+                    pairs.push(None);
+                    continue;
+                }
+                let mut add = |which: usize, to: u32| {
+                    let (places, view) = room.queue(room.number(context, peer, which));
+                    // SAFETY: the memory is kept by whoever drains the queue; it is zeroed, and nobody knows it yet.
+                    let queue = unsafe { SendQueue::new(places, terms.clone(), to) };
+                    let newest = Seq(set.completed(context as u32, to).load(Ordering::Acquire));
+                    let (commons, lanes) = &mut shares[share][which];
+                    lanes.push((commons.len() as u32 - 1, Lane::new(queue, to, newest)));
+                    view
+                };
+                let main = add(0, peer);
+                // What it adds to is this rank's.
+                pairs.push(Some(PairView { main, companion: (room.of_pair > 1).then(|| add(1, self.world.rank)) }));
+            }
+        }
+        let table = |words, each, key| TableView { words, each, key };
+        let view = SetView {
+            pairs,
+            signals: table(room.signals, spec.signals, own.keys[0]),
+            counters: table(room.counters.device, spec.counters, own.keys[1]),
+            sink: SINK,
+        };
+        let memory = Arc::new(room.memory);
+        let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
+        let mut tickets = Vec::new();
+        for (thread, [mains, companions]) in shares.into_iter().enumerate() {
+            let lanes = mains.1.iter().map(|(common, lane)| (mains.0[*common as usize].number, lane.peer));
+            let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
+            // Counters are no operations of the program's: they have no lane in the statistics.
+            for (share, meter) in [(mains, meter), (companions, None)] {
+                if !share.1.is_empty() {
+                    let work = on_queues!(set.queues(), q => work(q, set, share, meter, &memory));
+                    tickets.push(engine.give(thread, work));
+                }
+            }
+        }
+        let shared = Shared { windows: own.windows.clone(), failed, ended };
+        Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slots;
+
+    #[test]
+    fn queues_have_a_power_of_two_of_slots() {
+        assert_eq!([0, 1, 193, 1024, 32_768].map(|n| slots(n).ok()), [128, 1, 256, 1024, 32_768].map(Some));
+        assert!(slots(-1).is_err() && slots(32_769).is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! How device code says that entries are there.
+//!
+//! * Handler 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
+//!   record first. Either may be the first to arrive.
+//! * Handler 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
+//! * Handler 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
+//!   index + 1, in any order; there is no lock, and no producer waits for another.
+//!
+//! `GPU_SM_NO_DBR` (10) is not among them: its producers ring without a lock, so that an older index can stay in the
+//! register over a newer one, which a device has seen and a reader of memory may not have. `GPU_SM_BF` (6) writes
+//! entries instead of indices there.
+
+use crate::proxy::ring::Head;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How device code of a queue pair rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handler {
+    /// A doorbell and a doorbell record.
+    Doorbell,
+    /// A producer's index in host memory.
+    Proxy,
+    /// A word for each slot.
+    FreeFlow,
+}
+
+impl Handler {
+    /// What device code calls it (`enum doca_gpu_dev_verbs_nic_handler`).
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Doorbell => 2,
+            Self::Proxy => 1,
+            Self::FreeFlow => 17,
+        }
+    }
+
+    /// Words that a queue of `size` slots rings.
+    pub fn words(self, size: u32) -> usize {
+        match self {
+            Self::Doorbell | Self::Proxy => 1,
+            Self::FreeFlow => size as usize,
+        }
+    }
+}
+
+/// Where the words are, as this process sees them.
+#[derive(Clone, Copy)]
+pub struct Bell {
+    /// How they are used.
+    pub handler: Handler,
+    /// The doorbell register, the producer's index, or the slots' words; 0 at first.
+    pub words: NonNull<AtomicU64>,
+    /// The send doorbell record; 0 at first.
+    pub record: NonNull<AtomicU32>,
+}
+
+/// Where it shows that an entry is there.
+pub struct Look {
+    word: *const AtomicU64,
+    mask: u64,
+    value: u64,
+    /// Whether it is there if the word is greater than the value, or if it is another.
+    grows: bool,
+}
+
+impl Head for Look {
+    #[inline(always)]
+    unsafe fn is_there(&self) -> bool {
+        // SAFETY: a word of the bell, which is still there (caller).
+        let word = unsafe { (*self.word).load(Ordering::Relaxed) };
+        match self.grows {
+            true => word > self.value,
+            false => word & self.mask != self.value,
+        }
+    }
+}
+
+/// The first half of a doorbell: an index as in a control segment.
+fn index_word(index: u64) -> u64 {
+    let [a, b, c, d] = (u32::from(index as u16) << 8).to_be_bytes();
+    u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
+}
+
+impl Bell {
+    /// Where to look for entry `index`, all those before which were there.
+    #[inline(always)]
+    pub fn look(&self, index: u64, size: u64) -> Look {
+        let word = self.words.as_ptr().cast_const();
+        match self.handler {
+            Handler::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false },
+            Handler::Proxy => Look { word, mask: u64::MAX, value: index, grows: true },
+            Handler::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index, grows: true },
+        }
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u64, size: u64) -> *const AtomicU64 {
+        // SAFETY: there is a word for each slot.
+        unsafe { self.words.as_ptr().add((index & (size - 1)) as usize) }
+    }
+
+    /// How the word of the slot of entry `index` compares with what that entry's is: less, if it has not been rung;
+    /// greater, if the slot has been used again before it was read. For free flow.
+    ///
+    /// # Safety
+    /// The words are there.
+    #[inline(always)]
+    pub unsafe fn compare(&self, index: u64, size: u64) -> std::cmp::Ordering {
+        // SAFETY: passed on.
+        unsafe { (*self.slot(index, size)).load(Ordering::Acquire) }.cmp(&(index + 1))
+    }
+
+    /// How many entries beyond `producer` have been rung, by what either word says; not for free flow. Words that lag,
+    /// or are another queue pair's, say 0.
+    ///
+    /// # Safety
+    /// The words are there.
+    #[inline(always)]
+    pub unsafe fn rung(&self, producer: u64, queue: u32) -> u64 {
+        // SAFETY: passed on.
+        let word = unsafe { self.words.as_ref() }.load(Ordering::Acquire);
+        if self.handler == Handler::Proxy {
+            return word.saturating_sub(producer);
+        }
+        let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
+        let ahead = |index: u32| u64::from((index as u16).wrapping_sub(producer as u16));
+        // Behind it, by less than a ring has slots.
+        let forward = |n: u64| if n > 1 << 15 { 0 } else { n };
+        let is_own = u32::from_be_bytes([e, f, g, h]) == queue << 8;
+        let by_bell = if is_own { forward(ahead(u32::from_be_bytes([a, b, c, d]) >> 8)) } else { 0 };
+        // SAFETY: passed on.
+        let record = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
+        by_bell.max(forward(ahead(record)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_that_is_ahead_counts() {
+        let (words, record) = ([const { AtomicU64::new(0) }; 4], AtomicU32::new(0));
+        let bell = |handler| Bell { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) };
+        let ring = |index: u32, queue: u32| {
+            let bytes = [(index << 8).to_be_bytes(), (queue << 8).to_be_bytes()].concat();
+            words[0].store(u64::from_ne_bytes(bytes.try_into().unwrap()), Ordering::Relaxed);
+        };
+        let b = bell(Handler::Doorbell);
+        // SAFETY: they are there.
+        let (rung, seen) = (|p| unsafe { b.rung(p, 9) }, |i| unsafe { b.look(i, 4).is_there() });
+        assert_eq!((rung(0), seen(0)), (0, false));
+        ring(3, 9);
+        assert_eq!((rung(0), rung(3), rung(5), seen(0), seen(3)), (3, 0, 0, true, false));
+        record.store(7u32.to_be(), Ordering::Relaxed);
+        assert_eq!((rung(3), rung(65_534)), (4, 9));
+        ring(9, 8);
+        assert_eq!(rung(3), 4, "another queue pair's");
+        ring(0, 9);
+        assert_eq!((seen(65_536), seen(65_535)), (false, true));
+        let b = bell(Handler::Proxy);
+        words[0].store(1 << 33, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
+            assert!(b.look(1, 4).is_there() && !b.look(1 << 33, 4).is_there());
+        }
+        assert_eq!([Handler::Doorbell, Handler::Proxy, Handler::FreeFlow].map(Handler::number), [2, 1, 17]);
+        let b = bell(Handler::FreeFlow);
+        words[2].store(7, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe {
+            assert!(b.compare(6, 4).is_eq() && b.compare(2, 4).is_gt() && b.compare(3, 4).is_lt());
+            assert!(b.look(6, 4).is_there() && b.look(2, 4).is_there() && !b.look(10, 4).is_there());
+        }
+    }
+}

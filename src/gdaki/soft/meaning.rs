@@ -1,0 +1,333 @@
+//! Which operations a send entry is: its keys and ranges held against windows.
+
+use super::keys::{Keys, SINK, SINK_BYTES};
+use crate::gdaki::entry::send::{Gather, Local, Malformed, Remote, Work};
+use crate::gdaki::entry::Syndrome;
+use crate::proxy::ring::{Entry, Finish};
+use crate::rma::args::{AtomicArgs, Place};
+use crate::rma::atomic::{Atomics, Change, Width};
+use crate::rma::check::{self, inside, Live};
+use crate::rma::op::{Get, Op, Payload, Put, Signal, Value};
+use crate::rma::refusal::Target;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// What the entries of a queue pair are held against.
+pub struct Terms {
+    /// The communicator, its contexts and ranks.
+    pub target: Target,
+    /// The context's number in its set.
+    pub context: u32,
+    /// The communicator's keys.
+    pub keys: Arc<Keys>,
+    /// Which atomic operations the context carries out.
+    pub atomics: Atomics,
+    /// The completion queues that a wait may name.
+    pub counts: Arc<Counts>,
+    /// Goes up when a window of the communicator ends.
+    pub ended: Arc<AtomicU64>,
+}
+
+/// How many completion entries each completion queue of a set has.
+pub struct Counts {
+    /// The number of the first queue.
+    first: u32,
+    written: Box<[AtomicU64]>,
+}
+
+impl Counts {
+    /// Of `n` queues, numbered from `first` on.
+    pub fn new(first: u32, n: usize) -> Self {
+        Self { first, written: (0..n).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Of the queue with this number, if it is one.
+    #[inline(always)]
+    pub fn get(&self, queue: u32) -> Option<&AtomicU64> {
+        self.written.get(queue.checked_sub(self.first)? as usize)
+    }
+}
+
+/// What is wrong with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Its form.
+    Malformed(Malformed),
+    /// It says that it is for this queue pair.
+    Queue(u32),
+    /// It waits for this completion queue.
+    Wait(u32),
+    /// A local range of what this key names, or does not name.
+    Local(Local),
+    /// A range of so many bytes at the peer.
+    Remote(Remote, u64),
+    /// An atomic operation that this word, or this fabric, does not have.
+    Atomic(Remote),
+    /// It has been rung, and never came.
+    Missing(u16),
+    /// It is one more than the ring has room for.
+    Overrun,
+}
+
+impl Fault {
+    /// What the device writes for it.
+    pub fn syndrome(self) -> Syndrome {
+        match self {
+            Self::Malformed(malformed) => malformed.syndrome(),
+            Self::Queue(_) | Self::Wait(_) | Self::Missing(_) | Self::Overrun => Syndrome::LocalOperation,
+            Self::Local(_) => Syndrome::LocalProtection,
+            Self::Remote(..) => Syndrome::RemoteAccess,
+            Self::Atomic(_) => Syndrome::RemoteInvalid,
+        }
+    }
+
+    /// In words.
+    #[cold]
+    pub fn sentence(self) -> String {
+        match self {
+            Self::Malformed(malformed) => malformed.sentence(),
+            Self::Queue(queue) => format!("it is written for queue pair {queue}"),
+            Self::Wait(queue) => format!("it waits for completion queue {queue}, which is none of this set"),
+            Self::Local(Local { address, key, len }) => format!(
+                "lkey {key:#010x} names no window of this communicator that has {len} bytes at {address}: was it \
+                 deregistered?"
+            ),
+            Self::Remote(Remote { address, key }, len) => format!(
+                "rkey {key:#010x} names no window of this communicator that has {len} bytes at {address} at the peer: \
+                 was it deregistered?"
+            ),
+            Self::Atomic(Remote { address, key }) => format!(
+                "no atomic operation can be done at {address} of rkey {key:#010x}: a word lies at a multiple of its \
+                 bytes, and the fabric needs atomic operations"
+            ),
+            Self::Missing(found) => format!(
+                "it has been rung and did not come (its slot holds index {found}): a doorbell without its entry"
+            ),
+            Self::Overrun => {
+                "its slot was written before the entry that was in it was complete: more is outstanding than the \
+                 queue has slots"
+                    .into()
+            }
+        }
+    }
+}
+
+/// A window that entries of a queue have named: what looking it up would bring.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// 0: none.
+    key: u32,
+    lkey: u32,
+    rkey: u32,
+    base: u64,
+    len: u64,
+    /// At the queue's peer.
+    remote_base: u64,
+    remote_len: u64,
+    handle: u64,
+}
+
+/// The windows that entries of a queue pair name.
+pub struct Windows {
+    terms: Arc<Terms>,
+    peer: u32,
+    /// Those of the last entries: a window for data here, one there, and one for signals.
+    known: [Known; 3],
+    /// Which of them is the next to go.
+    oldest: usize,
+    /// `terms.ended` when they were learned.
+    ended: u64,
+}
+
+impl Windows {
+    /// Of a queue pair to `peer`.
+    pub fn new(terms: Arc<Terms>, peer: u32) -> Self {
+        let ended = terms.ended.load(Ordering::Acquire);
+        Self { terms, peer, known: Default::default(), oldest: 0, ended }
+    }
+
+    /// What they are held against.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Forgets what is gone.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        let ended = self.terms.ended.load(Ordering::Acquire);
+        if ended != self.ended {
+            (self.ended, self.known) = (ended, Default::default());
+        }
+    }
+
+    #[inline(always)]
+    fn find(&mut self, key: u32) -> Option<&Known> {
+        if key == 0 {
+            return None;
+        }
+        let at = match self.known.iter().position(|known| known.key == key) {
+            Some(at) => at,
+            None => self.learn(key)?,
+        };
+        Some(&self.known[at])
+    }
+
+    #[cold]
+    fn learn(&mut self, key: u32) -> Option<usize> {
+        let handle = self.terms.keys.find(key)?;
+        // SAFETY: NCCL deregisters windows after the operations on them.
+        let window = unsafe { self.terms.target.window("", handle as usize as *mut c_void) }.ok()?;
+        let remote = window.remote.get(self.peer as usize)?;
+        let at = self.oldest;
+        self.oldest = (at + 1) % self.known.len();
+        self.known[at] = Known {
+            key,
+            lkey: window.lkey,
+            rkey: remote.rkey,
+            base: window.base,
+            len: window.len,
+            remote_base: remote.base,
+            remote_len: remote.len,
+            handle,
+        };
+        Some(at)
+    }
+
+    /// Address and key of a local range.
+    #[inline(always)]
+    fn local(&mut self, local: &Local) -> Result<(u64, u32), Fault> {
+        match self.find(local.key).filter(|known| inside(local.address, local.len.into(), known.len)) {
+            Some(known) => Ok((known.base + local.address, known.lkey)),
+            None => Err(Fault::Local(*local)),
+        }
+    }
+
+    /// Address and key of a range at the peer.
+    #[inline(always)]
+    fn remote(&mut self, remote: &Remote, len: u64) -> Result<(u64, u32), Fault> {
+        match self.find(remote.key).filter(|known| inside(remote.address, len, known.remote_len)) {
+            Some(known) => Ok((known.remote_base + remote.address, known.rkey)),
+            None => Err(Fault::Remote(*remote, len)),
+        }
+    }
+
+    /// Where a fetched value goes; `None`: nowhere.
+    fn fetched(&mut self, local: &Local) -> Result<Option<Place>, Fault> {
+        if local.key == SINK {
+            return self.sink(local).map(|()| None);
+        }
+        self.local(local)?;
+        let handle = self.find(local.key).ok_or(Fault::Local(*local))?.handle;
+        Ok(Some(Place::new(local.address, handle as usize as *mut c_void)))
+    }
+
+    fn sink(&self, local: &Local) -> Result<(), Fault> {
+        match inside(local.address, local.len.into(), SINK_BYTES) {
+            true => Ok(()),
+            false => Err(Fault::Local(*local)),
+        }
+    }
+
+    /// The operations of `work`, which is no wait. They are appended to `ops`, or none is.
+    #[inline(always)]
+    pub fn carry(&mut self, work: &Work, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
+        match work {
+            Work::Write(remote, Gather { first, second: None }) => {
+                let (local, lkey) = self.local(first)?;
+                let (remote, rkey) = self.remote(remote, first.len.into())?;
+                let len = first.len.into();
+                ops.push(Op::Put(Put { local, lkey, rkey, remote, len, signal: None, more: false }));
+                Ok(Entry::Op(Finish::NONE))
+            }
+            Work::Add { remote, width: Width::Eight, add, boundary: 0, fetched } if fetched.key == SINK => {
+                self.sink(fetched)?;
+                let (word, rkey) = self.remote(remote, 8)?;
+                if word % 8 != 0 {
+                    return Err(Fault::Atomic(*remote));
+                }
+                let signal = Some(Signal { remote: word, rkey, value: *add, strong: true });
+                ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false }));
+                Ok(Entry::Op(Finish::NONE))
+            }
+            Work::WriteInline(remote, inline) => {
+                let payload = Payload::new(inline.bytes()).ok_or(Fault::Malformed(Malformed::Inline(0)))?;
+                let (remote, rkey) = self.remote(remote, inline.bytes().len() as u64)?;
+                ops.push(Op::Value(Value { payload, rkey, remote, signal: None, more: false }));
+                Ok(Entry::Op(Finish::NONE))
+            }
+            Work::Nop | Work::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+            _ => self.carry_other(work, ops),
+        }
+    }
+
+    #[inline(never)]
+    fn carry_other(&mut self, work: &Work, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
+        match *work {
+            Work::Write(remote, gather) => self.moves(remote, gather, ops, false),
+            Work::Read(remote, gather) => self.moves(remote, gather, ops, true),
+            Work::Add { remote, width, add, boundary, fetched } => {
+                self.atomic(remote, width, Change::FetchAdd { add, boundary }, &fetched, ops)
+            }
+            Work::Swap { remote, swap, compare, swap_mask, compare_mask, fetched } => {
+                let [compare, compare_mask] = [compare, compare_mask].map(u64::from);
+                let [swap, swap_mask] = [swap, swap_mask].map(u64::from);
+                let change = Change::CompareSwap { compare, compare_mask, swap, swap_mask };
+                self.atomic(remote, Width::Four, change, &fetched, ops)
+            }
+            Work::Dump(local) => {
+                match local.key {
+                    SINK => self.sink(&local)?,
+                    _ => drop(self.local(&local)?),
+                }
+                Ok(Entry::Nothing(Finish::NONE))
+            }
+            Work::Nop | Work::WriteInline(..) | Work::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+        }
+    }
+
+    /// An operation for each range.
+    fn moves(&mut self, remote: Remote, gather: Gather, ops: &mut Vec<Op>, is_read: bool) -> Result<Entry, Fault> {
+        let all = gather.iter().map(|l| u64::from(l.len)).sum();
+        let (mut remote, rkey) = self.remote(&remote, all)?;
+        let mut made = [None; 2];
+        for (made, local) in made.iter_mut().zip(gather.iter()) {
+            let len = local.len.into();
+            let (local, lkey) = self.local(local)?;
+            *made = Some(match is_read {
+                true => Op::Get(Get { local, lkey, rkey, remote, len, more: false }),
+                false => Op::Put(Put { local, lkey, rkey, remote, len, signal: None, more: false }),
+            });
+            remote += len;
+        }
+        let n = made.iter().flatten().count() as u8;
+        ops.extend(made.into_iter().flatten());
+        Ok(if is_read { Entry::Gets(n) } else { Entry::Ops(n) })
+    }
+
+    fn atomic(
+        &mut self,
+        remote: Remote,
+        width: Width,
+        change: Change,
+        fetched: &Local,
+        ops: &mut Vec<Op>,
+    ) -> Result<Entry, Fault> {
+        let fetched = self.fetched(fetched)?;
+        self.remote(&remote, width.bytes())?;
+        let handle = self.find(remote.key).ok_or(Fault::Remote(remote, width.bytes()))?.handle;
+        let asked = AtomicArgs {
+            context: self.terms.context as i32,
+            change,
+            width: width.bytes() as u32,
+            remote: Place::new(remote.address, handle as usize as *mut c_void),
+            fetched,
+            rank: self.peer,
+            more: false,
+        };
+        // SAFETY: NCCL deregisters windows after the operations on them; the peer is one of the ranks.
+        let made = unsafe { check::atomic(&Live(self.terms.target.coll), &self.terms.atomics, &asked) };
+        ops.push(Op::Atomic(made.ok_or(Fault::Atomic(remote))?));
+        Ok(if fetched.is_some() { Entry::Gets(1) } else { Entry::Op(Finish::NONE) })
+    }
+}

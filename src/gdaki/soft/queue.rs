@@ -1,0 +1,378 @@
+//! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
+//!
+//! Slots are all ones but for what device code has written and this side has not taken. Device code stores an entry and
+//! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
+//! is has not arrived yet, and is waited for.
+
+use super::doorbell::{Bell, Handler, Look};
+use super::meaning::{Fault, Terms, Windows};
+use crate::gdaki::entry::completion::{Completion, Ring as Completions};
+use crate::gdaki::entry::send::{opcode, Entry as Asked, View, Work};
+use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
+use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
+use crate::rma::op::Op;
+use std::ptr::NonNull;
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Words of a slot.
+const WORDS: usize = ENTRY_BYTES / 8;
+/// The words that are set to all ones once an entry is taken: those by which it shows that a control segment, a remote
+/// key, and the lengths and keys of two data segments have arrived.
+const MARKED: [usize; 4] = [0, 3, 4, 6];
+/// How long an entry may stay away after its doorbell. It was on its way when that was rung, so microseconds; what is
+/// not here after a quarter of a second never was.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Slots at most: indices in doorbells have 16 bits, of which one tells before from behind.
+pub const SLOTS_MAX: u32 = 1 << 15;
+/// No entry.
+const NEVER: u64 = u64::MAX;
+
+/// Where a queue pair and what belongs to it lie, as this process sees it.
+#[derive(Clone, Copy)]
+pub struct Places {
+    /// Slot 0.
+    pub slots: NonNull<AtomicU64>,
+    /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
+    pub size: u32,
+    /// Completion entry 0.
+    pub completions: NonNull<u8>,
+    /// How device code rings.
+    pub bell: Bell,
+    /// The queue pair's number, which is its completion queue's, too.
+    pub number: u32,
+}
+
+/// What is to be said of an entry that was read.
+#[derive(Clone, Copy)]
+struct Record {
+    opcode: u8,
+    syndrome: Option<Syndrome>,
+    is_signalled: bool,
+}
+
+/// The send queue. Its memory is the owner's affair: see [`SendQueue::new`].
+pub struct SendQueue {
+    places: Places,
+    size: u64,
+    windows: Windows,
+    completions: Completions,
+    /// By slot.
+    records: Box<[Record]>,
+    /// Entries taken off.
+    next: u64,
+    /// Entries given back.
+    credited: u64,
+    /// Entries rung; not kept for free flow.
+    producer: u64,
+    /// An entry that came before there was room for it.
+    overrun: u64,
+    /// One behind the newest entry that fetches something.
+    fetches: u64,
+    /// What has been rung and has not arrived, and since when it is waited for.
+    missing: Option<(u64, Instant)>,
+    /// What a wait at the head of the queue waits for.
+    waits_for: Option<(u32, u32)>,
+    is_stopped: bool,
+    /// The first entry that the fabric failed.
+    lost: u64,
+}
+
+// SAFETY: the places are shared with device code through atomics; one thread at a time uses the queue.
+unsafe impl Send for SendQueue {}
+
+impl SendQueue {
+    /// Sets slots and completion entries as device code expects them.
+    ///
+    /// # Safety
+    /// The places are valid as long as the queue lives, aligned to 8 bytes, and device code has not begun; its words to
+    /// ring are 0. The peer is one of the ranks that `terms` says.
+    pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
+        debug_assert!(places.size.is_power_of_two() && places.size <= SLOTS_MAX);
+        let size = u64::from(places.size);
+        for i in 0..places.size as usize * WORDS {
+            // SAFETY: a word of a slot.
+            unsafe { (*places.slots.as_ptr().add(i)).store(u64::MAX, Ordering::Relaxed) };
+        }
+        let unread = Record { opcode: 0, syndrome: None, is_signalled: true };
+        Self {
+            places,
+            size,
+            windows: Windows::new(terms, peer),
+            // SAFETY: valid (caller).
+            completions: unsafe { Completions::new(places.completions, places.size) },
+            records: vec![unread; places.size as usize].into(),
+            next: 0,
+            credited: 0,
+            producer: 0,
+            overrun: NEVER,
+            fetches: 0,
+            missing: None,
+            waits_for: None,
+            is_stopped: false,
+            lost: NEVER,
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, index: u64) -> usize {
+        (index & (self.size - 1)) as usize
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u64) -> &[AtomicU64; WORDS] {
+        // SAFETY: a slot has so many words, valid as long as the queue.
+        unsafe { &*self.places.slots.as_ptr().add(self.at(index) * WORDS).cast() }
+    }
+
+    /// The entry's bytes, read once.
+    #[inline(always)]
+    fn bytes(&self, index: u64) -> [u8; ENTRY_BYTES] {
+        let slot = self.slot(index);
+        let words: [u64; WORDS] = std::array::from_fn(|i| slot[i].load(Ordering::Relaxed));
+        // What device code wrote before the entry, and made visible to the system, is visible from here on.
+        fence(Ordering::Acquire);
+        // SAFETY: plain bytes of the same size.
+        unsafe { std::mem::transmute(words) }
+    }
+
+    /// Looks at the doorbell.
+    #[inline(always)]
+    fn listen(&mut self) {
+        if self.places.bell.handler == Handler::FreeFlow {
+            return;
+        }
+        // SAFETY: valid as long as the queue (promised to `new`).
+        let n = unsafe { self.places.bell.rung(self.producer, self.places.number) }.min(1 << 32);
+        let outstanding = self.producer - self.credited;
+        if outstanding + n > self.size {
+            self.overrun = self.overrun.min(self.credited + self.size);
+        }
+        // One more than there is room for is enough to be refused.
+        self.producer += n.min(self.size + 1 - outstanding);
+    }
+
+    /// Whether the entry has been rung and its slot is not another's.
+    #[inline(always)]
+    fn is_rung(&mut self, index: u64) -> bool {
+        let is_rung = match self.places.bell.handler {
+            Handler::FreeFlow => {
+                // SAFETY: valid as long as the queue (promised to `new`).
+                let word = unsafe { self.places.bell.compare(index, self.size) };
+                if word.is_gt() {
+                    // It was overwritten before it was read.
+                    self.overrun = self.overrun.min(index);
+                }
+                word.is_ge()
+            }
+            Handler::Doorbell | Handler::Proxy => index < self.producer,
+        };
+        if is_rung && index - self.credited >= self.size {
+            self.overrun = self.overrun.min(index);
+            return false;
+        }
+        is_rung
+    }
+
+    /// What an entry gets that is not carried out.
+    fn flush_syndrome(&self, index: u64) -> Syndrome {
+        if index == self.lost {
+            Syndrome::RetriesExceeded
+        } else {
+            Syndrome::Flushed
+        }
+    }
+
+    #[inline(always)]
+    fn note(&mut self, index: u64, record: Record) {
+        let at = self.at(index);
+        self.records[at] = record;
+    }
+
+    /// The entry cannot be, or has not arrived yet.
+    #[cold]
+    fn refuse(&mut self, index: u64, bytes: &[u8; ENTRY_BYTES], fault: Fault) -> Entry {
+        let view = View(bytes);
+        let has_arrived = view.index() == index as u16 && self.has_segments(bytes);
+        if !has_arrived && fault != Fault::Overrun {
+            let now = Instant::now();
+            let since = match self.missing {
+                Some((missing, since)) if missing == index => since,
+                _ => now,
+            };
+            self.missing = Some((index, since));
+            if now.duration_since(since) < PATIENCE {
+                return Entry::Absent;
+            }
+        }
+        let fault = if has_arrived || fault == Fault::Overrun { fault } else { Fault::Missing(view.index()) };
+        self.note(index, Record { opcode: view.opcode(), syndrome: Some(fault.syndrome()), is_signalled: true });
+        Entry::Refused(format!(
+            "device code wrote an entry that cannot be: {} (queue pair {}, entry {index}: opcode {:#04x}, {} segments; \
+             syndrome {:#04x}); this queue pair takes nothing from here on",
+            fault.sentence(),
+            self.places.number,
+            view.opcode(),
+            view.segments(),
+            fault.syndrome() as u8,
+        ))
+    }
+
+    /// Whether what its opcode says is in the slot.
+    fn has_segments(&self, bytes: &[u8; ENTRY_BYTES]) -> bool {
+        let view = View(bytes);
+        let marked: &[usize] = match (view.opcode(), view.segments()) {
+            (opcode::WRITE | opcode::READ, 3) => &MARKED[..3],
+            (opcode::WRITE | opcode::READ, 4) if bytes[32] & 0x80 == 0 || bytes[32..36] == [0xff; 4] => &MARKED,
+            (opcode::WRITE, _) => &MARKED[..3],
+            (opcode::FETCH_ADD | opcode::MASKED_ADD | opcode::MASKED_SWAP, _) => &[0, 3, 6],
+            (opcode::WAIT | opcode::DUMP, _) => &MARKED[..2],
+            _ => &MARKED[..1],
+        };
+        !marked.iter().any(|&word| bytes[8 * word..8 * word + 8] == [0xff; 8])
+    }
+
+    /// Whether a wait is over.
+    fn is_over(&mut self, queue: u32, index: u32) -> Result<bool, Fault> {
+        let written = self.windows.terms().counts.get(queue).ok_or(Fault::Wait(queue))?;
+        let behind = (written.load(Ordering::Acquire) as u32).wrapping_sub(index.wrapping_add(1));
+        let is_over = behind as i32 >= 0;
+        self.waits_for = (!is_over).then_some((queue, index));
+        Ok(is_over)
+    }
+
+    /// What the entry asks for; `None`: it has to wait.
+    #[inline(always)]
+    fn carry(&mut self, asked: &Asked, index: u64, ops: &mut Vec<Op>) -> Result<Option<Entry>, Fault> {
+        if asked.queue != self.places.number {
+            return Err(Fault::Queue(asked.queue));
+        }
+        // Fetches behind it were read when it had its turn before, and there was no room for it.
+        if asked.is_fenced && self.fetches <= index && self.fetches > self.credited {
+            return Ok(None);
+        }
+        if let Work::Wait { queue, index } = asked.work {
+            if !self.is_over(queue, index)? {
+                return Ok(None);
+            }
+        }
+        let entry = self.windows.carry(&asked.work, ops)?;
+        if let Entry::Gets(_) = entry {
+            self.fetches = self.fetches.max(index + 1);
+        }
+        Ok(Some(entry))
+    }
+
+    /// Says of the oldest entry that was taken what became of it.
+    #[inline(always)]
+    fn complete(&mut self) {
+        let (index, record) = (self.credited, self.records[self.at(self.credited)]);
+        // Device code writes a slot again after its completion entry alone.
+        if !self.is_stopped && self.slot(index)[0].load(Ordering::Relaxed) != u64::MAX {
+            self.overrun = self.overrun.min(index + self.size);
+        }
+        self.credited += 1;
+        if record.is_signalled || record.syndrome.is_some() {
+            self.completions.write(&Completion {
+                index: index as u16,
+                opcode: record.opcode,
+                queue: self.places.number,
+                syndrome: record.syndrome,
+            });
+        }
+    }
+}
+
+impl Ring for SendQueue {
+    type Head = Look;
+
+    const ENDS: Ends = Ends::Ring;
+
+    #[inline(always)]
+    fn head(&self) -> Look {
+        self.places.bell.look(self.next, self.size)
+    }
+
+    fn capacity(&self) -> u32 {
+        self.places.size
+    }
+
+    #[inline(always)]
+    fn begin(&mut self) {
+        self.windows.begin();
+        self.listen();
+    }
+
+    #[inline(always)]
+    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let index = self.next + u64::from(nth);
+        if !self.is_rung(index) {
+            return Entry::Absent;
+        }
+        let bytes = self.bytes(index);
+        let view = View(&bytes);
+        if self.is_stopped {
+            let syndrome = Some(self.flush_syndrome(index));
+            self.note(index, Record { opcode: view.opcode(), syndrome, is_signalled: true });
+            return Entry::Nothing(Finish::NONE);
+        }
+        if index >= self.overrun {
+            return self.refuse(index, &bytes, Fault::Overrun);
+        }
+        if view.index() != index as u16 {
+            return self.refuse(index, &bytes, Fault::Missing(view.index()));
+        }
+        let carried = match Asked::parse(&bytes) {
+            Ok(asked) => self.carry(&asked, index, ops).map(|entry| (entry, asked)),
+            Err(malformed) => Err(Fault::Malformed(malformed)),
+        };
+        match carried {
+            Ok((None, _)) => Entry::Absent,
+            Ok((Some(entry), Asked { opcode, is_signalled, .. })) => {
+                self.note(index, Record { opcode, syndrome: None, is_signalled });
+                entry
+            }
+            Err(fault) => self.refuse(index, &bytes, fault),
+        }
+    }
+
+    #[inline(always)]
+    fn take(&mut self, n: u32) {
+        for i in 0..u64::from(n) {
+            let slot = self.slot(self.next + i);
+            MARKED.iter().for_each(|&word| slot[word].store(u64::MAX, Ordering::Relaxed));
+        }
+        self.next += u64::from(n);
+    }
+
+    fn finish(&mut self, _: Finish) {}
+
+    #[inline(always)]
+    fn credit(&mut self, n: u32) {
+        (0..n).for_each(|_| self.complete());
+        if let Some(count) = self.windows.terms().counts.get(self.places.number) {
+            count.store(self.completions.written(), Ordering::Release);
+        }
+    }
+
+    fn stop(&mut self, why: Stopped) {
+        if why == Stopped::Lost {
+            if !self.is_stopped {
+                self.lost = self.credited;
+            }
+            for index in self.credited..self.next {
+                let (at, syndrome) = (self.at(index), self.flush_syndrome(index));
+                self.records[at].syndrome.get_or_insert(syndrome);
+            }
+        }
+        self.is_stopped = true;
+    }
+
+    fn why_absent(&self) -> String {
+        match self.waits_for {
+            Some((queue, index)) => format!("it waits for completion entry {index} of completion queue {queue}"),
+            None => "its doorbell has been rung, and it has not arrived, or waits for what is read before it".into(),
+        }
+    }
+}
