@@ -376,3 +376,7 @@ impl Ring for SendQueue {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
