@@ -1,12 +1,13 @@
 //! `oxygin`: doctor, perf, check, stats and top.
 
 use clap::{Parser, Subcommand};
+use oxygin::sys::version::BUILD;
 use oxygin_cli::{check, doctor, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
 #[derive(Parser)]
-#[command(version, max_term_width = 110)]
+#[command(version = BUILD, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

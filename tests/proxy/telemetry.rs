@@ -25,8 +25,8 @@ impl Drop for Variable {
     }
 }
 
-/// The set of this rank, as another process reads it. One rank looks at a time: while a page is looked at, its reader has
-/// it open in this process too, and a page that was just closed would still be found.
+/// The set of this rank, as another process reads it. One rank looks at a time: while a page is looked at, its reader
+/// has it open in this process too, and a page that was just closed would still be found.
 fn of_rank(rank: usize) -> Option<Set> {
     static LOOKING: Mutex<()> = Mutex::new(());
     let looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
