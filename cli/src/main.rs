@@ -1,8 +1,8 @@
-//! `oxygin`: doctor, perf, check, stats and top.
+//! `oxygin`: env, doctor, perf, check, stats and top.
 
 use clap::{Parser, Subcommand};
 use oxygin::sys::version::BUILD;
-use oxygin_cli::{check, doctor, perf, stats, top};
+use oxygin_cli::{check, doctor, env, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
@@ -15,6 +15,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Print the variables that have this machine's NCCL take oxygin, and why
+    Env(env::Args),
     /// Say for each fabric and device whether it would be used here, and if not why and what to do
     Doctor(doctor::Args),
     /// Measure latency, rate and bandwidth of a plugin's operations
@@ -30,6 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     env_logger::init();
     let outcome = match Cli::parse().command {
+        Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(*args),
         Command::Check(args) => check::run(args),
