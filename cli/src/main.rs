@@ -1,13 +1,13 @@
 //! `oxygin`: env, doctor, perf, check, stats and top.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use oxygin::sys::version::BUILD;
-use oxygin_cli::{check, doctor, env, perf, stats, top};
+use oxygin_cli::{check, doctor, env, pages, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
 #[derive(Parser)]
-#[command(version = BUILD, max_term_width = 110)]
+#[command(name = "oxygin", version = BUILD, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,6 +27,9 @@ enum Command {
     Stats(stats::Args),
     /// Show the same on a terminal, again and again
     Top(top::Args),
+    /// Write man pages and completions of shells, for packages
+    #[command(hide = true)]
+    Pages(pages::Args),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),
+        Command::Pages(args) => pages::run(args, Cli::command()),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -129,9 +129,7 @@ fn quoted(text: &str) -> String {
 
 /// Lines for a shell.
 fn shell(selection: &Selection) -> String {
-    let unset = selection.unset.iter().map(|name| format!("unset {name}\n"));
-    let set = selection.variables.iter().map(|v| format!("export {}={}\n", v.name, quoted(&v.value)));
-    unset.chain(set).collect()
+    selection.variables.iter().map(|v| format!("export {}={}\n", v.name, quoted(&v.value))).collect()
 }
 
 /// The same for people; a shell takes it as well.
@@ -150,9 +148,6 @@ fn text(answer: &Answer) -> String {
         "# tables of oxygin that it takes: {}; queues of device code are drained by: {}",
         s.tables, s.engine
     );
-    for name in &s.unset {
-        let _ = writeln!(out, "\n# its value now rules oxygin out\nunset {name}");
-    }
     for v in &s.variables {
         let _ = writeln!(out, "\n# {}\nexport {}={}", v.why, v.name, quoted(&v.value));
     }

@@ -28,8 +28,6 @@ pub struct Variable {
 pub struct Selection {
     /// To be set; the first of them is the one without which nothing of oxygin is used.
     pub variables: Vec<Variable>,
-    /// To be unset, as their values now rule oxygin out.
-    pub unset: Vec<&'static str>,
     /// The tables that this NCCL takes from oxygin, in words.
     pub tables: &'static str,
     /// Who drains the queues of device code: `nccl` or `own`.
@@ -67,13 +65,8 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
         ..23007 => !proxy_asked,
         _ => engine == EngineChoice::Own,
     };
-    let mut s = Selection {
-        variables: Vec::new(),
-        unset: Vec::new(),
-        tables,
-        engine: if own { "own" } else { "nccl" },
-        notes: Vec::new(),
-    };
+    let mut s =
+        Selection { variables: Vec::new(), tables, engine: if own { "own" } else { "nccl" }, notes: Vec::new() };
     match (code, own) {
         (..23007, _) => {
             s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin")
@@ -102,7 +95,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
     let wanted = if own { OF_THE_PLUGIN } else { PROXY };
     let excluded = gin_type.is_some_and(|kind| kind >= 0 && kind != wanted);
     if excluded && !s.variables.iter().any(|v| v.name == "NCCL_GIN_TYPE") {
-        s.unset.push("NCCL_GIN_TYPE");
+        s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
     }
     if own {
         let words =
@@ -122,10 +115,10 @@ mod tests {
     use super::*;
     use EngineChoice::*;
 
-    fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> (Vec<&'static str>, Vec<&'static str>) {
+    fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
         let s = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
         assert!(s.variables.iter().all(|v| !v.why.is_empty() && !v.value.is_empty()));
-        (s.variables.iter().map(|v| v.name).collect(), s.unset)
+        s.variables.iter().map(|v| v.name).collect()
     }
 
     #[test]
@@ -135,11 +128,11 @@ mod tests {
             assert!(why.contains(&spell(old)), "{why}");
         }
         for code in [22907, 23003, 23004] {
-            assert_eq!(names(code, Auto, None), (vec!["NCCL_GIN_PLUGIN"], vec![]));
+            assert_eq!(names(code, Auto, None), ["NCCL_GIN_PLUGIN"]);
         }
         for code in [23007, 23102, 23203, 23300] {
-            assert_eq!(names(code, Auto, None), (vec!["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"], vec![]));
-            assert_eq!(names(code, Own, None).0[0], "NCCL_GIN_PLUGIN");
+            assert_eq!(names(code, Auto, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
+            assert_eq!(names(code, Own, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
         }
         let tables = |code| select(code, Auto, None, "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
@@ -150,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_rules_oxygin_out_is_unset() {
+    fn a_type_that_rules_oxygin_out_is_replaced() {
         // The proxy is of type 2, oxygin's own engine of type 3; auto follows the type where it may.
-        for (code, engine, gin_type, unset) in [
+        for (code, engine, gin_type, excluded) in [
             (23004, Auto, Some(2), false),
             (23004, Auto, Some(3), false),
             (23004, Auto, Some(4), true),
@@ -163,8 +156,9 @@ mod tests {
             (23203, Own, Some(2), true),
             (23203, Own, Some(3), false),
         ] {
-            let expected = if unset { vec!["NCCL_GIN_TYPE"] } else { vec![] };
-            assert_eq!(names(code, engine, gin_type).1, expected, "{code} {engine:?} {gin_type:?}");
+            let chosen = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
+            let any = chosen.variables.iter().any(|v| (v.name, v.value.as_str()) == ("NCCL_GIN_TYPE", "-1"));
+            assert_eq!(any, excluded, "{code} {engine:?} {gin_type:?}");
         }
     }
 
