@@ -106,14 +106,14 @@ impl Opened {
         match settle(hellos, verbs::mismatch)? {
             Settled::Verbs => {
                 let fabric = self.verbs.map_err(Error::internal)?;
-                log::info!("fabric verbs: every rank has a usable port");
+                log::info!("fabric verbs: every rank has a usable port (rank {} of {})", world.rank, world.nranks);
                 let verbs: Vec<&[u8]> = hellos.iter().map(|h| h.verbs.as_deref().unwrap_or_default()).collect();
                 fabric.join(world, &verbs)?;
                 Ok(AnyFabric::Verbs(fabric))
             }
             Settled::Soft(why) => {
                 let fabric = self.soft.ok_or_else(|| Error::internal("settled on soft, which was never opened"))?;
-                log::info!("fabric soft: {why}");
+                log::info!("fabric soft: {why} (rank {} of {})", world.rank, world.nranks);
                 let soft: Vec<&[u8]> = hellos.iter().map(|h| &h.soft[..]).collect();
                 fabric.join(world, &soft)?;
                 Ok(AnyFabric::Soft(fabric))
