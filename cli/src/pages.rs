@@ -1,4 +1,5 @@
-//! `oxygin pages`: what packages bring beside the program, made from its own options: man pages, and completions for shells.
+//! `oxygin pages`: what packages bring beside the program, made from its own options: man pages, and completions for
+//! shells.
 
 use clap::Command;
 use clap_complete::Shell;

@@ -4,7 +4,8 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A job of two processes on two hosts that writes its log as NCCL does, where NCCL is told to, and ends with this status.
+/// A job of two processes on two hosts that writes its log as NCCL does, where NCCL is told to, and ends with this
+/// status.
 fn job(status: i32) -> String {
     format!(
         r#"test "$NCCL_DEBUG" = INFO || exit 9

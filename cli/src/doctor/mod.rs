@@ -23,8 +23,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Run this command, everything behind --job, with NCCL_DEBUG=INFO, and say which plugin, table, fabric, engine and ways
-    /// its ranks really used
+    /// Run this command, everything behind --job, with NCCL_DEBUG=INFO, and say which plugin, table, fabric, engine and
+    /// ways its ranks really used
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
     job: Vec<OsString>,
     /// Keep the job's logs in this folder; one that all its hosts share shows their ranks too

@@ -16,8 +16,8 @@ const LONGEST_NAME: usize = 253;
 /// Options of `oxygin env`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The NCCL to select oxygin in: its library, a folder that has it, or its version such as 2.30.7; without it the one
-    /// that programs here find first
+    /// The NCCL to select oxygin in: its library, a folder that has it, or its version such as 2.30.7; without it the
+    /// one that programs here find first
     #[arg(long, value_name = "PATH|VERSION")]
     nccl: Option<String>,
     /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it

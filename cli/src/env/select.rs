@@ -88,7 +88,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
             s.set(
                 "NCCL_GIN_TYPE",
                 PROXY.to_string(),
-                "has NCCL take its proxy, and with it oxygin, also where an RDMA card would make it choose its own GDAKI",
+                "has NCCL take its proxy, and with it oxygin, also where an RDMA card would have it choose GDAKI",
             );
         }
     }

@@ -1,7 +1,7 @@
 //! What NCCL's log says of a process: which plugin it took, and what oxygin did in it.
 //!
-//! The sentences are NCCL's of 2.29.7 to 2.32.3 (`src/plugin/*.cc`, `src/init.cc`, `src/debug.cc` there) and oxygin's own;
-//! a line that is none of them is passed over.
+//! The sentences are NCCL's of 2.29.7 to 2.32.3 (`src/plugin/*.cc`, `src/init.cc`, `src/debug.cc` there) and oxygin's
+//! own; a line that is none of them is passed over.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,8 +77,8 @@ pub fn read(text: &str, processes: &mut Processes) {
     }
 }
 
-/// Host and process, whether it is a warning, and the message of `host:pid:tid [device] NCCL INFO message`; NCCL puts a date
-/// in front where it is asked to, and a source file into warnings.
+/// Host and process, whether it is a warning, and the message of `host:pid:tid [device] NCCL INFO message`; NCCL puts a
+/// date in front where it is asked to, and a source file into warnings.
 fn parts(line: &str) -> Option<((String, u32), bool, &str)> {
     let (head, is_warning, message) = match (line.split_once(" NCCL INFO "), line.split_once(" NCCL WARN ")) {
         (Some((head, message)), _) => (head, false, message),
@@ -176,9 +176,9 @@ node1:4711:4730 [0] NCCL INFO oxygin 0.1.0 (commit 0123456789ab), communicator 0
 node1:4711:4730 [0] NCCL INFO RMA/Plugin: Assigned plugin oxygin to comm
 node1:4711:4730 [0] NCCL INFO GIN/Plugin: Could not find: libnccl-gin.so
 node1:4711:4730 [0] NCCL INFO GIN/Plugin: Assigned plugin GIN_PROXY type 2 to comm
-node1:4711:4730 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x2 - Init COMPLETE
+node1:4711:4730 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x2 - Init COMPLETE
 [2026-11-23 05:06:07] node1:4711:4731 [0] NCCL INFO fabric soft: rank 0 cannot use verbs: no usable port (rank 0 of 2)
-node1:4711:4731 [0] NCCL INFO rank 0: GPU 0, copies on streams in a private context; signals that kernels reset are added
+node1:4711:4731 [0] NCCL INFO rank 0: GPU 0, copies on streams in a private context; signals are added to
 node1:4711:4731 [0] NCCL INFO rank 1: on this host, shared memory, large transfers by cross-memory attach
 ";
 

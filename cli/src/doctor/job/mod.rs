@@ -9,8 +9,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs the command with the log on, reads what its processes wrote, says what they used; true: the command succeeded and
-/// all ranks used oxygin. `logs`: where the log is to be kept.
+/// Runs the command with the log on, reads what its processes wrote, says what they used; true: the command succeeded
+/// and all ranks used oxygin. `logs`: where the log is to be kept.
 pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bool, Box<dyn Error>> {
     let [program, arguments @ ..] = command else { return Err("--job needs a command".into()) };
     let folder = Folder::new(logs)?;
@@ -31,8 +31,8 @@ pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bo
         println!("\n{} ended: {status}", program.to_string_lossy());
         match groups.is_empty() {
             true => println!(
-                "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other hosts \
-                 (--logs DIR, a folder that all share)"
+                "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other \
+                 hosts (--logs DIR, a folder that all share)"
             ),
             false => print!("{}", judge::text(&groups)),
         }
