@@ -5,7 +5,7 @@
 
 use oxygin::error::Result;
 use oxygin::fabric::{Context, Flush, Posted};
-use oxygin::gdaki::soft::doorbell::{Bell, Handler};
+use oxygin::gdaki::soft::doorbell::{DoorbellWords, Ringing};
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{Places, SendQueue};
@@ -69,7 +69,7 @@ struct Setting {
     completions: Vec<AtomicU64>,
     words: Vec<AtomicU64>,
     record: AtomicU32,
-    handler: Handler,
+    handler: Ringing,
     keys: Arc<Keys>,
     entries: [[u64; 8]; 2],
 }
@@ -81,7 +81,7 @@ fn segment(bytes: &[&[u8]]) -> [u64; 2] {
 }
 
 impl Setting {
-    fn new(handler: Handler) -> Self {
+    fn new(handler: Ringing) -> Self {
         let window = Window {
             coll: COLL,
             id: 1,
@@ -123,8 +123,11 @@ impl Setting {
             counts: Arc::new(Counts::new(NUMBER, 1)),
             ended: Arc::default(),
         });
-        let bell =
-            Bell { handler: self.handler, words: NonNull::from(&self.words[0]), record: NonNull::from(&self.record) };
+        let bell = DoorbellWords {
+            handler: self.handler,
+            words: NonNull::from(&self.words[0]),
+            record: NonNull::from(&self.record),
+        };
         let (slots, completions) = (NonNull::from(&self.slots[0]), NonNull::from(&self.completions[0]).cast());
         let places = Places { slots, size: SIZE, completions, bell, number: NUMBER };
         // SAFETY: the setting keeps the memory and outlives the drain.
@@ -150,9 +153,9 @@ impl Setting {
         (1..8).for_each(|i| self.slots[8 * at + i].store(entry[i], Ordering::Relaxed));
         self.slots[8 * at].store(first.to_be(), Ordering::Release);
         match self.handler {
-            Handler::FreeFlow => self.words[at].store(index + 1, Ordering::Release),
-            Handler::Proxy => self.words[0].store(index + 1, Ordering::Release),
-            Handler::Doorbell => {
+            Ringing::FreeFlow => self.words[at].store(index + 1, Ordering::Release),
+            Ringing::Proxy => self.words[0].store(index + 1, Ordering::Release),
+            Ringing::Doorbell => {
                 let bell = ((index + 1) & 0xff_ffff) << 40 | u64::from(NUMBER << 8);
                 self.words[0].store(bell.to_be(), Ordering::Release);
                 self.record.store(((index as u32 + 1) & 0xffff).to_be(), Ordering::Release);
@@ -203,7 +206,7 @@ mod measured {
     }
 }
 
-fn count(handler: Handler, entries: u64) {
+fn count(handler: Ringing, entries: u64) {
     let setting = Setting::new(handler);
     let mut drain = setting.drain();
     let (mut written, mut moved) = (0, 0);
@@ -219,7 +222,7 @@ fn count(handler: Handler, entries: u64) {
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let n = words.get(1).and_then(|n| n.parse().ok()).unwrap_or(1000);
-    let handlers = [Handler::Doorbell, Handler::Proxy, Handler::FreeFlow];
+    let handlers = [Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow];
     match words.first().map(String::as_str) {
         Some("drain") => {
             for handler in handlers {

@@ -30,3 +30,11 @@ as_root() {
 target=${CARGO_TARGET_DIR:-$root/target}
 library=$target/release/liboxygin.so
 tool=$target/release/oxygin
+
+# The names under which NCCL and RCCL look for a plugin called "oxygin".
+# shellcheck disable=SC2034
+plugin_names=(libnccl-gin-oxygin.so libnccl-rma-oxygin.so librccl-rma-oxygin.so)
+
+# Tools out of PyPI, which scripts/deps puts there.
+# shellcheck disable=SC2034
+python_tools=$cache/python-tools

@@ -5,6 +5,8 @@ pub mod check;
 pub mod device;
 mod dice;
 pub mod doctor;
+pub mod env;
+pub mod pages;
 pub mod perf;
 pub mod plugin;
 pub mod ranks;

@@ -1,12 +1,13 @@
-//! `oxygin`: doctor, perf, check, stats and top.
+//! `oxygin`: env, doctor, perf, check, stats and top.
 
-use clap::{Parser, Subcommand};
-use oxygin_cli::{check, doctor, perf, stats, top};
+use clap::{CommandFactory, Parser, Subcommand};
+use oxygin::sys::version::BUILD;
+use oxygin_cli::{check, doctor, env, pages, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
 #[derive(Parser)]
-#[command(version, max_term_width = 110)]
+#[command(name = "oxygin", version = BUILD, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -14,6 +15,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Print the variables that have this machine's NCCL take oxygin, and why
+    Env(env::Args),
     /// Say for each fabric and device whether it would be used here, and if not why and what to do
     Doctor(doctor::Args),
     /// Measure latency, rate and bandwidth of a plugin's operations
@@ -24,16 +27,21 @@ enum Command {
     Stats(stats::Args),
     /// Show the same on a terminal, again and again
     Top(top::Args),
+    /// Write man pages and completions of shells, for packages
+    #[command(hide = true)]
+    Pages(pages::Args),
 }
 
 fn main() -> ExitCode {
     env_logger::init();
     let outcome = match Cli::parse().command {
+        Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(*args),
         Command::Check(args) => check::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),
+        Command::Pages(args) => pages::run(args, Cli::command()),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -71,7 +71,7 @@ pub struct DeviceQueues {
 }
 
 /// What a set's queues share with the communicator.
-pub(super) struct Shared {
+pub(super) struct QueueState {
     /// See [`DeviceQueues`].
     pub(super) windows: Vec<usize>,
     /// Set by the first fault.
@@ -87,8 +87,8 @@ unsafe impl Sync for DeviceQueues {}
 
 impl DeviceQueues {
     /// Queues that `engine` drains.
-    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: Shared) -> Self {
-        let Shared { windows, failed, ended } = shared;
+    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
+        let QueueState { windows, failed, ended } = shared;
         let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
         Self { engine, tickets, memory, windows, failed, ended, handle: None }
     }
@@ -301,7 +301,7 @@ impl Coll {
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let (tickets, shared) = (tickets.collect(), Shared { windows: vec![signals], failed, ended });
+        let (tickets, shared) = (tickets.collect(), QueueState { windows: vec![signals], failed, ended });
         Ok(DeviceQueues { handle: Some(handle), ..DeviceQueues::new(&engine, tickets, memory, shared) })
     }
 }

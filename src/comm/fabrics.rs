@@ -1,7 +1,7 @@
 //! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
 //! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
 
-use super::hello::{settle, Hello, Settled};
+use super::hello::{other_builds, settle, Hello, Settled};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, DeviceKind};
@@ -9,6 +9,7 @@ use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{Fabric, World};
 use crate::memory::registry::Registry;
+use crate::sys::version;
 use std::sync::Arc;
 
 /// Makes the types that are one thing or another by fabric, and the macros that do the same with whichever it is: one
@@ -90,6 +91,7 @@ impl Opened {
     /// What the others are to know.
     pub fn hello(&self, config: &Config) -> Hello {
         Hello {
+            build: version::BUILD.into(),
             choice: config.fabric,
             verbs: self.verbs.as_ref().map(|f| f.hello()).map_err(String::clone),
             soft: self.soft.as_ref().map(|f| f.hello()).unwrap_or_default(),
@@ -98,17 +100,20 @@ impl Opened {
 
     /// The fabric that all ranks settle on, from what they said.
     pub fn settle(self, world: World, hellos: &[Hello]) -> Result<AnyFabric> {
+        if let Some(said) = other_builds(hellos) {
+            log::info!("{said}");
+        }
         match settle(hellos, verbs::mismatch)? {
             Settled::Verbs => {
                 let fabric = self.verbs.map_err(Error::internal)?;
-                log::info!("fabric verbs: every rank has a usable port");
+                log::info!("fabric verbs: every rank has a usable port (rank {} of {})", world.rank, world.nranks);
                 let verbs: Vec<&[u8]> = hellos.iter().map(|h| h.verbs.as_deref().unwrap_or_default()).collect();
                 fabric.join(world, &verbs)?;
                 Ok(AnyFabric::Verbs(fabric))
             }
             Settled::Soft(why) => {
                 let fabric = self.soft.ok_or_else(|| Error::internal("settled on soft, which was never opened"))?;
-                log::info!("fabric soft: {why}");
+                log::info!("fabric soft: {why} (rank {} of {})", world.rank, world.nranks);
                 let soft: Vec<&[u8]> = hellos.iter().map(|h| &h.soft[..]).collect();
                 fabric.join(world, &soft)?;
                 Ok(AnyFabric::Soft(fabric))

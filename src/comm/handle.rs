@@ -4,7 +4,7 @@
 //! to the ranks of the job only, so whoever shows the token belongs to the job.
 
 use crate::error::{Error, Result};
-use crate::sys::secret;
+use crate::sys::{secret, version};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of a handle.
@@ -20,6 +20,8 @@ mod field {
     pub const SCOPE: Range<usize> = 16..20;
     pub const ADDRESS: Range<usize> = 20..36;
     pub const TOKEN: Range<usize> = 36..52;
+    /// Text, NUL behind it. Stays here in all versions, as magic and version do: builds that refuse each other name it.
+    pub const BUILD: Range<usize> = 52..52 + crate::sys::version::MAX_BYTES;
 }
 
 const MAGIC: [u8; 8] = *b"oxyginH\0";
@@ -90,7 +92,10 @@ fn check(bytes: &[u8; BYTES]) -> Result<()> {
     let version = u16_at(bytes, field::VERSION);
     if version != VERSION {
         return Err(Error::argument(format!(
-            "a handle has version {version} and this library version {VERSION}; install the same oxygin for every rank"
+            "its oxygin is {} and speaks version {version} of the set-up protocol, this one is {} and speaks version \
+             {VERSION}; install builds that speak the same on all ranks",
+            version::of_peer(&bytes[field::BUILD]),
+            version::BUILD
         )));
     }
     let flags = u16_at(bytes, field::FLAGS);
@@ -116,6 +121,7 @@ impl Handle {
             }
         }
         bytes[field::TOKEN].copy_from_slice(self.token.bytes());
+        bytes[field::BUILD][..version::BUILD.len()].copy_from_slice(version::BUILD.as_bytes());
         bytes
     }
 
@@ -182,7 +188,11 @@ mod tests {
         let handle = Handle { address: "10.0.0.1:7".parse().unwrap(), token: Token::random().unwrap() };
         let mut bytes = handle.encode();
         bytes[field::VERSION][0] = 9;
-        assert!(Handle::decode(&bytes).unwrap_err().message().contains("version 9"));
+        bytes[field::BUILD][..9].copy_from_slice(b"9.8.7 (x)");
+        bytes[field::BUILD][9..].fill(0);
+        let error = Handle::decode(&bytes).unwrap_err();
+        let said = ["9.8.7 (x)", "version 9", version::BUILD, &format!("version {VERSION}")];
+        assert!(said.iter().all(|words| error.message().contains(words)), "{error}");
     }
 
     #[test]

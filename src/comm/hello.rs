@@ -2,14 +2,22 @@
 
 use crate::config::FabricChoice;
 use crate::error::{Error, Result};
+use crate::sys::version;
 use crate::sys::wire::{Reader, Writer};
 
-/// Version of this message. Ranks of different versions refuse each other with a sentence.
-const VERSION: u16 = 2;
+/// Version of this message and of what fabrics put into it and say to each other later; whoever changes one of these
+/// raises it. Ranks of different versions refuse each other with a sentence. The version and the build behind it stay
+/// where they are in all versions from 3 on, so that the sentence can name both builds.
+const VERSION: u16 = 3;
+
+/// The first version that says which build it is.
+const FIRST_WITH_BUILD: u16 = 3;
 
 /// One rank's word at connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// Which build the rank runs; builds that differ may talk, as long as the versions of their messages are the same.
+    pub build: String,
     /// What `OXYGIN_FABRIC` asks for there.
     pub choice: FabricChoice,
     /// The verbs fabric's own hello, or why the rank cannot use verbs.
@@ -22,7 +30,7 @@ impl Hello {
     /// The message.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u16(VERSION).u8(match self.choice {
+        w.u16(VERSION).bytes(self.build.as_bytes()).u8(match self.choice {
             FabricChoice::Auto => 0,
             FabricChoice::Verbs => 1,
             FabricChoice::Soft => 2,
@@ -37,10 +45,16 @@ impl Hello {
     /// Reads a message from `rank`.
     pub fn parse(rank: u32, message: &[u8]) -> Result<Self> {
         let mut r = Reader::new(message);
-        if let Some(version) = r.u16().filter(|&v| v != VERSION) {
+        let version = r.u16();
+        let build = version::of_peer(match version {
+            Some(FIRST_WITH_BUILD..) => r.bytes().unwrap_or_default(),
+            _ => &[],
+        });
+        if let Some(version) = version.filter(|&v| v != VERSION) {
             return Err(Error::protocol(format!(
-                "rank {rank} runs an oxygin whose connect message has version {version}, this one has {VERSION}; use \
-                 the same build on all ranks"
+                "rank {rank} runs oxygin {build}, whose connect message has version {version}; this one is {} and has \
+                 version {VERSION}; install builds that speak the same on all ranks",
+                version::BUILD
             )));
         }
         (|| {
@@ -57,12 +71,26 @@ impl Hello {
             };
             let soft = r.bytes()?.to_vec();
             r.end()?;
-            Some(Self { choice, verbs, soft })
+            Some(Self { build, choice, verbs, soft })
         })()
         .ok_or_else(|| {
             Error::protocol(format!("rank {rank} sent a malformed connect message of {} bytes", message.len()))
         })
     }
+}
+
+/// What the log says where ranks run other builds than this one, which is allowed: the first of them by name.
+pub fn other_builds(hellos: &[Hello]) -> Option<String> {
+    let mut others = hellos.iter().enumerate().filter(|(_, hello)| hello.build != version::BUILD);
+    let (rank, first) = others.next()?;
+    Some(format!(
+        "{} of {} ranks run another build of oxygin than this one, {}; the first is rank {rank} with {}; they \
+         speak the same protocols",
+        others.count() + 1,
+        hellos.len(),
+        version::BUILD,
+        first.build
+    ))
 }
 
 /// The fabric that all ranks settle on.
@@ -106,7 +134,7 @@ mod tests {
 
     fn hello(choice: FabricChoice, verbs: bool) -> Hello {
         let verbs = if verbs { Ok(vec![1]) } else { Err("port down".into()) };
-        Hello { choice, verbs, soft: vec![2, 3] }
+        Hello { build: version::BUILD.into(), choice, verbs, soft: vec![2, 3] }
     }
 
     #[test]
@@ -118,6 +146,35 @@ mod tests {
                 assert!(Hello::parse(4, &m[..cut]).unwrap_err().message().contains("rank 4"));
             }
         }
+    }
+
+    #[test]
+    fn versions_that_differ_are_refused_with_both_builds_in_the_sentence() {
+        let mut of_later =
+            Hello { build: "9.8.7 (commit 0a1b2c3d4e5f)".into(), ..hello(FabricChoice::Auto, true) }.encode();
+        of_later[0] = 9;
+        of_later.extend(b"what later versions add");
+        // Before version 3 the fabric that is asked for came right behind the version.
+        let of_earlier = [2, 0, 0, 0, 1, 0, 0, 0, b'x', 0, 0, 0, 0];
+        for (message, theirs, number) in [
+            (&of_later[..], "9.8.7 (commit 0a1b2c3d4e5f)", "version 9"),
+            (&of_earlier, "of an earlier version", "version 2"),
+        ] {
+            let error = Hello::parse(3, message).unwrap_err();
+            let ours = format!("version {VERSION}");
+            let said = ["rank 3", theirs, number, version::BUILD, &ours];
+            assert!(said.iter().all(|words| error.message().contains(words)), "{error}");
+        }
+    }
+
+    #[test]
+    fn builds_may_differ_where_versions_do_not() {
+        let other = Hello { build: "0.1.0 (commit 0a1b2c3d4e5f)".into(), ..hello(FabricChoice::Auto, true) };
+        assert_eq!(Hello::parse(1, &other.encode()).unwrap(), other);
+        assert!(other_builds(&[hello(FabricChoice::Auto, true)]).is_none());
+        let said = other_builds(&[hello(FabricChoice::Auto, true), other.clone(), other]).unwrap();
+        assert!(said.starts_with("2 of 3 ranks") && said.contains("rank 1") && said.contains("0a1b2c3d4e5f"), "{said}");
+        assert!(said.contains(version::BUILD), "{said}");
     }
 
     #[test]

@@ -3,12 +3,12 @@
 
 use super::coll::{Coll, Memory as Registered};
 use super::contexts::Contexts;
-use super::device::{settings, work, DeviceQueues, Share, Shared, COUNTERS_MAX, SIGNALS_MAX};
+use super::device::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec};
 use crate::gdaki::entry::ENTRY_BYTES;
-use crate::gdaki::soft::doorbell::{Bell, Handler};
+use crate::gdaki::soft::doorbell::{DoorbellWords, Ringing};
 use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
 use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
@@ -47,7 +47,7 @@ pub struct NicSpec {
     /// Only peers whose rank differs by a multiple of it are talked to; 0 and 1: all.
     pub rank_stride: u32,
     /// How device code rings.
-    pub handler: Handler,
+    pub handler: Ringing,
 }
 
 /// Slots of a send queue, a power of two.
@@ -70,7 +70,7 @@ struct Room {
     signals: u64,
     size: u32,
     bell_bytes: usize,
-    handler: Handler,
+    handler: Ringing,
     nranks: usize,
     /// Queues of a (context, peer): 1, or 2 with the companion.
     of_pair: usize,
@@ -129,7 +129,7 @@ impl Room {
             slots: slots.cpu.cast(),
             size: self.size,
             completions: completions.cpu,
-            bell: Bell { handler: self.handler, words: bell.cpu.cast(), record: record.cpu.cast() },
+            bell: DoorbellWords { handler: self.handler, words: bell.cpu.cast(), record: record.cpu.cast() },
             number: FIRST + number as u32,
         };
         let view = QueueView {
@@ -287,7 +287,7 @@ impl Coll {
                 }
             }
         }
-        let shared = Shared { windows: own.windows.clone(), failed, ended };
+        let shared = QueueState { windows: own.windows.clone(), failed, ended };
         Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
     }
 }

@@ -1,4 +1,5 @@
-//! What the rest stands on and that knows nothing of NCCL: handles, locks, threads, sockets, bytes, interfaces.
+//! What the rest stands on and that knows nothing of NCCL: handles, locks, threads, sockets, bytes, interfaces, its own
+//! version.
 
 pub mod fork;
 pub mod handles;
@@ -9,4 +10,5 @@ pub mod secret;
 pub mod spin;
 pub mod sync;
 pub mod thread;
+pub mod version;
 pub mod wire;

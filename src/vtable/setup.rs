@@ -15,6 +15,7 @@ use crate::fabric::{ContextSpec, World};
 use crate::memory::gpu;
 use crate::rma::request::MAX_RANKS;
 use crate::sys::handles::{self, Kind, Reserved};
+use crate::sys::version;
 use crate::telemetry;
 use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
@@ -32,6 +33,7 @@ pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Optio
         telemetry::panic::silence();
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
         unsafe { telemetry::log::install(logger) };
+        log::info!("oxygin {}, communicator {comm_id:#x}", version::BUILD);
         nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
         if ctx.is_null() {
             return Err(null("ctx"));

@@ -2,7 +2,7 @@
 
 use crate::harness::{on_ranks, ways};
 use crate::support::nic::*;
-use oxygin::gdaki::soft::doorbell::Handler;
+use oxygin::gdaki::soft::doorbell::Ringing;
 
 #[test]
 fn puts_are_there_when_their_signal_is() {
@@ -195,7 +195,7 @@ fn indices_wrap_beyond_sixteen_bits() {
 
 #[test]
 fn all_ranks_talk_to_those_that_the_stride_leaves() {
-    on_ranks(4, Ask { stride: 2, handler: Handler::FreeFlow, ..Ask::default() }, |r, nic, src, dst| {
+    on_ranks(4, Ask { stride: 2, handler: Ringing::FreeFlow, ..Ask::default() }, |r, nic, src, dst| {
         for peer in 0..4 {
             assert_eq!(nic.has(0, peer), peer % 2 == r.rank % 2);
         }

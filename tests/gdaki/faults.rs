@@ -2,7 +2,7 @@
 
 use crate::harness::{on_ranks, ways, WORDS};
 use crate::support::nic::*;
-use oxygin::gdaki::soft::doorbell::Handler;
+use oxygin::gdaki::soft::doorbell::Ringing;
 
 const LENGTH: u8 = 0x01;
 const OPERATION: u8 = 0x02;
@@ -61,7 +61,7 @@ fn bad(src: Place, dst: Place, sink: Place) -> Vec<(Raw, u8)> {
 fn a_malformed_entry_ends_its_queue_pair_alone() {
     let n = bad((1, 0), (2, 0), (3, 0)).len() as u32;
     let ask = Ask { contexts: n + 1, depth: 8, counters: 0, ..Ask::default() };
-    for ask in [ask, Ask { is_sm90: false, handler: Handler::FreeFlow, ..ask }] {
+    for ask in [ask, Ask { is_sm90: false, handler: Ringing::FreeFlow, ..ask }] {
         on_ranks(2, ask, |r, nic, src, dst| {
             let (peer, last) = (1 - r.rank, n as usize);
             let bad = bad((src.key, 0), (dst.key, 0), (nic.view.sink, 0));
@@ -205,11 +205,11 @@ fn more_than_the_ring_holds_is_refused() {
                 let end = nic.qp(1, 0).post(&[nic.add_signal(1, 0, 1)]);
                 assert_eq!(nic.qp(1, 0).wait(end), Status::Good);
             }
-            if ask.handler != Handler::FreeFlow {
+            if ask.handler != Ringing::FreeFlow {
                 assert_eq!((companion.poll(0), nic.signal(0, 0)), (None, 0));
             }
             main.post(&[Raw::new(NOP, 0)]);
-            if ask.handler == Handler::FreeFlow {
+            if ask.handler == Ringing::FreeFlow {
                 // The word of slot 0 says that entry 8 is there: entry 0 is gone, and its completion entry may be 8's.
                 assert_eq!(companion.wait(7), Status::Failed { syndrome: FLUSHED });
                 assert!(nic.has_error());

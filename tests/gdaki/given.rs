@@ -1,12 +1,12 @@
 //! Sets of contexts whose every number is another one.
 
-use oxygin::gdaki::view::{Description, Handler, Layout, QueuePair, Queues, Room, Shape, Words};
+use oxygin::gdaki::view::{Description, Handler, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
 
 /// What a set is made of.
 #[derive(Clone, Debug)]
 pub struct Given {
     pub layout: Layout,
-    pub shape: Shape,
+    pub shape: SetShape,
     pub counters: u32,
     pub signals: u32,
     pub slots: u32,
@@ -48,8 +48,8 @@ impl Given {
         }
     }
 
-    pub fn queues(&self) -> Vec<Queues> {
-        let each = |context, peer| Queues {
+    pub fn queues(&self) -> Vec<PeerQueues> {
+        let each = |context, peer| PeerQueues {
             main: self.queue_pair(context, peer, false),
             companion: (self.counters > 0).then(|| self.queue_pair(context, peer, true)),
         };
@@ -61,8 +61,8 @@ impl Given {
         (0..self.shape.ranks as usize).map(|rank| key(which, rank)).collect()
     }
 
-    pub fn room(&self) -> Room {
-        Room::new(self.layout, self.shape, self.counters > 0).expect("a room")
+    pub fn room(&self) -> Image {
+        Image::new(self.layout, self.shape, self.counters > 0).expect("a room")
     }
 
     /// Calls with the description.

@@ -2,7 +2,7 @@
 
 use crate::support::common::{job, Rank, Window};
 use crate::support::nic::{Ask, Nic, Place};
-use oxygin::gdaki::soft::doorbell::Handler;
+use oxygin::gdaki::soft::doorbell::Ringing;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of each window.
@@ -13,8 +13,8 @@ pub fn ways() -> [Ask; 4] {
     [
         Ask::default(),
         Ask { is_sm90: false, record_first: true, ..Ask::default() },
-        Ask { handler: Handler::Proxy, is_sm90: false, ..Ask::default() },
-        Ask { handler: Handler::FreeFlow, ..Ask::default() },
+        Ask { handler: Ringing::Proxy, is_sm90: false, ..Ask::default() },
+        Ask { handler: Ringing::FreeFlow, ..Ask::default() },
     ]
 }
 

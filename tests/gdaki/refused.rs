@@ -1,9 +1,9 @@
 //! Descriptions that cannot be are refused by name, and nothing is written.
 
 use crate::given::Given;
-use oxygin::gdaki::view::{window, Description, Handler, Layout, QueuePair, Queues, Room, Shape};
+use oxygin::gdaki::view::{window, Description, Handler, Image, Layout, PeerQueues, QueuePair, SetShape};
 
-const SHAPE: Shape = Shape { rank: 1, ranks: 4, stride: 2, contexts: 2 };
+const SHAPE: SetShape = SetShape { rank: 1, ranks: 4, stride: 2, contexts: 2 };
 
 fn given(layout: Layout) -> Given {
     let (counters, signals, slots, handler) = (2, 3, 8, Handler::Doorbell);
@@ -25,12 +25,12 @@ fn refusal(layout: Layout, change: impl FnOnce(&mut Description)) -> Option<Stri
 }
 
 /// The same of one queue pair: context 1 to rank 3.
-fn queue_refusal(layout: Layout, change: impl FnOnce(&mut Queues)) -> Option<String> {
+fn queue_refusal(layout: Layout, change: impl FnOnce(&mut PeerQueues)) -> Option<String> {
     let mut queues = given(layout).queues();
     assert_eq!(queues.len(), 4);
     change(&mut queues[3]);
     refusal(layout, |of| {
-        let changed: &'static [Queues] = queues.leak();
+        let changed: &'static [PeerQueues] = queues.leak();
         of.queues = changed;
     })
 }
@@ -58,7 +58,7 @@ fn queue_pairs_that_device_code_cannot_use() {
         for (change, part) in bad {
             let main = queue_refusal(layout, |queues| change(&mut queues.main)).expect(part);
             assert!(main.contains("context 1 to rank 3:") && main.contains(part), "{main}");
-            let companion = |queues: &mut Queues| change(queues.companion.as_mut().expect("counters"));
+            let companion = |queues: &mut PeerQueues| change(queues.companion.as_mut().expect("counters"));
             let companion = queue_refusal(layout, companion).expect(part);
             assert!(companion.contains("context 1 to rank 3, companion:") && companion.contains(part), "{companion}");
         }
@@ -149,14 +149,14 @@ fn memory_that_is_no_room() {
 #[test]
 fn shapes_that_are_none() {
     let bad = [
-        (Shape { contexts: 0, ..SHAPE }, "0 contexts of rank 1 of 4"),
-        (Shape { rank: 4, ..SHAPE }, "rank 4 of 4"),
-        (Shape { ranks: 0, ..SHAPE }, "rank 1 of 0"),
-        (Shape { ranks: u32::MAX, contexts: u32::MAX, ..SHAPE }, "more than memory can be addressed"),
+        (SetShape { contexts: 0, ..SHAPE }, "0 contexts of rank 1 of 4"),
+        (SetShape { rank: 4, ..SHAPE }, "rank 4 of 4"),
+        (SetShape { ranks: 0, ..SHAPE }, "rank 1 of 0"),
+        (SetShape { ranks: u32::MAX, contexts: u32::MAX, ..SHAPE }, "more than memory can be addressed"),
     ];
     for (shape, part) in bad {
         for layout in [Layout::V1, Layout::V2, Layout::V3] {
-            let refused = Room::new(layout, shape, true).unwrap_err();
+            let refused = Image::new(layout, shape, true).unwrap_err();
             assert!(refused.message().contains(part), "{refused}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::device::{Device, Numbers, Queue, Table, NCCLS};
 use crate::given::{key, own_key, Given, COUNTERS, SIGNALS, SINK_KEY};
-use oxygin::gdaki::view::{window, Handler, Layout, QueuePair, Room, Shape};
+use oxygin::gdaki::view::{window, Handler, Image, Layout, QueuePair, SetShape};
 use oxygin::proxy::descriptor::layout::Table as Gin;
 use oxygin::proxy::memory::Memory;
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ fn compare_words(table: &Table, which: u32, region: u64, each: u32, context: usi
 /// Looks at everything as a kernel of that NCCL does.
 fn read(given: &Given, n: Numbers, memory: &[u8]) {
     let device = Device::new(n, given.address, memory);
-    let Shape { rank, ranks, stride, contexts } = given.shape;
+    let SetShape { rank, ranks, stride, contexts } = given.shape;
     for context in 0..contexts as usize {
         for peer in 0..ranks {
             let main = device.main(context, peer as usize);
@@ -111,7 +111,7 @@ fn given(nccl: &'static str) -> impl Strategy<Value = Given> {
     let words = || prop_oneof![Just(0_u32), 1..70_u32];
     let set = (words(), words(), 0..=15_u32, prop::sample::select(handlers), any::<bool>(), 1..1_u64 << 40);
     (shape, set).prop_map(move |((ranks, rank, stride, contexts), (counters, signals, slots, handler, dump, at))| {
-        let shape = Shape { rank: rank.index(ranks as usize) as u32, ranks, stride, contexts };
+        let shape = SetShape { rank: rank.index(ranks as usize) as u32, ranks, stride, contexts };
         Given { layout, shape, counters, signals, slots: 1 << slots, handler, dump, address: 128 * at }
     })
 }
@@ -148,7 +148,7 @@ fn the_shapes_of_programs() {
         [(8, 129, 1024, 0, 132), (8, 33, 256, 0, 4), (1, 4, 128, 0, 257), (8, 4, 128, 64, 8192)]
     {
         for (nccl, n) in NCCLS {
-            let shape = Shape { rank: 77, ranks: 128, stride, contexts };
+            let shape = SetShape { rank: 77, ranks: 128, stride, contexts };
             let handler = Handler::Doorbell;
             let layout = layout(nccl);
             let given = Given { layout, shape, counters, signals, slots, handler, dump: true, address: 1 << 21 };
@@ -161,7 +161,7 @@ fn the_shapes_of_programs() {
 #[test]
 fn memory_that_both_sides_see() {
     for (nccl, n) in NCCLS {
-        let shape = Shape { rank: 1, ranks: 3, stride: 1, contexts: 2 };
+        let shape = SetShape { rank: 1, ranks: 3, stride: 1, contexts: 2 };
         let (layout, handler) = (layout(nccl), Handler::Doorbell);
         let mut given = Given { layout, shape, counters: 3, signals: 5, slots: 16, handler, dump: false, address: 0 };
         let (room, mut memory) = (given.room(), Memory::here().unwrap());
@@ -177,7 +177,7 @@ fn memory_that_both_sides_see() {
 /// A kernel compiled before 2.32 reads the same whatever stands in its padding, and one before 2.30.5 has no such byte.
 #[test]
 fn the_flag_of_2_32_is_where_others_have_padding() {
-    let shape = Shape { rank: 0, ranks: 2, stride: 1, contexts: 2 };
+    let shape = SetShape { rank: 0, ranks: 2, stride: 1, contexts: 2 };
     for (nccl, n) in NCCLS {
         let (layout, handler) = (layout(nccl), Handler::Doorbell);
         let set = |dump| Given { layout, shape, counters: 0, signals: 1, slots: 2, handler, dump, address: 128 };
@@ -190,8 +190,8 @@ fn the_flag_of_2_32_is_where_others_have_padding() {
 
 #[test]
 fn a_room_is_no_larger_without_what_is_not_asked_for() {
-    let shape = Shape { rank: 0, ranks: 64, stride: 8, contexts: 16 };
-    let bytes = |layout, counters| Room::new(layout, shape, counters).unwrap().bytes();
+    let shape = SetShape { rank: 0, ranks: 64, stride: 8, contexts: 16 };
+    let bytes = |layout, counters| Image::new(layout, shape, counters).unwrap().bytes();
     let companions = 16 * (64 * 296_usize).next_multiple_of(128);
     assert_eq!(bytes(Layout::V3, true) - bytes(Layout::V3, false), companions);
     assert!(bytes(Layout::V2, false) < bytes(Layout::V3, false));

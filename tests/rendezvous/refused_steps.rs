@@ -4,6 +4,7 @@
 //! Ranks are threads. `OXYGIN_TIMEOUT` ends what waits for a rank that never comes, with another code and line.
 
 use nccl_plugin_api::*;
+use oxygin::sys::version::BUILD;
 use oxygin_cli::plugin::{log, ContextConfig, Kind, Plugin, Table};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -440,5 +441,31 @@ fn a_rank_whose_fabric_does_not_come_up_fails_connect_on_all() {
             all_fine("connect", &each(&mut ranks, |rank| rank.register(&Register::default())));
             ranks.into_iter().for_each(Rank::leave);
         }
+    }
+}
+
+/// Rank 1's handle as a build with another set-up protocol would have filled it: magic, version and build stay in
+/// place.
+#[test]
+fn a_build_with_another_protocol_is_refused_with_both_builds_in_the_sentence() {
+    const THEIRS: &[u8] = b"9.8.7 (commit 0a1b2c3d4e5f)\0";
+    let (tables, _alone) = tables();
+    for table in &tables {
+        let mark = log::mark();
+        let mut ranks = listening(table);
+        let first = &log::since(mark)[0];
+        let name = format!("oxygin {BUILD}, communicator 0x1");
+        assert_eq!((first.text.as_str(), first.level, first.subsys), (name.as_str(), LOG_INFO, SUBSYS_INIT));
+        for rank in [0, N - 1] {
+            let handle = &mut ranks[rank].handles[1];
+            handle[8..10].copy_from_slice(&9_u16.to_le_bytes());
+            handle[52..52 + THEIRS.len()].copy_from_slice(THEIRS);
+            let mark = log::mark();
+            assert_eq!(ranks[rank].connect(&Connect::default()), NcclResult::INVALID_ARGUMENT);
+            let lines = log::warnings_since(mark);
+            let said = ["rank 1: ", "9.8.7 (commit 0a1b2c3d4e5f)", "version 9 of the set-up protocol", BUILD];
+            assert!(lines.len() == 1 && said.iter().all(|words| lines[0].text.contains(words)), "{lines:#?}");
+        }
+        ranks.into_iter().for_each(Rank::leave);
     }
 }

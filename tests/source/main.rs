@@ -1,7 +1,9 @@
-//! What the source itself must keep to: layers without circles, and files, functions and lines that can be read.
+//! What the source itself must keep to: layers without circles, and files, functions and lines that can be read; and
+//! what its build script says of it.
 
 mod layers;
 mod names;
+mod origin;
 mod rooms;
 mod sizes;
 

@@ -7,7 +7,7 @@ use oxygin::comm::coll::Coll;
 use oxygin::comm::contexts::Contexts;
 use oxygin::comm::nic::NicSpec;
 use oxygin::fabric::ContextSpec;
-use oxygin::gdaki::soft::doorbell::Handler;
+use oxygin::gdaki::soft::doorbell::Ringing;
 use oxygin::gdaki::soft::{QueueView, SetView};
 use oxygin::sys::handles;
 use std::ffi::c_void;
@@ -35,7 +35,7 @@ pub struct Ask {
     pub counters: u32,
     pub depth: i32,
     pub stride: u32,
-    pub handler: Handler,
+    pub handler: Ringing,
     /// Compute capability 9.0: only the owner bit of a completion entry is looked at.
     pub is_sm90: bool,
     /// 2.29.7 and before: the record is written before the doorbell.
@@ -50,7 +50,7 @@ impl Default for Ask {
             counters: 8,
             depth: 0,
             stride: 1,
-            handler: Handler::Doorbell,
+            handler: Ringing::Doorbell,
             is_sm90: true,
             record_first: false,
         }
@@ -244,7 +244,7 @@ impl Qp {
 
     /// Says that entries `first` to `last` are written.
     pub fn ready(&self, first: u64, last: u64) {
-        if self.ask.handler == Handler::FreeFlow {
+        if self.ask.handler == Ringing::FreeFlow {
             for index in first..=last {
                 self.u64_at(self.view.bell, index % u64::from(self.view.size)).store(index + 1, Ordering::Release);
             }
@@ -256,11 +256,11 @@ impl Qp {
 
     pub fn submit(&self, producer: u64) {
         match self.ask.handler {
-            Handler::FreeFlow => {}
-            Handler::Proxy => {
+            Ringing::FreeFlow => {}
+            Ringing::Proxy => {
                 self.u64_at(self.view.bell, 0).fetch_max(producer, Ordering::Release);
             }
-            Handler::Doorbell => {
+            Ringing::Doorbell => {
                 let _held = self.lock.lock().unwrap();
                 if self.producer.fetch_max(producer, Ordering::AcqRel) < producer {
                     if self.ask.record_first {

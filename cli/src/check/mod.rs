@@ -78,7 +78,9 @@ pub struct Args {
 pub fn default_plugin() -> PathBuf {
     let here = std::env::current_exe().ok();
     let folder = here.as_deref().and_then(Path::parent);
-    let beside = folder.map(|f| [f.join("liboxygin.so"), f.join("../lib/liboxygin.so")]);
+    // Debian's packages have it in a folder of their own below that of the architecture.
+    let in_package = format!("../lib/{}-linux-gnu/oxygin/liboxygin.so", std::env::consts::ARCH);
+    let beside = folder.map(|f| ["liboxygin.so", "../lib/liboxygin.so", &in_package].map(|name| f.join(name)));
     let found = beside.into_iter().flatten().find(|p| p.exists());
     found.unwrap_or_else(|| PathBuf::from("liboxygin.so"))
 }

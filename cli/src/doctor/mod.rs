@@ -5,6 +5,7 @@ mod env;
 mod gpu;
 mod gpu_rdma;
 mod host;
+mod job;
 mod nccl;
 mod report;
 mod verbs;
@@ -13,7 +14,8 @@ use oxygin::fabric::verbs::peermem;
 use oxygin::memory::gpu::has_driver;
 use report::Report;
 use std::error::Error;
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 /// Options of `oxygin doctor`.
 #[derive(clap::Args, Debug)]
@@ -21,10 +23,20 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Run this command, everything behind --job, with NCCL_DEBUG=INFO, and say which plugin, table, fabric, engine and
+    /// ways its ranks really used
+    #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
+    job: Vec<OsString>,
+    /// Keep the job's logs in this folder; one that all its hosts share shows their ranks too
+    #[arg(long, value_name = "DIR", requires = "job")]
+    logs: Option<PathBuf>,
 }
 
 /// Runs it; true: oxygin can run here and nothing that was asked for is impossible.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+    if !args.job.is_empty() {
+        return job::run(&args.job, args.logs, args.json);
+    }
     let all: Vec<(String, String)> = std::env::vars_os()
         .map(|(n, v)| (n.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
         .collect();

@@ -5,7 +5,7 @@ use super::{take, Target};
 use oxygin::gdaki::entry::completion::{FAILED, GOOD};
 use oxygin::gdaki::entry::send::Entry as Asked;
 use oxygin::gdaki::entry::{Syndrome, ENTRY_BYTES};
-use oxygin::gdaki::soft::doorbell::{Bell, Handler};
+use oxygin::gdaki::soft::doorbell::{DoorbellWords, Ringing};
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{Places, SendQueue};
@@ -115,7 +115,7 @@ fn entries(mut input: &[u8]) {
     let (slots, completions) = ([const { AtomicU64::new(0) }; 8 * SLOTS], [const { AtomicU64::new(0) }; 8 * SLOTS]);
     let (words, record) = ([const { AtomicU64::new(0) }; SLOTS], AtomicU32::new(0));
     let is_free = input.first().is_some_and(|flags| flags & 1 == 1);
-    let handler = if is_free { Handler::FreeFlow } else { Handler::Proxy };
+    let handler = if is_free { Ringing::FreeFlow } else { Ringing::Proxy };
     let terms = Arc::new(Terms {
         target: Against { coll: COLL, contexts: 1, nranks: 2 },
         context: 0,
@@ -128,7 +128,7 @@ fn entries(mut input: &[u8]) {
         slots: NonNull::from(&slots[0]),
         size: SLOTS as u32,
         completions: NonNull::from(&completions[0]).cast(),
-        bell: Bell { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) },
+        bell: DoorbellWords { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) },
         number: NUMBER,
     };
     // SAFETY: all of it outlives the queue.

@@ -45,8 +45,8 @@ fn handle(mut input: &[u8]) {
 
 fn hellos() -> Vec<Vec<u8>> {
     [
-        Hello { choice: FabricChoice::Auto, verbs: Ok(vec![1; 40]), soft: vec![2; 60] },
-        Hello { choice: FabricChoice::Soft, verbs: Err("no port".into()), soft: vec![] },
+        Hello { build: "0.1.0 (x)".into(), choice: FabricChoice::Auto, verbs: Ok(vec![1; 40]), soft: vec![2; 60] },
+        Hello { build: String::new(), choice: FabricChoice::Soft, verbs: Err("no port".into()), soft: vec![] },
     ]
     .map(|hello| hello.encode())
     .to_vec()

@@ -57,7 +57,7 @@ pub const MESSAGE_MAX: u64 = 1 << 30;
 
 /// A place at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemotePlace {
     /// From the start of what the key names.
     pub address: u64,
     /// The peer's key, as this side's device knows it.
@@ -66,7 +66,7 @@ pub struct Remote {
 
 /// A range here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Local {
+pub struct LocalRange {
     /// From the start of what the key names.
     pub address: u64,
     /// This rank's key.
@@ -77,16 +77,16 @@ pub struct Local {
 
 /// One range, or two that follow each other in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gather {
+pub struct LocalRanges {
     /// The first.
-    pub first: Local,
+    pub first: LocalRange,
     /// What follows it.
-    pub second: Option<Local>,
+    pub second: Option<LocalRange>,
 }
 
-impl Gather {
+impl LocalRanges {
     /// Both.
-    pub fn iter(&self) -> impl Iterator<Item = &Local> {
+    pub fn iter(&self) -> impl Iterator<Item = &LocalRange> {
         std::iter::once(&self.first).chain(&self.second)
     }
 }
@@ -107,19 +107,19 @@ impl Inline {
 
 /// What an entry asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Request {
     /// Nothing.
     Nop,
     /// Bytes from here to the peer.
-    Write(Remote, Gather),
+    Write(RemotePlace, LocalRanges),
     /// Bytes of the entry to the peer.
-    WriteInline(Remote, Inline),
+    WriteInline(RemotePlace, Inline),
     /// Bytes from the peer to here.
-    Read(Remote, Gather),
+    Read(RemotePlace, LocalRanges),
     /// A fetch-and-add of a word of the peer.
     Add {
         /// The word.
-        remote: Remote,
+        remote: RemotePlace,
         /// Its bytes.
         width: Width,
         /// What is added.
@@ -127,12 +127,12 @@ pub enum Work {
         /// A one at the highest bit of each field; 0: the word is one field.
         boundary: u64,
         /// Where what it held goes.
-        fetched: Local,
+        fetched: LocalRange,
     },
     /// A masked compare-and-swap of a word of 4 bytes of the peer.
     Swap {
         /// The word.
-        remote: Remote,
+        remote: RemotePlace,
         /// What is written.
         swap: u32,
         /// What is expected.
@@ -142,7 +142,7 @@ pub enum Work {
         /// Which bits are compared.
         compare_mask: u32,
         /// Where what it held goes.
-        fetched: Local,
+        fetched: LocalRange,
     },
     /// Everything behind it waits until completion entry `index` of a completion queue is written.
     Wait {
@@ -152,7 +152,7 @@ pub enum Work {
         index: u32,
     },
     /// A read of local memory: what was written there before is visible when it completes.
-    Dump(Local),
+    Dump(LocalRange),
 }
 
 /// A send entry.
@@ -169,7 +169,7 @@ pub struct Entry {
     /// A completion entry is written also if it succeeds.
     pub is_signalled: bool,
     /// What it asks for.
-    pub work: Work,
+    pub work: Request,
 }
 
 /// What is wrong with an entry.
@@ -243,24 +243,24 @@ impl View<'_> {
     }
 
     #[inline(always)]
-    fn remote(&self) -> Remote {
-        Remote { address: self.u64(field::REMOTE_ADDRESS), key: self.u32(field::REMOTE_KEY) }
+    fn remote(&self) -> RemotePlace {
+        RemotePlace { address: self.u64(field::REMOTE_ADDRESS), key: self.u32(field::REMOTE_KEY) }
     }
 
     /// The data segment at `at`. A length of 0 stands for 2^31 bytes, as devices have it.
     #[inline(always)]
-    fn local(&self, at: usize) -> Result<Local, Malformed> {
+    fn local(&self, at: usize) -> Result<LocalRange, Malformed> {
         let (len, key) = (self.u32(at), self.u32(at + 4));
         match len {
             0 => Err(Malformed::Length(1 << 31)),
             _ if len & INLINE != 0 => Err(Malformed::Inline(len & !INLINE)),
-            _ => Ok(Local { address: self.u64(at + 8), key, len }),
+            _ => Ok(LocalRange { address: self.u64(at + 8), key, len }),
         }
     }
 
     /// One or two data segments from the third on.
     #[inline(always)]
-    fn gather(&self) -> Result<Gather, Malformed> {
+    fn gather(&self) -> Result<LocalRanges, Malformed> {
         let first = self.local(field::THIRD)?;
         let second = match self.segments() {
             4 => Some(self.local(field::FOURTH)?),
@@ -269,7 +269,7 @@ impl View<'_> {
         let len = u64::from(first.len) + second.map_or(0, |s| u64::from(s.len));
         match len > MESSAGE_MAX {
             true => Err(Malformed::Length(len)),
-            false => Ok(Gather { first, second }),
+            false => Ok(LocalRanges { first, second }),
         }
     }
 
@@ -285,7 +285,7 @@ impl View<'_> {
     }
 
     /// Where an atomic operation's word of `width` goes.
-    fn fetched(&self, width: Width) -> Result<Local, Malformed> {
+    fn fetched(&self, width: Width) -> Result<LocalRange, Malformed> {
         let local = self.local(field::FOURTH)?;
         match u64::from(local.len) == width.bytes() {
             true => Ok(local),
@@ -302,22 +302,22 @@ impl View<'_> {
         }
     }
 
-    fn masked_add(&self) -> Result<Work, Malformed> {
+    fn masked_add(&self) -> Result<Request, Malformed> {
         let (width, at) = (self.width()?, field::THIRD);
         let (add, boundary) = match width {
             Width::Four => (self.u32(at).into(), self.u32(at + 4).into()),
             Width::Eight => (self.u64(at), self.u64(at + 8)),
         };
-        Ok(Work::Add { remote: self.remote(), width, add, boundary, fetched: self.fetched(width)? })
+        Ok(Request::Add { remote: self.remote(), width, add, boundary, fetched: self.fetched(width)? })
     }
 
     /// That of 8 bytes has five segments, which is more than one slot holds.
-    fn masked_swap(&self) -> Result<Work, Malformed> {
+    fn masked_swap(&self) -> Result<Request, Malformed> {
         let (width, at) = (self.width()?, field::THIRD);
         if width == Width::Eight {
             return Err(Malformed::Segments(self.opcode(), self.segments()));
         }
-        Ok(Work::Swap {
+        Ok(Request::Swap {
             remote: self.remote(),
             swap: self.u32(at),
             compare: self.u32(at + 4),
@@ -328,7 +328,7 @@ impl View<'_> {
     }
 
     #[inline(always)]
-    fn work(&self) -> Result<Work, Malformed> {
+    fn work(&self) -> Result<Request, Malformed> {
         let (opcode, segments) = (self.opcode(), self.segments());
         let only = |right: bool| if right { Ok(()) } else { Err(Malformed::Segments(opcode, segments)) };
         if self.modifier() != 0 && !matches!(opcode, opcode::MASKED_ADD | opcode::MASKED_SWAP) {
@@ -338,29 +338,29 @@ impl View<'_> {
             opcode::WRITE => {
                 only(segments == 3 || segments == 4)?;
                 match self.0[field::THIRD] & 0x80 {
-                    0 => Ok(Work::Write(self.remote(), self.gather()?)),
-                    _ => Ok(Work::WriteInline(self.remote(), self.inline()?)),
+                    0 => Ok(Request::Write(self.remote(), self.gather()?)),
+                    _ => Ok(Request::WriteInline(self.remote(), self.inline()?)),
                 }
             }
             opcode::FETCH_ADD => {
                 only(segments == 4)?;
                 let (add, width) = (self.u64(field::THIRD), Width::Eight);
-                Ok(Work::Add { remote: self.remote(), width, add, boundary: 0, fetched: self.fetched(width)? })
+                Ok(Request::Add { remote: self.remote(), width, add, boundary: 0, fetched: self.fetched(width)? })
             }
             opcode::READ => {
                 only(segments == 3 || segments == 4)?;
-                Ok(Work::Read(self.remote(), self.gather()?))
+                Ok(Request::Read(self.remote(), self.gather()?))
             }
-            opcode::NOP => only(segments == 1).map(|()| Work::Nop),
+            opcode::NOP => only(segments == 1).map(|()| Request::Nop),
             opcode::WAIT => {
                 only(segments == 2)?;
                 // A number has 24 bits; those above are not looked at.
                 let queue = self.u32(field::WAIT_QUEUE) & 0xff_ffff;
-                Ok(Work::Wait { queue, index: self.u32(field::WAIT_INDEX) })
+                Ok(Request::Wait { queue, index: self.u32(field::WAIT_INDEX) })
             }
             opcode::DUMP => {
                 only(segments == 2)?;
-                Ok(Work::Dump(self.local(field::SECOND)?))
+                Ok(Request::Dump(self.local(field::SECOND)?))
             }
             opcode::MASKED_ADD => only(segments == 4).and_then(|()| self.masked_add()),
             opcode::MASKED_SWAP => only(segments == 4).and_then(|()| self.masked_swap()),

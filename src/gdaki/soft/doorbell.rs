@@ -1,9 +1,9 @@
 //! How device code says that entries are there.
 //!
-//! * Handler 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
+//! * Ringing 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
 //!   record first. Either may be the first to arrive.
-//! * Handler 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
-//! * Handler 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
+//! * Ringing 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
+//! * Ringing 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
 //!   index + 1, in any order; there is no lock, and no producer waits for another.
 //!
 //! `GPU_SM_NO_DBR` (10) is not among them: its producers ring without a lock, so that an older index can stay in the
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How device code of a queue pair rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handler {
+pub enum Ringing {
     /// A doorbell and a doorbell record.
     Doorbell,
     /// A producer's index in host memory.
@@ -25,7 +25,7 @@ pub enum Handler {
     FreeFlow,
 }
 
-impl Handler {
+impl Ringing {
     /// What device code calls it (`enum doca_gpu_dev_verbs_nic_handler`).
     pub fn number(self) -> u32 {
         match self {
@@ -46,9 +46,9 @@ impl Handler {
 
 /// Where the words are, as this process sees them.
 #[derive(Clone, Copy)]
-pub struct Bell {
+pub struct DoorbellWords {
     /// How they are used.
-    pub handler: Handler,
+    pub handler: Ringing,
     /// The doorbell register, the producer's index, or the slots' words; 0 at first.
     pub words: NonNull<AtomicU64>,
     /// The send doorbell record; 0 at first.
@@ -82,15 +82,15 @@ fn index_word(index: u64) -> u64 {
     u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
 }
 
-impl Bell {
+impl DoorbellWords {
     /// Where to look for entry `index`, all those before which were there.
     #[inline(always)]
     pub fn look(&self, index: u64, size: u64) -> Look {
         let word = self.words.as_ptr().cast_const();
         match self.handler {
-            Handler::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false },
-            Handler::Proxy => Look { word, mask: u64::MAX, value: index, grows: true },
-            Handler::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index, grows: true },
+            Ringing::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false },
+            Ringing::Proxy => Look { word, mask: u64::MAX, value: index, grows: true },
+            Ringing::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index, grows: true },
         }
     }
 
@@ -120,7 +120,7 @@ impl Bell {
     pub unsafe fn rung(&self, producer: u64, queue: u32) -> u64 {
         // SAFETY: passed on.
         let word = unsafe { self.words.as_ref() }.load(Ordering::Acquire);
-        if self.handler == Handler::Proxy {
+        if self.handler == Ringing::Proxy {
             return word.saturating_sub(producer);
         }
         let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
@@ -142,12 +142,12 @@ mod tests {
     #[test]
     fn the_word_that_is_ahead_counts() {
         let (words, record) = ([const { AtomicU64::new(0) }; 4], AtomicU32::new(0));
-        let bell = |handler| Bell { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) };
+        let bell = |handler| DoorbellWords { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) };
         let ring = |index: u32, queue: u32| {
             let bytes = [(index << 8).to_be_bytes(), (queue << 8).to_be_bytes()].concat();
             words[0].store(u64::from_ne_bytes(bytes.try_into().unwrap()), Ordering::Relaxed);
         };
-        let b = bell(Handler::Doorbell);
+        let b = bell(Ringing::Doorbell);
         // SAFETY: they are there.
         let (rung, seen) = (|p| unsafe { b.rung(p, 9) }, |i| unsafe { b.look(i, 4).is_there() });
         assert_eq!((rung(0), seen(0)), (0, false));
@@ -159,15 +159,15 @@ mod tests {
         assert_eq!(rung(3), 4, "another queue pair's");
         ring(0, 9);
         assert_eq!((seen(65_536), seen(65_535)), (false, true));
-        let b = bell(Handler::Proxy);
+        let b = bell(Ringing::Proxy);
         words[0].store(1 << 33, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe {
             assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
             assert!(b.look(1, 4).is_there() && !b.look(1 << 33, 4).is_there());
         }
-        assert_eq!([Handler::Doorbell, Handler::Proxy, Handler::FreeFlow].map(Handler::number), [2, 1, 17]);
-        let b = bell(Handler::FreeFlow);
+        assert_eq!([Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow].map(Ringing::number), [2, 1, 17]);
+        let b = bell(Ringing::FreeFlow);
         words[2].store(7, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe {

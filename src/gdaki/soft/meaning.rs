@@ -1,7 +1,7 @@
 //! Which operations a send entry is: its keys and ranges held against windows.
 
 use super::keys::{Keys, SINK, SINK_BYTES};
-use crate::gdaki::entry::send::{Gather, Local, Malformed, Remote, Work};
+use crate::gdaki::entry::send::{LocalRange, LocalRanges, Malformed, RemotePlace, Request};
 use crate::gdaki::entry::Syndrome;
 use crate::proxy::ring::{Entry, Finish};
 use crate::rma::args::{AtomicArgs, Place};
@@ -59,11 +59,11 @@ pub enum Fault {
     /// It waits for this completion queue.
     Wait(u32),
     /// A local range of what this key names, or does not name.
-    Local(Local),
+    Local(LocalRange),
     /// A range of so many bytes at the peer.
-    Remote(Remote, u64),
+    Remote(RemotePlace, u64),
     /// An atomic operation that this word, or this fabric, does not have.
-    Atomic(Remote),
+    Atomic(RemotePlace),
     /// It has been rung, and never came.
     Missing(u16),
     /// It is one more than the ring has room for.
@@ -89,15 +89,15 @@ impl Fault {
             Self::Malformed(malformed) => malformed.sentence(),
             Self::Queue(queue) => format!("it is written for queue pair {queue}"),
             Self::Wait(queue) => format!("it waits for completion queue {queue}, which is none of this set"),
-            Self::Local(Local { address, key, len }) => format!(
+            Self::Local(LocalRange { address, key, len }) => format!(
                 "lkey {key:#010x} names no window of this communicator that has {len} bytes at {address}: was it \
                  deregistered?"
             ),
-            Self::Remote(Remote { address, key }, len) => format!(
+            Self::Remote(RemotePlace { address, key }, len) => format!(
                 "rkey {key:#010x} names no window of this communicator that has {len} bytes at {address} at the peer: \
                  was it deregistered?"
             ),
-            Self::Atomic(Remote { address, key }) => format!(
+            Self::Atomic(RemotePlace { address, key }) => format!(
                 "no atomic operation can be done at {address} of rkey {key:#010x}: a word lies at a multiple of its \
                  bytes, and the fabric needs atomic operations"
             ),
@@ -196,7 +196,7 @@ impl Windows {
 
     /// Address and key of a local range.
     #[inline(always)]
-    fn local(&mut self, local: &Local) -> Result<(u64, u32), Fault> {
+    fn local(&mut self, local: &LocalRange) -> Result<(u64, u32), Fault> {
         match self.find(local.key).filter(|known| inside(local.address, local.len.into(), known.len)) {
             Some(known) => Ok((known.base + local.address, known.lkey)),
             None => Err(Fault::Local(*local)),
@@ -205,7 +205,7 @@ impl Windows {
 
     /// Address and key of a range at the peer.
     #[inline(always)]
-    fn remote(&mut self, remote: &Remote, len: u64) -> Result<(u64, u32), Fault> {
+    fn remote(&mut self, remote: &RemotePlace, len: u64) -> Result<(u64, u32), Fault> {
         match self.find(remote.key).filter(|known| inside(remote.address, len, known.remote_len)) {
             Some(known) => Ok((known.remote_base + remote.address, known.rkey)),
             None => Err(Fault::Remote(*remote, len)),
@@ -213,7 +213,7 @@ impl Windows {
     }
 
     /// Where a fetched value goes; `None`: nowhere.
-    fn fetched(&mut self, local: &Local) -> Result<Option<Place>, Fault> {
+    fn fetched(&mut self, local: &LocalRange) -> Result<Option<Place>, Fault> {
         if local.key == SINK {
             return self.sink(local).map(|()| None);
         }
@@ -222,7 +222,7 @@ impl Windows {
         Ok(Some(Place::new(local.address, handle as usize as *mut c_void)))
     }
 
-    fn sink(&self, local: &Local) -> Result<(), Fault> {
+    fn sink(&self, local: &LocalRange) -> Result<(), Fault> {
         match inside(local.address, local.len.into(), SINK_BYTES) {
             true => Ok(()),
             false => Err(Fault::Local(*local)),
@@ -231,16 +231,16 @@ impl Windows {
 
     /// The operations of `work`, which is no wait. They are appended to `ops`, or none is.
     #[inline(always)]
-    pub fn carry(&mut self, work: &Work, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
+    pub fn carry(&mut self, work: &Request, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
         match work {
-            Work::Write(remote, Gather { first, second: None }) => {
+            Request::Write(remote, LocalRanges { first, second: None }) => {
                 let (local, lkey) = self.local(first)?;
                 let (remote, rkey) = self.remote(remote, first.len.into())?;
                 let len = first.len.into();
                 ops.push(Op::Put(Put { local, lkey, rkey, remote, len, signal: None, more: false }));
                 Ok(Entry::Op(Finish::NONE))
             }
-            Work::Add { remote, width: Width::Eight, add, boundary: 0, fetched } if fetched.key == SINK => {
+            Request::Add { remote, width: Width::Eight, add, boundary: 0, fetched } if fetched.key == SINK => {
                 self.sink(fetched)?;
                 let (word, rkey) = self.remote(remote, 8)?;
                 if word % 8 != 0 {
@@ -250,44 +250,50 @@ impl Windows {
                 ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false }));
                 Ok(Entry::Op(Finish::NONE))
             }
-            Work::WriteInline(remote, inline) => {
+            Request::WriteInline(remote, inline) => {
                 let payload = Payload::new(inline.bytes()).ok_or(Fault::Malformed(Malformed::Inline(0)))?;
                 let (remote, rkey) = self.remote(remote, inline.bytes().len() as u64)?;
                 ops.push(Op::Value(Value { payload, rkey, remote, signal: None, more: false }));
                 Ok(Entry::Op(Finish::NONE))
             }
-            Work::Nop | Work::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+            Request::Nop | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
             _ => self.carry_other(work, ops),
         }
     }
 
     #[inline(never)]
-    fn carry_other(&mut self, work: &Work, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
+    fn carry_other(&mut self, work: &Request, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
         match *work {
-            Work::Write(remote, gather) => self.moves(remote, gather, ops, false),
-            Work::Read(remote, gather) => self.moves(remote, gather, ops, true),
-            Work::Add { remote, width, add, boundary, fetched } => {
+            Request::Write(remote, gather) => self.moves(remote, gather, ops, false),
+            Request::Read(remote, gather) => self.moves(remote, gather, ops, true),
+            Request::Add { remote, width, add, boundary, fetched } => {
                 self.atomic(remote, width, Change::FetchAdd { add, boundary }, &fetched, ops)
             }
-            Work::Swap { remote, swap, compare, swap_mask, compare_mask, fetched } => {
+            Request::Swap { remote, swap, compare, swap_mask, compare_mask, fetched } => {
                 let [compare, compare_mask] = [compare, compare_mask].map(u64::from);
                 let [swap, swap_mask] = [swap, swap_mask].map(u64::from);
                 let change = Change::CompareSwap { compare, compare_mask, swap, swap_mask };
                 self.atomic(remote, Width::Four, change, &fetched, ops)
             }
-            Work::Dump(local) => {
+            Request::Dump(local) => {
                 match local.key {
                     SINK => self.sink(&local)?,
                     _ => drop(self.local(&local)?),
                 }
                 Ok(Entry::Nothing(Finish::NONE))
             }
-            Work::Nop | Work::WriteInline(..) | Work::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+            Request::Nop | Request::WriteInline(..) | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
         }
     }
 
     /// An operation for each range.
-    fn moves(&mut self, remote: Remote, gather: Gather, ops: &mut Vec<Op>, is_read: bool) -> Result<Entry, Fault> {
+    fn moves(
+        &mut self,
+        remote: RemotePlace,
+        gather: LocalRanges,
+        ops: &mut Vec<Op>,
+        is_read: bool,
+    ) -> Result<Entry, Fault> {
         let all = gather.iter().map(|l| u64::from(l.len)).sum();
         let (mut remote, rkey) = self.remote(&remote, all)?;
         let mut made = [None; 2];
@@ -307,10 +313,10 @@ impl Windows {
 
     fn atomic(
         &mut self,
-        remote: Remote,
+        remote: RemotePlace,
         width: Width,
         change: Change,
-        fetched: &Local,
+        fetched: &LocalRange,
         ops: &mut Vec<Op>,
     ) -> Result<Entry, Fault> {
         let fetched = self.fetched(fetched)?;

@@ -10,7 +10,7 @@ pub mod keys;
 pub mod meaning;
 pub mod queue;
 
-use doorbell::Handler;
+use doorbell::Ringing;
 
 /// One send queue with its completion queue, as device code is told of it: addresses in its own address space.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct QueueView {
     /// What it rings: see [`doorbell`].
     pub bell: u64,
     /// How it rings.
-    pub handler: Handler,
+    pub handler: Ringing,
     /// Number of the queue pair and of its completion queue.
     pub number: u32,
 }

@@ -4,10 +4,10 @@
 //! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
 //! is has not arrived yet, and is waited for.
 
-use super::doorbell::{Bell, Handler, Look};
+use super::doorbell::{DoorbellWords, Look, Ringing};
 use super::meaning::{Fault, Terms, Windows};
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
-use crate::gdaki::entry::send::{opcode, Entry as Asked, View, Work};
+use crate::gdaki::entry::send::{opcode, Entry as Asked, Request, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
 use crate::rma::op::Op;
@@ -39,7 +39,7 @@ pub struct Places {
     /// Completion entry 0.
     pub completions: NonNull<u8>,
     /// How device code rings.
-    pub bell: Bell,
+    pub bell: DoorbellWords,
     /// The queue pair's number, which is its completion queue's, too.
     pub number: u32,
 }
@@ -140,7 +140,7 @@ impl SendQueue {
     /// Looks at the doorbell.
     #[inline(always)]
     fn listen(&mut self) {
-        if self.places.bell.handler == Handler::FreeFlow {
+        if self.places.bell.handler == Ringing::FreeFlow {
             return;
         }
         // SAFETY: valid as long as the queue (promised to `new`).
@@ -157,7 +157,7 @@ impl SendQueue {
     #[inline(always)]
     fn is_rung(&mut self, index: u64) -> bool {
         let is_rung = match self.places.bell.handler {
-            Handler::FreeFlow => {
+            Ringing::FreeFlow => {
                 // SAFETY: valid as long as the queue (promised to `new`).
                 let word = unsafe { self.places.bell.compare(index, self.size) };
                 if word.is_gt() {
@@ -166,7 +166,7 @@ impl SendQueue {
                 }
                 word.is_ge()
             }
-            Handler::Doorbell | Handler::Proxy => index < self.producer,
+            Ringing::Doorbell | Ringing::Proxy => index < self.producer,
         };
         if is_rung && index - self.credited >= self.size {
             self.overrun = self.overrun.min(index);
@@ -252,7 +252,7 @@ impl SendQueue {
         if asked.is_fenced && self.fetches <= index && self.fetches > self.credited {
             return Ok(None);
         }
-        if let Work::Wait { queue, index } = asked.work {
+        if let Request::Wait { queue, index } = asked.work {
             if !self.is_over(queue, index)? {
                 return Ok(None);
             }

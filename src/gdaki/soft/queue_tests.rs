@@ -24,7 +24,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
         slots: NonNull::from(&slots[0]),
         size: SIZE as u32,
         completions: NonNull::from(&completions[0]).cast(),
-        bell: Bell { handler: Handler::Proxy, words: NonNull::from(&word), record: NonNull::from(&record) },
+        bell: DoorbellWords { handler: Ringing::Proxy, words: NonNull::from(&word), record: NonNull::from(&record) },
         number: 9,
     };
     // SAFETY: all of it outlives the queue.

@@ -71,7 +71,7 @@ pub struct QueuePair {
 /// What a (context, peer) has. Towards oneself it is the requester, as towards anybody: a responder that hardware needs
 /// at the other end is no part of what device code sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queues {
+pub struct PeerQueues {
     /// Carries operations.
     pub main: QueuePair,
     /// Carries what increments counters: there if, and only if, the context has counters.

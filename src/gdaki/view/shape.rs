@@ -5,7 +5,7 @@ use crate::rma::reach::is_reached;
 
 /// The ranks and contexts of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct SetShape {
     /// This rank.
     pub rank: u32,
     /// All ranks: what device code indexes arrays by.
@@ -16,7 +16,7 @@ pub struct Shape {
     pub contexts: u32,
 }
 
-impl Shape {
+impl SetShape {
     /// Whether it is one.
     pub(super) fn check(&self) -> Result<()> {
         if self.contexts == 0 || self.rank >= self.ranks {

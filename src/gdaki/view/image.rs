@@ -2,8 +2,8 @@
 
 use super::emit::{emit_keys, Emit};
 use super::layout::Layout;
-use super::queue_pair::Queues;
-use super::shape::Shape;
+use super::queue_pair::PeerQueues;
+use super::shape::SetShape;
 use crate::error::{Error, Result};
 use nccl_plugin_api::gdaki::context_v1::ContextV1;
 use nccl_plugin_api::gdaki::context_v2::ContextV2;
@@ -30,8 +30,8 @@ pub struct Words<'a> {
 /// What a set is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Description<'a> {
-    /// Context by context, in each the peers as [`Shape::peers`] gives them.
-    pub queues: &'a [Queues],
+    /// Context by context, in each the peers as [`SetShape::peers`] gives them.
+    pub queues: &'a [PeerQueues],
     /// Counters.
     pub counters: Words<'a>,
     /// Signals.
@@ -46,9 +46,9 @@ pub struct Description<'a> {
 /// Where everything lies, as bytes from the beginning. The array of contexts lies at 0: its address is the devHandle's
 /// `handle`.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Image {
     layout: Layout,
-    shape: Shape,
+    shape: SetShape,
     /// Queue pairs of a context, and how far the next context's are.
     queues: usize,
     queues_each: usize,
@@ -62,12 +62,12 @@ pub struct Room {
     bytes: usize,
 }
 
-impl Room {
+impl Image {
     /// Where everything of such a set is to lie.
-    pub fn new(layout: Layout, shape: Shape, has_counters: bool) -> Result<Self> {
+    pub fn new(layout: Layout, shape: SetShape, has_counters: bool) -> Result<Self> {
         shape.check()?;
         let too_large = || {
-            let Shape { ranks, contexts, .. } = shape;
+            let SetShape { ranks, contexts, .. } = shape;
             Error::argument(format!("{contexts} contexts of {ranks} ranks are more than memory can be addressed for"))
         };
         let (contexts, ranks) = (shape.contexts as usize, shape.ranks as usize);
@@ -127,7 +127,7 @@ impl Room {
         Ok(())
     }
 
-    fn check_queues(&self, queues: &[Queues]) -> Result<()> {
+    fn check_queues(&self, queues: &[PeerQueues]) -> Result<()> {
         let peers: Vec<u32> = self.shape.peers().collect();
         let (contexts, given) = (self.shape.contexts, queues.len());
         if given as u64 != u64::from(contexts) * peers.len() as u64 {
@@ -165,7 +165,7 @@ impl Room {
         Ok(())
     }
 
-    fn write_queues(&self, of: &Queues, context: usize, peer: usize, out: &mut [u8]) {
+    fn write_queues(&self, of: &PeerQueues, context: usize, peer: usize, out: &mut [u8]) {
         let within = context * self.queues_each + peer * self.layout.queue_pair_bytes();
         let companion = self.companions.zip(of.companion.as_ref());
         for (first, queue_pair) in [(self.queues, &of.main)].into_iter().chain(companion) {

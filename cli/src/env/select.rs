@@ -1,0 +1,170 @@
+//! Which variables have an NCCL take oxygin, and why: the one place that knows it.
+
+use super::find::spell;
+use oxygin::config::EngineChoice;
+use serde::Serialize;
+
+/// The newest NCCL that oxygin was run with; what comes later is taken for one like it.
+pub const NEWEST: i32 = 23203;
+
+/// What `NCCL_GIN_TYPE` calls queues that NCCL's proxy, or a library's own one, drains.
+const PROXY: i32 = 2;
+/// What it calls queues of a plugin's own.
+const OF_THE_PLUGIN: i32 = 3;
+
+/// A variable to set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What to set it to.
+    pub value: String,
+    /// What it does there.
+    pub why: &'static str,
+}
+
+/// What selects oxygin in a version of NCCL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Selection {
+    /// To be set; the first of them is the one without which nothing of oxygin is used.
+    pub variables: Vec<Variable>,
+    /// The tables that this NCCL takes from oxygin, in words.
+    pub tables: &'static str,
+    /// Who drains the queues of device code: `nccl` or `own`.
+    pub engine: &'static str,
+    /// What else there is to know.
+    pub notes: Vec<String>,
+}
+
+impl Selection {
+    fn set(&mut self, name: &'static str, value: impl Into<String>, why: &'static str) {
+        self.variables.push(Variable { name, value: value.into(), why });
+    }
+}
+
+/// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `engine` is what
+/// `OXYGIN_ENGINE` asks for, `gin_type` the present value of `NCCL_GIN_TYPE`. `Err` says why nothing can.
+pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &str) -> Result<Selection, String> {
+    let tables = match code {
+        ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
+        22807..22907 => {
+            return Err(format!(
+            "NCCL {} takes a GIN table out of a NET plugin only (NCCL_NET_PLUGIN), which oxygin is not; use 2.29.7 or \
+                 newer",
+            spell(code)
+        ))
+        }
+        22907..23003 => "GIN v12",
+        23003..23007 => "GIN v13, RMA v13",
+        23007..23100 => "RMA v14, GIN v14",
+        23100..23200 => "RMA v15, GIN v14",
+        _ => "RMA v16, GIN v14",
+    };
+    let proxy_asked = engine == EngineChoice::Nccl || (engine == EngineChoice::Auto && gin_type == Some(PROXY));
+    let own = match code {
+        ..23007 => !proxy_asked,
+        _ => engine == EngineChoice::Own,
+    };
+    let mut s =
+        Selection { variables: Vec::new(), tables, engine: if own { "own" } else { "nccl" }, notes: Vec::new() };
+    match (code, own) {
+        (..23007, _) => {
+            s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin")
+        }
+        (_, true) => {
+            s.set(
+                "NCCL_GIN_PLUGIN",
+                value,
+                "with OXYGIN_ENGINE=own it has queues of its own, which NCCL takes as they are",
+            );
+            s.set(
+                "NCCL_RMA_PLUGIN",
+                value,
+                "operations from the CPU, and device code that asks for NCCL's proxy, go here",
+            );
+        }
+        (_, false) => {
+            s.set("NCCL_RMA_PLUGIN", value, "from 2.30.7 on NCCL drives its proxy itself, over the RMA plugin");
+            s.set(
+                "NCCL_GIN_TYPE",
+                PROXY.to_string(),
+                "has NCCL take its proxy, and with it oxygin, also where an RDMA card would have it choose GDAKI",
+            );
+        }
+    }
+    let wanted = if own { OF_THE_PLUGIN } else { PROXY };
+    let excluded = gin_type.is_some_and(|kind| kind >= 0 && kind != wanted);
+    if excluded && !s.variables.iter().any(|v| v.name == "NCCL_GIN_TYPE") {
+        s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
+    }
+    if own {
+        let words =
+            "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
+                     need OXYGIN_ENGINE=nccl";
+        s.notes.push(words.into());
+    }
+    if code > NEWEST {
+        let (this, newest) = (spell(code), spell(NEWEST));
+        s.notes.push(format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"));
+    }
+    Ok(s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use EngineChoice::*;
+
+    fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
+        let s = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
+        assert!(s.variables.iter().all(|v| !v.why.is_empty() && !v.value.is_empty()));
+        s.variables.iter().map(|v| v.name).collect()
+    }
+
+    #[test]
+    fn each_version_has_its_variables() {
+        for old in [2708, 22806, 22903] {
+            let why = select(old, Auto, None, "oxygin").expect_err("too old");
+            assert!(why.contains(&spell(old)), "{why}");
+        }
+        for code in [22907, 23003, 23004] {
+            assert_eq!(names(code, Auto, None), ["NCCL_GIN_PLUGIN"]);
+        }
+        for code in [23007, 23102, 23203, 23300] {
+            assert_eq!(names(code, Auto, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
+            assert_eq!(names(code, Own, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
+        }
+        let tables = |code| select(code, Auto, None, "oxygin").expect("newer").tables;
+        let all = [22907, 23004, 23007, 23102, 23203].map(tables);
+        let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
+        assert_eq!(all, want);
+        assert!(select(23203, Auto, None, "oxygin").expect("known").notes.is_empty());
+        assert!(select(23301, Auto, None, "oxygin").expect("later").notes[0].contains("2.33.1"));
+    }
+
+    #[test]
+    fn a_type_that_rules_oxygin_out_is_replaced() {
+        // The proxy is of type 2, oxygin's own engine of type 3; auto follows the type where it may.
+        for (code, engine, gin_type, excluded) in [
+            (23004, Auto, Some(2), false),
+            (23004, Auto, Some(3), false),
+            (23004, Auto, Some(4), true),
+            (23004, Nccl, Some(3), true),
+            (23004, Own, Some(2), true),
+            (23004, Own, Some(-1), false),
+            (23203, Auto, Some(3), false),
+            (23203, Own, Some(2), true),
+            (23203, Own, Some(3), false),
+        ] {
+            let chosen = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
+            let any = chosen.variables.iter().any(|v| (v.name, v.value.as_str()) == ("NCCL_GIN_TYPE", "-1"));
+            assert_eq!(any, excluded, "{code} {engine:?} {gin_type:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_kept_as_it_is() {
+        let s = select(23007, Auto, None, "/a b/liboxygin.so").expect("known");
+        assert_eq!(s.variables[0].value, "/a b/liboxygin.so");
+    }
+}

@@ -1,0 +1,77 @@
+//! `oxygin doctor --job` with jobs that write what NCCL would.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A job of two processes on two hosts that writes its log as NCCL does, where NCCL is told to, and ends with this
+/// status.
+fn job(status: i32) -> String {
+    format!(
+        r#"test "$NCCL_DEBUG" = INFO || exit 9
+        for rank in 0 1; do
+            file=$(echo "$NCCL_DEBUG_FILE" | sed "s/%h/node$rank/; s/%p/4$rank/")
+            while read -r line; do echo "node$rank:4$rank:7 [0] NCCL INFO $line"; done >"$file" <<END
+        RMA/Plugin: Loaded rma plugin oxygin (v15)
+        RMA/Plugin: Successfully loaded external plugin /opt/liboxygin.so
+        oxygin 0.1.0 (commit 0123456789ab), communicator 0x5a5a
+        RMA/Plugin: Assigned plugin oxygin to comm
+        ncclCommInitRank comm 0x1 rank $rank nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x2 - Init COMPLETE
+        fabric soft: rank 1 cannot use verbs: no usable port (rank $rank of 2)
+        rank $((1 - rank)): over TCP (no shared memory with it)
+END
+        done
+        echo said by the job
+        exit {status}"#
+    )
+}
+
+fn doctor(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_oxygin")).arg("doctor").args(arguments).output().expect("oxygin runs")
+}
+
+#[test]
+fn a_job_s_ranks_say_what_they_used() {
+    let output = doctor(&["--job", "sh", "-c", &job(0)]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    for words in [
+        "said by the job",
+        "rank 0-1 (node0:40 and 1 more)",
+        "RMA      oxygin (v15) from /opt/liboxygin.so",
+        "0.1.0 (commit 0123456789ab)",
+        "soft: rank 1 cannot use verbs: no usable port",
+        "to 0-1: over TCP (no shared memory with it)",
+        "->       no RDMA: rank 1 cannot use verbs: no usable port",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn logs_are_kept_where_they_are_wanted_and_the_job_s_status_counts() {
+    let folder: PathBuf = std::env::temp_dir().join(format!("oxygin-doctor-job-{}", std::process::id()));
+    let path = folder.display().to_string();
+    let output = doctor(&["--json", "--logs", &path, "--job", "sh", "-c", &job(3)]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (_, json) = text.split_once("said by the job\n").expect("the job's own words");
+    let report: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert_eq!((&report["status"], &report["groups"][0]["ranks"]), (&3.into(), &serde_json::json!([0, 1])));
+    assert_eq!(report["groups"][0]["used"]["tables"]["rma"], "oxygin (v15)");
+    assert_eq!(std::fs::read_dir(&folder).expect("kept").count(), 2);
+    // A second job's ranks must not be mixed with these.
+    let again = doctor(&["--logs", &path, "--job", "true"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("name another folder"));
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+#[test]
+fn a_job_without_nccl_or_that_cannot_start_says_so() {
+    let output = doctor(&["--job", "true"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && text.contains("no process of it wrote a log"), "{text}");
+    let output = doctor(&["--job", "/nowhere/program", "--its-option"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("/nowhere/program: No such file"), "{said}");
+}

@@ -1,0 +1,102 @@
+//! `oxygin env` as a user runs it.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn env(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+    for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("NCCL_") || n.starts_with("OXYGIN_")) {
+        command.env_remove(name);
+    }
+    command.arg("env").args(arguments).envs(variables.iter().copied()).output().expect("oxygin runs")
+}
+
+fn out(output: &Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn json(arguments: &[&str], variables: &[(&str, &str)]) -> Value {
+    let text = out(&env(&[&["--json"], arguments].concat(), variables));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The library that was built with this test.
+fn plugin() -> String {
+    let beside = std::env::current_exe().expect("this test").with_file_name("liboxygin.so");
+    beside.canonicalize().expect("the library beside this test").display().to_string()
+}
+
+/// A folder with a file that says of itself which NCCL it is, which is all that is looked at where it does not load.
+struct Nccl(PathBuf);
+
+impl Nccl {
+    fn new(version: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("oxygin-env-{}-{version}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        let text = format!("no ELF file\0NCCL version {version} compiled with CUDA 12.9\0");
+        std::fs::write(folder.join("libnccl.so.2"), text).expect("a file");
+        Self(folder)
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_version_or_a_library_gives_its_variables() {
+    let plugin = plugin();
+    let (old, new) = (Nccl::new("2.30.4"), Nccl::new("2.32.3"));
+    let folder = |nccl: &Nccl| nccl.0.display().to_string();
+    for asked in ["2.30.4", &folder(&old), &format!("{}/libnccl.so.2", folder(&old))] {
+        let answer = json(&["--nccl", asked, "--plugin", &plugin], &[]);
+        assert_eq!(answer["nccl"]["version"], "2.30.4", "{answer:#}");
+        let variables = answer["variables"].as_array().expect("a list");
+        assert_eq!(variables.len(), 1, "{answer:#}");
+        assert_eq!(
+            (&variables[0]["name"], &variables[0]["value"]),
+            (&"NCCL_GIN_PLUGIN".into(), &plugin.clone().into())
+        );
+    }
+    // Without --nccl the library path's comes first, and the other is named.
+    let path = format!("{}:{}", folder(&new), folder(&old));
+    let answer = json(&["--plugin", &plugin], &[("LD_LIBRARY_PATH", &path)]);
+    assert_eq!(answer["nccl"]["version"], "2.32.3", "{answer:#}");
+    assert_eq!(answer["variables"][0]["name"], "NCCL_RMA_PLUGIN");
+    let others = answer["nccl"]["others"].as_array().expect("a list");
+    assert!(others.iter().any(|o| o.as_str().is_some_and(|o| o.starts_with(&folder(&old)))), "{answer:#}");
+}
+
+#[test]
+fn a_shell_takes_what_is_printed() {
+    let plugin = plugin();
+    for format in [&["--shell"][..], &[]] {
+        let arguments = [&["--nccl", "2.30.7", "--plugin", &plugin], format].concat();
+        let script = format!("{}\necho \"$NCCL_RMA_PLUGIN $NCCL_GIN_TYPE\"", out(&env(&arguments, &[])));
+        let shell = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        assert_eq!(out(&shell).trim(), format!("{plugin} 2"));
+    }
+    let arguments = ["--nccl", "2.32.3", "--plugin", &plugin, "--shell"];
+    let script = out(&env(&arguments, &[("OXYGIN_ENGINE", "own"), ("NCCL_GIN_TYPE", "2")]));
+    assert!(script.starts_with("export NCCL_GIN_PLUGIN=") && script.ends_with("NCCL_GIN_TYPE=-1\n"), "{script}");
+}
+
+#[test]
+fn what_cannot_be_is_said_and_the_exit_status_is_2() {
+    let plugin = plugin();
+    for (arguments, words) in [
+        (["--nccl", "2.29.3", "--plugin", &*plugin], "use 2.29.7 or newer"),
+        (["--nccl", "/nowhere", "--plugin", &plugin], "no version such as"),
+        (["--nccl", &plugin, "--plugin", &plugin], "its version cannot be found out"),
+        (["--nccl", "2.30.7", "--plugin", "/nowhere/liboxygin.so"], "no plugin at /nowhere/liboxygin.so"),
+    ] {
+        let output = env(&arguments, &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(words), "{arguments:?}: {said}");
+    }
+}
