@@ -2,7 +2,7 @@
 //! them; and the messages by which a receiver is asked to copy from such a window.
 
 use super::{take, Target};
-use oxygin::fabric::soft::ipc::exchange::{answered, question, Answer, Answers, Collected, AT_ONCE};
+use oxygin::fabric::soft::ipc::exchange::{answered, request, Answer, Answers, Collected, AT_ONCE};
 use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, What, MAX_SEGMENTS};
 use oxygin::fabric::soft::peer::contact::MAX_BODY;
 use oxygin::fabric::soft::shm::message::PullRequest;
@@ -55,7 +55,7 @@ fn offer(mut input: &[u8]) {
     }
 }
 
-/// A question, and every kind of answer to it.
+/// A request, and every kind of answer to it.
 fn all_datagrams() -> [Datagram; 3] {
     let segment = |segment, what| Datagram::Segment { round: 1, segment, what };
     [
@@ -117,12 +117,12 @@ fn window(mut input: &[u8]) {
     let mut collected = Collected::new(offset, sizes.clone());
     let mut imported = 0;
     while let Some(missing) = collected.missing() {
-        let (first, count) = question(missing);
+        let (first, count) = request(missing);
         assert!(first < segments && (1..=AT_ONCE).contains(&count));
         let heard = answers.take();
         assert!(heard.len() <= 4 * AT_ONCE as usize);
         for Answer { rank, segment, what, file } in heard {
-            assert_eq!(rank, 1, "an answer to another question");
+            assert_eq!(rank, 1, "an answer to another request");
             let import = |file: ()| {
                 imported += 1;
                 Ok(file)

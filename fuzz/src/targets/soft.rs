@@ -4,7 +4,7 @@ use super::{take, Target};
 use oxygin::fabric::soft::atomic::AtomicRequest;
 use oxygin::fabric::soft::hello::SoftHello;
 use oxygin::fabric::soft::peer::contact;
-use oxygin::fabric::soft::shm::message::{GetRequest, Header, Kind};
+use oxygin::fabric::soft::shm::message::{GetRequest, Header, MessageKind};
 use oxygin::fabric::soft::shm::ring::{Consumer, Producer, POSITIONS};
 use oxygin::rma::atomic::{Change, Width};
 
@@ -94,12 +94,17 @@ fn rings() -> Vec<Vec<u8>> {
     // SAFETY: the memory lives to the end of the function and has this one producer.
     let mut producer = unsafe { Producer::new(at, SIZE) };
     let payload = [9u8; 300];
-    let kinds = [(Kind::Put, 300), (Kind::Signal, 8), (Kind::Get, GetRequest::LEN as u32), (Kind::Pull, 48)];
+    let kinds = [
+        (MessageKind::Put, 300),
+        (MessageKind::Signal, 8),
+        (MessageKind::Get, GetRequest::LEN as u32),
+        (MessageKind::Pull, 48),
+    ];
     for (kind, len) in kinds.into_iter().chain([
-        (Kind::GetData, 100),
-        (Kind::Atomic, AtomicRequest::LEN as u32),
-        (Kind::GetDone, 0),
-        (Kind::Put, 5),
+        (MessageKind::GetData, 100),
+        (MessageKind::Atomic, AtomicRequest::LEN as u32),
+        (MessageKind::GetDone, 0),
+        (MessageKind::Put, 5),
     ]) {
         let header = Header { kind, len, key: 1, aux: 2, addr: 3 };
         // SAFETY: the payload has 300 bytes.

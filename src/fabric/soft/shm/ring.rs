@@ -7,7 +7,7 @@ use super::message::{footprint, Header, MessageKind, ALIGN, HEADER};
 use super::positions::{ReadEnd, WriteEnd};
 use std::sync::atomic::AtomicU64;
 
-/// The two positions ([`super::positions`]), a cache line each (two, because CPUs fetch lines in pairs).
+/// The two positions (`positions.rs`), a cache line each (two, because CPUs fetch lines in pairs).
 #[repr(C, align(128))]
 pub struct Positions {
     head: AtomicU64,
