@@ -1,4 +1,5 @@
-//! What GDAKI's device code is given, read as it reads it; and the software NIC, with CPU threads that play device code.
+//! What GDAKI's device code is given, read as it reads it; and the software NIC, with CPU threads that play device
+//! code.
 
 #[path = "../support/mod.rs"]
 mod support;

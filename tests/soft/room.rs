@@ -13,8 +13,8 @@ const ROOM: u64 = 1024;
 /// Operations to the other one, each with its answer, meanwhile.
 const TURNS: u64 = 300;
 
-/// Operations to the stopped peer: more than there is room for, with what the ring takes, or the buffers of sockets. Those
-/// grow on both sides as the kernel likes, up to a limit that differs from machine to machine.
+/// Operations to the stopped peer: more than there is room for, with what the ring takes, or the buffers of sockets.
+/// Those grow on both sides as the kernel likes, up to a limit that differs from machine to machine.
 fn many(transport: &str) -> u64 {
     let most = |name: &str| -> u64 {
         let three = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}")).unwrap();

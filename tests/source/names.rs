@@ -116,7 +116,7 @@ fn words_are_found_in_identifiers() {
 }
 
 /// Names that several files of the library define for others to use, and why that confuses nobody.
-const TWICE: [(&str, &[&str]); 4] = [
+const TWICE: [(&str, &[&str]); 5] = [
     (
         "the same part of each fabric, or of each transport, and named with its module elsewhere",
         &[
@@ -127,6 +127,10 @@ const TWICE: [(&str, &[&str]); 4] = [
     (
         "what one protocol each has, in its own file of formats",
         &["Answer", "Header", "Hello", "Layout", "Malformed", "Refusal", "Request"],
+    ),
+    (
+        "what each format of a queue's entries has: what they are judged against, and what is wrong with one",
+        &["Fault", "Terms"],
     ),
     ("what a module is named for, of two layers that never meet", &["Engine", "Event", "Kind", "Ring", "Table"]),
     (
