@@ -66,15 +66,16 @@ pub fn data(seat: &Seat<'_>) -> Outcome<Tally> {
     Ok(sum)
 }
 
-/// Large puts are queued on context 0, then one signal on context 1: it must show before the last of them has come.
+/// Large puts are queued on context 0, then one signal on context 1: it must show before the last of them has come. In one
+/// of the rounds at least: on a busy machine the rank that looks may be late, but hardly each time.
 pub fn independent(seat: &Seat<'_>) -> Outcome<Tally> {
     const SIZE: usize = 32 << 20;
     const PUTS: u64 = 16;
-    let rounds = 3;
+    let rounds = 5;
     let world = World::open(seat, 2)?;
     let (source, target) = (world.window(SIZE, 0)?, world.window(SIZE, 0)?);
     let flags = world.window(4096, 1)?;
-    let mut tally = Tally::default();
+    let (mut tally, mut early) = (Tally::default(), 0);
     // In pairs, so that a rank either sends or receives.
     let sends = seat.rank % 2 == 0 && seat.rank + 1 < seat.nranks;
     let receives = seat.rank % 2 == 1;
@@ -94,16 +95,20 @@ pub fn independent(seat: &Seat<'_>) -> Outcome<Tally> {
         if receives {
             world.wait_signal(&flags, 64, round, seat.rank - 1)?;
             let large = flags.word(0).load(Ordering::Acquire);
-            tally.item(u64::from(large >= round * PUTS), || {
-                let mib = (SIZE as u64 * PUTS) >> 20;
-                format!(
-                    "round {round}: the signal on context 1 came after all {mib} MiB that context 0 was \
-                     given before it"
-                )
-            });
+            early += u64::from(large < round * PUTS);
+            tally.item(0, String::new);
             world.wait_signal(&flags, 0, round * PUTS, seat.rank - 1)?;
         }
         seat.barrier()?;
+    }
+    if receives && early == 0 {
+        let mib = (SIZE as u64 * PUTS) >> 20;
+        tally.item(1, || {
+            format!(
+                "in each of {rounds} rounds the signal on context 1 came after all {mib} MiB that context 0 was given \
+                 before it"
+            )
+        });
     }
     world.close(&[&source, &target, &flags])?;
     Ok(tally)
