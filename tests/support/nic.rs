@@ -328,6 +328,7 @@ impl Nic {
             counters: ask.counters,
             rank_stride: ask.stride,
             handler: ask.handler,
+            layout: None,
         };
         let (set, _place, view) = coll.create_nic_contexts(|| Ok(spec)).expect("a set");
         let qp = |view| Qp::new(view, ask);
