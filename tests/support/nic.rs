@@ -172,7 +172,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    fn new(view: QueueView, ask: Ask) -> Self {
+    pub fn new(view: QueueView, ask: Ask) -> Self {
         let zero = || AtomicU64::new(0);
         let (reserved, ready, producer, polled) = (zero(), zero(), zero(), zero());
         Self { view, ask, reserved, ready, producer, lock: Mutex::new(()), polled }
