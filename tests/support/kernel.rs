@@ -140,6 +140,8 @@ struct Context {
 pub struct Kernel<'a> {
     pub through: Through,
     pub ctx: *mut c_void,
+    /// The device handle's `handle`.
+    pub handle: u64,
     contexts: Vec<Context>,
     see: &'a (dyn Fn(u64) -> u64 + Sync),
 }
@@ -191,7 +193,7 @@ impl<'a> Kernel<'a> {
         assert_eq!(said, (DEVICE_GIN_GDAKI, through.version, 0));
         let device = structures::Device::live(through.numbers(), handle.handle as u64, see);
         let contexts = (0..ask.contexts as usize).map(|c| found(&device, c, r.job.nranks)).collect();
-        Self { through, ctx, contexts, see }
+        Self { through, ctx, handle: handle.handle as u64, contexts, see }
     }
 
     fn reader(&self) -> structures::Device<'_> {
