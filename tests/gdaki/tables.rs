@@ -85,7 +85,7 @@ fn kernels_of_every_nccl_find_their_way() {
     for through in WAYS {
         on_kernels(3, through, Ask { contexts: 2, depth: 64, ..Ask::default() }, |r, kernel, src, dst| {
             let (next, before) = ((r.rank + 1) % 3, (r.rank + 2) % 3);
-            let held = |rank: usize, i: u64| i << 8 | rank as u64 + 1;
+            let held = |rank: usize, i: u64| (i << 8) + rank as u64 + 1;
             (0..64).for_each(|i| src.set(i as usize, held(r.rank, i)));
             r.job.barrier.wait();
             for round in 1..=100u64 {
@@ -198,7 +198,7 @@ fn a_deregistered_window_is_refused_and_its_record_used_again() {
         ok(unsafe { V14.dereg_mr_sym.unwrap()(r.coll, gone.mhandle) });
         r.job.barrier.wait();
         assert!(!kernel.has_error());
-        kernel.qp(0, peer).post(&[put.clone()]);
+        kernel.qp(0, peer).post(std::slice::from_ref(&put));
         assert_eq!(kernel.qp(0, peer).flush(), Status::Failed { syndrome: 0x13 });
         assert!(kernel.has_error());
         let again = Registered::new(r, V14_2);
@@ -293,8 +293,8 @@ fn mixed(engines: [&str; 2], through: Through) -> Vec<String> {
     let (job, turns) = (Job::new(2), Barrier::new(2));
     let handles = std::sync::Mutex::new(vec![[0; HANDLE_BYTES]; 2]);
     std::thread::scope(|s| {
-        for rank in 0..2 {
-            let (job, turns, handles, engine) = (&job, &turns, &handles, engines[rank]);
+        for (rank, engine) in engines.into_iter().enumerate() {
+            let (job, turns, handles) = (&job, &turns, &handles);
             s.spawn(move || {
                 if rank == 1 {
                     turns.wait();
