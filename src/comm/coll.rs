@@ -178,8 +178,8 @@ impl Coll {
         Ok(())
     }
 
-    /// Makes a set of contexts of this kind. Collective. `spec` reads this rank's arguments; what is wrong with them the others are
-    /// told. Also returns the place for the set's handle.
+    /// Makes a set of contexts of this kind. Collective. `spec` reads this rank's arguments; what is wrong with them
+    /// the others are told. Also returns the place for the set's handle.
     pub fn create_contexts(
         self: &Arc<Self>,
         kind: EngineKind,

@@ -1,5 +1,5 @@
-//! What device code of GDAKI is given of a set of the software NIC: the structures, in the set's memory, and NCCL's handle
-//! to them.
+//! What device code of GDAKI is given of a set of the software NIC: the structures, in the set's memory, and the handle
+//! that NCCL has for them.
 
 use super::nic::NicSpec;
 use crate::error::Result;

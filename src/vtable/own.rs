@@ -141,8 +141,8 @@ fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
 fn nic_spec(coll: &Coll, a: &Asked) -> Result<NicSpec> {
     if coll.instance.config.gdaki_signals == GdakiSignals::AllPeers && !coll.flushes_all_puts_on_any_signal() {
         return Err(Error::usage(
-            "OXYGIN_ENGINE=gdaki-soft: kernels compiled for GDAKI take a visible signal to say that every put before it \
-             has arrived, from any peer, which the verbs fabric does not promise: set OXYGIN_FABRIC=soft, or, for \
+            "OXYGIN_ENGINE=gdaki-soft: kernels compiled for GDAKI take a visible signal to say that every put before \
+             it has arrived, from any peer, which the verbs fabric does not promise: set OXYGIN_FABRIC=soft, or, for \
              kernels that conclude from a signal to its sender's puts alone, OXYGIN_GDAKI_SIGNALS=per-peer",
         ));
     }

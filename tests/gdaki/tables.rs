@@ -1,5 +1,5 @@
-//! `OXYGIN_ENGINE=gdaki-soft` through the GIN tables: a kernel that knows the device handle and the windows' `ginHandle`s
-//! alone has its entries executed.
+//! `OXYGIN_ENGINE=gdaki-soft` through the GIN tables: a kernel that knows the device handle and the windows'
+//! `ginHandle`s alone has its entries executed.
 
 use crate::support::apart::is_elsewhere;
 use crate::support::common::{job, ok, Job, Rank, Window};

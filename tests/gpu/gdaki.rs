@@ -1,5 +1,5 @@
-//! The software NIC over GPU memory, through the GIN table: the structures, windows' records and signals lie on the GPU,
-//! queues are pinned.
+//! The software NIC over GPU memory, through the GIN tables: the structures, windows' records and signals lie on the
+//! GPU, queues are pinned.
 
 use crate::harness::Fake;
 use crate::support::common::job;

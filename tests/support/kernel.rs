@@ -1,5 +1,5 @@
-//! A kernel that was compiled for NCCL's GDAKI backend, played by CPU threads: it is given `devHandle` and `ginHandle`s as
-//! the GIN tables return them, walks the structures ([`super::structures`]) and writes entries ([`super::nic`]).
+//! A kernel that was compiled for NCCL's GDAKI backend, played by CPU threads: it is given `devHandle` and `ginHandle`s
+//! as the GIN tables return them, walks the structures ([`super::structures`]) and writes entries ([`super::nic`]).
 
 use super::common::{ok, Rank};
 use super::nic::{add, wait, Ask, Place, Qp, Raw, WAIT};

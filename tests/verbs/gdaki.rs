@@ -1,4 +1,5 @@
-//! The software NIC over verbs: a signal of one sender says nothing of another's puts there, which kernels have to accept.
+//! The software NIC over verbs: a signal of one sender says nothing of another's puts there, which kernels have to
+//! accept.
 
 use crate::harness::Fake;
 use crate::support::apart::is_elsewhere;
