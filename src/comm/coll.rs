@@ -1,10 +1,11 @@
 //! What `connect` makes: the ranks of one communicator, the fabric they settled on, their windows and contexts.
 
-use super::contexts::{Contexts, Name};
+use super::contexts::{Contexts, EngineKind, Name};
 use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened};
 use super::hello::Hello;
 use super::instance::Instance;
 use super::listen::Listen;
+use super::records::Records;
 use super::rendezvous::{Call, Contribution, Exchange};
 use super::room::Room;
 use crate::error::{Error, Result};
@@ -44,6 +45,8 @@ pub struct Coll {
     engine: Mutex<Option<Arc<Engine>>>,
     /// Of windows, for entries of the software NIC.
     keys: Arc<Keys>,
+    /// What device code of GDAKI is given of windows.
+    records: Mutex<Records>,
     closed: AtomicBool,
     /// Depth of queues that connect asked for, where a table's connect does.
     connected_depth: AtomicI32,
@@ -132,6 +135,7 @@ impl Coll {
             held: Mutex::default(),
             engine: Mutex::default(),
             keys: Arc::default(),
+            records: Mutex::default(),
             closed: AtomicBool::new(false),
             connected_depth: AtomicI32::new(0),
             handle: AtomicU64::new(0),
@@ -174,10 +178,11 @@ impl Coll {
         Ok(())
     }
 
-    /// Makes a set of contexts. Collective. `spec` reads this rank's arguments; what is wrong with them the others are
-    /// told. Also returns the place for the set's handle.
+    /// Makes a set of contexts of this kind. Collective. `spec` reads this rank's arguments; what is wrong with them
+    /// the others are told. Also returns the place for the set's handle.
     pub fn create_contexts(
         self: &Arc<Self>,
+        kind: EngineKind,
         spec: impl FnOnce() -> Result<ContextSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
         self.check_open()?;
@@ -196,7 +201,7 @@ impl Coll {
                 )));
             };
             let place = reserve()?;
-            let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, &spec)?);
+            let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, kind, &spec)?);
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
             self.observer.contexts_added(&contexts);
@@ -207,19 +212,20 @@ impl Coll {
         })
     }
 
-    fn contexts_on<F: Fabric>(&self, call: &mut Call<'_>, fabric: &F, spec: &ContextSpec) -> Result<Vec<F::Context>> {
+    fn contexts_on<F: Fabric>(
+        &self,
+        call: &mut Call<'_>,
+        fabric: &F,
+        kind: EngineKind,
+        spec: &ContextSpec,
+    ) -> Result<Vec<F::Context>> {
         let (pending, addressed) = fabric.prepare_contexts(spec)?;
-        let gathered = call.step(Contribution { common: Writer::new().u32(spec.contexts).finish(), addressed })?;
-        let different = |rank: &u32| Reader::new(gathered.common(*rank)).u32() != Some(spec.contexts);
-        if let Some(rank) = (0..self.world.nranks).find(different) {
+        let mine = Writer::new().u32(spec.contexts).u8(kind.number()).finish();
+        let gathered = call.step(Contribution { common: mine, addressed })?;
+        if let Some(why) = (0..self.world.nranks).find_map(|r| differs(kind, spec, r, gathered.common(r))) {
             // All ranks see it.
             call.end();
-            let theirs = Reader::new(gathered.common(rank)).u32();
-            return Err(Error::usage(format!(
-                "createContext: this rank asks for {} contexts and rank {rank} for {}; ask for the same on all ranks",
-                spec.contexts,
-                theirs.map_or("an unreadable number".into(), |n| n.to_string()),
-            )));
+            return Err(Error::usage(why));
         }
         let from: Vec<&[u8]> = (0..self.world.nranks).map(|r| gathered.addressed(r)).collect();
         if !F::BARRIER_AFTER_CONTEXTS {
@@ -372,6 +378,7 @@ impl Coll {
         handles::remove::<Window>(handle).ok_or_else(not_live)?;
         self.observer.window_removed(&window);
         self.keys.remove(handle as u64);
+        self.records.lock().remove(handle as u64);
         self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
         // Its number is free when nobody is at it any more.
         let ended = window.registration.end(&self.registry, window.id);
@@ -384,6 +391,11 @@ impl Coll {
     /// By which entries of the software NIC name this communicator's windows.
     pub fn keys(&self) -> &Arc<Keys> {
         &self.keys
+    }
+
+    /// What device code of GDAKI is given of this communicator's windows.
+    pub(super) fn records(&self) -> &Mutex<Records> {
+        &self.records
     }
 
     /// The engine, started with `settings` if there is none.
@@ -426,6 +438,7 @@ impl Coll {
             self.observer.window_removed(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
+        *self.records.lock() = Records::default();
         on_fabric!(&self.fabric, f => f.close());
     }
 }
@@ -438,6 +451,28 @@ impl Drop for Coll {
 
 fn contribution(common: Vec<u8>) -> Contribution {
     Contribution { common, addressed: Vec::new() }
+}
+
+/// Why contexts of which a rank told this are others than this rank's; `None`: they are the same.
+fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u8]) -> Option<String> {
+    let mut told = Reader::new(told);
+    let (contexts, theirs) = (told.u32(), told.u8().and_then(EngineKind::from_number));
+    if theirs != Some(kind) {
+        return Some(format!(
+            "createContext: this rank's contexts are those of OXYGIN_ENGINE={} and rank {rank}'s those of {}; set \
+             OXYGIN_ENGINE and NCCL_GIN_TYPE the same on all ranks",
+            kind.name(),
+            theirs.map_or("one that it does not know".into(), |theirs| format!("OXYGIN_ENGINE={}", theirs.name())),
+        ));
+    }
+    if contexts != Some(spec.contexts) {
+        return Some(format!(
+            "createContext: this rank asks for {} contexts and rank {rank} for {}; ask for the same on all ranks",
+            spec.contexts,
+            contexts.map_or("an unreadable number".into(), |n| n.to_string()),
+        ));
+    }
+    None
 }
 
 /// A place for a handle, before the step after which the other ranks count on it.

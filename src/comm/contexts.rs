@@ -16,6 +16,42 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, Weak};
 
+/// Who executes what device code of a set's contexts writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// NCCL's proxy, by calls; or a caller that is no proxy.
+    Nccl,
+    /// This library's engine, out of queues of descriptors.
+    Own,
+    /// The software NIC, out of queue pairs.
+    GdakiSoft,
+}
+
+impl EngineKind {
+    /// What asks for it in `OXYGIN_ENGINE`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "nccl",
+            Self::Own => "own",
+            Self::GdakiSoft => "gdaki-soft",
+        }
+    }
+
+    /// What ranks tell each other.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Nccl => 0,
+            Self::Own => 1,
+            Self::GdakiSoft => 2,
+        }
+    }
+
+    /// What a rank told.
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        [Self::Nccl, Self::Own, Self::GdakiSoft].into_iter().find(|kind| kind.number() == number)
+    }
+}
+
 /// Which set it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {

@@ -2,7 +2,7 @@
 //! them. What `createContext` returns where `OXYGIN_ENGINE` is `own`.
 
 use super::coll::{Coll, Memory as Registered};
-use super::contexts::Contexts;
+use super::contexts::{Contexts, EngineKind};
 use super::fabrics::on_queues;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
@@ -78,6 +78,8 @@ pub(super) struct QueueState {
     pub(super) failed: Arc<AtomicBool>,
     /// Goes up when a window of the communicator ends.
     pub(super) ended: Arc<AtomicU64>,
+    /// What NCCL is given, if there is anything for it.
+    pub(super) handle: Option<Box<DeviceHandle>>,
 }
 
 // SAFETY: the handle holds addresses for device code, which nobody here follows.
@@ -88,9 +90,9 @@ unsafe impl Sync for DeviceQueues {}
 impl DeviceQueues {
     /// Queues that `engine` drains.
     pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
-        let QueueState { windows, failed, ended } = shared;
+        let QueueState { windows, failed, ended, handle } = shared;
         let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle: None }
+        Self { engine, tickets, memory, windows, failed, ended, handle }
     }
 
     /// For NCCL; NULL: there is none. Lives as long as the set.
@@ -233,7 +235,7 @@ impl Coll {
         spec: impl FnOnce() -> Result<DeviceSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
         let mut made = None;
-        let (set, place) = self.create_contexts(|| {
+        let (set, place) = self.create_contexts(EngineKind::Own, || {
             let spec = spec()?;
             made = Some((spec, Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?));
             Ok(spec.contexts)
@@ -301,8 +303,8 @@ impl Coll {
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let (tickets, shared) = (tickets.collect(), QueueState { windows: vec![signals], failed, ended });
-        Ok(DeviceQueues { handle: Some(handle), ..DeviceQueues::new(&engine, tickets, memory, shared) })
+        let shared = QueueState { windows: vec![signals], failed, ended, handle: Some(handle) };
+        Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
     }
 }
 

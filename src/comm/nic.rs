@@ -2,17 +2,19 @@
 //! the communicator's engine.
 
 use super::coll::{Coll, Memory as Registered};
-use super::contexts::Contexts;
+use super::contexts::{Contexts, EngineKind};
 use super::device::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
+use super::gdaki::DeviceImage;
 use crate::error::{Error, Result};
-use crate::fabric::{Context, ContextSpec};
+use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::{DoorbellWords, Ringing};
 use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
 use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
+use crate::gdaki::view::Layout;
 use crate::memory::gpu;
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
@@ -48,6 +50,8 @@ pub struct NicSpec {
     pub rank_stride: u32,
     /// How device code rings.
     pub handler: Ringing,
+    /// In which structures device code is to find it all; `None`: in none, whoever asks knows it from the view.
+    pub layout: Option<Layout>,
 }
 
 /// Slots of a send queue, a power of two.
@@ -61,7 +65,8 @@ fn slots(depth: i32) -> Result<u32> {
 
 /// Where things lie in a set's memory.
 struct Room {
-    memory: Memory,
+    /// Kept until the set's windows have ended, also where the set comes to nothing.
+    memory: Arc<Memory>,
     slots: Block,
     completions: Block,
     bells: Block,
@@ -74,11 +79,12 @@ struct Room {
     nranks: usize,
     /// Queues of a (context, peer): 1, or 2 with the companion.
     of_pair: usize,
+    image: Option<DeviceImage>,
 }
 
 impl Room {
-    fn allocate(spec: &NicSpec, nranks: u32) -> Result<Self> {
-        let (n, nranks, size) = (spec.contexts.contexts as usize, nranks as usize, slots(spec.depth)?);
+    fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
+        let (n, nranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, slots(spec.depth)?);
         for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
         {
             if asked > most {
@@ -99,7 +105,11 @@ impl Room {
             records: memory.shared(queues * APART)?,
             counters: memory.shared(8 * n * spec.counters as usize)?,
             signals: memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?,
-            memory,
+            image: match spec.layout {
+                Some(layout) => Some(DeviceImage::allocate(layout, spec, world, &mut memory)?),
+                None => None,
+            },
+            memory: Arc::new(memory),
             size,
             bell_bytes,
             handler: spec.handler,
@@ -174,14 +184,15 @@ impl Coll {
         spec: impl FnOnce() -> Result<NicSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, SetView)> {
         let mut made = None;
-        let (set, place) = self.create_contexts(|| {
+        let (set, place) = self.create_contexts(EngineKind::GdakiSoft, || {
             let spec = spec()?;
-            made = Some((spec, Room::allocate(&spec, self.world.nranks)?));
+            made = Some((spec, Room::allocate(&spec, self.world)?));
             Ok(spec.contexts)
         })?;
-        let mut own = Own::default();
+        let (mut own, mut memory) = (Own::default(), None);
         let attached =
             made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
+                memory = Some(room.memory.clone());
                 self.register_own(&spec, &room, &mut own)?;
                 self.drain_nic(&set, &spec, room, &own)
             });
@@ -195,6 +206,7 @@ impl Coll {
                 for window in own.windows {
                     if let Err(error) = self.deregister(window as *mut c_void) {
                         log::warn!("createContext: a window that nobody uses stays: {}", error.message());
+                        std::mem::forget(memory.clone());
                     }
                 }
                 Err(error)
@@ -273,7 +285,11 @@ impl Coll {
             counters: table(room.counters.device, spec.counters, own.keys[1]),
             sink: SINK,
         };
-        let memory = Arc::new(room.memory);
+        let handle = match &room.image {
+            Some(image) => Some(image.write(&view, &room.memory)?),
+            None => None,
+        };
+        let memory = room.memory;
         let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
         let mut tickets = Vec::new();
         for (thread, [mains, companions]) in shares.into_iter().enumerate() {
@@ -287,7 +303,7 @@ impl Coll {
                 }
             }
         }
-        let shared = QueueState { windows: own.windows.clone(), failed, ended };
+        let shared = QueueState { windows: own.windows.clone(), failed, ended, handle };
         Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
     }
 }

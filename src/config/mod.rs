@@ -53,6 +53,17 @@ pub enum EngineChoice {
     Own,
     /// NCCL's proxy, which calls the tables' data operations.
     Nccl,
+    /// The software NIC: the GIN tables give device code of GDAKI queues, which our engine drains.
+    GdakiSoft,
+}
+
+/// `OXYGIN_GDAKI_SIGNALS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GdakiSignals {
+    /// A visible signal tells of every put that had arrived before it, from any peer.
+    AllPeers,
+    /// It tells of its sender's puts alone.
+    PerPeer,
 }
 
 /// `OXYGIN_PROXY_AFFINITY`.
@@ -91,6 +102,8 @@ pub struct Config {
     pub gpu_issue: GpuIssue,
     /// `OXYGIN_ENGINE`: who drains what device code writes.
     pub engine: EngineChoice,
+    /// `OXYGIN_GDAKI_SIGNALS`: what kernels compiled for GDAKI need of a signal, on any fabric.
+    pub gdaki_signals: GdakiSignals,
     /// `OXYGIN_PROXY_THREADS`: threads of our engine a communicator, at least 1.
     pub proxy_threads: u32,
     /// `OXYGIN_PROXY_AFFINITY`: where they run.
@@ -145,6 +158,7 @@ impl Default for Config {
             tcp_threads: None,
             gpu_issue: GpuIssue::default(),
             engine: EngineChoice::Auto,
+            gdaki_signals: GdakiSignals::AllPeers,
             proxy_threads: 1,
             proxy_affinity: Affinity::Near,
             proxy_poll: Some(Duration::from_millis(20)),

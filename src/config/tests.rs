@@ -33,6 +33,8 @@ fn good_values() {
     assert_eq!(one("NCCL_IB_TIMEOUT", "026").0.ib_timeout, 22);
     assert!(!one("NCCL_DMABUF_ENABLE", "0").0.dma_buf);
     assert_eq!(one("NCCL_SOCKET_IFNAME", "^").0.socket_ifname, None);
+    assert_eq!(one("OXYGIN_ENGINE", "gdaki-soft").0.engine, EngineChoice::GdakiSoft);
+    assert_eq!(one("OXYGIN_GDAKI_SIGNALS", "per-peer").0.gdaki_signals, GdakiSignals::PerPeer);
     let both = |name: &str| match name {
         "NCCL_IB_TC" => Some("8".into()),
         "NCCL_GIN_IB_TC" => Some("16".into()),
@@ -63,6 +65,8 @@ fn bad_values_keep_the_default_and_are_told() {
         ("OXYGIN_TIMEOUT", "2m"),
         ("OXYGIN_PEER_TIMEOUT", "0"),
         ("OXYGIN_TCP_STRIPES", "0"),
+        ("OXYGIN_ENGINE", "gdaki"),
+        ("OXYGIN_GDAKI_SIGNALS", "none"),
         ("OXYGIN_MAX_OPERATIONS", "99999999999999999999"),
         ("NCCL_SOCKET_FAMILY", "inet6"),
         ("NCCL_IB_TC", "256"),

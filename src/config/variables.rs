@@ -1,7 +1,7 @@
 //! The table of variables.
 
 use super::parse::{integer, seconds, unless_minus_one, within};
-use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GpuIssue, SoftTransport};
+use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, SoftTransport};
 use std::time::Duration;
 
 /// One variable: what users read and what the parser does.
@@ -148,14 +148,33 @@ pub const VARIABLES: &[Variable] = &[
         default: "auto",
         meaning:
             "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
-                  `own` this library's engine, for kernels that are compiled for all backends; `auto` is `own` up to \
-                  NCCL 2.30.4 and `nccl` from 2.30.7 on.",
-        accepted: "auto, own, nccl",
+                  `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
+                  software NIC, for kernels that are compiled for GDAKI, which has not run on a GPU yet; `auto` is \
+                  `own` up to NCCL 2.30.4 and `nccl` from 2.30.7 on. The same on all ranks.",
+        accepted: "auto, own, nccl, gdaki-soft",
         apply: |config, text| {
             config.engine = match text {
                 "auto" => EngineChoice::Auto,
                 "own" => EngineChoice::Own,
                 "nccl" => EngineChoice::Nccl,
+                "gdaki-soft" => EngineChoice::GdakiSoft,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "OXYGIN_GDAKI_SIGNALS",
+        default: "all-peers",
+        meaning: "What kernels compiled for GDAKI take a visible signal to say. `all-peers`: that every put which had \
+                  arrived before it is visible, from any peer, as NCCL's device code has it; a fabric that does not \
+                  promise that (verbs) is refused with OXYGIN_ENGINE=gdaki-soft. `per-peer`: that its sender's puts \
+                  are, which every fabric promises.",
+        accepted: "all-peers, per-peer",
+        apply: |config, text| {
+            config.gdaki_signals = match text {
+                "all-peers" => GdakiSignals::AllPeers,
+                "per-peer" => GdakiSignals::PerPeer,
                 _ => return None,
             };
             Some(())

@@ -139,6 +139,21 @@ impl Memory {
         self.mapped.push(made);
         Ok(at)
     }
+
+    /// Writes contents anew into what [`Memory::device`] returned, or a part of it.
+    ///
+    /// # Safety
+    /// They lie inside it, and nobody reads or writes there meanwhile.
+    pub unsafe fn write_device(&self, at: u64, contents: &[u8]) -> Result<()> {
+        match &self.context {
+            Some(context) => fill(context, at, contents),
+            None => {
+                // SAFETY: host memory, of this many bytes, which nobody else uses (caller).
+                unsafe { (at as *mut u8).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
+                Ok(())
+            }
+        }
+    }
 }
 
 #[cold]

@@ -2,9 +2,9 @@
 
 use super::calls;
 use super::guard::{guard, null, object, shared};
-use super::{data, setup, NAME};
+use super::{data, reg, setup, NAME};
 use crate::comm::coll::Coll;
-use crate::comm::contexts::Contexts;
+use crate::comm::contexts::{Contexts, EngineKind};
 use crate::error::{Error, Result};
 use crate::rma::args::{Place, PutArgs};
 use crate::sys::handles;
@@ -42,7 +42,7 @@ pub(super) unsafe fn connect_with(
     let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
     // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
     // Also where device code gets queues of ours: whoever has the communicator may call the data operations.
-    coll.create_contexts(|| setup::spec(n_connections.max(1), queue_depth, -1))?;
+    coll.create_contexts(EngineKind::Nccl, || setup::spec(n_connections.max(1), queue_depth, -1))?;
     coll.set_connected_depth(queue_depth);
     let handle = place.fill(coll.clone());
     coll.set_handle(handle);
@@ -165,9 +165,9 @@ pub static ncclGinPlugin_v11: GinV11 = GinV11 {
     listen: Some(setup::listen_any),
     connect: Some(connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::gin_reg),
-    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::gin_reg),
+    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),

@@ -4,8 +4,9 @@ use super::calls;
 use super::gin_v11::{connect_with, create_context_of, destroy_context, set_of};
 use super::guard::{guard, shared};
 use super::own::{self, Asked};
-use super::{data, setup, NAME};
+use super::{data, reg, setup, NAME};
 use crate::comm::coll::Coll;
+use crate::comm::contexts::EngineKind;
 use crate::proxy::descriptor::layout::Table;
 use crate::rma::args::{Place, PutArgs};
 use nccl_plugin_api::gin_v12::GinV12;
@@ -39,8 +40,8 @@ unsafe extern "C" fn create_context(
 ) -> NcclResult {
     guard("createContext", || {
         let coll = shared::<Coll>(coll_comm)?;
-        // Whoever has no place for a device handle drains queues himself.
-        if dev_handle.is_null() || !own::is_own(&coll.instance.config, false) {
+        let kind = own::kind(&coll.instance.config, false, dev_handle);
+        if kind == EngineKind::Nccl {
             // SAFETY: passed on.
             return unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) };
         }
@@ -54,7 +55,7 @@ unsafe extern "C" fn create_context(
             rank_stride: 0,
         };
         // SAFETY: NULL or writable.
-        unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, || Ok(asked)) }
+        unsafe { own::create_context(kind, coll_comm, gin_ctx, dev_handle, || Ok(asked)) }
     })
 }
 
@@ -114,9 +115,9 @@ pub static ncclGinPlugin_v12: GinV12 = GinV12 {
     listen: Some(setup::listen_any),
     connect: Some(connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::gin_reg),
-    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::gin_reg_for_engine),
+    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),

@@ -5,9 +5,9 @@ use super::data::{self, iput_signal};
 use super::fast::late::{Late, LatePut};
 use super::guard::{guard, null, object, shared};
 use super::own::{self, Asked};
-use super::{setup, NAME};
+use super::{reg, setup, NAME};
 use crate::comm::coll::Coll;
-use crate::comm::contexts::Contexts;
+use crate::comm::contexts::{Contexts, EngineKind};
 use crate::error::Result;
 use crate::proxy::descriptor::layout::Table;
 use crate::rma::args::{GetArgs, Place, PutArgs};
@@ -101,8 +101,8 @@ unsafe extern "C" fn create_gin_context(
     dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
     guard("createContext", || {
-        // Whoever has no place for a device handle drains queues himself.
-        if dev_handle.is_null() || !own::is_own(&shared::<Coll>(coll_comm)?.instance.config, false) {
+        let kind = own::kind(&shared::<Coll>(coll_comm)?.instance.config, false, dev_handle);
+        if kind == EngineKind::Nccl {
             // SAFETY: passed on.
             return unsafe { create_proxied(coll_comm, config, gin_ctx, dev_handle) };
         }
@@ -120,7 +120,7 @@ unsafe extern "C" fn create_gin_context(
             })
         };
         // SAFETY: NULL or writable.
-        unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, asked) }
+        unsafe { own::create_context(kind, coll_comm, gin_ctx, dev_handle, asked) }
     })
 }
 
@@ -133,9 +133,9 @@ pub(super) const TABLE: GinV13 = GinV13 {
     listen: Some(setup::listen),
     connect: Some(setup::connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::gin_reg),
-    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::gin_reg),
+    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(setup::destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),
@@ -152,5 +152,10 @@ pub(super) const TABLE: GinV13 = GinV13 {
 /// The table.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
-pub static ncclGinPlugin_v13: GinV13 =
-    GinV13 { get_properties: Some(own::get_properties_of_v13), create_context: Some(create_gin_context), ..TABLE };
+pub static ncclGinPlugin_v13: GinV13 = GinV13 {
+    get_properties: Some(own::get_properties_of_v13),
+    create_context: Some(create_gin_context),
+    reg_mr_sym: Some(reg::gin_reg_for_engine),
+    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),
+    ..TABLE
+};

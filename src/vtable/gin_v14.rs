@@ -2,8 +2,9 @@
 
 use super::guard::{guard, null, shared, store};
 use super::own::{self, Asked};
-use super::{setup, NAME};
+use super::{reg, setup, NAME};
 use crate::comm::coll::Coll;
+use crate::comm::contexts::EngineKind;
 use crate::error::Error;
 use crate::proxy::descriptor::layout::Table;
 use nccl_plugin_api::gin_v14::{ConfigV14, GinPropertiesV14, GinV14};
@@ -25,7 +26,8 @@ unsafe extern "C" fn create_context(
 ) -> NcclResult {
     guard("createContext", || {
         let coll = shared::<Coll>(coll_comm)?;
-        if own::is_own(&coll.instance.config, true) {
+        let kind = own::asked_for(&coll.instance.config, true);
+        if kind != EngineKind::Nccl {
             let asked = || {
                 // SAFETY: NULL or readable.
                 let c = unsafe { config.as_ref() }.ok_or_else(|| null("config"))?;
@@ -40,13 +42,13 @@ unsafe extern "C" fn create_context(
                 })
             };
             // SAFETY: NULL or writable.
-            return unsafe { own::create_context(coll_comm, gin_ctx, dev_handle, asked) };
+            return unsafe { own::create_context(kind, coll_comm, gin_ctx, dev_handle, asked) };
         }
         let why = match config.is_null() {
             true => null("config"),
             false => Error::usage(
-                "the GIN v14 table has queues of its own with OXYGIN_ENGINE=own alone; set that, or set \
-                 NCCL_RMA_PLUGIN to this library (and NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the \
+                "the GIN v14 table has queues of its own with OXYGIN_ENGINE=own and gdaki-soft alone; set one, or \
+                 set NCCL_RMA_PLUGIN to this library (and NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the \
                  RMA table",
             ),
         };
@@ -66,9 +68,9 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     listen: Some(setup::listen),
     connect: Some(setup::connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::gin_reg),
-    reg_mr_sym_dma_buf: Some(setup::gin_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::gin_reg_for_engine),
+    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(setup::destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),

@@ -5,6 +5,7 @@ pub mod data;
 pub mod fast;
 pub mod guard;
 pub mod own;
+pub mod reg;
 pub mod setup;
 
 pub mod gin_v11;

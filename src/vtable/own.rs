@@ -1,26 +1,43 @@
-//! What the GIN tables do where this library drains the queues of device code itself: `OXYGIN_ENGINE`.
+//! What the GIN tables do where this library executes what device code writes: `OXYGIN_ENGINE`.
 
 use super::guard::{null, shared, store};
 use super::setup;
 use crate::comm::coll::Coll;
+use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::nccl;
-use crate::config::{Config, EngineChoice};
+use crate::comm::nic::NicSpec;
+use crate::config::{Config, EngineChoice, GdakiSignals};
 use crate::error::{Error, Result};
-use crate::proxy::descriptor::layout::{Layout, Table};
+use crate::gdaki::soft::doorbell::Ringing;
+use crate::gdaki::view;
+use crate::proxy::descriptor::layout::{self, Table};
+use crate::sys::handles::Reserved;
 use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
-/// Whether contexts of a GIN table have queues of this library's.
+/// Who executes what device code of a GIN table's contexts writes.
 ///
-/// Up to NCCL 2.30.4 (tables v12 and v13), that is the default: its own proxy takes one descriptor of a queue a pass,
-/// and refuses depths. From 2.30.7 on (v14) a kernel that was compiled for GDAKI alone would take such a context for
-/// one of GDAKI's, so it has to be asked for.
-pub fn is_own(config: &Config, is_v14: bool) -> bool {
+/// Up to NCCL 2.30.4 (tables v12 and v13), that is this library by default: NCCL's own proxy takes one descriptor of a
+/// queue a pass, and refuses depths. From 2.30.7 on (v14) a kernel that was compiled for GDAKI alone would take such a
+/// context for one of GDAKI's, so it has to be asked for. The software NIC always has to be.
+pub fn asked_for(config: &Config, is_v14: bool) -> EngineKind {
     match config.engine {
-        EngineChoice::Own => true,
-        EngineChoice::Nccl => false,
-        EngineChoice::Auto => !is_v14 && config.gin_type.is_none_or(|kind| kind == DEVICE_GIN_GDAKI),
+        EngineChoice::Own => EngineKind::Own,
+        EngineChoice::GdakiSoft => EngineKind::GdakiSoft,
+        EngineChoice::Nccl => EngineKind::Nccl,
+        EngineChoice::Auto if !is_v14 && config.gin_type.is_none_or(|kind| kind == DEVICE_GIN_GDAKI) => EngineKind::Own,
+        EngineChoice::Auto => EngineKind::Nccl,
+    }
+}
+
+/// The same for a caller that may have no place for a device handle: he drains queues of descriptors himself. With the
+/// software NIC windows have names that nobody but device code can use, so he is refused there.
+pub fn kind(config: &Config, is_v14: bool, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
+    match asked_for(config, is_v14) {
+        EngineKind::Own if dev_handle.is_null() => EngineKind::Nccl,
+        kind => kind,
     }
 }
 
@@ -29,14 +46,15 @@ pub fn is_own(config: &Config, is_v14: bool) -> bool {
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
     if let Some(kind) = config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI) {
-        if config.engine == EngineChoice::Own {
+        if let asked @ (EngineKind::Own | EngineKind::GdakiSoft) = asked_for(&config, is_v14) {
             log::warn!(
-                "OXYGIN_ENGINE=own has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 \
-                 then; unset NCCL_GIN_TYPE"
+                "OXYGIN_ENGINE={} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 \
+                 then; unset NCCL_GIN_TYPE",
+                asked.name()
             );
         }
     }
-    is_own(&config, is_v14).then_some(DEVICE_GIN_GDAKI)
+    (asked_for(&config, is_v14) != EngineKind::Nccl).then_some(DEVICE_GIN_GDAKI)
 }
 
 /// getProperties of GIN v12.
@@ -104,10 +122,11 @@ pub struct Asked {
     pub rank_stride: c_int,
 }
 
-fn spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
-    let number = |name: &str, value: c_int| {
-        u32::try_from(value).map_err(|_| Error::argument(format!("{name} = {value}; pass 0 or more")))
-    };
+fn number(name: &str, value: c_int) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::argument(format!("{name} = {value}; pass 0 or more")))
+}
+
+fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
     Ok(DeviceSpec {
         // How many entries a device's work queue has is not what device code's queue has.
         contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
@@ -115,28 +134,57 @@ fn spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
         rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
-        layout: Layout::choose(a.table, nccl::version(), config.device_layout)?,
+        layout: layout::Layout::choose(a.table, nccl::version(), config.device_layout)?,
     })
 }
 
-/// createContext with queues of this library's. Collective.
-///
-/// # Safety
-/// `ctx` and `dev_handle` are NULL or writable.
-pub unsafe fn create_context(
-    coll_comm: *mut c_void,
-    ctx: *mut *mut c_void,
-    dev_handle: *mut *mut DeviceHandle,
+fn nic_spec(coll: &Coll, a: &Asked) -> Result<NicSpec> {
+    if coll.instance.config.gdaki_signals == GdakiSignals::AllPeers && !coll.flushes_all_puts_on_any_signal() {
+        return Err(Error::usage(
+            "OXYGIN_ENGINE=gdaki-soft: kernels compiled for GDAKI take a visible signal to say that every put before \
+             it has arrived, from any peer, which the verbs fabric does not promise: set OXYGIN_FABRIC=soft, or, for \
+             kernels that conclude from a signal to its sender's puts alone, OXYGIN_GDAKI_SIGNALS=per-peer",
+        ));
+    }
+    Ok(NicSpec {
+        contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
+        depth: a.queue_depth,
+        signals: number("nSignals", a.n_signals)?,
+        counters: number("nCounters", a.n_counters)?,
+        rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
+        // The one that device code of every version knows.
+        handler: Ringing::Doorbell,
+        layout: Some(view::Layout::choose(a.table, nccl::version())?),
+    })
+}
+
+/// A set with queues of this library's, and the place for its handle.
+fn create(
+    kind: EngineKind,
+    coll: &Arc<Coll>,
     asked: impl FnOnce() -> Result<Asked>,
-) -> Result<()> {
-    let coll = shared::<Coll>(coll_comm)?;
+) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
+    if kind == EngineKind::GdakiSoft {
+        let (mut table, mut structures) = (None, None);
+        let (set, place, _) = coll.create_nic_contexts(|| {
+            let asked = asked()?;
+            let spec = nic_spec(coll, &asked)?;
+            (table, structures) = (Some(asked.table), spec.layout);
+            Ok(spec)
+        })?;
+        if let (Some(table), Some(structures)) = (table, structures) {
+            log::info!(
+                "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}; suits kernels that are compiled \
+                 for GDAKI. This engine has not run on a GPU yet",
+                set.count()
+            );
+        }
+        return Ok((set, place));
+    }
     let mut named = None;
     let (set, place) = coll.create_device_contexts(|| {
-        if ctx.is_null() || dev_handle.is_null() {
-            return Err(null(if ctx.is_null() { "ginCtx" } else { "devHandle" }));
-        }
         let asked = asked()?;
-        let spec = spec(&coll.instance.config, &asked)?;
+        let spec = own_spec(&coll.instance.config, &asked)?;
         named = Some((asked, spec));
         Ok(spec)
     })?;
@@ -149,6 +197,27 @@ pub unsafe fn create_context(
             spec.layout.context_bytes
         );
     }
+    Ok((set, place))
+}
+
+/// createContext with queues of this library's; `kind` says which. Collective.
+///
+/// # Safety
+/// `ctx` and `dev_handle` are NULL or writable.
+pub unsafe fn create_context(
+    kind: EngineKind,
+    coll_comm: *mut c_void,
+    ctx: *mut *mut c_void,
+    dev_handle: *mut *mut DeviceHandle,
+    asked: impl FnOnce() -> Result<Asked>,
+) -> Result<()> {
+    let coll = shared::<Coll>(coll_comm)?;
+    let (set, place) = create(kind, &coll, || {
+        if ctx.is_null() || dev_handle.is_null() {
+            return Err(null(if ctx.is_null() { "ginCtx" } else { "devHandle" }));
+        }
+        asked()
+    })?;
     let handle = place.fill(set.clone());
     // SAFETY: the handle was made just now and nobody has it.
     unsafe { set.set_handle(handle) };
@@ -167,16 +236,22 @@ mod tests {
 
     #[test]
     fn who_drains_queues() {
-        for (engine, gin_type, is_v14, own) in [
-            (EngineChoice::Auto, None, false, true),
-            (EngineChoice::Auto, None, true, false),
-            (EngineChoice::Auto, Some(2), false, false),
-            (EngineChoice::Auto, Some(3), false, true),
-            (EngineChoice::Own, None, true, true),
-            (EngineChoice::Nccl, None, false, false),
+        use EngineKind::*;
+        let mut place = std::ptr::null_mut();
+        for (engine, gin_type, is_v14, asked, without_place) in [
+            (EngineChoice::Auto, None, false, Own, Nccl),
+            (EngineChoice::Auto, None, true, Nccl, Nccl),
+            (EngineChoice::Auto, Some(2), false, Nccl, Nccl),
+            (EngineChoice::Auto, Some(3), false, Own, Nccl),
+            (EngineChoice::Own, None, true, Own, Nccl),
+            (EngineChoice::Nccl, None, false, Nccl, Nccl),
+            (EngineChoice::GdakiSoft, None, false, GdakiSoft, GdakiSoft),
+            (EngineChoice::GdakiSoft, Some(3), true, GdakiSoft, GdakiSoft),
         ] {
             let config = Config { engine, gin_type, ..Config::default() };
-            assert_eq!(is_own(&config, is_v14), own, "{engine:?}, {gin_type:?}, {is_v14}");
+            assert_eq!(asked_for(&config, is_v14), asked, "{engine:?}, {gin_type:?}, {is_v14}");
+            assert_eq!(kind(&config, is_v14, &mut place), asked);
+            assert_eq!(kind(&config, is_v14, std::ptr::null_mut()), without_place);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::data::{self, iput_signal};
 use super::fast::late::{Late, LatePut};
 use super::guard::{guard, object};
 use super::rma_v14::create_context;
-use super::{setup, NAME};
+use super::{reg, setup, NAME};
 use crate::comm::contexts::Contexts;
 use crate::rma::args::{GetArgs, Place, PutArgs};
 use nccl_plugin_api::rma_v15::RmaV15;
@@ -74,9 +74,9 @@ pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
     listen: Some(setup::listen),
     connect: Some(setup::connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::rma_reg),
-    reg_mr_sym_dma_buf: Some(setup::rma_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::rma_reg),
+    reg_mr_sym_dma_buf: Some(reg::rma_reg_dma_buf),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(setup::destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),

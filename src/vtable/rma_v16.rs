@@ -3,7 +3,7 @@
 use super::guard::{guard, object, store};
 use super::rma_v14::create_context;
 use super::rma_v15::{iget, iput, iput_signal};
-use super::{data, setup, NAME};
+use super::{data, reg, setup, NAME};
 use crate::comm::coll::Coll;
 use nccl_plugin_api::rma_v16::{RmaPropertiesV16, RmaV16};
 use nccl_plugin_api::NcclResult;
@@ -30,9 +30,9 @@ pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
     listen: Some(setup::listen),
     connect: Some(setup::connect),
     create_context: Some(create_context),
-    reg_mr_sym: Some(setup::rma_reg),
-    reg_mr_sym_dma_buf: Some(setup::rma_reg_dma_buf),
-    dereg_mr_sym: Some(setup::dereg),
+    reg_mr_sym: Some(reg::rma_reg),
+    reg_mr_sym_dma_buf: Some(reg::rma_reg_dma_buf),
+    dereg_mr_sym: Some(reg::dereg),
     destroy_context: Some(setup::destroy_context),
     close_coll: Some(setup::close_coll),
     close_listen: Some(setup::close_listen),

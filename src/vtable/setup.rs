@@ -2,8 +2,8 @@
 
 use super::fast::Ways;
 use super::guard::{dead, guard, null, object, shared, store};
-use crate::comm::coll::{Coll, Memory};
-use crate::comm::contexts::Contexts;
+use crate::comm::coll::Coll;
+use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::instance::Instance;
 use crate::comm::listen::Listen;
 use crate::comm::nccl;
@@ -12,7 +12,6 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::{ContextSpec, World};
-use crate::memory::gpu;
 use crate::rma::request::MAX_RANKS;
 use crate::sys::handles::{self, Kind, Reserved};
 use crate::sys::version;
@@ -224,7 +223,8 @@ pub(super) unsafe fn create_context(
     asked: impl FnOnce() -> Result<ContextSpec>,
 ) -> Result<()> {
     let coll = shared::<Coll>(coll_comm)?;
-    let (set, place) = coll.create_contexts(|| if ctx.is_null() { Err(null("ginCtx / rmaCtx")) } else { asked() })?;
+    let checked = || if ctx.is_null() { Err(null("ginCtx / rmaCtx")) } else { asked() };
+    let (set, place) = coll.create_contexts(EngineKind::Nccl, checked)?;
     let handle = place.fill(set.clone());
     // SAFETY: the handle was made just now and nobody has it.
     unsafe { set.set_handle(handle) };
@@ -239,157 +239,6 @@ pub(super) fn spec(n_contexts: c_int, queue_depth: c_int, traffic: c_int) -> Res
     // Zero and NCCL's "undefined" (a negative number) both leave the depth to the fabric.
     let queue_depth = u32::try_from(queue_depth).unwrap_or(0);
     Ok(ContextSpec { contexts, queue_depth, traffic_class: traffic_class(traffic) })
-}
-
-/// A registration by address or by DMA-BUF; the arguments as the tables have them.
-#[derive(Clone, Copy)]
-pub(super) struct RegArgs {
-    pub data: *mut c_void,
-    pub size: usize,
-    pub ptr_type: c_int,
-    pub mr_flags: u64,
-    pub dma_buf: Option<(c_int, u64)>,
-}
-
-fn checked(a: &RegArgs) -> Result<Memory> {
-    if a.data.is_null() {
-        return Err(null("data"));
-    }
-    if a.size == 0 || (a.data as usize).checked_add(a.size).is_none() {
-        return Err(Error::argument(format!(
-            "size = {} at {:p}; a window has at least one byte and does not wrap around the address space",
-            a.size, a.data
-        )));
-    }
-    match a.ptr_type {
-        PTR_HOST | PTR_CUDA => {}
-        other => return Err(Error::argument(format!("type = {other}; memory is of type 1 (host) or 2 (CUDA)"))),
-    }
-    if a.mr_flags & !(MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET) != 0 {
-        return Err(Error::argument(format!(
-            "mrFlags = {:#x}; known flags are 1 (strict ordering) and 2 (signals that are never reset)",
-            a.mr_flags
-        )));
-    }
-    if let Some((fd, offset)) = a.dma_buf {
-        if fd < 0 {
-            return Err(Error::argument(format!("fd = {fd} (offset {offset}) is no descriptor of a DMA-BUF")));
-        }
-    }
-    let strict = a.mr_flags & MR_FLAG_FORCE_SO != 0;
-    let gpu = match a.ptr_type {
-        PTR_CUDA => {
-            let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
-            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
-        }
-        _ => None,
-    };
-    Ok(Memory { base: a.data as u64, len: a.size as u64, strict, dma_buf: a.dma_buf, gpu })
-}
-
-/// Registers and stores the handle in one or two places.
-///
-/// # Safety
-/// The places are NULL or writable.
-unsafe fn reg_into(
-    call: &'static str,
-    coll_comm: *mut c_void,
-    args: RegArgs,
-    mhandle: *mut *mut c_void,
-    gin_handle: Option<*mut *mut c_void>,
-) -> NcclResult {
-    guard(call, || {
-        let coll = shared::<Coll>(coll_comm)?;
-        let window = coll.register(|| if mhandle.is_null() { Err(null("mhandle")) } else { checked(&args) })?;
-        // SAFETY: `mhandle` is not NULL; a non-NULL ginHandle is writable.
-        unsafe {
-            store("mhandle", mhandle, window)?;
-            if let Some(place) = gin_handle.filter(|p| !p.is_null()) {
-                place.write(window);
-            }
-        }
-        Ok(())
-    })
-}
-
-/// # Safety
-/// As `GinRegFn`.
-pub unsafe extern "C" fn gin_reg(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-    gin_handle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, Some(gin_handle)) }
-}
-
-/// # Safety
-/// As `GinRegDmaBufFn`.
-#[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn gin_reg_dma_buf(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    offset: u64,
-    fd: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-    gin_handle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, Some(gin_handle)) }
-}
-
-/// # Safety
-/// As `RmaRegFn`.
-pub unsafe extern "C" fn rma_reg(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, None) }
-}
-
-/// # Safety
-/// As `RmaRegDmaBufFn`.
-#[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn rma_reg_dma_buf(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    offset: u64,
-    fd: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, None) }
-}
-
-/// # Safety
-/// As `DeregFn`.
-pub unsafe extern "C" fn dereg(coll_comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
-    guard("deregMrSym", || {
-        let coll = shared::<Coll>(coll_comm)?;
-        if mhandle.is_null() {
-            return Err(null("mhandle"));
-        }
-        coll.deregister(mhandle)
-    })
 }
 
 /// # Safety

@@ -5,10 +5,10 @@
 mod support;
 
 mod data;
-mod device;
 mod faults;
 mod given;
 mod harness;
 mod model;
 mod refused;
+mod tables;
 mod view;

@@ -1,7 +1,7 @@
 //! What is described is what device code of each NCCL reads, whatever the ranks, strides and contexts.
 
-use crate::device::{Device, Numbers, Queue, Table, NCCLS};
 use crate::given::{key, own_key, Given, COUNTERS, SIGNALS, SINK_KEY};
+use crate::support::structures::{Device, Numbers, Queue, Table, NCCLS};
 use oxygin::gdaki::view::{window, Handler, Image, Layout, QueuePair, SetShape};
 use oxygin::proxy::descriptor::layout::Table as Gin;
 use oxygin::proxy::memory::Memory;

@@ -9,6 +9,7 @@ mod contexts;
 mod copy_kernel;
 mod cost;
 mod engine;
+mod gdaki;
 mod harness;
 mod local;
 mod processes;

@@ -172,7 +172,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    fn new(view: QueueView, ask: Ask) -> Self {
+    pub fn new(view: QueueView, ask: Ask) -> Self {
         let zero = || AtomicU64::new(0);
         let (reserved, ready, producer, polled) = (zero(), zero(), zero(), zero());
         Self { view, ask, reserved, ready, producer, lock: Mutex::new(()), polled }
@@ -328,6 +328,7 @@ impl Nic {
             counters: ask.counters,
             rank_stride: ask.stride,
             handler: ask.handler,
+            layout: None,
         };
         let (set, _place, view) = coll.create_nic_contexts(|| Ok(spec)).expect("a set");
         let qp = |view| Qp::new(view, ask);

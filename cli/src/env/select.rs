@@ -30,7 +30,7 @@ pub struct Selection {
     pub variables: Vec<Variable>,
     /// The tables that this NCCL takes from oxygin, in words.
     pub tables: &'static str,
-    /// Who drains the queues of device code: `nccl` or `own`.
+    /// Who drains the queues of device code, as `OXYGIN_ENGINE` calls it.
     pub engine: &'static str,
     /// What else there is to know.
     pub notes: Vec<String>,
@@ -63,10 +63,14 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
     let proxy_asked = engine == EngineChoice::Nccl || (engine == EngineChoice::Auto && gin_type == Some(PROXY));
     let own = match code {
         ..23007 => !proxy_asked,
-        _ => engine == EngineChoice::Own,
+        _ => matches!(engine, EngineChoice::Own | EngineChoice::GdakiSoft),
     };
-    let mut s =
-        Selection { variables: Vec::new(), tables, engine: if own { "own" } else { "nccl" }, notes: Vec::new() };
+    let name = match (own, engine) {
+        (false, _) => "nccl",
+        (true, EngineChoice::GdakiSoft) => "gdaki-soft",
+        (true, _) => "own",
+    };
+    let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
     match (code, own) {
         (..23007, _) => {
             s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin")
@@ -75,7 +79,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
             s.set(
                 "NCCL_GIN_PLUGIN",
                 value,
-                "with OXYGIN_ENGINE=own it has queues of its own, which NCCL takes as they are",
+                "with OXYGIN_ENGINE=own or gdaki-soft it has queues of its own, which NCCL takes as they are",
             );
             s.set(
                 "NCCL_RMA_PLUGIN",
@@ -98,9 +102,13 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
         s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
     }
     if own {
-        let words =
-            "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
-                     need OXYGIN_ENGINE=nccl";
+        let words = match engine {
+            EngineChoice::GdakiSoft => "the kernels must be compiled for GDAKI; this engine has not run on a GPU yet",
+            _ => {
+                "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
+                 need OXYGIN_ENGINE=gdaki-soft"
+            }
+        };
         s.notes.push(words.into());
     }
     if code > NEWEST {
@@ -132,7 +140,10 @@ mod tests {
         }
         for code in [23007, 23102, 23203, 23300] {
             assert_eq!(names(code, Auto, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
-            assert_eq!(names(code, Own, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
+            for engine in [Own, GdakiSoft] {
+                assert_eq!(names(code, engine, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
+            }
+            assert_eq!(select(code, GdakiSoft, None, "oxygin").expect("newer").engine, "gdaki-soft");
         }
         let tables = |code| select(code, Auto, None, "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);

@@ -131,7 +131,7 @@ pub fn text(groups: &[Group]) -> String {
         }
         if let Some((name, why)) = &f.fabric {
             line("fabric", &format!("{name}: {why}"));
-            line("engine", &f.engine.as_ref().map_or("NCCL's proxy".into(), |e| format!("own: {e}")));
+            line("engine", &f.engine.clone().unwrap_or_else(|| "NCCL's proxy".into()));
         }
         for (way, peers) in &f.paths {
             line("path", &format!("to {}: {way}", ranges(peers)));

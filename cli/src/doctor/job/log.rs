@@ -6,6 +6,9 @@
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How what oxygin says of an engine of its own begins, behind "engine ".
+const ENGINES: [&str; 2] = ["own: ", "gdaki-soft: "];
+
 /// What one process used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
@@ -116,7 +119,9 @@ impl Facts {
             let (why, rank) = why.rsplit_once(" (rank ").unwrap_or((why, ""));
             self.ranks.extend(rank.split(' ').next().and_then(|r| r.parse::<u32>().ok()));
             self.fabric = Some((name.to_owned(), why.to_owned()));
-        } else if let Some(said) = message.strip_prefix("engine own: ") {
+        } else if let Some(said) =
+            message.strip_prefix("engine ").filter(|said| ENGINES.iter().any(|e| said.starts_with(e)))
+        {
             self.engine = Some(said.split(';').next().unwrap_or(said).to_owned());
         } else if let Some((peer, how)) = message.strip_prefix("rank ").and_then(|m| m.split_once(": ")) {
             if let Ok(rank) = peer.parse() {
@@ -214,7 +219,10 @@ node1:4711:4731 [0] NCCL INFO rank 1: on this host, shared memory, large transfe
         let a = &processes[&("a".to_owned(), 1)];
         assert_eq!(a.warning.as_deref(), Some("first"));
         assert!(a.obstacles[0].starts_with("GIN: Skipping external proxy plugin oxygin"), "{:?}", a.obstacles);
-        assert_eq!(a.engine.as_deref(), Some("4 contexts, GinV13, device contexts of 72 bytes"));
+        assert_eq!(a.engine.as_deref(), Some("own: 4 contexts, GinV13, device contexts of 72 bytes"));
+        read("a:1:2 [3] NCCL INFO engine gdaki-soft: 1 contexts, V14(2); suits\n", &mut processes);
+        let a = &processes[&("a".to_owned(), 1)];
+        assert_eq!(a.engine.as_deref(), Some("gdaki-soft: 1 contexts, V14(2)"));
         assert_eq!(processes[&("b".to_owned(), 1)].obstacles, ["/x/liboxygin.so: wrong ELF class"]);
         assert!(!a.uses_oxygin());
     }

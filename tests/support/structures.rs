@@ -41,11 +41,19 @@ pub const NCCLS: [(&str, Numbers); 5] = [
 ];
 const NEWER: Numbers = Numbers { queue_pair: 296, nic_handler: 288, segments: 5, ..V1 };
 
+/// What a kernel sees.
+enum Memory<'a> {
+    /// A copy of all that was written.
+    Copy(&'a [u8]),
+    /// What is there now; this process sees an address of device code's as this says.
+    Live(Box<dyn Fn(u64) -> u64 + Sync + 'a>),
+}
+
 /// A kernel: memory at an address, and what it has looked at.
 pub struct Device<'a> {
     pub n: Numbers,
     pub handle: u64,
-    memory: &'a [u8],
+    memory: Memory<'a>,
     /// What was found: where it begins, where it ends, what it is.
     found: RefCell<BTreeMap<u64, (u64, What)>>,
 }
@@ -68,15 +76,19 @@ pub struct Table<'a, 'b> {
 
 impl<'a> Device<'a> {
     pub fn new(n: Numbers, handle: u64, memory: &'a [u8]) -> Self {
-        Self { n, handle, memory, found: RefCell::default() }
+        Self { n, handle, memory: Memory::Copy(memory), found: RefCell::default() }
+    }
+
+    /// A kernel that knows a handle and nothing else.
+    pub fn live(n: Numbers, handle: u64, see: impl Fn(u64) -> u64 + Sync + 'a) -> Self {
+        Self { n, handle, memory: Memory::Live(Box::new(see)), found: RefCell::default() }
     }
 
     /// A load, which has to be aligned and inside.
     fn load(&self, at: u64, bytes: u64) -> u64 {
         assert_eq!(at % bytes, 0, "a misaligned load at {at:#x}");
-        let from = at.checked_sub(self.handle).expect("inside") as usize;
         let mut word = [0; 8];
-        word[..bytes as usize].copy_from_slice(&self.memory[from..from + bytes as usize]);
+        word[..bytes as usize].copy_from_slice(&self.bytes(at, at + bytes));
         u64::from_le_bytes(word)
     }
 
@@ -146,11 +158,29 @@ impl<'a> Device<'a> {
             assert!(self.bytes(end, *from).iter().all(|b| *b == 0), "something before {from:#x}");
             end = *to;
         }
-        assert!(self.bytes(end, self.handle + self.memory.len() as u64).iter().all(|b| *b == 0));
+        let Memory::Copy(memory) = self.memory else { panic!("what is live has no end") };
+        assert!(self.bytes(end, self.handle + memory.len() as u64).iter().all(|b| *b == 0));
     }
 
-    fn bytes(&self, from: u64, to: u64) -> &[u8] {
-        &self.memory[(from - self.handle) as usize..(to - self.handle) as usize]
+    fn bytes(&self, from: u64, to: u64) -> Vec<u8> {
+        assert!(from >= self.handle || matches!(self.memory, Memory::Live(_)), "{from:#x} is not inside");
+        match &self.memory {
+            Memory::Copy(memory) => memory[(from - self.handle) as usize..(to - self.handle) as usize].to_vec(),
+            // SAFETY: what the library has given to device code, which nobody writes meanwhile.
+            Memory::Live(see) => unsafe {
+                std::slice::from_raw_parts(see(from) as *const u8, (to - from) as usize).to_vec()
+            },
+        }
+    }
+
+    /// The key to a window at a rank, by its `ginHandle`.
+    pub fn window_key(&self, gin_handle: u64, peer: usize) -> u32 {
+        self.load_be32(self.load(gin_handle, 8) + 4 * peer as u64)
+    }
+
+    /// The key to a window here.
+    pub fn own_window_key(&self, gin_handle: u64) -> u32 {
+        self.load_be32(gin_handle + 8)
     }
 }
 

@@ -1,0 +1,85 @@
+//! What device code of GDAKI is given of a set of the software NIC: the structures, in the set's memory, and the handle
+//! that NCCL has for them.
+
+use super::nic::NicSpec;
+use crate::error::Result;
+use crate::fabric::World;
+use crate::gdaki::soft::doorbell::Ringing;
+use crate::gdaki::soft::{QueueView, SetView, TableView};
+use crate::gdaki::view::{Description, Handler, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
+use crate::proxy::memory::Memory;
+use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_GDAKI};
+use std::ffi::c_void;
+
+/// The structures of a set, and where device code finds them.
+pub(super) struct DeviceImage {
+    layout: Layout,
+    image: Image,
+    ranks: usize,
+    /// The array of contexts, for device code.
+    at: u64,
+}
+
+fn queue_pair(view: &QueueView) -> QueuePair {
+    QueuePair {
+        number: view.number,
+        slots: view.size,
+        send_queue: view.slots,
+        send_record: view.record,
+        doorbell: view.bell,
+        // A queue pair of the software NIC has its completion queue's number.
+        completion_number: view.number,
+        completion_queue: view.completions,
+        completion_record: 0,
+        handler: match view.handler {
+            Ringing::Doorbell => Handler::Doorbell,
+            Ringing::Proxy => Handler::CpuProxy,
+            Ringing::FreeFlow => Handler::FreeFlow,
+        },
+    }
+}
+
+impl DeviceImage {
+    /// Takes room for the structures of such a set; nothing is in them yet.
+    pub(super) fn allocate(layout: Layout, spec: &NicSpec, world: World, memory: &mut Memory) -> Result<Self> {
+        let shape = SetShape {
+            rank: world.rank,
+            ranks: world.nranks,
+            stride: spec.rank_stride,
+            contexts: spec.contexts.contexts,
+        };
+        let image = Image::new(layout, shape, spec.counters > 0)?;
+        let at = memory.device(&vec![0; image.bytes()])?;
+        Ok(Self { layout, image, ranks: world.nranks as usize, at })
+    }
+
+    /// Writes them, into the memory of which `allocate` took a part. Returns what NCCL is given.
+    pub(super) fn write(&self, view: &SetView, memory: &Memory) -> Result<Box<DeviceHandle>> {
+        let pairs = view.pairs.iter().flatten();
+        let queues: Vec<_> = pairs
+            .map(|p| PeerQueues { main: queue_pair(&p.main), companion: p.companion.as_ref().map(queue_pair) })
+            .collect();
+        // The same key names the words here and at every rank.
+        let keys = [view.counters.key, view.signals.key].map(|key| vec![key; self.ranks]);
+        let words = |table: &TableView, rkeys| Words { buffer: table.words, each: table.each, rkeys, lkey: table.key };
+        let description = Description {
+            queues: &queues,
+            counters: words(&view.counters, &keys[0]),
+            signals: words(&view.signals, &keys[1]),
+            sink_lkey: view.sink,
+            // Reads are complete when what they have brought is visible.
+            dump_after_gets: false,
+        };
+        let mut contents = vec![0; self.image.bytes()];
+        self.image.write(&description, &mut contents, self.at)?;
+        // SAFETY: `allocate` took this many bytes of it; nobody knows the address yet.
+        unsafe { memory.write_device(self.at, &contents)? };
+        Ok(Box::new(DeviceHandle {
+            net_device_type: DEVICE_GIN_GDAKI,
+            net_device_version: self.layout.net_device_version(),
+            handle: self.at as *mut c_void,
+            size: 0,
+            needs_proxy_progress: 0,
+        }))
+    }
+}

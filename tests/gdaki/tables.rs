@@ -1,0 +1,352 @@
+//! `OXYGIN_ENGINE=gdaki-soft` through the GIN tables: a kernel that knows the device handle and the windows'
+//! `ginHandle`s alone has its entries executed.
+
+use crate::support::apart::is_elsewhere;
+use crate::support::common::{job, ok, Job, Rank, Window};
+use crate::support::kernel::{Kernel, Through, WAYS};
+use crate::support::logged::{collect, lines, listen};
+use crate::support::nic::{read, value, wait, write, Ask, Raw, Status, DUMP};
+use crate::support::turn;
+use nccl_plugin_api::gin_v14::ConfigV14;
+use nccl_plugin_api::*;
+use oxygin::vtable::gin_v12::ncclGinPlugin_v12 as V12;
+use oxygin::vtable::gin_v13::ncclGinPlugin_v13 as V13;
+use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as V14;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Barrier;
+
+const WORDS: usize = 1024;
+const LOCAL: u8 = 0x04;
+const V14_2: Through = WAYS[3];
+
+/// Waits for the turn, and has the tables give device code the software NIC.
+fn gdaki_soft() -> turn::Turn {
+    let turn = turn::take();
+    std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
+    turn
+}
+
+/// Memory is where device code sees it.
+fn here(at: u64) -> u64 {
+    at
+}
+
+/// A window that was registered through a GIN table.
+struct Registered {
+    memory: Window,
+    mhandle: *mut c_void,
+    gin: u64,
+}
+
+impl Registered {
+    fn new(r: &Rank, through: Through) -> Self {
+        let memory = r.not_registered(WORDS);
+        let (mhandle, gin) = through.register(r, memory.words.as_ptr() as u64, 8 * WORDS, PTR_HOST);
+        assert_ne!(gin, mhandle as u64, "device code has a name of its own for it");
+        Self { memory, mhandle, gin }
+    }
+
+    fn word(&self, i: usize) -> &AtomicU64 {
+        assert!(i < WORDS);
+        // SAFETY: inside the window; peers write it.
+        unsafe { &*self.memory.words.as_ptr().add(i).cast::<AtomicU64>() }
+    }
+
+    fn get(&self, i: usize) -> u64 {
+        self.word(i).load(Ordering::Acquire)
+    }
+
+    fn set(&self, i: usize, value: u64) {
+        self.word(i).store(value, Ordering::Release)
+    }
+}
+
+/// Every rank with a kernel and two windows, which come before the contexts, as with NCCL.
+fn on_kernels(
+    ranks: usize,
+    through: Through,
+    ask: Ask,
+    body: impl Fn(&Rank, Kernel, &Registered, &Registered) + Send + Sync,
+) {
+    job(ranks, 1, |r| {
+        let (src, dst) = (Registered::new(r, through), Registered::new(r, through));
+        let kernel = Kernel::new(r, through, ask, &here);
+        r.job.barrier.wait();
+        body(r, kernel, &src, &dst);
+        r.job.barrier.wait();
+    });
+}
+
+#[test]
+fn kernels_of_every_nccl_find_their_way() {
+    let _turn = gdaki_soft();
+    for through in WAYS {
+        on_kernels(3, through, Ask { contexts: 2, depth: 64, ..Ask::default() }, |r, kernel, src, dst| {
+            let (next, before) = ((r.rank + 1) % 3, (r.rank + 2) % 3);
+            let held = |rank: usize, i: u64| (i << 8) + rank as u64 + 1;
+            (0..64).for_each(|i| src.set(i as usize, held(r.rank, i)));
+            r.job.barrier.wait();
+            for round in 1..=100u64 {
+                let (c, at) = (round as usize % 2, 8 * (round % 64));
+                let put = write(kernel.at(dst.gin, next, at), kernel.own(src.gin, at), 8);
+                let entries = [put, kernel.add_signal(c, next, 3, 1)];
+                kernel.post_counted((c, next, r.rank), &entries, 5);
+                kernel.wait_signal(c, 3, round.div_ceil(2));
+                assert_eq!(dst.get(at as usize / 8), held(before, round % 64), "{through:?}, round {round}");
+                r.job.barrier.wait();
+            }
+            kernel.wait_counter(0, 5, 50);
+            kernel.wait_counter(1, 5, 50);
+            assert_eq!([0, 1].map(|c| (kernel.counter(c, 5), kernel.counter(c, 4))), [(50, 0); 2]);
+            // Values, to a peer and to oneself.
+            let bytes: Vec<u8> = (1..=28).collect();
+            for (slot, peer) in [(100, before), (200, r.rank)] {
+                let to = kernel.at(dst.gin, peer, 8 * slot);
+                kernel.qp(1, peer).post(&[value(to, &bytes), kernel.add_signal(1, peer, 7, 10)]);
+            }
+            kernel.wait_signal(1, 7, 20);
+            for slot in [100, 200] {
+                let got: Vec<u8> = (slot..slot + 4).flat_map(|i| dst.get(i).to_le_bytes()).collect();
+                assert!(got[..28] == bytes[..] && got[28..] == [0; 4]);
+            }
+            // Gets, with the dump behind them that a flush may post.
+            let got = read(kernel.at(src.gin, next, 0), kernel.own(dst.gin, 8 * 300), 512);
+            kernel.qp(0, next).post(&[got, Raw::new(DUMP, 0).data(kernel.sink(0).0, 0, 1)]);
+            assert_eq!(kernel.qp(0, next).flush(), Status::Good);
+            (0..64).for_each(|i| assert_eq!(dst.get(300 + i as usize), held(next, i)));
+            assert!(!kernel.has_error());
+            r.job.barrier.wait();
+            kernel.destroy();
+        });
+    }
+}
+
+/// More contexts than a thread, sets side by side, none of words, and depths that are no power of two.
+#[test]
+fn sets_have_the_shapes_that_were_asked_for() {
+    let _turn = gdaki_soft();
+    for through in [WAYS[1], V14_2] {
+        let first = Ask { contexts: 17, depth: 193, counters: 0, signals: 6, ..Ask::default() };
+        on_kernels(2, through, first, |r, kernel, src, dst| {
+            let peer = 1 - r.rank;
+            let second = Kernel::new(r, through, Ask { contexts: 1, signals: 0, ..Ask::default() }, &here);
+            assert_eq!((kernel.has_words(16), second.has_words(0)), ([true, false], [false, true]));
+            assert!(!kernel.has_companion(3, peer) && second.has_companion(0, peer));
+            assert_eq!((kernel.qp(16, peer).view.size, second.qp(0, peer).view.size), (256, 128));
+            r.job.barrier.wait();
+            for c in 0..17 {
+                for to in 0..2 {
+                    kernel.qp(c, to).post(&[kernel.add_signal(c, to, 5, c as u64 + 1)]);
+                }
+            }
+            src.set(9, 77 + r.rank as u64);
+            let put = write(second.at(dst.gin, peer, 72), second.own(src.gin, 72), 8);
+            second.post_counted((0, peer, r.rank), &[put], 0);
+            second.wait_counter(0, 0, 1);
+            (0..17).for_each(|c| kernel.wait_signal(c, 5, 2 * (c as u64 + 1)));
+            assert_eq!(second.qp(0, peer).flush(), Status::Good);
+            // Complete at its source; it has no signal that would tell that it is here.
+            wait(|| "a put".into(), || dst.get(9) == 77 + peer as u64);
+            r.job.barrier.wait();
+            for c in 0..17 {
+                assert_eq!(kernel.signal(c, 5), 2 * (c as u64 + 1));
+                assert!((0..5).all(|id| kernel.signal(c, id) == 0));
+            }
+            second.destroy();
+            r.job.barrier.wait();
+            kernel.qp(2, peer).post(&[kernel.add_signal(2, peer, 0, 1)]);
+            kernel.wait_signal(2, 0, 1);
+            r.job.barrier.wait();
+            kernel.destroy();
+        });
+    }
+}
+
+#[test]
+fn a_stride_leaves_peers_out() {
+    let _turn = gdaki_soft();
+    for through in [WAYS[2], V14_2] {
+        on_kernels(4, through, Ask { stride: 2, ..Ask::default() }, |r, kernel, src, dst| {
+            (0..4).for_each(|peer| assert_eq!(kernel.has(0, peer), peer % 2 == r.rank % 2));
+            let other = (r.rank + 2) % 4;
+            src.set(1, 5 + r.rank as u64);
+            let put = write(kernel.at(dst.gin, other, 8), kernel.own(src.gin, 8), 8);
+            kernel.qp(0, other).post(&[put, kernel.add_signal(0, other, 0, 1)]);
+            kernel.wait_signal(0, 0, 1);
+            assert_eq!(dst.get(1), 5 + other as u64);
+            r.job.barrier.wait();
+            kernel.destroy();
+        });
+    }
+}
+
+/// A kernel that kept a window's record: its key names nothing any more, also where another window has the record.
+#[test]
+fn a_deregistered_window_is_refused_and_its_record_used_again() {
+    let _turn = gdaki_soft();
+    on_kernels(2, V14_2, Ask { contexts: 3, ..Ask::default() }, |r, kernel, src, _| {
+        let peer = 1 - r.rank;
+        let gone = Registered::new(r, V14_2);
+        let put = write(kernel.at(gone.gin, peer, 0), kernel.own(src.gin, 0), 8);
+        kernel.qp(0, peer).post(&[put.clone(), kernel.add_signal(0, peer, 0, 1)]);
+        kernel.wait_signal(0, 0, 1);
+        assert_eq!(kernel.qp(0, peer).flush(), Status::Good);
+        r.job.barrier.wait();
+        // SAFETY: a plain call.
+        ok(unsafe { V14.dereg_mr_sym.unwrap()(r.coll, gone.mhandle) });
+        r.job.barrier.wait();
+        assert!(!kernel.has_error());
+        kernel.qp(0, peer).post(std::slice::from_ref(&put));
+        assert_eq!(kernel.qp(0, peer).flush(), Status::Failed { syndrome: 0x13 });
+        assert!(kernel.has_error());
+        let again = Registered::new(r, V14_2);
+        assert_eq!(again.gin, gone.gin);
+        let from =
+            write(kernel.at(src.gin, peer, 0), (put.bytes[24..28].iter().fold(0, |k, b| k << 8 | *b as u32), 0), 8);
+        kernel.qp(1, peer).post(&[from]);
+        assert_eq!(kernel.qp(1, peer).flush(), Status::Failed { syndrome: LOCAL });
+        // The window that has the record now.
+        src.set(2, 40 + r.rank as u64);
+        let put = write(kernel.at(again.gin, peer, 16), kernel.own(src.gin, 16), 8);
+        kernel.qp(2, peer).post(&[put, kernel.add_signal(2, peer, 0, 1)]);
+        kernel.wait_signal(2, 0, 1);
+        assert_eq!((again.get(2), gone.get(2)), (40 + peer as u64, 0));
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+}
+
+/// closeColl and finalize end what destroyContext did not, and a new communicator starts afresh.
+#[test]
+fn sets_that_nobody_destroys_end_with_the_communicator() {
+    let _turn = gdaki_soft();
+    for through in [WAYS[0], WAYS[1], V14_2] {
+        on_kernels(2, through, Ask::default(), |r, kernel, src, dst| {
+            let peer = 1 - r.rank;
+            src.set(0, 9);
+            let put = write(kernel.at(dst.gin, peer, 0), kernel.own(src.gin, 0), 8);
+            kernel.qp(0, peer).post(&[put, kernel.add_signal(0, peer, 0, 1)]);
+            kernel.wait_signal(0, 0, 1);
+            assert!(dst.get(0) == 9 && !kernel.has_error());
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_on_every_rank() {
+    let _turn = gdaki_soft();
+    job(2, 1, |r| {
+        let (good, backend) = (Ask::default(), |backend| Through { backend, ..V14_2 });
+        let bad = [
+            (V14_2, Ask { contexts: 0, ..good }),
+            (V14_2, Ask { signals: u32::MAX, ..good }),
+            (V14_2, Ask { depth: 40_000, ..good }),
+            (V14_2, Ask { depth: -2, ..good }),
+            (backend(0), good),
+            (backend(3), good),
+        ];
+        for (i, (through, ask)) in bad.into_iter().enumerate() {
+            // One rank alone is wrong; the other one is told.
+            let (through, ask) = if i % 2 == r.rank { (through, ask) } else { (V14_2, good) };
+            assert!(through.create(r, ask).is_err(), "case {i}");
+        }
+        // A caller without a place for the device handle has nothing that he could use.
+        let mut ctx = null_mut();
+        // SAFETY: pointers to locals, or NULL.
+        unsafe {
+            assert_eq!(
+                V12.create_context.unwrap()(r.coll, 8, 8, 1, &mut ctx, null_mut()),
+                NcclResult::INVALID_ARGUMENT
+            );
+            let (mut config, mut handle) = (std::mem::zeroed::<ConfigV14>(), null_mut());
+            config.n_contexts = 1;
+            config.backend_version = 2;
+            let refused = V14.create_context.unwrap()(r.coll, &mut config, null_mut(), &mut handle);
+            assert_eq!(refused, NcclResult::INVALID_ARGUMENT);
+            let mut v11 = std::mem::zeroed::<PropertiesV11>();
+            ok(V12.get_properties.unwrap()(0, &mut v11));
+            assert_eq!(v11.net_device_type, DEVICE_GIN_GDAKI);
+            for get in [V13.get_properties, V14.get_properties] {
+                let mut v12 = std::mem::zeroed::<PropertiesV12>();
+                ok(get.unwrap()(0, &mut v12));
+                assert_eq!(v12.net_device_type, DEVICE_GIN_GDAKI);
+            }
+        }
+        // Nobody is told of a window that has no place for it.
+        let (memory, mut mhandle) = (r.not_registered(8), null_mut());
+        let at = memory.words.as_ptr() as *mut c_void;
+        // SAFETY: memory that stays, and pointers to locals, or NULL.
+        unsafe {
+            ok(V14.reg_mr_sym.unwrap()(r.coll, at, 64, PTR_HOST, 0, &mut mhandle, null_mut()));
+            ok(V14.dereg_mr_sym.unwrap()(r.coll, mhandle));
+        }
+        r.job.barrier.wait();
+        V14_2.destroy(V14_2.create(r, good).expect("a set").0);
+    });
+}
+
+/// Two ranks whose `OXYGIN_ENGINE` was this and that when they began.
+fn mixed(engines: [&str; 2], through: Through) -> Vec<String> {
+    collect();
+    let (job, turns) = (Job::new(2), Barrier::new(2));
+    let handles = std::sync::Mutex::new(vec![[0; HANDLE_BYTES]; 2]);
+    std::thread::scope(|s| {
+        for (rank, engine) in engines.into_iter().enumerate() {
+            let (job, turns, handles) = (&job, &turns, &handles);
+            s.spawn(move || {
+                if rank == 1 {
+                    turns.wait();
+                }
+                std::env::set_var("OXYGIN_ENGINE", engine);
+                let r = Rank::join_by(job, rank, 1, |handle| {
+                    handles.lock().unwrap()[rank] = handle;
+                    // Rank 0 has begun; rank 1 begins.
+                    if rank == 0 {
+                        turns.wait();
+                    }
+                    turns.wait();
+                    handles.lock().unwrap().clone()
+                });
+                listen();
+                let refused = through.create(&r, Ask::default()).expect_err("refused");
+                assert_ne!(refused, NcclResult::SUCCESS);
+                turns.wait();
+                r.leave();
+            });
+        }
+    });
+    lines().iter().map(|line| line.1.clone()).collect()
+}
+
+#[test]
+fn ranks_with_different_engines_are_refused() {
+    // What is logged is the process's, and whoever calls `init` meanwhile turns it off.
+    if is_elsewhere(concat!(module_path!(), "::ranks_with_different_engines_are_refused")) {
+        return;
+    }
+    let _turn = gdaki_soft();
+    let v13 = WAYS[1];
+    for (engines, through) in [
+        (["own", "gdaki-soft"], V14_2),
+        (["gdaki-soft", "own"], v13),
+        (["gdaki-soft", "nccl"], v13),
+        (["nccl", "own"], v13),
+    ] {
+        let said = mixed(engines, through);
+        for (rank, other) in [(0, 1), (1, 0)] {
+            let words = format!(
+                "this rank's contexts are those of OXYGIN_ENGINE={} and rank {other}'s those of OXYGIN_ENGINE={}",
+                engines[rank], engines[other]
+            );
+            assert!(said.iter().any(|line| line.contains(&words)), "{words}: {said:#?}");
+        }
+    }
+    // Through this table NCCL's engine has no contexts at all, which the other rank is told.
+    let said = mixed(["gdaki-soft", "nccl"], V14_2);
+    assert!(
+        said.iter().filter(|line| line.contains("OXYGIN_ENGINE=own and gdaki-soft alone")).count() >= 2,
+        "{said:#?}"
+    );
+}

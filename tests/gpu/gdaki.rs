@@ -1,0 +1,60 @@
+//! The software NIC over GPU memory, through the GIN tables: the structures, windows' records and signals lie on the
+//! GPU, queues are pinned.
+
+use crate::harness::Fake;
+use crate::support::common::job;
+use crate::support::kernel::{Kernel, WAYS};
+use crate::support::nic::{read, value, write, Ask, Raw, Status, DUMP};
+use nccl_plugin_api::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const WORDS: usize = 4096;
+
+#[test]
+fn kernels_find_their_way_on_gpus() {
+    for (transport, gpus, through) in
+        [("auto", 1, WAYS[0]), ("auto", 2, WAYS[1]), ("staged", 1, WAYS[2]), ("tcp", 2, WAYS[3]), ("auto", 2, WAYS[5])]
+    {
+        let fake = Fake::take();
+        std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
+        fake.set_transport(transport);
+        job(2, 1, |r| {
+            let (peer, gpu) = (1 - r.rank, r.rank as i32 % gpus);
+            let _context = fake.enter(gpu);
+            let on_gpu = |at: u64| fake.peek(at) as u64;
+            let [src, dst] = [(); 2].map(|()| fake.alloc(gpu, 8 * WORDS, false));
+            let [(_, src_gin), (_, dst_gin)] = [src, dst].map(|at| through.register(r, at, 8 * WORDS, PTR_CUDA));
+            // SAFETY: inside a window of that many words.
+            let word = |at: u64, i: usize| unsafe { &*((on_gpu(at) + 8 * i as u64) as *const AtomicU64) };
+            let held = |rank: usize, i: usize| ((i as u64) << 8) + rank as u64 + 1;
+            (0..WORDS).for_each(|i| word(src, i).store(held(r.rank, i), Ordering::Release));
+            assert!([src_gin, dst_gin].iter().all(|gin| on_gpu(*gin) != 0), "records are on the GPU");
+            // Pinned memory has one address for both.
+            let see = |at| Some(on_gpu(at)).filter(|seen| *seen != 0).unwrap_or(at);
+            let kernel = Kernel::new(r, through, Ask { contexts: 2, ..Ask::default() }, &see);
+            assert!(on_gpu(kernel.handle) != 0, "structures are on the GPU");
+            r.job.barrier.wait();
+            for round in 1..=50 {
+                let put = write(kernel.at(dst_gin, peer, 0), kernel.own(src_gin, 0), 512);
+                kernel.post_counted((0, peer, r.rank), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
+                let to = kernel.at(dst_gin, peer, 800);
+                kernel.qp(1, peer).post(&[value(to, &[77; 12]), kernel.add_signal(1, peer, 3, 10)]);
+                kernel.wait_signal(0, 2, round);
+                kernel.wait_signal(1, 3, 10 * round);
+            }
+            kernel.wait_counter(0, 1, 50);
+            let got = read(kernel.at(src_gin, peer, 8000), kernel.own(dst_gin, 16_000), 64);
+            kernel.qp(0, peer).post(&[got, Raw::new(DUMP, 0).data(kernel.sink(0).0, 0, 1)]);
+            assert_eq!(kernel.qp(0, peer).flush(), Status::Good);
+            let got = |i: usize| word(dst, i).load(Ordering::Acquire);
+            (0..64).for_each(|i| assert_eq!(got(i), held(peer, i), "{transport}, {gpus} GPUs, word {i}"));
+            (0..8).for_each(|i| assert_eq!(got(2000 + i), held(peer, 1000 + i)));
+            assert_eq!([100, 101, 102].map(got), [0x4d4d_4d4d_4d4d_4d4d, 0x4d4d_4d4d, 0]);
+            assert!(!kernel.has_error());
+            r.job.barrier.wait();
+            kernel.destroy();
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}
