@@ -66,8 +66,8 @@ pub fn data(seat: &Seat<'_>) -> Outcome<Tally> {
     Ok(sum)
 }
 
-/// Large puts are queued on context 0, then one signal on context 1: it must show before the last of them has come. In one
-/// of the rounds at least: on a busy machine the rank that looks may be late, but hardly each time.
+/// Large puts are queued on context 0, then one signal on context 1: it must show before the last of them has come, in
+/// one of the rounds at least. On a busy machine the rank that looks may be late, but hardly each time.
 pub fn independent(seat: &Seat<'_>) -> Outcome<Tally> {
     const SIZE: usize = 32 << 20;
     const PUTS: u64 = 16;
