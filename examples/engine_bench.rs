@@ -223,7 +223,7 @@ fn pin(cpu: usize) {
 fn rate(setting: &Setting, queues: &[(usize, usize)]) -> f64 {
     let (stop, mut drain) = (AtomicBool::new(false), setting.drain());
     std::thread::scope(|s| {
-        s.spawn(|| {
+        let producer = s.spawn(|| {
             pin(1);
             let (d, mut next) = (setting.put(), vec![0u32; queues.len()]);
             while !stop.load(Ordering::Relaxed) {
@@ -231,6 +231,7 @@ fn rate(setting: &Setting, queues: &[(usize, usize)]) -> f64 {
                     *n = n.wrapping_add(setting.write(context, peer, *n, &d).into());
                 }
             }
+            next.iter().map(|n| u64::from(*n)).sum::<u64>()
         });
         pin(0);
         let (begun, mut moved) = (Instant::now(), 0u64);
@@ -242,6 +243,8 @@ fn rate(setting: &Setting, queues: &[(usize, usize)]) -> f64 {
         let seconds = begun.elapsed().as_secs_f64();
         stop.store(true, Ordering::Relaxed);
         // Taken and completed count one each.
+        let (done, written) = (moved / 2, producer.join().expect("the producer"));
+        assert!(done <= written && written - done <= (queues.len() * DEPTH) as u64, "{done} done of {written} written");
         moved as f64 / 2.0 / seconds / 1e6
     })
 }
