@@ -64,7 +64,8 @@ pub fn own() -> turn::Turn {
     turn
 }
 
-fn wait(what: impl Fn() -> String, until: impl Fn() -> bool) {
+/// Waits until something is there; `what` says it where it does not come.
+pub fn wait(what: impl Fn() -> String, until: impl Fn() -> bool) {
     let end = Instant::now() + LIMIT;
     while !until() {
         assert!(Instant::now() < end, "{} has not come in {LIMIT:?}", what());

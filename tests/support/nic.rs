@@ -3,6 +3,7 @@
 //! entries is used here.
 
 use super::common::Rank;
+pub use super::device::wait;
 use oxygin::comm::coll::Coll;
 use oxygin::comm::contexts::Contexts;
 use oxygin::comm::nic::NicSpec;
@@ -13,10 +14,6 @@ use oxygin::sys::handles;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// How long device code waits before the test fails.
-const LIMIT: Duration = Duration::from_secs(60);
 
 pub const NOP: u8 = 0x00;
 pub const WRITE: u8 = 0x08;
@@ -63,15 +60,6 @@ pub enum Status {
     Good,
     Failed { syndrome: u8 },
 }
-
-pub fn wait(what: impl Fn() -> String, until: impl Fn() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !until() {
-        assert!(Instant::now() < end, "{} has not come in {LIMIT:?}", what());
-        std::thread::yield_now();
-    }
-}
-
 /// The bytes of an entry, segment by segment.
 #[derive(Clone)]
 pub struct Raw {

@@ -1,9 +1,9 @@
 //! How device code says that entries are there.
 //!
-//! * Ringing 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
+//! * Handler 2, `GPU_SM_DB`: under a lock the doorbell, the doorbell record, the doorbell again; older device code the
 //!   record first. Either may be the first to arrive.
-//! * Ringing 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
-//! * Ringing 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
+//! * Handler 1, `CPU_PROXY`: the producer's index in a word of host memory, which only grows.
+//! * Handler 17, `CPU_PROXY_FREE_FLOW`, from 2.31.2 on: a word of host memory for each slot, which holds its entry's
 //!   index + 1, in any order; there is no lock, and no producer waits for another.
 //!
 //! `GPU_SM_NO_DBR` (10) is not among them: its producers ring without a lock, so that an older index can stay in the
@@ -11,6 +11,7 @@
 //! entries instead of indices there.
 
 use crate::proxy::ring::Head;
+use nccl_plugin_api::gdaki::{HANDLER_CPU_PROXY, HANDLER_FREE_FLOW, HANDLER_GPU_DOORBELL};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -29,9 +30,9 @@ impl Ringing {
     /// What device code calls it (`enum doca_gpu_dev_verbs_nic_handler`).
     pub fn number(self) -> u32 {
         match self {
-            Self::Doorbell => 2,
-            Self::Proxy => 1,
-            Self::FreeFlow => 17,
+            Self::Doorbell => HANDLER_GPU_DOORBELL,
+            Self::Proxy => HANDLER_CPU_PROXY,
+            Self::FreeFlow => HANDLER_FREE_FLOW,
         }
     }
 
