@@ -1,5 +1,9 @@
 //! What `connect` makes: the ranks of one communicator, the fabric they settled on, their windows and contexts.
 
+use super::backend::choose::{choose, FabricPromise};
+use super::backend::life::Life;
+use super::backend::offer::EngineOffer;
+use super::backend::report::QueueOwner;
 use super::contexts::{Contexts, EngineKind, Name};
 use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened};
 use super::hello::Hello;
@@ -9,19 +13,18 @@ use super::records::Records;
 use super::rendezvous::{Call, Contribution, Exchange};
 use super::room::Room;
 use crate::error::{Error, Result};
-use crate::fabric::{ContextSpec, Fabric, Region, World};
+use crate::fabric::{ContextSpec, Fabric, World};
 use crate::gdaki::soft::keys::Keys;
-use crate::memory::gpu::GpuMemory;
 use crate::memory::ids::WindowIds;
-use crate::memory::registry::{Extent, Registry};
-use crate::memory::window::{Remote, Window};
+use crate::memory::registry::Registry;
+use crate::memory::window::Window;
 use crate::proxy::engine::{Engine, Settings};
 use crate::rma::request::{MAX_CONTEXTS, MAX_SETS};
 use crate::sys::handles::{self, Kind, Object, Reserved};
 use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// A communicator.
@@ -32,22 +35,22 @@ pub struct Coll {
     pub world: World,
     /// Where the contexts of table versions live whose operations name the communicator (GIN v11, v12): set 1.
     sets: [AtomicPtr<Contexts>; MAX_SETS],
-    exchange: Exchange,
-    fabric: AnyFabric,
-    registry: Arc<Registry>,
+    pub(super) exchange: Exchange,
+    pub(super) fabric: AnyFabric,
+    pub(super) registry: Arc<Registry>,
     /// How operations wait for room.
     room: Room,
-    observer: Box<dyn Observer>,
+    pub(super) observer: Box<dyn Observer>,
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
-    held: Mutex<Held>,
+    pub(super) held: Mutex<OwnedObjects>,
     /// Its threads run from the first set with queues of this library's on.
     engine: Mutex<Option<Arc<Engine>>>,
     /// Of windows, for entries of the software NIC.
-    keys: Arc<Keys>,
+    pub(super) keys: Arc<Keys>,
     /// What device code of GDAKI is given of windows.
-    records: Mutex<Records>,
-    closed: AtomicBool,
+    pub(super) records: Mutex<Records>,
+    pub(super) life: Life,
     /// Depth of queues that connect asked for, where a table's connect does.
     connected_depth: AtomicI32,
     /// What NCCL calls this communicator; 0 until it has a name for it.
@@ -66,25 +69,24 @@ pub trait Observer: Send + Sync {
     fn coll_named(&self, handle: *mut c_void);
 }
 
-/// Memory to register.
-pub struct Memory {
-    /// First byte, an address in this process, of host or GPU memory.
-    pub base: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Signals live here.
-    pub strict: bool,
-    /// A DMA-BUF over it, and the offset in that.
-    pub dma_buf: Option<(std::os::fd::RawFd, u64)>,
-    /// It is GPU memory.
-    pub gpu: Option<GpuMemory>,
+/// What the table that connects has told NCCL of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Connecting {
+    /// Whose queues device code writes into.
+    pub owner: QueueOwner,
+    /// Kernels may be compiled for GDAKI alone.
+    pub gdaki_first: bool,
 }
 
+/// What lives with a communicator.
 #[derive(Default)]
-struct Held {
-    ids: WindowIds,
-    windows: Vec<Arc<Window>>,
-    sets: Vec<Arc<Contexts>>,
+pub(super) struct OwnedObjects {
+    /// Numbers of windows that are taken.
+    pub(super) ids: WindowIds,
+    /// Its windows.
+    pub(super) windows: Vec<Arc<Window>>,
+    /// Its sets of contexts.
+    pub(super) sets: Vec<Arc<Contexts>>,
 }
 
 impl Object for Coll {
@@ -101,6 +103,7 @@ impl Coll {
         world: World,
         handles: &[Option<[u8; 128]>],
         arguments: Result<()>,
+        table: Connecting,
         observer: Box<dyn Observer>,
     ) -> Result<(Arc<Self>, Reserved<Self>)> {
         let config = &listen.instance.config;
@@ -109,14 +112,25 @@ impl Coll {
             Err(nobody_to_tell) => return Err(arguments.err().unwrap_or(nobody_to_tell)),
         };
         let registry = Arc::new(Registry::default());
+        let life = Life::default();
         let (fabric, place) = exchange.call("connect", |call| {
             arguments?;
             exchange.check_handles()?;
             let place = reserve()?;
+            life.probing()?;
             let opened = Opened::open(config, listen.device, &registry)?;
-            let gathered = call.step(contribution(opened.hello(config).encode()))?;
+            let engine = EngineOffer::new(config, table.owner, opened.mlx5());
+            let gathered = call.step(contribution(opened.hello(config, engine).encode()))?;
             let hellos = (0..world.nranks).map(|r| Hello::parse(r, gathered.common(r))).collect::<Result<Vec<_>>>()?;
             let fabric = opened.settle(world, &hellos)?;
+            let engines: Vec<_> = hellos.into_iter().map(|hello| hello.engine).collect();
+            let promise = FabricPromise { signals_of_all_peers: signals_of_all_peers(&fabric) };
+            // All ranks come to the same.
+            let chosen = choose(&engines, promise, table.gdaki_first).inspect_err(|_| call.end())?;
+            if chosen.kind != EngineKind::Nccl {
+                log::info!("engine {} (rank {} of {})", chosen.sentence(), world.rank, world.nranks);
+            }
+            life.choose(chosen)?;
             // A rank whose fabric did not come up must not be waited for later.
             call.step(Contribution::default())?;
             call.end();
@@ -136,7 +150,7 @@ impl Coll {
             engine: Mutex::default(),
             keys: Arc::default(),
             records: Mutex::default(),
-            closed: AtomicBool::new(false),
+            life,
             connected_depth: AtomicI32::new(0),
             handle: AtomicU64::new(0),
         });
@@ -171,11 +185,13 @@ impl Coll {
         self.observer.coll_named(handle);
     }
 
-    fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::usage("this communicator is closed; make no more calls with it"));
-        }
-        Ok(())
+    pub(super) fn check_open(&self) -> Result<()> {
+        self.life.check_open()
+    }
+
+    /// Who executes what device code of this communicator writes, as all ranks agreed at connect.
+    pub fn engine_kind(&self) -> EngineKind {
+        self.life.engine()
     }
 
     /// Makes a set of contexts of this kind. Collective. `spec` reads this rank's arguments; what is wrong with them
@@ -204,6 +220,7 @@ impl Coll {
             let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, kind, &spec)?);
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
+            self.life.active()?;
             self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();
             held.sets.push(contexts.clone());
@@ -276,118 +293,6 @@ impl Coll {
         })
     }
 
-    /// Registers memory on every rank. Collective. `memory` reads this rank's arguments; what is wrong with them the
-    /// others are told.
-    pub fn register(&self, memory: impl FnOnce() -> Result<Memory>) -> Result<*mut c_void> {
-        self.check_open()?;
-        self.exchange.call("regMrSym", |call| {
-            let memory = memory()?;
-            let place = reserve()?;
-            let claim = Claim { coll: self, id: self.held.lock().ids.take() };
-            let region = Region {
-                id: claim.id,
-                base: memory.base,
-                len: memory.len,
-                strict: memory.strict,
-                dma_buf: memory.dma_buf,
-            };
-            let window = Arc::new(self.exchange_window(call, &region, memory.gpu.as_ref())?);
-            // From here on deregistration gives the number back.
-            std::mem::forget(claim);
-            let handle = place.fill(window.clone());
-            window.handle.store(handle as u64, Ordering::Relaxed);
-            self.observer.window_added(&window);
-            self.held.lock().windows.push(window);
-            Ok(handle)
-        })
-    }
-
-    fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<Window> {
-        let registration = on_fabric!(&self.fabric, f => match gpu {
-            None => f.register(region),
-            Some(memory) => f.register_gpu(region, memory),
-        })?;
-        // The CPU must not touch GPU memory: such windows are known to the fabric alone.
-        if gpu.is_none() {
-            self.registry.insert(region.id, Extent { base: region.base, len: region.len });
-        }
-        let offer = on_fabric!(&self.fabric, f => f.offer(region, gpu.is_some()));
-        let mine = Writer::new().u64(region.base).u64(region.len).u32(registration.rkey).bytes(&offer).finish();
-        let gathered = call.step(contribution(mine))?;
-        let mut offers = Vec::new();
-        let remote = (0..self.world.nranks)
-            .map(|rank| {
-                let mut r = Reader::new(gathered.common(rank));
-                (|| {
-                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
-                    offers.push(r.bytes()?);
-                    r.end()?;
-                    remote.base.checked_add(remote.len)?;
-                    Some(remote)
-                })()
-                .ok_or_else(|| Error::protocol(format!("rank {rank} sent a malformed description of its window")))
-            })
-            .collect::<Result<Box<[_]>>>();
-        // All ranks have the same descriptions and offers: all come to the second step or none.
-        if remote.is_err() || offers.iter().all(|offer| offer.is_empty()) {
-            call.end();
-        }
-        let remote = remote?;
-        self.share_window(call, region, &remote, &offers)?;
-        Ok(Window {
-            coll: self.id,
-            id: region.id,
-            base: region.base,
-            len: region.len,
-            lkey: registration.lkey,
-            remote,
-            registration,
-            handle: AtomicU64::new(0),
-        })
-    }
-
-    /// A second step where any rank's window can be shared among processes of one host.
-    fn share_window(&self, call: &mut Call<'_>, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
-        if offers.iter().all(|offer| offer.is_empty()) {
-            return Ok(());
-        }
-        let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
-        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, &extents, offers))?;
-        let gathered = call.step(contribution(taken))?;
-        call.end();
-        let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();
-        on_fabric!(&self.fabric, f => f.settle_offers(region, &reports))
-    }
-
-    /// Ends a registration of this communicator.
-    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
-    pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
-        // A window that another thread deregisters at the same time is refused by one of the two.
-        let not_live = || {
-            Error::argument(format!(
-                "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from \
-                 regMrSym; deregister each handle once"
-            ))
-        };
-        let window = handles::clone::<Window>(handle).ok_or_else(not_live)?;
-        if window.coll != self.id {
-            return Err(Error::argument(format!(
-                "mhandle = {handle:p} was registered with another communicator; deregister it there"
-            )));
-        }
-        handles::remove::<Window>(handle).ok_or_else(not_live)?;
-        self.observer.window_removed(&window);
-        self.keys.remove(handle as u64);
-        self.records.lock().remove(handle as u64);
-        self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
-        // Its number is free when nobody is at it any more.
-        let ended = window.registration.end(&self.registry, window.id);
-        let mut held = self.held.lock();
-        held.windows.retain(|w| !Arc::ptr_eq(w, &window));
-        held.ids.give_back(window.id);
-        ended
-    }
-
     /// By which entries of the software NIC name this communicator's windows.
     pub fn keys(&self) -> &Arc<Keys> {
         &self.keys
@@ -416,15 +321,12 @@ impl Coll {
 
     /// Whether a visible signal implies every put received before it, from any peer.
     pub fn flushes_all_puts_on_any_signal(&self) -> bool {
-        fn of<F: Fabric>(_: &F) -> bool {
-            F::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
-        }
-        on_fabric!(&self.fabric, f => of(f))
+        signals_of_all_peers(&self.fabric)
     }
 
     /// Ends everything: contexts, windows, threads, sockets. Handles of contexts stay valid for destroyContext alone.
     pub fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.life.destroy() {
             return;
         }
         let held = std::mem::take(&mut *self.held.lock());
@@ -449,7 +351,14 @@ impl Drop for Coll {
     }
 }
 
-fn contribution(common: Vec<u8>) -> Contribution {
+fn signals_of_all_peers(fabric: &AnyFabric) -> bool {
+    fn of<F: Fabric>(_: &F) -> bool {
+        F::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
+    }
+    on_fabric!(fabric, f => of(f))
+}
+
+pub(super) fn contribution(common: Vec<u8>) -> Contribution {
     Contribution { common, addressed: Vec::new() }
 }
 
@@ -476,21 +385,8 @@ fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u8]) -> Opti
 }
 
 /// A place for a handle, before the step after which the other ranks count on it.
-fn reserve<T: Object>() -> Result<Reserved<T>> {
+pub(super) fn reserve<T: Object>() -> Result<Reserved<T>> {
     handles::reserve().ok_or_else(|| {
         Error::system("more than 262144 objects are live; close unused communicators, contexts and windows")
     })
-}
-
-/// A window's number until the window exists: what comes to nothing gives it back.
-struct Claim<'a> {
-    coll: &'a Coll,
-    id: u32,
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.coll.registry.remove(self.id);
-        self.coll.held.lock().ids.give_back(self.id);
-    }
 }

@@ -25,6 +25,8 @@ pub enum EngineKind {
     Own,
     /// The software NIC, out of queue pairs.
     GdakiSoft,
+    /// An mlx5 device, out of its own queue pairs.
+    Gdaki,
 }
 
 impl EngineKind {
@@ -34,6 +36,7 @@ impl EngineKind {
             Self::Nccl => "nccl",
             Self::Own => "own",
             Self::GdakiSoft => "gdaki-soft",
+            Self::Gdaki => "gdaki",
         }
     }
 
@@ -43,12 +46,13 @@ impl EngineKind {
             Self::Nccl => 0,
             Self::Own => 1,
             Self::GdakiSoft => 2,
+            Self::Gdaki => 3,
         }
     }
 
     /// What a rank told.
     pub(super) fn from_number(number: u8) -> Option<Self> {
-        [Self::Nccl, Self::Own, Self::GdakiSoft].into_iter().find(|kind| kind.number() == number)
+        [Self::Nccl, Self::Own, Self::GdakiSoft, Self::Gdaki].into_iter().find(|kind| kind.number() == number)
     }
 }
 

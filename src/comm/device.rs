@@ -1,9 +1,10 @@
 //! Sets of contexts whose queues belong to this library: device code writes descriptors into them, the engine drains
 //! them. What `createContext` returns where `OXYGIN_ENGINE` is `own`.
 
-use super::coll::{Coll, Memory as Registered};
+use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::fabrics::on_queues;
+use super::windows::Memory as Registered;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};

@@ -1,6 +1,7 @@
 //! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
 //! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
 
+use super::backend::offer::EngineOffer;
 use super::hello::{other_builds, settle, Hello, Settled};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -89,13 +90,19 @@ impl Opened {
     }
 
     /// What the others are to know.
-    pub fn hello(&self, config: &Config) -> Hello {
+    pub fn hello(&self, config: &Config, engine: EngineOffer) -> Hello {
         Hello {
             build: version::BUILD.into(),
             choice: config.fabric,
             verbs: self.verbs.as_ref().map(|f| f.hello()).map_err(String::clone),
             soft: self.soft.as_ref().map(|f| f.hello()).unwrap_or_default(),
+            engine,
         }
+    }
+
+    /// Whether the device's queues can be handed to device code, or why not.
+    pub fn mlx5(&self) -> std::result::Result<(), String> {
+        Err("this build has no mlx5 provider".into())
     }
 
     /// The fabric that all ranks settle on, from what they said.

@@ -1,5 +1,6 @@
 //! What each rank says of itself at connect, and the choice of one fabric that all ranks compute from it.
 
+use crate::comm::backend::offer::EngineOffer;
 use crate::config::FabricChoice;
 use crate::error::{Error, Result};
 use crate::sys::version;
@@ -8,7 +9,7 @@ use crate::sys::wire::{Reader, Writer};
 /// Version of this message and of what fabrics put into it and say to each other later; whoever changes one of these
 /// raises it. Ranks of different versions refuse each other with a sentence. The version and the build behind it stay
 /// where they are in all versions from 3 on, so that the sentence can name both builds.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 /// The first version that says which build it is.
 const FIRST_WITH_BUILD: u16 = 3;
@@ -24,6 +25,8 @@ pub struct Hello {
     pub verbs: std::result::Result<Vec<u8>, String>,
     /// The soft fabric's own hello; empty where soft is ruled out.
     pub soft: Vec<u8>,
+    /// Which engines the rank could use for device code.
+    pub engine: EngineOffer,
 }
 
 impl Hello {
@@ -39,7 +42,7 @@ impl Hello {
             Ok(hello) => w.u8(1).bytes(hello),
             Err(reason) => w.u8(0).bytes(reason.as_bytes()),
         };
-        w.bytes(&self.soft).finish()
+        w.bytes(&self.soft).bytes(&self.engine.encode()).finish()
     }
 
     /// Reads a message from `rank`.
@@ -70,8 +73,9 @@ impl Hello {
                 _ => return None,
             };
             let soft = r.bytes()?.to_vec();
+            let engine = EngineOffer::parse(r.bytes()?)?;
             r.end()?;
-            Some(Self { build, choice, verbs, soft })
+            Some(Self { build, choice, verbs, soft, engine })
         })()
         .ok_or_else(|| {
             Error::protocol(format!("rank {rank} sent a malformed connect message of {} bytes", message.len()))
@@ -131,10 +135,13 @@ pub fn settle(hellos: &[Hello], mismatch: impl Fn(&[&[u8]]) -> Option<String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::backend::report::QueueOwner;
+    use crate::config::Config;
 
     fn hello(choice: FabricChoice, verbs: bool) -> Hello {
         let verbs = if verbs { Ok(vec![1]) } else { Err("port down".into()) };
-        Hello { build: version::BUILD.into(), choice, verbs, soft: vec![2, 3] }
+        let engine = EngineOffer::new(&Config::default(), QueueOwner::Nccl, Err("no mlx5 device".into()));
+        Hello { build: version::BUILD.into(), choice, verbs, soft: vec![2, 3], engine }
     }
 
     #[test]

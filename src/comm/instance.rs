@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::sys::handles::{self, Kind, Object};
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// One `init`.
@@ -15,8 +16,22 @@ pub struct Instance {
     pub config: Arc<Config>,
     /// NCCL's number for the communicator, for logs.
     pub comm_id: u64,
+    /// Whose table's it is.
+    of: TableKind,
     children: Mutex<Children>,
 }
+
+/// Whose `init` made an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableKind {
+    /// A GIN table's.
+    Gin,
+    /// An RMA table's.
+    Rma,
+}
+
+/// Instances of RMA tables that live.
+static OF_RMA: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Default)]
 struct Children {
@@ -31,8 +46,16 @@ impl Object for Instance {
 
 impl Instance {
     /// An instance without objects.
-    pub fn new(config: Config, comm_id: u64) -> Self {
-        Self { config: Arc::new(config), comm_id, children: Mutex::default() }
+    pub fn new(config: Config, comm_id: u64, of: TableKind) -> Self {
+        if of == TableKind::Rma {
+            OF_RMA.fetch_add(1, Ordering::AcqRel);
+        }
+        Self { config: Arc::new(config), comm_id, of, children: Mutex::default() }
+    }
+
+    /// Whether an RMA table is in use in this process.
+    pub fn is_rma_in_use() -> bool {
+        OF_RMA.load(Ordering::Acquire) > 0
     }
 
     /// Remembers a listenComm, to end it with this instance.
@@ -67,6 +90,14 @@ impl Instance {
             // The handle's reference would keep its sockets and shared memory.
             handles::remove::<Coll>(coll.handle());
             coll.close();
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        if self.of == TableKind::Rma {
+            OF_RMA.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Bringing ranks together: rendezvous, exchanges, deadlines.
 
+pub mod backend;
 pub mod coll;
 pub mod contexts;
 pub mod device;
@@ -15,3 +16,4 @@ mod observe;
 mod records;
 pub mod rendezvous;
 pub mod room;
+pub mod windows;

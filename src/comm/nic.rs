@@ -1,11 +1,12 @@
 //! Sets of contexts of the software NIC: queue pairs that device code of NCCL's GDAKI backend writes itself, drained by
 //! the communicator's engine.
 
-use super::coll::{Coll, Memory as Registered};
+use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::device::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
+use super::windows::Memory as Registered;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;

@@ -55,6 +55,8 @@ pub enum EngineChoice {
     Nccl,
     /// The software NIC: the GIN tables give device code of GDAKI queues, which our engine drains.
     GdakiSoft,
+    /// Queues of mlx5 devices, which device code of GDAKI rings itself.
+    Gdaki,
 }
 
 /// `OXYGIN_GDAKI_SIGNALS`.

@@ -65,7 +65,7 @@ fn bad_values_keep_the_default_and_are_told() {
         ("OXYGIN_TIMEOUT", "2m"),
         ("OXYGIN_PEER_TIMEOUT", "0"),
         ("OXYGIN_TCP_STRIPES", "0"),
-        ("OXYGIN_ENGINE", "gdaki"),
+        ("OXYGIN_ENGINE", "gdaki-hard"),
         ("OXYGIN_GDAKI_SIGNALS", "none"),
         ("OXYGIN_MAX_OPERATIONS", "99999999999999999999"),
         ("NCCL_SOCKET_FAMILY", "inet6"),

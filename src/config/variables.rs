@@ -149,15 +149,17 @@ pub const VARIABLES: &[Variable] = &[
         meaning:
             "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
-                  software NIC, for kernels that are compiled for GDAKI, which has not run on a GPU yet; `auto` is \
-                  `own` up to NCCL 2.30.4 and `nccl` from 2.30.7 on. The same on all ranks.",
-        accepted: "auto, own, nccl, gdaki-soft",
+                  software NIC, for kernels that are compiled for GDAKI, which has not run on a GPU yet; `gdaki` \
+                  queues of mlx5 devices that such kernels ring themselves. `auto`: the README's table. The same \
+                  on all ranks, or unset.",
+        accepted: "auto, own, nccl, gdaki, gdaki-soft",
         apply: |config, text| {
             config.engine = match text {
                 "auto" => EngineChoice::Auto,
                 "own" => EngineChoice::Own,
                 "nccl" => EngineChoice::Nccl,
                 "gdaki-soft" => EngineChoice::GdakiSoft,
+                "gdaki" => EngineChoice::Gdaki,
                 _ => return None,
             };
             Some(())

@@ -2,6 +2,7 @@
 
 use super::calls;
 use super::guard::{guard, null, object, shared};
+use super::setup::Connector;
 use super::{data, reg, setup, NAME};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
@@ -22,7 +23,9 @@ unsafe extern "C" fn connect(
     coll_comm: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: passed on.
-    guard("connect", || unsafe { connect_with(handles, nranks, rank, 1, 0, listen_comm, coll_comm) })
+    guard("connect", || unsafe {
+        connect_with(handles, nranks, rank, (1, 0), listen_comm, coll_comm, Connector::Calls)
+    })
 }
 
 /// Connects and makes `n_connections` contexts, which v11 and v12 operations use through the communicator.
@@ -33,13 +36,13 @@ pub(super) unsafe fn connect_with(
     handles: *mut *mut c_void,
     nranks: c_int,
     rank: c_int,
-    n_connections: c_int,
-    queue_depth: c_int,
+    (n_connections, queue_depth): (c_int, c_int),
     listen_comm: *mut c_void,
     coll_comm: *mut *mut c_void,
+    connector: Connector,
 ) -> Result<()> {
     // SAFETY: passed on.
-    let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm)? };
+    let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm, connector)? };
     // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
     // Also where device code gets queues of ours: whoever has the communicator may call the data operations.
     coll.create_contexts(EngineKind::Nccl, || setup::spec(n_connections.max(1), queue_depth, -1))?;

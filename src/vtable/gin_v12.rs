@@ -4,6 +4,7 @@ use super::calls;
 use super::gin_v11::{connect_with, create_context_of, destroy_context, set_of};
 use super::guard::{guard, shared};
 use super::own::{self, Asked};
+use super::setup::Connector;
 use super::{data, reg, setup, NAME};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::EngineKind;
@@ -26,7 +27,9 @@ unsafe extern "C" fn connect(
 ) -> NcclResult {
     guard("connect", || {
         // SAFETY: passed on.
-        unsafe { connect_with(handles, nranks, rank, n_connections, queue_depth, listen_comm, coll_comm) }
+        unsafe {
+            connect_with(handles, nranks, rank, (n_connections, queue_depth), listen_comm, coll_comm, Connector::Gin)
+        }
     })
 }
 
@@ -40,7 +43,7 @@ unsafe extern "C" fn create_context(
 ) -> NcclResult {
     guard("createContext", || {
         let coll = shared::<Coll>(coll_comm)?;
-        let kind = own::kind(&coll.instance.config, false, dev_handle);
+        let kind = own::kind(&coll, dev_handle);
         if kind == EngineKind::Nccl {
             // SAFETY: passed on.
             return unsafe { create_context_of(coll_comm, gin_ctx, dev_handle) };

@@ -101,7 +101,7 @@ unsafe extern "C" fn create_gin_context(
     dev_handle: *mut *mut DeviceHandle,
 ) -> NcclResult {
     guard("createContext", || {
-        let kind = own::kind(&shared::<Coll>(coll_comm)?.instance.config, false, dev_handle);
+        let kind = own::kind(&*shared::<Coll>(coll_comm)?, dev_handle);
         if kind == EngineKind::Nccl {
             // SAFETY: passed on.
             return unsafe { create_proxied(coll_comm, config, gin_ctx, dev_handle) };
@@ -127,7 +127,7 @@ unsafe extern "C" fn create_gin_context(
 /// The RMA table; the GIN table differs in who drains its contexts' queues.
 pub(super) const TABLE: GinV13 = GinV13 {
     name: NAME.as_ptr(),
-    init: Some(setup::init),
+    init: Some(setup::init_rma),
     devices: Some(setup::devices),
     get_properties: Some(setup::get_properties_v12),
     listen: Some(setup::listen),
@@ -153,7 +153,9 @@ pub(super) const TABLE: GinV13 = GinV13 {
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v13: GinV13 = GinV13 {
+    init: Some(setup::init),
     get_properties: Some(own::get_properties_of_v13),
+    connect: Some(setup::connect_gin),
     create_context: Some(create_gin_context),
     reg_mr_sym: Some(reg::gin_reg_for_engine),
     reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),

@@ -26,7 +26,7 @@ unsafe extern "C" fn create_context(
 ) -> NcclResult {
     guard("createContext", || {
         let coll = shared::<Coll>(coll_comm)?;
-        let kind = own::asked_for(&coll.instance.config, true);
+        let kind = coll.engine_kind();
         if kind != EngineKind::Nccl {
             let asked = || {
                 // SAFETY: NULL or readable.
@@ -47,9 +47,9 @@ unsafe extern "C" fn create_context(
         let why = match config.is_null() {
             true => null("config"),
             false => Error::usage(
-                "the GIN v14 table has queues of its own with OXYGIN_ENGINE=own and gdaki-soft alone; set one, or \
-                 set NCCL_RMA_PLUGIN to this library (and NCCL_GIN_TYPE=2), so that NCCL's proxy drives it through the \
-                 RMA table",
+                "the GIN v14 table has contexts where its queues are this library's, and OXYGIN_ENGINE or \
+                 NCCL_GIN_TYPE say that they are NCCL's: set NCCL_RMA_PLUGIN to this library, so that NCCL's proxy \
+                 drives it through the RMA table, or OXYGIN_ENGINE=own",
             ),
         };
         coll.refuse("createContext", why)
@@ -66,7 +66,7 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     get_gin_properties: Some(get_gin_properties),
     get_properties: Some(own::get_properties_of_v14),
     listen: Some(setup::listen),
-    connect: Some(setup::connect),
+    connect: Some(setup::connect_gin_v14),
     create_context: Some(create_context),
     reg_mr_sym: Some(reg::gin_reg_for_engine),
     reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),

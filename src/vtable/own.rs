@@ -2,12 +2,14 @@
 
 use super::guard::{null, shared, store};
 use super::setup;
+use crate::comm::backend::report::{queue_owner, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
+use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
-use crate::config::{Config, EngineChoice, GdakiSignals};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gdaki::soft::doorbell::Ringing;
 use crate::gdaki::view;
@@ -17,25 +19,11 @@ use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DE
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Who executes what device code of a GIN table's contexts writes.
-///
-/// Up to NCCL 2.30.4 (tables v12 and v13), that is this library by default: NCCL's own proxy takes one descriptor of a
-/// queue a pass, and refuses depths. From 2.30.7 on (v14) a kernel that was compiled for GDAKI alone would take such a
-/// context for one of GDAKI's, so it has to be asked for. The software NIC always has to be.
-pub fn asked_for(config: &Config, is_v14: bool) -> EngineKind {
-    match config.engine {
-        EngineChoice::Own => EngineKind::Own,
-        EngineChoice::GdakiSoft => EngineKind::GdakiSoft,
-        EngineChoice::Nccl => EngineKind::Nccl,
-        EngineChoice::Auto if !is_v14 && config.gin_type.is_none_or(|kind| kind == DEVICE_GIN_GDAKI) => EngineKind::Own,
-        EngineChoice::Auto => EngineKind::Nccl,
-    }
-}
-
-/// The same for a caller that may have no place for a device handle: he drains queues of descriptors himself. With the
-/// software NIC windows have names that nobody but device code can use, so he is refused there.
-pub fn kind(config: &Config, is_v14: bool, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
-    match asked_for(config, is_v14) {
+/// The engine of a communicator for a caller that may have no place for a device handle: he drains queues of
+/// descriptors himself. With GDAKI's engines windows have names that nobody but device code can use, so he is refused
+/// there.
+pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
+    match coll.engine_kind() {
         EngineKind::Own if dev_handle.is_null() => EngineKind::Nccl,
         kind => kind,
     }
@@ -45,16 +33,14 @@ pub fn kind(config: &Config, is_v14: bool, dev_handle: *mut *mut DeviceHandle) -
 /// what kind of context it is from the device handle.
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
-    if let Some(kind) = config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI) {
-        if let asked @ (EngineKind::Own | EngineKind::GdakiSoft) = asked_for(&config, is_v14) {
-            log::warn!(
-                "OXYGIN_ENGINE={} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 \
-                 then; unset NCCL_GIN_TYPE",
-                asked.name()
-            );
-        }
+    let (owner, why) = queue_owner(&config, is_v14, Instance::is_rma_in_use());
+    if let (QueueOwner::Plugin, Some(kind)) = (owner, config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI)) {
+        log::warn!(
+            "{why} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 then; unset \
+             NCCL_GIN_TYPE"
+        );
     }
-    (asked_for(&config, is_v14) != EngineKind::Nccl).then_some(DEVICE_GIN_GDAKI)
+    (owner == QueueOwner::Plugin).then_some(DEVICE_GIN_GDAKI)
 }
 
 /// getProperties of GIN v12.
@@ -138,14 +124,7 @@ fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
     })
 }
 
-fn nic_spec(coll: &Coll, a: &Asked) -> Result<NicSpec> {
-    if coll.instance.config.gdaki_signals == GdakiSignals::AllPeers && !coll.flushes_all_puts_on_any_signal() {
-        return Err(Error::usage(
-            "OXYGIN_ENGINE=gdaki-soft: kernels compiled for GDAKI take a visible signal to say that every put before \
-             it has arrived, from any peer, which the verbs fabric does not promise: set OXYGIN_FABRIC=soft, or, for \
-             kernels that conclude from a signal to its sender's puts alone, OXYGIN_GDAKI_SIGNALS=per-peer",
-        ));
-    }
+fn nic_spec(a: &Asked) -> Result<NicSpec> {
     Ok(NicSpec {
         contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
         depth: a.queue_depth,
@@ -164,11 +143,16 @@ fn create(
     coll: &Arc<Coll>,
     asked: impl FnOnce() -> Result<Asked>,
 ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
+    if kind == EngineKind::Gdaki {
+        let why = || Error::internal("createContext: no engine gdaki");
+        coll.refuse("createContext", why())?;
+        return Err(why());
+    }
     if kind == EngineKind::GdakiSoft {
         let (mut table, mut structures) = (None, None);
         let (set, place, _) = coll.create_nic_contexts(|| {
             let asked = asked()?;
-            let spec = nic_spec(coll, &asked)?;
+            let spec = nic_spec(&asked)?;
             (table, structures) = (Some(asked.table), spec.layout);
             Ok(spec)
         })?;
@@ -227,31 +211,5 @@ pub unsafe fn create_context(
     unsafe {
         store("devHandle", dev_handle, device)?;
         store("ginCtx", ctx, handle)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_drains_queues() {
-        use EngineKind::*;
-        let mut place = std::ptr::null_mut();
-        for (engine, gin_type, is_v14, asked, without_place) in [
-            (EngineChoice::Auto, None, false, Own, Nccl),
-            (EngineChoice::Auto, None, true, Nccl, Nccl),
-            (EngineChoice::Auto, Some(2), false, Nccl, Nccl),
-            (EngineChoice::Auto, Some(3), false, Own, Nccl),
-            (EngineChoice::Own, None, true, Own, Nccl),
-            (EngineChoice::Nccl, None, false, Nccl, Nccl),
-            (EngineChoice::GdakiSoft, None, false, GdakiSoft, GdakiSoft),
-            (EngineChoice::GdakiSoft, Some(3), true, GdakiSoft, GdakiSoft),
-        ] {
-            let config = Config { engine, gin_type, ..Config::default() };
-            assert_eq!(asked_for(&config, is_v14), asked, "{engine:?}, {gin_type:?}, {is_v14}");
-            assert_eq!(kind(&config, is_v14, &mut place), asked);
-            assert_eq!(kind(&config, is_v14, std::ptr::null_mut()), without_place);
-        }
     }
 }

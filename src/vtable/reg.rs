@@ -1,8 +1,9 @@
 //! Registration and its end, for all tables.
 
 use super::guard::{guard, null, shared, store};
-use crate::comm::coll::{Coll, Memory};
-use crate::config::EngineChoice;
+use crate::comm::coll::Coll;
+use crate::comm::contexts::EngineKind;
+use crate::comm::windows::Memory;
 use crate::error::{Error, Result};
 use crate::memory::gpu;
 use nccl_plugin_api::*;
@@ -96,9 +97,9 @@ fn by_handle(_: &Coll, window: *mut c_void) -> Result<*mut c_void> {
 /// As the engine has it that device code of this communicator writes for: entries name windows by their keys, which are
 /// in a record.
 fn by_engine(coll: &Coll, window: *mut c_void) -> Result<*mut c_void> {
-    match coll.instance.config.engine {
-        EngineChoice::GdakiSoft => coll.gdaki_handle_of(window),
-        EngineChoice::Auto | EngineChoice::Own | EngineChoice::Nccl => Ok(window),
+    match coll.engine_kind() {
+        EngineKind::GdakiSoft | EngineKind::Gdaki => coll.gdaki_handle_of(window),
+        EngineKind::Own | EngineKind::Nccl => Ok(window),
     }
 }
 

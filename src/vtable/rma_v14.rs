@@ -31,7 +31,7 @@ iput_signal! { pub(super) (is_strong_signal: bool) strong: is_strong_signal, hin
 #[allow(non_upper_case_globals)]
 pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
     name: NAME.as_ptr(),
-    init: Some(setup::init),
+    init: Some(setup::init_rma),
     devices: Some(setup::devices),
     get_properties: Some(setup::get_properties_v12),
     listen: Some(setup::listen),

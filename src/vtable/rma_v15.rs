@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn iget(
 #[allow(non_upper_case_globals)]
 pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
     name: NAME.as_ptr(),
-    init: Some(setup::init),
+    init: Some(setup::init_rma),
     devices: Some(setup::devices),
     get_properties: Some(setup::get_properties_v12),
     listen: Some(setup::listen),

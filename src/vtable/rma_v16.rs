@@ -23,7 +23,7 @@ unsafe extern "C" fn get_rma_properties(coll_comm: *mut c_void, props: *mut RmaP
 #[allow(non_upper_case_globals)]
 pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
     name: NAME.as_ptr(),
-    init: Some(setup::init),
+    init: Some(setup::init_rma),
     devices: Some(setup::devices),
     get_rma_properties: Some(get_rma_properties),
     get_properties: Some(setup::get_properties_v12),

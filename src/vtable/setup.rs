@@ -2,9 +2,11 @@
 
 use super::fast::Ways;
 use super::guard::{dead, guard, null, object, shared, store};
+use crate::comm::backend::report::{queue_owner, QueueOwner};
 use crate::comm::coll::Coll;
+use crate::comm::coll::Connecting;
 use crate::comm::contexts::{Contexts, EngineKind};
-use crate::comm::instance::Instance;
+use crate::comm::instance::{Instance, TableKind};
 use crate::comm::listen::Listen;
 use crate::comm::nccl;
 use crate::comm::rendezvous::Listener;
@@ -25,9 +27,27 @@ fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
         .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators and windows"))
 }
 
+/// `init` of the GIN tables.
+///
 /// # Safety
 /// As `InitFn`.
 pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogger>) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe { init_of(ctx, comm_id, logger, TableKind::Gin) }
+}
+
+/// `init` of the RMA tables: GIN tables look whether NCCL has one of them (see [`queue_owner`]).
+///
+/// # Safety
+/// As `InitFn`.
+pub unsafe extern "C" fn init_rma(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogger>) -> NcclResult {
+    // SAFETY: passed on.
+    unsafe { init_of(ctx, comm_id, logger, TableKind::Rma) }
+}
+
+/// # Safety
+/// As `InitFn`.
+unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogger>, table: TableKind) -> NcclResult {
     guard("init", || {
         telemetry::panic::silence();
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
@@ -37,7 +57,7 @@ pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Optio
         if ctx.is_null() {
             return Err(null("ctx"));
         }
-        let instance = Arc::new(Instance::new(Config::from_env(), comm_id));
+        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table));
         // SAFETY: `ctx` is not NULL.
         unsafe { store("ctx", ctx, insert(instance)?) }
     })
@@ -118,7 +138,7 @@ unsafe fn listen_with(
             return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
         }
         let instance = match handles::clone::<Instance>(ctx) {
-            None if foreign => Arc::new(Instance::new(Config::from_env(), 0)),
+            None if foreign => Arc::new(Instance::new(Config::from_env(), 0, TableKind::Gin)),
             other => other.ok_or_else(|| dead(Kind::Instance, ctx))?,
         };
         device(dev)?;
@@ -134,23 +154,61 @@ unsafe fn listen_with(
     })
 }
 
-/// # Safety
-/// As `ConnectFn`; the ctx argument is never touched.
-pub unsafe extern "C" fn connect(
-    _ctx: *mut c_void,
-    handles: *mut *mut c_void,
-    nranks: c_int,
-    rank: c_int,
-    listen_comm: *mut c_void,
-    coll_comm: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: passed on.
-    guard("connect", || unsafe {
-        let (coll, place) = join(handles, nranks, rank, listen_comm, coll_comm)?;
-        let handle = place.fill(coll.clone());
-        coll.set_handle(handle);
-        store("collComm", coll_comm, handle)
-    })
+/// Which table connects, as far as that matters for who executes what device code writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Connector {
+    /// An RMA table, or GIN v11: their operations are called.
+    Calls,
+    /// GIN v12 and v13.
+    Gin,
+    /// GIN v14.
+    GinV14,
+}
+
+impl Connector {
+    fn says(self, config: &Config) -> Connecting {
+        let gdaki_first = self == Self::GinV14;
+        let owner = match self {
+            Self::Calls => QueueOwner::Nccl,
+            Self::Gin | Self::GinV14 => queue_owner(config, gdaki_first, Instance::is_rma_in_use()).0,
+        };
+        Connecting { owner, gdaki_first }
+    }
+}
+
+/// Connect of the tables in which it says nothing of connections.
+macro_rules! connects {
+    ($($(#[$doc:meta])* $name:ident as $connector:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As `ConnectFn`; the ctx argument is never touched.
+        pub unsafe extern "C" fn $name(
+            _ctx: *mut c_void,
+            handles: *mut *mut c_void,
+            nranks: c_int,
+            rank: c_int,
+            listen_comm: *mut c_void,
+            coll_comm: *mut *mut c_void,
+        ) -> NcclResult {
+            // SAFETY: passed on.
+            guard("connect", || unsafe {
+                let (coll, place) = join(handles, nranks, rank, listen_comm, coll_comm, Connector::$connector)?;
+                let handle = place.fill(coll.clone());
+                coll.set_handle(handle);
+                store("collComm", coll_comm, handle)
+            })
+        }
+    )+};
+}
+
+connects! {
+    /// Of the RMA tables.
+    connect as Calls;
+    /// Of GIN v13.
+    connect_gin as Gin;
+    /// Of GIN v14.
+    connect_gin_v14 as GinV14;
 }
 
 /// The part of connect that all versions share. `coll_comm` is only checked.
@@ -166,6 +224,7 @@ pub(super) unsafe fn join(
     rank: c_int,
     listen_comm: *mut c_void,
     coll_comm: *mut *mut c_void,
+    connector: Connector,
 ) -> Result<(Arc<Coll>, Reserved<Coll>)> {
     let listen = shared::<Listen>(listen_comm)?;
     let mut wrong = None;
@@ -202,7 +261,8 @@ pub(super) unsafe fn join(
     match (found, wrong) {
         (Some(rank), wrong) => {
             let world = World { rank: rank as u32, nranks: ranks as u32 };
-            Coll::connect(&listen, world, &all, wrong.map_or(Ok(()), Err), Box::<Ways>::default())
+            let table = connector.says(&listen.instance.config);
+            Coll::connect(&listen, world, &all, wrong.map_or(Ok(()), Err), table, Box::<Ways>::default())
         }
         (None, wrong) => Err(wrong.unwrap_or_else(|| Error::internal("connect: no rank"))),
     }

@@ -285,7 +285,9 @@ fn different_numbers_of_contexts_fail_all_and_the_next_call_works() {
 fn gin_v14_refuses_contexts_in_step() {
     let (tables, _alone) = tables();
     let table = tables.iter().find(|table| table.kind() == Kind::GinV14).expect("GIN v14");
+    std::env::set_var("OXYGIN_ENGINE", "nccl");
     let mut ranks = connected(table);
+    std::env::remove_var("OXYGIN_ENGINE");
     for no_config in [false, true] {
         let mark = log::mark();
         let codes = each(&mut ranks, |rank| {

@@ -2,6 +2,7 @@
 
 use nccl_plugin_api::rma_v14::ConfigV14;
 use nccl_plugin_api::*;
+use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -102,7 +103,13 @@ impl Job {
 
 impl Rank {
     pub fn join(job: &Arc<Job>, rank: usize, contexts: c_int) -> Self {
-        Self::join_by(job, rank, contexts, |handle| {
+        Self::try_join(job, rank, contexts, || ()).expect("connect")
+    }
+
+    /// Joins, where connect may refuse it; `begun` runs behind `init`.
+    pub fn try_join(job: &Arc<Job>, rank: usize, contexts: c_int, begun: impl FnOnce()) -> Result<Self, NcclResult> {
+        Self::try_join_by(job, rank, contexts, |handle| {
+            begun();
             job.handles.lock().unwrap()[rank] = handle;
             job.barrier.wait();
             job.handles.lock().unwrap().clone()
@@ -116,6 +123,17 @@ impl Rank {
         contexts: c_int,
         exchange: impl FnOnce([u8; HANDLE_BYTES]) -> Vec<[u8; HANDLE_BYTES]>,
     ) -> Self {
+        Self::try_join_by(job, rank, contexts, exchange).expect("connect")
+    }
+
+    /// Joins, where connect may refuse it. It connects through a GIN table, because there ranks agree on who executes
+    /// what device code writes: with an RMA table in use that is NCCL, unless `OXYGIN_ENGINE` says otherwise.
+    pub fn try_join_by(
+        job: &Arc<Job>,
+        rank: usize,
+        contexts: c_int,
+        exchange: impl FnOnce([u8; HANDLE_BYTES]) -> Vec<[u8; HANDLE_BYTES]>,
+    ) -> Result<Self, NcclResult> {
         let (mut instance, mut listen, mut coll, mut ctx) = (null_mut(), null_mut(), null_mut(), null_mut());
         let mut handle = [0u8; HANDLE_BYTES];
         // SAFETY: all pointers are to locals that live through the calls.
@@ -125,12 +143,17 @@ impl Rank {
             let mut all = exchange(handle);
             let mut pointers: Vec<*mut c_void> = all.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
             let n = job.nranks as c_int;
-            ok(T.connect.unwrap()(null_mut(), pointers.as_mut_ptr(), n, rank as c_int, listen, &mut coll));
+            let connect = GIN.connect.unwrap();
+            let connected = connect(null_mut(), pointers.as_mut_ptr(), n, rank as c_int, listen, &mut coll);
             ok(T.close_listen.unwrap()(listen));
+            if connected != NcclResult::SUCCESS {
+                ok(T.finalize.unwrap()(instance));
+                return Err(connected);
+            }
             let mut config = ConfigV14 { n_contexts: contexts, traffic_class: -1, rank_stride: 1 };
             ok(T.create_context.unwrap()(coll, &mut config, &mut ctx));
         }
-        Self { job: job.clone(), rank, instance, coll, ctx }
+        Ok(Self { job: job.clone(), rank, instance, coll, ctx })
     }
 
     /// Memory that the test registers itself.

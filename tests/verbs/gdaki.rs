@@ -3,7 +3,7 @@
 
 use crate::harness::Fake;
 use crate::support::apart::is_elsewhere;
-use crate::support::common::job;
+use crate::support::common::{job, Job, Rank};
 use crate::support::kernel::{Kernel, WAYS};
 use crate::support::logged::{collect, lines, listen};
 use crate::support::nic::{read, write, Ask, Status};
@@ -20,10 +20,17 @@ fn verbs_are_refused_unless_kernels_look_at_the_senders_puts_alone() {
     std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
     let through = WAYS[3];
     collect();
-    job(2, 1, |r| {
-        listen();
-        let refused = through.create(r, Ask::default()).expect_err("refused");
-        assert_eq!(refused, NcclResult::INVALID_USAGE);
+    let refused = Job::new(2);
+    std::thread::scope(|s| {
+        for rank in 0..2 {
+            s.spawn({
+                let refused = &refused;
+                move || {
+                    let joined = Rank::try_join(refused, rank, 1, listen);
+                    assert_eq!(joined.err(), Some(NcclResult::INVALID_USAGE));
+                }
+            });
+        }
     });
     let said = |level, words: &str| lines().iter().filter(|line| line.0 == level && line.1.contains(words)).count();
     assert!(said(log::Level::Warn, "OXYGIN_GDAKI_SIGNALS=per-peer") >= 2, "{:#?}", lines());

@@ -1,16 +1,17 @@
 //! Which variables have an NCCL take oxygin, and why: the one place that knows it.
 
 use super::find::spell;
-use oxygin::config::EngineChoice;
+use oxygin::comm::backend::report::{queue_owner, QueueOwner};
+use oxygin::config::{Config, EngineChoice};
 use serde::Serialize;
 
 /// The newest NCCL that oxygin was run with; what comes later is taken for one like it.
 pub const NEWEST: i32 = 23203;
 
-/// What `NCCL_GIN_TYPE` calls queues that NCCL's proxy, or a library's own one, drains.
-const PROXY: i32 = 2;
+/// What `NCCL_GIN_TYPE` calls queues that NCCL's proxy drains.
+const PROXY: i32 = nccl_plugin_api::DEVICE_GIN_PROXY;
 /// What it calls queues of a plugin's own.
-const OF_THE_PLUGIN: i32 = 3;
+const OF_THE_PLUGIN: i32 = nccl_plugin_api::DEVICE_GIN_GDAKI;
 
 /// A variable to set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,14 +61,17 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
         23100..23200 => "RMA v15, GIN v14",
         _ => "RMA v16, GIN v14",
     };
-    let proxy_asked = engine == EngineChoice::Nccl || (engine == EngineChoice::Auto && gin_type == Some(PROXY));
-    let own = match code {
-        ..23007 => !proxy_asked,
-        _ => matches!(engine, EngineChoice::Own | EngineChoice::GdakiSoft),
-    };
+    let is_v14 = code >= 23007;
+    let asked = gin_type.filter(|kind| *kind >= 0);
+    // A type that oxygin has none of is replaced below.
+    let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
+    let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
+    let own = queue_owner(&config, is_v14, true).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
+        (true, EngineChoice::Gdaki) => "gdaki",
         (true, EngineChoice::GdakiSoft) => "gdaki-soft",
+        (true, EngineChoice::Auto) if is_v14 => "gdaki-soft; over verbs own",
         (true, _) => "own",
     };
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
@@ -79,7 +83,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
             s.set(
                 "NCCL_GIN_PLUGIN",
                 value,
-                "with OXYGIN_ENGINE=own or gdaki-soft it has queues of its own, which NCCL takes as they are",
+                "with OXYGIN_ENGINE or NCCL_GIN_TYPE=3 it has queues of its own, which NCCL takes as they are",
             );
             s.set(
                 "NCCL_RMA_PLUGIN",
@@ -97,25 +101,34 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
         }
     }
     let wanted = if own { OF_THE_PLUGIN } else { PROXY };
-    let excluded = gin_type.is_some_and(|kind| kind >= 0 && kind != wanted);
+    let excluded = asked.is_some_and(|kind| kind != wanted);
     if excluded && !s.variables.iter().any(|v| v.name == "NCCL_GIN_TYPE") {
         s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
     }
     if own {
-        let words = match engine {
-            EngineChoice::GdakiSoft => "the kernels must be compiled for GDAKI; this engine has not run on a GPU yet",
-            _ => {
-                "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
-                 need OXYGIN_ENGINE=gdaki-soft"
-            }
-        };
-        s.notes.push(words.into());
+        s.notes.push(suits(engine, is_v14).into());
     }
     if code > NEWEST {
         let (this, newest) = (spell(code), spell(NEWEST));
         s.notes.push(format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"));
     }
     Ok(s)
+}
+
+/// Which kernels the plugin's queues suit.
+fn suits(engine: EngineChoice, is_v14: bool) -> &'static str {
+    match engine {
+        EngineChoice::Gdaki => "the kernels must be compiled for GDAKI; no mlx5 hardware has run this engine yet",
+        EngineChoice::GdakiSoft => "the kernels must be compiled for GDAKI; this engine has not run on a GPU yet",
+        EngineChoice::Auto if is_v14 => {
+            "gdaki-soft needs kernels that are compiled for GDAKI and has not run on a GPU yet; own needs kernels \
+             that are compiled for all backends, as NCCL's headers do by default"
+        }
+        _ => {
+            "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
+             need OXYGIN_ENGINE=gdaki-soft"
+        }
+    }
 }
 
 #[cfg(test)]
@@ -164,6 +177,7 @@ mod tests {
             (23004, Own, Some(2), true),
             (23004, Own, Some(-1), false),
             (23203, Auto, Some(3), false),
+            (23203, Auto, Some(4), false),
             (23203, Own, Some(2), true),
             (23203, Own, Some(3), false),
         ] {
@@ -171,6 +185,14 @@ mod tests {
             let any = chosen.variables.iter().any(|v| (v.name, v.value.as_str()) == ("NCCL_GIN_TYPE", "-1"));
             assert_eq!(any, excluded, "{code} {engine:?} {gin_type:?}");
         }
+    }
+
+    /// From 2.30.7 on, too, `NCCL_GIN_TYPE=3` asks for a plugin's queues.
+    #[test]
+    fn a_type_that_oxygin_has_is_followed() {
+        assert_eq!(names(23203, Auto, Some(3)), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
+        assert_eq!(names(23203, Auto, Some(2)), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
+        assert_eq!(names(23203, Gdaki, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The listen handle, the rendezvous messages, and both ends' state machines.
 
 use super::{take, Target};
+use oxygin::comm::backend::choose::{choose, FabricPromise};
+use oxygin::comm::backend::offer::EngineOffer;
+use oxygin::comm::backend::report::QueueOwner;
 use oxygin::comm::handle::{Handle, Token, BYTES};
 use oxygin::comm::hello::{settle, Hello};
 use oxygin::comm::rendezvous::gather::{Action, Gather};
@@ -10,7 +13,7 @@ use oxygin::comm::rendezvous::wire::{
     encode_again, encode_failed, encode_list, encode_request, gathered_head, Failure, Reply, Request, RequestHead,
     Sender,
 };
-use oxygin::config::FabricChoice;
+use oxygin::config::{Config, FabricChoice};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,17 +47,26 @@ fn handle(mut input: &[u8]) {
 }
 
 fn hellos() -> Vec<Vec<u8>> {
-    [
-        Hello { build: "0.1.0 (x)".into(), choice: FabricChoice::Auto, verbs: Ok(vec![1; 40]), soft: vec![2; 60] },
-        Hello { build: String::new(), choice: FabricChoice::Soft, verbs: Err("no port".into()), soft: vec![] },
-    ]
-    .map(|hello| hello.encode())
-    .to_vec()
+    let engine = |owner| EngineOffer::new(&Config::default(), owner, Err("no mlx5 device".into()));
+    let (build, verbs) = ("0.1.0 (x)".into(), Ok(vec![1; 40]));
+    let rdma = Hello {
+        build,
+        choice: FabricChoice::Auto,
+        verbs,
+        soft: vec![2; 60],
+        engine: EngineOffer { mlx5: Ok(()), ..engine(QueueOwner::Plugin) },
+    };
+    let (build, verbs) = (String::new(), Err("no port".into()));
+    let soft = Hello { build, choice: FabricChoice::Soft, verbs, soft: vec![], engine: engine(QueueOwner::Nccl) };
+    [rdma, soft].map(|hello| hello.encode()).to_vec()
 }
 
 fn hello(input: &[u8]) {
     if let Ok(hello) = Hello::parse(1, input) {
         assert_eq!(Hello::parse(1, &hello.encode()).expect("our own"), hello);
+        for signals_of_all_peers in [false, true] {
+            let _ = choose(std::slice::from_ref(&hello.engine), FabricPromise { signals_of_all_peers }, true);
+        }
         let _ = settle(&[hello.clone(), hello], |_| None);
     }
 }

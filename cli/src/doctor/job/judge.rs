@@ -45,7 +45,7 @@ pub fn groups(processes: Processes) -> Vec<Group> {
 /// What must be the same in a group: all that is not about single ranks.
 fn likeness(f: &Facts) -> impl PartialEq + '_ {
     let ways: Vec<&String> = f.paths.keys().collect();
-    (&f.nccl, &f.loaded, &f.tables, &f.assigned, &f.build, (&f.fabric, &f.engine, ways, &f.warning))
+    (&f.nccl, &f.loaded, &f.tables, &f.assigned, &f.build, (&f.fabric, &f.engine, &f.against_engines, ways, &f.warning))
 }
 
 /// The first reason, from the plugin down to the way that bytes go.
@@ -132,6 +132,7 @@ pub fn text(groups: &[Group]) -> String {
         if let Some((name, why)) = &f.fabric {
             line("fabric", &format!("{name}: {why}"));
             line("engine", &f.engine.clone().unwrap_or_else(|| "NCCL's proxy".into()));
+            f.against_engines.iter().for_each(|why| line("", &format!("not {why}")));
         }
         for (way, peers) in &f.paths {
             line("path", &format!("to {}: {way}", ranges(peers)));

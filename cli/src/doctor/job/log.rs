@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How what oxygin says of an engine of its own begins, behind "engine ".
-const ENGINES: [&str; 2] = ["own: ", "gdaki-soft: "];
+const ENGINES: [&str; 3] = ["own: ", "gdaki-soft: ", "gdaki: "];
 
 /// What one process used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -28,6 +28,8 @@ pub struct Facts {
     pub fabric: Option<(String, String)>,
     /// What is said of the own engine, if it made queues.
     pub engine: Option<String>,
+    /// What spoke against each engine that would have been better, best first.
+    pub against_engines: Vec<String>,
     /// How peers were reached: the way, then the peers.
     pub paths: BTreeMap<String, BTreeSet<u32>>,
     /// How GPU memory moves.
@@ -123,6 +125,9 @@ impl Facts {
             message.strip_prefix("engine ").filter(|said| ENGINES.iter().any(|e| said.starts_with(e)))
         {
             self.engine = Some(said.split(';').next().unwrap_or(said).to_owned());
+        } else if let Some((_, against)) = message.strip_prefix("engine ").and_then(|m| m.split_once(" chosen; ")) {
+            let against = against.rsplit_once(" (rank ").map_or(against, |(against, _)| against);
+            self.against_engines = against.split("; not ").map(|a| a.trim_start_matches("not ").to_owned()).collect();
         } else if let Some((peer, how)) = message.strip_prefix("rank ").and_then(|m| m.split_once(": ")) {
             if let Ok(rank) = peer.parse() {
                 self.take_path(rank, how);
@@ -213,6 +218,7 @@ node1:4711:4731 [0] NCCL INFO rank 1: on this host, shared memory, large transfe
             "a:1:2 [3] src/x.cc:7 (f) NCCL WARN first\na:1:2 [3] src/x.cc:8 NCCL WARN second\n\
              a:1:2 [3] NCCL INFO GIN/Plugin: Skipping external proxy plugin oxygin index 0; using NCCL GIN proxy\n\
              a:1:2 [3] NCCL INFO engine own: 4 contexts, GinV13, device contexts of 72 bytes; suits kernels\n\
+             a:1:2 [3] NCCL INFO engine own chosen; not gdaki: rank 1: no DevX; not gdaki-soft: verbs (rank 0 of 2)\n\
              b:1:2 [3] NCCL INFO RMA/Plugin: /x/liboxygin.so: wrong ELF class\nno line of NCCL's: 5\n",
             &mut processes,
         );
@@ -220,6 +226,7 @@ node1:4711:4731 [0] NCCL INFO rank 1: on this host, shared memory, large transfe
         assert_eq!(a.warning.as_deref(), Some("first"));
         assert!(a.obstacles[0].starts_with("GIN: Skipping external proxy plugin oxygin"), "{:?}", a.obstacles);
         assert_eq!(a.engine.as_deref(), Some("own: 4 contexts, GinV13, device contexts of 72 bytes"));
+        assert_eq!(a.against_engines, ["gdaki: rank 1: no DevX", "gdaki-soft: verbs"]);
         read("a:1:2 [3] NCCL INFO engine gdaki-soft: 1 contexts, V14(2); suits\n", &mut processes);
         let a = &processes[&("a".to_owned(), 1)];
         assert_eq!(a.engine.as_deref(), Some("gdaki-soft: 1 contexts, V14(2)"));

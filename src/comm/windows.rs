@@ -1,0 +1,157 @@
+//! Registration of memory on every rank of a communicator, and its end.
+
+use super::coll::{contribution, reserve, Coll};
+use super::fabrics::on_fabric;
+use super::rendezvous::Call;
+use crate::error::{Error, Result};
+use crate::fabric::{Fabric, Region};
+use crate::memory::gpu::GpuMemory;
+use crate::memory::registry::Extent;
+use crate::memory::window::{Remote, Window};
+use crate::sys::handles;
+use crate::sys::wire::{Reader, Writer};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Memory to register.
+pub struct Memory {
+    /// First byte, an address in this process, of host or GPU memory.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Signals live here.
+    pub strict: bool,
+    /// A DMA-BUF over it, and the offset in that.
+    pub dma_buf: Option<(std::os::fd::RawFd, u64)>,
+    /// It is GPU memory.
+    pub gpu: Option<GpuMemory>,
+}
+
+impl Coll {
+    /// Registers memory on every rank. Collective. `memory` reads this rank's arguments; what is wrong with them the
+    /// others are told.
+    pub fn register(&self, memory: impl FnOnce() -> Result<Memory>) -> Result<*mut c_void> {
+        self.check_open()?;
+        self.exchange.call("regMrSym", |call| {
+            let memory = memory()?;
+            let place = reserve()?;
+            let claim = Claim { coll: self, id: self.held.lock().ids.take() };
+            let region = Region {
+                id: claim.id,
+                base: memory.base,
+                len: memory.len,
+                strict: memory.strict,
+                dma_buf: memory.dma_buf,
+            };
+            let window = Arc::new(self.exchange_window(call, &region, memory.gpu.as_ref())?);
+            self.life.window_registered()?;
+            // From here on deregistration gives the number back.
+            std::mem::forget(claim);
+            let handle = place.fill(window.clone());
+            window.handle.store(handle as u64, Ordering::Relaxed);
+            self.observer.window_added(&window);
+            self.held.lock().windows.push(window);
+            Ok(handle)
+        })
+    }
+
+    fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<Window> {
+        let registration = on_fabric!(&self.fabric, f => match gpu {
+            None => f.register(region),
+            Some(memory) => f.register_gpu(region, memory),
+        })?;
+        // The CPU must not touch GPU memory: such windows are known to the fabric alone.
+        if gpu.is_none() {
+            self.registry.insert(region.id, Extent { base: region.base, len: region.len });
+        }
+        let offer = on_fabric!(&self.fabric, f => f.offer(region, gpu.is_some()));
+        let mine = Writer::new().u64(region.base).u64(region.len).u32(registration.rkey).bytes(&offer).finish();
+        let gathered = call.step(contribution(mine))?;
+        let mut offers = Vec::new();
+        let remote = (0..self.world.nranks)
+            .map(|rank| {
+                let mut r = Reader::new(gathered.common(rank));
+                (|| {
+                    let remote = Remote { base: r.u64()?, len: r.u64()?, rkey: r.u32()? };
+                    offers.push(r.bytes()?);
+                    r.end()?;
+                    remote.base.checked_add(remote.len)?;
+                    Some(remote)
+                })()
+                .ok_or_else(|| Error::protocol(format!("rank {rank} sent a malformed description of its window")))
+            })
+            .collect::<Result<Box<[_]>>>();
+        // All ranks have the same descriptions and offers: all come to the second step or none.
+        if remote.is_err() || offers.iter().all(|offer| offer.is_empty()) {
+            call.end();
+        }
+        let remote = remote?;
+        self.share_window(call, region, &remote, &offers)?;
+        Ok(Window {
+            coll: self.id,
+            id: region.id,
+            base: region.base,
+            len: region.len,
+            lkey: registration.lkey,
+            remote,
+            registration,
+            handle: AtomicU64::new(0),
+        })
+    }
+
+    /// A second step where any rank's window can be shared among processes of one host.
+    fn share_window(&self, call: &mut Call<'_>, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
+        if offers.iter().all(|offer| offer.is_empty()) {
+            return Ok(());
+        }
+        let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
+        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, &extents, offers))?;
+        let gathered = call.step(contribution(taken))?;
+        call.end();
+        let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();
+        on_fabric!(&self.fabric, f => f.settle_offers(region, &reports))
+    }
+
+    /// Ends a registration of this communicator.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
+        // A window that another thread deregisters at the same time is refused by one of the two.
+        let not_live = || {
+            Error::argument(format!(
+                "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from \
+                 regMrSym; deregister each handle once"
+            ))
+        };
+        let window = handles::clone::<Window>(handle).ok_or_else(not_live)?;
+        if window.coll != self.id {
+            return Err(Error::argument(format!(
+                "mhandle = {handle:p} was registered with another communicator; deregister it there"
+            )));
+        }
+        handles::remove::<Window>(handle).ok_or_else(not_live)?;
+        self.observer.window_removed(&window);
+        self.keys.remove(handle as u64);
+        self.records.lock().remove(handle as u64);
+        self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
+        // Its number is free when nobody is at it any more.
+        let ended = window.registration.end(&self.registry, window.id);
+        let mut held = self.held.lock();
+        held.windows.retain(|w| !Arc::ptr_eq(w, &window));
+        held.ids.give_back(window.id);
+        ended
+    }
+}
+
+/// A window's number until the window exists: what comes to nothing gives it back.
+struct Claim<'a> {
+    coll: &'a Coll,
+    id: u32,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.coll.registry.remove(self.id);
+        self.coll.held.lock().ids.give_back(self.id);
+    }
+}
