@@ -3,37 +3,27 @@
 
 use super::coll::{Coll, Memory as Registered};
 use super::contexts::{Contexts, EngineKind};
+use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
-use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
-use crate::fabric::{Context, ContextSpec, World};
+use crate::fabric::ContextSpec;
 use crate::memory::gpu;
-use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
 use crate::proxy::descriptor::queue::{Places, Queue};
-use crate::proxy::drain::{Drain, Kept, Work};
-use crate::proxy::engine::{Engine, Settings, Ticket};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
-use crate::proxy::ring::Ring;
 use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
-use crate::sys::sync::Mutex;
 use crate::telemetry::stats::layout::Way;
-use crate::telemetry::trace::Trace;
 use nccl_plugin_api::device_context::{ContextV1, ContextV2, ContextV3, PROXY_VERSION};
 use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_PROXY};
 use std::ffi::c_void;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// Counters and signals of a context at most: what a descriptor can name.
-pub(super) const COUNTERS_MAX: u32 = 1 << 23;
-pub(super) const SIGNALS_MAX: u32 = 1 << 24;
 /// Bytes between what different contexts' consumers write, so that they do not share a cache line.
 const APART: usize = 128;
 
@@ -54,87 +44,9 @@ pub struct DeviceSpec {
     pub layout: Layout,
 }
 
-/// The queues of a set. Ends with the set.
-pub struct DeviceQueues {
-    engine: Weak<Engine>,
-    tickets: Mutex<Vec<Ticket>>,
-    /// Freed when the engine has let go of it, too.
-    memory: Arc<Memory>,
-    /// Windows that end with the set, as handles: its signals, and what else is its own.
-    windows: Vec<usize>,
-    /// An entry was malformed or the fabric failed one.
-    failed: Arc<AtomicBool>,
-    /// Goes up when a window of the communicator ends.
-    ended: Arc<AtomicU64>,
-    /// What NCCL was given, if this is where that is made. Lives as long as this.
-    handle: Option<Box<DeviceHandle>>,
-}
-
-/// What a set's queues share with the communicator.
-pub(super) struct QueueState {
-    /// See [`DeviceQueues`].
-    pub(super) windows: Vec<usize>,
-    /// Set by the first fault.
-    pub(super) failed: Arc<AtomicBool>,
-    /// Goes up when a window of the communicator ends.
-    pub(super) ended: Arc<AtomicU64>,
-    /// What NCCL is given, if there is anything for it.
-    pub(super) handle: Option<Box<DeviceHandle>>,
-}
-
-// SAFETY: the handle holds addresses for device code, which nobody here follows.
-unsafe impl Send for DeviceQueues {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceQueues {}
-
-impl DeviceQueues {
-    /// Queues that `engine` drains.
-    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
-        let QueueState { windows, failed, ended, handle } = shared;
-        let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle }
-    }
-
-    /// For NCCL; NULL: there is none. Lives as long as the set.
-    pub fn handle(&self) -> *mut DeviceHandle {
-        self.handle.as_deref().map_or(std::ptr::null_mut(), |handle| std::ptr::from_ref(handle).cast_mut())
-    }
-
-    /// Whether anything failed.
-    pub fn has_error(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
-    }
-
-    /// The windows that end with the set.
-    pub fn windows(&self) -> impl Iterator<Item = *mut c_void> + '_ {
-        self.windows.iter().map(|&window| window as *mut c_void)
-    }
-
-    /// A window's registration is about to end: nothing is remembered of it.
-    pub fn forget_windows(&self) {
-        self.ended.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Nothing is drained from here on.
-    pub fn stop(&self) {
-        let tickets = std::mem::take(&mut *self.tickets.lock());
-        let Some(engine) = self.engine.upgrade() else { return };
-        for ticket in tickets {
-            if !engine.take_back(ticket) {
-                self.keep_memory();
-            }
-        }
-    }
-
-    /// The memory is never freed: somebody may still be at it.
-    pub fn keep_memory(&self) {
-        std::mem::forget(self.memory.clone());
-    }
-}
-
 /// Where things lie in a set's memory.
 struct Room {
-    memory: Memory,
+    memory: Arc<Memory>,
     queues: Block,
     cis: Block,
     counters: Block,
@@ -194,6 +106,7 @@ impl Room {
             array.extend_from_slice(&bytes[..spec.layout.context_bytes]);
         }
         let handle = memory.device(&array)?;
+        let memory = Arc::new(memory);
         Ok(Self { memory, queues, cis, counters, signals, queues_bytes, cis_bytes, size, handle })
     }
 
@@ -212,21 +125,6 @@ impl Room {
     }
 }
 
-/// What the threads of a communicator's engine are to be.
-pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
-    let cpus = match &config.proxy_affinity {
-        Affinity::Off => None,
-        Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
-        Affinity::List(list) => Cpus::parse(list),
-    };
-    let cpus = cpus.and_then(|cpus| cpus.allowed());
-    let trace = config
-        .trace
-        .as_ref()
-        .map(|path| Arc::new(Trace::new(path, comm, (world.rank, world.nranks), config.proxy_threads as usize)));
-    Settings { threads: config.proxy_threads, spin: config.proxy_poll, stall: config.stall, cpus, comm, trace }
-}
-
 impl Coll {
     /// Makes a set of contexts with queues for device code, and drains them from here on. Collective. `spec` reads this
     /// rank's arguments; what is wrong with them the others are told.
@@ -234,24 +132,19 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<DeviceSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
-        let mut made = None;
-        let (set, place) = self.create_contexts(EngineKind::Own, || {
-            let spec = spec()?;
-            made = Some((spec, Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?));
-            Ok(spec.contexts)
-        })?;
-        let attached =
-            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
-                let signals = self.register(|| signal_window(&spec, &room))?;
-                self.drain(&set, &spec, room, signals as usize)
-            });
-        match attached {
-            Ok(queues) => set.attach_device(queues),
-            Err(error) => {
-                self.destroy_contexts(&set);
-                return Err(error);
-            }
-        }
+        let (set, place, ()) = self.create_with_queues(
+            EngineKind::Own,
+            || {
+                let spec = spec()?;
+                let room = Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?;
+                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+            },
+            |set, (spec, room), windows| {
+                let signals = self.register(|| signal_window(&spec, &room))? as usize;
+                windows.push(signals);
+                Ok((self.drain(set, &spec, room, signals)?, ()))
+            },
+        )?;
         Ok((set, place))
     }
 
@@ -296,7 +189,7 @@ impl Coll {
                 (commons.len() as u32 - 1, Lane::new(queue, peer, newest))
             }));
         }
-        let memory = Arc::new(room.memory);
+        let memory = room.memory;
         let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
         let tickets = shares.into_iter().enumerate().map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
@@ -306,22 +199,6 @@ impl Coll {
         let shared = QueueState { windows: vec![signals], failed, ended, handle: Some(handle) };
         Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
     }
-}
-
-/// A thread's contexts, and their lanes, each with the index of its context.
-pub(super) type Share<R = Queue> = (Vec<Common>, Vec<(u32, Lane<R>)>);
-
-/// What a thread does for its share.
-pub(super) fn work<C: Context, R: Ring>(
-    contexts: &[C],
-    set: &Arc<Contexts>,
-    (commons, lanes): Share<R>,
-    meter: Option<Meter>,
-    memory: &Arc<Memory>,
-) -> Box<dyn Work> {
-    // SAFETY: the contexts are the set's, which never moves them.
-    let kept = unsafe { Kept::new(contexts, set.clone()) };
-    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter))
 }
 
 /// The signals of all contexts, as memory to register.

@@ -3,7 +3,7 @@
 
 use super::coll::{Coll, Memory as Registered};
 use super::contexts::{Contexts, EngineKind};
-use super::device::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
+use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use crate::error::{Error, Result};
@@ -65,7 +65,6 @@ fn slots(depth: i32) -> Result<u32> {
 
 /// Where things lie in a set's memory.
 struct Room {
-    /// Kept until the set's windows have ended, also where the set comes to nothing.
     memory: Arc<Memory>,
     slots: Block,
     completions: Block,
@@ -168,13 +167,6 @@ impl Room {
     }
 }
 
-/// A set's windows, as handles, and their keys; 0 where there is none.
-#[derive(Default)]
-struct Own {
-    windows: Vec<usize>,
-    keys: [u32; 2],
-}
-
 impl Coll {
     /// Makes a set of contexts with queue pairs of the software NIC, and drains them from here on. Collective. `spec`
     /// reads this rank's arguments; what is wrong with them the others are told. What device code is to be told of the
@@ -183,35 +175,18 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<NicSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, SetView)> {
-        let mut made = None;
-        let (set, place) = self.create_contexts(EngineKind::GdakiSoft, || {
-            let spec = spec()?;
-            made = Some((spec, Room::allocate(&spec, self.world)?));
-            Ok(spec.contexts)
-        })?;
-        let (mut own, mut memory) = (Own::default(), None);
-        let attached =
-            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
-                memory = Some(room.memory.clone());
-                self.register_own(&spec, &room, &mut own)?;
-                self.drain_nic(&set, &spec, room, &own)
-            });
-        match attached {
-            Ok((queues, view)) => {
-                set.attach_device(queues);
-                Ok((set, place, view))
-            }
-            Err(error) => {
-                self.destroy_contexts(&set);
-                for window in own.windows {
-                    if let Err(error) = self.deregister(window as *mut c_void) {
-                        log::warn!("createContext: a window that nobody uses stays: {}", error.message());
-                        std::mem::forget(memory.clone());
-                    }
-                }
-                Err(error)
-            }
-        }
+        self.create_with_queues(
+            EngineKind::GdakiSoft,
+            || {
+                let spec = spec()?;
+                let room = Room::allocate(&spec, self.world)?;
+                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+            },
+            |set, (spec, room), windows| {
+                let keys = self.register_own(&spec, &room, windows)?;
+                self.drain_nic(set, &spec, room, windows, keys)
+            },
+        )
     }
 
     /// The key by which entries of the software NIC name a window.
@@ -219,15 +194,17 @@ impl Coll {
         self.keys().add(window as u64).ok_or_else(|| Error::system("no key is left for a window; deregister some"))
     }
 
-    fn register_own(&self, spec: &NicSpec, room: &Room, own: &mut Own) -> Result<()> {
-        for (key, memory) in own.keys.iter_mut().zip(room.windows(spec)) {
+    /// Registers signals and counters. Returns their keys; 0 where there are none.
+    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[u32; 2]> {
+        let mut keys = [0; 2];
+        for (key, memory) in keys.iter_mut().zip(room.windows(spec)) {
             if let Some(memory) = memory {
                 let window = self.register(|| memory)?;
-                own.windows.push(window as usize);
+                windows.push(window as usize);
                 *key = self.key_of(window)?;
             }
         }
-        Ok(())
+        Ok(keys)
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts; a context's companions go
@@ -237,7 +214,8 @@ impl Coll {
         set: &Arc<Contexts>,
         spec: &NicSpec,
         room: Room,
-        own: &Own,
+        windows: &[usize],
+        keys: [u32; 2],
     ) -> Result<(DeviceQueues, SetView)> {
         let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
         let contexts = spec.contexts.contexts as usize;
@@ -281,8 +259,8 @@ impl Coll {
         let table = |words, each, key| TableView { words, each, key };
         let view = SetView {
             pairs,
-            signals: table(room.signals, spec.signals, own.keys[0]),
-            counters: table(room.counters.device, spec.counters, own.keys[1]),
+            signals: table(room.signals, spec.signals, keys[0]),
+            counters: table(room.counters.device, spec.counters, keys[1]),
             sink: SINK,
         };
         let handle = match &room.image {
@@ -303,7 +281,7 @@ impl Coll {
                 }
             }
         }
-        let shared = QueueState { windows: own.windows.clone(), failed, ended, handle };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle };
         Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
     }
 }
