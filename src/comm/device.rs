@@ -6,10 +6,11 @@ use super::contexts::{Contexts, EngineKind};
 use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use crate::error::{Error, Result};
-use crate::fabric::ContextSpec;
+use crate::fabric::{ContextSpec, World};
 use crate::memory::gpu;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
+use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
 use crate::proxy::descriptor::queue::{Places, Queue};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
@@ -51,8 +52,9 @@ struct Room {
     cis: Block,
     counters: Block,
     signals: u64,
-    /// Bytes of a context's queues, of its consumer indices.
-    queues_bytes: usize,
+    packing: Packing,
+    /// Bytes of a queue, of a context's consumer indices.
+    queue_bytes: usize,
     cis_bytes: usize,
     size: u32,
     handle: u64,
@@ -60,8 +62,8 @@ struct Room {
 
 impl Room {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
-    fn allocate(spec: &DeviceSpec, nranks: u32, flushes: bool) -> Result<Self> {
-        let (n, ranks, size) = (spec.contexts.contexts as usize, nranks as usize, queue_size(spec.depth)?);
+    fn allocate(spec: &DeviceSpec, world: World, flushes: bool) -> Result<Self> {
+        let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
         {
             if asked > most {
@@ -69,10 +71,16 @@ impl Room {
             }
         }
         let mut memory = Memory::here()?;
-        let queues_bytes = size as usize * spec.layout.form.bytes() * ranks;
+        let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.rank_stride);
+        let queue_bytes = size as usize * spec.layout.form.bytes();
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
-        let queues = memory.shared(n * queues_bytes)?;
+        let queues = memory.shared(packing.queues() * queue_bytes)?;
         let cis = memory.shared(n * cis_bytes)?;
+        let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.rank_stride));
+        for at in left_out.flat_map(|peer| (0..n).map(move |c| c * cis_bytes + 4 * peer as usize)) {
+            // SAFETY: an index that was just made, aligned, which nobody else knows yet.
+            unsafe { cis.at(at).cpu.cast::<u32>().write(NO_CREDIT) };
+        }
         let counters = memory.shared(8 * n * spec.counters as usize)?;
         let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
         // Device code's own: produced indices, and two indices of gets a peer.
@@ -85,9 +93,10 @@ impl Room {
         for c in 0..n {
             let own = |which: usize| indices + ((which * n + c) * cis_bytes) as u64;
             let v1 = ContextV1 {
-                nranks: nranks as i32,
+                nranks: world.nranks as i32,
                 queue_size: size,
-                queues: queues.device + (c * queues_bytes) as u64,
+                // Where its queue to rank 0 is, or would be: device code adds a peer's rank times the queue's size.
+                queues: queues.device.wrapping_add_signed(-packing.before(c) * queue_bytes as i64),
                 pis: own(0),
                 cis: cis.device + (c * cis_bytes) as u64,
                 counters: counters.device + (8 * c * spec.counters as usize) as u64,
@@ -107,13 +116,13 @@ impl Room {
         }
         let handle = memory.device(&array)?;
         let memory = Arc::new(memory);
-        Ok(Self { memory, queues, cis, counters, signals, queues_bytes, cis_bytes, size, handle })
+        Ok(Self { memory, queues, cis, counters, signals, packing, queue_bytes, cis_bytes, size, handle })
     }
 
-    /// Where the queue of a context to a peer is.
+    /// Where the queue of a context to a peer is that is reached.
     fn places(&self, spec: &DeviceSpec, context: usize, peer: u32) -> Places {
-        let slots = context * self.queues_bytes + peer as usize * self.size as usize * spec.layout.form.bytes();
-        // SAFETY: `allocate` made room for each context and peer.
+        let slots = self.packing.queue(context, peer) * self.queue_bytes;
+        // SAFETY: `allocate` made room for each context and peer that is reached.
         unsafe {
             Places {
                 slots: self.queues.at(slots).cpu.cast(),
@@ -136,7 +145,7 @@ impl Coll {
             EngineKind::Own,
             || {
                 let spec = spec()?;
-                let room = Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?;
+                let room = Room::allocate(&spec, self.world, self.flushes_all_puts_on_any_signal())?;
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
@@ -209,4 +218,37 @@ fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
         false => None,
     };
     Ok(Registered { base: room.signals, len, strict: true, dma_buf: None, gpu })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::descriptor::layout::Table;
+
+    /// 129 contexts of depth 1024 among 64 ranks: 1032 MiB without a stride; eight peers each take 129 MiB of queues,
+    /// and a context that is alone in its group 6 more.
+    #[test]
+    fn what_a_large_set_takes_by_its_stride() {
+        for (contexts, rank, stride, queues) in [
+            (129, 0, 1, 129 * 64),
+            (129, 0, 8, 16 * 64 + 57),
+            (129, 13, 8, 16 * 64 + 57),
+            (128, 63, 8, 128 * 8),
+            (129, 5, 64, 129),
+            (17, 5, 8, 2 * 64 + 57),
+            (1, 5, 8, 57),
+        ] {
+            let spec = DeviceSpec {
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                depth: 1024,
+                signals: 2,
+                counters: 3,
+                rank_stride: stride,
+                layout: Layout::choose(Table::V14(2), None, None).unwrap(),
+            };
+            let room = Room::allocate(&spec, World { rank, nranks: 64 }, true).unwrap();
+            let fixed = contexts as usize * (4 * 64 + 3 * 8);
+            assert_eq!(room.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
+        }
+    }
 }

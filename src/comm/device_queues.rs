@@ -82,6 +82,11 @@ impl DeviceQueues {
         self.windows.iter().map(|&window| window as *mut c_void)
     }
 
+    /// Bytes of memory that this process and device code share: pinned, where there is a GPU.
+    pub fn shared_bytes(&self) -> usize {
+        self.memory.shared_bytes()
+    }
+
     /// A window's registration is about to end: nothing is remembered of it.
     pub fn forget_windows(&self) {
         self.ended.fetch_add(1, Ordering::AcqRel);

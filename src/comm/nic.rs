@@ -75,7 +75,9 @@ struct Room {
     size: u32,
     bell_bytes: usize,
     handler: Ringing,
-    nranks: usize,
+    /// Peers that are reached, and the distance of their ranks.
+    peers: usize,
+    stride: usize,
     /// Queues of a (context, peer): 1, or 2 with the companion.
     of_pair: usize,
     image: Option<DeviceImage>,
@@ -83,7 +85,7 @@ struct Room {
 
 impl Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
-        let (n, nranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, slots(spec.depth)?);
+        let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
         {
             if asked > most {
@@ -91,7 +93,8 @@ impl Room {
             }
         }
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
-        let queues = n * nranks * of_pair;
+        let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.rank_stride)).count();
+        let queues = n * peers * of_pair;
         if queues >= NUMBERS {
             return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
         }
@@ -112,14 +115,21 @@ impl Room {
             size,
             bell_bytes,
             handler: spec.handler,
-            nranks,
+            peers,
+            stride: spec.rank_stride.max(1) as usize,
             of_pair,
         })
     }
 
-    /// Number of a queue among the set's; `which`: 0, or 1 for the companion.
+    /// Queues.
+    fn queues(&self, contexts: usize) -> usize {
+        contexts * self.peers * self.of_pair
+    }
+
+    /// Number of a queue among the set's, to a peer that is reached; `which`: 0, or 1 for the companion. Device code is
+    /// told of each queue where it is, so those that nobody can use are not there.
     fn number(&self, context: usize, peer: u32, which: usize) -> usize {
-        (context * self.nranks + peer as usize) * self.of_pair + which
+        (context * self.peers + peer as usize / self.stride) * self.of_pair + which
     }
 
     /// Where a queue is: for this process, and for device code.
@@ -220,7 +230,7 @@ impl Coll {
         let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let counts = Arc::new(Counts::new(FIRST, contexts * room.nranks * room.of_pair));
+        let counts = Arc::new(Counts::new(FIRST, room.queues(contexts)));
         let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
         shares.resize_with(engine.threads().min(contexts), Default::default);
         let mut pairs = Vec::new();
@@ -288,7 +298,41 @@ impl Coll {
 
 #[cfg(test)]
 mod tests {
-    use super::slots;
+    use super::*;
+
+    /// Each queue has slots, completion entries, a doorbell and a record, and only peers that are reached have queues.
+    #[test]
+    fn what_a_set_takes_by_its_stride() {
+        for (contexts, rank, stride, counters, queues) in [
+            (129, 0, 1, 0, 129 * 64),
+            (129, 13, 8, 0, 129 * 8),
+            (129, 13, 8, 1, 2 * 129 * 8),
+            (129, 5, 64, 0, 129),
+            (1, 5, 7, 0, 9),
+            (1, 5, 0, 0, 64),
+        ] {
+            let spec = NicSpec {
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                depth: 1024,
+                signals: 2,
+                counters,
+                rank_stride: stride,
+                handler: Ringing::Doorbell,
+                layout: None,
+            };
+            let room = Room::allocate(&spec, World { rank, nranks: 64 }).unwrap();
+            assert_eq!(room.queues(contexts as usize), queues);
+            let numbers: Vec<_> = (0..contexts as usize)
+                .flat_map(|c| (0..64).map(move |peer| (c, peer)))
+                .filter(|&(_, peer)| is_reached(rank, peer, stride))
+                .flat_map(|(c, peer)| (0..room.of_pair).map(move |which| (c, peer, which)))
+                .map(|(c, peer, which)| room.number(c, peer, which))
+                .collect();
+            assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
+            let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
+            assert_eq!(room.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
+        }
+    }
 
     #[test]
     fn queues_have_a_power_of_two_of_slots() {
