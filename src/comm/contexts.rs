@@ -1,7 +1,7 @@
 //! A set of contexts: what `createContext` returns, on whichever fabric the communicator settled on.
 
 use super::coll::Coll;
-use super::device::DeviceQueues;
+use super::device_queues::DeviceQueues;
 use super::fabrics::{on_queues, Queues};
 use super::observe::Published;
 use super::room::Room;

@@ -3,38 +3,29 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
+use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use super::windows::Memory as Registered;
-use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
-use crate::fabric::{Context, ContextSpec, World};
+use crate::fabric::{ContextSpec, World};
 use crate::memory::gpu;
-use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
+use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
 use crate::proxy::descriptor::queue::{Places, Queue};
-use crate::proxy::drain::{Drain, Kept, Work};
-use crate::proxy::engine::{Engine, Settings, Ticket};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
-use crate::proxy::ring::Ring;
 use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
-use crate::sys::sync::Mutex;
 use crate::telemetry::stats::layout::Way;
-use crate::telemetry::trace::Trace;
 use nccl_plugin_api::device_context::{ContextV1, ContextV2, ContextV3, PROXY_VERSION};
 use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_PROXY};
 use std::ffi::c_void;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// Counters and signals of a context at most: what a descriptor can name.
-pub(super) const COUNTERS_MAX: u32 = 1 << 23;
-pub(super) const SIGNALS_MAX: u32 = 1 << 24;
 /// Bytes between what different contexts' consumers write, so that they do not share a cache line.
 const APART: usize = 128;
 
@@ -55,93 +46,16 @@ pub struct DeviceSpec {
     pub layout: Layout,
 }
 
-/// The queues of a set. Ends with the set.
-pub struct DeviceQueues {
-    engine: Weak<Engine>,
-    tickets: Mutex<Vec<Ticket>>,
-    /// Freed when the engine has let go of it, too.
-    memory: Arc<Memory>,
-    /// Windows that end with the set, as handles: its signals, and what else is its own.
-    windows: Vec<usize>,
-    /// An entry was malformed or the fabric failed one.
-    failed: Arc<AtomicBool>,
-    /// Goes up when a window of the communicator ends.
-    ended: Arc<AtomicU64>,
-    /// What NCCL was given, if this is where that is made. Lives as long as this.
-    handle: Option<Box<DeviceHandle>>,
-}
-
-/// What a set's queues share with the communicator.
-pub(super) struct QueueState {
-    /// See [`DeviceQueues`].
-    pub(super) windows: Vec<usize>,
-    /// Set by the first fault.
-    pub(super) failed: Arc<AtomicBool>,
-    /// Goes up when a window of the communicator ends.
-    pub(super) ended: Arc<AtomicU64>,
-    /// What NCCL is given, if there is anything for it.
-    pub(super) handle: Option<Box<DeviceHandle>>,
-}
-
-// SAFETY: the handle holds addresses for device code, which nobody here follows.
-unsafe impl Send for DeviceQueues {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceQueues {}
-
-impl DeviceQueues {
-    /// Queues that `engine` drains.
-    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
-        let QueueState { windows, failed, ended, handle } = shared;
-        let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle }
-    }
-
-    /// For NCCL; NULL: there is none. Lives as long as the set.
-    pub fn handle(&self) -> *mut DeviceHandle {
-        self.handle.as_deref().map_or(std::ptr::null_mut(), |handle| std::ptr::from_ref(handle).cast_mut())
-    }
-
-    /// Whether anything failed.
-    pub fn has_error(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
-    }
-
-    /// The windows that end with the set.
-    pub fn windows(&self) -> impl Iterator<Item = *mut c_void> + '_ {
-        self.windows.iter().map(|&window| window as *mut c_void)
-    }
-
-    /// A window's registration is about to end: nothing is remembered of it.
-    pub fn forget_windows(&self) {
-        self.ended.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Nothing is drained from here on.
-    pub fn stop(&self) {
-        let tickets = std::mem::take(&mut *self.tickets.lock());
-        let Some(engine) = self.engine.upgrade() else { return };
-        for ticket in tickets {
-            if !engine.take_back(ticket) {
-                self.keep_memory();
-            }
-        }
-    }
-
-    /// The memory is never freed: somebody may still be at it.
-    pub fn keep_memory(&self) {
-        std::mem::forget(self.memory.clone());
-    }
-}
-
 /// Where things lie in a set's memory.
 struct Room {
-    memory: Memory,
+    memory: Arc<Memory>,
     queues: Block,
     cis: Block,
     counters: Block,
     signals: u64,
-    /// Bytes of a context's queues, of its consumer indices.
-    queues_bytes: usize,
+    packing: Packing,
+    /// Bytes of a queue, of a context's consumer indices.
+    queue_bytes: usize,
     cis_bytes: usize,
     size: u32,
     handle: u64,
@@ -149,8 +63,8 @@ struct Room {
 
 impl Room {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
-    fn allocate(spec: &DeviceSpec, nranks: u32, flushes: bool) -> Result<Self> {
-        let (n, ranks, size) = (spec.contexts.contexts as usize, nranks as usize, queue_size(spec.depth)?);
+    fn allocate(spec: &DeviceSpec, world: World, flushes: bool) -> Result<Self> {
+        let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
         {
             if asked > most {
@@ -158,10 +72,16 @@ impl Room {
             }
         }
         let mut memory = Memory::here()?;
-        let queues_bytes = size as usize * spec.layout.form.bytes() * ranks;
+        let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.rank_stride);
+        let queue_bytes = size as usize * spec.layout.form.bytes();
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
-        let queues = memory.shared(n * queues_bytes)?;
+        let queues = memory.shared(packing.queues() * queue_bytes)?;
         let cis = memory.shared(n * cis_bytes)?;
+        let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.rank_stride));
+        for at in left_out.flat_map(|peer| (0..n).map(move |c| c * cis_bytes + 4 * peer as usize)) {
+            // SAFETY: an index that was just made, aligned, which nobody else knows yet.
+            unsafe { cis.at(at).cpu.cast::<u32>().write(NO_CREDIT) };
+        }
         let counters = memory.shared(8 * n * spec.counters as usize)?;
         let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
         // Device code's own: produced indices, and two indices of gets a peer.
@@ -174,9 +94,10 @@ impl Room {
         for c in 0..n {
             let own = |which: usize| indices + ((which * n + c) * cis_bytes) as u64;
             let v1 = ContextV1 {
-                nranks: nranks as i32,
+                nranks: world.nranks as i32,
                 queue_size: size,
-                queues: queues.device + (c * queues_bytes) as u64,
+                // Where its queue to rank 0 is, or would be: device code adds a peer's rank times the queue's size.
+                queues: queues.device.wrapping_add_signed(-packing.before(c) * queue_bytes as i64),
                 pis: own(0),
                 cis: cis.device + (c * cis_bytes) as u64,
                 counters: counters.device + (8 * c * spec.counters as usize) as u64,
@@ -195,13 +116,14 @@ impl Room {
             array.extend_from_slice(&bytes[..spec.layout.context_bytes]);
         }
         let handle = memory.device(&array)?;
-        Ok(Self { memory, queues, cis, counters, signals, queues_bytes, cis_bytes, size, handle })
+        let memory = Arc::new(memory);
+        Ok(Self { memory, queues, cis, counters, signals, packing, queue_bytes, cis_bytes, size, handle })
     }
 
-    /// Where the queue of a context to a peer is.
+    /// Where the queue of a context to a peer is that is reached.
     fn places(&self, spec: &DeviceSpec, context: usize, peer: u32) -> Places {
-        let slots = context * self.queues_bytes + peer as usize * self.size as usize * spec.layout.form.bytes();
-        // SAFETY: `allocate` made room for each context and peer.
+        let slots = self.packing.queue(context, peer) * self.queue_bytes;
+        // SAFETY: `allocate` made room for each context and peer that is reached.
         unsafe {
             Places {
                 slots: self.queues.at(slots).cpu.cast(),
@@ -213,21 +135,6 @@ impl Room {
     }
 }
 
-/// What the threads of a communicator's engine are to be.
-pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
-    let cpus = match &config.proxy_affinity {
-        Affinity::Off => None,
-        Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
-        Affinity::List(list) => Cpus::parse(list),
-    };
-    let cpus = cpus.and_then(|cpus| cpus.allowed());
-    let trace = config
-        .trace
-        .as_ref()
-        .map(|path| Arc::new(Trace::new(path, comm, (world.rank, world.nranks), config.proxy_threads as usize)));
-    Settings { threads: config.proxy_threads, spin: config.proxy_poll, stall: config.stall, cpus, comm, trace }
-}
-
 impl Coll {
     /// Makes a set of contexts with queues for device code, and drains them from here on. Collective. `spec` reads this
     /// rank's arguments; what is wrong with them the others are told.
@@ -235,24 +142,19 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<DeviceSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
-        let mut made = None;
-        let (set, place) = self.create_contexts(EngineKind::Own, || {
-            let spec = spec()?;
-            made = Some((spec, Room::allocate(&spec, self.world.nranks, self.flushes_all_puts_on_any_signal())?));
-            Ok(spec.contexts)
-        })?;
-        let attached =
-            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
-                let signals = self.register(|| signal_window(&spec, &room))?;
-                self.drain(&set, &spec, room, signals as usize)
-            });
-        match attached {
-            Ok(queues) => set.attach_device(queues),
-            Err(error) => {
-                self.destroy_contexts(&set);
-                return Err(error);
-            }
-        }
+        let (set, place, ()) = self.create_with_queues(
+            EngineKind::Own,
+            || {
+                let spec = spec()?;
+                let room = Room::allocate(&spec, self.world, self.flushes_all_puts_on_any_signal())?;
+                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+            },
+            |set, (spec, room), windows| {
+                let signals = self.register(|| signal_window(&spec, &room))? as usize;
+                windows.push(signals);
+                Ok((self.drain(set, &spec, room, signals)?, ()))
+            },
+        )?;
         Ok((set, place))
     }
 
@@ -297,7 +199,7 @@ impl Coll {
                 (commons.len() as u32 - 1, Lane::new(queue, peer, newest))
             }));
         }
-        let memory = Arc::new(room.memory);
+        let memory = room.memory;
         let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
         let tickets = shares.into_iter().enumerate().map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
@@ -309,22 +211,6 @@ impl Coll {
     }
 }
 
-/// A thread's contexts, and their lanes, each with the index of its context.
-pub(super) type Share<R = Queue> = (Vec<Common>, Vec<(u32, Lane<R>)>);
-
-/// What a thread does for its share.
-pub(super) fn work<C: Context, R: Ring>(
-    contexts: &[C],
-    set: &Arc<Contexts>,
-    (commons, lanes): Share<R>,
-    meter: Option<Meter>,
-    memory: &Arc<Memory>,
-) -> Box<dyn Work> {
-    // SAFETY: the contexts are the set's, which never moves them.
-    let kept = unsafe { Kept::new(contexts, set.clone()) };
-    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter))
-}
-
 /// The signals of all contexts, as memory to register.
 fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
@@ -333,4 +219,37 @@ fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
         false => None,
     };
     Ok(Registered { base: room.signals, len, strict: true, dma_buf: None, gpu })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::descriptor::layout::Table;
+
+    /// 129 contexts of depth 1024 among 64 ranks: 1032 MiB without a stride; eight peers each take 129 MiB of queues,
+    /// and a context that is alone in its group 6 more.
+    #[test]
+    fn what_a_large_set_takes_by_its_stride() {
+        for (contexts, rank, stride, queues) in [
+            (129, 0, 1, 129 * 64),
+            (129, 0, 8, 16 * 64 + 57),
+            (129, 13, 8, 16 * 64 + 57),
+            (128, 63, 8, 128 * 8),
+            (129, 5, 64, 129),
+            (17, 5, 8, 2 * 64 + 57),
+            (1, 5, 8, 57),
+        ] {
+            let spec = DeviceSpec {
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                depth: 1024,
+                signals: 2,
+                counters: 3,
+                rank_stride: stride,
+                layout: Layout::choose(Table::V14(2), None, None).unwrap(),
+            };
+            let room = Room::allocate(&spec, World { rank, nranks: 64 }, true).unwrap();
+            let fixed = contexts as usize * (4 * 64 + 3 * 8);
+            assert_eq!(room.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
+        }
+    }
 }

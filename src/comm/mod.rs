@@ -4,6 +4,7 @@ pub mod backend;
 pub mod coll;
 pub mod contexts;
 pub mod device;
+pub mod device_queues;
 pub mod fabrics;
 mod gdaki;
 pub mod handle;

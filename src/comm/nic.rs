@@ -3,7 +3,7 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
-use super::device::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
+use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::Memory as Registered;
@@ -66,7 +66,6 @@ fn slots(depth: i32) -> Result<u32> {
 
 /// Where things lie in a set's memory.
 struct Room {
-    /// Kept until the set's windows have ended, also where the set comes to nothing.
     memory: Arc<Memory>,
     slots: Block,
     completions: Block,
@@ -77,7 +76,9 @@ struct Room {
     size: u32,
     bell_bytes: usize,
     handler: Ringing,
-    nranks: usize,
+    /// Peers that are reached, and the distance of their ranks.
+    peers: usize,
+    stride: usize,
     /// Queues of a (context, peer): 1, or 2 with the companion.
     of_pair: usize,
     image: Option<DeviceImage>,
@@ -85,7 +86,7 @@ struct Room {
 
 impl Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
-        let (n, nranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, slots(spec.depth)?);
+        let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
         {
             if asked > most {
@@ -93,7 +94,8 @@ impl Room {
             }
         }
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
-        let queues = n * nranks * of_pair;
+        let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.rank_stride)).count();
+        let queues = n * peers * of_pair;
         if queues >= NUMBERS {
             return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
         }
@@ -114,14 +116,21 @@ impl Room {
             size,
             bell_bytes,
             handler: spec.handler,
-            nranks,
+            peers,
+            stride: spec.rank_stride.max(1) as usize,
             of_pair,
         })
     }
 
-    /// Number of a queue among the set's; `which`: 0, or 1 for the companion.
+    /// Queues.
+    fn queues(&self, contexts: usize) -> usize {
+        contexts * self.peers * self.of_pair
+    }
+
+    /// Number of a queue among the set's, to a peer that is reached; `which`: 0, or 1 for the companion. Device code is
+    /// told of each queue where it is, so those that nobody can use are not there.
     fn number(&self, context: usize, peer: u32, which: usize) -> usize {
-        (context * self.nranks + peer as usize) * self.of_pair + which
+        (context * self.peers + peer as usize / self.stride) * self.of_pair + which
     }
 
     /// Where a queue is: for this process, and for device code.
@@ -169,13 +178,6 @@ impl Room {
     }
 }
 
-/// A set's windows, as handles, and their keys; 0 where there is none.
-#[derive(Default)]
-struct Own {
-    windows: Vec<usize>,
-    keys: [u32; 2],
-}
-
 impl Coll {
     /// Makes a set of contexts with queue pairs of the software NIC, and drains them from here on. Collective. `spec`
     /// reads this rank's arguments; what is wrong with them the others are told. What device code is to be told of the
@@ -184,35 +186,18 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<NicSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, SetView)> {
-        let mut made = None;
-        let (set, place) = self.create_contexts(EngineKind::GdakiSoft, || {
-            let spec = spec()?;
-            made = Some((spec, Room::allocate(&spec, self.world)?));
-            Ok(spec.contexts)
-        })?;
-        let (mut own, mut memory) = (Own::default(), None);
-        let attached =
-            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(spec, room)| {
-                memory = Some(room.memory.clone());
-                self.register_own(&spec, &room, &mut own)?;
-                self.drain_nic(&set, &spec, room, &own)
-            });
-        match attached {
-            Ok((queues, view)) => {
-                set.attach_device(queues);
-                Ok((set, place, view))
-            }
-            Err(error) => {
-                self.destroy_contexts(&set);
-                for window in own.windows {
-                    if let Err(error) = self.deregister(window as *mut c_void) {
-                        log::warn!("createContext: a window that nobody uses stays: {}", error.message());
-                        std::mem::forget(memory.clone());
-                    }
-                }
-                Err(error)
-            }
-        }
+        self.create_with_queues(
+            EngineKind::GdakiSoft,
+            || {
+                let spec = spec()?;
+                let room = Room::allocate(&spec, self.world)?;
+                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+            },
+            |set, (spec, room), windows| {
+                let keys = self.register_own(&spec, &room, windows)?;
+                self.drain_nic(set, &spec, room, windows, keys)
+            },
+        )
     }
 
     /// The key by which entries of the software NIC name a window.
@@ -220,15 +205,17 @@ impl Coll {
         self.keys().add(window as u64).ok_or_else(|| Error::system("no key is left for a window; deregister some"))
     }
 
-    fn register_own(&self, spec: &NicSpec, room: &Room, own: &mut Own) -> Result<()> {
-        for (key, memory) in own.keys.iter_mut().zip(room.windows(spec)) {
+    /// Registers signals and counters. Returns their keys; 0 where there are none.
+    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[u32; 2]> {
+        let mut keys = [0; 2];
+        for (key, memory) in keys.iter_mut().zip(room.windows(spec)) {
             if let Some(memory) = memory {
                 let window = self.register(|| memory)?;
-                own.windows.push(window as usize);
+                windows.push(window as usize);
                 *key = self.key_of(window)?;
             }
         }
-        Ok(())
+        Ok(keys)
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts; a context's companions go
@@ -238,12 +225,13 @@ impl Coll {
         set: &Arc<Contexts>,
         spec: &NicSpec,
         room: Room,
-        own: &Own,
+        windows: &[usize],
+        keys: [u32; 2],
     ) -> Result<(DeviceQueues, SetView)> {
         let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let counts = Arc::new(Counts::new(FIRST, contexts * room.nranks * room.of_pair));
+        let counts = Arc::new(Counts::new(FIRST, room.queues(contexts)));
         let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
         shares.resize_with(engine.threads().min(contexts), Default::default);
         let mut pairs = Vec::new();
@@ -282,8 +270,8 @@ impl Coll {
         let table = |words, each, key| TableView { words, each, key };
         let view = SetView {
             pairs,
-            signals: table(room.signals, spec.signals, own.keys[0]),
-            counters: table(room.counters.device, spec.counters, own.keys[1]),
+            signals: table(room.signals, spec.signals, keys[0]),
+            counters: table(room.counters.device, spec.counters, keys[1]),
             sink: SINK,
         };
         let handle = match &room.image {
@@ -304,14 +292,48 @@ impl Coll {
                 }
             }
         }
-        let shared = QueueState { windows: own.windows.clone(), failed, ended, handle };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle };
         Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::slots;
+    use super::*;
+
+    /// Each queue has slots, completion entries, a doorbell and a record, and only peers that are reached have queues.
+    #[test]
+    fn what_a_set_takes_by_its_stride() {
+        for (contexts, rank, stride, counters, queues) in [
+            (129, 0, 1, 0, 129 * 64),
+            (129, 13, 8, 0, 129 * 8),
+            (129, 13, 8, 1, 2 * 129 * 8),
+            (129, 5, 64, 0, 129),
+            (1, 5, 7, 0, 9),
+            (1, 5, 0, 0, 64),
+        ] {
+            let spec = NicSpec {
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                depth: 1024,
+                signals: 2,
+                counters,
+                rank_stride: stride,
+                handler: Ringing::Doorbell,
+                layout: None,
+            };
+            let room = Room::allocate(&spec, World { rank, nranks: 64 }).unwrap();
+            assert_eq!(room.queues(contexts as usize), queues);
+            let numbers: Vec<_> = (0..contexts as usize)
+                .flat_map(|c| (0..64).map(move |peer| (c, peer)))
+                .filter(|&(_, peer)| is_reached(rank, peer, stride))
+                .flat_map(|(c, peer)| (0..room.of_pair).map(move |which| (c, peer, which)))
+                .map(|(c, peer, which)| room.number(c, peer, which))
+                .collect();
+            assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
+            let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
+            assert_eq!(room.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
+        }
+    }
 
     #[test]
     fn queues_have_a_power_of_two_of_slots() {

@@ -74,6 +74,8 @@ pub struct Memory {
     pages: Vec<Pages>,
     pinned: Vec<Pinned>,
     mapped: Vec<Mapped>,
+    /// Bytes that [`Memory::shared`] gave.
+    shared: usize,
 }
 
 impl Memory {
@@ -86,7 +88,12 @@ impl Memory {
                 Ok(()) => Cuda::current_context(&cuda).map_err(|e| cuda_error("createContext", &e))?,
             },
         };
-        Ok(Self { context, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new() })
+        Ok(Self { context, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new(), shared: 0 })
+    }
+
+    /// Bytes that the CPU and device code share: pinned memory, where there is a GPU.
+    pub fn shared_bytes(&self) -> usize {
+        self.shared
     }
 
     /// The GPU's address on the PCI bus; `None`: there is none.
@@ -102,6 +109,7 @@ impl Memory {
 
     /// Zeroed memory that the CPU and device code use, on pages of its own.
     pub fn shared(&mut self, bytes: usize) -> Result<Block> {
+        self.shared += bytes;
         let Some(context) = &self.context else { return self.host(bytes) };
         let made = (|| {
             let _current = context.enter()?;
@@ -208,7 +216,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_all_is_zeroed_host_memory() {
-        let mut memory = Memory { context: None, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new() };
+        let mut memory = Memory { context: None, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new(), shared: 0 };
         let shared = memory.shared(10_000).unwrap();
         let own = memory.device(&[1, 2, 3]).unwrap();
         // SAFETY: both were just made.
@@ -217,5 +225,6 @@ mod tests {
             assert_eq!(std::slice::from_raw_parts(own as *const u8, 4), [1, 2, 3, 0]);
         }
         assert_eq!((shared.device, memory.is_on_gpu()), (shared.cpu.as_ptr() as u64, false));
+        assert_eq!(memory.shared_bytes(), 10_000);
     }
 }

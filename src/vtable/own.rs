@@ -6,6 +6,7 @@ use crate::comm::backend::report::{queue_owner, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
+use crate::comm::device_queues::DeviceQueues;
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
@@ -137,6 +138,12 @@ fn nic_spec(a: &Asked) -> Result<NicSpec> {
     })
 }
 
+/// What its queues take, for the log.
+fn memory_of(set: &Contexts) -> String {
+    let bytes = set.device().map_or(0, DeviceQueues::shared_bytes);
+    format!("{:.1} MiB of memory shared with device code", bytes as f64 / f64::from(1 << 20))
+}
+
 /// A set with queues of this library's, and the place for its handle.
 fn create(
     kind: EngineKind,
@@ -158,9 +165,10 @@ fn create(
         })?;
         if let (Some(table), Some(structures)) = (table, structures) {
             log::info!(
-                "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}; suits kernels that are compiled \
-                 for GDAKI. This engine has not run on a GPU yet",
-                set.count()
+                "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}, {}; suits kernels that are \
+                 compiled for GDAKI. This engine has not run on a GPU yet",
+                set.count(),
+                memory_of(&set)
             );
         }
         return Ok((set, place));
@@ -174,11 +182,12 @@ fn create(
     })?;
     if let Some((asked, spec)) = named {
         log::info!(
-            "engine own: {} contexts, {:?}, device contexts of {} bytes; suits kernels that are compiled for all \
+            "engine own: {} contexts, {:?}, device contexts of {} bytes, {}; suits kernels that are compiled for all \
              backends, not those for GDAKI alone (OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN for these)",
             spec.contexts.contexts,
             asked.table,
-            spec.layout.context_bytes
+            spec.layout.context_bytes,
+            memory_of(&set)
         );
     }
     Ok((set, place))

@@ -7,3 +7,4 @@ mod data;
 mod faults;
 mod shapes;
 mod telemetry;
+mod unfinished;

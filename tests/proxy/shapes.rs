@@ -4,8 +4,11 @@ use crate::support::common::{job, ok};
 use crate::support::device::{entry, own, Ask, Device};
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::*;
+use oxygin::comm::contexts::Contexts;
+use oxygin::sys::handles;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn contexts_and_depths_of_real_programs() {
@@ -36,24 +39,75 @@ fn contexts_and_depths_of_real_programs() {
     }
 }
 
-/// Peers that a stride excludes have no queue, and their memory is never touched.
+/// Peers that a stride leaves out have no queue: device code gets no credit for one, and never writes an entry that
+/// would stand in somebody else's; a flush, which it does over all ranks, has nothing to wait for.
 #[test]
 fn a_stride_leaves_peers_out() {
     let _turn = own();
-    job(4, 1, |r| {
-        let device = Device::new(r, Ask { stride: 2, ..Ask::default() });
-        let (near, far) = ((r.rank + 2) % 4, (r.rank + 1) % 4);
-        let signal = || entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(0, 0, true);
-        device.post(0, far, signal());
-        for n in 1..=100 {
-            device.post(0, near, signal());
-            device.wait_signal(0, 0, n);
-        }
-        device.flush(0, near);
-        r.job.barrier.wait();
-        assert_eq!((device.ci(0, near), device.ci(0, far), device.signal(0, 0)), (100, 0, 100));
-        device.destroy();
-    });
+    for (nranks, stride, contexts) in [(4, 2, 1), (4, 2, 5), (5, 3, 4), (3, 7, 9)] {
+        job(nranks, 1, |r| {
+            let device = Device::new(r, Ask { stride, contexts, depth: 16, ..Ask::default() });
+            let (contexts, stride) = (contexts as usize, stride as usize);
+            let value = |rank: usize, c: usize| 1 << (8 * rank) | (c as u64) << 48;
+            let peers: Vec<_> = (0..nranks).filter(|peer| peer % stride == r.rank % stride).collect();
+            // Each queue wraps several times.
+            for n in 1..=100 {
+                for c in 0..contexts {
+                    for &peer in &peers {
+                        let add = entry(OP_PUT | OP_SIGNAL_ADD, 0).with_signal(c as u32 % 8, value(r.rank, c), true);
+                        device.post(c, peer, add);
+                    }
+                }
+                for c in (0..contexts).filter(|_| n % 10 == 0) {
+                    let sum = peers.iter().map(|&rank| n * value(rank, c)).fold(0, u64::wrapping_add);
+                    device.wait_signal(c, c % 8, sum);
+                }
+            }
+            for c in 0..contexts {
+                for peer in 0..nranks {
+                    let is_peer = peers.contains(&peer);
+                    device.flush(c, peer);
+                    assert_eq!(device.has_credit(c, peer), is_peer, "context {c} to rank {peer}");
+                    assert_eq!(device.pi(c, peer).load(Ordering::Relaxed), if is_peer { 100 } else { 0 });
+                }
+            }
+            r.job.barrier.wait();
+            let sum = |c: usize| peers.iter().map(|&rank| 100 * value(rank, c)).fold(0, u64::wrapping_add);
+            for c in 0..contexts {
+                assert_eq!(device.signal(c, c % 8), sum(c), "context {c}");
+                assert!((0..8).all(|id| id == c % 8 || device.signal(c, id) == 0), "context {c}");
+            }
+            assert!(!device.has_error());
+            device.destroy();
+        });
+    }
+}
+
+/// Queues of peers that a stride leaves out take no memory, but for gaps in the last group of contexts.
+#[test]
+fn what_a_set_takes_by_its_stride() {
+    let _turn = own();
+    let depth = 64;
+    // Ranks, contexts and stride; queues of each rank.
+    for (nranks, contexts, stride, queues) in [
+        (4, 6, 1, [24; 4]),
+        (4, 6, 0, [24; 4]),
+        (4, 6, 2, [12; 4]),
+        (4, 6, 4, [6; 4]),
+        (4, 6, 9, [6; 4]),
+        // A group of two, and one context whose two queues have a gap between them.
+        (4, 3, 2, [7; 4]),
+        (3, 4, 2, [8, 4, 8, 0]),
+    ] {
+        job(nranks, 1, |r| {
+            let device = Device::new(r, Ask { contexts, stride, depth, ..Ask::default() });
+            let set = handles::clone::<Contexts>(device.ctx).expect("a set");
+            let fixed = contexts as usize * (128 + 8 * 8);
+            let taken = queues[r.rank] * depth as usize * 128 + fixed;
+            assert_eq!(set.device().map(|queues| queues.shared_bytes()), Some(taken), "{contexts} by {stride}");
+            device.destroy();
+        });
+    }
 }
 
 /// closeColl and finalize end what destroyContext did not, and a new communicator starts afresh.

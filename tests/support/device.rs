@@ -130,6 +130,12 @@ impl<'a> Device<'a> {
         self.u32_at(self.v1(c).cis, peer).load(Ordering::Acquire)
     }
 
+    /// Whether device code that has claimed the next entry may write it.
+    pub fn has_credit(&self, c: usize, peer: usize) -> bool {
+        let next = self.pi(c, peer).load(Ordering::Relaxed);
+        next.wrapping_sub(self.ci(c, peer)) < self.v1(c).queue_size
+    }
+
     /// Writes a descriptor; `order` permutes its words.
     pub fn post_in(&self, c: usize, peer: usize, d: &Descriptor, order: &[usize], pause: impl Fn()) {
         let v1 = self.v1(c);

@@ -1,6 +1,8 @@
-//! NCCL's descriptors as a ring format: where queues lie ([`layout`]), how one is read ([`queue`]), and what operation
-//! it means, or why none ([`meaning`]). How the words are laid out is in `nccl_plugin_api::descriptor`.
+//! NCCL's descriptors as a ring format: how they and what belongs to them look ([`layout`]), where queues lie
+//! ([`packing`]), how one is read ([`queue`]), and what operation it means, or why none ([`meaning`]). How the words
+//! are laid out is in `nccl_plugin_api::descriptor`.
 
 pub mod layout;
 pub mod meaning;
+pub mod packing;
 pub mod queue;

@@ -1,0 +1,185 @@
+//! Queues that device code writes and this library drains, whoever's format they have: how a set of contexts gets them
+//! and how they end.
+
+use super::coll::Coll;
+use super::contexts::{Contexts, EngineKind};
+use crate::config::{Affinity, Config};
+use crate::error::{Error, Result};
+use crate::fabric::{Context, ContextSpec, World};
+use crate::proxy::affinity::Cpus;
+use crate::proxy::descriptor::queue::Queue;
+use crate::proxy::drain::{Drain, Kept, Work};
+use crate::proxy::engine::{Engine, Settings, Ticket};
+use crate::proxy::lane::{Common, Lane};
+use crate::proxy::memory::Memory;
+use crate::proxy::meter::Meter;
+use crate::proxy::ring::Ring;
+use crate::sys::handles::Reserved;
+use crate::sys::sync::Mutex;
+use crate::telemetry::trace::Trace;
+use nccl_plugin_api::DeviceHandle;
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Counters and signals of a context at most: what a descriptor can name.
+pub(super) const COUNTERS_MAX: u32 = 1 << 23;
+pub(super) const SIGNALS_MAX: u32 = 1 << 24;
+/// The queues of a set. Ends with the set.
+pub struct DeviceQueues {
+    engine: Weak<Engine>,
+    tickets: Mutex<Vec<Ticket>>,
+    /// Freed when the engine has let go of it, too.
+    memory: Arc<Memory>,
+    /// Windows that end with the set, as handles: its signals, and what else is its own.
+    windows: Vec<usize>,
+    /// An entry was malformed or the fabric failed one.
+    failed: Arc<AtomicBool>,
+    /// Goes up when a window of the communicator ends.
+    ended: Arc<AtomicU64>,
+    /// What NCCL was given, if this is where that is made. Lives as long as this.
+    handle: Option<Box<DeviceHandle>>,
+}
+
+/// What a set's queues share with the communicator.
+pub(super) struct QueueState {
+    /// See [`DeviceQueues`].
+    pub(super) windows: Vec<usize>,
+    /// Set by the first fault.
+    pub(super) failed: Arc<AtomicBool>,
+    /// Goes up when a window of the communicator ends.
+    pub(super) ended: Arc<AtomicU64>,
+    /// What NCCL is given, if there is anything for it.
+    pub(super) handle: Option<Box<DeviceHandle>>,
+}
+
+// SAFETY: the handle holds addresses for device code, which nobody here follows.
+unsafe impl Send for DeviceQueues {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceQueues {}
+
+impl DeviceQueues {
+    /// Queues that `engine` drains.
+    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
+        let QueueState { windows, failed, ended, handle } = shared;
+        let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
+        Self { engine, tickets, memory, windows, failed, ended, handle }
+    }
+
+    /// For NCCL; NULL: there is none. Lives as long as the set.
+    pub fn handle(&self) -> *mut DeviceHandle {
+        self.handle.as_deref().map_or(std::ptr::null_mut(), |handle| std::ptr::from_ref(handle).cast_mut())
+    }
+
+    /// Whether anything failed.
+    pub fn has_error(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The windows that end with the set.
+    pub fn windows(&self) -> impl Iterator<Item = *mut c_void> + '_ {
+        self.windows.iter().map(|&window| window as *mut c_void)
+    }
+
+    /// Bytes of memory that this process and device code share: pinned, where there is a GPU.
+    pub fn shared_bytes(&self) -> usize {
+        self.memory.shared_bytes()
+    }
+
+    /// A window's registration is about to end: nothing is remembered of it.
+    pub fn forget_windows(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Nothing is drained from here on.
+    pub fn stop(&self) {
+        let tickets = std::mem::take(&mut *self.tickets.lock());
+        let Some(engine) = self.engine.upgrade() else { return };
+        for ticket in tickets {
+            if !engine.take_back(ticket) {
+                self.keep_memory();
+            }
+        }
+    }
+
+    /// The memory is never freed: somebody may still be at it.
+    pub fn keep_memory(&self) {
+        std::mem::forget(self.memory.clone());
+    }
+}
+
+/// What the threads of a communicator's engine are to be.
+pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
+    let cpus = match &config.proxy_affinity {
+        Affinity::Off => None,
+        Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
+        Affinity::List(list) => Cpus::parse(list),
+    };
+    let cpus = cpus.and_then(|cpus| cpus.allowed());
+    let trace = config
+        .trace
+        .as_ref()
+        .map(|path| Arc::new(Trace::new(path, comm, (world.rank, world.nranks), config.proxy_threads as usize)));
+    Settings { threads: config.proxy_threads, spin: config.proxy_poll, stall: config.stall, cpus, comm, trace }
+}
+
+impl Coll {
+    /// Makes a set of contexts of this kind, with queues for device code that are drained from here on. Collective.
+    ///
+    /// `allocate` reads this rank's arguments and makes what the queues lie in; what is wrong there the others are
+    /// told. `attach` registers windows over that memory, puts the handle of each into the list, and hands the queues
+    /// to the engine. Where it fails its windows end first, and the memory after them: until then peers may write
+    /// there.
+    pub(super) fn create_with_queues<R, T>(
+        self: &Arc<Self>,
+        kind: EngineKind,
+        allocate: impl FnOnce() -> Result<(ContextSpec, Arc<Memory>, R)>,
+        attach: impl FnOnce(&Arc<Contexts>, R, &mut Vec<usize>) -> Result<(DeviceQueues, T)>,
+    ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
+        let mut made = None;
+        let (set, place) = self.create_contexts(kind, || {
+            let (spec, memory, room) = allocate()?;
+            made = Some((memory, room));
+            Ok(spec)
+        })?;
+        let (mut memory, mut windows) = (None, Vec::new());
+        let attached =
+            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(kept, room)| {
+                memory = Some(kept);
+                attach(&set, room, &mut windows)
+            });
+        match attached {
+            Ok((queues, told)) => {
+                set.attach_device(queues);
+                Ok((set, place, told))
+            }
+            Err(error) => {
+                self.destroy_contexts(&set);
+                for window in windows {
+                    if let Err(error) = self.deregister(window as *mut c_void) {
+                        log::warn!("createContext: a window that nobody uses stays: {}", error.message());
+                        std::mem::forget(memory.clone());
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A thread's contexts, and their lanes, each with the index of its context.
+pub(super) type Share<R = Queue> = (Vec<Common>, Vec<(u32, Lane<R>)>);
+
+/// What a thread does for its share.
+pub(super) fn work<C: Context, R: Ring>(
+    contexts: &[C],
+    set: &Arc<Contexts>,
+    (commons, lanes): Share<R>,
+    meter: Option<Meter>,
+    memory: &Arc<Memory>,
+) -> Box<dyn Work> {
+    // SAFETY: the contexts are the set's, which never moves them.
+    let kept = unsafe { Kept::new(contexts, set.clone()) };
+    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter))
+}
