@@ -15,8 +15,10 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let mut world = world();
+    world.mlx5_end_domain(pd as usize);
     drop(unsafe { Box::from_raw(pd) });
-    world().settings.count("live_pds", -1);
+    world.settings.count("live_pds", -1);
     0
 }
 
