@@ -5,10 +5,15 @@
 mod support;
 
 mod data;
+mod devx_commands;
+mod devx_entries;
+mod devx_harness;
+mod devx_pair;
 mod faults;
 mod given;
 mod harness;
 mod model;
+mod prm;
 mod refused;
 mod tables;
 mod view;

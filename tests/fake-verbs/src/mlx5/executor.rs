@@ -23,6 +23,7 @@ impl World {
             return;
         }
         self.mlx5.is_running = true;
+        stay();
         let thread = std::thread::Builder::new().name("fake-mlx5".into());
         if thread.spawn(run).is_err() {
             self.mlx5.is_running = false;
@@ -220,6 +221,16 @@ impl Qp {
         }
         fence(Ordering::Acquire);
         out
+    }
+}
+
+/// Keeps this library in the process: its thread may not have ended when the last user closes it.
+fn stay() {
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(stay as *const libc::c_void, &mut found) != 0 {
+            libc::dlopen(found.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+        }
     }
 }
 

@@ -58,7 +58,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn to_init(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
+    fn reset_to_init(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
         self.port()?;
         if self.get(&path("pkey_index")) != 0 {
             refuse!(status::BAD_PARAM, "pkey_index {} of a table of 1", self.get(&path("pkey_index")));
@@ -99,7 +99,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn to_rtr(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
+    fn init_to_rtr(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
         self.port()?;
         let port_mtu = self.settings.get("active_mtu", self.device) as u64;
         let (mtu, log_msg) = (self.get("qpc.mtu"), self.get("qpc.log_msg_max"));
@@ -159,7 +159,7 @@ impl Change<'_> {
         self.settings.note(count, value as i64);
     }
 
-    fn to_rts(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
+    fn rtr_to_rts(&mut self, qp: &mut Qp) -> Result<(), Refusal> {
         if self.get("qpc.log_sra_max") > self.has("log_max_ra_req_qp") {
             refuse!(status::BAD_PARAM, "log_sra_max {}", self.get("qpc.log_sra_max"));
         }
@@ -238,9 +238,9 @@ impl World {
         let gid_types = |index: u64| gids.get(index as usize).copied().flatten();
         let mut change = Change { input, settings: &mut self.settings, device, gid_types: &gid_types };
         match op {
-            opcode::RST2INIT => change.to_init(qp)?,
-            opcode::INIT2RTR => change.to_rtr(qp)?,
-            opcode::RTR2RTS => change.to_rts(qp)?,
+            opcode::RST2INIT => change.reset_to_init(qp)?,
+            opcode::INIT2RTR => change.init_to_rtr(qp)?,
+            opcode::RTR2RTS => change.rtr_to_rts(qp)?,
             _ => change.lag(qp, false)?,
         }
         qp.state = to;
