@@ -68,6 +68,10 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    unsafe { open(device) }
+}
+
+pub unsafe fn open(device: *mut ibv_device) -> *mut ibv_context {
     let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy();
     let index = name.trim_start_matches("fake_").parse().unwrap_or(0);
     let mut world = world();
@@ -89,6 +93,10 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    unsafe { close(context) }
+}
+
+pub unsafe fn close(context: *mut ibv_context) -> c_int {
     let mut world = world();
     world.mlx5_end_context(context as usize);
     drop(unsafe { Box::from_raw(context.cast::<Open>()) });

@@ -4,8 +4,8 @@
 
 use super::command::Call;
 use super::objects::Kind;
-use crate::devices::{ibv_open_device, index_of};
-use crate::regions::ibv_reg_dmabuf_mr;
+use crate::devices::{self, index_of};
+use crate::regions::register_dmabuf;
 use crate::world::World;
 use crate::{fail, new, world};
 use oxygin_ffi::verbs::types::*;
@@ -79,14 +79,14 @@ pub unsafe extern "C" fn mlx5dv_open_device_fake(
     if !unsafe { mlx5dv_is_supported_fake(device) } || asked.comp_mask != 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    let context = unsafe { ibv_open_device(device) };
+    let context = unsafe { devices::open(device) };
     if context.is_null() {
         return context;
     }
     let index = unsafe { device_of(context) };
     let errno = world().settings.get("mlx5_open_errno", index) as i32;
     if errno != 0 {
-        unsafe { crate::devices::ibv_close_device(context) };
+        unsafe { devices::close(context) };
         return fail(errno);
     }
     if asked.flags & WITH_DEVX != 0 {
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn mlx5dv_reg_dmabuf_mr_fake(
     if mlx5_access & !1 != 0 || direct && world().settings.get("mlx5_data_direct", device) == 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    unsafe { ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access) }
+    unsafe { register_dmabuf(pd, offset, length, iova, fd, access) }
 }
 
 #[no_mangle]
