@@ -310,3 +310,18 @@ fn consumed_entries_make_room() {
     pair.end();
     assert_eq!(fake.count("mlx5_overruns"), 0);
 }
+
+#[test]
+fn a_thousand_queue_pairs_are_watched_at_once() {
+    let fake = Fake::take();
+    let device = Device::open(&fake, 0);
+    let mut pairs: Vec<Pair> = (0..1024).map(|_| Pair::new(&device, 0, 2, false)).collect();
+    pairs.iter().for_each(|pair| pair.connect(pair));
+    // They share a register, in which doorbells overwrite each other: the records tell.
+    for pair in &mut pairs {
+        pair.post(NOP, 0, &[]);
+        pair.ring();
+    }
+    pairs.iter_mut().for_each(|pair| assert_eq!(pair.outcome(), (NOP, 0, 0)));
+    pairs.into_iter().for_each(Pair::end);
+}

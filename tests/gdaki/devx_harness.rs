@@ -217,8 +217,8 @@ impl Drop for Device<'_> {
 
 /// Memory of queues.
 pub struct Umem<'a> {
-    fake: &'a Fake,
-    handle: *mut u32,
+    pub fake: &'a Fake,
+    pub handle: *mut u32,
 }
 
 impl Umem<'_> {

@@ -8,6 +8,7 @@ mod data;
 mod devx_commands;
 mod devx_entries;
 mod devx_harness;
+mod devx_memory;
 mod devx_pair;
 mod faults;
 mod given;

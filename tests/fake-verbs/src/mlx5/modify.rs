@@ -234,7 +234,7 @@ impl World {
             refuse!(status::BAD_QP_STATE, "command {op:#x} in state {:?}", qp.state);
         }
         let device = qp.device;
-        let gids: Vec<Option<u32>> = (0..256).map(|i| self.gid(device, i).map(|(_, kind)| kind)).collect();
+        let gids: Vec<Option<u32>> = (0..8).map(|i| self.gid(device, i).map(|(_, kind)| kind)).collect();
         let gid_types = |index: u64| gids.get(index as usize).copied().flatten();
         let mut change = Change { input, settings: &mut self.settings, device, gid_types: &gid_types };
         match op {

@@ -2,7 +2,7 @@
 
 use super::pages::Page;
 use super::prm::Layout;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// The MAC of device `index`'s port.
@@ -173,7 +173,8 @@ pub struct Mlx5 {
     pub umems: HashMap<u32, Umem>,
     pub uars: HashMap<u32, Uar>,
     pub cqs: HashMap<u32, Cq>,
-    pub qps: HashMap<u32, Qp>,
+    /// In the order in which they have their turns.
+    pub qps: BTreeMap<u32, Qp>,
     /// Protection domains by address: number and context.
     pub domains: HashMap<usize, (u32, usize)>,
     pub channels: HashMap<usize, Channel>,

@@ -11,6 +11,9 @@ pub mod capabilities;
 pub mod commands;
 pub mod contexts;
 
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
 /// Which file a field was read in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -49,9 +52,22 @@ pub struct Layout {
     pub bytes: usize,
     /// Its parts; fields of later ones are called `qpc.state`, `qpc.primary_address_path.sl`.
     pub parts: &'static [Part],
+    known: OnceLock<Known>,
+}
+
+/// What is worked out of a layout once: tests make thousands of queues.
+#[derive(Debug)]
+struct Known {
+    /// Ones where fields are.
+    mask: Vec<u8>,
+    places: HashMap<String, (u32, u32)>,
 }
 
 impl Layout {
+    const fn new(name: &'static str, bytes: usize, parts: &'static [Part]) -> Self {
+        Self { name, bytes, parts, known: OnceLock::new() }
+    }
+
     /// All fields: name with the names of parts before it, first bit in the command, width, origin.
     pub fn fields(&self) -> impl Iterator<Item = (String, u32, u32, Origin)> + '_ {
         self.parts.iter().flat_map(|(prefix, base, fields)| {
@@ -61,15 +77,19 @@ impl Layout {
         })
     }
 
+    fn known(&self) -> &Known {
+        self.known.get_or_init(|| {
+            let mut mask = vec![0; self.bytes];
+            for (_, at, bits, _) in self.fields() {
+                (at..at + bits).for_each(|bit| write(&mut mask, bit, 1, 1));
+            }
+            Known { mask, places: self.fields().map(|(name, at, bits, _)| (name, (at, bits))).collect() }
+        })
+    }
+
     /// First bit and width of a field. Panics on a name that is none: a fault in the fake.
     fn find(&self, name: &str) -> (u32, u32) {
-        for (prefix, base, fields) in self.parts {
-            let Some(rest) = name.strip_prefix(prefix) else { continue };
-            if let Some(Field(_, at, bits, _)) = fields.iter().find(|f| f.0 == rest) {
-                return (base + at, *bits);
-            }
-        }
-        panic!("{} has no field {name}", self.name)
+        *self.known().places.get(name).unwrap_or_else(|| panic!("{} has no field {name}", self.name))
     }
 
     /// A field of at most 64 bits.
@@ -93,11 +113,9 @@ impl Layout {
 
     /// The first bit that is set and belongs to no field.
     pub fn reserved_bit(&self, bytes: &[u8]) -> Option<u32> {
-        let mut rest = bytes[..self.bytes].to_vec();
-        for (_, at, bits, _) in self.fields() {
-            (at..at + bits).for_each(|bit| write(&mut rest, bit, 1, 0));
-        }
-        (0..self.bytes as u32 * 8).find(|&bit| read(&rest, bit, 1) != 0)
+        let known = &self.known().mask;
+        let (at, wrong) = (0..).zip(bytes.iter().zip(known).map(|(b, k)| b & !k)).find(|(_, wrong)| *wrong != 0)?;
+        Some(8 * at + wrong.leading_zeros())
     }
 }
 
