@@ -5,10 +5,16 @@
 mod support;
 
 mod data;
+mod devx_commands;
+mod devx_entries;
+mod devx_harness;
+mod devx_memory;
+mod devx_pair;
 mod faults;
 mod given;
 mod harness;
 mod model;
+mod prm;
 mod refused;
 mod tables;
 mod view;

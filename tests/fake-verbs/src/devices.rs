@@ -68,6 +68,10 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    unsafe { open(device) }
+}
+
+pub unsafe fn open(device: *mut ibv_device) -> *mut ibv_context {
     let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy();
     let index = name.trim_start_matches("fake_").parse().unwrap_or(0);
     let mut world = world();
@@ -89,8 +93,14 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    unsafe { close(context) }
+}
+
+pub unsafe fn close(context: *mut ibv_context) -> c_int {
+    let mut world = world();
+    world.mlx5_end_context(context as usize);
     drop(unsafe { Box::from_raw(context.cast::<Open>()) });
-    world().settings.count("live_contexts", -1);
+    world.settings.count("live_contexts", -1);
     0
 }
 
@@ -142,6 +152,19 @@ pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, att
     let len = std::mem::offset_of!(ibv_port_attr, flags) + 1;
     unsafe { std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), len) };
     0
+}
+
+impl World {
+    /// A GID of a device, and its type.
+    pub fn gid(&self, device: usize, index: u32) -> Option<(ibv_gid, u32)> {
+        gid_of(self, device, index)
+    }
+
+    /// Which device has a GID.
+    pub fn device_with(&self, gid: &[u8; 16]) -> Option<usize> {
+        let devices = 0..self.settings.get("devices", 0) as usize;
+        devices.into_iter().find(|&d| (0..4).any(|i| self.gid(d, i).is_some_and(|g| g.0.raw == *gid)))
+    }
 }
 
 fn gid_of(world: &World, device: usize, index: u32) -> Option<(ibv_gid, u32)> {

@@ -4,14 +4,17 @@
 //!
 //! It is stricter than hardware where that finds mistakes: local and remote keys never coincide, the opcode of a
 //! failed completion misleads, state changes need exactly the right mask, and both ends of a connection must agree on
-//! MTU and packet numbers. Objects that are destroyed while others use them, and leaks, show in `live_*` counts.
+//! MTU and packet numbers. [`mlx5`] is a libmlx5 of the same devices. Objects that are destroyed while others use
+//! them, and leaks, show in `live_*` counts.
 
 #![allow(missing_docs, reason = "the functions are those of libibverbs, documented there")]
 #![allow(clippy::missing_safety_doc)]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the C ABI of libibverbs: callers pass what that ABI says")]
 
+mod addresses;
 mod devices;
 mod gpu;
+pub mod mlx5;
 mod rdmacm;
 mod regions;
 mod settings;
@@ -61,7 +64,8 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
 #[no_mangle]
 pub unsafe extern "C" fn fake_verbs_query(key: *const c_char) -> i64 {
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
-    world().settings.counted(&key)
+    let world = world();
+    world.mlx5_live(&key).unwrap_or_else(|| world.settings.counted(&key))
 }
 
 #[no_mangle]

@@ -1,6 +1,7 @@
 //! What tests ask of the fake: numbers by name, for all devices (`max_msg_sz`) or for one (`max_msg_sz@1`), and counts
 //! by name that they read back.
 
+use crate::mlx5;
 use std::collections::HashMap;
 
 /// Names that may be set, with what holds when they are not.
@@ -60,6 +61,30 @@ const DEFAULTS: &[(&str, i64)] = &[
     // iWARP: 1: a stranger's connect request comes first; 2: and the right one has a wrong token; 3: a stranger's comes
     // after the connection stands.
     ("cm_garbage", 0),
+    // Address handles cannot be made, with this errno.
+    ("ah_errno", 0),
+    // What follows is for mlx5: the module `mlx5` says what it means.
+    ("mlx5", 1),
+    ("mlx5_open_errno", 0),
+    ("mlx5_uar_dedicated", 1),
+    ("mlx5_uar_errno", 0),
+    ("mlx5_uar_dmabuf", 0),
+    ("mlx5_umem_errno", 0),
+    ("mlx5_umem_in", 0),
+    ("mlx5_umem_dmabuf", 1),
+    ("mlx5_eqn_errno", 0),
+    ("mlx5_channel_errno", 0),
+    ("mlx5_subscribe_errno", 0),
+    ("mlx5_data_direct", 0),
+    ("mlx5_destroy_errno", 0),
+    ("mlx5_fail_in", 0),
+    ("mlx5_fail_opcode", 0),
+    ("mlx5_fail_status", 3),
+    ("mlx5_fail_syndrome", 0x12_3456),
+    ("mlx5_held", 0),
+    ("mlx5_strict_doorbells", 0),
+    ("mlx5_error_in", 0),
+    ("mlx5_error_syndrome", 0x15),
     // Seed of everything random.
     ("seed", 1),
 ];
@@ -76,7 +101,8 @@ impl Settings {
     /// Sets `key`; false when there is no such name.
     pub fn set(&mut self, key: &str, value: i64) -> bool {
         let name = key.split('@').next().unwrap_or(key);
-        if !DEFAULTS.iter().any(|(n, _)| *n == name) {
+        let capability = name.strip_prefix(mlx5::PREFIX).is_some_and(mlx5::is_capability);
+        if !capability && !DEFAULTS.iter().any(|(n, _)| *n == name) {
             return false;
         }
         if name == "seed" {
@@ -93,11 +119,15 @@ impl Settings {
         self.counts.retain(|k, _| k.starts_with("live_"));
     }
 
+    /// What was set for a device, if anything was.
+    pub fn given(&self, key: &str, device: usize) -> Option<i64> {
+        self.set.get(&format!("{key}@{device}")).or_else(|| self.set.get(key)).copied()
+    }
+
     /// The value of `key` for a device.
     pub fn get(&self, key: &str, device: usize) -> i64 {
         let default = || DEFAULTS.iter().find(|(n, _)| *n == key).map_or(0, |(_, v)| *v);
-        let own = self.set.get(&format!("{key}@{device}")).or_else(|| self.set.get(key));
-        own.copied().unwrap_or_else(default)
+        self.given(key, device).unwrap_or_else(default)
     }
 
     /// Adds to a count.

@@ -4,6 +4,7 @@
 mod carry;
 mod states;
 
+use crate::mlx5::Mlx5;
 use crate::settings::Settings;
 use carry::NOT_READY;
 use oxygin_ffi::verbs::types::*;
@@ -101,6 +102,8 @@ pub struct World {
     pub pairs: HashMap<u32, Pair>,
     /// By address.
     pub channels: HashMap<usize, Events>,
+    /// What libmlx5 has made.
+    pub mlx5: Mlx5,
     next_key: u32,
     next_pair: u32,
 }

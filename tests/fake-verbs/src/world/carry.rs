@@ -9,13 +9,13 @@ pub const NOT_READY: u32 = u32::MAX;
 
 impl World {
     /// Where a work request's local piece really is.
-    fn local(&self, context: usize, sge: &ibv_sge) -> Option<u64> {
+    pub fn local(&self, context: usize, sge: &ibv_sge) -> Option<u64> {
         let region = self.local.get(&sge.lkey).filter(|r| r.context == context)?;
         region.host(sge.addr, sge.length.into())
     }
 
     /// Where a peer's memory really is, if it may be used like this.
-    fn at_peer(&self, context: usize, rkey: u32, addr: u64, len: u64, access: u32) -> Option<u64> {
+    pub fn at_peer(&self, context: usize, rkey: u32, addr: u64, len: u64, access: u32) -> Option<u64> {
         let region = self.local.get(self.remote.get(&rkey)?).filter(|r| r.context == context)?;
         region.host(addr, len).filter(|_| region.access & access != 0)
     }
