@@ -157,7 +157,5 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     get_properties: Some(own::get_properties_of_v13),
     connect: Some(setup::connect_gin),
     create_context: Some(create_gin_context),
-    reg_mr_sym: Some(reg::gin_reg_for_engine),
-    reg_mr_sym_dma_buf: Some(reg::gin_reg_dma_buf_for_engine),
     ..TABLE
 };

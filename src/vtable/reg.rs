@@ -55,9 +55,6 @@ fn checked(a: &RegArgs) -> Result<Memory> {
     Ok(Memory { base: a.data as u64, len: a.size as u64, strict, dma_buf: a.dma_buf, gpu })
 }
 
-/// What device code calls a window.
-type ForDevice = fn(&Coll, *mut c_void) -> Result<*mut c_void>;
-
 /// Registers and stores the handle, and what device code calls the window.
 ///
 /// # Safety
@@ -67,13 +64,13 @@ unsafe fn reg_into(
     coll_comm: *mut c_void,
     args: RegArgs,
     mhandle: *mut *mut c_void,
-    gin_handle: Option<(*mut *mut c_void, ForDevice)>,
+    gin_handle: Option<*mut *mut c_void>,
 ) -> NcclResult {
     guard(call, || {
         let coll = shared::<Coll>(coll_comm)?;
         let window = coll.register(|| if mhandle.is_null() { Err(null("mhandle")) } else { checked(&args) })?;
-        if let Some((place, name)) = gin_handle.filter(|(place, _)| !place.is_null()) {
-            let named = name(&coll, window).inspect_err(|_| end(&coll, window))?;
+        if let Some(place) = gin_handle.filter(|place| !place.is_null()) {
+            let named = for_device(&coll, window).inspect_err(|_| end(&coll, window))?;
             // SAFETY: not NULL, hence writable.
             unsafe { place.write(named) };
         }
@@ -89,14 +86,9 @@ fn end(coll: &Coll, window: *mut c_void) {
     }
 }
 
-/// Descriptors name a window as operations do.
-fn by_handle(_: &Coll, window: *mut c_void) -> Result<*mut c_void> {
-    Ok(window)
-}
-
-/// As the engine has it that device code of this communicator writes for: entries name windows by their keys, which are
-/// in a record.
-fn by_engine(coll: &Coll, window: *mut c_void) -> Result<*mut c_void> {
+/// What device code of this communicator calls a window. Descriptors name it as operations do; entries of GDAKI name it
+/// by its keys, which are in a record.
+fn for_device(coll: &Coll, window: *mut c_void) -> Result<*mut c_void> {
     match coll.engine_kind() {
         EngineKind::GdakiSoft | EngineKind::Gdaki => coll.gdaki_handle_of(window),
         EngineKind::Own | EngineKind::Nccl => Ok(window),
@@ -116,7 +108,7 @@ pub unsafe extern "C" fn gin_reg(
 ) -> NcclResult {
     let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
     // SAFETY: passed on.
-    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, Some((gin_handle, by_handle))) }
+    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, Some(gin_handle)) }
 }
 
 /// # Safety
@@ -135,46 +127,7 @@ pub unsafe extern "C" fn gin_reg_dma_buf(
 ) -> NcclResult {
     let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
     // SAFETY: passed on.
-    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, Some((gin_handle, by_handle))) }
-}
-
-/// `regMrSym` of the GIN tables whose contexts this library may drain.
-///
-/// # Safety
-/// As `GinRegFn`.
-pub unsafe extern "C" fn gin_reg_for_engine(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-    gin_handle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: None };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSym", coll_comm, args, mhandle, Some((gin_handle, by_engine))) }
-}
-
-/// Likewise.
-///
-/// # Safety
-/// As `GinRegDmaBufFn`.
-#[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn gin_reg_dma_buf_for_engine(
-    coll_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    ptr_type: c_int,
-    offset: u64,
-    fd: c_int,
-    mr_flags: u64,
-    mhandle: *mut *mut c_void,
-    gin_handle: *mut *mut c_void,
-) -> NcclResult {
-    let args = RegArgs { data, size, ptr_type, mr_flags, dma_buf: Some((fd, offset)) };
-    // SAFETY: passed on.
-    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, Some((gin_handle, by_engine))) }
+    unsafe { reg_into("regMrSymDmaBuf", coll_comm, args, mhandle, Some(gin_handle)) }
 }
 
 /// # Safety
