@@ -69,14 +69,14 @@ const MARK: u64 = 0b10_1101 << 56;
 const DISOWNED: u64 = 1;
 
 #[repr(C, align(16))]
-struct Entry {
+struct HandleEntry {
     /// The live handle, or 0; with [`DISOWNED`] in a child of the process that made it.
     handle: AtomicU64,
     /// From `Arc::into_raw`, and never made from a reference: it may be turned back into an `Arc`.
     object: AtomicPtr<c_void>,
 }
 
-const _: () = assert!(std::mem::size_of::<Entry>() == 1 << INDEX_SHIFT);
+const _: () = assert!(std::mem::size_of::<HandleEntry>() == 1 << INDEX_SHIFT);
 
 struct Free {
     indices: Vec<u32>,
@@ -95,8 +95,8 @@ pub fn place(handle: u64) -> usize {
 }
 
 /// All entries. Zero pages until they are used: 4 MiB of address space, not of memory.
-static TABLE: [Entry; PLACES] =
-    [const { Entry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; PLACES];
+static TABLE: [HandleEntry; PLACES] =
+    [const { HandleEntry { handle: AtomicU64::new(0), object: AtomicPtr::new(std::ptr::null_mut()) } }; PLACES];
 /// The process that made what is, or was, at a place: 1 MiB of address space. Beside the table, whose entries are full.
 static OWNERS: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
 /// Places that were ever taken. Beside what is locked: a child may not lock.
@@ -105,7 +105,7 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 1, generation: 1 });
 
 #[inline(always)]
-fn entry(handle: u64) -> &'static Entry {
+fn entry(handle: u64) -> &'static HandleEntry {
     // SAFETY: the masked bits are the offset of an entry inside the table.
     unsafe { &*TABLE.as_ptr().byte_add((handle & INDEX_MASK) as usize) }
 }

@@ -87,7 +87,7 @@ unsafe impl<T: Send> Send for Spin<T> {}
 unsafe impl<T: Send> Sync for Spin<T> {}
 
 /// The value, held.
-pub struct Guard<'a, T>(&'a Spin<T>);
+pub struct SpinGuard<'a, T>(&'a Spin<T>);
 
 impl<T> Spin<T> {
     /// A free lock around `value`.
@@ -97,17 +97,17 @@ impl<T> Spin<T> {
 
     /// Waits until the value is free and takes it.
     #[inline(always)]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> SpinGuard<'_, T> {
         if !take(&self.held) {
             self.wait();
         }
-        Guard(self)
+        SpinGuard(self)
     }
 
     /// Takes the value if it is free.
     #[inline(always)]
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        take(&self.held).then(|| Guard(self))
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        take(&self.held).then(|| SpinGuard(self))
     }
 
     #[cold]
@@ -117,7 +117,7 @@ impl<T> Spin<T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for SpinGuard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
@@ -126,7 +126,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard holds the lock, and is borrowed alone.
@@ -134,7 +134,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for SpinGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         release(&self.0.held);

@@ -155,7 +155,7 @@ unsafe extern "C" fn unfinished(done: *mut c_int) -> NcclResult {
 /// # Safety
 /// As `TestFn`; `done` is writable, and the entry is that of the request.
 #[inline(never)]
-unsafe extern "C" fn test_again(entry: &requests::Entry, request: *mut c_void, done: *mut c_int) -> NcclResult {
+unsafe extern "C" fn test_again(entry: &requests::RequestEntry, request: *mut c_void, done: *mut c_int) -> NcclResult {
     // SAFETY: the caller's promise.
     unsafe {
         match fast::test::test_again(entry, Seq(request as u64 as u32)) {

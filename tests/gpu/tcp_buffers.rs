@@ -6,7 +6,7 @@ use crate::tcp_harness::{localhost, token, until};
 use oxygin::config::GpuIssue;
 use oxygin::fabric::soft::gpu::{Engine, PinnedPools, Received};
 use oxygin::fabric::soft::lane::{Health, Lane, Task};
-use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
+use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
 use oxygin::fabric::World;
 use oxygin::memory::gpu::inspect;
@@ -144,7 +144,7 @@ fn message(len: usize) -> Vec<u8> {
 }
 
 fn put(t: &Target, len: usize) -> Vec<u8> {
-    let place = Place { rkey: KEY, addr: t.at, len: len as u32 };
+    let place = WindowBytes { rkey: KEY, addr: t.at, len: len as u32 };
     [&Frame::Put { context: 0, place, bell: None }.emit()[..], &message(len)].concat()
 }
 

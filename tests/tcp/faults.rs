@@ -4,7 +4,7 @@ use super::harness::*;
 use crate::support::apart::is_elsewhere;
 use crate::support::logged;
 use oxygin::error::Kind;
-use oxygin::fabric::soft::tcp::wire::{Frame, Hello, Place};
+use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
 use oxygin::memory::registry::Registry;
@@ -257,7 +257,7 @@ fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
         s.read_exact(&mut [0; 48]).unwrap();
         s
     });
-    let place = Place { rkey: DATA, addr: address(&all[1].data), len: 64 };
+    let place = WindowBytes { rkey: DATA, addr: address(&all[1].data), len: 64 };
     let half = [&Frame::Put { context: 0, place, bell: None }.emit()[..], &[7; 8]].concat();
     conns[0].write_all(&half).unwrap();
     for s in &mut conns[1..] {
@@ -433,7 +433,7 @@ fn a_get_is_answered_by_nothing_but_data() {
     let _guard = alone();
     let (a, thread) = impostor(|mut s, _stripe| {
         s.read_exact(&mut [0; 48]).unwrap();
-        let place = Place { rkey: 0, addr: 0, len: 8 };
+        let place = WindowBytes { rkey: 0, addr: 0, len: 8 };
         s.write_all(&Frame::Put { context: 0, place, bell: None }.emit()).unwrap();
         let _ = s.read(&mut [0; 64]);
     });

@@ -3,7 +3,7 @@
 use super::{take, Target};
 use oxygin::fabric::soft::atomic::AtomicRequest;
 use oxygin::fabric::soft::tcp::wire::{
-    parse_counts, Bell, Frame, Hello, Place, Refusal, HEADER, HELLO, MAX_PAYLOAD, MAX_STRIPES,
+    parse_counts, Bell, Frame, Hello, Refusal, WindowBytes, HEADER, HELLO, MAX_PAYLOAD, MAX_STRIPES,
 };
 use oxygin::rma::atomic::{Change, Width};
 
@@ -35,7 +35,7 @@ fn hello(mut input: &[u8]) {
 }
 
 fn frames() -> Vec<u8> {
-    let place = Place { rkey: 1, addr: 0x1000, len: 8 };
+    let place = WindowBytes { rkey: 1, addr: 0x1000, len: 8 };
     let bell = Some(Bell { rkey: 2, addr: 0x2000, value: 1, counted: true });
     let mut stream = Vec::new();
     for frame in [

@@ -41,7 +41,7 @@ impl Beats {
 
 /// What another rank makes of them. There is nothing to expect before the first: rank 0 may not be in the step yet.
 #[derive(Debug)]
-pub struct Life {
+pub struct Expectation {
     /// From its last word until it counts as gone.
     patience: Duration,
     /// When it counts as gone.
@@ -49,7 +49,7 @@ pub struct Life {
     doubted: bool,
 }
 
-impl Life {
+impl Expectation {
     /// Nothing was heard yet.
     pub fn new(silence: Duration) -> Self {
         Self { patience: silence / BEATS * (BEATS + MORE), until: None, doubted: false }
@@ -65,7 +65,7 @@ impl Life {
         (self.until, self.doubted) = (None, false);
     }
 
-    /// When [`Life::is_over`] is to be asked again.
+    /// When [`Expectation::is_over`] is to be asked again.
     pub fn until(&self) -> Option<Instant> {
         self.until
     }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn who_was_stopped_itself_looks_before_it_judges() {
         let (s, now) = (Duration::from_secs, Instant::now());
-        let mut life = Life::new(s(24));
+        let mut life = Expectation::new(s(24));
         assert!(!life.is_over(now + s(1000)), "nothing to expect");
         life.heard(now);
         assert!(!life.is_over(now + s(29)));

@@ -76,20 +76,20 @@ pub fn unacknowledged(socket: &TcpStream) -> nix::Result<usize> {
 /// A watch over what is on its way. A receiver without room acknowledges probes, so it may take its time; TCP's own
 /// limit (`TCP_USER_TIMEOUT`) does not tell the two apart.
 #[derive(Debug)]
-pub struct Watch {
+pub struct DeliveryWatch {
     silence: Duration,
     /// Since when an acknowledgement is due.
     since: Option<Instant>,
     next: Instant,
 }
 
-impl Watch {
+impl DeliveryWatch {
     /// The other end may owe an acknowledgement for `silence`.
     pub fn new(silence: Duration, now: Instant) -> Self {
         Self { silence: silence.max(SHORTEST), since: None, next: now }
     }
 
-    /// When [`Watch::is_silent`] is to be asked next.
+    /// When [`DeliveryWatch::is_silent`] is to be asked next.
     pub fn next(&self) -> Instant {
         self.next
     }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn who_acknowledges_now_and_then_is_there() {
         let (s, start) = (Duration::from_secs, Instant::now());
-        let mut watch = Watch::new(s(8), start);
+        let mut watch = DeliveryWatch::new(s(8), start);
         let mut look = |at: u64, owes: bool, quiet: u64| watch.judge(Seen { owes, quiet: s(quiet) }, start + s(at));
         // It is idle for long, then something is sent.
         assert!(!look(0, false, 100) && !look(100, true, 200));
@@ -141,7 +141,7 @@ mod tests {
         let now = Instant::now();
         for (silence, pace) in [(0.001, 0.25), (4.0, 0.5), (3600.0, 1.0)].map(|(a, b)| (a, Duration::from_secs_f64(b)))
         {
-            let mut watch = Watch::new(Duration::from_secs_f64(silence), now);
+            let mut watch = DeliveryWatch::new(Duration::from_secs_f64(silence), now);
             watch.judge(Seen { owes: false, quiet: Duration::ZERO }, now);
             assert_eq!(watch.next(), now + pace);
         }

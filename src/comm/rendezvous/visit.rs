@@ -4,7 +4,7 @@
 //! [`Visit::received`], [`Visit::broken`], [`Visit::tick`]), does what
 //! [`Visit::next_action`] says, and stops when [`Visit::outcome`] is there.
 
-use super::beats::Life;
+use super::beats::Expectation;
 use super::job::Job;
 use super::wire::{self, Failure, Reply, ReplyHead};
 use nccl_plugin_api::NcclResult;
@@ -84,7 +84,7 @@ pub struct Visit {
     /// When it no longer waits for rank 0's word on that.
     limit: Instant,
     pause: Duration,
-    life: Life,
+    life: Expectation,
     /// Rank 0 listened once, in this step or an earlier one. It does so as long as the communicator lives.
     met: bool,
     /// Since when every attempt was refused.
@@ -102,7 +102,7 @@ impl Visit {
     pub fn new(job: Arc<Job>, step: u32, name: &str, request: Vec<u8>, met: bool, now: Instant) -> Self {
         let deadline = now + job.timeout;
         Self {
-            life: Life::new(job.silence),
+            life: Expectation::new(job.silence),
             job,
             name: name.into(),
             step,

@@ -20,14 +20,14 @@ mod turn;
 pub use self::drain::LEAVE_WITHIN;
 pub use self::seat::Seat;
 
-use self::route::{Route, Way};
+use self::route::{Route, RouteKind};
 use self::seat::{LaneState, Seats};
 use self::service::Service;
 use self::turn::Turn;
 use super::domain::Domain;
 use super::lane::{Health, Lane};
 use super::peer::finding::Finding;
-use super::peer::life::{Verdict, Watch};
+use super::peer::life::{PeerWatch, Verdict};
 use super::sentences::dead;
 use super::status::alive;
 use crate::error::Error;
@@ -48,7 +48,7 @@ pub struct Link {
     pub health: Arc<Health>,
     route: Route,
     finding: Mutex<Finding>,
-    watch: Watch,
+    watch: PeerWatch,
     seats: Seats,
     /// Where the next round of turns begins.
     next: AtomicUsize,
@@ -72,7 +72,7 @@ impl Link {
             health,
             route: Route::new(),
             finding: Mutex::default(),
-            watch: Watch::default(),
+            watch: PeerWatch::default(),
             seats: Seats::default(),
             next: AtomicUsize::new(0),
             service: Mutex::default(),
@@ -104,10 +104,10 @@ impl Link {
         }
         let mut moved = false;
         if self.backlog.load(Ordering::Relaxed) != 0 {
-            if self.route.way() == Way::Unknown {
+            if self.route.way() == RouteKind::Unknown {
                 self.find_route(shared);
             }
-            if self.route.way() == Way::Unknown {
+            if self.route.way() == RouteKind::Unknown {
                 return false;
             }
             // The caller and the helper thread may poll side by side: who finds nothing to do touches no lock.
@@ -187,12 +187,12 @@ impl Link {
 
     /// Looks whether a peer on this host still lives.
     pub fn look(&self) {
-        if self.health.has_failed() || self.route.way() == Way::Closed {
+        if self.health.has_failed() || self.route.way() == RouteKind::Closed {
             return;
         }
         let Some(seen) = self.route.port().map(|port| port.inbox.look()) else { return };
         // Operations that go another way end that way.
-        if seen == alive::Liveness::Closed && self.route.way() != Way::Near {
+        if seen == alive::Liveness::Closed && self.route.way() != RouteKind::Near {
             return self.close_service();
         }
         match self.watch.judge(seen, self.backlog.load(Ordering::Relaxed) != 0) {

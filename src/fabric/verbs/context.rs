@@ -14,7 +14,7 @@ use crate::rma::atomic::Atomics;
 use crate::rma::op::{Op, Put};
 use crate::rma::refusal::Refusal;
 use crate::rma::seq::Seq;
-use crate::sys::spin::{Guard, Spin};
+use crate::sys::spin::{Spin, SpinGuard};
 use oxygin_ffi::verbs::Pd;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -83,7 +83,7 @@ impl Shared {
     /// The same where more was to do; apart, so that elsewhere less has to be kept at hand.
     #[cold]
     #[inline(never)]
-    fn settle(&self, mut queues: Guard<'_, Queues>, taken: Taken, completed: &AtomicU32, seq: Seq) -> Short {
+    fn settle(&self, mut queues: SpinGuard<'_, Queues>, taken: Taken, completed: &AtomicU32, seq: Seq) -> Short {
         queues.settle(taken, &self.outcomes);
         drop(queues);
         self.look(completed, seq)

@@ -17,7 +17,7 @@ const ENTRIES: usize = 1 << 18;
 
 /// Where one (context, peer) stands.
 #[repr(C, align(32))]
-pub struct Entry {
+pub struct RequestEntry {
     /// Handle of the communicator it belongs to; 0: none.
     coll: AtomicU64,
     /// The newest operation that is complete.
@@ -28,8 +28,8 @@ pub struct Entry {
     encoded: AtomicU64,
 }
 
-static TABLE: [Entry; ENTRIES] = [const {
-    Entry {
+static TABLE: [RequestEntry; ENTRIES] = [const {
+    RequestEntry {
         coll: AtomicU64::new(0),
         completed: AtomicPtr::new(null_mut()),
         context: AtomicPtr::new(null_mut()),
@@ -100,7 +100,7 @@ impl Drop for Stretch {
     }
 }
 
-impl Entry {
+impl RequestEntry {
     /// The newest operation that is complete.
     ///
     /// # Safety
@@ -118,7 +118,7 @@ impl Entry {
     /// The context, if it is over verbs.
     ///
     /// # Safety
-    /// As for [`Entry::completed`].
+    /// As for [`RequestEntry::completed`].
     #[inline(always)]
     pub unsafe fn context(&self) -> Option<Direct> {
         // SAFETY: a live entry holds what `fill` stored.
@@ -144,7 +144,7 @@ fn disown() {
 
 /// The entry that a request of the communicator `coll` names.
 #[inline(always)]
-pub fn find(coll: *mut c_void, request: *mut c_void) -> Option<&'static Entry> {
+pub fn find(coll: *mut c_void, request: *mut c_void) -> Option<&'static RequestEntry> {
     let number = request as u64 >> 32;
     if number >= ENTRIES as u64 {
         return None;

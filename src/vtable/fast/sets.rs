@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A handle's place.
 #[repr(C, align(32))]
-pub struct Entry {
+pub struct SetEntry {
     /// The set's handle.
     handle: AtomicU64,
     /// Written before `handle`, and not changed while a call with that handle is under way.
@@ -35,15 +35,15 @@ struct Set {
 
 const NOBODY: Set = Set { contexts: null(), count: 0, nranks: 0, windows: null() };
 
-// SAFETY: see `Entry::set`.
-unsafe impl Sync for Entry {}
+// SAFETY: see `SetEntry::set`.
+unsafe impl Sync for SetEntry {}
 
 /// Zero pages until they are used: 8 MiB of address space, not of memory.
-static TABLE: [Entry; handles::PLACES] =
-    [const { Entry { handle: AtomicU64::new(0), set: UnsafeCell::new(NOBODY) } }; handles::PLACES];
+static TABLE: [SetEntry; handles::PLACES] =
+    [const { SetEntry { handle: AtomicU64::new(0), set: UnsafeCell::new(NOBODY) } }; handles::PLACES];
 
 #[inline(always)]
-fn entry(handle: u64) -> &'static Entry {
+fn entry(handle: u64) -> &'static SetEntry {
     // SAFETY: `place` is below PLACES.
     unsafe { TABLE.get_unchecked(handles::place(handle)) }
 }
@@ -77,7 +77,7 @@ fn disown() {
 /// # Safety
 /// The set is not destroyed while what is found is used (see [`handles`]).
 #[inline(always)]
-pub unsafe fn find(handle: *mut c_void, context: i32, rank: u32) -> Option<&'static Entry> {
+pub unsafe fn find(handle: *mut c_void, context: i32, rank: u32) -> Option<&'static SetEntry> {
     let entry = entry(handle as u64);
     if entry.handle.load(Ordering::Acquire) != handle as u64 {
         return None;
@@ -86,7 +86,7 @@ pub unsafe fn find(handle: *mut c_void, context: i32, rank: u32) -> Option<&'sta
     (((context as u32) < set.count) && rank < set.nranks).then_some(entry)
 }
 
-impl Entry {
+impl SetEntry {
     #[inline(always)]
     fn set(&self) -> &Set {
         // SAFETY: it does not change now (field docs).

@@ -9,7 +9,7 @@ use crate::rma::seq::Seq;
 /// # Safety
 /// As for [`super::super::calls::test`]; `entry` is the request's (`requests::find`).
 #[inline(always)]
-pub unsafe fn test_again(entry: &requests::Entry, seq: Seq) -> Option<bool> {
+pub unsafe fn test_again(entry: &requests::RequestEntry, seq: Seq) -> Option<bool> {
     // SAFETY: the set is not destroyed during a call with it.
     match unsafe { entry.context()?.test_again(|| entry.completed(), seq) } {
         Short::Done => Some(true),

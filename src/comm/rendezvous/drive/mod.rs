@@ -6,7 +6,7 @@ mod visitor;
 pub(super) use root::gather;
 pub(super) use visitor::visit;
 
-use super::gather::Kept;
+use super::gather::KeptConnection;
 use super::visit::Broken;
 use crate::sys::fork::Private;
 use nix::errno::Errno;
@@ -96,7 +96,7 @@ impl Outgoing {
 /// Connections that a call's step leaves to its next one: rank 0's, by rank, or another rank's.
 #[derive(Default)]
 pub(super) struct Standing {
-    root: Vec<(Kept, Private<TcpStream>)>,
+    root: Vec<(KeptConnection, Private<TcpStream>)>,
     visitor: Option<Private<TcpStream>>,
 }
 

@@ -1,7 +1,7 @@
 //! Rank 0's sockets.
 
 use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
-use crate::comm::rendezvous::gather::{self, Conn, Gather, Kept};
+use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection};
 use crate::comm::rendezvous::host;
 use crate::comm::rendezvous::listener::Listener;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ struct Root<'a> {
     /// Accept nothing before then.
     shortage: Option<Instant>,
     /// For the call's next step.
-    kept: &'a mut Vec<(Kept, Private<TcpStream>)>,
+    kept: &'a mut Vec<(KeptConnection, Private<TcpStream>)>,
 }
 
 /// Runs rank 0's side to its end.

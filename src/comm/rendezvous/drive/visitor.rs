@@ -1,7 +1,7 @@
 //! The socket of every other rank.
 
 use super::{how_broken, millis, read_some, Outgoing, Standing, CHUNK};
-use crate::comm::rendezvous::host::{self, Watch};
+use crate::comm::rendezvous::host::{self, DeliveryWatch};
 use crate::comm::rendezvous::routes::Routes;
 use crate::comm::rendezvous::visit::{self, Broken, Visit};
 use crate::comm::rendezvous::wire::Failure;
@@ -28,7 +28,7 @@ struct Attempt {
     heard: bool,
     /// When it is over if nothing answers.
     until: Instant,
-    watch: Watch,
+    watch: DeliveryWatch,
     out: Outgoing,
 }
 
@@ -45,7 +45,7 @@ impl Attempt {
     ) -> std::result::Result<Self, Errno> {
         let heard = standing.is_some();
         let (socket, connected) = standing.map_or_else(|| connect(address, silence), |socket| Ok((socket, true)))?;
-        let (until, watch) = (now + ATTEMPT, Watch::new(silence, now));
+        let (until, watch) = (now + ATTEMPT, DeliveryWatch::new(silence, now));
         Ok(Self { socket, connected, heard, until, watch, out: Outgoing::default() })
     }
 

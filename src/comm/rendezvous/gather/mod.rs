@@ -53,12 +53,12 @@ pub enum Action {
     Close(Conn),
     /// The rank has its answer. Nothing of this connection is to be reported any more in this step; if the call goes
     /// on, it is where the rank brings its next request ([`Gather::kept`]).
-    Keep(Conn, Kept),
+    Keep(Conn, KeptConnection),
 }
 
 /// Who is at the other end of a connection that outlives a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptConnection {
     /// The rank.
     pub rank: u32,
     /// Where the connection comes from.
@@ -72,7 +72,7 @@ enum Stage {
     /// No token yet, since then.
     Stranger(Instant),
     /// This rank's since the step before; no request yet.
-    Kept(u32),
+    KeptConnection(u32),
     /// The head was good; the rest is on its way.
     Head(RequestHead),
     /// Contributed; waits for the answer.
@@ -195,8 +195,8 @@ impl Gather {
     }
 
     /// A connection is still there from the step before, in the same call.
-    pub fn kept(&mut self, conn: Conn, who: Kept) {
-        self.links.insert(conn, Link { peer: who.peer, bytes: Vec::new(), stage: Stage::Kept(who.rank) });
+    pub fn kept(&mut self, conn: Conn, who: KeptConnection) {
+        self.links.insert(conn, Link { peer: who.peer, bytes: Vec::new(), stage: Stage::KeptConnection(who.rank) });
     }
 
     /// Closes the stranger that has been here longest: the driver is short of descriptors. False: there is none.
@@ -212,7 +212,7 @@ impl Gather {
             match (tells, &self.phase) {
                 (Some(rank), Phase::Answering { .. }) => {
                     self.links.remove(&conn);
-                    self.actions.push_back(Action::Keep(conn, Kept { rank, peer }));
+                    self.actions.push_back(Action::Keep(conn, KeptConnection { rank, peer }));
                 }
                 _ => self.close(conn),
             }
@@ -225,7 +225,7 @@ impl Gather {
         let Some(link) = self.links.remove(&conn) else { return };
         match link.stage {
             Stage::Stranger(_) => {}
-            Stage::Kept(rank) => self.lost(rank, "went away between two steps", now),
+            Stage::KeptConnection(rank) => self.lost(rank, "went away between two steps", now),
             Stage::Head(head) if head.step != self.step || head.rank >= self.job.nranks() => {}
             Stage::Head(head) => {
                 let (got, total) = (link.bytes.len(), head.total());

@@ -10,9 +10,11 @@ impl Gather {
     pub fn received(&mut self, conn: Conn, bytes: &[u8], now: Instant) {
         let Some(link) = self.links.get_mut(&conn).filter(|_| !bytes.is_empty()) else { return };
         match link.stage {
-            Stage::Stranger(_) | Stage::Kept(_) => {
+            Stage::Stranger(_) | Stage::KeptConnection(_) => {
                 // Its deadline in the step before passed while the answer was on its way.
-                let late = matches!(link.stage, Stage::Kept(_)) && link.bytes.is_empty() && bytes[0] == wire::EXPIRED;
+                let late = matches!(link.stage, Stage::KeptConnection(_))
+                    && link.bytes.is_empty()
+                    && bytes[0] == wire::EXPIRED;
                 link.bytes.extend_from_slice(&bytes[usize::from(late)..]);
                 match RequestHead::parse(&link.bytes) {
                     Ok(None) => {}

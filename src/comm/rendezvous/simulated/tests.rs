@@ -1,4 +1,4 @@
-use super::super::gather::{Kept, ANSWER_TIME, HELLO_TIME, LINGER};
+use super::super::gather::{KeptConnection, ANSWER_TIME, HELLO_TIME, LINGER};
 use super::super::visit::REFUSED;
 use super::*;
 
@@ -406,7 +406,7 @@ fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_it
     let now = Instant::now();
     let begin = || {
         let mut gather = Gather::new(job.clone(), 2, "connect", request(2, "connect", 0, 2), None, now);
-        gather.kept(7, Kept { rank: 1, peer: ([10, 0, 0, 1], 9).into() });
+        gather.kept(7, KeptConnection { rank: 1, peer: ([10, 0, 0, 1], 9).into() });
         gather
     };
     // Behind the byte that crossed the answer before; and kept again for the next.
@@ -415,7 +415,7 @@ fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_it
     gather.tick(now);
     assert!(matches!(gather.next_action(), Some(gather::Action::Send { conn: 7, .. })));
     gather.sent(7);
-    assert!(matches!(gather.next_action(), Some(gather::Action::Keep(7, Kept { rank: 1, .. }))));
+    assert!(matches!(gather.next_action(), Some(gather::Action::Keep(7, KeptConnection { rank: 1, .. }))));
     assert!(gather.outcome(now).unwrap().is_ok());
     // Nobody's time runs there: the rank may be at work. Its end is told at once.
     let mut gather = begin();

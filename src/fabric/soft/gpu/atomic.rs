@@ -4,8 +4,8 @@
 //! have been done when it reads, and none starts before it stores. What kernels change in between is lost, but for a
 //! plain addition where the driver can add: RDMA devices without PCIe atomics promise as much (`Atomicity::Fabric`).
 
-use super::batch::{gone, Batch, BatchKind, BatchStep};
-use super::op::{Op, Owner, Side};
+use super::batch::{gone, BatchKind, BatchStep, NextSubmission};
+use super::op::{Op, Owner, TransferEnd};
 use super::state::EngineState;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::change;
@@ -40,13 +40,13 @@ pub enum To {
     /// Nowhere.
     Nowhere,
     /// To a caller in this process.
-    Caller(Side),
+    Caller(TransferEnd),
     /// To whoever answers a peer.
     Cell(Arc<Cell>),
 }
 
 /// What is left to do of an atomic operation.
-pub struct Fetch {
+pub struct AtomicStep {
     /// What becomes of the word.
     pub change: Change,
     /// Its bytes.
@@ -61,8 +61,8 @@ pub struct Fetch {
 
 impl Op {
     /// An atomic operation.
-    pub fn fetching(owner: Owner, fetch: Fetch) -> Self {
-        let nowhere = Side::Caller { addr: 0, gpu: false };
+    pub fn fetching(owner: Owner, fetch: AtomicStep) -> Self {
+        let nowhere = TransferEnd::Caller { addr: 0, gpu: false };
         Self { fetch: Some(Box::new(fetch)), ..Self::copy(owner, nowhere, nowhere, 0) }
     }
 }
@@ -75,7 +75,7 @@ fn around(addr: u64, width: Width) -> (u64, u32) {
     }
 }
 
-impl Batch {
+impl NextSubmission {
     /// Carries out an atomic operation, or begins to.
     pub fn add_fetch(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<BatchStep> {
         let Some(fetch) = op.fetch.take() else { return Ok(BatchStep::Done) };
@@ -89,14 +89,14 @@ impl Batch {
         s: &mut EngineState,
         registry: &Registry,
         op: &mut Op,
-        fetch: &Fetch,
+        fetch: &AtomicStep,
     ) -> Result<BatchStep> {
         let later = Ok(BatchStep::Later { progress: self.has_work() });
         // Bytes for host memory are there when the CPU has delivered them.
         if !self.outward.is_empty() || s.small.outward > s.small.done {
             return later;
         }
-        let &Fetch { change: what, width, key, addr, .. } = fetch;
+        let &AtomicStep { change: what, width, key, addr, .. } = fetch;
         let bytes = width.bytes();
         if !Key(key).is_on_gpu() {
             // The CPU changes it, once the GPU has done what comes before.
@@ -182,7 +182,7 @@ impl Batch {
         }
     }
 
-    fn deliver(&mut self, s: &EngineState, fetch: &Fetch, place: Option<u64>, old: u64) {
+    fn deliver(&mut self, s: &EngineState, fetch: &AtomicStep, place: Option<u64>, old: u64) {
         let bytes = fetch.width.bytes() as usize;
         match (&fetch.to, place, &s.device) {
             (To::Nowhere, ..) => {}

@@ -3,8 +3,8 @@
 use super::coalesce::Coalesced;
 use super::device::Device;
 use super::in_flight::Outward;
-use super::op::{Op, Owner, Side};
-use super::plan::{Mover, Piece, Stores};
+use super::op::{Op, Owner, TransferEnd};
+use super::plan::{Mover, Stores, StreamCopy};
 use super::state::EngineState;
 use super::windows::Windows;
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - NEAR_PIECE - NEAR_BESI
 /// How far back a signal looks for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
-/// What an entry of `Batch::ops` is.
+/// What an entry of `NextSubmission::ops` is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum BatchKind {
     /// A put's bytes.
@@ -41,7 +41,7 @@ pub enum BatchKind {
     Addition,
 }
 
-/// Whose an entry of `Batch::ops` is, and where it goes.
+/// Whose an entry of `NextSubmission::ops` is, and where it goes.
 struct Tag {
     /// Address of the lane: who it is, not to be read.
     lane: usize,
@@ -51,7 +51,7 @@ struct Tag {
 
 /// A submission in the making.
 #[derive(Default)]
-pub struct Batch {
+pub struct NextSubmission {
     /// From GPU memory, but for:
     pub away: Coalesced,
     /// From the GPU's memory to the same GPU's memory. Copy engines do that by way of pinned memory only.
@@ -88,18 +88,20 @@ enum End {
 }
 
 /// Finds `len` bytes of one end of an operation.
-fn end(windows: &mut Windows, held: &Held<'_>, side: Side, len: u64) -> Result<End> {
+fn end(windows: &mut Windows, held: &Held<'_>, side: TransferEnd, len: u64) -> Result<End> {
     match side {
-        Side::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
-        Side::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
-        Side::Window { key, addr } if Key(key).is_on_gpu() => {
+        TransferEnd::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
+        TransferEnd::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
+        TransferEnd::Window { key, addr } if Key(key).is_on_gpu() => {
             if windows.holds(key, addr, len) {
                 Ok(End::Gpu(addr))
             } else {
                 Err(gone(key, addr, len))
             }
         }
-        Side::Window { key, addr } => held.resolve(key, addr, len).map(End::Host).ok_or_else(|| gone(key, addr, len)),
+        TransferEnd::Window { key, addr } => {
+            held.resolve(key, addr, len).map(End::Host).ok_or_else(|| gone(key, addr, len))
+        }
     }
 }
 
@@ -116,7 +118,7 @@ pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry
     Ok(())
 }
 
-impl Batch {
+impl NextSubmission {
     /// An empty one for the next submission of `s`.
     pub fn begin(mut self, s: &EngineState) -> Self {
         self.merge = s.tuning.merge;
@@ -365,10 +367,10 @@ pub fn piece_of(left: u64, most: u64) -> u64 {
 }
 
 /// What is left of an operation's data.
-fn rest_of(op: &Op, is_same_gpu: bool) -> Piece {
+fn rest_of(op: &Op, is_same_gpu: bool) -> StreamCopy {
     let to = op.to.plus(op.done);
     let (from_gpu, to_gpu) = (op.from.is_on_gpu(), to.is_on_gpu());
-    Piece { from_gpu, to_gpu, is_same_gpu, left: op.len - op.done, to: to.addr() }
+    StreamCopy { from_gpu, to_gpu, is_same_gpu, left: op.len - op.done, to: to.addr() }
 }
 
 /// # Safety
@@ -405,11 +407,11 @@ mod tests {
 
     fn op(lane: &Arc<Lane>) -> Op {
         let owner = Owner { lane: lane.clone(), seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) };
-        let nowhere = Side::Caller { addr: 0, gpu: false };
+        let nowhere = TransferEnd::Caller { addr: 0, gpu: false };
         Op::copy(owner, nowhere, nowhere, 0)
     }
 
-    fn stores(batch: &Batch) -> Vec<(u64, u64)> {
+    fn stores(batch: &NextSubmission) -> Vec<(u64, u64)> {
         let parts = |m: &MemOp| match m.parse() {
             Some((at, MemOpKind::Write64(value))) => (at, value),
             other => panic!("{other:?}"),
@@ -421,7 +423,7 @@ mod tests {
     fn a_signal_joins_its_last_store_unless_its_lane_would_overtake_itself() {
         let [a, b, c] = [0, 1, 2].map(|context| Arc::new(Lane::new(context, 0, Arc::default())));
         let run = |signals: &[(&Arc<Lane>, u64, u64)]| {
-            let mut batch = Batch { merge: true, ..Batch::default() };
+            let mut batch = NextSubmission { merge: true, ..NextSubmission::default() };
             signals.iter().for_each(|(lane, at, value)| batch.store_signal(&op(lane), *at, *value, 1));
             stores(&batch)
         };

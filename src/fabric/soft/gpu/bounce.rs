@@ -1,6 +1,6 @@
 //! GPU memory on its way to another process: a piece of it in host memory.
 
-use super::{Engine, Op, Owner, Side};
+use super::{Engine, Op, Owner, TransferEnd};
 use crate::error::Result;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::seq::Seq;
@@ -23,14 +23,14 @@ pub struct Bounce {
 impl Bounce {
     /// Starts to bring the bytes from `from`, which is `at` bytes into an operation of which `left` remain. Once
     /// `health` has failed what the engine has not started it gives up, because the source may be gone then.
-    pub fn start(engine: &Engine, health: Arc<Health>, from: Side, at: u64, left: u64) -> Self {
+    pub fn start(engine: &Engine, health: Arc<Health>, from: TransferEnd, at: u64, left: u64) -> Self {
         let bytes = vec![0; left.min(PIECE) as usize].into_boxed_slice();
         let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
         let seq = lane.number();
         let owner = Owner { lane: lane.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
         // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives
         // them up, never back (see `drop`).
-        let to = Side::Caller { addr: bytes.as_ptr() as u64, gpu: false };
+        let to = TransferEnd::Caller { addr: bytes.as_ptr() as u64, gpu: false };
         engine.submit(Op::copy(owner, from, to, bytes.len() as u64));
         Self { at, bytes, lane, seq }
     }

@@ -43,7 +43,7 @@ impl Coalesced {
 
 #[cfg(test)]
 mod tests {
-    use super::super::op::{CallerWindow, Op, Owner, Side};
+    use super::super::op::{CallerWindow, Op, Owner, TransferEnd};
     use super::*;
     use crate::fabric::soft::lane::Lane;
     use crate::memory::key::Key;
@@ -62,10 +62,10 @@ mod tests {
         let mut coalesced = Coalesced::default();
         // From a window of a caller, if known, to one of this rank.
         let mut put = |window, key, to, from| {
-            let caller = Side::Caller { addr: 0, gpu: true };
+            let caller = TransferEnd::Caller { addr: 0, gpu: true };
             let op = Op {
                 from: caller,
-                to: Side::Window { key, addr: 0 },
+                to: TransferEnd::Window { key, addr: 0 },
                 window,
                 ..Op::copy(owner(&lane), caller, caller, 0)
             };

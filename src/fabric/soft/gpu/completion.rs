@@ -3,7 +3,7 @@
 use super::device::{CopyWay, Device};
 use super::in_flight::Outward;
 use super::launch::STORES_BY_COPY;
-use super::op::{Owner, Side};
+use super::op::{Owner, TransferEnd};
 use super::state::EngineState;
 use crate::memory::registry::Registry;
 use std::time::Instant;
@@ -55,8 +55,8 @@ impl EngineState {
 fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
     let held;
     let to = match bytes.to {
-        Side::Caller { addr, .. } => addr as *mut u8,
-        Side::Window { key, addr } => {
+        TransferEnd::Caller { addr, .. } => addr as *mut u8,
+        TransferEnd::Window { key, addr } => {
             held = registry.hold();
             // A window that is gone gets nothing.
             let Some(to) = held.resolve(key, addr, bytes.len) else { return };

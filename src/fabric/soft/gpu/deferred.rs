@@ -91,13 +91,13 @@ impl Deferred {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::soft::gpu::{Owner, Side};
+    use crate::fabric::soft::gpu::{Owner, TransferEnd};
     use crate::rma::seq::Seq;
     use std::sync::atomic::AtomicUsize;
 
     fn op(lane: &Arc<Lane>, seq: u32) -> Op {
         let owner = Owner { lane: lane.clone(), seq: Seq(seq), backlog: Arc::new(AtomicUsize::new(1)) };
-        let nowhere = Side::Caller { addr: 0, gpu: false };
+        let nowhere = TransferEnd::Caller { addr: 0, gpu: false };
         Op::copy(owner, nowhere, nowhere, 0)
     }
 

@@ -2,7 +2,7 @@
 
 use super::kernel::{command, windows_hold};
 use super::op::Op;
-use super::plan::{plan, Facts, KernelState, Limits, Mover, CROWD, CROWDED_BYTES};
+use super::plan::{plan, Facts, KernelState, Mover, PlanLimits, CROWD, CROWDED_BYTES};
 use super::state::EngineState;
 
 /// How far into the queue a copy looks for others.
@@ -63,7 +63,7 @@ impl EngineState {
 
     /// What decides who moves an operation, with so many other copies about.
     pub fn facts(&self, op: &Op, kernel: KernelState, crowd: usize) -> Facts {
-        let alone = Facts::of(op, Limits::from(&self.tuning));
+        let alone = Facts::of(op, PlanLimits::from(&self.tuning));
         let lane_waits = !self.queue.deferred.is_empty() && self.queue.deferred.has(&op.owner.lane);
         let mut facts = Facts { is_same_gpu: self.is_near(op), lane_waits, crowd, kernel, ..alone };
         facts.windows_hold = facts.needs_windows() && windows_hold(op, &self.windows);

@@ -1,6 +1,6 @@
 //! What is in flight on one stream, oldest first.
 
-use super::op::{Owner, Side};
+use super::op::{Owner, TransferEnd};
 use super::stats::Sample;
 use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
@@ -20,18 +20,18 @@ const SPARES: usize = 4;
 pub struct Outward {
     pub offset: u64,
     pub len: u64,
-    pub to: Side,
+    pub to: TransferEnd,
 }
 
 /// How long a submission with stores by the stream takes.
-pub struct Stores {
+pub struct StoreTime {
     /// When it was started, or the one before is done.
     pub since: Instant,
     /// The longest that it takes if its stores do not wait.
     most: Duration,
 }
 
-impl Stores {
+impl StoreTime {
     /// The submission starts now, with such copies.
     pub fn begin(copies: &[&Copies]) -> Self {
         let (mut count, mut bytes) = (0, 0);
@@ -57,7 +57,7 @@ pub struct Submission {
     pub staged: u64,
     pub sample: Option<Sample>,
     /// If the stream itself stores, and need not.
-    pub stores: Option<Stores>,
+    pub stores: Option<StoreTime>,
 }
 
 /// The submissions of one stream, numbered from 1 on.
@@ -115,13 +115,13 @@ mod tests {
             copies
         };
         let none = Copies::default();
-        let most = |copies: &[&Copies]| Stores::begin(copies).most;
+        let most = |copies: &[&Copies]| StoreTime::begin(copies).most;
         assert_eq!(most(&[&none, &none]), SLOW);
         // By way of host memory each copy is two.
         assert_eq!(most(&[&of(256, 8), &of(256, 8)]), SLOW + 512 * COPY);
         assert_eq!(most(&[&of(1, 3_000_000), &none]), SLOW + COPY + Duration::from_micros(150));
-        let long_ago = Stores { since: Instant::now() - 2 * SLOW, most: SLOW };
+        let long_ago = StoreTime { since: Instant::now() - 2 * SLOW, most: SLOW };
         assert!(long_ago.are_late());
-        assert!(!Stores { most: 1000 * SLOW, ..long_ago }.are_late());
+        assert!(!StoreTime { most: 1000 * SLOW, ..long_ago }.are_late());
     }
 }

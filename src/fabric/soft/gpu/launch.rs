@@ -1,9 +1,9 @@
 //! From a batch to a submission: which of the GPU's engines does what, and the driver's calls.
 
-use super::batch::{add_large, piece_of, Batch, BatchStep, NEAR_PIECE};
+use super::batch::{add_large, piece_of, BatchStep, NextSubmission, NEAR_PIECE};
 use super::deferred::Copy;
 use super::device::{CopyWay, Load};
-use super::in_flight::{Stores, Submission};
+use super::in_flight::{StoreTime, Submission};
 use super::op::{Op, Owner};
 use super::plan::{plan, KernelState, Mover, Waiting};
 use super::state::EngineState;
@@ -27,9 +27,9 @@ impl EngineState {
         op.has_no_caller() || op.home == Some(device.ordinal())
     }
 
-    /// Gives copies within the GPU their places in the staging memory; `Batch::add` has seen to it that there are
-    /// enough.
-    fn place_near(&mut self, batch: &mut Batch) {
+    /// Gives copies within the GPU their places in the staging memory; `NextSubmission::add` has seen to it that there
+    /// are enough.
+    fn place_near(&mut self, batch: &mut NextSubmission) {
         let Some(device) = &self.device else { return };
         let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
         for (to, from, bytes) in near.iter() {
@@ -50,7 +50,7 @@ impl EngineState {
     }
 
     /// Has copy engines do the stores, behind the copies.
-    fn store_by_copy(&mut self, batch: &mut Batch) {
+    fn store_by_copy(&mut self, batch: &mut NextSubmission) {
         let mover = batch.stores(self, 0).mover();
         let (Mover::CopyEngine, Some(device)) = (mover, &self.device) else { return };
         self.store_by_copy -= 1;
@@ -69,7 +69,7 @@ impl EngineState {
     }
 
     /// Starts a batch.
-    pub fn launch(&mut self, rank: u32, batch: &mut Batch) {
+    pub fn launch(&mut self, rank: u32, batch: &mut NextSubmission) {
         let number = self.small.started + 1;
         let (operations, copies, stores) = (batch.finished.len(), batch.copies(), batch.ops.len());
         self.place_near(batch);
@@ -81,7 +81,7 @@ impl EngineState {
         };
         let sample = self.stats.before_launch();
         let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_private_context();
-        let timed = may_store_by_copy.then(|| Stores::begin(&[&batch.away.copies, &batch.into]));
+        let timed = may_store_by_copy.then(|| StoreTime::begin(&[&batch.away.copies, &batch.into]));
         let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for submissions before they go; callers keep their ends until
         // completion; staging memory is given back when the submission is done.

@@ -41,10 +41,10 @@ mod watch;
 mod windows;
 
 pub use app::AppThread;
-pub use atomic::{Cell, Fetch, To};
+pub use atomic::{AtomicStep, Cell, To};
 pub use bounce::Bounce;
 pub use mapped::{Found, Use};
-pub use op::{Op, Owner, Side};
+pub use op::{Op, Owner, TransferEnd};
 pub use pinned_pool::PinnedBuffer;
 pub use pinned_pools::PinnedPools;
 pub use received::{Answered, Pull, Received, Senders, Source};

@@ -1,6 +1,6 @@
 //! Operations that touch GPU memory, and what is left of them.
 
-use super::atomic::{Fetch, To};
+use super::atomic::{AtomicStep, To};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::key::Key;
 use crate::rma::op::{self, Signal, Transfer};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// One end of a transfer.
 #[derive(Clone, Copy, Debug)]
-pub enum Side {
+pub enum TransferEnd {
     /// In a window of the engine's rank.
     Window {
         /// The window's key.
@@ -27,7 +27,7 @@ pub enum Side {
     },
 }
 
-impl Side {
+impl TransferEnd {
     /// Whether it is GPU memory.
     pub fn is_on_gpu(self) -> bool {
         match self {
@@ -105,9 +105,9 @@ pub struct Op {
     /// Who waits for it.
     pub owner: Owner,
     /// The end that is read.
-    pub from: Side,
+    pub from: TransferEnd,
     /// The end that is written.
-    pub to: Side,
+    pub to: TransferEnd,
     /// Bytes to copy; 0: there is only a signal, or nothing.
     pub len: u64,
     /// Bytes whose transfer has been started.
@@ -127,14 +127,14 @@ pub struct Op {
     /// Bytes that `from` points to, where nobody else keeps them.
     pub kept: Option<Box<[u8]>>,
     /// The word that it changes, behind what was submitted before; then there is nothing to copy.
-    pub fetch: Option<Box<Fetch>>,
+    pub fetch: Option<Box<AtomicStep>>,
 }
 
 impl Op {
     /// From an operation of `rank`, whose GPU windows are on `home`, of which `done` bytes have been moved by other
     /// means.
     pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &op::Op, done: u64) -> Self {
-        let caller = |addr, key: u32| Side::Caller { addr, gpu: Key(key).is_on_gpu() };
+        let caller = |addr, key: u32| TransferEnd::Caller { addr, gpu: Key(key).is_on_gpu() };
         if let op::Op::Value(value) = work {
             let arrived = Self::received(owner, value.payload.bytes().into(), value.rkey, value.remote);
             return Self { done, signal: value.signal, ..arrived };
@@ -143,7 +143,7 @@ impl Op {
             Transfer::Put(p) => Self {
                 owner,
                 from: caller(p.local, p.lkey),
-                to: Side::Window { key: p.rkey, addr: p.remote },
+                to: TransferEnd::Window { key: p.rkey, addr: p.remote },
                 len: p.len,
                 done,
                 signal: p.signal,
@@ -157,7 +157,7 @@ impl Op {
             },
             Transfer::Get(g) => Self {
                 owner,
-                from: Side::Window { key: g.rkey, addr: g.remote },
+                from: TransferEnd::Window { key: g.rkey, addr: g.remote },
                 to: caller(g.local, g.lkey),
                 len: g.len,
                 done,
@@ -173,13 +173,13 @@ impl Op {
             Transfer::Atomic(a) => {
                 let (change, width, key, addr) = (a.change, a.width, a.rkey, a.remote);
                 let to = a.fetched.map_or(To::Nowhere, |f| To::Caller(caller(f.local, f.lkey)));
-                Self::fetching(owner, Fetch { change, width, key, addr, to })
+                Self::fetching(owner, AtomicStep { change, width, key, addr, to })
             }
         }
     }
 
     /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
-    pub fn copy(owner: Owner, from: Side, to: Side, len: u64) -> Self {
+    pub fn copy(owner: Owner, from: TransferEnd, to: TransferEnd, len: u64) -> Self {
         Self {
             owner,
             from,
@@ -199,29 +199,33 @@ impl Op {
 
     /// Whether both ends are in windows of the engine's rank.
     pub fn has_no_caller(&self) -> bool {
-        matches!((self.from, self.to), (Side::Window { .. }, Side::Window { .. }))
+        matches!((self.from, self.to), (TransferEnd::Window { .. }, TransferEnd::Window { .. }))
     }
 
     /// The windows at both ends, where one is the caller's and both are known.
     pub fn between(&self) -> Option<Between> {
         let caller = self.window?;
         match (self.from, self.to) {
-            (Side::Caller { .. }, Side::Window { key, .. }) => Some(Between { caller, window: key, is_put: true }),
-            (Side::Window { key, .. }, Side::Caller { .. }) => Some(Between { caller, window: key, is_put: false }),
+            (TransferEnd::Caller { .. }, TransferEnd::Window { key, .. }) => {
+                Some(Between { caller, window: key, is_put: true })
+            }
+            (TransferEnd::Window { key, .. }, TransferEnd::Caller { .. }) => {
+                Some(Between { caller, window: key, is_put: false })
+            }
             _ => None,
         }
     }
 
     /// Bytes that arrived for a GPU window.
     pub fn received(owner: Owner, bytes: Box<[u8]>, key: u32, addr: u64) -> Self {
-        let from = Side::Caller { addr: bytes.as_ptr() as u64, gpu: false };
+        let from = TransferEnd::Caller { addr: bytes.as_ptr() as u64, gpu: false };
         let len = bytes.len() as u64;
-        Self { kept: Some(bytes), ..Self::copy(owner, from, Side::Window { key, addr }, len) }
+        Self { kept: Some(bytes), ..Self::copy(owner, from, TransferEnd::Window { key, addr }, len) }
     }
 
     /// A signal that arrived.
     pub fn signalled(owner: Owner, signal: Signal) -> Self {
-        let nowhere = Side::Caller { addr: 0, gpu: false };
+        let nowhere = TransferEnd::Caller { addr: 0, gpu: false };
         Self { signal: Some(signal), ..Self::copy(owner, nowhere, nowhere, 0) }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `dispatch` and `batch` collect the facts, ask, and do what is answered.
 
-use super::op::{Op, Side};
+use super::op::{Op, TransferEnd};
 use crate::config::GpuIssue;
 use crate::memory::key::Key;
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub struct SignalAt {
 
 /// What configuration sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct PlanLimits {
     /// The longest copy for the copy kernel's first warp.
     pub kernel: u64,
     /// Launches may have worker blocks.
@@ -89,7 +89,7 @@ pub struct Limits {
     pub bulk: u64,
 }
 
-impl From<&GpuIssue> for Limits {
+impl From<&GpuIssue> for PlanLimits {
     fn from(t: &GpuIssue) -> Self {
         Self { kernel: t.kernel, has_workers: t.workers > 0, far: t.far, bulk: t.bulk }
     }
@@ -98,8 +98,8 @@ impl From<&GpuIssue> for Limits {
 /// An operation, and the load when it is its turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    pub from: Side,
-    pub to: Side,
+    pub from: TransferEnd,
+    pub to: TransferEnd,
     pub len: u64,
     /// Bytes whose transfer has been started.
     pub done: u64,
@@ -119,7 +119,7 @@ pub struct Facts {
     /// Other copies that wait or are under way, as far as they matter to it.
     pub crowd: usize,
     pub kernel: KernelState,
-    pub limits: Limits,
+    pub limits: PlanLimits,
 }
 
 /// Whether the copy kernel would have been the better way for an operation that goes by the stream.
@@ -135,7 +135,7 @@ pub enum Suits {
 
 impl Facts {
     /// The facts of `op` alone, as if it were by itself and there were no copy kernel.
-    pub fn of(op: &Op, limits: Limits) -> Self {
+    pub fn of(op: &Op, limits: PlanLimits) -> Self {
         let signal =
             |s: crate::rma::op::Signal| SignalAt { is_on_gpu: Key(s.rkey).is_on_gpu(), is_aligned: s.remote % 8 == 0 };
         Self {
@@ -178,7 +178,7 @@ impl Facts {
         }
         let data = match (self.from, self.to) {
             _ if self.len == 0 => true,
-            (Side::Caller { gpu: false, .. }, to @ Side::Window { addr, .. }) => {
+            (TransferEnd::Caller { gpu: false, .. }, to @ TransferEnd::Window { addr, .. }) => {
                 to.is_on_gpu() && matches!(self.len, 1 | 2 | 4 | 8) && addr % self.len == 0
             }
             (from, to) => {
@@ -246,8 +246,8 @@ impl Facts {
     }
 
     /// What is left of it, for a submission.
-    fn rest(&self) -> Piece {
-        Piece {
+    fn rest(&self) -> StreamCopy {
+        StreamCopy {
             from_gpu: self.from.is_on_gpu(),
             to_gpu: self.to.is_on_gpu(),
             is_same_gpu: self.is_same_gpu,
@@ -288,7 +288,7 @@ pub fn plan(f: &Facts) -> Mover {
 
 /// What is left of an operation's data, for a submission on the stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct StreamCopy {
     pub from_gpu: bool,
     pub to_gpu: bool,
     /// Both ends are on the engine's GPU, whose copy engines cannot copy between them.
@@ -299,7 +299,7 @@ pub struct Piece {
     pub to: u64,
 }
 
-impl Piece {
+impl StreamCopy {
     /// Who moves it, or the next part of it.
     pub fn mover(&self) -> Mover {
         match (self.from_gpu, self.to_gpu) {

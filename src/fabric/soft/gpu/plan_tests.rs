@@ -5,17 +5,17 @@ use super::*;
 const GPU_WINDOW: u32 = Key::gpu(1, false).0;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const LIMITS: Limits = Limits { kernel: 8 * KIB, has_workers: true, far: 2 * MIB, bulk: 4 * MIB };
+const LIMITS: PlanLimits = PlanLimits { kernel: 8 * KIB, has_workers: true, far: 2 * MIB, bulk: 4 * MIB };
 const ON_GPU: SignalAt = SignalAt { is_on_gpu: true, is_aligned: true };
 const TAKES: KernelState = KernelState::Takes { workers: false };
 const WORKS: KernelState = KernelState::Takes { workers: true };
 
-const fn window(key: u32) -> Side {
-    Side::Window { key, addr: 0x1000 }
+const fn window(key: u32) -> TransferEnd {
+    TransferEnd::Window { key, addr: 0x1000 }
 }
 
-const fn caller(gpu: bool) -> Side {
-    Side::Caller { addr: 0x2000, gpu }
+const fn caller(gpu: bool) -> TransferEnd {
+    TransferEnd::Caller { addr: 0x2000, gpu }
 }
 
 /// A put with a signal between two GPUs, alone.
@@ -51,7 +51,7 @@ const fn value(len: u64, kernel: KernelState) -> Facts {
 #[test]
 fn the_stream_has_its_engines() {
     use KernelState::Absent;
-    let host = Side::Window { key: 1, addr: 0x3000 };
+    let host = TransferEnd::Window { key: 1, addr: 0x3000 };
     for (what, facts, mover) in [
         ("between GPUs", far(8, Absent), Mover::CopyEngine),
         ("between GPUs, just not bulk", far(4 * MIB - 1, Absent), Mover::CopyEngine),
@@ -60,7 +60,7 @@ fn the_stream_has_its_engines() {
         ("bulk, half of it done", Facts { done: 2 * MIB, ..far(4 * MIB, Absent) }, Mover::CopyEngine),
         (
             "bulk, switched off",
-            Facts { limits: Limits { bulk: 0, ..LIMITS }, ..far(1 << 40, Absent) },
+            Facts { limits: PlanLimits { bulk: 0, ..LIMITS }, ..far(1 << 40, Absent) },
             Mover::CopyEngine,
         ),
         ("within a GPU", near(8, Absent), Mover::PinnedMemory),
@@ -68,7 +68,7 @@ fn the_stream_has_its_engines() {
         ("within a GPU, bulk", near(32 * MIB, Absent), Mover::BulkStream),
         (
             "within a GPU, bulk set higher",
-            Facts { limits: Limits { bulk: 64 * MIB, ..LIMITS }, ..near(32 * MIB, Absent) },
+            Facts { limits: PlanLimits { bulk: 64 * MIB, ..LIMITS }, ..near(32 * MIB, Absent) },
             Mover::PinnedMemory,
         ),
         ("behind a bulk copy", Facts { lane_waits: true, ..far(8, Absent) }, Mover::Deferred),
@@ -141,7 +141,7 @@ fn the_copy_kernel_takes_what_is_small() {
 #[test]
 fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
     let crowded = |facts| Facts { crowd: CROWD, ..facts };
-    let without = |facts| Facts { limits: Limits { has_workers: false, ..LIMITS }, ..facts };
+    let without = |facts| Facts { limits: PlanLimits { has_workers: false, ..LIMITS }, ..facts };
     let (called, awaited) = (KernelState::Callable, KernelState::Awaited);
     for (what, facts, mover) in [
         ("short", near(8 * KIB, WORKS), Mover::CopyKernel),

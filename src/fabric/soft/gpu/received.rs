@@ -1,9 +1,9 @@
 //! What other processes put into this rank's GPU memory: it arrives in host memory and goes on by the rank's own
 //! engine.
 
-use super::atomic::{Cell, Fetch, To};
+use super::atomic::{AtomicStep, Cell, To};
 use super::op::CallerWindow;
-use super::{Engine, Found, Op, Owner, Side, Use};
+use super::{Engine, Found, Op, Owner, TransferEnd, Use};
 use crate::error::Error;
 use crate::fabric::soft::atomic::AtomicRequest;
 use crate::fabric::soft::lane::Lane;
@@ -296,7 +296,7 @@ impl Received {
             self.fetches.lock().push(Fetching { lane, behind, source, request, cell });
         }
         let to = To::Cell(cell.clone());
-        engine.submit_later(Op::fetching(owner, Fetch { change, width, key: Key(key).signalled().0, addr, to }));
+        engine.submit_later(Op::fetching(owner, AtomicStep { change, width, key: Key(key).signalled().0, addr, to }));
         Some(Answered { lane, behind, cell })
     }
 
@@ -313,7 +313,8 @@ impl Received {
         }
         drop(pulls);
         let (window, home) = (Some(CallerWindow { rank: source.rank, key: from.window }), Some(from.home));
-        let (from, to) = (Side::Caller { addr: from.addr, gpu: true }, Side::Window { key: to.0, addr: to.1 });
+        let (from, to) =
+            (TransferEnd::Caller { addr: from.addr, gpu: true }, TransferEnd::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
         // It was mapped for the GPU that copies it.
         engine.submit_later(Op { signal, window, home, is_open: true, ..Op::copy(owner, from, to, request.len) });

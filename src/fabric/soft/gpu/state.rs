@@ -1,6 +1,6 @@
 //! What one engine knows: its windows, what waits, what is in flight.
 
-use super::batch::Batch;
+use super::batch::NextSubmission;
 use super::device::{Device, STAGING_BYTES};
 use super::handover::Handover;
 use super::in_flight::InFlight;
@@ -37,7 +37,7 @@ pub struct EngineState {
     pub completions: u64,
     pub stall: Stall,
     /// Empty; its memory is kept for the next submission.
-    pub batch: Batch,
+    pub batch: NextSubmission,
     pub stats: Stats,
     /// Lanes that are about to fail.
     pub refused: Refusals,
@@ -61,7 +61,7 @@ impl EngineState {
             draining: Vec::new(),
             completions: 0,
             stall: Stall::default(),
-            batch: Batch::default(),
+            batch: NextSubmission::default(),
             stats: Stats::default(),
             refused: Refusals::default(),
             failure: None,

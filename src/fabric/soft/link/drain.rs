@@ -3,7 +3,7 @@
 
 use super::remote::Dropped;
 use super::seat::{LaneState, Seat};
-use super::{Link, Way};
+use super::{Link, RouteKind};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::Lane;
@@ -55,7 +55,7 @@ impl Link {
             engine.abandon(lane, end);
         }
         self.wait_copied(&drain.seat);
-        if self.route.way() == Way::Far {
+        if self.route.way() == RouteKind::Far {
             shared.tcp().drop_lane(lane);
             // This may be the caller's last call, and others may have got the room.
             shared.stir();

@@ -2,7 +2,7 @@
 //! wait.
 
 use super::seat::{LaneQueue, LaneState, Running, Seat};
-use super::{Link, Way};
+use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::lane::Task;
@@ -10,7 +10,7 @@ use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
 use crate::fabric::Posted;
 use crate::rma::op::{Op, Transfer};
 use crate::rma::seq::Seq;
-use crate::sys::spin::Guard;
+use crate::sys::spin::SpinGuard;
 use std::sync::atomic::Ordering;
 
 impl Link {
@@ -74,7 +74,7 @@ impl Link {
         &'a self,
         shared: &Domain,
         seat: &'a Seat,
-        mut queue: Guard<'a, LaneQueue>,
+        mut queue: SpinGuard<'a, LaneQueue>,
         ops: &[Op],
         mut done: u64,
     ) -> Result<Seq> {
@@ -89,7 +89,7 @@ impl Link {
             Running { seq: lane.number(), work, done, bounce: None }
         });
         let way = self.route.way();
-        if way == Way::Far {
+        if way == RouteKind::Far {
             // Under the lock: what one thread posts first must be first there too.
             self.hand_to_tcp(shared, seat, &mut queue);
             let task = |running: Running| Task { lane: lane.clone(), seq: running.seq, work: running.work };
@@ -109,7 +109,7 @@ impl Link {
             shared.stir();
             return Ok(last);
         }
-        if way == Way::Closed {
+        if way == RouteKind::Closed {
             self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
             self.health.check()?;
         }
@@ -125,11 +125,11 @@ impl Link {
         shared.mark_pending(self.peer);
         // A source in GPU memory costs its length nothing here: others fetch it.
         let now = match way {
-            Way::Own | Way::Unknown => small,
-            Way::Near => on_gpu && was_empty,
+            RouteKind::Own | RouteKind::Unknown => small,
+            RouteKind::Near => on_gpu && was_empty,
             _ => false,
         };
-        if now && way == Way::Near && matches!(queue.state, LaneState::Ready) {
+        if now && way == RouteKind::Near && matches!(queue.state, LaneState::Ready) {
             // By this thread alone: others have their turns.
             queue = self.run_lane(shared, seat, queue).0;
             seat.release(queue);

@@ -1,14 +1,14 @@
 //! Puts and gets by GPU windows that the processes share: the peer fetches what this rank puts, this rank's own engine
 //! what it gets. What follows them on a lane is complete after them.
 
-use super::remote::{Next, Until};
+use super::remote::{FirstPull, Until};
 use super::route::Route;
 use super::seat::{LaneQueue, Seat};
 use super::staged::Step;
-use super::{Link, Way};
+use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
-use crate::fabric::soft::gpu::{Op, Owner, Side};
+use crate::fabric::soft::gpu::{Op, Owner, TransferEnd};
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::sentences::gone;
 use crate::fabric::soft::shm::message::PullRequest;
@@ -30,8 +30,8 @@ impl Link {
     /// Whether the peer still has window `id`, as far as is known here.
     pub fn may_have_window(&self, id: u32) -> bool {
         match self.route.way() {
-            Way::Near => self.route.near().is_none_or(|port| port.inbox.has_window(id)),
-            Way::Closed => false,
+            RouteKind::Near => self.route.near().is_none_or(|port| port.inbox.has_window(id)),
+            RouteKind::Closed => false,
             _ => true,
         }
     }
@@ -61,7 +61,7 @@ impl Link {
         let mut moved = false;
         loop {
             match queue.remote.next(Seq(queue.pulls.done)) {
-                Ok(Next::Done(seq)) => {
+                Ok(FirstPull::Done(seq)) => {
                     // One that has failed completes nothing more: others before this one may have been dropped.
                     if !seat.lane.is_stopped() {
                         seat.lane.complete(seq);
@@ -69,11 +69,11 @@ impl Link {
                     self.backlog.fetch_sub(1, Ordering::Relaxed);
                     moved = true;
                 }
-                Ok(Next::InEngine) if !*asked => {
+                Ok(FirstPull::InEngine) if !*asked => {
                     *asked = true;
                     moved |= shared.engine.poll();
                 }
-                Ok(Next::InEngine | Next::AtPeer | Next::None) => return moved,
+                Ok(FirstPull::InEngine | FirstPull::AtPeer | FirstPull::None) => return moved,
                 Err(error) => {
                     let dropped = queue.remote.abandon();
                     self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
@@ -130,8 +130,8 @@ pub(super) fn fetch(shared: &Domain, route: &Route, get: &Get, peer: u32, fetche
     }
     let seq = fetches.number();
     let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
-    let to = Side::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };
-    let from = Side::Caller { addr: found.addr, gpu: true };
+    let to = TransferEnd::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };
+    let from = TransferEnd::Caller { addr: found.addr, gpu: true };
     shared.engine.submit(Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) });
     Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
 }

@@ -41,7 +41,7 @@ pub struct RemoteCompletions {
 }
 
 /// What became of the first one.
-pub enum Next {
+pub enum FirstPull {
     /// Its operation is locally complete.
     Done(Seq),
     /// It waits for the own engine.
@@ -101,16 +101,16 @@ impl RemoteCompletions {
     }
 
     /// Takes the first one off if it is done; `pulled` is the last pull that the peer has done.
-    pub fn next(&mut self, pulled: Seq) -> crate::error::Result<Next> {
-        let Some(first) = self.waiting.front() else { return Ok(Next::None) };
+    pub fn next(&mut self, pulled: Seq) -> crate::error::Result<FirstPull> {
+        let Some(first) = self.waiting.front() else { return Ok(FirstPull::None) };
         match first.until {
-            Until::Pulled(number) if !number.is_done(pulled) => return Ok(Next::AtPeer),
-            Until::Fetched(seq) if !self.fetches.test(seq)? => return Ok(Next::InEngine),
+            Until::Pulled(number) if !number.is_done(pulled) => return Ok(FirstPull::AtPeer),
+            Until::Fetched(seq) if !self.fetches.test(seq)? => return Ok(FirstPull::InEngine),
             _ => {}
         }
         let seq = first.seq;
         self.waiting.pop_front();
-        Ok(Next::Done(seq))
+        Ok(FirstPull::Done(seq))
     }
 }
 
@@ -126,14 +126,14 @@ mod tests {
         let fetch = remote.fetches.number();
         remote.push(Seq(3), Until::Fetched(fetch), None);
         remote.push(Seq(4), Until::Pulled(Seq(11)), None);
-        assert!(matches!(remote.next(Seq(9)), Ok(Next::AtPeer)));
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(1)))));
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(2)))));
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::InEngine)));
+        assert!(matches!(remote.next(Seq(9)), Ok(FirstPull::AtPeer)));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(1)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(2)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::InEngine)));
         remote.fetches.complete(fetch);
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(3)))));
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::Done(Seq(4)))));
-        assert!(matches!(remote.next(Seq(12)), Ok(Next::None)));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(3)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(4)))));
+        assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::None)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::fabric::soft::shm::cma;
 use crate::fabric::soft::shm::inbox::PeerInbox;
 use crate::fabric::soft::shm::port::Port;
 use crate::fabric::soft::status::PeerStatus;
-use crate::sys::spin::{Guard, Spin};
+use crate::sys::spin::{Spin, SpinGuard};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// How bytes get to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Way {
+pub enum RouteKind {
     /// Not found yet.
     Unknown,
     /// It is this rank itself.
@@ -47,61 +47,61 @@ pub struct Route {
 impl Route {
     /// Not found yet.
     pub fn new() -> Self {
-        Self { way: AtomicU8::new(Way::Unknown as u8), engine: OnceLock::new(), port: OnceLock::new() }
+        Self { way: AtomicU8::new(RouteKind::Unknown as u8), engine: OnceLock::new(), port: OnceLock::new() }
     }
 
     /// The way now.
     #[inline]
-    pub fn way(&self) -> Way {
+    pub fn way(&self) -> RouteKind {
         match self.way.load(Ordering::Acquire) {
-            0 => Way::Unknown,
-            1 => Way::Own,
-            2 => Way::Near,
-            3 => Way::Gpu,
-            4 => Way::Far,
-            _ => Way::Closed,
+            0 => RouteKind::Unknown,
+            1 => RouteKind::Own,
+            2 => RouteKind::Near,
+            3 => RouteKind::Gpu,
+            4 => RouteKind::Far,
+            _ => RouteKind::Closed,
         }
     }
 
-    fn set(&self, way: Way) {
+    fn set(&self, way: RouteKind) {
         self.way.store(way as u8, Ordering::Release);
     }
 
     /// The peer's inbox, once this rank has it, whether operations go there or only answers.
     #[inline]
-    pub fn port(&self) -> Option<Guard<'_, Port>> {
+    pub fn port(&self) -> Option<SpinGuard<'_, Port>> {
         self.port.get().map(Spin::lock)
     }
 
     /// The peer's inbox, if operations go there. While it is held they do.
     #[inline]
-    pub fn near(&self) -> Option<Guard<'_, Port>> {
+    pub fn near(&self) -> Option<SpinGuard<'_, Port>> {
         let port = self.port.get()?.lock();
-        (self.way.load(Ordering::Relaxed) == Way::Near as u8).then_some(port)
+        (self.way.load(Ordering::Relaxed) == RouteKind::Near as u8).then_some(port)
     }
 
     /// The engine that moves the bytes, if one does.
     pub fn engine(&self) -> Option<&Arc<Engine>> {
-        self.engine.get().filter(|_| self.way() == Way::Gpu)
+        self.engine.get().filter(|_| self.way() == RouteKind::Gpu)
     }
 
     /// From here on operations go by `engine`.
     fn take_engine(&self, engine: Arc<Engine>) {
         let _ = self.engine.set(engine);
-        self.set(Way::Gpu);
+        self.set(RouteKind::Gpu);
     }
 
     /// Nothing goes there any more.
     pub fn close(&self) {
         let _port = self.port();
-        self.set(Way::Closed);
+        self.set(RouteKind::Closed);
     }
 }
 
 impl Link {
     /// Finds the way now: others will need it.
     pub fn find(&self, shared: &Domain) {
-        if self.route.way() == Way::Unknown {
+        if self.route.way() == RouteKind::Unknown {
             self.find_route(shared);
         }
     }
@@ -111,7 +111,7 @@ impl Link {
     #[cold]
     pub(super) fn route_by_gpu(&self, shared: &Domain) -> Result<bool> {
         match self.engine(shared)? {
-            None if self.route.way() == Way::Near => Ok(true),
+            None if self.route.way() == RouteKind::Near => Ok(true),
             None => Err(self.no_gpu_route()),
             Some(engine) => {
                 // Held until the way has changed: who pushes next finds that.
@@ -153,7 +153,7 @@ impl Link {
     /// Looks for the way. One thread at a time does.
     pub(super) fn find_route(&self, shared: &Domain) {
         let Some(mut finding) = self.finding.try_lock() else { return };
-        if self.route.way() != Way::Unknown {
+        if self.route.way() != RouteKind::Unknown {
             return;
         }
         if !finding.is_asked() {
@@ -167,7 +167,7 @@ impl Link {
             }
         }
         if self.peer == shared.world.rank {
-            return self.route.set(Way::Own);
+            return self.route.set(RouteKind::Own);
         }
         if shared.config.soft_transport == SoftTransport::Tcp {
             return self.use_tcp(shared, "OXYGIN_SOFT_TRANSPORT=tcp");
@@ -183,14 +183,14 @@ impl Link {
     /// What waits goes over TCP from each lane's next turn on.
     fn use_tcp(&self, shared: &Domain, why: &str) {
         log::info!("rank {}: over TCP ({why})", self.peer);
-        self.route.set(Way::Far);
+        self.route.set(RouteKind::Far);
         shared.tcp_active();
     }
 
     /// The peer sent its inbox; `status` is what it says of itself.
     pub fn attach(&self, shared: &Domain, file: OwnedFd, status: Arc<PeerStatus>, pid: libc::pid_t) {
         let finding = self.finding.lock();
-        let is_route = finding.is_asked() && self.route.way() == Way::Unknown;
+        let is_route = finding.is_asked() && self.route.way() == RouteKind::Unknown;
         if self.route.port.get().is_some() || !is_route && !self.is_asked_back() {
             return;
         }
@@ -213,7 +213,7 @@ impl Link {
                 }
                 let _ = self.route.port.set(Spin::new(port));
                 if is_route {
-                    self.route.set(Way::Near);
+                    self.route.set(RouteKind::Near);
                 }
             }
             Err(e) if is_route => self.use_tcp(shared, e.message()),

@@ -7,7 +7,7 @@ use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::{Health, Lane};
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
-use crate::sys::spin::{Guard, Spin};
+use crate::sys::spin::{Spin, SpinGuard};
 use crate::sys::sync::RwLock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -110,12 +110,12 @@ impl Seat {
 
     /// Takes the lock.
     #[inline]
-    pub fn lock(&self) -> Guard<'_, LaneQueue> {
+    pub fn lock(&self) -> SpinGuard<'_, LaneQueue> {
         self.queue.lock()
     }
 
     /// Takes the lock if nobody has it.
-    pub fn try_lock(&self) -> Option<Guard<'_, LaneQueue>> {
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, LaneQueue>> {
         self.queue.try_lock()
     }
 
@@ -126,7 +126,7 @@ impl Seat {
     }
 
     /// Lets the lock go, and says whether somebody has to look.
-    pub fn release(&self, queue: Guard<'_, LaneQueue>) {
+    pub fn release(&self, queue: SpinGuard<'_, LaneQueue>) {
         let wants = queue.wants();
         if self.wants.load(Ordering::Relaxed) == wants {
             return;

@@ -3,7 +3,7 @@
 //! once did not answer.
 
 use super::staged::{from_gpu, Step};
-use super::{Link, Way};
+use super::{Link, RouteKind};
 use crate::config::SoftTransport;
 use crate::error::Error;
 use crate::fabric::soft::domain::Domain;
@@ -87,7 +87,7 @@ impl Link {
 
     /// Whether the peer waits for something that only has to be sent.
     pub fn owes(&self) -> bool {
-        !self.service.lock().responses.is_empty() && self.route.way() != Way::Closed
+        !self.service.lock().responses.is_empty() && self.route.way() != RouteKind::Closed
     }
 
     /// Whether the peer is owed a refusal: it is told, also where its rank has failed for this one, that it waits in
@@ -132,7 +132,7 @@ impl Link {
         if service.responses.is_empty() {
             return false;
         }
-        if self.route.port().is_none() || self.route.way() == Way::Closed || service.is_closed {
+        if self.route.port().is_none() || self.route.way() == RouteKind::Closed || service.is_closed {
             self.find_way_back(shared, &mut service);
             return false;
         }
@@ -221,7 +221,7 @@ impl Link {
     /// for.
     #[cold]
     fn find_way_back(&self, shared: &Domain, service: &mut Service) {
-        if self.route.way() == Way::Closed || service.is_closed {
+        if self.route.way() == RouteKind::Closed || service.is_closed {
             return self.drop_responses(service);
         }
         if shared.config.soft_transport == SoftTransport::Tcp {

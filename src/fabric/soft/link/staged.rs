@@ -6,7 +6,7 @@ use super::route::Route;
 use super::seat::LaneQueue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
-use crate::fabric::soft::gpu::{Bounce, Side, Use};
+use crate::fabric::soft::gpu::{Bounce, TransferEnd, Use};
 use crate::fabric::soft::link::remote::Until;
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
@@ -75,7 +75,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, cont
     // What the engine does takes its time.
     drop(port);
     let bounce = task.bounce.get_or_insert_with(|| {
-        let from = Side::Caller { addr: put.local + task.done, gpu: true };
+        let from = TransferEnd::Caller { addr: put.local + task.done, gpu: true };
         Bounce::start(&shared.engine, remote.fetches.health.clone(), from, task.done, put.len - task.done)
     });
     if !bounce.is_full(&shared.engine)? {
@@ -102,7 +102,7 @@ pub(super) fn from_gpu(
     bounce: &mut Option<Bounce>,
 ) -> Result<Step> {
     let piece = bounce.get_or_insert_with(|| {
-        let from = Side::Window { key, addr: from + *done };
+        let from = TransferEnd::Window { key, addr: from + *done };
         // Of its own: what fails here the peer is to learn, and the way to tell it stays open.
         Bounce::start(&shared.engine, Arc::default(), from, *done, request.len - *done)
     });

@@ -2,7 +2,7 @@
 
 use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::staged::{to_gpu, Step};
-use super::{Link, Way, BURST, QUANTUM};
+use super::{Link, RouteKind, BURST, QUANTUM};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{self, Engine, Owner};
@@ -14,7 +14,7 @@ use crate::fabric::soft::shm::port::RING_MAX;
 use crate::fabric::soft::status::COPIES;
 use crate::rma::op::Transfer;
 use crate::rma::seq::Seq;
-use crate::sys::spin::Guard;
+use crate::sys::spin::SpinGuard;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct Pushed {
 }
 
 /// A queue under its lock, from which it may be let go in between.
-type Locked<'a> = Guard<'a, LaneQueue>;
+type Locked<'a> = SpinGuard<'a, LaneQueue>;
 
 impl Link {
     /// Runs the first operations of one lane for a turn. May let go of the lock in between.
@@ -71,7 +71,7 @@ impl Link {
             let Some(task) = queue.tasks.front() else { break };
             let seq = task.seq;
             let is_small = task.work.len() - task.done <= RING_MAX && !task.work.is_on_gpu();
-            if !is_small || self.route.way() != Way::Near {
+            if !is_small || self.route.way() != RouteKind::Near {
                 // The lock may be let go for this one, or somebody else completes it.
                 self.complete(shared, seat, pushed);
             }
@@ -139,7 +139,7 @@ impl Link {
         let (lane, way) = (&seat.lane, self.route.way());
         let Some(task) = queue.tasks.front_mut() else { return (queue, Ok(Step::Full)) };
         let on_gpu = task.work.is_on_gpu();
-        if on_gpu && matches!(way, Way::Own | Way::Near) {
+        if on_gpu && matches!(way, RouteKind::Own | RouteKind::Near) {
             match self.route_by_gpu(shared) {
                 Ok(true) => {}
                 Ok(false) => return (queue, Ok(Step::Full)),
@@ -147,22 +147,22 @@ impl Link {
             }
         }
         let result = match self.route.way() {
-            Way::Gpu => {
+            RouteKind::Gpu => {
                 self.route.engine().inspect(|engine| self.submit(shared, engine, lane, task));
                 Ok(Step::HandedOver)
             }
-            Way::Far => {
+            RouteKind::Far => {
                 shared.tcp().post(Task { lane: lane.clone(), seq: task.seq, work: task.work });
                 Ok(Step::HandedOver)
             }
-            Way::Own => {
+            RouteKind::Own => {
                 let n = (task.work.len() - task.done).min(budget);
                 let moved = own::step(&shared.registry, shared.world.rank, &task.work, task.done, n);
                 moved.map(|n| n.map_or(Step::Finished, Step::Moved))
             }
-            Way::Near if on_gpu => to_gpu(shared, &self.route, &mut queue, lane.context, self.peer),
-            Way::Near => return self.step_near(shared, seat, queue, budget),
-            Way::Unknown | Way::Closed => Ok(Step::Full),
+            RouteKind::Near if on_gpu => to_gpu(shared, &self.route, &mut queue, lane.context, self.peer),
+            RouteKind::Near => return self.step_near(shared, seat, queue, budget),
+            RouteKind::Unknown | RouteKind::Closed => Ok(Step::Full),
         };
         (queue, result)
     }

@@ -18,12 +18,12 @@ pub enum Verdict {
 
 /// Looks at one peer.
 #[derive(Default)]
-pub struct Watch {
+pub struct PeerWatch {
     /// Seen closed while operations were unfinished: their end may still be in the ring.
     is_closing: AtomicBool,
 }
 
-impl Watch {
+impl PeerWatch {
     /// What was seen just now; `is_busy`: operations to it are unfinished.
     pub fn judge(&self, seen: alive::Liveness, is_busy: bool) -> Verdict {
         match seen {
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn who_closes_gets_one_more_look() {
-        let watch = Watch::default();
+        let watch = PeerWatch::default();
         assert_eq!([Alive, Dead].map(|seen| watch.judge(seen, true)), [Verdict::Stays, Verdict::Died]);
         assert_eq!(
             [true, true, false].map(|busy| watch.judge(Closed, busy)),

@@ -26,7 +26,7 @@ enum Line {
 
 /// The lines between this rank and a peer.
 #[derive(Default)]
-pub struct Life {
+pub struct Lines {
     /// There are data connections between the two, and this rank opens a line beside them. Either does: the other one
     /// may be stopped before it has.
     pub wanted: bool,
@@ -37,7 +37,7 @@ pub struct Life {
     silent: u32,
 }
 
-impl Life {
+impl Lines {
     /// The peer has opened a line, and listens from that on: it hears at once.
     pub fn admit(&mut self, fd: Private<OwnedFd>) {
         let _ = sock::send_some(&fd, b".");
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn only_silence_on_an_open_line_counts() {
         let hello = &[7; HELLO];
-        let mut life = Life::default();
+        let mut life = Lines::default();
         assert_eq!(life.beat(none, hello), 0, "nobody is there to say anything");
         let (ours, mut peer) = pair();
         life.admit(ours);
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_line_is_opened_where_it_is_wanted_and_again_where_that_fails() {
         let hello = &[7; HELLO];
-        let mut life = Life { wanted: true, ..Life::default() };
+        let mut life = Lines { wanted: true, ..Lines::default() };
         for attempt in 0..3 {
             let mut asked = None;
             life.beat(|n| none(*asked.insert(n)), hello);

@@ -13,7 +13,7 @@ mod staged;
 use ending::refusal;
 pub use ending::Lost;
 
-use self::answers::{ask, Asked};
+use self::answers::{ask, AskedGet};
 use super::dial::Dial;
 use super::gpu::Gpu;
 use super::order::{EXPRESS, MIDDLE, STRIPES};
@@ -21,7 +21,7 @@ use super::outstanding::TaskQueue;
 use super::receive_buffer::ReceiveBuffer;
 use super::send_buffer::{FrameOwner, SendBuffer};
 use super::sock;
-use super::wire::{Bell, Frame, Place, Refusal, HEADER};
+use super::wire::{Bell, Frame, Refusal, WindowBytes, HEADER};
 use crate::error::Error;
 use crate::fabric::soft::gpu::PinnedBuffer;
 use crate::fabric::soft::lane::Task;
@@ -67,7 +67,7 @@ pub struct Conn {
     /// A context went meanwhile: what its operations lend is copied when the send buffer is back.
     disowned: bool,
     receive_buffer: ReceiveBuffer,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<AskedGet>,
     asked_bytes: usize,
     /// Contexts that are over, and the connections that are told of each.
     over_here: VecDeque<(u32, u32)>,
@@ -83,7 +83,7 @@ pub struct Conn {
     /// What words held before atomic operations, by context and number, as came here.
     fetched: Vec<(u32, u32, u64)>,
     /// What the peer has refused here.
-    refusals: Vec<(Refusal, u32, Place)>,
+    refusals: Vec<(Refusal, u32, WindowBytes)>,
 }
 
 /// What became of a lane's turn.
@@ -179,7 +179,7 @@ impl Initiator {
 
     /// Whether anything is unfinished or unsent.
     pub fn is_busy(&self) -> bool {
-        self.conns.iter().any(|c| !c.send_buffer.is_empty() || !c.asked.iter().all(Asked::is_disowned))
+        self.conns.iter().any(|c| !c.send_buffer.is_empty() || !c.asked.iter().all(AskedGet::is_disowned))
             || self.lanes.iter().flatten().any(|l| !l.is_idle())
     }
 
@@ -272,7 +272,8 @@ impl Initiator {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
                     let id = lane.begin_or_go_on(seq);
-                    let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
+                    let place =
+                        WindowBytes { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
                     let owner = FrameOwner { lane: at as u32, operation: id };
                     self.conns[stripe].push_chunk(lane, place, put.local + lane.cut, owner, None);
                     finish_chunk(lane, &mut self.conns, stripe, &put, place, last);
@@ -403,13 +404,13 @@ fn finished(lanes: &mut [Option<Box<TaskQueue>>], owner: FrameOwner) {
 }
 
 /// Counts a chunk that `stripe` took; the last one's signal goes on the express connection.
-fn finish_chunk(lane: &mut TaskQueue, conns: &mut [Conn], stripe: usize, put: &Put, place: Place, last: bool) {
+fn finish_chunk(lane: &mut TaskQueue, conns: &mut [Conn], stripe: usize, put: &Put, place: WindowBytes, last: bool) {
     lane.counts[stripe] = lane.counts[stripe].wrapping_add(1);
     lane.bulk = true;
     if let (true, Some(mut signal)) = (last, put.signal) {
         // Behind all of the put's chunks, so never merely weak.
         signal.strong = true;
-        let (nothing, stripes) = (Place { len: 0, ..place }, conns.len());
+        let (nothing, stripes) = (WindowBytes { len: 0, ..place }, conns.len());
         head(lane, &mut conns[EXPRESS], nothing, Some(signal), stripes);
     }
 }
@@ -424,7 +425,7 @@ fn stage(lane: &mut TaskQueue, conn: &mut Conn, put: &Put, stripes: usize) -> bo
     if len == 0 && put.signal.is_none() {
         return true;
     }
-    let place = Place { rkey: put.rkey, addr: put.remote, len: len as u32 };
+    let place = WindowBytes { rkey: put.rkey, addr: put.remote, len: len as u32 };
     head(lane, conn, place, put.signal, stripes);
     // SAFETY: the caller of `Context::post` keeps the source readable until local completion.
     unsafe { conn.send_buffer.copy_from(put.local, len) };
@@ -433,7 +434,7 @@ fn stage(lane: &mut TaskQueue, conn: &mut Conn, put: &Put, stripes: usize) -> bo
 
 /// Stages a put frame's header. A strong signal carries counts if there is anything to count.
 #[inline]
-fn head(lane: &TaskQueue, conn: &mut Conn, place: Place, signal: Option<crate::rma::op::Signal>, stripes: usize) {
+fn head(lane: &TaskQueue, conn: &mut Conn, place: WindowBytes, signal: Option<crate::rma::op::Signal>, stripes: usize) {
     let bell = signal.map(|s| Bell { rkey: s.rkey, addr: s.remote, value: s.value, counted: s.strong && lane.bulk });
     conn.send_buffer.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
     if bell.is_some_and(|b| b.counted) {

@@ -35,7 +35,7 @@ use clock::Clock;
 pub use gpu::Gpu;
 use peer::Peer;
 use sock::{Poller, EVENTS};
-use source::Source;
+use source::EventSource;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -136,9 +136,10 @@ impl Tcp {
             return Err(Error::argument("no address to listen on for TCP data connections: check NCCL_SOCKET_IFNAME"));
         }
         let os = |what: &'static str| move |e: std::io::Error| Error::system(format!("{what}: {e}"));
-        let poller = Poller::new(Source::Tick.token(), Source::Flush.token()).map_err(os("epoll or timerfd"))?;
+        let poller =
+            Poller::new(EventSource::Tick.token(), EventSource::Flush.token()).map_err(os("epoll or timerfd"))?;
         let clock = Clock::new(timing.silence).map_err(os("timerfd"))?;
-        poller.add(clock.fd(), libc::EPOLLIN as u32, Source::Pulse.token()).map_err(os("epoll"))?;
+        poller.add(clock.fd(), libc::EPOLLIN as u32, EventSource::Pulse.token()).map_err(os("epoll"))?;
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for (i, address) in bind.iter().enumerate() {
             let failed = |call: &str, e: std::io::Error| {
@@ -146,7 +147,7 @@ impl Tcp {
             };
             let l = net::listen(*address).map_err(|(call, e)| failed(call, e.into()))?;
             poller
-                .add(l.as_raw_fd(), libc::EPOLLIN as u32, Source::Listener(i).token())
+                .add(l.as_raw_fd(), libc::EPOLLIN as u32, EventSource::Listener(i).token())
                 .map_err(|e| failed("epoll_ctl", e))?;
             addresses.push(l.local_addr().map_err(|e| failed("getsockname", e))?);
             listeners.push(l);
@@ -180,7 +181,7 @@ impl Tcp {
         self.conns = order::STRIPES + stripes as usize;
         self.pollers.truncate(1);
         for _ in 0..movers {
-            let poller = Poller::new(Source::Tick.token(), Source::Flush.token());
+            let poller = Poller::new(EventSource::Tick.token(), EventSource::Flush.token());
             self.pollers.push(poller.map_err(|e| Error::system(format!("epoll or timerfd: {e}")))?);
         }
         Ok(())
@@ -202,12 +203,12 @@ impl Tcp {
             for e in poller.wait(&mut events, sleep) {
                 let bits = e.events;
                 let (out, other) = (bits & libc::EPOLLOUT as u32, bits & !(libc::EPOLLOUT as u32));
-                moved |= match Source::of(e.u64) {
-                    Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| {
+                moved |= match EventSource::of(e.u64) {
+                    EventSource::Link(peer, stripe) => self.peer(peer).is_some_and(|p| {
                         // Also what makes a connection.
                         self.link_event(p, stripe, bits) | (out != 0 && self.send_bulk(p, stripe)) | (other != 0)
                     }),
-                    Source::Serving(peer, stripe) => {
+                    EventSource::Serving(peer, stripe) => {
                         self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true))
                     }
                     _ => {
@@ -322,25 +323,25 @@ impl Tcp {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         for e in self.pollers[0].ready(&mut events) {
             let (bits, token) = (e.events, e.u64);
-            moved |= match Source::of(token) {
-                Source::Tick => {
+            moved |= match EventSource::of(token) {
+                EventSource::Tick => {
                     self.pollers[0].heard_tick();
                     self.tick();
                     false
                 }
-                Source::Flush => {
+                EventSource::Flush => {
                     self.pollers[0].heard_flush();
                     // Against `defer`: either it sees that the timer does not run, or we see what it deferred.
                     self.flush_armed.store(false, Ordering::SeqCst);
                     self.flush_deferred()
                 }
-                Source::Pulse => self.pulse(),
-                Source::Listener(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
+                EventSource::Pulse => self.pulse(),
+                EventSource::Listener(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
                     self.pollers[0].arm_tick(TICK);
-                    let (l, c) = (|i| Source::Listener(i).token(), |i| Source::Caller(i).token());
+                    let (l, c) = (|i| EventSource::Listener(i).token(), |i| EventSource::Caller(i).token());
                     acceptor.accept(i, &self.pollers[0], &self.timing, l, c)
                 }),
-                Source::Caller(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
+                EventSource::Caller(i) => self.acceptor.try_lock().is_some_and(|mut acceptor| {
                     if bits & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
                         // Reported even while it is not watched, waiting for `join`.
                         acceptor.take(i);
@@ -348,8 +349,8 @@ impl Tcp {
                     let hello = acceptor.hear(i, &self.token);
                     hello.is_some_and(|h| self.admit(&mut acceptor, i, h))
                 }),
-                Source::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
-                Source::Serving(peer, stripe) => {
+                EventSource::Link(peer, stripe) => self.peer(peer).is_some_and(|p| self.link_event(p, stripe, bits)),
+                EventSource::Serving(peer, stripe) => {
                     self.peer(peer).is_some_and(|p| self.serve_event(p, stripe, bits, true))
                 }
             };
@@ -387,7 +388,7 @@ impl Tcp {
     /// Lets a greeted caller in, if it knows this communicator; before `join` it has to wait.
     fn admit(&self, acceptor: &mut Acceptor, at: usize, hello: wire::Hello) -> bool {
         let Some(Joined { world, peers }) = self.joined.get() else {
-            acceptor.keep(at, &self.pollers[0], Source::Caller(at).token());
+            acceptor.keep(at, &self.pollers[0], EventSource::Caller(at).token());
             return false;
         };
         let Some(fd) = acceptor.take(at) else { return false };
@@ -404,7 +405,7 @@ impl Tcp {
     }
 
     fn tick(&self) {
-        let l = |i| Source::Listener(i).token();
+        let l = |i| EventSource::Listener(i).token();
         let mut again =
             self.acceptor.try_lock().is_none_or(|mut acceptor| acceptor.expire(&self.pollers[0], &self.timing, l));
         for peer in self.joined.get().iter().flat_map(|j| &j.peers) {

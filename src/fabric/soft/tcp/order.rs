@@ -21,9 +21,9 @@ pub const STRIPES: usize = 2;
 
 /// How many signals wait, of all lanes that share it.
 #[derive(Clone, Default)]
-pub struct Waiting(Arc<AtomicUsize>);
+pub struct WaitingSignals(Arc<AtomicUsize>);
 
-impl Waiting {
+impl WaitingSignals {
     /// Their number.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
@@ -36,7 +36,7 @@ impl Waiting {
 }
 
 /// Counts for as long as it lives.
-struct Counted(Waiting);
+struct Counted(WaitingSignals);
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -57,18 +57,18 @@ pub struct Order<S> {
     held: VecDeque<Held<S>>,
     /// Connections on which no more will come, a bit each.
     ended: u32,
-    waiting: Waiting,
+    waiting: WaitingSignals,
 }
 
 impl<S> Default for Order<S> {
     fn default() -> Self {
-        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new(), ended: 0, waiting: Waiting::default() }
+        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new(), ended: 0, waiting: WaitingSignals::default() }
     }
 }
 
 impl<S> Order<S> {
     /// Nothing has arrived; signals that wait count in `waiting`.
-    pub fn counted_in(waiting: &Waiting) -> Self {
+    pub fn counted_in(waiting: &WaitingSignals) -> Self {
         Self { waiting: waiting.clone(), ..Self::default() }
     }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn those_that_wait_are_counted() {
-        let waiting = Waiting::default();
+        let waiting = WaitingSignals::default();
         let [mut a, mut b] = [(), ()].map(|()| Order::counted_in(&waiting));
         assert_eq!(a.rings(counts(0, 0), 1), Some(1));
         assert_eq!(waiting.count(), 0);

@@ -10,13 +10,13 @@ mod serving;
 
 use super::dial::Dialer;
 use super::gpu::Gpu;
-use super::life::Life;
+use super::life::Lines;
 use super::link::{Initiator, Lost, Phase};
 use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{Joined, PeerInfo, Source, Tcp, FLUSH, LINK, SERVING, TICK};
+use super::{EventSource, Joined, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::{Error, Kind};
 use crate::fabric::soft::lane::Task;
 use crate::fabric::World;
@@ -57,7 +57,7 @@ pub struct Peer {
     serving: Serving,
     /// It sent its FIN.
     left: AtomicBool,
-    life: Mutex<Life>,
+    life: Mutex<Lines>,
     /// Whether the link waits for this rank's GPU or for buffers, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
@@ -243,7 +243,7 @@ impl Tcp {
         if link.phase == Phase::Idle && link.is_busy() {
             self.pollers[0].arm_tick(TICK);
             self.clock.run();
-            let result = self.with_dialer(peer, |d| d.start(link, |s| Source::Link(peer.rank, s).token()));
+            let result = self.with_dialer(peer, |d| d.start(link, |s| EventSource::Link(peer.rank, s).token()));
             self.dialed(peer, link, result);
         }
         let moved = match link.pump() {
@@ -271,7 +271,7 @@ impl Tcp {
             let wanted = link.wanted(stripe);
             let conn = &mut link.conns[stripe];
             if let (Some(fd), true) = (&conn.fd, conn.interest != wanted) {
-                let token = Source::Link(peer.rank, stripe).token();
+                let token = EventSource::Link(peer.rank, stripe).token();
                 self.poller_of(peer.rank, stripe, LINK).watch(fd.as_raw_fd(), &mut conn.interest, wanted, token);
             }
         }
@@ -305,7 +305,7 @@ impl Tcp {
             if link.phase != Phase::Dialing {
                 return true;
             }
-            let result = self.with_dialer(peer, |d| d.step_all(link, |s| Source::Link(peer.rank, s).token()));
+            let result = self.with_dialer(peer, |d| d.step_all(link, |s| EventSource::Link(peer.rank, s).token()));
             self.dialed(peer, link, result);
             dialing = link.phase == Phase::Dialing;
             false
@@ -322,7 +322,7 @@ impl Tcp {
             }
             match link.phase {
                 Phase::Dialing => {
-                    let token = Source::Link(peer.rank, stripe).token();
+                    let token = EventSource::Link(peer.rank, stripe).token();
                     let result = self.with_dialer(peer, |d| d.step(link, stripe, true, token));
                     self.dialed(peer, link, result);
                 }

@@ -14,10 +14,10 @@ pub use self::arrived::Arrived;
 use self::answer::Answer;
 use self::atomics::Due;
 use super::gpu::{Awaited, Gpu};
-use super::order::{Order, Waiting, EXPRESS};
+use super::order::{Order, WaitingSignals, EXPRESS};
 use super::receive_buffer::{Got, ReceiveBuffer};
 use super::sock::{self, Moved};
-use super::wire::{parse_counts, Bell, Counts, Frame, Place, Refusal, HEADER, MAX_STRIPES};
+use super::wire::{parse_counts, Bell, Counts, Frame, Refusal, WindowBytes, HEADER, MAX_STRIPES};
 use crate::error::Error;
 use crate::fabric::soft::gpu::{PinnedBuffer, Source};
 use crate::memory::key::Key;
@@ -42,7 +42,7 @@ const CONTEXTS: usize = 1 << 16;
 /// A put on its way in.
 struct Landing {
     context: u32,
-    place: Place,
+    place: WindowBytes,
     bell: Option<(Bell, Counts)>,
     got: usize,
     /// The bytes are thrown away.
@@ -106,7 +106,7 @@ pub struct Serving {
     /// Held while signals are applied, so that those of a lane keep their order.
     orders: Mutex<HashMap<u32, Order<Due>>>,
     /// Signals in `orders` that wait.
-    held: Waiting,
+    held: WaitingSignals,
     /// The express connection is not read because of them. Changed with `orders` locked.
     choked: AtomicBool,
     /// It may be read again, and nobody has been told.

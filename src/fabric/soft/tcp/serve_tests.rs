@@ -1,6 +1,6 @@
 //! What a target does with bytes that nobody vouches for.
 
-use super::super::wire::{Bell, Frame, Place};
+use super::super::wire::{Bell, Frame, WindowBytes};
 use super::limit::HELD;
 use super::*;
 use crate::memory::registry::Extent;
@@ -75,7 +75,7 @@ impl Target {
 }
 
 fn put(addr: u64, len: u32, bell: Option<Bell>) -> Vec<u8> {
-    let mut b = Frame::Put { context: 0, place: Place { rkey: 1, addr, len }, bell }.emit().to_vec();
+    let mut b = Frame::Put { context: 0, place: WindowBytes { rkey: 1, addr, len }, bell }.emit().to_vec();
     b.resize(HEADER + len as usize, 7);
     b
 }
@@ -121,7 +121,7 @@ proptest! {
                     stream.extend_from_slice(&frame[HEADER..]);
                 }
                 Piece::Get { at, len } => {
-                    let place = Place { rkey: 1, addr: (base + at) as u64, len: *len };
+                    let place = WindowBytes { rkey: 1, addr: (base + at) as u64, len: *len };
                     stream.extend_from_slice(&Frame::Get { context: 0, place }.emit());
                 }
                 Piece::Bytes(b) => stream.extend_from_slice(b),
@@ -167,11 +167,11 @@ fn refused_bytes_are_drained_and_the_next_frame_is_understood() {
     assert!(t.take(&put(bad, 100_000, None)[60_000..]));
     // Of the same context: thrown away, though it is right. Another context's is taken.
     assert!(t.take(&put(good + 16, 16, None)));
-    let place = Place { rkey: 1, addr: good, len: 16 };
+    let place = WindowBytes { rkey: 1, addr: good, len: 16 };
     assert!(t.take(&[&Frame::Put { context: 1, place, bell: None }.emit()[..], &[7; 16]].concat()));
     let mut answer = [0; HEADER];
     t.initiator.read_exact(&mut answer).unwrap();
-    let place = Place { rkey: 1, addr: bad, len: 100_000 };
+    let place = WindowBytes { rkey: 1, addr: bad, len: 100_000 };
     assert_eq!(Frame::parse(&answer), Ok(Frame::Refused { why: Refusal::Put, context: 0, place }));
     assert_eq!(t.window()[..3], [0x0707_0707_0707_0707, 0x0707_0707_0707_0707, UNTOUCHED]);
 }
@@ -272,7 +272,7 @@ fn a_context_that_is_over_is_forgotten() {
 fn contexts_may_come_and_go_for_ever() {
     let mut t = target(2);
     let mut other = connect(&t.serving, 1, 2);
-    let place = Place { rkey: 1, addr: t.base(), len: 0 };
+    let place = WindowBytes { rkey: 1, addr: t.base(), len: 0 };
     for first in (0..70_000).step_by(100) {
         let chunk = |context| Frame::Put { context, place, bell: None }.emit();
         let end = |context| Frame::End { context, conns: 0b11 }.emit();

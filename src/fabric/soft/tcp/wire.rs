@@ -131,7 +131,7 @@ impl Hello {
 
 /// Bytes of a window of the rank that the frame goes to (of the sender, in an answer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct WindowBytes {
     /// Window number.
     pub rkey: u32,
     /// Address in the target's address space.
@@ -179,7 +179,7 @@ pub enum Frame {
         /// The lane's context.
         context: u32,
         /// Destination.
-        place: Place,
+        place: WindowBytes,
         /// What comes after the bytes.
         bell: Option<Bell>,
     },
@@ -188,7 +188,7 @@ pub enum Frame {
         /// The lane's context.
         context: u32,
         /// Source.
-        place: Place,
+        place: WindowBytes,
     },
     /// The bytes that the oldest unanswered get asked for.
     Data {
@@ -203,7 +203,7 @@ pub enum Frame {
         /// The lane's context.
         context: u32,
         /// The place named.
-        place: Place,
+        place: WindowBytes,
     },
     /// The sender closes in good order; nothing follows.
     Fin,
@@ -214,7 +214,7 @@ pub enum Frame {
         /// The lane's context.
         context: u32,
         /// The word.
-        place: Place,
+        place: WindowBytes,
         /// It waits for put frames of its lane as many as the counts say, one a stripe.
         counted: bool,
     },
@@ -294,7 +294,8 @@ impl Frame {
     pub fn parse(b: &[u8; HEADER]) -> Result<Self, Malformed> {
         Self::check(b)?;
         let context = u32_at(b, field::CONTEXT);
-        let place = Place { rkey: u32_at(b, field::RKEY), addr: u64_at(b, field::ADDR), len: u32_at(b, field::LEN) };
+        let place =
+            WindowBytes { rkey: u32_at(b, field::RKEY), addr: u64_at(b, field::ADDR), len: u32_at(b, field::LEN) };
         Ok(match b[field::KIND] {
             kind::PUT => Frame::Put {
                 context,
@@ -330,7 +331,7 @@ impl Frame {
     #[inline]
     pub fn emit(&self) -> [u8; HEADER] {
         let mut b = [0; HEADER];
-        let mut lane = |context: u32, place: &Place| {
+        let mut lane = |context: u32, place: &WindowBytes| {
             b[field::CONTEXT].copy_from_slice(&context.to_le_bytes());
             b[field::LEN].copy_from_slice(&place.len.to_le_bytes());
             b[field::RKEY].copy_from_slice(&place.rkey.to_le_bytes());
@@ -367,11 +368,11 @@ impl Frame {
                 b[field::FLAGS] = if *counted { flag::COUNTED } else { 0 };
             }
             Frame::Fetched { context, seq, value } => {
-                lane(*context, &Place { rkey: *seq, addr: *value, len: 0 });
+                lane(*context, &WindowBytes { rkey: *seq, addr: *value, len: 0 });
                 b[field::KIND] = kind::FETCHED;
             }
             Frame::End { context, conns } => {
-                lane(*context, &Place { rkey: *conns, addr: 0, len: 0 });
+                lane(*context, &WindowBytes { rkey: *conns, addr: 0, len: 0 });
                 b[field::KIND] = kind::END;
             }
         }
@@ -396,8 +397,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place() -> impl Strategy<Value = Place> {
-        (any::<u32>(), any::<u64>(), 0..=MAX_PAYLOAD).prop_map(|(rkey, addr, len)| Place { rkey, addr, len })
+    fn place() -> impl Strategy<Value = WindowBytes> {
+        (any::<u32>(), any::<u64>(), 0..=MAX_PAYLOAD).prop_map(|(rkey, addr, len)| WindowBytes { rkey, addr, len })
     }
 
     fn bell() -> impl Strategy<Value = Bell> {

@@ -1,7 +1,7 @@
 //! Operations as commands of the copy kernel.
 
 use super::ring::{Command, INLINE, WORKERS};
-use crate::fabric::soft::gpu::op::{Op, Side};
+use crate::fabric::soft::gpu::op::{Op, TransferEnd};
 use crate::fabric::soft::gpu::windows::Windows;
 
 /// Longer copies are done by themselves, not up to eight in one go: a copy kernel does not look at its time before it
@@ -16,11 +16,11 @@ pub fn is_alone(op: &Op) -> bool {
 /// Whether all that it names lies in windows that are there.
 pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     let holds = |side, len| match side {
-        Side::Caller { .. } => true,
-        Side::Window { key, addr } => windows.holds(key, addr, len),
+        TransferEnd::Caller { .. } => true,
+        TransferEnd::Window { key, addr } => windows.holds(key, addr, len),
     };
     let data = op.len == 0 || holds(op.from, op.len) && holds(op.to, op.len);
-    data && op.signal.is_none_or(|s| holds(Side::Window { key: s.rkey, addr: s.remote }, 8))
+    data && op.signal.is_none_or(|s| holds(TransferEnd::Window { key: s.rkey, addr: s.remote }, 8))
 }
 
 /// The operation as a command, its signal counted. Its windows hold; `by_workers`: worker blocks do it.

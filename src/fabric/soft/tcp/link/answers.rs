@@ -7,7 +7,7 @@ const GET_BYTES: usize = 4 << 20;
 const GETS: usize = 1024;
 
 /// A get request that waits for its answer.
-pub struct Asked {
+pub struct AskedGet {
     pub to: u64,
     pub lkey: u32,
     /// Where the bytes go on their way to GPU memory.
@@ -17,7 +17,7 @@ pub struct Asked {
     pub owner: FrameOwner,
 }
 
-impl Asked {
+impl AskedGet {
     /// Its get is given up: the answer is thrown away.
     pub fn disown(&mut self) {
         (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, FrameOwner::NOBODY);
@@ -146,9 +146,9 @@ impl Initiator {
 
 /// Stages a request.
 pub fn ask(lane: &TaskQueue, conn: &mut Conn, get: &Get, len: usize, owner: FrameOwner) {
-    let place = Place { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
+    let place = WindowBytes { rkey: get.rkey, addr: get.remote.wrapping_add(lane.cut), len: len as u32 };
     conn.send_buffer.copy(&Frame::Get { context: lane.lane.context, place }.emit());
-    conn.asked.push_back(Asked { to: get.local + lane.cut, lkey: get.lkey, buffer: None, len, got: 0, owner });
+    conn.asked.push_back(AskedGet { to: get.local + lane.cut, lkey: get.lkey, buffer: None, len, got: 0, owner });
     conn.asked_bytes += len;
 }
 
@@ -207,7 +207,7 @@ pub mod tests {
         post(&mut link, &lane, Op::Put(put));
         let its = post(&mut link, &other, get(2));
         let loan = link.lend(STRIPES).expect("a chunk to send");
-        let place = Place { rkey: 1, addr: 0, len: LEN as u32 };
+        let place = WindowBytes { rkey: 1, addr: 0, len: LEN as u32 };
         let refused = Frame::Refused { why: Refusal::Get, context: 0, place }.emit();
         let data = Frame::Data { len: LEN as u32 }.emit();
         peer[EXPRESS].write_all(&[&refused[..], &refused, &data, &[9; LEN]].concat()).unwrap();

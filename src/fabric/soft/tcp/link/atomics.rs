@@ -48,7 +48,7 @@ impl Initiator {
             _ => None,
         };
         let (context, id) = (lane.lane.context, lane.begin_or_go_on(seq));
-        let place = Place { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
+        let place = WindowBytes { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
         send_buffer.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
         if lane.bulk {
             lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
@@ -125,7 +125,7 @@ mod tests {
         peer[EXPRESS].read_exact(&mut asked).unwrap();
         for (i, bytes) in asked.chunks(HEADER + AtomicRequest::LEN).enumerate() {
             let (context, len) = (u32::from(i > 0), if i == 2 { 4 } else { 8 });
-            let place = Place { rkey: 3, addr: 64, len };
+            let place = WindowBytes { rkey: 3, addr: 64, len };
             let frame = Frame::Atomic { context, place, counted: false };
             assert_eq!(Frame::parse(bytes.first_chunk().unwrap()), Ok(frame));
             let request = AtomicRequest::parse(&bytes[HEADER..]).unwrap();

@@ -96,7 +96,7 @@ impl Initiator {
 impl Conn {
     fn disown(&mut self, place: u32) {
         self.disowned = true;
-        self.asked.iter_mut().filter(|a| a.owner.lane == place).for_each(Asked::disown);
+        self.asked.iter_mut().filter(|a| a.owner.lane == place).for_each(AskedGet::disown);
         self.storing.retain(|(_, owner)| owner.lane != place);
         // Their headers are not out. A signal behind them will not ring.
         self.line.retain(|c| c.owner.lane != place);

@@ -26,8 +26,8 @@ impl From<Refusal> for &'static str {
 }
 
 /// The sentence for a refusal by `rank`.
-pub fn refusal(rank: u32, why: Refusal, context: u32, place: &Place) -> Error {
-    let (what, Place { rkey, addr, len }) = (<&str>::from(why), place);
+pub fn refusal(rank: u32, why: Refusal, context: u32, place: &WindowBytes) -> Error {
+    let (what, WindowBytes { rkey, addr, len }) = (<&str>::from(why), place);
     if why == Refusal::Contexts {
         return Error::remote_access(format!(
             "rank {rank} refused a put of context {context}: it keeps the order of more contexts of this rank than \

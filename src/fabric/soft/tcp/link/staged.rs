@@ -13,7 +13,7 @@ const PREFETCH: usize = 32;
 
 /// A chunk for a stripe.
 pub struct Chunk {
-    pub(super) place: Place,
+    pub(super) place: WindowBytes,
     context: u32,
     addr: u64,
     pub(super) owner: FrameOwner,
@@ -42,7 +42,7 @@ pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-impl Asked {
+impl AskedGet {
     /// Whether its bytes are for GPU memory and have no buffer yet.
     pub(super) fn lacks_buffer(&self) -> bool {
         Key(self.lkey).is_on_gpu() && self.buffer.is_none()
@@ -61,7 +61,7 @@ impl Conn {
     pub(super) fn push_chunk(
         &mut self,
         lane: &TaskQueue,
-        place: Place,
+        place: WindowBytes,
         addr: u64,
         owner: FrameOwner,
         buffer: Option<PinnedBuffer>,
@@ -122,7 +122,7 @@ impl Conn {
     }
 
     /// Starts to bring a complete answer to GPU memory. `false`: it is in place.
-    pub(super) fn store(&mut self, asked: Asked, gpu: &Gpu) -> bool {
+    pub(super) fn store(&mut self, asked: AskedGet, gpu: &Gpu) -> bool {
         let Some(mut buffer) = asked.buffer else { return false };
         // A window that is gone gets nothing, and nobody waits for it.
         if let Some(pools) = gpu.pools() {
@@ -170,7 +170,7 @@ impl Initiator {
             return Ok(Turn::Blocked);
         };
         let id = lane.begin_or_go_on(seq);
-        let place = Place { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
+        let place = WindowBytes { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
         let owner = FrameOwner { lane: at as u32, operation: id };
         let addr = buffer.host() as u64;
         self.conns[stripe].push_chunk(lane, place, addr, owner, Some(buffer));

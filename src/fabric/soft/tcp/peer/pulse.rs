@@ -47,7 +47,7 @@ impl Tcp {
         }
     }
 
-    fn beat(&self, peer: &Peer, world: &World, life: &mut Life) -> u32 {
+    fn beat(&self, peer: &Peer, world: &World, life: &mut Lines) -> u32 {
         let connect = |attempt: u32| {
             let all = &peer.info.addresses;
             sock::connect(all[attempt as usize % all.len()], None, &self.timing)

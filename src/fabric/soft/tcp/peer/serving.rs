@@ -6,7 +6,7 @@ use super::*;
 impl Tcp {
     /// Takes a connection that a peer opened and proved to be its own.
     pub(in super::super) fn serve_new(&self, peer: &Peer, world: &World, fd: Private<OwnedFd>, hello: Hello) {
-        let token = Source::Serving(peer.rank, hello.stripe as usize).token();
+        let token = EventSource::Serving(peer.rank, hello.stripe as usize).token();
         let silence = self.timing.silence_ms();
         let answer =
             Hello { answer: true, token: peer.info.token, from: world.rank, to: hello.from, silence, ..hello }.emit();
@@ -145,7 +145,7 @@ impl Tcp {
     fn watch_served(&self, peer: &Peer, conn: &mut Inbound, stripe: usize) {
         let (fd, wanted) = (conn.fd().as_raw_fd(), conn.wanted());
         if conn.interest != wanted {
-            let token = Source::Serving(peer.rank, stripe).token();
+            let token = EventSource::Serving(peer.rank, stripe).token();
             self.poller_of(peer.rank, stripe, SERVING).watch(fd, &mut conn.interest, wanted, token);
         }
     }
@@ -164,7 +164,7 @@ impl Tcp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::wire::{Bell, Frame, Place, HELLO};
+    use super::super::super::wire::{Bell, Frame, WindowBytes, HELLO};
     use super::super::super::PeerInfo;
     use super::*;
     use crate::fabric::soft::lane::Health;
@@ -228,7 +228,7 @@ mod tests {
         registry.insert(1, Extent { base, len: 16 });
         let (tcp, health) = open(registry);
         let (mut express, mut middle) = (connect(&tcp, 0), connect(&tcp, 1));
-        let put = |len, bell| Frame::Put { context: 0, place: Place { rkey: 1, addr: base, len }, bell }.emit();
+        let put = |len, bell| Frame::Put { context: 0, place: WindowBytes { rkey: 1, addr: base, len }, bell }.emit();
         // Each waits for one chunk on the middle connection.
         let mut signal = put(0, Some(Bell { rkey: 1, addr: base + 8, value: 1, counted: true })).to_vec();
         signal.extend([0u32, 1, 0].iter().flat_map(|count| count.to_le_bytes()));

@@ -6,7 +6,7 @@ use super::*;
 pub(super) struct Answer {
     pub(super) header: [u8; HEADER],
     pub(super) context: u32,
-    pub(super) place: Place,
+    pub(super) place: WindowBytes,
     pub(super) sent: usize,
     /// Header alone.
     pub(super) bare: bool,

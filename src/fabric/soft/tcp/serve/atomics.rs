@@ -12,7 +12,7 @@ pub enum Due {
     /// A signal.
     Bell(Bell),
     /// An atomic operation on the word at a place.
-    Atomic(Place, AtomicRequest),
+    Atomic(WindowBytes, AtomicRequest),
 }
 
 impl Inbound {
@@ -21,7 +21,7 @@ impl Inbound {
         &mut self,
         lanes: &mut Lanes,
         held: &Held,
-        (context, place, counted): (u32, Place, bool),
+        (context, place, counted): (u32, WindowBytes, bool),
     ) -> io::Result<bool> {
         let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
         let staged = self.receive_buffer.staged();
@@ -64,7 +64,7 @@ impl Inbound {
         }
     }
 
-    fn change(&mut self, lanes: &Lanes, context: u32, place: &Place, request: &AtomicRequest, held: &Held) {
+    fn change(&mut self, lanes: &Lanes, context: u32, place: &WindowBytes, request: &AtomicRequest, held: &Held) {
         if lanes.is_refused(context) {
             return;
         }

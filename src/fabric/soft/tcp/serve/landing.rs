@@ -70,7 +70,7 @@ impl Inbound {
             return;
         }
         if !held.add(bell.rkey, bell.addr, bell.value) {
-            self.say_refused(lanes, Refusal::Signal, context, Place { rkey: bell.rkey, addr: bell.addr, len: 8 });
+            self.say_refused(lanes, Refusal::Signal, context, WindowBytes { rkey: bell.rkey, addr: bell.addr, len: 8 });
         }
     }
 }

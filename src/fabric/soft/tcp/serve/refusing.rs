@@ -53,7 +53,7 @@ impl Inbound {
 
     /// The first refusal ends the initiator's lane; more would tell it nothing new, except that each get is answered.
     #[cold]
-    pub(super) fn say_refused(&mut self, lanes: &Lanes, why: Refusal, context: u32, place: Place) {
+    pub(super) fn say_refused(&mut self, lanes: &Lanes, why: Refusal, context: u32, place: WindowBytes) {
         if lanes.refuse(context) || why == Refusal::Get {
             let header = Frame::Refused { why, context, place }.emit();
             self.answers.push_back(Answer {
@@ -77,7 +77,7 @@ impl Inbound {
         }
         refusals.is_late.store(false, Ordering::Release);
         for context in std::mem::take(&mut *refusals.late.lock()) {
-            self.say_refused(lanes, Refusal::Late, context, Place { rkey: 0, addr: 0, len: 0 });
+            self.say_refused(lanes, Refusal::Late, context, WindowBytes { rkey: 0, addr: 0, len: 0 });
         }
     }
 

@@ -24,7 +24,7 @@ pub enum PutWay {
 
 impl PutWay {
     /// The way of a put that begins.
-    pub(super) fn of(place: &Place, lanes: &Lanes) -> io::Result<Self> {
+    pub(super) fn of(place: &WindowBytes, lanes: &Lanes) -> io::Result<Self> {
         if !Key(place.rkey).is_on_gpu() || place.len == 0 {
             return Ok(PutWay::Direct);
         }
@@ -57,7 +57,7 @@ pub struct Storing {
     /// The buffer that it is in.
     pub buffer: Option<PinnedBuffer>,
     pub context: u32,
-    pub place: Place,
+    pub place: WindowBytes,
     pub bell: Option<(Bell, Counts)>,
     pub refused: bool,
 }
@@ -73,7 +73,7 @@ pub enum Came {
 }
 
 /// Whether a get may have these bytes of GPU memory.
-pub fn may_fetch(place: &Place, gpu: &Gpu) -> bool {
+pub fn may_fetch(place: &WindowBytes, gpu: &Gpu) -> bool {
     u64::from(place.len) <= PinnedPools::LARGE && gpu.holds(place.rkey, place.addr, place.len as u64)
 }
 
@@ -132,7 +132,7 @@ impl Inbound {
     }
 
     /// Starts to bring a complete chunk to its place. `None`: the window is gone.
-    pub(super) fn store(&mut self, lanes: &Lanes, way: PutWay, place: &Place) -> Option<Option<PinnedBuffer>> {
+    pub(super) fn store(&mut self, lanes: &Lanes, way: PutWay, place: &WindowBytes) -> Option<Option<PinnedBuffer>> {
         let PutWay::Pinned(Some(mut buffer)) = way else { return Some(None) };
         let pools = lanes.gpu.pools()?;
         pools.store(&mut buffer, place.rkey, place.addr, place.len as u64).then_some(Some(buffer))
@@ -194,7 +194,7 @@ impl Inbound {
 }
 
 impl Lanes<'_> {
-    fn buffer(&mut self, place: &Place) -> Option<PinnedBuffer> {
+    fn buffer(&mut self, place: &WindowBytes) -> Option<PinnedBuffer> {
         let buffer = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
         buffer.unwrap_or_else(|e| {
             self.fault.lock().get_or_insert(e);
