@@ -129,6 +129,8 @@ fn queues_are_measured_with_any_number_of_producers_and_contexts() {
             }
         }
     }
+    let sleeping = through_queue("--local 2 --table gin-v14-queue --test rate -n 2000 --receiver-sleeps", plugin());
+    assert!(sleeping.status.success(), "{}", text(&sleeping.stderr));
     let all = through_queue("--local 3 --table gin-v14-queue --alltoall -s 100 -n 50 --weak --producers 2", plugin());
     assert_eq!(rows(&json(all)).iter().filter(|r| r["alltoall"] == true && r["op"] == "put-signal").count(), 2);
 }

@@ -1,8 +1,11 @@
 //! The engine that drains queues of device code, through the GIN tables, with CPU threads that play device code.
 
+#[path = "../verbs/harness/mod.rs"]
+mod harness;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod both_tables;
 mod data;
 mod faults;
 mod shapes;

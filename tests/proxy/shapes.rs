@@ -1,7 +1,8 @@
 //! Sets of contexts in the shapes that programs ask for.
 
-use crate::support::common::{job, ok};
+use crate::support::common::{job, ok, Rank};
 use crate::support::device::{entry, own, Ask, Device};
+use crate::support::processes::processes;
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::*;
 use oxygin::comm::contexts::Contexts;
@@ -10,33 +11,57 @@ use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
+/// The ways that bytes can go: what the soft fabric takes by itself, and sockets.
+const WAYS: [&str; 2] = ["auto", "tcp"];
+
+/// One rank of two, in the shapes that programs ask for: DeepEP V2, NCCL EP, the default. On each context everybody
+/// adds to a signal of everybody.
+fn shapes_of_programs(r: &Rank, barrier: impl Fn()) {
+    for (contexts, depth, size) in [(17, 1024, 1024), (65, 193, 256), (129, 1024, 1024), (4, 0, 256)] {
+        let device = Device::new(r, Ask { contexts, depth, signals: 6, ..Ask::default() });
+        for c in 0..contexts as usize {
+            let v1 = device.context(c).v1;
+            assert_eq!((v1.nranks, v1.queue_size), (2, size));
+            for peer in 0..2 {
+                device.post(c, peer, entry(OP_PUT | OP_SIGNAL_ADD, 0).with_signal(5, c as u64 + 1, true));
+            }
+        }
+        for c in 0..contexts as usize {
+            device.wait_signal(c, 5, 2 * (c as u64 + 1));
+            device.flush(c, 1 - r.rank);
+        }
+        barrier();
+        for c in 0..contexts as usize {
+            assert_eq!(device.signal(c, 5), 2 * (c as u64 + 1));
+            assert!((0..5).all(|id| device.signal(c, id) == 0));
+        }
+        assert!(!device.has_error());
+        device.destroy();
+    }
+}
+
 #[test]
 fn contexts_and_depths_of_real_programs() {
     let _turn = own();
-    // DeepEP V2, NCCL EP, the default.
-    for (contexts, depth, size) in [(17, 1024, 1024), (65, 193, 256), (129, 1024, 1024), (4, 0, 256)] {
-        job(2, 1, |r| {
-            let device = Device::new(r, Ask { contexts, depth, signals: 6, ..Ask::default() });
-            for c in 0..contexts as usize {
-                let v1 = device.context(c).v1;
-                assert_eq!((v1.nranks, v1.queue_size), (2, size));
-                for peer in 0..2 {
-                    device.post(c, peer, entry(OP_PUT | OP_SIGNAL_ADD, 0).with_signal(5, c as u64 + 1, true));
-                }
-            }
-            for c in 0..contexts as usize {
-                device.wait_signal(c, 5, 2 * (c as u64 + 1));
-                device.flush(c, 1 - r.rank);
-            }
-            r.job.barrier.wait();
-            for c in 0..contexts as usize {
-                assert_eq!(device.signal(c, 5), 2 * (c as u64 + 1));
-                assert!((0..5).all(|id| device.signal(c, id) == 0));
-            }
-            assert!(!device.has_error());
-            device.destroy();
-        });
+    for way in WAYS {
+        std::env::set_var("OXYGIN_SOFT_TRANSPORT", way);
+        job(2, 1, |r| shapes_of_programs(r, || r.job.barrier.wait()));
     }
+    std::env::remove_var("OXYGIN_SOFT_TRANSPORT");
+}
+
+#[test]
+fn contexts_and_depths_of_real_programs_between_processes() {
+    processes("contexts_and_depths_of_real_programs_between_processes", 2, &[], |place| {
+        std::env::set_var("OXYGIN_ENGINE", "own");
+        for way in WAYS {
+            std::env::set_var("OXYGIN_SOFT_TRANSPORT", way);
+            let r = place.join(1);
+            shapes_of_programs(&r, || place.barrier());
+            place.barrier();
+            r.leave();
+        }
+    });
 }
 
 /// Peers that a stride leaves out have no queue: device code gets no credit for one, and never writes an entry that

@@ -39,7 +39,8 @@ impl Barrier {
         assert!(!failed, "another rank failed");
     }
 
-    fn fail(&self) {
+    /// Ends the waits of all: this rank has failed.
+    pub fn fail(&self) {
         self.state.lock().unwrap().2 = true;
         self.changed.notify_all();
     }

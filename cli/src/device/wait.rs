@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Fruitless looks between two looks at the clock.
 const LOOKS: u32 = 256;
+/// How long a wait that sleeps does so between two looks: nothing beside a stream of 50 ms and more, and much less than
+/// a queue of usual depth takes to drain over a network.
+const SLEEP: Duration = Duration::from_micros(200);
 
 /// How a thread waits for memory that somebody else writes.
 pub trait Waiting {
@@ -18,12 +21,13 @@ pub struct Deadline<'a> {
     limit: Duration,
     stop: Option<&'a AtomicBool>,
     yields: bool,
+    sleeps: bool,
 }
 
 impl Deadline<'static> {
     /// Each wait may take this long.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, stop: None, yields: true }
+        Self { limit, stop: None, yields: true, sleeps: false }
     }
 }
 
@@ -33,9 +37,14 @@ impl<'a> Deadline<'a> {
         Self { yields: false, ..self }
     }
 
+    /// The same, sleeping between looks: device code takes no core on a real machine.
+    pub fn sleeping(self) -> Self {
+        Self { sleeps: true, ..self }
+    }
+
     /// The same, and no wait goes on once `stop` is true.
     pub fn unless(limit: Duration, stop: &'a AtomicBool) -> Self {
-        Self { limit, stop: Some(stop), yields: true }
+        Self { limit, stop: Some(stop), yields: true, sleeps: false }
     }
 }
 
@@ -45,7 +54,9 @@ impl Waiting for Deadline<'_> {
         let mut looks = 0_u32;
         while !ready() {
             looks = looks.wrapping_add(1);
-            if looks % LOOKS != 0 {
+            if self.sleeps {
+                std::thread::sleep(SLEEP);
+            } else if looks % LOOKS != 0 {
                 std::hint::spin_loop();
                 continue;
             }

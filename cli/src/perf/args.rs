@@ -154,7 +154,8 @@ pub struct Args {
     pub no_progress: bool,
 
     /// A rank that only receives a stream sleeps 0.2 ms between looks, as perftest's server sleeps until its client is
-    /// done; for plugins that deliver without being called
+    /// done; for plugins that deliver without being called. Through a queue device code of a stream sleeps wherever it
+    /// waits, as that of a GPU takes no core
     #[arg(long)]
     pub receiver_sleeps: bool,
 

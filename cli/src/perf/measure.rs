@@ -76,7 +76,7 @@ fn calls_only(args: &Args, name: &str) -> Result<(), String> {
     if args.tx_depth.is_some() || args.post_list != 1 {
         return Err(format!("{name} is a queue: -t and -l are for calls; --queue-depth says how deep it is"));
     }
-    if args.no_progress || args.receiver_sleeps {
+    if args.no_progress {
         return Err(format!("{name} is a queue, and who waits looks at memory only: leave that option away"));
     }
     if args.setup {

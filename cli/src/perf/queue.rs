@@ -299,7 +299,10 @@ impl Queue {
         let incoming: Vec<(u32, Vec<u64>)> = from.iter().map(|peer| (*peer, sums(peer))).collect();
         let answers: Vec<(u32, u64)> = to.iter().map(|&p| (p, self.expect(0, self.answer_of(p), 1))).collect();
         meet()?;
-        let limit = self.deadline(lane);
+        let limit = match lane.sleeps {
+            true => self.deadline(lane).sleeping(),
+            false => self.deadline(lane),
+        };
         let start = Instant::now();
         if !to.is_empty() {
             self.produce(lane, to, load, &limit)?;

@@ -1,13 +1,14 @@
 //! One queue of descriptors: device code of one context writes it for one peer.
 
 use super::meaning::{meaning, Meaning, Terms};
+use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
 use crate::rma::check::inside;
 use crate::rma::op::{Op, Put, Signal};
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Where a queue and what belongs to it lie, as this process sees it.
@@ -63,8 +64,7 @@ impl Pattern {
 /// The queue. Its memory is the owner's affair: see [`Queue::new`].
 pub struct Queue {
     places: Places,
-    /// Words of a slot, 8 or 16.
-    stride: usize,
+    slots: Slots,
     terms: Arc<Terms>,
     peer: u32,
     /// The windows of the last descriptors: most programs name two.
@@ -91,10 +91,12 @@ impl Queue {
     pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
         // SAFETY: valid (caller). Where device code starts to count is where the consumer's index stands.
         let start = unsafe { places.ci.as_ref() }.load(Ordering::Relaxed);
-        let (stride, ended) = (terms.form.bytes() / 8, terms.ended.load(Ordering::Acquire));
+        // SAFETY: as above.
+        let slots = unsafe { Slots::new(places.slots, places.size, terms.form.bytes() / 8) };
+        let ended = terms.ended.load(Ordering::Acquire);
         let mut made = Self {
             places,
-            stride,
+            slots,
             peer,
             known: Default::default(),
             pattern: Pattern::NONE,
@@ -197,51 +199,13 @@ impl Queue {
     /// A descriptor that differs from the last usual one in its offsets alone.
     #[inline(always)]
     fn repeated(&self, index: u32) -> Option<Put> {
-        let (slot, pattern) = (self.slot(index), &self.pattern);
-        // SAFETY: a slot has at least `WORDS` words.
-        let load = |i: usize| unsafe { (*slot.add(i)).load(Ordering::Relaxed) };
-        let other = |i: usize| load(i) ^ pattern.words[i];
-        // The usual case of an empty slot costs one load.
-        if other(0) != 0 || (other(2) | other(4) | other(5) | other(6) | other(7)) != 0 {
+        let pattern = &self.pattern;
+        let offsets = self.slots.repeated(index, &pattern.words)?;
+        let [from, to] = offsets.map(|offset| offset & pattern.mask);
+        if from > pattern.most[0] || to > pattern.most[1] {
             return None;
         }
-        // The words that are as the pattern's are valid as those were.
-        let (first, second) = (load(1), load(3));
-        let (from, to) = ((first >> 1) & pattern.mask, (second >> 1) & pattern.mask);
-        if first & second & 1 == 0 || from > pattern.most[0] || to > pattern.most[1] {
-            return None;
-        }
-        // What device code wrote before the descriptor, and made visible to the system, is visible from here on.
-        fence(Ordering::Acquire);
         Some(Put { local: pattern.put.local + from, remote: pattern.put.remote + to, ..pattern.put })
-    }
-
-    /// The words of the slot of descriptor `index`.
-    #[inline(always)]
-    fn slot(&self, index: u32) -> *const AtomicU64 {
-        let slot = (index & (self.places.size - 1)) as usize;
-        // SAFETY: below the size.
-        unsafe { self.places.slots.as_ptr().add(slot * self.stride) }
-    }
-
-    /// The words of a slot once all that carry something are valid.
-    #[inline(always)]
-    fn words(&self, index: u32) -> Option<[u64; WORDS]> {
-        let slot = self.slot(index);
-        // SAFETY: a slot has at least `WORDS` words.
-        let load = |i: usize| unsafe { (*slot.add(i)).load(Ordering::Relaxed) };
-        // The usual case of an empty slot costs one load.
-        let first = load(0);
-        if first & 1 == 0 {
-            return None;
-        }
-        let words = [first, load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        if words.iter().fold(1, |all, word| all & word) == 0 {
-            return None;
-        }
-        // What device code wrote before the descriptor, and made visible to the system, is visible from here on.
-        fence(Ordering::Acquire);
-        Some(words)
     }
 }
 
@@ -252,7 +216,7 @@ impl Head for FirstWord {
     #[inline(always)]
     unsafe fn is_there(&self) -> bool {
         // SAFETY: a word of the queue's memory, which is still there (caller).
-        unsafe { (*self.0).load(Ordering::Relaxed) & 1 != 0 }
+        has_arrived(unsafe { &*self.0 })
     }
 }
 
@@ -263,11 +227,11 @@ impl Ring for Queue {
 
     #[inline(always)]
     fn head(&self) -> FirstWord {
-        FirstWord(self.slot(self.next))
+        FirstWord(self.slots.first_word(self.next))
     }
 
     fn capacity(&self) -> u32 {
-        self.places.size
+        self.slots.size()
     }
 
     #[inline(always)]
@@ -291,14 +255,7 @@ impl Ring for Queue {
 
     #[inline(always)]
     fn take(&mut self, n: u32) {
-        for i in 0..n {
-            let slot = self.slot(self.next.wrapping_add(i));
-            for word in 0..WORDS {
-                // SAFETY: a slot has at least `WORDS` words. Device code writes it again after its credit alone, which
-                // a later store with release gives. Words behind these may still arrive; nobody reads them.
-                unsafe { (*slot.add(word)).store(0, Ordering::Relaxed) };
-            }
-        }
+        (0..n).for_each(|i| self.slots.clear(self.next.wrapping_add(i)));
         self.next = self.next.wrapping_add(n);
     }
 
@@ -306,9 +263,7 @@ impl Ring for Queue {
     fn finish(&mut self, finish: Finish) {
         if let Some(counter) = finish.0.checked_sub(1) {
             // SAFETY: `meaning` has held the number against the counters that there are.
-            let counter = unsafe { &*self.places.counters.as_ptr().add(counter as usize) };
-            // Only this thread adds, and device code resets a counter only while nothing is under way for it.
-            counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+            count(unsafe { &*self.places.counters.as_ptr().add(counter as usize) });
         }
     }
 
@@ -316,7 +271,7 @@ impl Ring for Queue {
     fn credit(&mut self, n: u32) {
         self.credited = self.credited.wrapping_add(n);
         // SAFETY: valid as long as the queue (promised to `new`).
-        unsafe { self.places.ci.as_ref() }.store(self.credited, Ordering::Release);
+        give_back(unsafe { self.places.ci.as_ref() }, self.credited);
     }
 }
 
@@ -324,8 +279,8 @@ impl Queue {
     /// An entry that is no repetition, or none.
     #[inline(always)]
     fn read_new(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
-        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
-        let is_usual = match self.stride > WORDS {
+        let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let is_usual = match self.slots.stride() > WORDS {
             true => self.usual::<true>(&words, ops),
             false => self.usual::<false>(&words, ops),
         };
@@ -338,7 +293,7 @@ impl Queue {
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
     #[inline(never)]
     fn read_other(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
-        let Some(words) = self.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
         let descriptor = Descriptor { words, form: self.terms.form };
         match meaning(&descriptor, &self.terms, self.peer) {
             Ok(Meaning::Op(op, finish)) => {
