@@ -19,8 +19,13 @@ const EVERYTHING: c_int = 0xf;
 pub struct Fake {
     verbs: Library,
     mlx5: Library,
+    /// What a test that failed has left.
+    before: [i64; 4],
     _turn: Turn,
 }
+
+/// Counts of what has been made and not ended.
+const LIVE: [&str; 4] = ["live_mlx5", "live_regions", "live_pds", "live_contexts"];
 
 /// Where cargo put the fake libibverbs.
 pub fn verbs_path() -> PathBuf {
@@ -39,8 +44,9 @@ impl Fake {
         let turn = turn::take();
         // SAFETY: our own libraries; the second one leads into the first.
         let (verbs, mlx5) = unsafe { (Library::new(verbs_path()).unwrap(), Library::new(mlx5).unwrap()) };
-        let fake = Self { verbs, mlx5, _turn: turn };
+        let mut fake = Self { verbs, mlx5, before: [0; 4], _turn: turn };
         fake.set("reset", 0);
+        fake.before = LIVE.map(|key| fake.count(key));
         fake
     }
 
@@ -84,6 +90,11 @@ impl Fake {
         // SAFETY: as above; as many bytes as it is told.
         let len = unsafe { self.verbs::<Why>("fake_mlx5_refusal")(text.as_mut_ptr(), text.len()) };
         String::from_utf8_lossy(&text[..len]).into_owned()
+    }
+
+    /// What has been made since the beginning and not ended.
+    pub fn left(&self) -> [i64; 4] {
+        std::array::from_fn(|i| self.count(LIVE[i]) - self.before[i])
     }
 
     /// Waits until a count is this.
