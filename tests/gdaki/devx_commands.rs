@@ -353,7 +353,9 @@ fn answers_and_events_come_through_their_channels() {
         let answers = fake.mlx5::<Open>("mlx5dv_devx_create_cmd_comp")(device.context);
         let events = fake.mlx5::<OpenEvents>("mlx5dv_devx_create_event_channel")(device.context, 1);
         assert_eq!(fake.count("live_mlx5_channels"), 2);
-        [answers, events].map(|channel| libc::fcntl(*channel, libc::F_SETFL, libc::O_NONBLOCK));
+        for channel in [answers, events] {
+            libc::fcntl(*channel, libc::F_SETFL, libc::O_NONBLOCK);
+        }
         let mut query = [0; 16];
         put(&mut query, 0, 16, 0x50b);
         put(&mut query, 0x48, 24, a.number.into());

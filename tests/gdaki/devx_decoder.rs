@@ -60,7 +60,7 @@ fn some_entry(random: &mut Random) -> [u8; ENTRY_BYTES] {
         0 => random.next() as u8,
         i => KNOWN[i as usize % 8],
     };
-    entry[7] = entry[7] & 0xc0 | 1 + random.below(4) as u8;
+    entry[7] = (entry[7] & 0xc0) | (1 + random.below(4) as u8);
     for at in [16, 32, 48] {
         if random.below(8) > 0 {
             let inside = if random.below(4) == 0 { 1 << 31 } else { 0 };
