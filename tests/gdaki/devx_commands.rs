@@ -1,8 +1,8 @@
 //! The fake libmlx5 itself: commands that it takes, and those that it refuses as a device would. A fake that believes
 //! everything would prove nothing of whoever uses it.
 
-use crate::devx_harness::{errno, get, put, words, Device, Fake};
-use crate::devx_pair::{create_cq, create_qp, stop, to_init, to_rtr, to_rts, Memory, Pair, COMMAND};
+use crate::devx_harness::{errno, get, is_readable, put, wait, words, Device, Fake};
+use crate::devx_pair::{create_cq, create_qp, remote, stop, to_init, to_rtr, to_rts, Memory, Pair, COMMAND};
 use oxygin_ffi::verbs::types::ibv_context;
 use std::ffi::{c_int, c_void, CStr, CString};
 use std::path::Path;
@@ -332,4 +332,53 @@ fn a_device_of_another_maker_is_none() {
         }
     });
     assert_eq!(supported, [true, false]);
+}
+
+#[test]
+fn answers_and_events_come_through_their_channels() {
+    let fake = Fake::take();
+    let device = Device::open(&fake, 0);
+    let [mut a, b] = [0, 0].map(|index| Pair::new(&device, index, 2, false));
+    a.connect(&b);
+    b.connect(&a);
+    type Open = unsafe extern "C" fn(*mut ibv_context) -> *mut c_int;
+    type OpenEvents = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut c_int;
+    type Ask = unsafe extern "C" fn(*mut c_void, *const u8, usize, usize, u64, *mut c_int) -> c_int;
+    type Take = unsafe extern "C" fn(*mut c_int, *mut u8, usize) -> c_int;
+    type TakeEvent = unsafe extern "C" fn(*mut c_int, *mut u8, usize) -> isize;
+    type Subscribe = unsafe extern "C" fn(*mut c_int, *mut c_void, u16, *const u16, u64) -> c_int;
+    type Close = unsafe extern "C" fn(*mut c_int);
+    // SAFETY: as libmlx5 is used; everything is opened and closed once, and as many bytes are there as is said.
+    unsafe {
+        let answers = fake.mlx5::<Open>("mlx5dv_devx_create_cmd_comp")(device.context);
+        let events = fake.mlx5::<OpenEvents>("mlx5dv_devx_create_event_channel")(device.context, 1);
+        assert_eq!(fake.count("live_mlx5_channels"), 2);
+        for channel in [answers, events] {
+            libc::fcntl(*channel, libc::F_SETFL, libc::O_NONBLOCK);
+        }
+        let mut query = [0; 16];
+        put(&mut query, 0, 16, 0x50b);
+        put(&mut query, 0x48, 24, a.number.into());
+        let ask = fake.mlx5::<Ask>("mlx5dv_devx_obj_query_async");
+        assert_eq!(ask(a.qp.handle, query.as_ptr(), 16, 272, 0xabcd, answers), 0);
+        let mut late = [0_u8; 280];
+        let take = fake.mlx5::<Take>("mlx5dv_devx_get_async_cmd_comp");
+        assert_eq!(take(answers, late.as_mut_ptr(), late.len()), 0);
+        assert_eq!((u64::from_ne_bytes(late[..8].try_into().unwrap()), get(&late[8..], 0xc0, 4)), (0xabcd, 3));
+        assert_eq!(take(answers, late.as_mut_ptr(), late.len()), libc::EAGAIN);
+        // The responder hears that its peer touched what it may not; without data, only the cookie comes.
+        let subscribe = fake.mlx5::<Subscribe>("mlx5dv_devx_subscribe_devx_event");
+        assert_eq!(subscribe(events, b.qp.handle, 2, [0x11].as_ptr(), 99), 0);
+        a.post(0x08, 0, &[remote(1, 0), vec![0x80, 0, 0, 4, 1, 2, 3, 4], vec![0; 8]].concat());
+        a.ring();
+        assert_eq!(a.outcome(), (0x08, 0, 0x13));
+        let mut event = [0_u8; 16];
+        wait("an event", || is_readable(*events));
+        assert_eq!(fake.mlx5::<TakeEvent>("mlx5dv_devx_get_event")(events, event.as_mut_ptr(), 16), 8);
+        assert_eq!(u64::from_ne_bytes(event[..8].try_into().unwrap()), 99);
+        fake.mlx5::<Close>("mlx5dv_devx_destroy_cmd_comp")(answers);
+        fake.mlx5::<Close>("mlx5dv_devx_destroy_event_channel")(events);
+    }
+    a.end();
+    b.end();
 }

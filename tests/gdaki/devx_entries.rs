@@ -1,6 +1,6 @@
 //! What the fake does with entries: the bytes that arrive, and completion entries as hardware writes them.
 
-use crate::devx_harness::{record, wait, words, Device, Fake};
+use crate::devx_harness::{is_readable, record, wait, words, Device, Fake};
 use crate::devx_pair::{create_qp, data, remote, to_init, to_rtr, to_rts, Memory, Pair};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -265,11 +265,6 @@ fn an_overrun_completion_queue_raises_an_event() {
         libc::fcntl(*channel, libc::F_SETFL, libc::O_NONBLOCK);
         (channel, *channel)
     };
-    let is_readable = || {
-        let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, for no time.
-        unsafe { libc::poll(&mut asked, 1, 0) == 1 }
-    };
     let next = || {
         let mut out = [0_u8; 72];
         type Get = unsafe extern "C" fn(*mut c_int, *mut u8, usize) -> isize;
@@ -284,12 +279,12 @@ fn an_overrun_completion_queue_raises_an_event() {
         pair.post(NOP, 0, &[]);
     }
     pair.ring();
-    wait("an event", is_readable);
+    wait("an event", || is_readable(fd));
     assert_eq!(next(), (72, 0x1234_5678_9abc, 0, pair.cqn), "one event for four completions");
     (0..4).for_each(|i| assert_eq!(pair.outcome(), (NOP, i, 0)));
     pair.post(NOP, 0, &[]);
     pair.ring();
-    wait("an event", is_readable);
+    wait("an event", || is_readable(fd));
     assert_eq!(next(), (72, 0x1234_5678_9abc, 4, pair.cqn), "nobody said that the four were taken");
     wait("the queue pair's end", || pair.state() == 6);
     assert_eq!(next().0, -1);

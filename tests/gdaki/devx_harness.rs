@@ -112,6 +112,13 @@ pub fn wait(what: &str, done: impl Fn() -> bool) {
     }
 }
 
+/// Whether something can be read there.
+pub fn is_readable(fd: c_int) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, for no time.
+    unsafe { libc::poll(&mut asked, 1, 0) == 1 }
+}
+
 /// Sets `bits` bits from bit `at` on.
 pub fn put(command: &mut [u8], at: usize, bits: usize, value: u64) {
     for i in 0..bits {

@@ -6,6 +6,7 @@ mod support;
 
 mod data;
 mod devx_commands;
+mod devx_decoder;
 mod devx_entries;
 mod devx_harness;
 mod devx_memory;

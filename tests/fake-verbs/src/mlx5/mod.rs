@@ -1,5 +1,5 @@
 //! A libmlx5 of our own, in the same world as the libibverbs: its contexts, protection domains, memory keys and GPU
-//! memory. Queue pairs made through DevX commands are really executed, by a thread of the fake ([`executor`]).
+//! memory. Queue pairs made through DevX commands are really executed, by a thread of the fake (`executor.rs`).
 //!
 //! # For tests
 //!
@@ -44,6 +44,7 @@
 //! take anything, 128-byte completion entries, compressed or collapsed ones, signatures, XRC and the like. A queue
 //! pair of DevX and one of `ibv_create_qp` cannot be connected.
 
+pub mod entry;
 pub mod prm;
 
 mod abi;
@@ -51,7 +52,6 @@ mod capabilities;
 mod command;
 mod completion;
 mod create;
-mod entry;
 mod events;
 mod execute;
 mod executor;
