@@ -116,9 +116,9 @@ class World {
         ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
         NCCL(ncclCommQueryProperties(comm, &properties));
         if (!properties.deviceApiSupport) throw Failure("NCCL gives this communicator no device API");
-        // A plugin that drains device code's queues itself reports the type of one that needs no proxy of NCCL's.
+        // A plugin that gives device code queues of its own reports the type of one that needs no proxy of NCCL's.
         const char* engine = getenv("OXYGIN_ENGINE");
-        const bool own = engine && !strcmp(engine, "own");
+        const bool own = engine && (!strcmp(engine, "own") || !strncmp(engine, "gdaki", 5));
         const int wanted = own ? NCCL_GIN_TYPE_GDAKI : NCCL_GIN_TYPE_PROXY;
         if (properties.ginType != wanted && (engine || properties.ginType != NCCL_GIN_TYPE_GDAKI))
             throw Failure(format("NCCL offers GIN type %d, not %d: no GIN or RMA plugin in use", (int)properties.ginType, wanted));

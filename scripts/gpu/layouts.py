@@ -60,6 +60,9 @@ NO_FABRIC = {"collectives", "torch"}
 # crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
 # plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
 OWN_GPU_ONLY = {"collectives", "crowded"}
+# Engines that give device code queues of the library's own, and the programs that only those of GDAKI take.
+OWN_QUEUES = ("own", "gdaki-soft", "gdaki")
+GDAKI_ONLY = {"gdaki_only"}
 # Programs with few layouts of their own.
 ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
 
@@ -82,9 +85,14 @@ FIGURES = [
 VARIANTS = [("2gpu-threads", ["pingpong", "flood"]), ("1gpu-2threads", ["pingpong"])]
 
 
-def takes(layout, program, version):
-    """Whether this program runs in this layout with this NCCL."""
+def takes(layout, program, version, engine="auto"):
+    """Whether this program runs in this layout with this NCCL and this engine."""
     one = LAYOUTS[layout]
+    if program in GDAKI_ONLY and not engine.startswith("gdaki"):
+        return False
+    # These say nothing about an engine.
+    if engine != "auto" and (not one.plugin or program == "torch"):
+        return False
     if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
         return False
     if program in OWN_GPU_ONLY and one.ranks > one.gpus:

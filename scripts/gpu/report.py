@@ -103,7 +103,13 @@ def comparison_lines(comparison):
 
 def load(folder):
     reports = [json.loads(p.read_text()) for p in sorted(folder.glob("nccl-*.json"))]
-    return sorted(reports, key=lambda r: [int(n) for n in r["nccl"].split(".")])
+    return sorted(reports, key=lambda r: ([int(n) for n in r["nccl"].split(".")], r.get("engine", "auto") != "auto", title(r)))
+
+
+def title(report):
+    """The NCCL, and the engine where one was asked for."""
+    engine = report.get("engine", "auto")
+    return f"NCCL {report['nccl']}" + ("" if engine == "auto" else f", OXYGIN_ENGINE={engine}")
 
 
 def layouts_of(results):
@@ -118,7 +124,7 @@ def matrix(folder):
              "`absent`: that NCCL or that machine has no such thing. `not run`: the time was over. `-`: not asked for.", ""]
     for r in load(folder):
         results = r["results"]
-        lines += [f"## NCCL {r['nccl']}, {r['machine']['gpus']}", "",
+        lines += [f"## {title(r)}, {r['machine']['gpus']}", "",
                   f"oxygin {r['commit']}, driver {r['machine']['driver']}, {r['date']}"
                   + (", short runs (`--quick`)" if r["quick"] else "")
                   + (f", up to {r['share']} programs on a GPU at a time" if r.get("share", 1) > 1 else ""), ""]
@@ -150,6 +156,7 @@ def matrix(folder):
                 tables = ", ".join(f"{n[:3].upper()} {facts[n]}" for n in ("gin_table", "rma_table") if facts.get(n))
                 lines.append(f"* {layout} ({LAYOUTS[layout].what}): NCCL {facts['nccl']}, "
                              + (f"table {tables}, fabric {facts['fabric']}" if tables else facts["fabric"])
+                             + (f", engine {facts['engine']}" if facts.get("engine") else "")
                              + "".join(f", {p}" for p in facts["paths"]))
         lines.append("")
         for x in results:
@@ -203,7 +210,7 @@ def summary(reports, most=10_000):
         counts = {}
         for x in r["results"]:
             counts[x["status"]] = counts.get(x["status"], 0) + 1
-        lines.append(f"NCCL {r['nccl']}: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
+        lines.append(f"{title(r)}: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
         cells = {(x["program"], x["layout"]): x for x in r["results"]}
         for program in sorted({x["program"] for x in r["results"]}):
             def mark(layout):
@@ -217,7 +224,7 @@ def summary(reports, most=10_000):
             if x["status"] in ("fail", "hang", "not ours"):
                 # Without the program's name and time, to see what fails alike.
                 why = re.sub(r"^FAIL \S+ \([\d.]+ s\): ", "", " | ".join(x.get("why", [])))[-600:]
-                seen.setdefault(why, []).append(f"{r['nccl']} {x['layout']} {x['program']} {x['status']}")
+                seen.setdefault(why, []).append(f"{title(r)} {x['layout']} {x['program']} {x['status']}")
     for why, cells in seen.items():
         more = "\n" + ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "") + "\n    " + why
         if len(text) + len(more) > most - 60:

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import time
 
-from .layouts import LAYOUTS, NO_FABRIC
+from .layouts import LAYOUTS, NO_FABRIC, OWN_QUEUES
 
 
-def environment(nccl, plugin, version, layout, gpus, log, extra):
+def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL_", "OXYGIN_"))}
     # Kept where it is set: on some shared machines multicast must stay off.
     for name in ("NCCL_NVLS_ENABLE",):
@@ -22,16 +22,20 @@ def environment(nccl, plugin, version, layout, gpus, log, extra):
                LD_LIBRARY_PATH=f"{nccl}/lib:" + env.get("LD_LIBRARY_PATH", ""),
                CUDA_VISIBLE_DEVICES=",".join(visible[g] if visible else str(g) for g in gpus))
     if LAYOUTS[layout].plugin:
-        if version >= (2, 30, 7):
-            env.update(NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
-        else:
+        if version < (2, 30, 7):
             env.update(NCCL_GIN_PLUGIN=str(plugin))
+        elif engine in OWN_QUEUES:
+            env.update(NCCL_GIN_PLUGIN=str(plugin), NCCL_RMA_PLUGIN=str(plugin))
+        else:
+            env.update(NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
+        if engine != "auto":
+            env.update(OXYGIN_ENGINE=engine)
     env.update(LAYOUTS[layout].environment)
     env.update(extra)
     return env
 
 
-def used(before, text, version, plugin, layout, program):
+def used(before, text, version, plugin, layout, program, engine="auto"):
     """What NCCL says it used, and what is wrong with that: `text` is the program's part of the log, `before` all of its
     processes' log up to the end of that part."""
     one = LAYOUTS[layout]
@@ -50,6 +54,7 @@ def used(before, text, version, plugin, layout, program):
         "gin_table": last(r"Loaded gin plugin oxygin \((v\d+)\)", before),
         "rma_table": last(r"Loaded rma plugin oxygin \((v\d+)\)", before),
         "fabric": last(r"\bfabric (soft|verbs)\b", text),
+        "engine": last(r"\bengine (own|gdaki-soft|gdaki): ", text),
         "paths": sorted(set(re.findall(r"rank \d+: (over TCP|on this host[^\n]*)", text))),
         "hosts": last(r"nNodes (\d+)", text),
     }
@@ -65,7 +70,7 @@ def used(before, text, version, plugin, layout, program):
         if facts["plugin"]:
             wrong.append("a plugin was loaded")
         return facts, wrong, warnings
-    table = "rma_table" if version >= (2, 30, 7) else "gin_table"
+    table = "rma_table" if version >= (2, 30, 7) and engine not in OWN_QUEUES else "gin_table"
     if not facts[table]:
         wrong.append(f"NCCL's log does not say that it loaded oxygin's {table[:3].upper()} table")
     if facts["plugin"] and pathlib.Path(facts["plugin"]).resolve() != plugin:
@@ -73,8 +78,10 @@ def used(before, text, version, plugin, layout, program):
     if facts["plugin"]:
         # Checked; where it lay on that machine is nobody's business later.
         facts["plugin"] = pathlib.Path(facts["plugin"]).name
-    if version >= (2, 30, 7) and "Assigned plugin oxygin to comm" not in text:
+    if version >= (2, 30, 7) and not re.search(r"Assigned plugin oxygin (type \d+ )?to comm", text):
         wrong.append("NCCL did not assign oxygin to the communicator")
+    if engine in OWN_QUEUES and program not in NO_FABRIC and facts["engine"] != engine:
+        wrong.append(f"the log names engine {facts['engine']}, not {engine}")
     if program not in NO_FABRIC and not facts["fabric"]:
         wrong.append("the log names no fabric")
     if "OXYGIN_SOFT_TRANSPORT" in one.environment and facts["fabric"] == "soft" and any(p != "over TCP" for p in facts["paths"]):
@@ -137,7 +144,7 @@ def lines_of(process, deadline):
 GIVE_UP = 3
 
 
-def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flags, log, deadline, record, extra=()):
+def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flags, log, deadline, record, extra=(), engine="auto"):
     """Calls `record(result)` for each program as soon as it has ended. Returns the programs that got no call, and why: cut by
     `deadline` (time.monotonic), or because too many failed. `extra`: variables beside the layout's own."""
     one = LAYOUTS[layout]
@@ -146,7 +153,7 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
     command = [str(executable), *programs, "--ranks", str(one.ranks), "--gpus", str(one.gpus), "--seconds", str(seconds),
                *one.arguments, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                               env=environment(nccl, plugin, version, layout, gpus, log, dict(extra)))
+                               env=environment(nccl, plugin, version, layout, gpus, log, dict(extra), engine))
     # The executable ends a program that takes too long; this is for when it does not.
     last = time.monotonic() + (seconds + 2) * len(programs) + 10
     # The one that has ended waits for the next to say where its part of NCCL's log begins.
@@ -162,7 +169,7 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
             text = path.read_bytes()[:following.logs.get(path.name) if following else None]
             texts.append(text.decode(errors="replace"))
             sections.append(text[part.logs[path.name]:].decode(errors="replace"))
-        facts, wrong, warnings = used("\n".join(texts), "\n".join(sections), version, plugin, layout, part.program)
+        facts, wrong, warnings = used("\n".join(texts), "\n".join(sections), version, plugin, layout, part.program, engine)
         result = {"program": part.program, "layout": layout, "seconds": round(part.seconds, 2), "rows": part.rows, "used": facts}
         # What oxygin says of its work on the GPU when a communicator closes.
         notes = part.notes + re.findall(r"(rank \d+: \d+ (?:submissions|flights) [^\n]*)", "\n".join(sections))[:2]

@@ -47,9 +47,15 @@ def main():
                 file.write("NET/Socket : Using [0]lo\n")
             else:
                 loaded = "/elsewhere/liboxygin.so" if mood == "other plugin" else plugin
+                engine = os.environ.get("OXYGIN_ENGINE", "nccl")
                 table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
                 file.write(f"Successfully loaded external plugin {loaded}\nLoaded {table}\n")
-                file.write("RMA/Plugin: Assigned plugin oxygin to comm\nfabric soft\n")
+                if engine == "nccl":
+                    file.write("RMA/Plugin: Assigned plugin oxygin to comm\nfabric soft\n")
+                else:
+                    assert "NCCL_GIN_TYPE" not in os.environ and "NCCL_GIN_PLUGIN" in os.environ
+                    file.write("Loaded gin plugin oxygin (v14)\nGIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric soft\n")
+                    file.write(f"engine {'own' if mood == 'other engine' else engine}: 4 contexts\n")
                 if "OXYGIN_SOFT_TRANSPORT" in os.environ:
                     file.write("rank 1: over TCP\n")
         time.sleep(float(os.environ.get("FAKE_SECONDS", "0.01")))
