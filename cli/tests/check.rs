@@ -133,7 +133,8 @@ fn each_defect_makes_the_right_case_fail_and_no_other() {
 #[test]
 fn the_right_plugin_passes_every_case_that_can_run() {
     let _alone = alone();
-    let (output, report) = check(None, &["--all-tables", "--local", "3"]);
+    // A fifth of the rounds shows that the suite runs; tests/conformance has all of them through oxygin's tables.
+    let (output, report) = check(None, &["--all-tables", "--local", "3", "--scale", "0.2"]);
     assert!(output.status.success(), "{report:#}");
     assert_eq!(report["failed"], 0, "{report:#}");
     let tables: std::collections::BTreeSet<_> =
