@@ -1,6 +1,6 @@
 //! What a device can: QUERY_HCA_CAP.
 
-use super::fields::{field, Field, Message, OPCODE, OP_MOD, QUERY_HCA_CAP};
+use super::fields::{field, CommandWords, Field, OPCODE, OP_MOD, QUERY_HCA_CAP};
 
 /// Which capabilities are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// `MLX5_SET_HCA_CAP_OP_MOD_*`, shifted, and the lowest bit says that what is in force is meant and not what could be.
+    /// `MLX5_SET_HCA_CAP_OP_MOD_*`, shifted; the lowest bit says that what is in force is meant, not what could be.
     fn op_mod(self) -> u64 {
         let group = match self {
             Self::General => 0x0,
@@ -26,12 +26,12 @@ impl Group {
 }
 
 /// The command (`query_hca_cap_in`).
-pub fn query(group: Group) -> Message<16> {
-    *Message::default().set(OPCODE, QUERY_HCA_CAP).set(OP_MOD, group.op_mod())
+pub fn query(group: Group) -> CommandWords<16> {
+    *CommandWords::default().set(OPCODE, QUERY_HCA_CAP).set(OP_MOD, group.op_mod())
 }
 
 /// The answer (`query_hca_cap_out`): 16 bytes, then the capabilities.
-pub type Answer = Message<{ 16 + 0x1000 }>;
+pub type Answer = CommandWords<{ 16 + 0x1000 }>;
 
 /// Where capabilities begin in the answer, in bits.
 const START: usize = 0x80;

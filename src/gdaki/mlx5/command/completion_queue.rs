@@ -1,11 +1,11 @@
 //! CREATE_CQ.
 
-use super::fields::{field, Field, Message, CREATE_CQ, OPCODE};
+use super::fields::{field, CommandWords, Field, CREATE_CQ, OPCODE};
 
 /// `create_cq_in`, without the list of pages: they are in a umem.
-pub type Command = Message<{ 0x880 / 8 }>;
+pub type Command = CommandWords<{ 0x880 / 8 }>;
 /// `create_cq_out`.
-pub type Answer = Message<16>;
+pub type Answer = CommandWords<16>;
 
 /// Fields of `create_cq_in`, and of `cqc` in it.
 pub mod fields {
@@ -26,10 +26,8 @@ pub mod fields {
     pub const CC: Field = at(0x0b, 1);
     /// The queue may be overrun.
     pub const OI: Field = at(0x0e, 1);
-    /// Of which completions it tells.
-    pub const ST: Field = at(0x14, 4);
-    /// The umem of the doorbell record. Reserved in Linux 6.8; from a newer public `mlx5_ifc.h` of NVIDIA's, the one whose
-    /// `cqc` has an `apu_user_arg`. NCCL's copy of DOCA GPUNetIO sets a field of this name (`doca_verbs_cq.cpp`).
+    /// The umem of the doorbell record. Reserved in Linux; from a public `mlx5_ifc.h` of NVIDIA's whose `cqc` has an
+    /// `apu_user_arg`, too. NCCL's copy of DOCA GPUNetIO sets a field of this name (`doca_verbs_cq.cpp`).
     pub const DBR_UMEM_ID: Field = at(0x20, 32);
     /// Entries, as a power of two.
     pub const LOG_CQ_SIZE: Field = at(0x63, 5);
@@ -49,10 +47,6 @@ pub mod fields {
     pub const CQN: Field = field(0x48, 24);
 }
 
-/// `MLX5_CQC_ST_SOLICITED_NOTIFICATION_REQUEST_ARMED`: the next completion that is an error is told of. (Completions of
-/// sends are never solicited, but errors always count as such.)
-const TELLS_OF_ERRORS: u64 = 6;
-
 /// Memory of a queue: a umem, and where in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUmem {
@@ -62,9 +56,9 @@ pub struct InUmem {
     pub offset: u64,
 }
 
-/// A completion queue to be made: a ring of 64-byte entries, which may be overrun and tells of its first error.
+/// A completion queue to be made: a ring of 64-byte entries, which may be overrun and tells of nothing yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompletionQueue {
+pub struct NewCompletionQueue {
     /// Entries, as a power of two.
     pub log_entries: u32,
     /// The ring.
@@ -77,16 +71,15 @@ pub struct CompletionQueue {
     pub event_queue: u32,
 }
 
-impl CompletionQueue {
+impl NewCompletionQueue {
     /// The command.
     pub fn create(&self) -> Command {
         use fields::*;
-        *Message::default()
+        *CommandWords::default()
             .set(OPCODE, CREATE_CQ)
             .set(CQE_SZ, 0)
             .set(CC, 0)
             .set(OI, 1)
-            .set(ST, TELLS_OF_ERRORS)
             .set(LOG_CQ_SIZE, self.log_entries.into())
             .set(UAR_PAGE, self.uar.into())
             .set(C_EQN_OR_APU_ELEMENT, self.event_queue.into())
@@ -97,6 +90,15 @@ impl CompletionQueue {
             .set(CQ_UMEM_ID, self.ring.umem.into())
             .set(CQ_UMEM_OFFSET, self.ring.offset)
     }
+}
+
+/// What arms a queue, so that it tells of the next error (of solicited completions, of which sends have none, and of
+/// errors): the second word of its doorbell record, and with the queue's number behind it what its doorbell is rung
+/// with, both big-endian. Source: rdma-core, `providers/mlx5/cq.c`, `mlx5_arm_cq`.
+pub fn arming(sequence: u32, consumed: u32) -> u32 {
+    /// `MLX5_CQ_DB_REQ_NOT_SOL`.
+    const SOLICITED_ALONE: u32 = 1 << 24;
+    (sequence & 3) << 28 | SOLICITED_ALONE | consumed & 0xff_ffff
 }
 
 /// The number of the queue that was made.
@@ -112,7 +114,7 @@ mod tests {
     fn every_word_is_as_it_should_be() {
         let ring = InUmem { umem: 0x301, offset: 0x1_0000_2000 };
         let record = InUmem { umem: 0x302, offset: 0x40 };
-        let queue = CompletionQueue { log_entries: 7, ring, record, uar: 0x12_3456, event_queue: 9 };
+        let queue = NewCompletionQueue { log_entries: 7, ring, record, uar: 0x12_3456, event_queue: 9 };
         let command = queue.create();
         let words: Vec<(usize, u32)> = command
             .bytes()
@@ -123,8 +125,8 @@ mod tests {
             .collect();
         let expected = [
             (0, 0x0400_0000),
-            // cqc, from the fifth word on: dbr_umem_valid, oi, st; dbr_umem_id; size and page; event queue; record.
-            (4, 1 << 25 | 1 << 17 | 6 << 8),
+            // cqc, from the fifth word on: dbr_umem_valid, oi; dbr_umem_id; size and page; event queue; record.
+            (4, 1 << 25 | 1 << 17),
             (5, 0x302),
             (7, 7 << 24 | 0x12_3456),
             (9, 9),
@@ -136,6 +138,11 @@ mod tests {
         ];
         assert_eq!(words, expected);
         assert_eq!(command.bytes().len(), 272);
+    }
+
+    #[test]
+    fn a_queue_is_armed_for_errors_with_a_number_that_goes_up() {
+        assert_eq!([arming(1, 0), arming(6, 0x1ff_ffff)], [0x1100_0000, 0x21ff_ffff]);
     }
 
     #[test]

@@ -31,15 +31,15 @@ impl Field {
 
 /// The words of a command or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message<const BYTES: usize>([u8; BYTES]);
+pub struct CommandWords<const BYTES: usize>([u8; BYTES]);
 
-impl<const BYTES: usize> Default for Message<BYTES> {
+impl<const BYTES: usize> Default for CommandWords<BYTES> {
     fn default() -> Self {
         Self([0; BYTES])
     }
 }
 
-impl<const BYTES: usize> Message<BYTES> {
+impl<const BYTES: usize> CommandWords<BYTES> {
     /// The bytes, for a call.
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -114,7 +114,7 @@ pub const TO_RST_QP: u64 = 0x50a;
 pub const QUERY_QP: u64 = 0x50b;
 
 /// An answer that says nothing but how it went.
-pub type Plain = Message<16>;
+pub type Plain = CommandWords<16>;
 
 #[cfg(test)]
 mod tests {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn fields_are_bits_of_big_endian_words() {
-        let mut m = Message::<16>::default();
+        let mut m = CommandWords::<16>::default();
         m.set(field(0x43, 5), 0x1e).set(field(0x00, 16), 0x0502).set(field(0x7f, 1), 1);
         assert_eq!(m.bytes(), [5, 2, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!([m.get(field(0x43, 5)), m.get(field(0x40, 3)), m.get(field(0x7f, 1))], [0x1e, 0, 1]);

@@ -1,6 +1,6 @@
 //! The way to a peer's port, as queue pairs have it (`ads`).
 
-use super::fields::{field, Field, Message};
+use super::fields::{field, CommandWords, Field};
 use oxygin_ffi::verbs::types::ibv_ah_attr;
 
 /// Fields of `ads`.
@@ -65,7 +65,7 @@ pub struct PortPath {
 
 impl PortPath {
     /// Writes it as an `ads` that begins `start` bits behind the beginning.
-    pub(super) fn write<const BYTES: usize>(&self, message: &mut Message<BYTES>, start: usize) {
+    pub(super) fn write<const BYTES: usize>(&self, message: &mut CommandWords<BYTES>, start: usize) {
         use fields::*;
         let way = &self.way;
         let mut set = |field: Field, value: u64| {
@@ -120,7 +120,7 @@ mod tests {
     use oxygin_ffi::verbs::types::{ibv_gid, ibv_global_route};
 
     fn words(path: &PortPath) -> Vec<(usize, u32)> {
-        let mut message = Message::<44>::default();
+        let mut message = CommandWords::<44>::default();
         path.write(&mut message, 0);
         let words = message.bytes().chunks_exact(4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]]));
         words.enumerate().filter(|w| w.1 != 0).collect()

@@ -1,14 +1,14 @@
 //! CREATE_QP and QUERY_QP.
 
 use super::completion_queue::InUmem;
-use super::fields::{field, Field, Message, CREATE_QP, OPCODE, QUERY_QP};
+use super::fields::{field, CommandWords, Field, CREATE_QP, OPCODE, QUERY_QP};
 
 /// `create_qp_in`, without the list of pages: they are in a umem.
-pub type Create = Message<{ 0x880 / 8 }>;
+pub type Create = CommandWords<{ 0x880 / 8 }>;
 /// `create_qp_out`.
-pub type Created = Message<16>;
+pub type Created = CommandWords<16>;
 /// `query_qp_out`, without the list of pages.
-pub type State = Message<{ 0x880 / 8 }>;
+pub type State = CommandWords<{ 0x880 / 8 }>;
 
 /// Fields of `qpc`.
 pub mod qpc {
@@ -194,8 +194,8 @@ impl std::fmt::Display for QueuePairState {
 }
 
 /// The command that asks for a queue pair's state (`query_qp_in`).
-pub fn query(number: u32) -> Message<16> {
-    *Message::default().set(OPCODE, QUERY_QP).set(QPN, number.into())
+pub fn query(number: u32) -> CommandWords<16> {
+    *CommandWords::default().set(OPCODE, QUERY_QP).set(QPN, number.into())
 }
 
 /// What the answer says: the state, the entries that the device took, and those that it was rung for.

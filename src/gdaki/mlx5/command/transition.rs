@@ -1,13 +1,13 @@
 //! The commands that take a queue pair from state to state.
 
 use super::fields::field;
-use super::fields::{Field, Message, INIT2RTR_QP, OPCODE, RST2INIT_QP, RTR2RTS_QP, TO_ERR_QP, TO_RST_QP};
+use super::fields::{CommandWords, Field, INIT2RTR_QP, OPCODE, RST2INIT_QP, RTR2RTS_QP, TO_ERR_QP, TO_RST_QP};
 use super::path::{self, PortPath};
 use super::queue_pair::fields::{QPC, QPN};
 use super::queue_pair::qpc::*;
 
 /// `rst2init_qp_in`, `init2rtr_qp_in`, `rtr2rts_qp_in`: one layout.
-pub type Command = Message<{ 0x880 / 8 }>;
+pub type Command = CommandWords<{ 0x880 / 8 }>;
 
 /// Which fields count that need not be set.
 pub const OPT_PARAM_MASK: Field = field(0x80, 32);
@@ -55,7 +55,7 @@ pub fn init(number: u32, port: u8, pkey_index: u16, lag_port: u8) -> Command {
 
 /// The other end of a connection, and what both ends have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct Connection {
+pub struct RcConnection {
     /// The peer's queue pair.
     pub peer: u32,
     /// 1 to 5: 256 to 4096 bytes a packet.
@@ -73,7 +73,7 @@ pub struct Connection {
 }
 
 /// INIT to RTR.
-pub fn ready_to_receive(number: u32, to: &Connection) -> Command {
+pub fn ready_to_receive(number: u32, to: &RcConnection) -> Command {
     let mut command = begin(INIT2RTR_QP, number);
     to.path.write(&mut command, QPC + PRIMARY_ADDRESS_PATH);
     set_all(
@@ -131,13 +131,13 @@ fn power(count: u32) -> u64 {
 }
 
 /// To the error state: what is outstanding is flushed.
-pub fn error(number: u32) -> Message<16> {
-    *Message::default().set(OPCODE, TO_ERR_QP).set(QPN, number.into())
+pub fn error(number: u32) -> CommandWords<16> {
+    *CommandWords::default().set(OPCODE, TO_ERR_QP).set(QPN, number.into())
 }
 
 /// To RESET: nothing goes on, and nothing completes.
-pub fn reset(number: u32) -> Message<16> {
-    *Message::default().set(OPCODE, TO_RST_QP).set(QPN, number.into())
+pub fn reset(number: u32) -> CommandWords<16> {
+    *CommandWords::default().set(OPCODE, TO_RST_QP).set(QPN, number.into())
 }
 
 #[cfg(test)]
@@ -153,10 +153,10 @@ mod tests {
         assert_eq!(words(init(0x99, 1, 4, 0).bytes())[2], (6, 3 << 11));
     }
 
-    fn connection() -> Connection {
+    fn connection() -> RcConnection {
         let way = ibv_ah_attr { dlid: 17, sl: 2, port_num: 1, ..Default::default() };
         let path = PortPath { way, pkey_index: 0, ethernet: None };
-        Connection { peer: 0xabcdef, mtu: 3, log_message: 30, reads_in: 16, path, lag_port: 0, lag_counts: true }
+        RcConnection { peer: 0xabcdef, mtu: 3, log_message: 30, reads_in: 16, path, lag_port: 0, lag_counts: true }
     }
 
     #[test]
@@ -172,10 +172,10 @@ mod tests {
             (43, 12 << 24),
         ];
         assert_eq!(words(ready_to_receive(0x99, &connection()).bytes()), plain);
-        let bound = ready_to_receive(0x99, &Connection { lag_port: 2, ..connection() });
+        let bound = ready_to_receive(0x99, &RcConnection { lag_port: 2, ..connection() });
         assert_eq!(words(bound.bytes())[2..4], [(4, 1 << 15), (6, 2 << 24)]);
         // A device that takes the port in INIT alone is not asked to take it here.
-        let early = ready_to_receive(0x99, &Connection { lag_port: 2, lag_counts: false, ..connection() });
+        let early = ready_to_receive(0x99, &RcConnection { lag_port: 2, lag_counts: false, ..connection() });
         assert_eq!(words(early.bytes())[2], (6, 2 << 24));
     }
 
