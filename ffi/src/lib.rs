@@ -4,6 +4,7 @@
 
 pub mod cuda;
 mod library;
+pub mod mlx5;
 pub mod rdmacm;
 pub mod verbs;
 

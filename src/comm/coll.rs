@@ -5,7 +5,7 @@ use super::backend::life::Life;
 use super::backend::offer::EngineOffer;
 use super::backend::report::QueueOwner;
 use super::contexts::{Contexts, EngineKind, Name};
-use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened};
+use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened, Queues};
 use super::hello::Hello;
 use super::instance::Instance;
 use super::listen::Listen;
@@ -14,6 +14,7 @@ use super::rendezvous::{Call, Contribution, Exchange};
 use super::room::Room;
 use crate::error::{Error, Result};
 use crate::fabric::{ContextSpec, Fabric, World};
+use crate::gdaki::mlx5::Mlx5Nic;
 use crate::gdaki::soft::keys::Keys;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::Registry;
@@ -48,6 +49,8 @@ pub struct Coll {
     engine: Mutex<Option<Arc<Engine>>>,
     /// Of windows, for entries of the software NIC.
     pub(super) keys: Arc<Keys>,
+    /// The port whose queues device code gets, with the engine of mlx5 devices.
+    pub(super) mlx5: Option<Arc<Mlx5Nic>>,
     /// What device code of GDAKI is given of windows.
     pub(super) records: Mutex<Records>,
     pub(super) life: Life,
@@ -113,34 +116,40 @@ impl Coll {
         };
         let registry = Arc::new(Registry::default());
         let life = Life::default();
-        let (fabric, place) = exchange.call("connect", |call| {
+        let ((fabric, mlx5), place) = exchange.call("connect", |call| {
             arguments?;
             exchange.check_handles()?;
             let place = reserve()?;
             life.probing()?;
-            let opened = Opened::open(config, listen.device, &registry)?;
+            let opened = Opened::open(config, listen.device, &registry, table.owner)?;
             let engine = EngineOffer::new(config, table.owner, opened.mlx5());
             let gathered = call.step(contribution(opened.hello(config, engine).encode()))?;
             let hellos = (0..world.nranks).map(|r| Hello::parse(r, gathered.common(r))).collect::<Result<Vec<_>>>()?;
             let fabric = opened.settle(world, &hellos)?;
             let engines: Vec<_> = hellos.into_iter().map(|hello| hello.engine).collect();
-            let promise = FabricPromise { signals_of_all_peers: signals_of_all_peers(&fabric) };
+            let is_verbs = matches!(fabric, AnyFabric::Verbs(_));
+            let promise = FabricPromise { signals_of_all_peers: signals_of_all_peers(&fabric), is_verbs };
             // All ranks come to the same.
             let chosen = choose(&engines, promise, table.gdaki_first).inspect_err(|_| call.end())?;
             if chosen.kind != EngineKind::Nccl {
                 log::info!("engine {} (rank {} of {})", chosen.sentence(), world.rank, world.nranks);
             }
+            let mlx5 = match (chosen.kind, &fabric) {
+                (EngineKind::Gdaki, AnyFabric::Verbs(fabric)) => Some(Mlx5Nic::open(fabric, config)?),
+                _ => None,
+            };
             life.choose(chosen)?;
             // A rank whose fabric did not come up must not be waited for later.
             call.step(Contribution::default())?;
             call.end();
-            Ok((fabric, place))
+            Ok(((fabric, mlx5), place))
         })?;
         let coll = Arc::new(Self {
             id: NEXT_COLL.fetch_add(1, Ordering::Relaxed),
             world,
             sets: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_SETS],
             exchange,
+            mlx5,
             fabric,
             registry,
             room: Room::of(config),
@@ -201,15 +210,28 @@ impl Coll {
         kind: EngineKind,
         spec: impl FnOnce() -> Result<ContextSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
+        let (set, place, ()) = self.add_set(|call| {
+            if self.mlx5.is_some() {
+                return Err(Error::usage(
+                    "the contexts of this communicator are for device code of GDAKI alone (OXYGIN_ENGINE=gdaki)",
+                ));
+            }
+            let spec = spec()?;
+            check_contexts(spec.contexts)?;
+            let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, kind, &spec)?);
+            Ok((queues, ()))
+        })?;
+        Ok((set, place))
+    }
+
+    /// Makes a set of contexts out of what `make` makes, which takes all steps of the call. Also returns the place for
+    /// the set's handle.
+    pub(super) fn add_set<T>(
+        self: &Arc<Self>,
+        make: impl FnOnce(&mut Call<'_>) -> Result<(Queues, T)>,
+    ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         self.check_open()?;
         self.exchange.call("createContext", |call| {
-            let spec = spec()?;
-            if spec.contexts == 0 || spec.contexts > MAX_CONTEXTS {
-                return Err(Error::argument(format!(
-                    "nContexts = {}, but a set has 1 to {MAX_CONTEXTS} contexts",
-                    spec.contexts
-                )));
-            }
             let Some(set) = (1..MAX_SETS).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
                 return Err(Error::usage(format!(
                     "createContext was called {} times without destroyContext, which is the limit; destroy unused ones",
@@ -217,7 +239,7 @@ impl Coll {
                 )));
             };
             let place = reserve()?;
-            let queues = queues_on!(&self.fabric, f => self.contexts_on(call, f, kind, &spec)?);
+            let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
             self.life.active()?;
@@ -225,7 +247,7 @@ impl Coll {
             let mut held = self.held.lock();
             held.sets.push(contexts.clone());
             self.sets[set].store(Arc::as_ptr(&contexts) as *mut _, Ordering::Release);
-            Ok((contexts, place))
+            Ok((contexts, place, made))
         })
     }
 
@@ -298,11 +320,6 @@ impl Coll {
         &self.keys
     }
 
-    /// What device code of GDAKI is given of this communicator's windows.
-    pub(super) fn records(&self) -> &Mutex<Records> {
-        &self.records
-    }
-
     /// The engine, started with `settings` if there is none.
     pub(super) fn engine(&self, settings: impl FnOnce() -> Settings) -> Result<Arc<Engine>> {
         let mut engine = self.engine.lock();
@@ -362,8 +379,16 @@ pub(super) fn contribution(common: Vec<u8>) -> Contribution {
     Contribution { common, addressed: Vec::new() }
 }
 
+/// Whether a set can have so many contexts.
+pub(super) fn check_contexts(contexts: u32) -> Result<()> {
+    if contexts == 0 || contexts > MAX_CONTEXTS {
+        return Err(Error::argument(format!("nContexts = {contexts}, but a set has 1 to {MAX_CONTEXTS} contexts")));
+    }
+    Ok(())
+}
+
 /// Why contexts of which a rank told this are others than this rank's; `None`: they are the same.
-fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u8]) -> Option<String> {
+pub(super) fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u8]) -> Option<String> {
     let mut told = Reader::new(told);
     let (contexts, theirs) = (told.u32(), told.u8().and_then(EngineKind::from_number));
     if theirs != Some(kind) {

@@ -107,7 +107,7 @@ impl Object for Contexts {
 }
 
 impl Contexts {
-    /// A set; `queues` has at least one context.
+    /// A set; `queues` has at least one context, or none where device code alone uses the set.
     pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues) -> Self {
         let Name { coll, nranks, set } = name;
         debug_assert!(nranks <= MAX_RANKS);

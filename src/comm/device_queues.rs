@@ -3,6 +3,7 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
+use super::mlx5::HardwareQueues;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
@@ -40,6 +41,8 @@ pub struct DeviceQueues {
     ended: Arc<AtomicU64>,
     /// What NCCL was given, if this is where that is made. Lives as long as this.
     handle: Option<Box<DeviceHandle>>,
+    /// Queues that a device executes, and not the engine.
+    hardware: Mutex<Option<HardwareQueues>>,
 }
 
 /// What a set's queues share with the communicator.
@@ -64,7 +67,21 @@ impl DeviceQueues {
     pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
         let QueueState { windows, failed, ended, handle } = shared;
         let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle }
+        Self { engine, tickets, memory, windows, failed, ended, handle, hardware: Mutex::default() }
+    }
+
+    /// Queues that a device executes, in `memory`.
+    pub(super) fn of_device(queues: HardwareQueues, memory: Arc<Memory>, handle: Box<DeviceHandle>) -> Self {
+        Self {
+            engine: Weak::new(),
+            tickets: Mutex::default(),
+            memory,
+            windows: Vec::new(),
+            failed: Arc::default(),
+            ended: Arc::default(),
+            handle: Some(handle),
+            hardware: Mutex::new(Some(queues)),
+        }
     }
 
     /// For NCCL; NULL: there is none. Lives as long as the set.
@@ -74,6 +91,9 @@ impl DeviceQueues {
 
     /// Whether anything failed.
     pub fn has_error(&self) -> bool {
+        if self.hardware.lock().as_ref().is_some_and(HardwareQueues::have_failed) {
+            self.failed.store(true, Ordering::Release);
+        }
         self.failed.load(Ordering::Acquire)
     }
 
@@ -92,8 +112,12 @@ impl DeviceQueues {
         self.ended.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Nothing is drained from here on.
+    /// Nothing is drained, nor executed by a device, from here on.
     pub fn stop(&self) {
+        let hardware = self.hardware.lock().take();
+        if let Some(hardware) = hardware {
+            hardware.end();
+        }
         let tickets = std::mem::take(&mut *self.tickets.lock());
         let Some(engine) = self.engine.upgrade() else { return };
         for ticket in tickets {

@@ -1,14 +1,17 @@
 //! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
 //! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
 
+use super::backend::choose::MLX5_RAN;
 use super::backend::offer::EngineOffer;
+use super::backend::report::QueueOwner;
 use super::hello::{other_builds, settle, Hello, Settled};
-use crate::config::{Config, FabricChoice};
+use crate::config::{Config, EngineChoice, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, DeviceKind};
 use crate::fabric::soft::SoftFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{Fabric, World};
+use crate::gdaki::mlx5;
 use crate::memory::registry::Registry;
 use crate::sys::version;
 use std::sync::Arc;
@@ -70,23 +73,34 @@ pub(super) use {on_fabric, on_queues, queues_on};
 pub struct Opened {
     soft: Option<SoftFabric>,
     verbs: std::result::Result<VerbsFabric, String>,
+    /// Whether the device's queues can be handed to device code, or why not.
+    mlx5: std::result::Result<(), String>,
 }
 
 impl Opened {
-    /// Opens what this rank's configuration and devices allow.
-    pub fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>) -> Result<Self> {
-        let verbs = match (config.fabric, devices::all(config).get(device).map(|d| &d.kind)) {
-            (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
+    /// Opens what this rank's configuration and devices allow. `owner`: whose queues device code is to write.
+    pub fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>, owner: QueueOwner) -> Result<Self> {
+        let kind = devices::all(config).get(device).map(|d| &d.kind);
+        // What no hardware has run is not tried on hardware before somebody asks for it.
+        let is_asked = config.engine == EngineChoice::Gdaki || config.engine == EngineChoice::Auto && MLX5_RAN;
+        let looks = owner == QueueOwner::Plugin && is_asked;
+        let (verbs, mlx5) = match (config.fabric, kind) {
+            (FabricChoice::Soft, _) => (Err("OXYGIN_FABRIC=soft".into()), Err("OXYGIN_FABRIC=soft".into())),
             (_, Some(DeviceKind::Verbs(info))) => {
-                VerbsFabric::open(info, config, registry.clone()).map_err(|e| e.message().to_string())
+                let mlx5 = match looks {
+                    true => mlx5::probe(info, config).map(drop),
+                    false => Err("it was not asked for; set OXYGIN_ENGINE=gdaki on all ranks".into()),
+                };
+                let verbs = VerbsFabric::open_for(info, config, registry.clone(), mlx5.is_ok());
+                (verbs.map_err(|e| e.message().to_string()), mlx5)
             }
-            _ => Err(devices::why_no_verbs(config)),
+            _ => (Err(devices::why_no_verbs(config)), Err(devices::why_no_verbs(config))),
         };
         let soft = match config.fabric {
             FabricChoice::Verbs => None,
             _ => Some(SoftFabric::open(config, registry.clone())?),
         };
-        Ok(Self { soft, verbs })
+        Ok(Self { soft, verbs, mlx5 })
     }
 
     /// What the others are to know.
@@ -102,7 +116,7 @@ impl Opened {
 
     /// Whether the device's queues can be handed to device code, or why not.
     pub fn mlx5(&self) -> std::result::Result<(), String> {
-        Err("this build has no mlx5 provider".into())
+        self.mlx5.clone()
     }
 
     /// The fabric that all ranks settle on, from what they said.

@@ -1,5 +1,5 @@
-//! What device code of GDAKI is given of a set of the software NIC: the structures, in the set's memory, and the handle
-//! that NCCL has for them.
+//! What device code of GDAKI is given of a set: the structures, in the set's memory, and the handle that NCCL has for
+//! them.
 
 use super::nic::NicSpec;
 use crate::error::Result;
@@ -53,7 +53,7 @@ impl DeviceImage {
         Ok(Self { layout, image, ranks: world.nranks as usize, at })
     }
 
-    /// Writes them, into the memory of which `allocate` took a part. Returns what NCCL is given.
+    /// Writes those of the software NIC, into the memory of which `allocate` took a part. Returns what NCCL is given.
     pub(super) fn write(&self, view: &SetView, memory: &Memory) -> Result<Box<DeviceHandle>> {
         let pairs = view.pairs.iter().flatten();
         let queues: Vec<_> = pairs
@@ -70,8 +70,13 @@ impl DeviceImage {
             // Reads are complete when what they have brought is visible.
             dump_after_gets: false,
         };
+        self.describe(&description, memory)
+    }
+
+    /// Writes what is described, and returns what NCCL is given.
+    pub(super) fn describe(&self, description: &Description, memory: &Memory) -> Result<Box<DeviceHandle>> {
         let mut contents = vec![0; self.image.bytes()];
-        self.image.write(&description, &mut contents, self.at)?;
+        self.image.write(description, &mut contents, self.at)?;
         // SAFETY: `allocate` took this many bytes of it; nobody knows the address yet.
         unsafe { memory.write_device(self.at, &contents)? };
         Ok(Box::new(DeviceHandle {

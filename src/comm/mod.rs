@@ -11,6 +11,7 @@ pub mod handle;
 pub mod hello;
 pub mod instance;
 pub mod listen;
+mod mlx5;
 pub mod nccl;
 pub mod nic;
 mod observe;

@@ -56,7 +56,7 @@ pub struct NicSpec {
 }
 
 /// Slots of a send queue, a power of two.
-fn slots(depth: i32) -> Result<u32> {
+pub(super) fn slots(depth: i32) -> Result<u32> {
     match u32::try_from(depth) {
         Ok(0) => Ok(SLOTS),
         Ok(n) if n <= SLOTS_MAX => Ok(n.next_power_of_two()),

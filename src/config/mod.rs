@@ -68,6 +68,17 @@ pub enum GdakiSignals {
     PerPeer,
 }
 
+/// `NCCL_GDAKI_USE_RELIABLE_DB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReliableDoorbell {
+    /// Doorbells have a record.
+    Off,
+    /// They have none; a device that cannot do without is refused.
+    On,
+    /// They have none where the device can do without.
+    IfPossible,
+}
+
 /// `OXYGIN_PROXY_AFFINITY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affinity {
@@ -144,6 +155,10 @@ pub struct Config {
     pub ib_pkey: u16,
     /// `NCCL_DMABUF_ENABLE`.
     pub dma_buf: bool,
+    /// `NCCL_IB_DATA_DIRECT`: GPU memory for GDAKI is registered with Data Direct where the device has it.
+    pub ib_data_direct: bool,
+    /// `NCCL_GDAKI_USE_RELIABLE_DB`: whether kernels ring mlx5 devices without a doorbell record.
+    pub reliable_doorbell: ReliableDoorbell,
 }
 
 impl Default for Config {
@@ -181,6 +196,8 @@ impl Default for Config {
             ib_retry_cnt: 7,
             ib_pkey: 0,
             dma_buf: true,
+            ib_data_direct: true,
+            reliable_doorbell: ReliableDoorbell::Off,
         }
     }
 }

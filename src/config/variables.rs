@@ -1,7 +1,9 @@
 //! The table of variables.
 
 use super::parse::{integer, seconds, unless_minus_one, within};
-use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, SoftTransport};
+use super::{
+    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, ReliableDoorbell, SoftTransport,
+};
 use std::time::Duration;
 
 /// One variable: what users read and what the parser does.
@@ -130,6 +132,13 @@ pub const VARIABLES: &[Variable] = &[
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },
     Variable {
+        name: "OXYGIN_LIBMLX5",
+        default: "libmlx5.so.1",
+        meaning: "The library of mlx5 devices to load, by name or path; only `OXYGIN_ENGINE=gdaki` needs it.",
+        accepted: "a library name or path",
+        apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
+    },
+    Variable {
         name: "OXYGIN_LIBRDMACM",
         default: "librdmacm.so.1",
         meaning: "The RDMA connection manager's library to load, by name or path; only iWARP devices need it.",
@@ -150,7 +159,8 @@ pub const VARIABLES: &[Variable] = &[
             "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
                   software NIC, for kernels that are compiled for GDAKI, which has not run on a GPU yet; `gdaki` \
-                  queues of mlx5 devices that such kernels ring themselves. `auto`: the README's table. The same \
+                  queues of mlx5 devices that such kernels ring themselves, which has not run on such a device yet. \
+                  `auto`: the README's table. The same \
                   on all ranks, or unset.",
         accepted: "auto, own, nccl, gdaki, gdaki-soft",
         apply: |config, text| {
@@ -376,5 +386,30 @@ pub const VARIABLES: &[Variable] = &[
                   module.",
         accepted: "0 or another integer",
         apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
+    },
+    Variable {
+        name: "NCCL_IB_DATA_DIRECT",
+        default: "1",
+        meaning:
+            "With `OXYGIN_ENGINE=gdaki`: whether GPU memory is registered with Data Direct where the device has it.",
+        accepted: "0 or another integer",
+        apply: |config, text| integer(text).map(|value| config.ib_data_direct = value > 0),
+    },
+    Variable {
+        name: "NCCL_GDAKI_USE_RELIABLE_DB",
+        default: "0",
+        meaning:
+            "With `OXYGIN_ENGINE=gdaki`: whether kernels ring mlx5 devices without a doorbell record. 1: they do, and \
+                  devices that need one are refused; 2: they do where the device can do without.",
+        accepted: "0, 1, 2",
+        apply: |config, text| {
+            config.reliable_doorbell = match integer(text)? {
+                0 => ReliableDoorbell::Off,
+                1 => ReliableDoorbell::On,
+                2 => ReliableDoorbell::IfPossible,
+                _ => return None,
+            };
+            Some(())
+        },
     },
 ];

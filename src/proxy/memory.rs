@@ -11,6 +11,7 @@ use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, Mapped, Pinned, Stream
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a copy at set-up may take. It has a stream of its own, but the hardware queue behind that may be one that
@@ -70,7 +71,7 @@ impl Block {
 /// What was allocated for a set of contexts; freed by its drop, when nobody uses it any more.
 pub struct Memory {
     /// Of the thread that made it; `None`: all is host memory.
-    context: Option<Context>,
+    context: Option<Arc<Context>>,
     pages: Vec<Pages>,
     pinned: Vec<Pinned>,
     mapped: Vec<Mapped>,
@@ -85,7 +86,7 @@ impl Memory {
             Err(_) => None,
             Ok(cuda) => match cuda.init() {
                 Err(_) => None,
-                Ok(()) => Cuda::current_context(&cuda).map_err(|e| cuda_error("createContext", &e))?,
+                Ok(()) => Cuda::current_context(&cuda).map_err(|e| cuda_error("createContext", &e))?.map(Arc::new),
             },
         };
         Ok(Self { context, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new(), shared: 0 })
@@ -100,6 +101,11 @@ impl Memory {
     pub fn pci_address(&self) -> Option<String> {
         let context = self.context.as_ref()?;
         context.cuda().pci_address(context.device())
+    }
+
+    /// The CUDA context in which it is; `None`: it is host memory.
+    pub fn context(&self) -> Option<&Arc<Context>> {
+        self.context.as_ref()
     }
 
     /// Whether device code runs on a GPU.
@@ -121,7 +127,8 @@ impl Memory {
         Ok(block)
     }
 
-    fn host(&mut self, bytes: usize) -> Result<Block> {
+    /// Zeroed host memory that device code has nothing to do with, on pages of its own.
+    pub fn host(&mut self, bytes: usize) -> Result<Block> {
         let pages = Pages::new(bytes)?;
         let cpu = pages.at.cast::<u8>();
         self.pages.push(pages);

@@ -128,7 +128,8 @@ impl Rank {
     }
 
     /// Joins, where connect may refuse it. It connects through a GIN table, because there ranks agree on who executes
-    /// what device code writes: with an RMA table in use that is NCCL, unless `OXYGIN_ENGINE` says otherwise.
+    /// what device code writes: with an RMA table in use that is NCCL, unless `OXYGIN_ENGINE` says otherwise. With 0
+    /// contexts it has no set of its own.
     pub fn try_join_by(
         job: &Arc<Job>,
         rank: usize,
@@ -151,8 +152,10 @@ impl Rank {
                 ok(T.finalize.unwrap()(instance));
                 return Err(connected);
             }
-            let mut config = ConfigV14 { n_contexts: contexts, traffic_class: -1, rank_stride: 1 };
-            ok(T.create_context.unwrap()(coll, &mut config, &mut ctx));
+            if contexts > 0 {
+                let mut config = ConfigV14 { n_contexts: contexts, traffic_class: -1, rank_stride: 1 };
+                ok(T.create_context.unwrap()(coll, &mut config, &mut ctx));
+            }
         }
         Ok(Self { job: job.clone(), rank, instance, coll, ctx })
     }
@@ -289,14 +292,16 @@ impl Rank {
     pub fn leave(self) {
         // SAFETY: plain calls in NCCL's order.
         unsafe {
-            ok(T.destroy_context.unwrap()(self.ctx));
+            if !self.ctx.is_null() {
+                ok(T.destroy_context.unwrap()(self.ctx));
+            }
             ok(T.close_coll.unwrap()(self.coll));
             ok(T.finalize.unwrap()(self.instance));
         }
     }
 }
 
-/// Runs `body` on `nranks` threads, each a rank with `contexts` contexts.
+/// Runs `body` on `nranks` threads, each a rank with a set of `contexts` contexts, or with none.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
     let job = Job::new(nranks);
     std::thread::scope(|s| {

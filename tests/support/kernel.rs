@@ -127,10 +127,20 @@ struct Words {
     remote: Vec<Place>,
 }
 
+/// The queue pairs of a (context, peer).
+struct Queues {
+    main: Qp,
+    /// The number of its completion queue.
+    completions: u32,
+    /// How it is to be rung.
+    handler: u32,
+    companion: Option<Qp>,
+}
+
 /// What a kernel has found in a context.
 struct Context {
     /// By rank; `None`: nobody made it.
-    queues: Vec<Option<(Qp, Option<Qp>)>>,
+    queues: Vec<Option<Queues>>,
     signals: Option<Words>,
     counters: Option<Words>,
     sink: u32,
@@ -152,7 +162,8 @@ unsafe impl Sync for Kernel<'_> {}
 fn found(device: &structures::Device, context: usize, ranks: usize) -> Context {
     let qp = |queue: structures::Queue| {
         let (handler, bell, record) = queue.ring();
-        assert!(handler == 2 && queue.is_fresh());
+        // By the doorbell with its record, or without.
+        assert!([2, 10].contains(&handler) && queue.is_fresh());
         let view = QueueView {
             slots: queue.slot(0),
             size: queue.slots() as u32,
@@ -162,7 +173,6 @@ fn found(device: &structures::Device, context: usize, ranks: usize) -> Context {
             handler: Ringing::Doorbell,
             number: queue.rung_number() >> 8,
         };
-        assert_eq!(queue.completion_number(), view.number);
         (0..=device.n.segments).for_each(|n| assert_eq!(queue.word(n), view.number << 8 | n));
         Qp::new(view, Ask { is_sm90: context % 2 == 0, record_first: device.n.segments == 4, ..Ask::default() })
     };
@@ -172,7 +182,8 @@ fn found(device: &structures::Device, context: usize, ranks: usize) -> Context {
             assert!(companion.is_none_or(|companion| companion.is_absent()));
             return None;
         }
-        Some((qp(main), companion.map(qp)))
+        let (completions, (handler, ..)) = (main.completion_number(), main.ring());
+        Some(Queues { main: qp(main), completions, handler, companion: companion.map(qp) })
     });
     let words = |table: structures::Table| {
         (!table.is_absent())
@@ -215,19 +226,33 @@ impl<'a> Kernel<'a> {
     }
 
     pub fn has_companion(&self, context: usize, peer: usize) -> bool {
-        self.contexts[context].queues[peer].as_ref().is_some_and(|queues| queues.1.is_some())
+        self.contexts[context].queues[peer].as_ref().is_some_and(|queues| queues.companion.is_some())
     }
 
     pub fn has_words(&self, context: usize) -> [bool; 2] {
         [self.contexts[context].signals.is_some(), self.contexts[context].counters.is_some()]
     }
 
+    fn queues(&self, context: usize, peer: usize) -> &Queues {
+        self.contexts[context].queues[peer].as_ref().expect("a queue pair")
+    }
+
+    /// The number of a queue pair's completion queue.
+    pub fn completions(&self, context: usize, peer: usize) -> u32 {
+        self.queues(context, peer).completions
+    }
+
+    /// How a queue pair is rung.
+    pub fn handler(&self, context: usize, peer: usize) -> u32 {
+        self.queues(context, peer).handler
+    }
+
     pub fn qp(&self, context: usize, peer: usize) -> &Qp {
-        &self.contexts[context].queues[peer].as_ref().expect("a queue pair").0
+        &self.queues(context, peer).main
     }
 
     pub fn companion(&self, context: usize, peer: usize) -> &Qp {
-        self.contexts[context].queues[peer].as_ref().and_then(|queues| queues.1.as_ref()).expect("a companion")
+        self.queues(context, peer).companion.as_ref().expect("a companion")
     }
 
     pub fn sink(&self, context: usize) -> Place {
@@ -244,7 +269,7 @@ impl<'a> Kernel<'a> {
         let (main, companion) = (self.qp(context, peer), self.companion(context, peer));
         let last = main.post(entries);
         let (key, first) = self.contexts[context].counters.as_ref().expect("counters").remote[rank];
-        let waits = Raw::new(WAIT, 0).four([0, 0, last as u32, main.view.number]);
+        let waits = Raw::new(WAIT, 0).four([0, 0, last as u32, self.completions(context, peer)]);
         companion.post(&[waits, add((key, first + 8 * counter), 1, self.sink(context))]);
     }
 

@@ -8,6 +8,7 @@
 mod calls;
 mod dmabuf;
 mod group;
+mod io;
 mod kernel;
 mod objects;
 mod own;
@@ -17,6 +18,7 @@ mod types;
 
 pub use calls::{under_way, Call};
 pub use dmabuf::*;
+pub use io::*;
 pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use objects::*;
 pub use own::Words;

@@ -1,5 +1,6 @@
 //! The functions of the CUDA driver, resolved at run time.
 
+use super::io::IoMemory;
 use super::kernel::Kernels;
 use super::share::Sharing;
 use super::types::*;
@@ -54,6 +55,7 @@ macro_rules! driver {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
             pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
+            pub(super) io_memory: Option<IoMemory>,
             pub(super) sharing: Option<Sharing>,
             pub(super) kernels: Option<Kernels>,
             library: Library,
@@ -71,6 +73,7 @@ macro_rules! driver {
                     },)*
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
+                    io_memory: IoMemory::resolve(&library),
                     sharing: Sharing::resolve(&library),
                     kernels: Kernels::resolve(&library),
                     library,

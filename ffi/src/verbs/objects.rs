@@ -3,7 +3,7 @@
 
 use super::symbols::Verbs;
 use super::types::*;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::ptr::{null_mut, NonNull};
 use std::sync::Arc;
 
 /// What a pointer-returning verb says: the object, or the errno it left.
-fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
+pub(super) fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(object).ok_or_else(io::Error::last_os_error)
 }
 
@@ -99,6 +99,11 @@ impl DeviceRef {
         self.raw().transport_type == IBV_TRANSPORT_IWARP || self.raw().node_type == IBV_NODE_RNIC
     }
 
+    /// For libraries that know more of it; valid while this object lives.
+    pub(crate) fn as_ptr(&self) -> *mut ibv_device {
+        self.device.as_ptr()
+    }
+
     /// Opens it.
     pub fn open(&self) -> io::Result<Arc<Context>> {
         // SAFETY: the device is in a live list.
@@ -119,6 +124,19 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
+    /// Owns one that another library opened.
+    ///
+    /// # Safety
+    /// It is of `device`, open, nobody else's, and closed as those of libibverbs are.
+    pub(crate) unsafe fn from_raw(device: &DeviceRef, at: NonNull<ibv_context>) -> Arc<Self> {
+        Arc::new(Self { verbs: device.list.verbs.clone(), at })
+    }
+
+    /// For libraries that know more of it; valid while this object lives.
+    pub(crate) fn as_ptr(&self) -> *mut ibv_context {
+        self.at.as_ptr()
+    }
+
     /// The library.
     pub fn verbs(&self) -> &Arc<Verbs> {
         &self.verbs
@@ -211,100 +229,35 @@ impl Pd {
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    /// For libraries that know more of it; valid while this object lives.
+    pub(crate) fn as_ptr(&self) -> *mut ibv_pd {
+        self.at.as_ptr()
+    }
+
+    /// Does something with an address handle, which lives meanwhile.
+    pub(crate) fn with_address_handle<T>(
+        &self,
+        way: &ibv_ah_attr,
+        work: impl FnOnce(*mut c_void) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let (Some(create), Some(destroy)) = (self.context.verbs.create_ah, self.context.verbs.destroy_ah) else {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        };
+        let mut way = *way;
+        // SAFETY: the domain is live and the description has the size of the ABI.
+        let handle = made(unsafe { create(self.at.as_ptr(), &mut way) })?;
+        let done = work(handle.as_ptr());
+        // SAFETY: ended once.
+        unsafe { destroy(handle.as_ptr()) };
+        done
+    }
 }
 
 impl Drop for Pd {
     fn drop(&mut self) {
         // SAFETY: children hold this object; ended once.
         unsafe { (self.context.verbs.dealloc_pd)(self.at.as_ptr()) };
-    }
-}
-
-/// What may be done with a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// Peers may add to its words.
-    pub atomic: bool,
-    /// Writes may pass each other on their way to memory.
-    pub relaxed: bool,
-}
-
-impl Access {
-    fn flags(self) -> u32 {
-        IBV_ACCESS_LOCAL_WRITE
-            | IBV_ACCESS_REMOTE_WRITE
-            | IBV_ACCESS_REMOTE_READ
-            | if self.atomic { IBV_ACCESS_REMOTE_ATOMIC } else { 0 }
-            | if self.relaxed { IBV_ACCESS_RELAXED_ORDERING } else { 0 }
-    }
-}
-
-/// A registered region.
-pub struct Mr {
-    pd: Arc<Pd>,
-    at: NonNull<ibv_mr>,
-}
-
-// SAFETY: as for Context.
-unsafe impl Send for Mr {}
-// SAFETY: as for Context.
-unsafe impl Sync for Mr {}
-
-impl Mr {
-    /// Registers `len` bytes at `base` for local and remote access.
-    ///
-    /// # Safety
-    /// The memory stays mapped while the region lives: the device and, through it, peers read and write it.
-    pub unsafe fn register(pd: &Arc<Pd>, base: u64, len: usize, access: Access) -> io::Result<Self> {
-        let verbs = &pd.context.verbs;
-        let flags = access.flags();
-        let at = match (access.relaxed, verbs.reg_mr_iova2) {
-            // SAFETY: the domain is live; the caller vouches for the memory.
-            (true, Some(register)) => unsafe { register(pd.at.as_ptr(), base as *mut _, len, base, flags) },
-            _ => {
-                let flags = flags & !IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: as above.
-                unsafe { (verbs.reg_mr)(pd.at.as_ptr(), base as *mut _, len, flags as c_int) }
-            }
-        };
-        Ok(Self { pd: pd.clone(), at: made(at)? })
-    }
-
-    /// Registers `len` bytes at `offset` of a DMA-BUF; peers and work requests name them from `base` on. The
-    /// descriptor is needed during the call only.
-    pub fn register_dmabuf(
-        pd: &Arc<Pd>,
-        fd: RawFd,
-        offset: u64,
-        base: u64,
-        len: usize,
-        access: Access,
-    ) -> io::Result<Self> {
-        let Some(register) = pd.context.verbs.reg_dmabuf_mr else {
-            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        };
-        // SAFETY: the domain is live; the kernel checks descriptor and range.
-        let at = unsafe { register(pd.at.as_ptr(), offset, len, base, fd, access.flags() as c_int) };
-        Ok(Self { pd: pd.clone(), at: made(at)? })
-    }
-
-    /// Local key.
-    pub fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { self.at.as_ref() }.lkey
-    }
-
-    /// Remote key.
-    pub fn rkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { self.at.as_ref() }.rkey
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        // SAFETY: ended once.
-        unsafe { (self.pd.context.verbs.dereg_mr)(self.at.as_ptr()) };
     }
 }
 

@@ -111,6 +111,10 @@ verbs! {
         /// Registers a DMA-BUF.
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" c"IBVERBS_1.12"
             fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        /// The way to a peer's port; the kernel finds the next hop on Ethernet.
+        create_ah: c"ibv_create_ah" c"IBVERBS_1.1" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut c_void;
+        /// Ends it.
+        destroy_ah: c"ibv_destroy_ah" c"IBVERBS_1.1" fn(*mut c_void) -> c_int;
         /// A GID with its type.
         query_gid_ex: c"_ibv_query_gid_ex" c"IBVERBS_1.11"
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;

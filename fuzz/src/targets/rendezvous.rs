@@ -64,8 +64,9 @@ fn hellos() -> Vec<Vec<u8>> {
 fn hello(input: &[u8]) {
     if let Ok(hello) = Hello::parse(1, input) {
         assert_eq!(Hello::parse(1, &hello.encode()).expect("our own"), hello);
-        for signals_of_all_peers in [false, true] {
-            let _ = choose(std::slice::from_ref(&hello.engine), FabricPromise { signals_of_all_peers }, true);
+        for is_verbs in [false, true] {
+            let fabric = FabricPromise { signals_of_all_peers: !is_verbs, is_verbs };
+            let _ = choose(std::slice::from_ref(&hello.engine), fabric, true);
         }
         let _ = settle(&[hello.clone(), hello], |_| None);
     }

@@ -6,10 +6,11 @@ use crate::comm::contexts::EngineKind;
 use crate::config::EngineChoice;
 use crate::error::{Error, Result};
 
-/// Whether the software NIC, and mlx5 devices, have run under real device code. What has not is taken where it is asked
-/// for, by `OXYGIN_ENGINE` or by `NCCL_GIN_TYPE=3`, and not by itself.
+/// Whether the software NIC has run under real device code. What has not is taken where it is asked for, by
+/// `OXYGIN_ENGINE` or by `NCCL_GIN_TYPE=3`, and not by itself.
 const SOFT_NIC_RAN: bool = false;
-const MLX5_RAN: bool = false;
+/// The same of mlx5 devices; as long as none has, they are not even looked at without `OXYGIN_ENGINE=gdaki`.
+pub const MLX5_RAN: bool = false;
 
 /// What the ranks took.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ impl EngineChosen {
 pub struct FabricPromise {
     /// A visible signal implies every put received before it, from any peer.
     pub signals_of_all_peers: bool,
+    /// It is the verbs fabric, whose ports mlx5 devices' queues are on.
+    pub is_verbs: bool,
 }
 
 /// Of the engines that give device code the plugin's queues, best first: those of GDAKI suit kernels of every kind.
@@ -62,8 +65,10 @@ fn impossible(kind: EngineKind, offers: &[EngineOffer], fabric: FabricPromise) -
             ))
         }
         EngineKind::Gdaki => {
-            let (rank, why) = offers.iter().enumerate().find_map(|(rank, o)| Some((rank, o.mlx5.as_ref().err()?)))?;
-            Some(format!("rank {rank}: {why}"))
+            match offers.iter().enumerate().find_map(|(rank, o)| Some((rank, o.mlx5.as_ref().err()?))) {
+                Some((rank, why)) => Some(format!("rank {rank}: {why}")),
+                None => (!fabric.is_verbs).then(|| "the ranks settled on the soft fabric, see above".to_owned()),
+            }
         }
     }
 }
@@ -139,8 +144,8 @@ mod tests {
         EngineOffer { wants_gdaki: true, ..offer }
     }
 
-    const SOFT: FabricPromise = FabricPromise { signals_of_all_peers: true };
-    const VERBS: FabricPromise = FabricPromise { signals_of_all_peers: false };
+    const SOFT: FabricPromise = FabricPromise { signals_of_all_peers: true, is_verbs: false };
+    const VERBS: FabricPromise = FabricPromise { signals_of_all_peers: false, is_verbs: true };
 
     fn kind(offers: &[EngineOffer], fabric: FabricPromise, gdaki_first: bool) -> EngineKind {
         choose(offers, fabric, gdaki_first).unwrap().kind
@@ -167,6 +172,7 @@ mod tests {
     fn what_cannot_be_is_refused_with_the_rank_that_cannot() {
         refused(&[offer(Own), offer(GdakiSoft)], SOFT, &["rank 0 has OXYGIN_ENGINE=own", "rank 1", "gdaki-soft"]);
         refused(&[offer(Own), offer(Nccl)], SOFT, &["rank 0", "rank 1", "NCCL_RMA_PLUGIN"]);
+        refused(&[with_mlx5(offer(Gdaki))], SOFT, &["OXYGIN_ENGINE=gdaki", "settled on the soft fabric"]);
         refused(&[with_mlx5(offer(Gdaki)), offer(Gdaki)], VERBS, &["OXYGIN_ENGINE=gdaki", "rank 1: no mlx5 device"]);
         refused(&[offer(GdakiSoft)], VERBS, &["OXYGIN_FABRIC=soft", "OXYGIN_GDAKI_SIGNALS=per-peer", "rank 0"]);
         let of_its_sender = EngineOffer { signals_of_all_peers: false, ..offer(GdakiSoft) };
@@ -182,7 +188,8 @@ mod tests {
         let chosen = choose(&[wanting_gdaki(offer(Auto))], VERBS, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::Own);
         assert!(chosen.sentence().contains("not gdaki-soft: kernels compiled for GDAKI"), "{chosen:?}");
-        let chosen = choose(&[with_mlx5(offer(Auto))], SOFT, true).unwrap();
+        let on_both = FabricPromise { is_verbs: true, ..SOFT };
+        let chosen = choose(&[with_mlx5(offer(Auto))], on_both, true).unwrap();
         assert!(chosen.sentence().contains("not gdaki: no mlx5 hardware has run it"), "{chosen:?}");
         // Takes it, where that has been seen.
         assert_eq!(chosen.kind == EngineKind::GdakiSoft, SOFT_NIC_RAN);

@@ -18,8 +18,8 @@ fn outcome(engine: EngineChoice, gin_type: Option<i32>, is_v14: bool, rma: bool)
     let taken = gin_type.is_none_or(|asked| asked == reported) && !(is_v14 && reported == DEVICE_GIN_PROXY);
     if taken {
         let offer = EngineOffer::new(&config, owner, Ok(()));
-        let soft = FabricPromise { signals_of_all_peers: true };
-        return choose(&[offer], soft, is_v14).map_or("refused", |chosen| chosen.kind.name());
+        let any = FabricPromise { signals_of_all_peers: true, is_verbs: true };
+        return choose(&[offer], any, is_v14).map_or("refused", |chosen| chosen.kind.name());
     }
     match is_v14 && rma && gin_type.is_none_or(|asked| asked == DEVICE_GIN_PROXY) {
         true => "nccl",

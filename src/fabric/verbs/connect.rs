@@ -145,7 +145,7 @@ fn ready_to_receive(origin: &Origin, mine: &Hello, target: &Target, tc: u8) -> i
 }
 
 /// The way to a peer: by GID on Ethernet, across subnets and where the port asks for it; else by LID.
-fn address(origin: &Origin, mine: &Hello, peer: &Hello, tc: u8) -> ibv_ah_attr {
+pub(super) fn address(origin: &Origin, mine: &Hello, peer: &Hello, tc: u8) -> ibv_ah_attr {
     let ethernet = mine.link_layer == IBV_LINK_LAYER_ETHERNET;
     let same_subnet = mine.gid[6..8] == peer.gid[6..8];
     let flid = u16::from_be_bytes([peer.gid[4], peer.gid[5]]);

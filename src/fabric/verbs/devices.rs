@@ -3,7 +3,9 @@
 use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry};
 use super::hca::HcaFilter;
 use super::iwarp::{to_gid, Addresses};
+use super::port::open_devx;
 use crate::config::Config;
+use oxygin_ffi::mlx5::DevxDevice;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Context, DeviceRef, Pd, Verbs};
 use oxygin_ffi::Missing;
@@ -46,6 +48,11 @@ impl DeviceInfo {
     /// Whether a communicator can be opened on it.
     pub fn is_usable(&self) -> bool {
         self.problem.is_none()
+    }
+
+    /// Opens it for DevX commands, or says why that cannot be.
+    pub fn open_devx(&self) -> Result<Arc<DevxDevice>, String> {
+        open_devx(&self.device)
     }
 }
 

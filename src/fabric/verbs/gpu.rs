@@ -12,7 +12,7 @@ use crate::memory::gpu::GpuMemory;
 use crate::memory::window::Registration;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Mapping, CUDA_ERROR_INVALID_VALUE};
-use oxygin_ffi::verbs::Mr;
+use oxygin_ffi::verbs::{Access, Mr};
 use std::fmt;
 use std::os::fd::AsRawFd;
 
@@ -25,6 +25,8 @@ pub enum RegistrationWay {
     Exported,
     /// By a DMA-BUF of our own that is mapped over PCIe.
     ExportedPcie,
+    /// By a DMA-BUF of our own, which the device reaches by its Data Direct function.
+    DataDirect,
     /// By address, with the help of this kernel module.
     Peermem(&'static str),
 }
@@ -35,6 +37,7 @@ impl fmt::Display for RegistrationWay {
             Self::Given => f.write_str("the caller's DMA-BUF"),
             Self::Exported => f.write_str("a DMA-BUF"),
             Self::ExportedPcie => f.write_str("a DMA-BUF mapped over PCIe"),
+            Self::DataDirect => f.write_str("a DMA-BUF with Data Direct"),
             Self::Peermem(module) => write!(f, "address ({module})"),
         }
     }
@@ -75,8 +78,19 @@ impl VerbsFabric {
         let gpu = memory.context.device();
         let place = format!("{} bytes of GPU {gpu} at {:#x}", region.len, region.base);
         self.admit(&region, gpu, &place)?;
+        let mr = self.register_device_memory(&region, memory)?;
+        self.gpu.state.lock().device = Some(gpu);
+        let guard = WindowGuard::new(mr, region.id, true, &self.keys, &self.regions);
+        let (lkey, rkey) = guard.keys();
+        Ok(Registration { lkey, rkey, guard: Box::new(guard) })
+    }
+
+    /// Registers GPU memory by the first way that works, a window's or not.
+    pub(super) fn register_device_memory(&self, region: &Region, memory: &GpuMemory) -> Result<Mr> {
+        self.check_begin(region)?;
+        let place = format!("{} bytes of GPU {} at {:#x}", region.len, memory.context.device(), region.base);
         let mut failed = Vec::new();
-        let Some((way, mr)) = self.first_that_works(&region, memory, &mut failed) else {
+        let Some((way, mr)) = self.first_that_works(region, memory, &mut failed) else {
             if memory.context.is_rdma_capable(region.base) == Some(false) {
                 failed.insert(
                     0,
@@ -86,11 +100,8 @@ impl VerbsFabric {
             let failed = failed.join("; ");
             return Err(Error::system(format!("{place} cannot be registered with {}: {failed}; {REMEDY}", self.label)));
         };
-        self.gpu.state.lock().device = Some(gpu);
         self.say(way, &failed, &place, region.id);
-        let guard = WindowGuard::new(mr, region.id, true, &self.keys, &self.regions);
-        let (lkey, rkey) = guard.keys();
-        Ok(Registration { lkey, rkey, guard: Box::new(guard) })
+        Ok(mr)
     }
 
     /// What this fabric cannot do with GPU memory, however it is registered.
@@ -166,10 +177,10 @@ impl VerbsFabric {
             failed.push(format!("by a DMA-BUF of our own: GPU {} exports none", memory.context.device()));
             return None;
         }
-        for (way, mapping) in
-            [(RegistrationWay::Exported, Mapping::Usual), (RegistrationWay::ExportedPcie, Mapping::Pcie)]
-        {
-            match self.export(region, memory, mapping) {
+        let direct = self.devx.data_direct().map(|_| (RegistrationWay::DataDirect, Mapping::Pcie));
+        let ways = [(RegistrationWay::Exported, Mapping::Usual), (RegistrationWay::ExportedPcie, Mapping::Pcie)];
+        for (way, mapping) in direct.into_iter().chain(ways) {
+            match self.export(region, memory, way, mapping) {
                 Ok(mr) => return Some((way, mr)),
                 Err(Refused::Export(why)) => failed.push(format!("by {way}: {why}")),
                 Err(Refused::Registration(e)) => {
@@ -190,7 +201,13 @@ impl VerbsFabric {
     }
 
     /// Registers by a DMA-BUF of our own, which is closed again: the region holds what it stands for.
-    fn export(&self, region: &Region, memory: &GpuMemory, mapping: Mapping) -> std::result::Result<Mr, Refused> {
+    fn export(
+        &self,
+        region: &Region,
+        memory: &GpuMemory,
+        way: RegistrationWay,
+        mapping: Mapping,
+    ) -> std::result::Result<Mr, Refused> {
         let (start, bytes) = pages(region.base, region.len, page_size())
             .ok_or_else(|| Refused::Export("the range ends past the last page".into()))?;
         let fd = memory.context.export_dma_buf(start, bytes, mapping).map_err(|e| {
@@ -201,7 +218,16 @@ impl VerbsFabric {
             Refused::Export(format!("{e}{hint}"))
         })?;
         let exported = Region { dma_buf: Some((fd.as_raw_fd(), region.base - start)), ..*region };
-        self.register_region(&exported).map_err(Refused::Registration)
+        let direct = self.devx.data_direct().filter(|_| way == RegistrationWay::DataDirect);
+        let registered = match direct {
+            Some(device) => {
+                let access = Access { atomic: true, relaxed: self.relaxed && !region.strict };
+                let place = (fd.as_raw_fd(), region.base - start);
+                device.register_data_direct(&self.pd, place, 0, region.len as usize, access)
+            }
+            None => self.register_region(&exported),
+        };
+        registered.map_err(Refused::Registration)
     }
 
     fn say(&self, way: RegistrationWay, failed: &[String], place: &str, id: u32) {
@@ -230,13 +256,14 @@ fn is_unknown_to_kernel(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS))
 }
 
-fn page_size() -> u64 {
+/// Bytes of a page of host memory.
+pub fn page_size() -> u64 {
     // SAFETY: plain call.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Start and bytes of the pages that a range touches.
-fn pages(base: u64, len: u64, page: u64) -> Option<(u64, usize)> {
+pub fn pages(base: u64, len: u64, page: u64) -> Option<(u64, usize)> {
     let start = base & !(page - 1);
     let end = base.checked_add(len)?.checked_next_multiple_of(page)?;
     Some((start, usize::try_from(end - start).ok()?))

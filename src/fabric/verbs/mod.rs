@@ -16,6 +16,7 @@ mod message;
 mod outcome;
 mod pairs;
 mod peermem;
+mod port;
 mod progress;
 mod queues;
 mod regions;
@@ -28,8 +29,10 @@ mod wr_id;
 pub use context::{Direct, Short, VerbsContext};
 pub use devices::{devices, DeviceInfo};
 pub use gid::GidEntry;
+pub use gpu::{page_size, pages};
 pub use hca::HcaFilter;
 pub use peermem::peermem;
+pub use port::{PeerWay, SharedPort};
 pub use setup::Pending;
 pub use template::{Again, Side, Windows};
 
@@ -47,6 +50,7 @@ use message::Keys;
 use oxygin_ffi::rdmacm::RdmaCm;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Access, Channel, Context as Device, Mr, Pd};
+use port::Devx;
 use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::path::Path;
@@ -72,6 +76,7 @@ struct Joined {
 /// A communicator's hold on one port.
 pub struct VerbsFabric {
     pd: Arc<Pd>,
+    devx: Devx,
     /// Device and port, for messages.
     label: String,
     origin: Origin,
@@ -100,6 +105,11 @@ pub struct VerbsFabric {
 impl VerbsFabric {
     /// Opens a port for one communicator. `registry` is asked before a signal message of a peer touches memory.
     pub fn open(device: &DeviceInfo, config: &Config, registry: Arc<Registry>) -> Result<Self> {
+        Self::open_for(device, config, registry, false)
+    }
+
+    /// The same, for [`VerbsFabric::share_port`] if `wants_devx` and the device takes DevX commands.
+    pub fn open_for(device: &DeviceInfo, config: &Config, registry: Arc<Registry>, wants_devx: bool) -> Result<Self> {
         if let Some(problem) = &device.problem {
             return Err(Error::usage(format!("{}:{} cannot be used: {problem}", device.name, device.port)));
         }
@@ -107,8 +117,8 @@ impl VerbsFabric {
             return Err(Error::internal(format!("{}:{} was never examined", device.name, device.port)));
         };
         let label = format!("{}:{}", device.name, device.port);
-        let opened: std::io::Result<Arc<Device>> = device.device.open();
-        let context = opened.map_err(|e| Error::system(format!("opening {label}: {e}")))?;
+        let (devx, context) = Devx::open(&device.device, config, wants_devx)
+            .map_err(|e| Error::system(format!("opening {label}: {e}")))?;
         let pd = Pd::new(&context).map_err(|e| Error::system(format!("a protection domain on {label}: {e}")))?;
         let scratch = Arc::new(Scratch::new(&pd).map_err(|e| e.context(&label))?);
         let iwarp = match device.iwarp {
@@ -144,6 +154,7 @@ impl VerbsFabric {
         );
         Ok(Self {
             pd,
+            devx,
             label,
             origin: Origin {
                 port: device.port,
@@ -215,12 +226,30 @@ impl VerbsFabric {
         }
     }
 
+    /// Where windows are named from address 0 on, devices need them to begin on a page: addresses in it and in memory
+    /// have to have the same offset in a page.
+    fn check_begin(&self, region: &Region) -> Result<()> {
+        if self.devx.has_zero_based_keys() && region.base % gpu::page_size() != 0 {
+            return Err(Error::argument(format!(
+                "data = {:#x} ({} bytes) does not begin on a page border, as windows for kernels compiled for GDAKI \
+                 have to on an mlx5 device; allocate it with ncclMemAlloc, or aligned to pages",
+                region.base, region.len
+            )));
+        }
+        Ok(())
+    }
+
     fn register_memory(&self, region: &Region, access: Access) -> std::io::Result<Mr> {
         let len = region.len as usize;
-        match region.dma_buf {
-            Some((fd, offset)) => Mr::register_dmabuf(&self.pd, fd, offset, region.base, len, access),
+        match (region.dma_buf, self.devx.has_zero_based_keys()) {
+            (Some((fd, offset)), has_zero_based_keys) => {
+                let iova = if has_zero_based_keys { 0 } else { region.base };
+                Mr::register_dmabuf(&self.pd, fd, offset, iova, len, access)
+            }
             // SAFETY: the owner of the window keeps it mapped until it is deregistered, as NCCL promises.
-            None => unsafe { Mr::register(&self.pd, region.base, len, access) },
+            (None, false) => unsafe { Mr::register(&self.pd, region.base, len, access) },
+            // SAFETY: as above.
+            (None, true) => unsafe { Mr::register_at(&self.pd, region.base, 0, len, access) },
         }
     }
 }
@@ -286,6 +315,7 @@ impl Fabric for VerbsFabric {
             // Devices refuse empty regions; no work request can name a byte of one.
             return Ok(Registration { lkey: 0, rkey: 0, guard: Box::new(()) });
         }
+        self.check_begin(region)?;
         if region.dma_buf.is_some() && !self.gpu.dma_buf {
             return Err(Error::usage("a DMA-BUF was to be registered although NCCL_DMABUF_ENABLE=0"));
         }

@@ -8,6 +8,7 @@ use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
 use super::pairs::Pairs;
+use super::port::with_class;
 use super::progress::Progress;
 use super::queues::{Device, Queues};
 use super::wire::{QpInfo, Token};
@@ -197,12 +198,7 @@ fn no_call(fabric: &VerbsFabric, name: &str) -> Error {
 pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
     let joined = fabric.joined()?;
     let (infos, tokens) = said(joined, &pending, from)?;
-    let infinite_band = fabric.hello.link_layer == IBV_LINK_LAYER_INFINIBAND;
-    let mut origin = fabric.origin;
-    if let (true, false, Some(class @ 0..=15)) = (infinite_band, fabric.sl_given, pending.traffic_class) {
-        // InfiniBand has service levels in place of traffic classes; NCCL maps one to the other like this.
-        origin.sl = class;
-    }
+    let origin = with_class(fabric.origin, &fabric.hello, fabric.sl_given, pending.traffic_class);
     let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
     let begun = Instant::now();
     let mut done = Vec::with_capacity(pending.contexts.len());

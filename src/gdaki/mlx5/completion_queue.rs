@@ -1,0 +1,86 @@
+//! Completion queues.
+
+use super::command::completion_queue::{arming, number, Answer, NewCompletionQueue};
+use super::doorbell::DoorbellPage;
+use super::memory::QueueUmem;
+use super::nic::Mlx5Nic;
+use crate::error::{Error, Result};
+use oxygin_ffi::mlx5::Object;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+
+/// A completion queue of sends: a ring of 64-byte entries in memory of device code, which tells of its first error.
+pub struct Mlx5CompletionQueue {
+    /// Ended before what it uses.
+    pub(super) object: Object,
+    number: u32,
+    /// Its entries, bytes from the beginning of `ring`.
+    ring_at: u64,
+    ring: Arc<QueueUmem>,
+    /// Its doorbell record, in host memory.
+    record: u64,
+    _records: Arc<QueueUmem>,
+    page: Arc<DoorbellPage>,
+}
+
+/// Where a queue's parts lie, in bytes from the beginning of their memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePlace {
+    /// Its entries, in device code's memory.
+    pub ring: u64,
+    /// Its doorbell record: of a completion queue in host memory, of a send queue in device code's.
+    pub record: u64,
+    /// Entries, as a power of two.
+    pub log_entries: u32,
+}
+
+impl Mlx5CompletionQueue {
+    /// Makes one in such memory. `stays` is set if the device refuses to end it later.
+    pub fn new(
+        nic: &Mlx5Nic,
+        place: &QueuePlace,
+        (ring, records): (&Arc<QueueUmem>, &Arc<QueueUmem>),
+        page: &Arc<DoorbellPage>,
+        stays: &Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let command = NewCompletionQueue {
+            log_entries: place.log_entries,
+            ring: ring.place(place.ring),
+            record: records.place(place.record),
+            uar: page.number(),
+            event_queue: nic.event_queue,
+        }
+        .create();
+        let mut answer = Answer::default();
+        let object = Object::create(&nic.port.devx, command.bytes(), answer.bytes_mut(), stays).map_err(|e| {
+            Error::system(format!(
+                "a completion queue of {} entries (CREATE_CQ): {e}; ask for fewer contexts",
+                1_u64 << place.log_entries
+            ))
+        })?;
+        let (ring_at, ring, number) = (place.ring, ring.clone(), number(&answer));
+        let (record, records, page) = (records.for_kernels(place.record), records.clone(), page.clone());
+        Ok(Self { object, number, ring_at, ring, record, _records: records, page })
+    }
+
+    /// Has it tell of its next completion that is an error. Once, before anything completes.
+    pub fn arm(&self) {
+        /// Of the first time.
+        const SEQUENCE: u32 = 1;
+        let word = arming(SEQUENCE, 0);
+        // SAFETY: the second word of this queue's own record, in memory that is held; the device reads it.
+        let record = unsafe { AtomicU32::from_ptr((self.record as *mut u32).add(1)) };
+        record.store(word.to_be(), Ordering::Release);
+        self.page.ring_completions(u64::from(word) << 32 | u64::from(self.number));
+    }
+
+    /// By which queue pairs, and entries that wait, name it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its entries, for device code.
+    pub fn for_kernels(&self) -> u64 {
+        self.ring.for_kernels(self.ring_at)
+    }
+}

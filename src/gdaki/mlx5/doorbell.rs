@@ -1,0 +1,105 @@
+//! Doorbell pages: a register of the device, mapped for kernels.
+
+use super::command::queue_pair::DoorbellMode;
+use crate::error::{Error, Result};
+use crate::memory::gpu::cuda_error;
+use oxygin_ffi::cuda::{Context, IoRegister};
+use oxygin_ffi::mlx5::{DevxDevice, Uar, UarKind};
+use std::sync::Arc;
+
+/// Where in a page a doorbell without a record is rung (NCCL's copy of DOCA GPUNetIO, `doca_verbs_uar.cpp`).
+const NO_RECORD_REGISTER: usize = 0x600;
+/// Where completion queues are rung (`MLX5_CQ_DOORBELL`).
+const COMPLETION_REGISTER: usize = 0x20;
+/// Bytes of a register.
+const REGISTER_BYTES: usize = 8;
+
+/// A non-cached doorbell page whose register kernels can write.
+///
+/// Queue pairs of different peers share one: a doorbell is one store of 8 bytes that names its queue pair.
+pub struct DoorbellPage {
+    /// Given back before the page is.
+    io: Option<IoRegister>,
+    uar: Uar,
+    mode: DoorbellMode,
+}
+
+impl DoorbellPage {
+    /// One that nobody else has, or the one that all share where there is none any more. `context`: in which kernels
+    /// run; `None`: device code runs on CPUs.
+    pub fn take(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
+        Self::dedicated(device, context, mode).or_else(|first| {
+            Self::shared(device, context, mode)
+                .map_err(|e| e.context(format_args!("{first}; and the page that all share")))
+        })
+    }
+
+    /// One that nobody else has.
+    pub fn dedicated(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
+        Self::of_kind(device, UarKind::Dedicated, context, mode)
+    }
+
+    /// The one that all of this open device share; to be taken once.
+    pub fn shared(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
+        Self::of_kind(device, UarKind::Shared, context, mode)
+    }
+
+    fn of_kind(
+        device: &Arc<DevxDevice>,
+        kind: UarKind,
+        context: Option<&Arc<Context>>,
+        mode: DoorbellMode,
+    ) -> Result<Self> {
+        let uar = Uar::new(device, kind)
+            .map_err(|e| Error::system(format!("a doorbell page of the device ({kind:?}): {e}")))?;
+        let mut page = Self { io: None, uar, mode };
+        if let Some(context) = context {
+            // SAFETY: the page is mapped until it is given back, which is after this mapping's end.
+            let io = unsafe { IoRegister::map(context, page.register(), REGISTER_BYTES) };
+            page.io = Some(io.map_err(|e| {
+                cuda_error("mapping a doorbell page for the GPU", &e).context(
+                    "the GPU cannot ring the device: the driver's module option PeerMappingOverride=1 or a newer \
+                     driver may help",
+                )
+            })?);
+        }
+        Ok(page)
+    }
+
+    fn register(&self) -> *mut std::ffi::c_void {
+        match self.mode {
+            DoorbellMode::Record => self.uar.register(),
+            DoorbellMode::NoRecord => self.uar.page().wrapping_byte_add(NO_RECORD_REGISTER),
+        }
+    }
+
+    /// By which queues name it.
+    pub fn number(&self) -> u32 {
+        self.uar.number()
+    }
+
+    /// Rings for a completion queue of this page, from this process: what was written to its record before is there for
+    /// the device.
+    pub fn ring_completions(&self, word: u64) {
+        barrier_to_device();
+        let at = self.uar.page().wrapping_byte_add(COMPLETION_REGISTER).cast::<u64>();
+        // SAFETY: a register in the page, which is mapped as long as `uar` lives.
+        unsafe { at.write_volatile(word.to_be()) };
+    }
+
+    /// The register, for kernels.
+    pub fn for_kernels(&self) -> u64 {
+        self.io.as_ref().map_or(self.register() as u64, IoRegister::device)
+    }
+}
+
+/// What was stored before in memory the device sees before what is stored behind in its registers.
+fn barrier_to_device() {
+    // On x86 a store to non-cached memory stands behind all stores before it; the compiler has to keep the order, too.
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier for all observers, devices among them.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+}

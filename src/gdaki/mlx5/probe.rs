@@ -1,0 +1,102 @@
+//! Whether a port can serve kernels of GDAKI, before a communicator is there.
+
+use super::command::capabilities::Capabilities;
+use super::command::queue_pair::DoorbellMode;
+use super::doorbell::DoorbellPage;
+use super::memory::QueueUmem;
+use super::nic::query;
+use crate::config::{Config, ReliableDoorbell};
+use crate::error::Error;
+use crate::fabric::verbs::DeviceInfo;
+use crate::proxy::memory::Memory;
+use oxygin_ffi::mlx5::EventChannel;
+use std::sync::Arc;
+
+/// Bytes of the memory that is tried.
+const TRIED: usize = 4096;
+
+/// What a port can, or a sentence that says what it lacks and what helps. Opens the device, asks it, and tries on it
+/// what depends on drivers: a doorbell page, mapped for the GPU of the calling thread's CUDA context; memory of that
+/// GPU for queues; events. All of it is given back.
+pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, String> {
+    if let Some(problem) = &device.problem {
+        return Err(problem.clone());
+    }
+    let label = format!("{}:{}", device.name, device.port);
+    let with_label = |e: Error| format!("{label}: {e}");
+    let devx = device.open_devx()?;
+    let capabilities = query(&devx).map_err(|why| format!("{label}: {why}"))?;
+    let mode = mode(&capabilities, config.reliable_doorbell);
+    check(&capabilities, mode).map_err(|why| format!("{label}: {why}"))?;
+    let mut memory = Memory::here().map_err(with_label)?;
+    DoorbellPage::take(&devx, memory.context(), mode).map_err(with_label)?;
+    let at = memory.device(&[0; TRIED]).map_err(with_label)?;
+    QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
+    EventChannel::new(&devx).map_err(|e| format!("{label}: {}", no_channel(&e)))?;
+    Ok(capabilities)
+}
+
+/// Why a device of these capabilities cannot do it.
+pub(super) fn check(capabilities: &Capabilities, mode: DoorbellMode) -> Result<(), String> {
+    let lacking = [
+        (capabilities.rc, "reliable connections (rc)"),
+        (capabilities.atomics, "atomic operations (atomic)"),
+        (capabilities.cq_overrun, "completion queues that may be overrun (cq_oi)"),
+        (
+            mode == DoorbellMode::Record || capabilities.no_record,
+            "doorbells without a record (send_dbr_mode_no_dbr_ext)",
+        ),
+    ];
+    let lacking: Vec<_> = lacking.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let remedy = match mode {
+        DoorbellMode::NoRecord if !capabilities.no_record => "set NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2",
+        _ => "use a ConnectX-6 Dx or newer, with current firmware",
+    };
+    Err(format!("the device has no {}; {remedy}", lacking.join(", no ")))
+}
+
+/// How kernels are to ring.
+pub(super) fn mode(capabilities: &Capabilities, asked: ReliableDoorbell) -> DoorbellMode {
+    match asked {
+        ReliableDoorbell::On => DoorbellMode::NoRecord,
+        ReliableDoorbell::IfPossible if capabilities.no_record => DoorbellMode::NoRecord,
+        ReliableDoorbell::IfPossible | ReliableDoorbell::Off => DoorbellMode::Record,
+    }
+}
+
+/// Why there is no channel for events.
+pub(super) fn no_channel(e: &std::io::Error) -> String {
+    format!("no channel for the device's events: {e}; Linux 5.3 and rdma-core 25 or newer are needed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_lacks_is_named() {
+        let full = Capabilities { rc: true, atomics: true, cq_overrun: true, ..Capabilities::default() };
+        assert_eq!(check(&full, DoorbellMode::Record), Ok(()));
+        let why = check(&Capabilities { atomics: false, cq_overrun: false, ..full }, DoorbellMode::Record);
+        let why = why.expect_err("it lacks two");
+        assert!(why.contains("(atomic), no completion queues") && why.contains("ConnectX-6 Dx"), "{why}");
+        let why = check(&full, DoorbellMode::NoRecord).expect_err("it needs records");
+        assert!(why.contains("send_dbr_mode_no_dbr_ext") && why.contains("NCCL_GDAKI_USE_RELIABLE_DB"), "{why}");
+    }
+
+    #[test]
+    fn records_are_left_out_where_that_is_asked_for_and_possible() {
+        use ReliableDoorbell::*;
+        for (asked, can, chosen) in [
+            (Off, true, DoorbellMode::Record),
+            (IfPossible, false, DoorbellMode::Record),
+            (IfPossible, true, DoorbellMode::NoRecord),
+            (On, false, DoorbellMode::NoRecord),
+        ] {
+            assert_eq!(mode(&Capabilities { no_record: can, ..Capabilities::default() }, asked), chosen);
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The queue pairs of a set of contexts: made, connected, described, watched, ended.
+
+use super::command::path::{udp_port, Ethernet, PortPath};
+use super::command::transition::{Patience, RcConnection};
+use super::completion_queue::Mlx5CompletionQueue;
+use super::doorbell::DoorbellPage;
+use super::memory::QueueUmem;
+use super::nic::Mlx5Nic;
+use super::plan::QueuePlan;
+use super::queue_pair::{Mlx5QueuePair, Role};
+use super::watch::ErrorWatch;
+use crate::error::{Error, Result};
+use crate::gdaki::view::{PeerQueues, SetShape};
+use crate::proxy::memory::Memory;
+use crate::sys::wire::{Reader, Writer};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// What is asked of a set's queues.
+#[derive(Clone, Copy, Debug)]
+pub struct SetRequest {
+    /// Ranks and contexts.
+    pub shape: SetShape,
+    /// Slots of each send queue, as a power of two.
+    pub log_slots: u32,
+    /// Whether there are companions.
+    pub counts: bool,
+    /// Traffic class; `None`: the environment's.
+    pub traffic_class: Option<u8>,
+}
+
+/// What a (context, peer) has.
+struct Pair {
+    context: u32,
+    peer: u32,
+    main: Mlx5QueuePair,
+    companion: Option<Mlx5QueuePair>,
+}
+
+/// The other ends of a context's connections to this rank.
+struct Responders {
+    of_main: Option<Mlx5QueuePair>,
+    /// As many as companions, in their order.
+    of_companions: Vec<Mlx5QueuePair>,
+}
+
+/// The queues of a set.
+pub struct QueueSet {
+    nic: Arc<Mlx5Nic>,
+    request: SetRequest,
+    /// Context by context, in each the peers as the shape gives them.
+    pairs: Vec<Pair>,
+    /// By context.
+    responders: Vec<Responders>,
+    watch: ErrorWatch,
+    /// The device refused to end something.
+    stays: Arc<AtomicBool>,
+}
+
+/// Where a set's queues are in memory that is there already.
+pub struct QueueMemory {
+    plan: QueuePlan,
+    /// First bytes, of device code's memory and of host memory.
+    at: [u64; 2],
+}
+
+impl QueueMemory {
+    /// Takes it for such queues.
+    pub fn allocate(request: &SetRequest, memory: &mut Memory) -> Result<Self> {
+        let (contexts, peers) = (request.shape.contexts as usize, request.shape.peers().count());
+        let of_pair = if request.counts { 2 } else { 1 };
+        let responders = if request.counts { contexts * (peers + 1) } else { contexts };
+        let plan = QueuePlan::new(contexts * peers * of_pair, responders, request.log_slots)?;
+        let queues = memory.device(&plan.contents())?;
+        let records = memory.host(plan.host_bytes() as usize)?;
+        Ok(Self { plan, at: [queues, records.cpu.as_ptr() as u64] })
+    }
+}
+
+/// What queues are made of while a set is made.
+struct Builder<'a> {
+    nic: &'a Arc<Mlx5Nic>,
+    plan: QueuePlan,
+    memory: Arc<QueueUmem>,
+    records: Arc<QueueUmem>,
+    stays: Arc<AtomicBool>,
+    queues: usize,
+    responders: usize,
+}
+
+impl Builder<'_> {
+    /// A queue pair with its completion queue.
+    fn requester(&mut self, role: Role, page: &Arc<DoorbellPage>) -> Result<Mlx5QueuePair> {
+        let (send, completions) = (self.plan.send_queue(self.queues), self.plan.completion_queue(self.queues));
+        self.queues += 1;
+        let rings = (&self.memory, &self.records);
+        let completions = Arc::new(Mlx5CompletionQueue::new(self.nic, &completions, rings, page, &self.stays)?);
+        Mlx5QueuePair::new(self.nic, role, send, &self.memory, (&completions, page), &self.stays)
+    }
+
+    /// The other end of a queue pair's connection to this rank. It sends nothing, so that nothing of it ever completes:
+    /// it needs no completion queue of its own.
+    fn responder(&mut self, of: &Mlx5QueuePair, page: &Arc<DoorbellPage>) -> Result<Mlx5QueuePair> {
+        let place = self.plan.responder(self.responders);
+        self.responders += 1;
+        Mlx5QueuePair::new(self.nic, Role::Responder, place, &self.memory, (&of.completions, page), &self.stays)
+    }
+}
+
+impl QueueSet {
+    /// Makes the queues of a set, in memory that was taken for them. Returns them and, for each rank in turn, an
+    /// equally long slice that this rank alone needs to know.
+    pub fn prepare(
+        nic: &Arc<Mlx5Nic>,
+        request: SetRequest,
+        places: &QueueMemory,
+        memory: &Arc<Memory>,
+    ) -> Result<(Self, Vec<u8>)> {
+        let with_label = |e: Error| e.context(nic.label());
+        check(nic, &request).map_err(with_label)?;
+        let (devx, plan) = (&nic.port.devx, places.plan);
+        let queues = QueueUmem::on_device(devx, memory, places.at[0], plan.bytes() as usize, nic.dma_buf);
+        let records = QueueUmem::on_host(devx, memory, places.at[1], plan.host_bytes() as usize);
+        let mut builder = Builder {
+            nic,
+            plan,
+            memory: Arc::new(queues.map_err(with_label)?),
+            records: Arc::new(records.map_err(with_label)?),
+            stays: Arc::default(),
+            queues: 0,
+            responders: 0,
+        };
+        let watch = ErrorWatch::new(nic)?;
+        let (stays, no_pairs) = (builder.stays.clone(), Vec::new());
+        // From here on what was made is the set's: whatever fails below ends with it.
+        let mut set = Self { nic: nic.clone(), request, pairs: no_pairs, responders: Vec::new(), watch, stays };
+        for context in 0..request.shape.contexts {
+            let page = doorbell_page(nic, memory).map_err(with_label)?;
+            set.add_context(&mut builder, context, &page)
+                .map_err(|e| e.context(format_args!("{}, context {context}", nic.label())))?;
+        }
+        let slices = set.slices();
+        Ok((set, slices))
+    }
+
+    fn add_context(&mut self, builder: &mut Builder, context: u32, page: &Arc<DoorbellPage>) -> Result<()> {
+        self.responders.push(Responders { of_main: None, of_companions: Vec::new() });
+        let rank = self.request.shape.rank;
+        for peer in self.request.shape.peers() {
+            let main = builder.requester(Role::Main, page)?;
+            let companion = match self.request.counts {
+                true => Some(builder.requester(Role::Companion, page)?),
+                false => None,
+            };
+            self.pairs.push(Pair { context, peer, main, companion });
+            let (Some(pair), Some(responders)) = (self.pairs.last(), self.responders.last_mut()) else { continue };
+            if peer == rank {
+                responders.of_main = Some(builder.responder(&pair.main, page)?);
+            }
+            if let Some(companion) = &pair.companion {
+                responders.of_companions.push(builder.responder(companion, page)?);
+            }
+            let index = 2 * (self.pairs.len() - 1);
+            self.watch.add(&pair.main, index)?;
+            if let Some(companion) = &pair.companion {
+                self.watch.add(companion, index + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What each rank is to know: the numbers of the queue pairs towards it, by context; 0: there is none.
+    fn slices(&self) -> Vec<u8> {
+        let SetShape { ranks, contexts, .. } = self.request.shape;
+        let mut numbers = vec![0; ranks as usize * contexts as usize];
+        for pair in &self.pairs {
+            numbers[(pair.peer * contexts + pair.context) as usize] = pair.main.number();
+        }
+        let mut slices = Writer::new();
+        numbers.into_iter().for_each(|number| {
+            slices.u32(number);
+        });
+        slices.finish()
+    }
+
+    /// Connects all queue pairs; `from[r]` is the slice that rank r addressed to this rank.
+    pub fn connect(&self, from: &[&[u8]]) -> Result<()> {
+        let SetShape { rank, contexts, .. } = self.request.shape;
+        let mut ways: Vec<Option<PeerPath>> = from.iter().map(|_| None).collect();
+        for pair in &self.pairs {
+            let (context, peer) = (pair.context, pair.peer);
+            let of = |e: Error| e.context(format_args!("context {context}, rank {peer}"));
+            let slice = *from.get(peer as usize).ok_or_else(|| Error::internal("a peer that said nothing"))?;
+            let theirs = numbers(slice, contexts)
+                .ok_or_else(|| Error::protocol(format!("what rank {peer} says of its queue pairs cannot be used")))?
+                [context as usize];
+            let own = self.path(&mut ways, rank).map_err(of)?;
+            let there = self.path(&mut ways, peer).map_err(of)?;
+            let responders = self.responders.get(context as usize);
+            match responders.and_then(|r| r.of_main.as_ref()).filter(|_| peer == rank) {
+                Some(responder) => self.join(&pair.main, responder, context, &own),
+                None if theirs == 0 => Err(Error::usage(format!(
+                    "rank {peer} has no queue pair for this one; ask for the same rankStride on all ranks"
+                ))),
+                None => self.connect_one(&pair.main, theirs, context, &there),
+            }
+            .map_err(of)?;
+        }
+        let own = self.path(&mut ways, rank)?;
+        let companions = self.pairs.iter().filter_map(|p| Some((p.context, p.companion.as_ref()?)));
+        let responders = self.responders.iter().flat_map(|r| &r.of_companions);
+        companions.zip(responders).try_for_each(|((context, companion), responder)| {
+            self.join(companion, responder, context, &own).map_err(|e| e.context(format_args!("context {context}")))
+        })
+    }
+
+    /// Connects two queue pairs of this rank with each other.
+    fn join(&self, a: &Mlx5QueuePair, b: &Mlx5QueuePair, context: u32, path: &PeerPath) -> Result<()> {
+        self.connect_one(b, a.number(), context, path)?;
+        self.connect_one(a, b.number(), context, path)
+    }
+
+    fn connect_one(&self, pair: &Mlx5QueuePair, peer: u32, context: u32, path: &PeerPath) -> Result<()> {
+        let (nic, capabilities) = (&self.nic, &self.nic.capabilities);
+        let mut port_path = path.path;
+        if let Some(Ethernet { udp_port: Some(port), .. }) = &mut port_path.ethernet {
+            *port = udp_port(capabilities.udp_ports, pair.number(), peer);
+        }
+        let lag_port = match capabilities.lag_ports {
+            0 => 0,
+            ports => (context % u32::from(ports)) as u8 + 1,
+        };
+        let connection = RcConnection {
+            peer,
+            mtu: path.mtu,
+            log_message: capabilities.log_message.min(30),
+            reads_in: path.reads_in.min(capabilities.reads_in),
+            path: port_path,
+            lag_port,
+            lag_counts: capabilities.lag_in_rtr,
+        };
+        let patience = Patience {
+            timeout: nic.port.timeout,
+            retries: nic.port.retries,
+            reads_out: path.reads_out.min(capabilities.reads_out),
+        };
+        pair.connect(nic, &connection, &patience)
+    }
+
+    /// The way to a rank, looked up once.
+    fn path(&self, known: &mut [Option<PeerPath>], peer: u32) -> Result<PeerPath> {
+        let place = known.get_mut(peer as usize).ok_or_else(|| Error::internal("a peer that is no rank"))?;
+        if let Some(path) = place {
+            return Ok(*path);
+        }
+        let port = &self.nic.port;
+        let way = port.way(peer, self.request.traffic_class);
+        let ethernet = match port.is_ethernet() {
+            false => None,
+            true => {
+                let mac = port.devx.next_hop(&port.pd, &way.address).map_err(|e| {
+                    Error::system(format!(
+                        "{}: the next hop to {:?} is not known: {e}; check `ip route` and `ip neighbour`",
+                        port.label,
+                        std::net::Ipv6Addr::from(way.address.grh.dgid.raw)
+                    ))
+                })?;
+                Some(Ethernet { mac, udp_port: port.has_udp.then_some(0) })
+            }
+        };
+        let path = PortPath { way: way.address, pkey_index: port.pkey_index, ethernet };
+        let found = PeerPath { path, mtu: way.mtu, reads_out: way.reads_out, reads_in: way.reads_in };
+        *place = Some(found);
+        Ok(found)
+    }
+
+    /// What device code is told of them, as the structures want it.
+    pub fn queues(&self) -> Vec<PeerQueues> {
+        let queues = |pair: &Pair| PeerQueues {
+            main: pair.main.for_kernels(),
+            companion: pair.companion.as_ref().map(Mlx5QueuePair::for_kernels),
+        };
+        self.pairs.iter().map(queues).collect()
+    }
+
+    /// Whether any queue pair has failed. Any thread may ask at any time; it costs a system call.
+    pub fn has_failed(&self) -> bool {
+        self.watch.look(self.nic.label(), |index| {
+            let pair = self.pairs.get(index / 2)?;
+            let words = format!("of context {} towards rank {}", pair.context, pair.peer);
+            match index % 2 {
+                0 => Some((&pair.main, words)),
+                _ => Some((pair.companion.as_ref()?, words)),
+            }
+        })
+    }
+
+    /// Ends everything. The device flushes what still waits, so that kernels which look while it does find errors. Then
+    /// the memory may be freed.
+    pub fn end(self) {
+        for pair in &self.pairs {
+            // One that has failed already, or whose device is gone, is as good.
+            let _ = pair.main.stop();
+            let _ = pair.companion.as_ref().map(Mlx5QueuePair::stop);
+        }
+        let Self { nic, pairs, responders, stays, .. } = self;
+        drop((pairs, responders));
+        if stays.load(Ordering::Acquire) {
+            log::warn!("{}: the device refused to end queues of a set; see the kernel log", nic.label());
+        }
+    }
+}
+
+/// The way to a rank.
+#[derive(Clone, Copy)]
+struct PeerPath {
+    path: PortPath,
+    mtu: u8,
+    reads_out: u32,
+    reads_in: u32,
+}
+
+/// The numbers in a slice, by context: 24 bits each.
+fn numbers(slice: &[u8], contexts: u32) -> Option<Vec<u32>> {
+    let mut reader = Reader::new(slice);
+    let numbers: Option<Vec<u32>> = (0..contexts).map(|_| reader.u32().filter(|n| *n < 1 << 24)).collect();
+    reader.end()?;
+    numbers
+}
+
+/// Whether the device has what is asked for.
+fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
+    let capabilities = &nic.capabilities;
+    if request.counts && !capabilities.cross_channel {
+        return Err(Error::usage(
+            "nCounters > 0: the device has no entries that wait for completions (cd), by which counters are \
+             incremented; use kernels without counters, or OXYGIN_ENGINE=gdaki-soft",
+        ));
+    }
+    let most = capabilities.send_slots.min(capabilities.completions);
+    if 1_u64 << request.log_slots > u64::from(most) {
+        return Err(Error::argument(format!(
+            "queueDepth: {} slots; the device has queues of up to {most}",
+            1_u64 << request.log_slots
+        )));
+    }
+    Ok(())
+}
+
+/// A page for a context: one of its own while there are any, else the one that all share.
+fn doorbell_page(nic: &Mlx5Nic, memory: &Memory) -> Result<Arc<DoorbellPage>> {
+    let (devx, context) = (&nic.port.devx, memory.context());
+    DoorbellPage::dedicated(devx, context, nic.mode).map(Arc::new).or_else(|first| {
+        let mut shared = nic.shared_page.lock();
+        if let Some(page) = shared.upgrade() {
+            return Ok(page);
+        }
+        let page = DoorbellPage::shared(devx, context, nic.mode);
+        let page = Arc::new(page.map_err(|e| e.context(format_args!("{first}; and the page that all share")))?);
+        *shared = Arc::downgrade(&page);
+        Ok(page)
+    })
+}

@@ -1,0 +1,113 @@
+//! Errors of the device, and who sees them.
+
+use crate::harness::{on_kernels, Fake, V14_2};
+use crate::support::logged::{collect, lines, listen};
+use crate::support::nic::{write, Ask, Raw, Status};
+use std::time::{Duration, Instant};
+
+/// Waits until queryLastError says so. A second is what NCCL's user waits at most.
+fn sees_within_a_second(has_error: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !has_error() {
+        assert!(begun.elapsed() < Duration::from_secs(1), "no error after {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn warned(words: &[&str]) -> usize {
+    let is_one =
+        |line: &&(log::Level, String)| line.0 == log::Level::Warn && words.iter().all(|word| line.1.contains(word));
+    lines().iter().filter(is_one).count()
+}
+
+#[test]
+fn a_wrong_key_is_seen_where_it_was_used_and_other_contexts_go_on() {
+    let fake = Fake::take();
+    collect();
+    on_kernels(2, V14_2, Ask { contexts: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        listen();
+        r.job.barrier.wait();
+        assert!(!kernel.has_error());
+        if r.rank == 0 {
+            let (key, _) = kernel.at(dst.gin, 1, 0);
+            let wrong = write((key ^ 0x5500, 0), kernel.own(src.gin, 0), 8);
+            kernel.qp(0, 1).post(&[wrong, Raw::new(0, 0)]);
+            // Remote access error, and what is behind it is flushed.
+            assert_eq!(kernel.qp(0, 1).wait(0), Status::Failed { syndrome: 0x13 });
+            assert_eq!(kernel.qp(0, 1).wait(1), Status::Failed { syndrome: 0x05 });
+            sees_within_a_second(|| kernel.has_error());
+            assert!(kernel.has_error(), "it stays");
+            // The same rank's other context, and another peer of the same one.
+            src.set(0, 9);
+            for (context, peer) in [(1, 1), (0, 0)] {
+                let put = write(kernel.at(dst.gin, peer, 8), kernel.own(src.gin, 0), 8);
+                kernel.qp(context, peer).post(&[put, kernel.add_signal(context, peer, 0, 1)]);
+                assert_eq!(kernel.qp(context, peer).flush(), Status::Good);
+            }
+        } else {
+            // Its device refused what the peer asked for, and says so.
+            sees_within_a_second(|| kernel.has_error());
+            kernel.wait_signal(1, 0, 1);
+            assert_eq!(dst.get(1), 9);
+        }
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    assert_eq!(warned(&["queue pair", "of context 0 towards rank 1", "entry of its kernel's"]), 1, "{:#?}", lines());
+    assert_eq!(warned(&["of context 0 towards rank 0", "refused what the peer asked for"]), 1, "{:#?}", lines());
+    fake.check_clean();
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_seen() {
+    let fake = Fake::take();
+    on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            // Retries exceeded.
+            fake.set("mlx5_error_in", 1);
+            let put = write(kernel.at(dst.gin, 1, 0), kernel.own(src.gin, 0), 8);
+            kernel.post_counted((0, 1, 0), &[put], 1);
+            sees_within_a_second(|| kernel.has_error());
+            assert_eq!(kernel.qp(0, 1).wait(0), Status::Failed { syndrome: 0x15 });
+        }
+        r.job.barrier.wait();
+        assert_eq!(kernel.has_error(), r.rank == 0);
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    fake.check_clean();
+}
+
+#[test]
+fn looking_for_errors_is_no_burden() {
+    let fake = Fake::take();
+    on_kernels(2, V14_2, Ask { contexts: 8, ..Ask::default() }, |r, kernel, _, _| {
+        r.job.barrier.wait();
+        let commands = fake.count("mlx5_commands");
+        r.job.barrier.wait();
+        (0..1000).for_each(|_| assert!(!kernel.has_error()));
+        r.job.barrier.wait();
+        assert_eq!(fake.count("mlx5_commands"), commands, "no queue pair is asked for its state");
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    fake.check_clean();
+}
+
+#[test]
+fn a_set_ends_with_entries_that_nobody_has_executed() {
+    let fake = Fake::take();
+    // What is flushed then goes to memory that is still there: the device ends queues before it.
+    fake.set("mlx5_held", 1);
+    on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        let put = write(kernel.at(dst.gin, 1 - r.rank, 0), kernel.own(src.gin, 0), 8);
+        kernel.qp(0, 1 - r.rank).post(&[put, Raw::new(0, 0)]);
+        r.job.barrier.wait();
+        assert!(!kernel.has_error());
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    fake.set("mlx5_held", 0);
+    fake.check_clean();
+}
