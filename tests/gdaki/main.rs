@@ -16,6 +16,7 @@ mod given;
 mod harness;
 mod model;
 mod prm;
+mod prm_provider;
 mod refused;
 mod tables;
 mod view;
