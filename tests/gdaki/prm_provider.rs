@@ -6,6 +6,7 @@ use fake_verbs::mlx5::prm::{self, Layout};
 use oxygin::gdaki::mlx5::command::fields::Field;
 use oxygin::gdaki::mlx5::command::{capabilities, completion_queue, fields, path, queue_pair, transition};
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::path::Path;
 
 /// Fields of a module by their names, which are those of the layout in capitals.
@@ -36,10 +37,11 @@ impl Compared {
         assert_eq!(ours, other, "{}: {theirs} (first bit, width), on the right by {}", of.name, origin.files());
         // The same bits of the same bytes: one by one.
         for bit in 0..field.width {
-            let mut message = fields::Message::<4112>::default();
+            // Longer than any of these layouts.
+            let mut message = capabilities::Answer::default();
             let field = Field { offset: ours.0, ..field };
             message.set(field, 1 << bit);
-            let mut bytes = vec![0; 4112];
+            let mut bytes = vec![0; message.bytes().len()];
             prm::write(&mut bytes, at, bits, 1 << bit);
             assert!(message.bytes() == bytes, "{theirs}: bit {bit}");
             assert_eq!(message.get(field), 1 << bit);
@@ -162,4 +164,33 @@ fn opcodes_are_those_of_another_origin() {
         (fields::QUERY_QP, prm::opcode::QUERY_QP),
     ];
     ours.into_iter().for_each(|(ours, theirs)| assert_eq!(ours, u64::from(theirs)));
+}
+
+/// What follows `start` up to the next quote.
+fn quoted<'a>(text: &'a str, start: &str) -> Option<&'a str> {
+    text.split_once(start)?.1.split_once('"').map(|(name, _)| name)
+}
+
+#[test]
+fn functions_are_asked_for_in_the_versions_in_which_they_came() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("ffi/src/mlx5/symbols.rs");
+    let text = std::fs::read_to_string(source).unwrap();
+    let library = CString::new(fake_verbs::mlx5::LIBRARY).unwrap();
+    let mut asked = 0;
+    for part in text.split("c\"mlx5dv_").skip(1) {
+        let (name, rest) = part.split_once('"').unwrap();
+        let name = CString::new(format!("mlx5dv_{name}")).unwrap();
+        let version = quoted(rest.split("c\"mlx5dv_").next().unwrap(), "c\"MLX5_").expect("each has a version");
+        let version = CString::new(format!("MLX5_{version}")).unwrap();
+        // SAFETY: our own library; names are only looked for.
+        let found = unsafe {
+            let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
+            let found = libc::dlvsym(library, name.as_ptr(), version.as_ptr());
+            libc::dlclose(library);
+            found
+        };
+        assert!(!found.is_null(), "libmlx5 has no {name:?} in version {version:?}");
+        asked += 1;
+    }
+    assert!(asked >= 10, "{asked} functions");
 }
