@@ -68,7 +68,7 @@ fn heads(compared: &mut Compared) {
 
 fn completion_queues(compared: &mut Compared) {
     let in_context = named!(completion_queue::fields:
-        DBR_UMEM_VALID CQE_SZ CC OI ST DBR_UMEM_ID LOG_CQ_SIZE UAR_PAGE DBR_ADDR);
+        DBR_UMEM_VALID CQE_SZ CC OI DBR_UMEM_ID LOG_CQ_SIZE UAR_PAGE DBR_ADDR);
     compared.fields(&CREATE_CQ_IN, 0, "cq_context.", in_context);
     compared.fields(&CREATE_CQ_IN, 0, "", named!(completion_queue::fields: CQ_UMEM_OFFSET CQ_UMEM_ID CQ_UMEM_VALID));
     compared.fields(&CREATE_CQ_OUT, 0, "", named!(completion_queue::fields: CQN));
