@@ -69,6 +69,27 @@ fabrics! { $
 
 pub(super) use {on_fabric, on_queues, queues_on};
 
+/// Whether queues of a device of this kind can be handed to device code, or why not. `owner`: whose queues that is to
+/// write. Opens the device and tries it, where somebody asked for that.
+pub fn mlx5_of(config: &Config, kind: Option<&DeviceKind>, owner: QueueOwner) -> std::result::Result<(), String> {
+    // What no hardware has run is not tried on hardware before somebody asks for it.
+    let is_asked = config.engine == EngineChoice::Gdaki || config.engine == EngineChoice::Auto && MLX5_RAN;
+    match (config.fabric, kind) {
+        (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
+        (_, Some(DeviceKind::Verbs(info))) if owner == QueueOwner::Plugin && is_asked => {
+            mlx5::probe(info, config).map(drop)
+        }
+        (_, Some(DeviceKind::Verbs(_))) => Err("it was not asked for; set OXYGIN_ENGINE=gdaki on all ranks".into()),
+        _ => Err(devices::why_no_verbs(config)),
+    }
+}
+
+/// Whether the first device is a port that verbs can use.
+pub fn first_is_verbs(config: &Config) -> bool {
+    let first = devices::all(config).first().map(|d| &d.kind);
+    config.fabric != FabricChoice::Soft && matches!(first, Some(DeviceKind::Verbs(info)) if info.problem.is_none())
+}
+
 /// The fabrics this rank could use, before the ranks have settled on one.
 pub struct Opened {
     soft: Option<SoftFabric>,
@@ -81,20 +102,13 @@ impl Opened {
     /// Opens what this rank's configuration and devices allow. `owner`: whose queues device code is to write.
     pub fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>, owner: QueueOwner) -> Result<Self> {
         let kind = devices::all(config).get(device).map(|d| &d.kind);
-        // What no hardware has run is not tried on hardware before somebody asks for it.
-        let is_asked = config.engine == EngineChoice::Gdaki || config.engine == EngineChoice::Auto && MLX5_RAN;
-        let looks = owner == QueueOwner::Plugin && is_asked;
-        let (verbs, mlx5) = match (config.fabric, kind) {
-            (FabricChoice::Soft, _) => (Err("OXYGIN_FABRIC=soft".into()), Err("OXYGIN_FABRIC=soft".into())),
+        let mlx5 = mlx5_of(config, kind, owner);
+        let verbs = match (config.fabric, kind) {
+            (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
             (_, Some(DeviceKind::Verbs(info))) => {
-                let mlx5 = match looks {
-                    true => mlx5::probe(info, config).map(drop),
-                    false => Err("it was not asked for; set OXYGIN_ENGINE=gdaki on all ranks".into()),
-                };
-                let verbs = VerbsFabric::open_for(info, config, registry.clone(), mlx5.is_ok());
-                (verbs.map_err(|e| e.message().to_string()), mlx5)
+                VerbsFabric::open_for(info, config, registry.clone(), mlx5.is_ok()).map_err(|e| e.message().to_string())
             }
-            _ => (Err(devices::why_no_verbs(config)), Err(devices::why_no_verbs(config))),
+            _ => Err(devices::why_no_verbs(config)),
         };
         let soft = match config.fabric {
             FabricChoice::Verbs => None,

@@ -4,6 +4,8 @@ use super::child;
 use super::report::Section;
 use crate::env::find::{libraries, loads, spell, version};
 use crate::env::select::select;
+use oxygin::comm::backend::foresee::foresee;
+use oxygin::comm::backend::report::{queue_owner, QueueOwner};
 use oxygin::config::Config;
 use std::time::Duration;
 
@@ -73,7 +75,15 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     let decisive = wanted.variables[0].name;
     let kind = if decisive == "NCCL_RMA_PLUGIN" { "rma" } else { "gin" };
     let value = variable(decisive).filter(|v| !v.is_empty());
-    let chosen = candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c));
+    let is_v14 = code >= 23007;
+    let named = |kind: &str, name: &str| {
+        let value = variable(name).filter(|v| !v.is_empty());
+        candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
+    };
+    let rma_in_use = is_v14 && named("rma", "NCCL_RMA_PLUGIN");
+    // From 2.30.7 on either is enough, by whose queues device code gets.
+    let by_gin = || is_v14 && queue_owner(&config, true, rma_in_use).0 == QueueOwner::Plugin;
+    let chosen = named(kind, decisive) || by_gin() && named("gin", "NCCL_GIN_PLUGIN");
     let set_otherwise = |name: &str, value: &str| {
         name == "NCCL_GIN_TYPE" && config.gin_type.is_some_and(|t| t >= 0 && t.to_string() != value)
     };
@@ -83,6 +93,12 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
             format!("its value rules out the way that oxygin moves data on this version (engine {})", wanted.engine),
             "unset NCCL_GIN_TYPE",
         );
+    }
+    if chosen {
+        match foresee(&config, is_v14, rma_in_use) {
+            Ok(engine) => section.note("engine", engine),
+            Err(e) => section.wrong("engine", e.message().to_owned(), "mend that, or unset OXYGIN_ENGINE"),
+        }
     }
     match (chosen, value) {
         (true, _) => section.ok(subject, "oxygin, as the variables are now"),
