@@ -95,9 +95,14 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         );
     }
     if chosen {
-        match foresee(&config, is_v14, rma_in_use) {
+        let config = config.clone();
+        // It may try a device.
+        let foreseen = child::ask(Duration::from_secs(20), move || {
+            foresee(&config, is_v14, rma_in_use).map_err(|e| e.message().to_owned())
+        });
+        match foreseen {
             Ok(engine) => section.note("engine", engine),
-            Err(e) => section.wrong("engine", e.message().to_owned(), "mend that, or unset OXYGIN_ENGINE"),
+            Err(why) => section.wrong("engine", why, "mend that, or unset OXYGIN_ENGINE"),
         }
     }
     match (chosen, value) {
