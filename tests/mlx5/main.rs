@@ -8,5 +8,6 @@ mod commands;
 mod data;
 mod errors;
 mod faults;
+mod gpu;
 mod harness;
 mod path;

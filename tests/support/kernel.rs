@@ -159,17 +159,17 @@ pub struct Kernel<'a> {
 // SAFETY: `ctx` is a number here, and device code runs in many threads.
 unsafe impl Sync for Kernel<'_> {}
 
-fn found(device: &structures::Device, context: usize, ranks: usize) -> Context {
+fn found(device: &structures::Device, context: usize, ranks: usize, see: &(dyn Fn(u64) -> u64 + Sync)) -> Context {
     let qp = |queue: structures::Queue| {
         let (handler, bell, record) = queue.ring();
         // By the doorbell with its record, or without.
         assert!([2, 10].contains(&handler) && queue.is_fresh());
         let view = QueueView {
-            slots: queue.slot(0),
+            slots: see(queue.slot(0)),
             size: queue.slots() as u32,
-            completions: queue.completion(0).0,
-            record,
-            bell,
+            completions: see(queue.completion(0).0),
+            record: see(record),
+            bell: see(bell),
             handler: Ringing::Doorbell,
             number: queue.rung_number() >> 8,
         };
@@ -203,7 +203,7 @@ impl<'a> Kernel<'a> {
         let said = (handle.net_device_type, handle.net_device_version, handle.needs_proxy_progress);
         assert_eq!(said, (DEVICE_GIN_GDAKI, through.version, 0));
         let device = structures::Device::live(through.numbers(), handle.handle as u64, see);
-        let contexts = (0..ask.contexts as usize).map(|c| found(&device, c, r.job.nranks)).collect();
+        let contexts = (0..ask.contexts as usize).map(|c| found(&device, c, r.job.nranks, see)).collect();
         Self { through, ctx, handle: handle.handle as u64, contexts, see }
     }
 

@@ -6,6 +6,7 @@ pub mod apart;
 pub mod atomics;
 pub mod children;
 pub mod common;
+pub mod cuda;
 pub mod device;
 pub mod kernel;
 pub mod logged;

@@ -1,8 +1,8 @@
 //! GPU windows over the fake libibverbs and the fake CUDA driver: every way to register them, and data and signals into
 //! them, with contents checked.
 
-use crate::harness::cuda::{exports, open_exports, Cuda, Memory};
 use crate::harness::*;
+use crate::support::cuda::{exports, open_exports, Cuda, Memory};
 use crate::support::logged::{collect, lines};
 use nccl_plugin_api::NcclResult;
 use oxygin::config::Config;

@@ -1,9 +1,9 @@
 //! GPU windows over verbs through the RMA v16 table, as NCCL registers and uses them.
 
-use crate::harness::cuda::{open_exports, Cuda, Memory};
 use crate::harness::{fake_path, Fake};
 use crate::support::apart::is_elsewhere;
 use crate::support::common::*;
+use crate::support::cuda::{open_exports, Cuda, Memory};
 use nccl_plugin_api::*;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::c_void;

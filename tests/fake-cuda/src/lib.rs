@@ -18,6 +18,7 @@ mod devices;
 mod dmabuf;
 mod kernel;
 mod memory;
+mod registers;
 mod share;
 mod stream;
 mod world;
@@ -278,11 +279,6 @@ unsafe fn store(stream: CUstream, ops: Vec<MemOp>) -> CUresult {
 pub unsafe extern "C" fn cuMemHostAlloc(place: *mut *mut c_void, n: usize, _flags: c_uint) -> CUresult {
     blocking!("cuMemHostAlloc");
     unsafe { give(place, world().pin(current(), n).cast()) }
-}
-
-#[no_mangle]
-pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(at: *mut CUdeviceptr, host: *mut c_void, _f: c_uint) -> CUresult {
-    unsafe { give(at, host as u64) }
 }
 
 #[no_mangle]

@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
-pub mod cuda;
-
 use crate::support::turn::{self, Turn};
 use oxygin::comm::room::Room;
 use oxygin::config::Config;

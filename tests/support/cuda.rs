@@ -26,6 +26,8 @@ type Resolve = extern "C" fn(c_int, u64, usize) -> *mut u8;
 pub struct Cuda {
     library: libloading::Library,
     violations: usize,
+    /// Registers that tests which failed have left mapped.
+    left: usize,
 }
 
 /// A context that is current on this thread.
@@ -48,13 +50,14 @@ impl Cuda {
         std::env::set_var("OXYGIN_LIBCUDA", &path);
         // SAFETY: our own libraries; the functions have these types. The resolver is forgotten at the next reset.
         unsafe {
-            let cuda = Self { library: libloading::Library::new(path).unwrap(), violations: 0 };
+            let cuda = Self { library: libloading::Library::new(path).unwrap(), violations: 0, left: 0 };
             let verbs = libloading::Library::new(verbs).unwrap();
             let introduce = *verbs.get::<extern "C" fn(Resolve)>(b"fake_verbs_gpu").unwrap();
             introduce(cuda.call(b"fake_resolve"));
             let violations = cuda.call::<extern "C" fn() -> usize>(b"fake_violations")();
             cuda.exports(exports::YES);
-            Self { violations, ..cuda }
+            let left = cuda.registers();
+            Self { violations, left, ..cuda }
         }
     }
 
@@ -102,6 +105,22 @@ impl Cuda {
         }
     }
 
+    /// Where this process sees what kernels see at `at`: GPU memory, or another device's register.
+    pub fn see(&self, at: u64) -> Option<u64> {
+        // SAFETY: as above.
+        let (memory, register) = unsafe {
+            let peek = self.call::<extern "C" fn(u64) -> *mut u8>(b"fake_peek");
+            (peek(at) as u64, self.call::<extern "C" fn(u64) -> u64>(b"fake_register")(at))
+        };
+        [memory, register].into_iter().find(|seen| *seen != 0)
+    }
+
+    /// Registers of other devices that this test has mapped for GPUs.
+    pub fn registers(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_registers")() - self.left }
+    }
+
     /// A descriptor of memory, as NCCL makes one.
     pub fn export(&self, gpu: c_int, memory: &Memory) -> c_int {
         let _context = self.enter(gpu);
@@ -116,12 +135,14 @@ impl Cuda {
         fd
     }
 
-    /// Fails the test if the driver was used in a way that a real one would not stand, or a descriptor is left open.
+    /// Fails the test if the driver was used in a way that a real one would not stand, or descriptors or registers are
+    /// left.
     pub fn check(&self) {
         // SAFETY: as above.
         let now = unsafe { self.call::<extern "C" fn() -> usize>(b"fake_violations")() };
         assert_eq!(now, self.violations, "violations; they are in the output");
         assert_eq!(open_exports(), 0, "descriptors are left open");
+        assert_eq!(self.registers(), 0, "registers are left");
     }
 }
 

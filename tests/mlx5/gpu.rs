@@ -1,0 +1,149 @@
+//! Queues, structures and windows in memory of GPUs, over the fake CUDA driver.
+
+use crate::harness::{verbs_path, Fake, V14_2};
+use crate::support::common::{job, Job, Rank};
+use crate::support::cuda::{exports, Cuda};
+use crate::support::kernel::Kernel;
+use crate::support::logged::{collect, lines, listen};
+use crate::support::nic::{read, write, Ask, Raw, Status, DUMP};
+use nccl_plugin_api::{NcclResult, PTR_CUDA};
+
+const WORDS: usize = 1024;
+
+/// Both fakes, the log collected.
+fn take() -> (Fake, Cuda) {
+    let fake = Fake::take();
+    collect();
+    let cuda = Cuda::meet(&verbs_path());
+    (fake, cuda)
+}
+
+fn has_said(words: &str) -> bool {
+    lines().iter().any(|line| line.1.contains(words))
+}
+
+/// Two ranks, each on a GPU of its own, whose kernels put, count, signal and get.
+fn exercise(fake: &Fake, cuda: &Cuda) {
+    job(2, 0, |r| {
+        listen();
+        let (peer, gpu) = (1 - r.rank, r.rank as i32);
+        let _context = cuda.enter(gpu);
+        let [src, dst] = [(); 2].map(|()| cuda.alloc(gpu, WORDS, false, false));
+        let [(_, from), (_, to)] = [&src, &dst].map(|w| V14_2.register(r, w.at, 8 * WORDS, PTR_CUDA));
+        let held = |rank: usize, i: usize| ((i as u64) << 8) + rank as u64 + 1;
+        (0..WORDS).for_each(|i| src.set(i, held(r.rank, i)));
+        assert!([from, to].iter().all(|gin| cuda.see(*gin).is_some()), "records are on the GPU");
+        // Whatever kernels are given is where kernels can look: they die of anything else, and so does this.
+        let see = |at| cuda.see(at).unwrap_or_else(|| panic!("kernels cannot see {at:#x}"));
+        let kernel = Kernel::new(r, V14_2, Ask { contexts: 2, depth: 32, ..Ask::default() }, &see);
+        r.job.barrier.wait();
+        for round in 1..=100 {
+            let put = write(kernel.at(to, peer, 0), kernel.own(from, 0), 512);
+            kernel.post_counted((0, peer, r.rank), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
+            kernel.qp(1, r.rank).post(&[kernel.add_signal(1, r.rank, 3, 10)]);
+            kernel.wait_signal(0, 2, round);
+            kernel.wait_signal(1, 3, 10 * round);
+        }
+        kernel.wait_counter(0, 1, 100);
+        let got = read(kernel.at(from, peer, 4096), kernel.own(to, 6000), 64);
+        kernel.qp(0, peer).post(&[got, Raw::new(DUMP, 0).data(kernel.sink(0).0, 0, 1)]);
+        assert_eq!(kernel.qp(0, peer).flush(), Status::Good);
+        (0..64).for_each(|i| assert_eq!(dst.get(i), held(peer, i), "word {i}"));
+        (0..8).for_each(|i| assert_eq!(dst.get(750 + i), held(peer, 512 + i)));
+        assert!(!kernel.has_error());
+        r.job.barrier.wait();
+        // A page a context.
+        assert_eq!((cuda.registers(), fake.count("live_mlx5_uars")), (4, 4));
+        r.job.barrier.wait();
+        kernel.destroy();
+        r.job.barrier.wait();
+    });
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
+fn kernels_find_their_way_on_gpus() {
+    let (fake, cuda) = take();
+    exercise(&fake, &cuda);
+    assert!(has_said("GPU memory is registered by"), "{:#?}", lines());
+}
+
+#[test]
+fn a_page_that_all_share_is_mapped_once() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_uar_dedicated", 0);
+    job(2, 0, |r| {
+        let _context = cuda.enter(r.rank as i32);
+        let see = |at| cuda.see(at).expect("what kernels can see");
+        let ask = Ask { contexts: 3, ..Ask::default() };
+        let sets = [(); 2].map(|()| Kernel::new(r, V14_2, ask, &see));
+        r.job.barrier.wait();
+        for (set, kernel) in sets.iter().enumerate() {
+            kernel.qp(2, 1 - r.rank).post(&[kernel.add_signal(2, 1 - r.rank, 1, set as u64 + 5)]);
+            kernel.wait_signal(2, 1, set as u64 + 5);
+        }
+        assert_eq!(cuda.registers(), 2, "one a communicator");
+        r.job.barrier.wait();
+        let [first, second] = sets;
+        first.destroy();
+        r.job.barrier.wait();
+        assert_eq!(cuda.registers(), 2, "the other set rings with it");
+        r.job.barrier.wait();
+        second.destroy();
+        r.job.barrier.wait();
+    });
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
+fn data_direct_is_used_where_the_device_has_it() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_data_direct", 1);
+    cuda.exports(exports::YES);
+    exercise(&fake, &cuda);
+    // This driver exports for the usual mapping alone, and the log says so.
+    assert!(has_said("Data Direct"), "{:#?}", lines());
+}
+
+/// What a rank says that cannot join.
+fn refused_with(words: &[&str]) {
+    let refused = Job::new(1);
+    let joined = Rank::try_join(&refused, 0, 0, listen);
+    assert_eq!(joined.err(), Some(NcclResult::INVALID_USAGE));
+    let is_one = |line: &(log::Level, String)| words.iter().all(|word| line.1.contains(word));
+    assert!(lines().iter().any(is_one), "{words:?}: {:#?}", lines());
+}
+
+#[test]
+fn what_the_gpu_lacks_is_said_at_connect() {
+    let (fake, cuda) = take();
+    {
+        let _context = cuda.enter(0);
+        // One page to map, not a second where the first fails.
+        fake.set("mlx5_uar_dedicated", 0);
+        cuda.inject("cuMemHostRegister", 801);
+        refused_with(&["mapping a doorbell page for the GPU", "cuMemHostRegister", "PeerMappingOverride"]);
+    }
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
+fn memory_that_the_device_cannot_reach_is_said_at_connect() {
+    let (fake, cuda) = take();
+    {
+        let _context = cuda.enter(0);
+        cuda.exports(exports::NOT_SUPPORTED);
+        refused_with(&["cannot be given to the device", "GPU 0 exports none", "nvidia-peermem"]);
+        cuda.exports(exports::YES);
+        fake.set("mlx5_umem_dmabuf", 0);
+        refused_with(&["cannot be given to the device", "by DMA-BUF: ", "by address: ", "nvidia-peermem"]);
+    }
+    fake.check_clean();
+    cuda.check();
+    // With a kernel module for it, queues are given by address; windows have the verbs fabric's ways.
+    fake.set("peermem", 1);
+    exercise(&fake, &cuda);
+}
