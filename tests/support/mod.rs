@@ -12,5 +12,4 @@ pub mod logged;
 pub mod nic;
 pub mod processes;
 pub mod release;
-pub mod structures;
 pub mod turn;

@@ -318,7 +318,7 @@ impl Args {
 
     /// The operation of a test.
     pub fn op_of(&self, test: Test) -> Op {
-        let signalled = test == Test::Latency || self.table.is_some_and(|way| way.queue);
+        let signalled = test == Test::Latency || self.table.is_some_and(Way::is_by_device_code);
         self.op.unwrap_or(if signalled { Op::PutSignal } else { Op::Put })
     }
 
