@@ -1,5 +1,5 @@
-//! Device code of NCCL's GDAKI backend on the software NIC, without the structures in which kernels find it: entries and
-//! queue pairs are the command-line tool's. Nothing of `oxygin::gdaki` that reads or writes entries is used here.
+//! Device code of NCCL's GDAKI backend on the software NIC, without the structures in which kernels find it: entries
+//! and queue pairs are the command-line tool's. Nothing of `oxygin::gdaki` that reads or writes entries is used here.
 
 use super::common::Rank;
 pub use super::device::wait;

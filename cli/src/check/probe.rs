@@ -42,8 +42,8 @@ pub fn other_way(plugin: &Path, way: Way) -> Option<String> {
             let (given, wanted) = (handle_type(plugin, way).ok()?, type_of(way));
             (given != wanted).then(|| {
                 format!(
-                    "createContext of {} gives a device handle of netDeviceType {given}, not {wanted}: what device code \
-                     finds behind it is {}; judge --table {0}-{}",
+                    "createContext of {} gives a device handle of netDeviceType {given}, not {wanted}: what device \
+                     code finds behind it is {}; judge --table {0}-{}",
                     way.kind,
                     if given == DEVICE_GIN_GDAKI { "queue pairs" } else { "a queue of descriptors" },
                     if given == DEVICE_GIN_GDAKI { "gdaki" } else { "queue" },

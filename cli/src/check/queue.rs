@@ -1,4 +1,5 @@
-//! Operations by device code, through the plugin's own queues or queue pairs, in the terms of the cases: windows by their handles, signals by address.
+//! Operations by device code, through the plugin's own queues or queue pairs, in the terms of the cases: windows by
+//! their handles, signals by address.
 
 use super::findings::is_echo;
 use super::seat::Seat;

@@ -43,8 +43,8 @@ pub enum Compiled {
 }
 
 impl Compiled {
-    /// What the device code of a way was compiled for; `None` where operations go in by calls. The environment may ask for
-    /// another layout of descriptors ([`proxy::Format::from_env`]).
+    /// What the device code of a way was compiled for; `None` where operations go in by calls. The environment may ask
+    /// for another layout of descriptors ([`proxy::Format::from_env`]).
     pub fn of(way: Way) -> Result<Option<Self>, String> {
         match way.via {
             Via::Calls => Ok(None),

@@ -42,8 +42,8 @@ impl Pen {
         Self { dice: Dice(0), wild: false, pause: 0 }
     }
 
-    /// Words in any order, garbage in unused bits; one in eight descriptors or entries is written with pauses of up to `pause`
-    /// turns of an empty loop between its words.
+    /// Words in any order, garbage in unused bits; one in eight descriptors or entries is written with pauses of up to
+    /// `pause` turns of an empty loop between its words.
     pub fn wild(seed: u64, pause: u64) -> Self {
         Self { dice: Dice(seed), wild: true, pause }
     }

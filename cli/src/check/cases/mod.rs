@@ -80,8 +80,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether it has anything to say of this way: cases of queues have not of a table's calls, and those of descriptors
-    /// not of queue pairs.
+    /// Whether it has anything to say of this way: cases of queues have not of a table's calls, and those of
+    /// descriptors not of queue pairs.
     pub fn is_for(&self, way: Way) -> bool {
         let Needs { queue, descriptors, queue_pairs, .. } = self.needs;
         match way.via {

@@ -1,5 +1,6 @@
-//! One queue pair, as device code uses it: slots are reserved, entries written, rung for, and completion entries polled, in
-//! the steps of `doca_gpunetio_dev_verbs_qp.cuh` and `_cq.cuh`, with the counts where the plugin's structures have them.
+//! One queue pair, as device code uses it: slots are reserved, entries written, rung for, and completion entries
+//! polled, in the steps of `doca_gpunetio_dev_verbs_qp.cuh` and `_cq.cuh`, with the counts where the plugin's
+//! structures have them.
 
 use super::entry::Raw;
 use crate::device::{Pen, Waiting};
@@ -183,7 +184,8 @@ impl QueuePair {
         let Addresses { reserved, producer, polled, .. } = self.counts;
         let [reserved, producer, polled] = [reserved, producer, polled].map(|at| self.word(at).load(Ordering::Relaxed));
         format!(
-            "completion entry {index} of queue pair {}: {reserved} entries are reserved, {producer} rung for, {polled} seen",
+            "completion entry {index} of queue pair {}: {reserved} entries are reserved, {producer} rung for, {polled} \
+             seen",
             self.view.number
         )
     }

@@ -1,6 +1,6 @@
-//! A reader that walks what it is given as NCCL's device code does, by numbers of its own: offsets as NCCL's headers have
-//! them (`gin_gdaki_device_host_common.h`, `doca_gpunetio_verbs_dev.h`), arithmetic as in `gin_gdaki.h` and DOCA's device
-//! functions. It knows nobody's types.
+//! A reader that walks what it is given as NCCL's device code does, by numbers of its own: offsets as NCCL's headers
+//! have them (`gin_gdaki_device_host_common.h`, `doca_gpunetio_verbs_dev.h`), arithmetic as in `gin_gdaki.h` and DOCA's
+//! device functions. It knows nobody's types.
 //!
 //! A pointer that leads nowhere and what lies where something else is do not end the walk: the first is kept
 //! ([`Structures::verdict`]), and 0 is read from there on, so that nothing is followed that cannot be.
@@ -72,8 +72,8 @@ impl Numbers {
         self.device_version >= V2.device_version
     }
 
-    /// The record is written before the doorbell (2.29.7); later the doorbell is rung, the record written, and the doorbell
-    /// rung again.
+    /// The record is written before the doorbell (2.29.7); later the doorbell is rung, the record written, and the
+    /// doorbell rung again.
     pub fn is_record_first(self) -> bool {
         self.segments == V1.segments
     }
@@ -295,8 +295,8 @@ impl Found<'_, '_> {
         }
     }
 
-    /// What device code counts up begins at zero: slots reserved, ready, rung for; the lock; completions seen, and those
-    /// reserved before the first.
+    /// What device code counts up begins at zero: slots reserved, ready, rung for; the lock; completions seen, and
+    /// those reserved before the first.
     pub fn is_fresh(&self) -> bool {
         let (s, Addresses { reserved, ready, producer, lock, polled }) = (self.structures, self.counts());
         let counts = [reserved, ready, producer, polled, self.at + self.cq(40)].map(|at| s.load(at, 8));

@@ -1,5 +1,5 @@
-//! Emulated device code against a small device that carries out what it reads in one process: a key names all memory, and
-//! addresses are this process's.
+//! Emulated device code against a small device that carries out what it reads in one process: a key names all memory,
+//! and addresses are this process's.
 
 use super::entry::*;
 use super::*;
@@ -211,8 +211,8 @@ impl Nic {
         }
     }
 
-    /// What the device knows a signal or counter by is its address; the tables say offsets. 32 bits of offset are too few for
-    /// the distance, so the tables' words are at addresses that the keys' region begins with.
+    /// What the device knows a signal or counter by is its address; the tables say offsets. 32 bits of offset are too
+    /// few for the distance, so the tables' words are at addresses that the keys' region begins with.
     fn shift(&self, kernel: &mut Kernel<'_>) {
         for context in &mut kernel.contexts {
             for words in [&mut context.signals, &mut context.counters].into_iter().flatten() {

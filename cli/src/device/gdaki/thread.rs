@@ -135,8 +135,8 @@ impl<'a> Thread<'a> {
         queue.wait(last, self.waiting).map(Some).map_err(of)
     }
 
-    /// Waits until an operation is complete. That it failed is an error here; device code with an abort flag spins on, and
-    /// without one goes on.
+    /// Waits until an operation is complete. That it failed is an error here; device code with an abort flag spins on,
+    /// and without one goes on.
     pub fn complete(&self, posted: &Posted) -> Result<(), String> {
         match self.status(posted)? {
             Some(Status::Failed { syndrome }) => Err(self.kernel.failed(posted, syndrome)),
@@ -144,8 +144,8 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// What a flush of one peer's queue will wait for. From 2.30.4 on, where a get is not known to be visible, it posts a
-    /// dump; 2.30.4 does always.
+    /// What a flush of one peer's queue will wait for. From 2.30.4 on, where a get is not known to be visible, it posts
+    /// a dump; 2.30.4 does always.
     pub fn flush_async(&mut self, peer: u32) -> Result<Request, String> {
         let none = Posted { context: self.context, peer, next: 0 };
         let Ok(queue) = self.queue_pair(peer) else { return Ok(Request { posted: none, issued: 0 }) };

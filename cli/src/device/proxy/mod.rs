@@ -1,7 +1,8 @@
 //! Device code of NCCL's proxy backend: descriptors in queues that the plugin reads.
 //!
 //! Device code claims a slot in the queue of a (context, peer), waits for credit, writes the words of a descriptor, and
-//! learns from the consumer index when it is complete, step by step as in `gin_proxy.h` of NCCL 2.29.7, 2.30.3 and 2.30.7.
+//! learns from the consumer index when it is complete, step by step as in `gin_proxy.h` of NCCL 2.29.7, 2.30.3 and
+//! 2.30.7.
 
 mod context;
 mod format;

@@ -1,4 +1,5 @@
-//! Entries that cannot be: their queue pair fails, alone, with the syndrome that a device would give; nothing is written.
+//! Entries that cannot be: their queue pair fails, alone, with the syndrome that a device would give; nothing is
+//! written.
 
 use super::super::Tally;
 use super::{neighbours, of, open};
@@ -28,7 +29,7 @@ const DEPTH: i32 = 16;
 const OVERRUN: &str = "more entries than the ring has slots";
 /// Nobody's key.
 const NOBODY: u32 = 0x0bad_0000;
-/// queryLastError says so within this time.
+/// queryLastError says so within this time after the completion entry.
 const TOLD: Duration = Duration::from_secs(1);
 /// A fault is said once or so, not for each entry behind it.
 const LINES: usize = 4;
@@ -174,15 +175,15 @@ impl Bench<'_, '_> {
         let behind = put(&names, SOURCE as u64, BEHIND, 8);
         let entries = [before, build(&names), behind.clone(), late.clone()];
         let mut pen = Pen::wild(7, 50);
-        let posted = Instant::now();
         let last = queue.post(&entries, &mut pen, seat)?;
         self.status(what, "the entry before", queue, last - 3, Status::Good)?;
         self.status(what, "the entry", queue, last - 2, Status::Failed { syndrome })?;
+        let failed = Instant::now();
         let flushed = Status::Failed { syndrome: FLUSHED };
         self.status(what, "the entry behind", queue, last - 1, flushed)?;
         self.status(what, "the last entry", queue, last, flushed)?;
         seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
-        let told = posted.elapsed();
+        let told = failed.elapsed();
         self.tally.item(u64::from(told > TOLD), || format!("{what}: queryLastError after {} ms", told.as_millis()));
         let later = queue.post(&[behind, late], &mut pen, seat)?;
         self.status(what, "an entry that was posted later", queue, later, flushed)?;
@@ -196,8 +197,8 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
-    /// Device code that does not wait for free slots: one entry more than there are, while the first cannot go on. It waits
-    /// for a completion entry that only comes later.
+    /// Device code that skips the check for free slots: one entry more than there are, while the first cannot go on,
+    /// because it waits for a completion entry that only comes later.
     fn overrun(&mut self, set: &Set, what: &str) -> Outcome<()> {
         let (world, seat, kernel) = (self.world, self.world.seat, kernel(set)?);
         let rank = seat.rank as u32;
@@ -207,7 +208,11 @@ impl Bench<'_, '_> {
         companion.put_entry(0, &wait_for(0, main.view.completion_number), &mut pen);
         let addition = kernel.add_signal(0, rank, LATE.into(), 1);
         (1..size).for_each(|index| companion.put_entry(index, &addition, &mut pen));
-        companion.ready(0, size, &limit)?;
+        companion.ready(0, size - 1, &limit)?;
+        companion.submit(size, &limit)?;
+        std::thread::sleep(Duration::from_millis(2));
+        companion.put_entry(size, &addition, &mut pen);
+        companion.ready(size, size, &limit)?;
         companion.submit(size + 1, &limit)?;
         main.post(&[Raw::new(NOP, 0)], &mut pen, &limit)?;
         seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
