@@ -92,7 +92,7 @@ fn kernels_of_every_nccl_find_their_way() {
                 let (c, at) = (round as usize % 2, 8 * (round % 64));
                 let put = write(kernel.at(dst.gin, next, at), kernel.own(src.gin, at), 8);
                 let entries = [put, kernel.add_signal(c, next, 3, 1)];
-                kernel.post_counted((c, next, r.rank), &entries, 5);
+                kernel.post_counted((c, next), &entries, 5);
                 kernel.wait_signal(c, 3, round.div_ceil(2));
                 assert_eq!(dst.get(at as usize / 8), held(before, round % 64), "{through:?}, round {round}");
                 r.job.barrier.wait();
@@ -143,7 +143,7 @@ fn sets_have_the_shapes_that_were_asked_for() {
             }
             src.set(9, 77 + r.rank as u64);
             let put = write(second.at(dst.gin, peer, 72), second.own(src.gin, 72), 8);
-            second.post_counted((0, peer, r.rank), &[put], 0);
+            second.post_counted((0, peer), &[put], 0);
             second.wait_counter(0, 0, 1);
             (0..17).for_each(|c| kernel.wait_signal(c, 5, 2 * (c as u64 + 1)));
             assert_eq!(second.qp(0, peer).flush(), Status::Good);

@@ -1,10 +1,10 @@
 //! What is described is what device code of each NCCL reads, whatever the ranks, strides and contexts.
 
 use crate::given::{key, own_key, Given, COUNTERS, SIGNALS, SINK_KEY};
-use crate::support::structures::{Device, Numbers, Queue, Table, NCCLS};
 use oxygin::gdaki::view::{window, Handler, Image, Layout, QueuePair, SetShape};
 use oxygin::proxy::descriptor::layout::Table as Gin;
 use oxygin::proxy::memory::Memory;
+use oxygin_cli::device::gdaki::structures::{Found, Numbers, Structures, Table, NCCLS};
 use proptest::prelude::*;
 
 /// How each NCCL asks.
@@ -29,7 +29,7 @@ fn handler_code(handler: Handler) -> u32 {
     }
 }
 
-fn compare(queue: &Queue, is: &QueuePair, n: Numbers) {
+fn compare(queue: &Found, is: &QueuePair, n: Numbers) {
     assert!(queue.is_fresh());
     for segments in 0..=n.segments {
         assert_eq!(queue.word(segments), is.number << 8 | segments);
@@ -65,11 +65,11 @@ fn compare_words(table: &Table, which: u32, region: u64, each: u32, context: usi
 
 /// Looks at everything as a kernel of that NCCL does.
 fn read(given: &Given, n: Numbers, memory: &[u8]) {
-    let device = Device::new(n, given.address, memory);
+    let device = Structures::copied(n, given.address, memory);
     let SetShape { rank, ranks, stride, contexts } = given.shape;
     for context in 0..contexts as usize {
         for peer in 0..ranks {
-            let main = device.main(context, peer as usize);
+            let main = device.main(context, peer as usize).expect("an array of queue pairs");
             let companion = device.companion(context, peer as usize);
             assert_eq!(companion.is_some(), given.counters > 0);
             // Whom a stride leaves out, worked out another way than in the library.
@@ -89,7 +89,7 @@ fn read(given: &Given, n: Numbers, memory: &[u8]) {
         assert_eq!(device.sink_key(context), SINK_KEY);
         assert_eq!(device.dumps(context), given.dump || !n.has_mcst);
     }
-    device.assert_nothing_else();
+    device.is_all().unwrap();
     // As many bytes as arrays on borders of 128 bytes take.
     let up = |count: usize, bytes: usize| count * (bytes * ranks as usize).next_multiple_of(128);
     let (contexts, companions) = (contexts as usize, usize::from(given.counters > 0));
@@ -117,7 +117,7 @@ fn given(nccl: &'static str) -> impl Strategy<Value = Given> {
 }
 
 fn any_given() -> impl Strategy<Value = (usize, Given)> {
-    (0..NCCLS.len()).prop_flat_map(|i| (Just(i), given(NCCLS[i].0)))
+    (0..NCCLS.len()).prop_flat_map(|i| (Just(i), given(NCCLS[i].nccl)))
 }
 
 proptest! {
@@ -125,7 +125,7 @@ proptest! {
 
     #[test]
     fn device_code_of_each_nccl_reads_what_was_described((i, given) in any_given()) {
-        read(&given, NCCLS[i].1, &given.written());
+        read(&given, NCCLS[i], &given.written());
     }
 
     #[test]
@@ -147,10 +147,10 @@ fn the_shapes_of_programs() {
     for (stride, contexts, slots, counters, signals) in
         [(8, 129, 1024, 0, 132), (8, 33, 256, 0, 4), (1, 4, 128, 0, 257), (8, 4, 128, 64, 8192)]
     {
-        for (nccl, n) in NCCLS {
+        for n in NCCLS {
             let shape = SetShape { rank: 77, ranks: 128, stride, contexts };
             let handler = Handler::Doorbell;
-            let layout = layout(nccl);
+            let layout = layout(n.nccl);
             let given = Given { layout, shape, counters, signals, slots, handler, dump: true, address: 1 << 21 };
             read(&given, n, &given.written());
         }
@@ -160,9 +160,9 @@ fn the_shapes_of_programs() {
 /// In memory as a set has it where there is no GPU: written at the CPU's address, read at the device's.
 #[test]
 fn memory_that_both_sides_see() {
-    for (nccl, n) in NCCLS {
+    for n in NCCLS {
         let shape = SetShape { rank: 1, ranks: 3, stride: 1, contexts: 2 };
-        let (layout, handler) = (layout(nccl), Handler::Doorbell);
+        let (layout, handler) = (layout(n.nccl), Handler::Doorbell);
         let mut given = Given { layout, shape, counters: 3, signals: 5, slots: 16, handler, dump: false, address: 0 };
         let (room, mut memory) = (given.room(), Memory::here().unwrap());
         let block = memory.shared(room.bytes()).unwrap();
@@ -178,13 +178,13 @@ fn memory_that_both_sides_see() {
 #[test]
 fn the_flag_of_2_32_is_where_others_have_padding() {
     let shape = SetShape { rank: 0, ranks: 2, stride: 1, contexts: 2 };
-    for (nccl, n) in NCCLS {
-        let (layout, handler) = (layout(nccl), Handler::Doorbell);
+    for n in NCCLS {
+        let (layout, handler) = (layout(n.nccl), Handler::Doorbell);
         let set = |dump| Given { layout, shape, counters: 0, signals: 1, slots: 2, handler, dump, address: 128 };
         let (with, without) = (set(true).written(), set(false).written());
         let differ: Vec<usize> = (0..with.len()).filter(|&i| with[i] != without[i]).collect();
         let flags = if n.has_gets { vec![68, 68 + 88] } else { vec![] };
-        assert_eq!(differ, flags, "{nccl}");
+        assert_eq!(differ, flags, "{}", n.nccl);
     }
 }
 

@@ -36,7 +36,7 @@ fn kernels_find_their_way_on_gpus() {
             r.job.barrier.wait();
             for round in 1..=50 {
                 let put = write(kernel.at(dst_gin, peer, 0), kernel.own(src_gin, 0), 512);
-                kernel.post_counted((0, peer, r.rank), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
+                kernel.post_counted((0, peer), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
                 let to = kernel.at(dst_gin, peer, 800);
                 kernel.qp(1, peer).post(&[value(to, &[77; 12]), kernel.add_signal(1, peer, 3, 10)]);
                 kernel.wait_signal(0, 2, round);

@@ -19,7 +19,7 @@ fn kernels_of_every_nccl_find_their_way() {
                 let (c, at) = (round as usize % 2, 8 * (round % 64));
                 let put = write(kernel.at(dst.gin, next, at), kernel.own(src.gin, at), 8);
                 let entries = [put, kernel.add_signal(c, next, 3, 1)];
-                kernel.post_counted((c, next, r.rank), &entries, 5);
+                kernel.post_counted((c, next), &entries, 5);
                 kernel.wait_signal(c, 3, round.div_ceil(2));
                 assert_eq!(dst.get(at as usize / 8), held(before, round % 64), "{through:?}, round {round}");
                 r.job.barrier.wait();

@@ -67,7 +67,7 @@ fn a_peer_that_does_not_answer_is_seen() {
             // Retries exceeded.
             fake.set("mlx5_error_in", 1);
             let put = write(kernel.at(dst.gin, 1, 0), kernel.own(src.gin, 0), 8);
-            kernel.post_counted((0, 1, 0), &[put], 1);
+            kernel.post_counted((0, 1), &[put], 1);
             sees_within_a_second(|| kernel.has_error());
             assert_eq!(kernel.qp(0, 1).wait(0), Status::Failed { syndrome: 0x15 });
         }

@@ -39,7 +39,7 @@ fn exercise(fake: &Fake, cuda: &Cuda) {
         r.job.barrier.wait();
         for round in 1..=100 {
             let put = write(kernel.at(to, peer, 0), kernel.own(from, 0), 512);
-            kernel.post_counted((0, peer, r.rank), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
+            kernel.post_counted((0, peer), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
             kernel.qp(1, r.rank).post(&[kernel.add_signal(1, r.rank, 3, 10)]);
             kernel.wait_signal(0, 2, round);
             kernel.wait_signal(1, 3, 10 * round);

@@ -1,20 +1,20 @@
 //! A kernel that was compiled for NCCL's GDAKI backend, played by CPU threads: it is given `devHandle` and `ginHandle`s
-//! as the GIN tables return them, walks the structures ([`super::structures`]) and writes entries ([`super::nic`]).
+//! as the GIN tables return them. How it walks the structures and writes entries is the command-line tool's
+//! ([`oxygin_cli::device::gdaki`]); what is here asks for contexts and waits as tests do.
 
 use super::common::{ok, Rank};
-use super::nic::{add, wait, Ask, Place, Qp, Raw, WAIT};
-use super::structures::{self, Numbers, NCCLS};
+use super::nic::{wait, Ask, Place, Qp, Raw};
 use nccl_plugin_api::gin_v13::ConfigV13;
 use nccl_plugin_api::gin_v14::ConfigV14;
 use nccl_plugin_api::*;
-use oxygin::gdaki::soft::doorbell::Ringing;
-use oxygin::gdaki::soft::QueueView;
 use oxygin::vtable::gin_v12::ncclGinPlugin_v12 as V12;
 use oxygin::vtable::gin_v13::ncclGinPlugin_v13 as V13;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as V14;
+use oxygin_cli::device::gdaki::{self, Numbers};
+use oxygin_cli::plugin::ContextConfig;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A table, what it is asked for, and the NCCL that the kernel was compiled with.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub const WAYS: [Through; 6] = [
 
 impl Through {
     fn numbers(self) -> Numbers {
-        NCCLS.iter().find(|(name, _)| *name == self.nccl).expect("known").1
+        Numbers::of(self.nccl).expect("known")
     }
 
     /// createContext. On success the context and the device handle.
@@ -119,171 +119,97 @@ impl Through {
     }
 }
 
-/// Signals or counters of a context.
-struct Words {
-    /// Word 0 of this rank.
-    own: u64,
-    /// Word 0 of each rank.
-    remote: Vec<Place>,
-}
-
-/// The queue pairs of a (context, peer).
-struct Queues {
-    main: Qp,
-    /// The number of its completion queue.
-    completions: u32,
-    /// How it is to be rung.
-    handler: u32,
-    companion: Option<Qp>,
-}
-
-/// What a kernel has found in a context.
-struct Context {
-    /// By rank; `None`: nobody made it.
-    queues: Vec<Option<Queues>>,
-    signals: Option<Words>,
-    counters: Option<Words>,
-    sink: u32,
-}
-
 /// The kernel.
 pub struct Kernel<'a> {
     pub through: Through,
     pub ctx: *mut c_void,
     /// The device handle's `handle`.
     pub handle: u64,
-    contexts: Vec<Context>,
-    see: &'a (dyn Fn(u64) -> u64 + Sync),
+    found: gdaki::Kernel<'a>,
 }
 
 // SAFETY: `ctx` is a number here, and device code runs in many threads.
 unsafe impl Sync for Kernel<'_> {}
 
-fn found(device: &structures::Device, context: usize, ranks: usize, see: &(dyn Fn(u64) -> u64 + Sync)) -> Context {
-    let qp = |queue: structures::Queue| {
-        let (handler, bell, record) = queue.ring();
-        // By the doorbell with its record, or without.
-        assert!([2, 10].contains(&handler) && queue.is_fresh());
-        let view = QueueView {
-            slots: see(queue.slot(0)),
-            size: queue.slots() as u32,
-            completions: see(queue.completion(0).0),
-            record: see(record),
-            bell: see(bell),
-            handler: Ringing::Doorbell,
-            number: queue.rung_number() >> 8,
-        };
-        (0..=device.n.segments).for_each(|n| assert_eq!(queue.word(n), view.number << 8 | n));
-        Qp::new(view, Ask { is_sm90: context % 2 == 0, record_first: device.n.segments == 4, ..Ask::default() })
-    };
-    let queues = (0..ranks).map(|peer| {
-        let (main, companion) = (device.main(context, peer), device.companion(context, peer));
-        if main.is_absent() {
-            assert!(companion.is_none_or(|companion| companion.is_absent()));
-            return None;
-        }
-        let (completions, (handler, ..)) = (main.completion_number(), main.ring());
-        Some(Queues { main: qp(main), completions, handler, companion: companion.map(qp) })
-    });
-    let words = |table: structures::Table| {
-        (!table.is_absent())
-            .then(|| Words { own: table.own(0), remote: (0..ranks).map(|peer| table.remote(0, peer, ranks)).collect() })
-    };
-    let (signals, counters) = (words(device.signals(context)), words(device.counters(context)));
-    Context { queues: queues.collect(), signals, counters, sink: device.sink_key(context) }
-}
-
 impl<'a> Kernel<'a> {
     /// Makes contexts and has a kernel find its way in them. This process sees an address of device code's as `see`
     /// says.
-    pub fn new(r: &Rank, through: Through, ask: Ask, see: &'a (dyn Fn(u64) -> u64 + Sync)) -> Self {
+    pub fn new(r: &Rank, through: Through, ask: Ask, see: &'a (dyn Fn(u64) -> u64 + Send + Sync)) -> Self {
         let (ctx, handle) = through.create(r, ask).expect("a set");
         // SAFETY: the library's until destroyContext.
         let handle = unsafe { &*handle };
-        let said = (handle.net_device_type, handle.net_device_version, handle.needs_proxy_progress);
-        assert_eq!(said, (DEVICE_GIN_GDAKI, through.version, 0));
-        let device = structures::Device::live(through.numbers(), handle.handle as u64, see);
-        let contexts = (0..ask.contexts as usize).map(|c| found(&device, c, r.job.nranks, see)).collect();
-        Self { through, ctx, handle: handle.handle as u64, contexts, see }
-    }
-
-    fn reader(&self) -> structures::Device<'_> {
-        structures::Device::live(self.through.numbers(), 0, self.see)
+        let (n_signals, n_counters) = (ask.signals as i32, ask.counters as i32);
+        let config =
+            ContextConfig { n_contexts: ask.contexts as i32, n_signals, n_counters, ..ContextConfig::default() };
+        let numbers = through.numbers();
+        assert_eq!(numbers.device_version, through.version);
+        let (rank, ranks) = (r.rank as u32, r.job.nranks as u32);
+        // SAFETY: as above, where `see` says.
+        let found = unsafe { gdaki::Kernel::seen(numbers, rank, ranks, &config, handle, see) };
+        Self { through, ctx, handle: handle.handle as u64, found: found.expect("structures as they have to be") }
     }
 
     /// Bytes of a window at a peer, by its `ginHandle`.
     pub fn at(&self, gin: u64, peer: usize, offset: u64) -> Place {
-        (self.reader().window_key(gin, peer), offset)
+        self.found.at(gin, peer as u32, offset)
     }
 
     /// Bytes of a window here.
     pub fn own(&self, gin: u64, offset: u64) -> Place {
-        (self.reader().own_window_key(gin), offset)
+        self.found.own(gin, offset)
     }
 
     pub fn has(&self, context: usize, peer: usize) -> bool {
-        self.contexts[context].queues[peer].is_some()
+        self.found.queue_pair(context, peer as u32).is_some()
     }
 
     pub fn has_companion(&self, context: usize, peer: usize) -> bool {
-        self.contexts[context].queues[peer].as_ref().is_some_and(|queues| queues.companion.is_some())
+        self.found.companion(context, peer as u32).is_some()
     }
 
     pub fn has_words(&self, context: usize) -> [bool; 2] {
-        [self.contexts[context].signals.is_some(), self.contexts[context].counters.is_some()]
-    }
-
-    fn queues(&self, context: usize, peer: usize) -> &Queues {
-        self.contexts[context].queues[peer].as_ref().expect("a queue pair")
+        self.found.has_words(context)
     }
 
     /// The number of a queue pair's completion queue.
     pub fn completions(&self, context: usize, peer: usize) -> u32 {
-        self.queues(context, peer).completions
+        self.qp(context, peer).view.completion_number
     }
 
     /// How a queue pair is rung.
     pub fn handler(&self, context: usize, peer: usize) -> u32 {
-        self.queues(context, peer).handler
+        self.qp(context, peer).view.nic_handler
     }
 
-    pub fn qp(&self, context: usize, peer: usize) -> &Qp {
-        &self.queues(context, peer).main
+    pub fn qp(&self, context: usize, peer: usize) -> Qp<'_> {
+        Qp(self.found.queue_pair(context, peer as u32).expect("a queue pair"))
     }
 
-    pub fn companion(&self, context: usize, peer: usize) -> &Qp {
-        self.queues(context, peer).companion.as_ref().expect("a companion")
+    pub fn companion(&self, context: usize, peer: usize) -> Qp<'_> {
+        Qp(self.found.companion(context, peer as u32).expect("a companion"))
     }
 
     pub fn sink(&self, context: usize) -> Place {
-        (self.contexts[context].sink, 0)
+        self.found.sink(context)
     }
 
     pub fn add_signal(&self, context: usize, peer: usize, id: u64, n: u64) -> Raw {
-        let (key, first) = self.contexts[context].signals.as_ref().expect("signals").remote[peer];
-        add((key, first + 8 * id), n, self.sink(context))
+        self.found.add_signal(context, peer as u32, id, n)
     }
 
     /// Posts entries, and on the companion a counter that goes up when they are complete.
-    pub fn post_counted(&self, (context, peer, rank): (usize, usize, usize), entries: &[Raw], counter: u64) {
-        let (main, companion) = (self.qp(context, peer), self.companion(context, peer));
-        let last = main.post(entries);
-        let (key, first) = self.contexts[context].counters.as_ref().expect("counters").remote[rank];
-        let waits = Raw::new(WAIT, 0).four([0, 0, last as u32, self.completions(context, peer)]);
-        companion.post(&[waits, add((key, first + 8 * counter), 1, self.sink(context))]);
-    }
-
-    fn word(&self, first: u64, id: u64) -> u64 {
-        // SAFETY: a word of the set's.
-        unsafe { (*((self.see)(first + 8 * id) as *const AtomicU64)).load(Ordering::Acquire) }
+    pub fn post_counted(&self, (context, peer): (usize, usize), entries: &[Raw], counter: u64) {
+        let last = self.qp(context, peer).post(entries);
+        let count = self.found.count(context, peer as u32, last, counter).expect("a queue pair");
+        self.companion(context, peer).post(&count);
     }
 
     pub fn signal(&self, context: usize, id: u64) -> u64 {
-        self.word(self.contexts[context].signals.as_ref().expect("signals").own, id)
+        self.found.signal(context, id as u32).load(Ordering::Acquire)
     }
 
     pub fn counter(&self, context: usize, id: u64) -> u64 {
-        self.word(self.contexts[context].counters.as_ref().expect("counters").own, id)
+        self.found.counter(context, id as u32).load(Ordering::Acquire)
     }
 
     pub fn wait_signal(&self, context: usize, id: u64, least: u64) {

@@ -13,5 +13,4 @@ pub mod logged;
 pub mod nic;
 pub mod processes;
 pub mod release;
-pub mod structures;
 pub mod turn;

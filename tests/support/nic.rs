@@ -1,6 +1,5 @@
-//! Device code of NCCL's GDAKI backend, played by CPU threads: it reserves slots, writes entries, rings, and polls
-//! completion entries, in the steps in which the device headers do. Nothing of `oxygin::gdaki` that reads or writes
-//! entries is used here.
+//! Device code of NCCL's GDAKI backend on the software NIC, without the structures in which kernels find it: entries
+//! and queue pairs are the command-line tool's. Nothing of `oxygin::gdaki` that reads or writes entries is used here.
 
 use super::common::Rank;
 pub use super::device::wait;
@@ -9,20 +8,20 @@ use oxygin::comm::contexts::Contexts;
 use oxygin::comm::nic::NicSpec;
 use oxygin::fabric::ContextSpec;
 use oxygin::gdaki::soft::doorbell::Ringing;
-use oxygin::gdaki::soft::{QueueView, SetView};
+use oxygin::gdaki::soft::SetView;
 use oxygin::sys::handles;
+use oxygin_cli::device::gdaki::{self, Habits, QueuePair, QueueView};
+use oxygin_cli::device::{Pen, Waiting};
+use std::cell::RefCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
-pub const NOP: u8 = 0x00;
-pub const WRITE: u8 = 0x08;
-pub const WAIT: u8 = 0x0f;
-pub const READ: u8 = 0x10;
-pub const FETCH_ADD: u8 = 0x12;
-pub const MASKED_SWAP: u8 = 0x14;
-pub const MASKED_ADD: u8 = 0x15;
-pub const DUMP: u8 = 0x23;
+pub use oxygin_cli::device::gdaki::entry::*;
+pub use oxygin_cli::device::gdaki::Status;
+/// A place in a window: its key, and bytes from its start.
+pub type Place = gdaki::Remote;
 
 /// What is asked of a set.
 #[derive(Clone, Copy)]
@@ -54,247 +53,80 @@ impl Default for Ask {
     }
 }
 
-/// What became of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    Good,
-    Failed { syndrome: u8 },
-}
-/// The bytes of an entry, segment by segment.
-#[derive(Clone)]
-pub struct Raw {
-    pub bytes: [u8; 64],
-    segments: usize,
-}
+/// Waits as tests do.
+struct Patience;
 
-impl Raw {
-    /// A control segment: signalled, no fence.
-    pub fn new(opcode: u8, modifier: u8) -> Self {
-        let mut raw = Self { bytes: [0; 64], segments: 1 };
-        raw.bytes[0] = modifier;
-        raw.bytes[3] = opcode;
-        raw.bytes[11] = 2 << 2;
-        raw
-    }
-
-    /// With a further segment.
-    pub fn with(mut self, segment: [u8; 16]) -> Self {
-        let at = 16 * self.segments;
-        self.bytes[at..at + 16].copy_from_slice(&segment);
-        self.segments += 1;
-        self
-    }
-
-    pub fn remote(self, key: u32, address: u64) -> Self {
-        let mut segment = [0; 16];
-        segment[..8].copy_from_slice(&address.to_be_bytes());
-        segment[8..12].copy_from_slice(&key.to_be_bytes());
-        self.with(segment)
-    }
-
-    pub fn data(self, key: u32, address: u64, len: u32) -> Self {
-        let mut segment = [0; 16];
-        segment[..4].copy_from_slice(&len.to_be_bytes());
-        segment[4..8].copy_from_slice(&key.to_be_bytes());
-        segment[8..].copy_from_slice(&address.to_be_bytes());
-        self.with(segment)
-    }
-
-    pub fn two(self, a: u64, b: u64) -> Self {
-        self.with([a.to_be_bytes(), b.to_be_bytes()].concat().try_into().unwrap())
-    }
-
-    pub fn four(self, words: [u32; 4]) -> Self {
-        self.with(words.map(u32::to_be_bytes).concat().try_into().unwrap())
-    }
-
-    pub fn inline(mut self, value: &[u8]) -> Self {
-        let n = value.len();
-        self.bytes[32..36].copy_from_slice(&(n as u32 | 1 << 31).to_be_bytes());
-        self.bytes[36..36 + n].copy_from_slice(value);
-        self.segments = if n > 12 { 4 } else { 3 };
-        self
-    }
-
-    pub fn fenced(mut self) -> Self {
-        self.bytes[11] |= 2 << 5;
-        self
-    }
-
-    fn addressed(&self, index: u64, queue: u32) -> Self {
-        let mut raw = self.clone();
-        raw.bytes[1..3].copy_from_slice(&(index as u16).to_be_bytes());
-        raw.bytes[4..8].copy_from_slice(&(queue << 8 | self.segments as u32).to_be_bytes());
-        raw
+impl Waiting for Patience {
+    fn until(&self, what: &dyn Fn() -> String, ready: &mut dyn FnMut() -> bool) -> Result<(), String> {
+        let ready = RefCell::new(ready);
+        wait(what, || (ready.borrow_mut())());
+        Ok(())
     }
 }
 
-/// A place in a window: its key, and bytes from its start.
-pub type Place = (u32, u64);
+/// One queue, as device code keeps it, whose waits end with the test.
+#[derive(Clone, Copy)]
+pub struct Qp<'a>(pub &'a QueuePair);
 
-pub fn write(to: Place, from: Place, len: u32) -> Raw {
-    Raw::new(WRITE, 0).remote(to.0, to.1).data(from.0, from.1, len)
-}
+impl Deref for Qp<'_> {
+    type Target = QueuePair;
 
-pub fn value(to: Place, bytes: &[u8]) -> Raw {
-    Raw::new(WRITE, 0).remote(to.0, to.1).inline(bytes)
-}
-
-pub fn read(from: Place, to: Place, len: u32) -> Raw {
-    Raw::new(READ, 0).remote(from.0, from.1).data(to.0, to.1, len)
-}
-
-pub fn add(to: Place, n: u64, fetched: Place) -> Raw {
-    Raw::new(FETCH_ADD, 0).remote(to.0, to.1).two(n, n).data(fetched.0, fetched.1, 8)
-}
-
-/// One queue, as device code keeps it.
-pub struct Qp {
-    pub view: QueueView,
-    ask: Ask,
-    reserved: AtomicU64,
-    ready: AtomicU64,
-    producer: AtomicU64,
-    lock: Mutex<()>,
-    polled: AtomicU64,
-}
-
-impl Qp {
-    pub fn new(view: QueueView, ask: Ask) -> Self {
-        let zero = || AtomicU64::new(0);
-        let (reserved, ready, producer, polled) = (zero(), zero(), zero(), zero());
-        Self { view, ask, reserved, ready, producer, lock: Mutex::new(()), polled }
+    fn deref(&self) -> &QueuePair {
+        self.0
     }
+}
 
-    fn u64_at(&self, base: u64, word: u64) -> &AtomicU64 {
-        // SAFETY: memory of the set, which lives as long as the test uses it.
-        unsafe { &*((base + 8 * word) as *const AtomicU64) }
-    }
-
-    /// Looks at completion entry `index`; `None`: busy.
-    pub fn poll(&self, index: u64) -> Option<Status> {
-        let n = u64::from(self.view.size);
-        let seen = self.polled.load(Ordering::Relaxed);
-        if index < seen {
-            return Some(Status::Good);
-        }
-        if index >= seen + n {
-            return None;
-        }
-        let entry = self.view.completions + 64 * (index % n);
-        // SAFETY: a completion entry of the set.
-        let (op_own, counter) = unsafe {
-            match self.ask.is_sm90 {
-                true => ((*((entry + 63) as *const AtomicU8)).load(Ordering::Acquire), index as u16),
-                false => {
-                    let last = u32::from_be((*((entry + 60) as *const AtomicU32)).load(Ordering::Acquire));
-                    (last as u8, (last >> 16) as u16)
-                }
-            }
-        };
-        if (op_own & 1 != 0) != (index & n != 0) || counter != index as u16 {
-            return None;
-        }
-        if op_own >> 4 == 13 {
-            // SAFETY: as above.
-            return Some(Status::Failed { syndrome: unsafe { *((entry + 55) as *const u8) } });
-        }
-        self.polled.fetch_max(index + 1, Ordering::Relaxed);
-        Some(Status::Good)
-    }
-
+impl Qp<'_> {
     pub fn wait(&self, index: u64) -> Status {
-        wait(|| format!("completion entry {index} of queue pair {}", self.view.number), || self.poll(index).is_some());
-        self.poll(index).unwrap()
+        self.0.wait(index, &Patience).expect("a completion entry")
     }
 
     /// Reserves slots and waits until they are free. As device code does, it goes on also where an entry before has
-    /// failed: then completion entries of later laps are seen, not counted.
+    /// failed.
     pub fn reserve(&self, n: u64) -> u64 {
-        let first = self.reserved.fetch_add(n, Ordering::Relaxed);
-        if let Some(before) = (first + n - 1).checked_sub(self.view.size.into()) {
-            self.wait(before);
-        }
-        first
+        self.0.reserve(n, &Patience).expect("slots")
     }
 
     pub fn put_entry(&self, index: u64, raw: &Raw) {
-        self.put_bytes(index, raw.addressed(index, self.view.number));
+        self.0.put_entry(index, raw, &mut Pen::plain());
     }
 
     pub fn put_bytes(&self, index: u64, raw: Raw) {
-        let slot = self.view.slots + 64 * (index % u64::from(self.view.size));
-        for word in 0..2 * raw.segments {
-            let value = u64::from_ne_bytes(raw.bytes[8 * word..8 * word + 8].try_into().unwrap());
-            self.u64_at(slot, word as u64).store(value, Ordering::Relaxed);
-        }
+        self.0.put_bytes(index, &raw, &mut Pen::plain());
     }
 
     /// Says that entries `first` to `last` are written.
     pub fn ready(&self, first: u64, last: u64) {
-        if self.ask.handler == Ringing::FreeFlow {
-            for index in first..=last {
-                self.u64_at(self.view.bell, index % u64::from(self.view.size)).store(index + 1, Ordering::Release);
-            }
-            return;
-        }
-        wait(|| format!("entry {first} to be the next"), || self.ready.load(Ordering::Acquire) == first);
-        self.ready.store(last + 1, Ordering::Release);
+        self.0.ready(first, last, &Patience).expect("the turn");
     }
 
     pub fn submit(&self, producer: u64) {
-        match self.ask.handler {
-            Ringing::FreeFlow => {}
-            Ringing::Proxy => {
-                self.u64_at(self.view.bell, 0).fetch_max(producer, Ordering::Release);
-            }
-            Ringing::Doorbell => {
-                let _held = self.lock.lock().unwrap();
-                if self.producer.fetch_max(producer, Ordering::AcqRel) < producer {
-                    if self.ask.record_first {
-                        self.record(producer);
-                        self.doorbell(producer);
-                        return;
-                    }
-                    self.doorbell(producer);
-                    self.record(producer);
-                    self.doorbell(producer);
-                }
-            }
-        }
-    }
-
-    pub fn doorbell(&self, producer: u64) {
-        let [index, queue] = [(producer as u32) << 8, self.view.number << 8].map(u32::to_be_bytes);
-        let word = u64::from_ne_bytes([index, queue].concat().try_into().unwrap());
-        self.u64_at(self.view.bell, 0).store(word, Ordering::Release);
-    }
-
-    pub fn record(&self, producer: u64) {
-        // SAFETY: the queue's doorbell record.
-        let record = unsafe { &*(self.view.record as *const AtomicU32) };
-        record.store((producer as u32 & 0xffff).to_be(), Ordering::Release);
+        self.0.submit(producer, &Patience).expect("the lock");
     }
 
     /// Writes entries and rings. Returns the last one's index.
     pub fn post(&self, entries: &[Raw]) -> u64 {
-        let first = self.reserve(entries.len() as u64);
-        let last = first + entries.len() as u64 - 1;
-        for (index, raw) in (first..).zip(entries) {
-            self.put_entry(index, raw);
-        }
-        self.ready(first, last);
-        self.submit(last + 1);
-        last
+        self.0.post(entries, &mut Pen::plain(), &Patience).expect("slots")
     }
 
     /// Waits until all that was posted is complete. Returns what became of the last entry.
     pub fn flush(&self) -> Status {
-        match self.reserved.load(Ordering::Relaxed) {
-            0 => Status::Good,
-            n => self.wait(n - 1),
-        }
+        self.0.flush(&Patience).expect("a completion entry")
     }
+}
+
+/// A queue pair that counts by itself.
+fn alone(view: oxygin::gdaki::soft::QueueView, ask: Ask) -> QueuePair {
+    let handler = match view.handler {
+        Ringing::Proxy => gdaki::Ringing::Proxy,
+        Ringing::Doorbell => gdaki::Ringing::Doorbell,
+        Ringing::FreeFlow => gdaki::Ringing::FreeFlow,
+    };
+    let oxygin::gdaki::soft::QueueView { slots, size, completions, record, bell, number, .. } = view;
+    let habits = Habits { is_sm90: ask.is_sm90, record_first: ask.record_first };
+    let (completion_number, nic_handler) = (number, view.handler.number());
+    let view = QueueView { slots, size, completions, record, bell, handler, number, completion_number, nic_handler };
+    QueuePair::alone(view, habits)
 }
 
 /// A set of contexts, as device code has it.
@@ -302,7 +134,7 @@ pub struct Nic {
     pub set: Arc<Contexts>,
     pub coll: Arc<Coll>,
     pub view: SetView,
-    qps: Vec<Option<(Qp, Option<Qp>)>>,
+    qps: Vec<Option<(QueuePair, Option<QueuePair>)>>,
     nranks: usize,
 }
 
@@ -319,7 +151,7 @@ impl Nic {
             layout: None,
         };
         let (set, _place, view) = coll.create_nic_contexts(|| Ok(spec)).expect("a set");
-        let qp = |view| Qp::new(view, ask);
+        let qp = |view| alone(view, ask);
         let qps = view.pairs.iter().map(|p| p.map(|p| (qp(p.main), p.companion.map(qp)))).collect();
         Self { set, coll, view, qps, nranks: r.job.nranks }
     }
@@ -332,12 +164,12 @@ impl Nic {
         self.qps[context * self.nranks + peer].is_some()
     }
 
-    pub fn qp(&self, context: usize, peer: usize) -> &Qp {
-        &self.qps[context * self.nranks + peer].as_ref().expect("a queue pair").0
+    pub fn qp(&self, context: usize, peer: usize) -> Qp<'_> {
+        Qp(&self.qps[context * self.nranks + peer].as_ref().expect("a queue pair").0)
     }
 
-    pub fn companion(&self, context: usize, peer: usize) -> &Qp {
-        self.qps[context * self.nranks + peer].as_ref().and_then(|p| p.1.as_ref()).expect("a companion")
+    pub fn companion(&self, context: usize, peer: usize) -> Qp<'_> {
+        Qp(self.qps[context * self.nranks + peer].as_ref().and_then(|p| p.1.as_ref()).expect("a companion"))
     }
 
     /// The place of a signal at a peer.
@@ -371,10 +203,7 @@ impl Nic {
         (first..).zip(entries).for_each(|(index, raw)| main.put_entry(index, raw));
         main.ready(first, last);
         let at = companion.reserve(2);
-        let mut waits = [0; 16];
-        waits[8..12].copy_from_slice(&(last as u32).to_be_bytes());
-        waits[12..].copy_from_slice(&main.view.number.to_be_bytes());
-        companion.put_entry(at, &Raw::new(WAIT, 0).with(waits));
+        companion.put_entry(at, &wait_for(last, main.view.number));
         let table = &self.view.counters;
         let place = (table.key, 8 * (context as u64 * u64::from(table.each) + u64::from(counter)));
         companion.put_entry(at + 1, &add(place, 1, (self.view.sink, 0)));

@@ -43,7 +43,7 @@ fn verbs_are_refused_unless_kernels_look_at_the_senders_puts_alone() {
         let kernel = Kernel::new(r, through, Ask::default(), &|at| at);
         r.job.barrier.wait();
         let put = write(kernel.at(gin, peer, 512), kernel.own(gin, 0), 256);
-        kernel.post_counted((0, peer, r.rank), &[put, kernel.add_signal(0, peer, 1, 3)], 2);
+        kernel.post_counted((0, peer), &[put, kernel.add_signal(0, peer, 1, 3)], 2);
         kernel.wait_signal(0, 1, 3);
         kernel.wait_counter(0, 2, 1);
         kernel.qp(0, peer).post(&[read(kernel.at(gin, peer, 256), kernel.own(gin, 768), 256)]);

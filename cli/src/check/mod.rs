@@ -27,10 +27,12 @@ pub struct Args {
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     plugin: Option<PathBuf>,
     /// The table to test: gin-v11 … rma-v16; without it the newest that the library has. gin-v12-queue, gin-v13-queue,
-    /// gin-v14-queue: not the table's calls but the queue that the plugin gives to device code
+    /// gin-v14-queue: not the table's calls but the queue that the plugin gives to device code; gin-v12-gdaki,
+    /// gin-v13-gdaki, gin-v14-gdaki: the queue pairs that it gives to GDAKI's; gin-v14-gdaki-2.30.7 and the like: as
+    /// device code of that NCCL uses them
     #[arg(long, value_name = "NAME", conflicts_with = "all_tables")]
     table: Option<Way>,
-    /// Test every table that the library has, and every queue
+    /// Test every table that the library has, and every queue and queue pair
     #[arg(long)]
     all_tables: bool,
     /// Fork this many ranks on this machine
@@ -165,7 +167,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
 /// What the options choose among the tables that are there.
 fn ways(args: &Args, plugin: &Path, tables: &[Kind]) -> Result<Vec<Way>, String> {
     if args.all_tables {
-        let queues = Way::QUEUES.into_iter().filter(|way| tables.contains(&way.kind));
+        let queues = Way::by_device_code().filter(|way| tables.contains(&way.kind));
         return Ok(tables.iter().copied().map(Way::from).chain(queues).collect());
     }
     match args.table {

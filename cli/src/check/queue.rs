@@ -1,11 +1,12 @@
-//! Operations through the plugin's own queue, in the terms of the cases: windows by their handles, signals by address.
+//! Operations by device code, through the plugin's own queues or queue pairs, in the terms of the cases: windows by
+//! their handles, signals by address.
 
 use super::findings::is_echo;
 use super::seat::Seat;
 use super::world::{named, Outcome, Request, World};
-use crate::device::{Deadline, Device, Format, Pen, Place, Posted, Signal, Thread};
+use crate::device::{Compiled, Deadline, Device, Pen, Place, Posted, Signal, Thread};
 use crate::dice::Dice;
-use crate::plugin::{self, ContextConfig, Get, Put, Table};
+use crate::plugin::{self, ContextConfig, Get, Put, Table, Way};
 use nccl_plugin_api::SIGNAL_OP_ADD;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -35,6 +36,7 @@ pub struct Queue {
     pub device: Option<Device>,
     rank: u32,
     nranks: u32,
+    is_gdaki: bool,
     /// Handles for device code, by the other handles.
     names: Mutex<HashMap<usize, u64>>,
     seeds: AtomicU64,
@@ -42,19 +44,19 @@ pub struct Queue {
 
 /// What contexts are asked for with: as `config`, with the layout of this way's device code, and with signals and
 /// counters where it names none.
-pub fn wishes(seat: &Seat<'_>, config: &ContextConfig) -> Outcome<(Format, ContextConfig)> {
+pub fn wishes(seat: &Seat<'_>, config: &ContextConfig) -> Outcome<(Compiled, ContextConfig)> {
     let way = seat.way;
-    let format = Format::from_env(way.kind)?.ok_or_else(|| format!("{way} has no queue"))?;
+    let compiled = Compiled::of(way)?.ok_or_else(|| format!("{way} has no queue"))?;
     let or = |asked: i32, usual: i32| if asked == 0 { usual } else { asked };
     let (n_signals, n_counters) = (or(config.n_signals, SIGNALS), or(config.n_counters, COUNTERS));
-    Ok((format, ContextConfig { n_signals, n_counters, backend_version: format.backend_version(), ..*config }))
+    Ok((compiled, ContextConfig { n_signals, n_counters, backend_version: compiled.backend_version(), ..*config }))
 }
 
 impl Queue {
     /// Of a communicator without contexts.
-    pub fn new(rank: u32, nranks: u32) -> Self {
+    pub fn new(way: Way, rank: u32, nranks: u32) -> Self {
         let seeds = AtomicU64::new(u64::from(rank) << 32);
-        Self { device: None, rank, nranks, names: Mutex::default(), seeds }
+        Self { device: None, rank, nranks, is_gdaki: way.is_gdaki(), names: Mutex::default(), seeds }
     }
 
     /// Makes contexts, collectively.
@@ -65,14 +67,14 @@ impl Queue {
         coll_comm: *mut c_void,
         config: &ContextConfig,
     ) -> Outcome<Set> {
-        let (format, config) = wishes(seat, config)?;
+        let (compiled, config) = wishes(seat, config)?;
         let (mut ctx, mut handle) = (null_mut(), null_mut());
         seat.enter("createContext");
         // SAFETY: a communicator of this table and places for results.
         named("createContext", unsafe { table.create_context(coll_comm, Some(&config), &mut ctx, &mut handle) })?;
         seat.beat();
         // SAFETY: what createContext gave; its contexts live until destroyContext, and cases use them no longer.
-        let device = unsafe { Device::open(format, self.rank, self.nranks, &config, handle) }?;
+        let device = unsafe { Device::open(compiled, self.rank, self.nranks, &config, handle) }?;
         Ok(Set { ctx, device })
     }
 
@@ -80,6 +82,9 @@ impl Queue {
     pub fn learn(&self, mh: *mut c_void, gin: *mut c_void) -> Outcome<()> {
         if gin.is_null() || gin as u64 >> 63 != 0 {
             return Err(format!("regMrSym gave {gin:?} for device code: descriptors have 63 bits, and NULL is none"));
+        }
+        if self.is_gdaki && gin as u64 % 8 != 0 {
+            return Err(format!("regMrSym gave {gin:?} for device code: no address of a window's keys"));
         }
         self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(mh as usize, gin as u64);
         Ok(())
@@ -132,20 +137,20 @@ impl Queue {
     /// Flushes a peer's queue of a context and waits for it.
     pub fn flush(&self, seat: &Seat<'_>, context: usize, peer: usize) -> Outcome<()> {
         let mut thread = self.thread(seat, context)?;
-        let request = thread.flush_async(peer as u32);
+        let request = thread.flush_async(peer as u32)?;
         thread.wait(&request)
     }
 
     /// Whether an operation is complete.
     pub fn is_complete(&self, request: &Request) -> Outcome<bool> {
         let Some(posted) = request.posted else { return Ok(true) };
-        Ok(self.device()?.context(posted.context).is_complete(&posted))
+        self.device()?.is_complete(&posted)
     }
 
     /// Where the queue of an unfinished operation stands.
     pub fn standing(&self, posted: &Posted) -> String {
         match &self.device {
-            Some(device) => device.context(posted.context).standing(posted),
+            Some(device) => device.standing(posted),
             None => "contexts".into(),
         }
     }

@@ -119,7 +119,7 @@ impl<'a> World<'a> {
             named("closeListen", table.close_listen(listener))?;
             seat.beat();
             let target = Target { coll_comm, ctx: null_mut() };
-            let queue = seat.way.queue.then(|| Queue::new(rank as u32, nranks as u32));
+            let queue = seat.way.is_by_device_code().then(|| Queue::new(seat.way, rank as u32, nranks as u32));
             Ok(Self { seat, table, instance, target, contexts: 0, queue, mapped })
         }
     }
@@ -167,7 +167,7 @@ impl<'a> World<'a> {
         if self.table.kind() >= Kind::RmaV13 && properties.net_device_type != DEVICE_GIN_PROXY {
             return Err(format!("netDeviceType {}: RMA tables must report 2 (proxy)", properties.net_device_type));
         }
-        if self.seat.way.queue && properties.net_device_type != DEVICE_GIN_GDAKI {
+        if self.seat.way.is_by_device_code() && properties.net_device_type != DEVICE_GIN_GDAKI {
             return Err(format!("netDeviceType {}: NCCL drives all but 3 itself", properties.net_device_type));
         }
         if properties.max_recvs < 1 || !(properties.max_recvs as u32 * 32).is_power_of_two() {

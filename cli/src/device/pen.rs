@@ -1,4 +1,4 @@
-//! How the words of a descriptor get into its slot.
+//! How the words of a descriptor or an entry get into their slot.
 
 use crate::dice::Dice;
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_FLUSH, OP_INLINE, WORDS};
@@ -29,7 +29,7 @@ fn uninitialised(d: &Descriptor) -> [u64; MOST] {
     bits
 }
 
-/// A way of writing descriptors.
+/// A way of writing descriptors and entries.
 pub struct Pen {
     dice: Dice,
     wild: bool,
@@ -42,8 +42,8 @@ impl Pen {
         Self { dice: Dice(0), wild: false, pause: 0 }
     }
 
-    /// Words in any order, garbage in unused bits; one in eight descriptors is written with pauses of up to `pause`
-    /// turns of an empty loop between its words.
+    /// Words in any order, garbage in unused bits; one in eight descriptors or entries is written with pauses of up to
+    /// `pause` turns of an empty loop between its words.
     pub fn wild(seed: u64, pause: u64) -> Self {
         Self { dice: Dice(seed), wild: true, pause }
     }
@@ -53,23 +53,32 @@ impl Pen {
     /// # Safety
     /// `slot` is aligned to 8 bytes and has room for the form; it is this thread's until it is complete.
     pub(super) unsafe fn write(&mut self, slot: *mut u64, d: &Descriptor) {
-        let count = d.form.bytes() / 8;
-        let word = |i: usize| if i < WORDS { d.words[i] } else { VALID };
+        let mut words = [VALID; MOST];
+        words[..WORDS].copy_from_slice(&d.words);
+        // SAFETY: as the caller promises.
+        unsafe { self.words(slot, &words[..d.form.bytes() / 8], &uninitialised(d)) }
+    }
+
+    /// Writes words, at most 16, of which device code leaves the bits of `unused` as it found them on its stack.
+    ///
+    /// # Safety
+    /// As for [`Pen::write`], with room for these words.
+    pub(super) unsafe fn words(&mut self, slot: *mut u64, words: &[u64], unused: &[u64]) {
+        let count = words.len();
         // SAFETY: inside the slot, as the caller promises.
         let at = |i: usize| unsafe { AtomicU64::from_ptr(slot.add(i)) };
         fence(Ordering::Release);
         if !self.wild {
-            (0..count).for_each(|i| at(i).store(word(i), Ordering::Relaxed));
+            (0..count).for_each(|i| at(i).store(words[i], Ordering::Relaxed));
             return;
         }
-        let unused = uninitialised(d);
         let mut order: [usize; MOST] = std::array::from_fn(|i| i);
         let slowly = self.pause > 0 && self.dice.below(8) == 0;
         for i in 0..count {
             order.swap(i, i + self.dice.below((count - i) as u64) as usize);
             let i = order[i];
             let garbage = self.dice.roll() & unused[i];
-            at(i).store(word(i) & !unused[i] | garbage, Ordering::Relaxed);
+            at(i).store(words[i] & !unused[i] | garbage, Ordering::Relaxed);
             if slowly {
                 (0..self.dice.below(self.pause)).for_each(|_| std::hint::spin_loop());
             }

@@ -1,9 +1,6 @@
-//! What a thread of device code does: `gin_proxy.h`, function by function.
+//! A thread of device code, whatever it writes.
 
-use super::context::{rolling_less_eq, Context, Posted};
-use super::{Device, Pen, Waiting};
-use nccl_plugin_api::descriptor::*;
-use std::sync::atomic::Ordering;
+use super::{gdaki, proxy, Posted, Waiting};
 
 /// Puts and gets go in pieces of this many bytes.
 pub const CHUNK: u64 = 1 << 30;
@@ -27,9 +24,9 @@ pub enum Place {
 pub struct Signal {
     /// Which.
     pub place: Place,
-    /// `None`: add one. The descriptor's value must then not be looked at.
+    /// `None`: add one. A descriptor's value must then not be looked at.
     pub add: Option<u64>,
-    /// Behind all that came before on this context to this peer.
+    /// Behind all that came before on this context to this peer. Entries know no other.
     pub strong: bool,
 }
 
@@ -48,115 +45,37 @@ impl Signal {
     pub fn weak(self) -> Self {
         Self { strong: false, ..self }
     }
-
-    fn op(&self) -> u16 {
-        if self.add.is_some() {
-            OP_SIGNAL_ADD
-        } else {
-            OP_SIGNAL_INC
-        }
-    }
-
-    /// What stands in the value's place: of an increment something that would show if it were added.
-    fn value(&self) -> u64 {
-        self.add.unwrap_or(0x7777_0000_7777)
-    }
 }
 
 /// What [`Thread::wait`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    posted: Posted,
-    issued: u32,
+    pub(super) posted: Posted,
+    /// The newest get before it, where descriptors bring it.
+    pub(super) issued: u32,
 }
 
 /// One thread of device code on one context.
-pub struct Thread<'a> {
-    device: &'a Device,
-    context: &'a Context,
-    pen: Pen,
-    waiting: &'a dyn Waiting,
+pub enum Thread<'a> {
+    /// Writes descriptors.
+    Proxy(proxy::Thread<'a>),
+    /// Writes entries.
+    Gdaki(gdaki::Thread<'a>),
 }
 
-impl<'a> Thread<'a> {
-    pub(super) fn new(device: &'a Device, context: &'a Context, pen: Pen, waiting: &'a dyn Waiting) -> Self {
-        Self { device, context, pen, waiting }
-    }
-
-    /// The context that it uses.
-    pub fn context(&self) -> &'a Context {
-        self.context
-    }
-
-    fn until(&self, what: impl Fn() -> String, mut ready: impl FnMut() -> bool) -> Result<(), String> {
-        if ready() {
-            return Ok(());
+/// What both do.
+macro_rules! either {
+    ($thread:expr, $it:ident => $what:expr) => {
+        match $thread {
+            Thread::Proxy($it) => $what,
+            Thread::Gdaki($it) => $what,
         }
-        self.waiting.until(&what, &mut ready)
-    }
+    };
+}
 
-    /// An empty descriptor of the format that device code of this table uses.
-    pub fn descriptor(&self, op: u16, size: u64) -> Descriptor {
-        self.context.descriptor(self.device.format().version(), op, size)
-    }
-
-    /// Claims a slot, waits for credit, writes the descriptor. The error of a slot that was given back uncleared comes
-    /// from here, too.
-    pub fn post(&mut self, peer: u32, descriptor: &Descriptor) -> Result<Posted, String> {
-        let context = self.context;
-        let (size, ci) = (context.queue_size(), context.ci(peer));
-        let index = context.pi(peer).fetch_add(1, Ordering::Relaxed);
-        self.until(
-            || {
-                let ci = ci.load(Ordering::Relaxed);
-                format!("credit for index {index} of {}: consumer index {ci}, {size} slots", context.of(peer))
-            },
-            || size > index.wrapping_sub(ci.load(Ordering::Acquire)),
-        )?;
-        context.cleared(peer, index)?;
-        // SAFETY: the slot is inside the queue, and ours: there is credit for it and nobody else has its index.
-        unsafe { self.pen.write(context.slot(peer, index), descriptor) };
-        let posted = Posted { context: context.number(), peer, next: index.wrapping_add(1) };
-        if descriptor.op() & OP_GET != 0 {
-            self.issued(&posted);
-        }
-        Ok(posted)
-    }
-
-    /// Raises the index of the newest get.
-    fn issued(&self, posted: &Posted) {
-        let Some((issued, _)) = self.context.gets(posted.peer) else { return };
-        let mut current = issued.load(Ordering::Relaxed);
-        while !rolling_less_eq(posted.next, current) {
-            match issued.compare_exchange_weak(current, posted.next, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => current = now,
-            }
-        }
-    }
-
-    /// With an indexed signal in it, or with nothing: signals by address have descriptors of their own.
-    fn signalled(&self, op: u16, size: u64, signal: Option<&Signal>) -> Descriptor {
-        match signal {
-            Some(signal @ &Signal { place: Place::Indexed(id), strong, .. }) => {
-                self.descriptor(op | signal.op(), size).with_signal(id, signal.value(), strong)
-            }
-            _ => self.descriptor(op, size),
-        }
-    }
-
-    /// The signal by address that follows a put, if there is one.
-    fn follow(&mut self, peer: u32, signal: Option<&Signal>) -> Result<Option<Posted>, String> {
-        let Some(signal @ &Signal { place: Place::Va { window, offset }, strong, .. }) = signal else {
-            return Ok(None);
-        };
-        let descriptor = self.descriptor(OP_VA_SIGNAL | signal.op(), 0);
-        let descriptor = descriptor.first(offset, window).with_signal(0, signal.value(), strong);
-        self.post(peer, &descriptor).map(Some)
-    }
-
+impl Thread<'_> {
     /// Puts `bytes` bytes from (window, offset) here to (window, offset) there. Windows are handles for device code.
-    /// The last of its descriptors is returned.
+    /// The last of what was posted is returned.
     pub fn put(
         &mut self,
         peer: u32,
@@ -166,137 +85,101 @@ impl<'a> Thread<'a> {
         signal: Option<&Signal>,
         counter: Option<u32>,
     ) -> Result<Posted, String> {
-        let (mut left, mut done) = (bytes, 0);
-        let place = |d: Descriptor, done: u64| d.first(from.1 + done, from.0).second(to.1 + done, to.0);
-        while left > CHUNK {
-            let piece = place(self.descriptor(OP_PUT, CHUNK), done);
-            self.post(peer, &piece)?;
-            (left, done) = (left - CHUNK, done + CHUNK);
-        }
-        let op = OP_PUT | if counter.is_some() { OP_COUNTER } else { 0 };
-        let last = place(self.signalled(op, left, signal), done).with_counter(counter.unwrap_or(0));
-        let posted = self.post(peer, &last)?;
-        Ok(self.follow(peer, signal)?.unwrap_or(posted))
+        either!(self, it => it.put(peer, from, to, bytes, signal, counter))
     }
 
-    /// Puts the `bytes` (1 to 8) low bytes of a value.
+    /// Puts a value of 1 to [`super::Device::most_inline`] bytes.
     pub fn put_value(
         &mut self,
         peer: u32,
-        value: u64,
+        value: &[u8],
         to: (u64, u64),
-        bytes: u64,
         signal: Option<&Signal>,
     ) -> Result<Posted, String> {
-        let descriptor = self.signalled(OP_PUT | OP_INLINE, bytes, signal).value(value).second(to.1, to.0);
-        let posted = self.post(peer, &descriptor)?;
-        Ok(self.follow(peer, signal)?.unwrap_or(posted))
+        either!(self, it => it.put_value(peer, value, to, signal))
     }
 
     /// A signal alone.
     pub fn signal(&mut self, peer: u32, signal: &Signal) -> Result<Posted, String> {
-        match self.follow(peer, Some(signal))? {
-            Some(posted) => Ok(posted),
-            None => {
-                let descriptor = self.signalled(OP_PUT, 0, Some(signal)).first(0, 0).second(0, 0);
-                self.post(peer, &descriptor)
-            }
-        }
+        either!(self, it => it.signal(peer, signal))
     }
 
-    /// Gets `bytes` bytes from (window, offset) there to (window, offset) here. With 0 bytes device code posts nothing.
+    /// Gets `bytes` bytes from (window, offset) there to (window, offset) here. `None`: there was nothing to post.
     pub fn get(&mut self, peer: u32, from: (u64, u64), to: (u64, u64), bytes: u64) -> Result<Option<Posted>, String> {
-        let (mut left, mut done, mut last) = (bytes, 0, None);
-        while left > 0 {
-            let size = left.min(CHUNK);
-            let piece = self.descriptor(OP_GET, size).first(from.1 + done, from.0).second(to.1 + done, to.0);
-            last = Some(self.post(peer, &piece)?);
-            (left, done) = (left - size, done + size);
-        }
-        Ok(last)
+        either!(self, it => it.get(peer, from, to, bytes))
     }
 
-    /// Waits until a descriptor is complete: its source may be reused.
+    /// Waits until an operation is complete: its source may be reused.
     pub fn complete(&self, posted: &Posted) -> Result<(), String> {
-        self.until(|| self.context.standing(posted), || self.context.is_complete(posted))
+        either!(self, it => it.complete(posted))
     }
 
     /// What a flush of one peer's queue will wait for.
-    pub fn flush_async(&self, peer: u32) -> Request {
-        // Before the producer index: another thread may be posting gets.
-        let issued = self.context.gets(peer).map_or(0, |(issued, _)| issued.load(Ordering::Acquire));
-        let next = self.context.pi(peer).load(Ordering::Relaxed);
-        Request { posted: Posted { context: self.context.number(), peer, next }, issued }
+    pub fn flush_async(&mut self, peer: u32) -> Result<Request, String> {
+        either!(self, it => it.flush_async(peer))
     }
 
     /// Waits for a flush: all that was posted before is complete, and what gets brought is visible.
     pub fn wait(&mut self, request: &Request) -> Result<(), String> {
-        self.complete(&request.posted)?;
-        if !self.device.format().has_gets() {
-            return Ok(());
-        }
-        let visible = self.context.gets(request.posted.peer).map(|(_, visible)| visible);
-        if visible.is_some_and(|v| rolling_less_eq(request.issued, v.load(Ordering::Relaxed))) {
-            return Ok(());
-        }
-        let flush = self.descriptor(OP_FLUSH, 0);
-        let posted = self.post(self.device.rank(), &flush)?;
-        self.complete(&posted)?;
-        if let Some(visible) = visible {
-            // May move backwards beside other flushes, which then flush once more.
-            visible.store(request.issued, Ordering::Relaxed);
-        }
-        Ok(())
+        either!(self, it => it.wait(request))
     }
 
     /// Flushes every peer's queue.
     pub fn flush(&mut self) -> Result<(), String> {
-        (0..self.device.nranks()).try_for_each(|peer| {
-            let request = self.flush_async(peer);
+        let nranks = either!(self, it => it.nranks());
+        (0..nranks).try_for_each(|peer| {
+            let request = self.flush_async(peer)?;
             self.wait(&request)
         })
     }
 
+    fn number(&self) -> usize {
+        either!(self, it => it.number())
+    }
+
+    fn until(&self, what: &dyn Fn() -> String, mut ready: impl FnMut() -> bool) -> Result<(), String> {
+        let waiting: &dyn Waiting = either!(self, it => it.waiting());
+        match ready() {
+            true => Ok(()),
+            false => waiting.until(what, &mut ready),
+        }
+    }
+
     /// A signal's value.
     pub fn read_signal(&self, id: u32) -> u64 {
-        let (word, offset) = self.context.signal(id);
-        let offset = offset.map_or(0, |o| o.load(Ordering::Relaxed));
-        word.load(Ordering::Acquire).wrapping_sub(offset)
+        either!(self, it => it.read_signal(id))
     }
 
     /// Waits until a signal has reached `least` (modulo 2^64: within 2^63 past it).
     pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), String> {
         let what = || {
-            let (number, now) = (self.context.number(), self.read_signal(id));
+            let (number, now) = (self.number(), self.read_signal(id));
             format!("signal {id} of context {number} to reach {least:#x}; it is {now:#x}")
         };
-        self.until(what, || self.read_signal(id).wrapping_sub(least) as i64 >= 0)
+        self.until(&what, || self.read_signal(id).wrapping_sub(least) as i64 >= 0)
     }
 
     /// Sets a signal back to 0 for this device code.
     pub fn reset_signal(&self, id: u32) {
-        match self.context.signal(id) {
-            (word, Some(offset)) => offset.store(word.load(Ordering::Relaxed), Ordering::Relaxed),
-            (word, None) => word.store(0, Ordering::Relaxed),
-        }
+        either!(self, it => it.reset_signal(id))
     }
 
     /// A counter's value.
     pub fn read_counter(&self, id: u32) -> u64 {
-        self.context.counter(id).load(Ordering::Acquire)
+        either!(self, it => it.read_counter(id))
     }
 
     /// Waits until a counter has reached `least`.
     pub fn wait_counter(&self, id: u32, least: u64) -> Result<(), String> {
         let what = || {
-            let (number, now) = (self.context.number(), self.read_counter(id));
+            let (number, now) = (self.number(), self.read_counter(id));
             format!("counter {id} of context {number} to reach {least}; it is {now}")
         };
-        self.until(what, || self.read_counter(id) >= least)
+        self.until(&what, || self.read_counter(id) >= least)
     }
 
     /// Sets a counter back to 0.
     pub fn reset_counter(&self, id: u32) {
-        self.context.counter(id).store(0, Ordering::Relaxed);
+        either!(self, it => it.reset_counter(id))
     }
 }

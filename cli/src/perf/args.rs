@@ -61,7 +61,8 @@ pub struct Args {
     pub plugin: Option<PathBuf>,
 
     /// Table to drive: gin-v11, gin-v12, gin-v13, rma-v13 to rma-v16 [default: the newest with data operations], or
-    /// gin-v12-queue, gin-v13-queue, gin-v14-queue: the queue that the plugin gives to device code
+    /// gin-v12-queue, gin-v13-queue, gin-v14-queue: the queue that the plugin gives to device code; gin-v12-gdaki,
+    /// gin-v13-gdaki, gin-v14-gdaki: the queue pairs that it gives to GDAKI's
     #[arg(long, value_name = "NAME")]
     pub table: Option<Way>,
 
@@ -318,7 +319,7 @@ impl Args {
 
     /// The operation of a test.
     pub fn op_of(&self, test: Test) -> Op {
-        let signalled = test == Test::Latency || self.table.is_some_and(|way| way.queue);
+        let signalled = test == Test::Latency || self.table.is_some_and(Way::is_by_device_code);
         self.op.unwrap_or(if signalled { Op::PutSignal } else { Op::Put })
     }
 

@@ -53,7 +53,7 @@ pub fn everything(args: &Args, library: &PathBuf, ranks: &mut Ranks, shared: &Me
 /// What the table cannot do, before anything is started.
 fn fits(args: &Args, subject: &Subject) -> Result<(), String> {
     let (kind, Subject { name, way, .. }) = (subject.table.kind(), subject);
-    if way.queue {
+    if way.is_by_device_code() {
         calls_only(args, name)?;
     }
     if !way.has_data_operations() && !args.setup {
@@ -126,7 +126,7 @@ impl<'a> Run<'a> {
             let spec = Spec { comm_id: spec.comm_id + i as u64, config, ..spec };
             subject.way.ask_for();
             let session = Session::open(&subject.table, ranks, &spec)?;
-            let queue = match subject.way.queue {
+            let queue = match subject.way.is_by_device_code() {
                 true => Some(Queue::open(&session, subject.way, &config, args)?),
                 false => None,
             };

@@ -7,7 +7,7 @@ use super::lane::{Fault, Lane};
 use super::latency::Role;
 use super::samples::{Round, Samples};
 use super::stream::Load;
-use crate::device::{Deadline, Device, Format, Pen, Posted, Signal, Thread, Waiting};
+use crate::device::{Compiled, Deadline, Device, Pen, Posted, Signal, Thread, Waiting};
 use crate::plugin::{ContextConfig, Way};
 use crate::ranks::Session;
 use std::cell::Cell;
@@ -30,9 +30,9 @@ pub struct Queue {
 
 /// What contexts are asked for with: enough signals, and the layout that this way's device code reads.
 pub fn wishes(way: Way, nranks: u32, config: ContextConfig) -> Result<ContextConfig, String> {
-    let Some(format) = Format::from_env(way.kind)?.filter(|_| way.queue) else { return Ok(config) };
+    let Some(compiled) = Compiled::of(way)? else { return Ok(config) };
     let n_signals = (KINDS * nranks) as i32;
-    Ok(ContextConfig { n_signals, n_counters: 1, backend_version: format.backend_version(), ..config })
+    Ok(ContextConfig { n_signals, n_counters: 1, backend_version: compiled.backend_version(), ..config })
 }
 
 /// Where operations begin and end, for any thread.
@@ -75,7 +75,7 @@ impl Ends {
 impl Queue {
     /// What `session`, brought up with `config`, has for device code.
     pub fn open(session: &Session, way: Way, config: &ContextConfig, args: &Args) -> Result<Self, Fault> {
-        let format = Format::from_env(way.kind)?.ok_or_else(|| format!("{way} has no queue"))?;
+        let compiled = Compiled::of(way)?.ok_or_else(|| format!("{way} has no queue"))?;
         let (rank, nranks) = (session.rank(), session.nranks());
         if session.device_handle.is_null() {
             return Err(
@@ -83,7 +83,7 @@ impl Queue {
             );
         }
         // SAFETY: what createContext gave; the contexts live as long as the session, and so does this.
-        let device = unsafe { Device::open(format, rank, nranks, config, session.device_handle) }?;
+        let device = unsafe { Device::open(compiled, rank, nranks, config, session.device_handle) }?;
         let words = || (0..KINDS * nranks).map(|_| Cell::new(0)).collect();
         Ok(Self {
             expected: (0..device.len()).map(|_| words()).collect(),
@@ -97,7 +97,7 @@ impl Queue {
 
     /// Slots of a queue.
     pub fn depth(&self) -> u32 {
-        self.device.context(0).queue_size()
+        self.device.queue_size(0)
     }
 
     /// The signal to which the streams of `rank` add here, on each context.
@@ -266,7 +266,7 @@ impl Queue {
             let posted = self.ends(lane).start(thread, op, peer, 0, size, self.ping_of(self.me()))?;
             match op {
                 Op::Get => {
-                    let flush = thread.flush_async(peer);
+                    let flush = thread.flush_async(peer)?;
                     thread.wait(&flush)?;
                 }
                 _ => posted.iter().try_for_each(|posted| thread.complete(posted))?,

@@ -10,7 +10,7 @@ mod way;
 pub use kind::Kind;
 pub use table::Table;
 pub use types::*;
-pub use way::Way;
+pub use way::{Via, Way};
 
 use libloading::Library;
 use raw::Raw;

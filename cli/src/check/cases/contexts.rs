@@ -134,8 +134,8 @@ pub fn communicators(seat: &Seat<'_>) -> Outcome<Tally> {
             seat.barrier()?;
         }
     }
-    if seat.way.queue {
-        // Descriptors are not refused: queue-bad has what becomes of those that name nothing.
+    if seat.way.is_by_device_code() {
+        // Nothing is refused: queue-bad and gdaki-bad have what becomes of what names nothing.
         let [(d1, f1), (d2, f2)] = &pair;
         first.close(&[d1, f1])?;
         second.close(&[d2, f2])?;

@@ -14,7 +14,7 @@ mod steps;
 mod teardown;
 
 use super::world::{Outcome, Seat};
-use crate::plugin::{Kind, Way};
+use crate::plugin::{Via, Way};
 
 /// What a case found on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -59,6 +59,10 @@ pub struct Needs {
     pub calls: bool,
     /// The queue that device code writes into.
     pub queue: bool,
+    /// Of these, one of descriptors.
+    pub descriptors: bool,
+    /// Of these, a queue pair.
+    pub queue_pairs: bool,
     /// Contexts for some peers only.
     pub stride: bool,
 }
@@ -76,9 +80,15 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether it has anything to say of this way: cases of queues have not of a table's calls.
+    /// Whether it has anything to say of this way: cases of queues have not of a table's calls, and those of
+    /// descriptors not of queue pairs.
     pub fn is_for(&self, way: Way) -> bool {
-        way.queue || !self.needs.queue
+        let Needs { queue, descriptors, queue_pairs, .. } = self.needs;
+        match way.via {
+            Via::Calls => !queue,
+            Via::Queue => !queue_pairs,
+            Via::Gdaki(_) => !descriptors,
+        }
     }
 
     /// Why the case cannot run on this table with so many ranks.
@@ -89,8 +99,13 @@ impl Case {
             () if needs.gets && !way.has_gets() => Some("the table has no gets"),
             () if needs.contexts && !kind.has_contexts() => Some("the table has one context only"),
             () if needs.weak && !way.has_weak_signals() => Some("all signals of this table are strong"),
-            () if needs.calls && way.queue => Some("about calls; the queue- cases have what holds for descriptors"),
-            () if needs.stride && kind != Kind::GinV14 => Some("the table has no rank stride"),
+            () if needs.calls && way.is_gdaki() => {
+                Some("about calls; queue- and gdaki- cases have what holds for entries")
+            }
+            () if needs.calls && way.is_by_device_code() => {
+                Some("about calls; the queue- cases have what holds for descriptors")
+            }
+            () if needs.stride && !way.has_stride() => Some("the table has no rank stride"),
             () if needs.peers && nranks < 2 => Some("one rank has no peers"),
             () if needs.local && !local => Some("needs all ranks on this machine (--local)"),
             () => None,
@@ -107,6 +122,8 @@ const ANY: Needs = Needs {
     local: false,
     calls: false,
     queue: false,
+    descriptors: false,
+    queue_pairs: false,
     stride: false,
 };
 const GETS: Needs = Needs { gets: true, ..ANY };

@@ -5,7 +5,8 @@ use super::{neighbours, of, open};
 use crate::check::pattern::{fill, wrong};
 use crate::check::queue::{Set, COUNTERS, SIGNALS};
 use crate::check::world::{Outcome, Seat, Window, World};
-use crate::device::{Deadline, Pen, Signal, Thread};
+use crate::device::proxy::{Kernel, Thread};
+use crate::device::{Deadline, Pen, Signal};
 use crate::plugin::{log, ContextConfig};
 use nccl_plugin_api::descriptor::*;
 
@@ -139,6 +140,11 @@ pub fn descriptors(seat: &Seat<'_>) -> Outcome<Tally> {
     Ok(tally)
 }
 
+/// The queues that take them.
+fn descriptors_of(set: &Set) -> Outcome<&Kernel> {
+    set.device.proxy().ok_or_else(|| "there are no queues of descriptors".into())
+}
+
 impl Bench<'_, '_> {
     fn judge(&mut self, &(what, build): &Bad, round: u64) -> Outcome<()> {
         let (world, seat) = (self.world, self.world.seat);
@@ -149,7 +155,7 @@ impl Bench<'_, '_> {
         let early = world.set_has_error(&set)?;
         self.tally.item(u64::from(early), || format!("{what}: queryLastError of new contexts is true"));
         seat.barrier()?;
-        let bad = build(&set.device.thread(0, Pen::plain(), seat), &self.names);
+        let bad = build(&descriptors_of(&set)?.thread(0, Pen::plain(), seat), &self.names);
         if let (0, Some(bad)) = (seat.rank, bad) {
             self.write(&set, what, &bad)?;
         }
@@ -166,8 +172,8 @@ impl Bench<'_, '_> {
         let (world, seat) = (self.world, self.world.seat);
         let (next, _) = neighbours(seat);
         let (mark, limit) = (log::mark(), Deadline::new(seat.limit));
+        descriptors_of(set)?.thread(0, Pen::wild(1, 50), &limit).post(next, bad)?;
         let mut thread = set.device.thread(0, Pen::wild(1, 50), &limit);
-        thread.post(next, bad)?;
         seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
         let (from, to) = ((self.names.data, SOURCE as u64), (self.names.data, BEHIND as u64));
         let behind = (0..MORE).try_for_each(|_| thread.put(next, from, to, 8, None, None).map(drop));

@@ -50,7 +50,7 @@ pub fn sizes(seat: &Seat<'_>) -> Outcome<Tally> {
     Ok(tally)
 }
 
-/// Values that are carried by the descriptor itself.
+/// Values that are carried by the descriptor or the entry itself, up to the most that fits.
 pub fn values(seat: &Seat<'_>) -> Outcome<Tally> {
     let rounds = seat.rounds(400, 20_000);
     let world = open(seat, &of(1))?;
@@ -58,34 +58,36 @@ pub fn values(seat: &Seat<'_>) -> Outcome<Tally> {
     let (next, previous) = neighbours(seat);
     let mut thread = thread(&world, 0, 3)?;
     let mut tally = Tally::default();
-    let value = |rank: u32, round: u64| (u64::from(rank) << 40 ^ round).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 << 63;
+    let most = world.device()?.most_inline();
+    let value = |rank: u32, round: u64, size: usize| {
+        let mut value = vec![0; size];
+        fill(&mut value, u64::from(rank) << 40 ^ round);
+        value
+    };
     let va = Signal { place: Place::Va { window: flags.gin, offset: 8 }, add: Some(3), strong: true };
     for round in 1..=rounds {
-        let (size, at) = (1 + round % 8, GUARD as u64 + round % 16);
+        let (size, at) = (1 + round as usize % most, GUARD as u64 + round % 16);
         target.bytes(0, 256).fill(UNTOUCHED);
         seat.barrier()?;
-        let (mine, there) = (value(seat.rank as u32, round), (target.gin, at));
+        let (mine, there) = (value(seat.rank as u32, round, size), (target.gin, at));
         match round % 3 {
-            0 => thread.put_value(next, mine, there, size, Some(&Signal::add(1, 5)))?,
+            0 => thread.put_value(next, &mine, there, Some(&Signal::add(1, 5)))?,
             1 => {
-                thread.put_value(next, mine, there, size, None)?;
+                thread.put_value(next, &mine, there, None)?;
                 thread.signal(next, &Signal::add(1, 5))?
             }
             _ => {
-                thread.put_value(next, mine, there, size, Some(&va))?;
+                thread.put_value(next, &mine, there, Some(&va))?;
                 thread.signal(next, &Signal::add(1, 5))?
             }
         };
         thread.wait_signal(1, 5 * round)?;
-        let wanted = value(previous, round).to_le_bytes();
-        let (at, size) = (at as usize, size as usize);
+        let (wanted, at) = (value(previous, round, size), at as usize);
         let seen = target.bytes(at, size);
         let strays = |from: usize, len: usize| target.bytes(from, len).iter().filter(|&&b| b != UNTOUCHED).count();
         let strays = strays(0, at) + strays(at + size, 64);
         let bad = (0..size).filter(|&i| seen[i] != wanted[i]).count() + strays;
-        tally.item(bad as u64, || {
-            format!("a value of {size} bytes: {seen:?}, not {:?}; {strays} strays", &wanted[..size])
-        });
+        tally.item(bad as u64, || format!("a value of {size} bytes: {seen:?}, not {wanted:?}; {strays} strays"));
         let by_address = flags.word(8).load(std::sync::atomic::Ordering::Acquire);
         let sum = 3 * (1..=round).filter(|r| r % 3 == 2).count() as u64;
         tally.item(u64::from(by_address != sum), || format!("signals by address add up to {by_address}, not {sum}"));

@@ -4,6 +4,7 @@ use super::super::Tally;
 use super::{of, open, thread};
 use crate::check::pattern::{fill, wrong};
 use crate::check::world::{Outcome, Seat, Window, World};
+use crate::device::gdaki::Status;
 use crate::device::{Pen, Signal};
 use crate::plugin::ContextConfig;
 use std::sync::atomic::Ordering;
@@ -100,12 +101,33 @@ impl Survivor<'_> {
         Ok(())
     }
 
-    /// More than a queue full towards the victim; device code that waits for them must not hang.
+    /// Towards the victim; device code that waits for it must not hang.
     fn credits_go_on(&mut self, victim: u32) -> Outcome<()> {
+        if self.world.device()?.gdaki().is_some() {
+            return self.entries_fail(victim);
+        }
+        // More than a queue full.
         let mut thread = thread(&self.world, 0, 22)?;
         let ended = (0..3 * DEPTH).try_for_each(|_| thread.signal(victim, &Signal::inc(4)).map(drop));
         ended.and_then(|()| thread.flush()).map_err(|e| format!("towards killed rank {victim}: {e}"))?;
         self.tally.item(0, String::new);
+        Ok(())
+    }
+
+    /// Every entry towards the victim gets a completion entry, that of an error. Device code looks one lap ahead of the
+    /// first that failed, so there is no more than that.
+    fn entries_fail(&mut self, victim: u32) -> Outcome<()> {
+        let Self { world, tally, .. } = self;
+        let (seat, kernel) = (world.seat, world.device()?.gdaki().ok_or("there are no queue pairs")?);
+        let queue = kernel.queue_pair(0, victim).ok_or("no queue pair towards the killed rank")?;
+        let entry = kernel.add_signal(0, victim, 4, 1);
+        for _ in 0..DEPTH / 4 {
+            let last = queue.post(std::slice::from_ref(&entry), &mut Pen::plain(), seat)?;
+            let status = queue.wait(last, seat).map_err(|e| format!("towards killed rank {victim}: {e}"))?;
+            tally.item(u64::from(status == Status::Good), || {
+                format!("an entry towards killed rank {victim} is complete without an error")
+            });
+        }
         Ok(())
     }
 }

@@ -1,12 +1,14 @@
-//! What device code sees of a plugin's own queue: the cases that calls have no like of.
+//! What device code sees of a plugin's own queues and queue pairs: the cases that calls have no like of.
 
 mod bad;
 mod contexts;
 mod counters;
 mod data;
 mod death;
+mod entries;
 mod gets;
 mod order;
+mod ring;
 mod shape;
 mod signals;
 
@@ -17,6 +19,7 @@ use crate::plugin::{ContextConfig, Plugin, Table};
 
 const QUEUE: Needs = Needs { queue: true, ..ANY };
 const PEERS: Needs = Needs { peers: true, ..QUEUE };
+const QUEUE_PAIRS: Needs = Needs { queue_pairs: true, ..QUEUE };
 
 /// The suite's part for queues, in the order it runs.
 pub const ALL: &[Case] = &[
@@ -40,13 +43,13 @@ pub const ALL: &[Case] = &[
     },
     Case {
         name: "queue-data",
-        about: "puts of many sizes with an indexed signal in the same descriptor",
+        about: "puts of many sizes with an indexed signal in the same descriptor, or in the next entry",
         needs: QUEUE,
         run: data::sizes,
     },
     Case {
         name: "queue-values",
-        about: "inline values of 1 to 8 bytes, with every kind of signal",
+        about: "inline values of 1 to 8 bytes, in entries to 28, with every kind of signal",
         needs: QUEUE,
         run: data::values,
     },
@@ -113,12 +116,24 @@ pub const ALL: &[Case] = &[
     Case {
         name: "queue-bad",
         about: "malformed descriptors fail their context alone, touch nothing, and credits go on",
-        needs: QUEUE,
+        needs: Needs { descriptors: true, ..QUEUE },
         run: bad::descriptors,
     },
     Case {
+        name: "gdaki-ring",
+        about: "doorbell before record and behind it, many producers, more entries than 16 bits count",
+        needs: QUEUE_PAIRS,
+        run: ring::orders,
+    },
+    Case {
+        name: "gdaki-bad",
+        about: "entries that cannot be get their syndrome, end their queue pair alone, and touch nothing",
+        needs: QUEUE_PAIRS,
+        run: entries::bad,
+    },
+    Case {
         name: "queue-dead",
-        about: "SIGKILL of one rank: queryLastError says so, credits towards it go on, the others go on",
+        about: "SIGKILL of one rank: queryLastError says so, what goes to it does not stand, the others go on",
         needs: Needs { local: true, ..PEERS },
         run: death::killed,
     },

@@ -19,12 +19,12 @@ pub fn depths(seat: &Seat<'_>) -> Outcome<Tally> {
         let world = open(seat, &ContextConfig { queue_depth: depth, ..of(2) })?;
         world.properties_are_sane()?;
         for number in 0..2 {
-            let context = world.device()?.context(number);
-            let size = context.queue_size();
+            let device = world.device()?;
+            let size = device.queue_size(number);
             let wrong = depth >= EXACT_FROM && size != (depth as u32).next_power_of_two();
             tally.item(u64::from(wrong), || format!("context {number}: depth {depth} was asked for, {size} came"));
             for peer in 0..seat.nranks as u32 {
-                let state = context.untouched(peer);
+                let state = device.untouched(number, peer);
                 tally.item(u64::from(state.is_err()), || format!("new: {}", state.unwrap_err()));
                 seat.beat();
             }

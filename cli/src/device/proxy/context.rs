@@ -1,6 +1,7 @@
 //! One context as device code sees it.
 
 use super::Format;
+use crate::device::Posted;
 use crate::plugin::ContextConfig;
 use nccl_plugin_api::descriptor::{Descriptor, Form};
 use nccl_plugin_api::device_context::{ContextV1, ContextV2};
@@ -9,17 +10,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Whether index `a` is not past `b`, both counted modulo 2^32.
 pub(super) fn rolling_less_eq(a: u32, b: u32) -> bool {
     b.wrapping_sub(a) <= u32::MAX >> 1
-}
-
-/// A descriptor that was written: complete once the consumer index of its queue is past it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Posted {
-    /// Context.
-    pub context: usize,
-    /// Whose queue.
-    pub peer: u32,
-    /// The consumer index at which it is complete: its own index and one.
-    pub next: u32,
 }
 
 /// The memory of one context. All access is atomic: engine and device code share it.
@@ -165,7 +155,7 @@ impl Context {
 
     /// Whether a descriptor is complete.
     pub fn is_complete(&self, posted: &Posted) -> bool {
-        rolling_less_eq(posted.next, self.ci(posted.peer).load(Ordering::Acquire))
+        rolling_less_eq(posted.next as u32, self.ci(posted.peer).load(Ordering::Acquire))
     }
 
     /// Says where the queue of a descriptor stands that is not complete.
@@ -174,7 +164,7 @@ impl Context {
         format!(
             "{}: index {} to be complete; the consumer index is {}, the producer index {}",
             self.of(posted.peer),
-            posted.next.wrapping_sub(1),
+            (posted.next as u32).wrapping_sub(1),
             ci.load(Ordering::Relaxed),
             pi.load(Ordering::Relaxed)
         )

@@ -1,6 +1,7 @@
 //! Emulated device code against a small consumer that carries out what it reads in one process: handles are addresses.
 
 use super::*;
+use crate::device::{Compiled, Deadline, Device, Place, Signal};
 use crate::plugin::Kind;
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::device_context::{ContextV1, ContextV2, ContextV3};
@@ -148,7 +149,7 @@ fn config(queue_depth: i32) -> ContextConfig {
 fn device(kind: Kind, queue: &Queue) -> Device {
     let format = Format::of(kind).expect("a queue");
     // SAFETY: a handle of this test's own memory.
-    unsafe { Device::open(format, 0, RANKS as u32, &config(4), &queue.handle()) }.expect("a device")
+    unsafe { Device::open(Compiled::Proxy(format), 0, RANKS as u32, &config(4), &queue.handle()) }.expect("a device")
 }
 
 #[test]
@@ -166,14 +167,14 @@ fn every_operation_arrives_through_a_queue_that_wraps() {
             for round in 1..=100_u64 {
                 thread.put(1, at(&from), at(&to), 64, Some(&Signal::add(2, u64::MAX)), Some(3)).expect("put");
                 thread.put(0, at(&from), at(&to), 8, Some(&va), None).expect("put and signal by address");
-                thread.put_value(1, 0x0908_0706_0504_0302, (at(&to).0, 70), 7, Some(&Signal::inc(1))).expect("value");
+                thread.put_value(1, &[2, 3, 4, 5, 6, 7, 8], (at(&to).0, 70), Some(&Signal::inc(1))).expect("value");
                 thread.flush().expect("flush");
                 assert_eq!((thread.read_signal(2), thread.read_counter(3)), (round.wrapping_neg(), round));
                 assert_eq!((thread.read_signal(1), word.load(Ordering::Acquire)), (round, round << 40));
             }
             assert_eq!(to[..64], from[..64]);
             assert_eq!(to[64..80], [0, 0, 0, 0, 0, 0, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0]);
-            if device.format().has_gets() {
+            if Format::of(kind).is_some_and(Format::has_gets) {
                 thread.get(1, (at(&from).0, 0), (at(&to).0, 80), 20).expect("get");
                 assert_eq!(thread.get(1, at(&from), at(&to), 0), Ok(None));
                 thread.flush().expect("flush");
@@ -230,7 +231,7 @@ fn flushes_post_only_where_gets_are_not_yet_visible() {
             }
             thread.flush().expect("flush");
             thread.flush().expect("flush");
-            device.context(0).ci(0).load(Ordering::Relaxed).wrapping_sub(u32::MAX - 20)
+            device.proxy().expect("descriptors").context(0).ci(0).load(Ordering::Relaxed).wrapping_sub(u32::MAX - 20)
         })
     };
     assert_eq!(flushes(Kind::GinV12, false), 0, "there are none");
@@ -262,14 +263,15 @@ fn a_slot_that_is_given_back_uncleared_is_an_error() {
     let queue = Queue::new(Format::of(Kind::GinV12).expect("a queue"), 1);
     let format = Format::of(Kind::GinV12).expect("a queue");
     // SAFETY: a handle of this test's own memory.
-    let device = unsafe { Device::open(format, 0, RANKS as u32, &config(1), &queue.handle()) }.expect("a device");
-    device.context(0).untouched(0).expect("new");
+    let device = unsafe { Device::open(Compiled::Proxy(format), 0, RANKS as u32, &config(1), &queue.handle()) }
+        .expect("a device");
+    device.untouched(0, 0).expect("new");
     let limit = Deadline::new(Duration::from_secs(5));
     let mut thread = device.thread(0, Pen::plain(), &limit);
     thread.signal(0, &Signal::inc(0)).expect("room");
     queue.take(0, false).expect("a descriptor");
     queue.credit(0);
-    assert!(device.context(0).untouched(0).expect_err("a word is valid").contains("word 0 still valid"));
+    assert!(device.untouched(0, 0).expect_err("a word is valid").contains("word 0 still valid"));
     let why = thread.signal(0, &Signal::inc(0)).expect_err("a word is valid");
     assert!(why.contains("slot 0 was given back") && why.contains("word 0 still valid"), "{why}");
 }
@@ -282,7 +284,7 @@ fn handles_that_are_no_queue_are_refused_by_name() {
         let mut handle = queue.handle();
         change(&mut handle);
         // SAFETY: a handle of this test's own memory, or one that is refused before it is followed.
-        unsafe { Device::open(format, 0, RANKS as u32, config, &handle) }.err().unwrap_or_default()
+        unsafe { Device::open(Compiled::Proxy(format), 0, RANKS as u32, config, &handle) }.err().unwrap_or_default()
     };
     assert_eq!(open(&|_| {}, &config(4)), "");
     assert!(open(&|h| h.net_device_type = 3, &config(4)).contains("netDeviceType is 3"));
@@ -291,9 +293,9 @@ fn handles_that_are_no_queue_are_refused_by_name() {
     assert!(open(&|h| h.handle = std::ptr::null_mut(), &config(4)).contains("array is at 0x0"));
     assert!(open(&|_| {}, &config(5)).contains("queueSize is 4"));
     // SAFETY: refused before anything is read.
-    let null = unsafe { Device::open(format, 0, 2, &config(4), std::ptr::null()) };
+    let null = unsafe { Device::open(Compiled::Proxy(format), 0, 2, &config(4), std::ptr::null()) };
     assert!(null.err().is_some_and(|e| e.contains("NULL")));
     // SAFETY: a handle of this test's own memory.
-    let ranks = unsafe { Device::open(format, 0, 3, &config(4), &queue.handle()) };
+    let ranks = unsafe { Device::open(Compiled::Proxy(format), 0, 3, &config(4), &queue.handle()) };
     assert!(ranks.err().is_some_and(|e| e.contains("nranks is 2, not 3")));
 }
