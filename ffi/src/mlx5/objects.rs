@@ -6,6 +6,7 @@ use super::types::*;
 use crate::verbs::types::ibv_ah_attr;
 use crate::verbs::{Context, DeviceRef, Mr, Pd};
 use crate::Missing;
+use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::io;
@@ -314,6 +315,8 @@ pub struct Object {
     at: NonNull<mlx5dv_devx_obj>,
     /// Ending it failed: the device may go on using its memory.
     stays: Arc<AtomicBool>,
+    /// What it uses, which is kept for ever then.
+    uses: Option<Box<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: libmlx5's objects may be used from any thread; commands go to the kernel, which locks.
@@ -335,9 +338,16 @@ impl Object {
         let at =
             unsafe { (device.mlx5.obj_create)(device.context.as_ptr(), input, command.len(), output, answer.len()) };
         match NonNull::new(at) {
-            Some(at) => Ok(Self { device: device.clone(), at, stays: stays.clone() }),
+            Some(at) => Ok(Self { device: device.clone(), at, stays: stays.clone(), uses: None }),
             None => Err(CommandError::last(answer)),
         }
+    }
+
+    /// It uses this: memory, and objects that it names. If the device refuses to end it, none of that ends either.
+    pub fn using(self, what: impl Any + Send + Sync) -> Self {
+        let mut object = self;
+        object.uses = Some(Box::new(what));
+        object
     }
 
     /// Changes it.
@@ -362,6 +372,7 @@ impl Drop for Object {
         // SAFETY: what depends on it was ended before; ended once.
         if unsafe { (self.device.mlx5.obj_destroy)(self.at.as_ptr()) } != 0 {
             self.stays.store(true, Ordering::Release);
+            std::mem::forget(self.uses.take());
         }
     }
 }

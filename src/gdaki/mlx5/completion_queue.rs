@@ -60,6 +60,7 @@ impl Mlx5CompletionQueue {
         })?;
         let (ring_at, ring, number) = (place.ring, ring.clone(), number(&answer));
         let (record, records, page) = (records.for_kernels(place.record), records.clone(), page.clone());
+        let object = object.using((ring.clone(), records.clone(), page.clone()));
         Ok(Self { object, number, ring_at, ring, record, _records: records, page })
     }
 
