@@ -338,9 +338,10 @@ fn found(
 ) -> Result<Context, String> {
     let habits = Habits { is_sm90: context % 2 == 0, record_first: structures.n.is_record_first() };
     let queue = |queue: Found| -> Result<QueuePair, String> {
-        let view = queue.view()?;
-        let [slots, completions, record, bell] = [view.slots, view.completions, view.record, view.bell].map(see);
-        let view = QueueView { slots, completions, record, bell, ..view };
+        let QueueView { slots, completions, record, bell, .. } = queue.view()?;
+        let [slots, completions, bell] = [slots, completions, bell].map(see);
+        let record = if record == 0 { 0 } else { see(record) };
+        let view = QueueView { slots, completions, record, bell, ..queue.view()? };
         let Addresses { reserved, ready, producer, lock, polled } = queue.counts();
         let [reserved, ready, producer, lock, polled] = [reserved, ready, producer, lock, polled].map(see);
         Ok(QueuePair::new(view, habits, Addresses { reserved, ready, producer, lock, polled }))

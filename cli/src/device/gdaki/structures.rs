@@ -255,8 +255,8 @@ impl<'a> Structures<'a> {
             }
             // The first page is nobody's, and device code's addresses have 48 bits of a process's.
             Memory::Live(_) if from < 4096 || from >> 57 != 0 || self.fault.borrow().is_some() => None,
-            // SAFETY: what the plugin has given to device code, which nobody writes meanwhile.
             Memory::Live(see) => {
+                // SAFETY: what the plugin has given to device code, which nobody writes meanwhile.
                 Some(unsafe { std::slice::from_raw_parts(see(from) as *const u8, bytes as usize).to_vec() })
             }
         };
