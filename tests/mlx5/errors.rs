@@ -28,6 +28,7 @@ fn a_wrong_key_is_seen_where_it_was_used_and_other_contexts_go_on() {
         listen();
         r.job.barrier.wait();
         assert!(!kernel.has_error());
+        r.job.barrier.wait();
         if r.rank == 0 {
             let (key, _) = kernel.at(dst.gin, 1, 0);
             let wrong = write((key ^ 0x5500, 0), kernel.own(src.gin, 0), 8);
