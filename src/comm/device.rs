@@ -3,10 +3,10 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
+use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::windows::Memory as Registered;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fabric::{ContextSpec, World};
 use crate::memory::gpu;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
@@ -65,12 +65,7 @@ impl Room {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
     fn allocate(spec: &DeviceSpec, world: World, flushes: bool) -> Result<Self> {
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
-        for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
-        {
-            if asked > most {
-                return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
-            }
-        }
+        check_words(spec.counters, spec.signals)?;
         let mut memory = Memory::here()?;
         let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.rank_stride);
         let queue_bytes = size as usize * spec.layout.form.bytes();

@@ -25,8 +25,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Counters and signals of a context at most: what a descriptor can name.
-pub(super) const COUNTERS_MAX: u32 = 1 << 23;
-pub(super) const SIGNALS_MAX: u32 = 1 << 24;
+const COUNTERS_MAX: u32 = 1 << 23;
+const SIGNALS_MAX: u32 = 1 << 24;
+
+/// Whether a context may have so many.
+pub(super) fn check_words(counters: u32, signals: u32) -> Result<()> {
+    for (name, asked, most) in [("nCounters", counters, COUNTERS_MAX), ("nSignals", signals, SIGNALS_MAX)] {
+        if asked > most {
+            return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+        }
+    }
+    Ok(())
+}
+
 /// The queues of a set. Ends with the set.
 pub struct DeviceQueues {
     engine: Weak<Engine>,

@@ -3,7 +3,7 @@
 
 use super::coll::{check_contexts, differs, Coll};
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{DeviceQueues, COUNTERS_MAX, SIGNALS_MAX};
+use super::device_queues::{check_words, DeviceQueues};
 use super::fabrics::{AnyFabric, Queues};
 use super::gdaki::DeviceImage;
 use super::nic::{slots, NicSpec};
@@ -60,12 +60,7 @@ fn words(spec: &NicSpec, each: u32) -> u64 {
 impl Mlx5Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
         check_contexts(spec.contexts.contexts)?;
-        for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
-        {
-            if asked > most {
-                return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
-            }
-        }
+        check_words(spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
         let shape = SetShape {
             rank: world.rank,

@@ -3,7 +3,7 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{settings, work, DeviceQueues, QueueState, Share, COUNTERS_MAX, SIGNALS_MAX};
+use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::Memory as Registered;
@@ -87,12 +87,7 @@ struct Room {
 impl Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
-        for (name, asked, most) in [("nCounters", spec.counters, COUNTERS_MAX), ("nSignals", spec.signals, SIGNALS_MAX)]
-        {
-            if asked > most {
-                return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
-            }
-        }
+        check_words(spec.counters, spec.signals)?;
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
         let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.rank_stride)).count();
         let queues = n * peers * of_pair;

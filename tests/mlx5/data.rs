@@ -2,8 +2,8 @@
 
 use crate::harness::{here, on_kernels, Fake, V14_2};
 use crate::support::common::job;
-use crate::support::kernel::{Kernel, WAYS};
-use crate::support::nic::{read, value, write, Ask, Raw, Status, DUMP};
+use crate::support::kernel::{finds_its_way, Kernel, WAYS};
+use crate::support::nic::{write, Ask};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -11,38 +11,7 @@ fn kernels_of_every_nccl_find_their_way() {
     let fake = Fake::take();
     for through in WAYS {
         on_kernels(3, through, Ask { contexts: 2, depth: 64, ..Ask::default() }, |r, kernel, src, dst| {
-            let (next, before) = ((r.rank + 1) % 3, (r.rank + 2) % 3);
-            let held = |rank: usize, i: u64| (i << 8) + rank as u64 + 1;
-            (0..64).for_each(|i| src.set(i as usize, held(r.rank, i)));
-            r.job.barrier.wait();
-            for round in 1..=100u64 {
-                let (c, at) = (round as usize % 2, 8 * (round % 64));
-                let put = write(kernel.at(dst.gin, next, at), kernel.own(src.gin, at), 8);
-                let entries = [put, kernel.add_signal(c, next, 3, 1)];
-                kernel.post_counted((c, next), &entries, 5);
-                kernel.wait_signal(c, 3, round.div_ceil(2));
-                assert_eq!(dst.get(at as usize / 8), held(before, round % 64), "{through:?}, round {round}");
-                r.job.barrier.wait();
-            }
-            kernel.wait_counter(0, 5, 50);
-            kernel.wait_counter(1, 5, 50);
-            assert_eq!([0, 1].map(|c| (kernel.counter(c, 5), kernel.counter(c, 4))), [(50, 0); 2]);
-            // Values, to a peer and to oneself.
-            let bytes: Vec<u8> = (1..=28).collect();
-            for (slot, peer) in [(100, before), (200, r.rank)] {
-                let to = kernel.at(dst.gin, peer, 8 * slot);
-                kernel.qp(1, peer).post(&[value(to, &bytes), kernel.add_signal(1, peer, 7, 10)]);
-            }
-            kernel.wait_signal(1, 7, 20);
-            for slot in [100, 200] {
-                let got: Vec<u8> = (slot..slot + 4).flat_map(|i| dst.get(i).to_le_bytes()).collect();
-                assert!(got[..28] == bytes[..] && got[28..] == [0; 4]);
-            }
-            // Gets, with the dump behind them that a flush may post.
-            let got = read(kernel.at(src.gin, next, 0), kernel.own(dst.gin, 8 * 300), 512);
-            kernel.qp(0, next).post(&[got, Raw::new(DUMP, 0).data(kernel.sink(0).0, 0, 1)]);
-            assert_eq!(kernel.qp(0, next).flush(), Status::Good);
-            (0..64).for_each(|i| assert_eq!(dst.get(300 + i as usize), held(next, i)));
+            finds_its_way(r, &kernel, &src.seen(), &dst.seen());
             assert!(!kernel.has_error());
             r.job.barrier.wait();
             kernel.destroy();

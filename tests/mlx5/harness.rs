@@ -1,7 +1,7 @@
 //! Ranks on a device of the fake libibverbs and libmlx5.
 
 use crate::support::common::{job, Rank, Window};
-use crate::support::kernel::{Kernel, Through, WAYS};
+use crate::support::kernel::{Kernel, Seen, Through, WAYS};
 use crate::support::nic::Ask;
 use crate::support::turn::{self, Turn};
 use libloading::Library;
@@ -119,6 +119,12 @@ impl Registered {
         assert!(i < WORDS);
         // SAFETY: inside the window; peers write it.
         unsafe { &*self.memory.words.as_ptr().add(self.first + i).cast::<AtomicU64>() }
+    }
+
+    pub fn seen(&self) -> Seen<'_> {
+        // SAFETY: the window's words, which peers write, too.
+        let words = unsafe { std::slice::from_raw_parts(self.memory.words.as_ptr().add(self.first).cast(), WORDS) };
+        Seen { gin: self.gin, words }
     }
 
     pub fn get(&self, i: usize) -> u64 {

@@ -3,7 +3,7 @@
 //! ([`oxygin_cli::device::gdaki`]); what is here asks for contexts and waits as tests do.
 
 use super::common::{ok, Rank};
-use super::nic::{wait, Ask, Place, Qp, Raw};
+use super::nic::{read, value, wait, write, Ask, Place, Qp, Raw, Status, DUMP};
 use nccl_plugin_api::gin_v13::ConfigV13;
 use nccl_plugin_api::gin_v14::ConfigV14;
 use nccl_plugin_api::*;
@@ -14,7 +14,7 @@ use oxygin_cli::device::gdaki::{self, Numbers};
 use oxygin_cli::plugin::ContextConfig;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A table, what it is asked for, and the NCCL that the kernel was compiled with.
 #[derive(Clone, Copy, Debug)]
@@ -233,4 +233,56 @@ impl<'a> Kernel<'a> {
     pub fn destroy(self) {
         self.through.destroy(self.ctx);
     }
+}
+
+/// A registered window: what device code calls it, and its words.
+pub struct Seen<'a> {
+    pub gin: u64,
+    pub words: &'a [AtomicU64],
+}
+
+impl Seen<'_> {
+    fn get(&self, i: usize) -> u64 {
+        self.words[i].load(Ordering::Acquire)
+    }
+
+    fn set(&self, i: usize, value: u64) {
+        self.words[i].store(value, Ordering::Release)
+    }
+}
+
+/// One of three kernels with two contexts: puts around the ring with signals and counters, values, gets.
+pub fn finds_its_way(r: &Rank, kernel: &Kernel, src: &Seen, dst: &Seen) {
+    let (next, before) = ((r.rank + 1) % 3, (r.rank + 2) % 3);
+    let held = |rank: usize, i: u64| (i << 8) + rank as u64 + 1;
+    (0..64).for_each(|i| src.set(i as usize, held(r.rank, i)));
+    r.job.barrier.wait();
+    for round in 1..=100u64 {
+        let (c, at) = (round as usize % 2, 8 * (round % 64));
+        let put = write(kernel.at(dst.gin, next, at), kernel.own(src.gin, at), 8);
+        let entries = [put, kernel.add_signal(c, next, 3, 1)];
+        kernel.post_counted((c, next), &entries, 5);
+        kernel.wait_signal(c, 3, round.div_ceil(2));
+        assert_eq!(dst.get(at as usize / 8), held(before, round % 64), "{:?}, round {round}", kernel.through);
+        r.job.barrier.wait();
+    }
+    kernel.wait_counter(0, 5, 50);
+    kernel.wait_counter(1, 5, 50);
+    assert_eq!([0, 1].map(|c| (kernel.counter(c, 5), kernel.counter(c, 4))), [(50, 0); 2]);
+    // Values, to a peer and to oneself.
+    let bytes: Vec<u8> = (1..=28).collect();
+    for (slot, peer) in [(100, before), (200, r.rank)] {
+        let to = kernel.at(dst.gin, peer, 8 * slot);
+        kernel.qp(1, peer).post(&[value(to, &bytes), kernel.add_signal(1, peer, 7, 10)]);
+    }
+    kernel.wait_signal(1, 7, 20);
+    for slot in [100, 200] {
+        let got: Vec<u8> = (slot..slot + 4).flat_map(|i| dst.get(i).to_le_bytes()).collect();
+        assert!(got[..28] == bytes[..] && got[28..] == [0; 4]);
+    }
+    // Gets, with the dump behind them that a flush may post.
+    let got = read(kernel.at(src.gin, next, 0), kernel.own(dst.gin, 8 * 300), 512);
+    kernel.qp(0, next).post(&[got, Raw::new(DUMP, 0).data(kernel.sink(0).0, 0, 1)]);
+    assert_eq!(kernel.qp(0, next).flush(), Status::Good);
+    (0..64).for_each(|i| assert_eq!(dst.get(300 + i as usize), held(next, i)));
 }
