@@ -8,12 +8,16 @@
 
 #include "ranks.cuh"
 
-// A function of the driver by its name, of the version that the headers declare; `Function` is its type.
+// A function of the driver by its name, of the version that the headers declare, or of the driver's own where that is older
+// (within one major version the runtime runs on an older driver, but refuses to be asked for a newer one's functions);
+// `Function` is its type.
 template <typename Function>
 Function driver(const char* name) {
     void* found = nullptr;
+    int version = 0;
+    CUDA(cudaDriverGetVersion(&version));
     cudaDriverEntryPointQueryResult result{};
-    CUDA(cudaGetDriverEntryPointByVersion(name, &found, CUDA_VERSION, cudaEnableDefault, &result));
+    CUDA(cudaGetDriverEntryPointByVersion(name, &found, std::min(version, CUDA_VERSION), cudaEnableDefault, &result));
     if (result != cudaDriverEntryPointSuccess || !found) throw Absent(format("the CUDA driver has no %s", name));
     return reinterpret_cast<Function>(found);
 }

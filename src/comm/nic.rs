@@ -164,7 +164,8 @@ impl Room {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
         let host = |base, each| Registered { base, len: len(each), strict: true, dma_buf: None, gpu: None };
         let signals = match self.memory.is_on_gpu() {
-            true => gpu::inspect(self.signals, len(spec.signals), true)
+            // GDAKI device code resets a signal by a store of 0.
+            true => gpu::inspect(self.signals, len(spec.signals), false)
                 .map(|gpu| Registered { gpu: Some(gpu), ..host(self.signals, spec.signals) }),
             false => Ok(host(self.signals, spec.signals)),
         };

@@ -45,7 +45,7 @@ fn level(level: Level) -> c_int {
 fn subsystem(level: Level, target: &str) -> c_ulong {
     if level <= Level::Warn {
         c_ulong::MAX
-    } else if target.contains("::fabric") || target.contains("::rma") || target.contains("::proxy") {
+    } else if matches!(target.split("::").nth(1), Some("fabric" | "rma" | "proxy" | "gdaki")) {
         SUBSYS_NET
     } else {
         SUBSYS_INIT
@@ -144,5 +144,17 @@ mod tests {
             ]
         );
         assert!(lines.iter().all(|l| l.2.ends_with("log.rs") && l.3 > 0));
+    }
+
+    /// What NCCL shows without being asked is what users and `oxygin doctor --job` read: which fabric, which engine.
+    #[test]
+    fn lines_of_set_up_are_shown_by_default() {
+        for target in ["oxygin::comm::fabrics", "oxygin::comm::coll", "oxygin::comm::device", "oxygin::config"] {
+            assert_eq!(subsystem(Level::Info, target), SUBSYS_INIT, "{target}");
+        }
+        for target in ["oxygin::fabric::soft::link::route", "oxygin::rma", "oxygin::proxy::affinity", "oxygin::gdaki"] {
+            assert_eq!(subsystem(Level::Info, target), SUBSYS_NET, "{target}");
+            assert_eq!(subsystem(Level::Warn, target), c_ulong::MAX, "{target}");
+        }
     }
 }

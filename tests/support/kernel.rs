@@ -208,6 +208,11 @@ impl<'a> Kernel<'a> {
         self.found.signal(context, id as u32).load(Ordering::Acquire)
     }
 
+    /// As device code of every version resets a signal: by a store.
+    pub fn reset_signal(&self, context: usize, id: u64) {
+        self.found.signal(context, id as u32).store(0, Ordering::Release);
+    }
+
     pub fn counter(&self, context: usize, id: u64) -> u64 {
         self.found.counter(context, id as u32).load(Ordering::Acquire)
     }
