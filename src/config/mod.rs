@@ -68,6 +68,17 @@ pub enum GdakiSignals {
     PerPeer,
 }
 
+/// `OXYGIN_GDAKI_RINGING`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GdakiRinging {
+    /// A doorbell and its record, under a lock.
+    Doorbell,
+    /// A producer's index in host memory.
+    Proxy,
+    /// A word for each entry, in any order.
+    FreeFlow,
+}
+
 /// `NCCL_GDAKI_USE_RELIABLE_DB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReliableDoorbell {
@@ -117,6 +128,8 @@ pub struct Config {
     pub engine: EngineChoice,
     /// `OXYGIN_GDAKI_SIGNALS`: what kernels compiled for GDAKI need of a signal, on any fabric.
     pub gdaki_signals: GdakiSignals,
+    /// `OXYGIN_GDAKI_RINGING`: how kernels compiled for GDAKI ring the software NIC; `None`: by NCCL's version.
+    pub gdaki_ringing: Option<GdakiRinging>,
     /// `OXYGIN_PROXY_THREADS`: threads of our engine a communicator, at least 1.
     pub proxy_threads: u32,
     /// `OXYGIN_PROXY_AFFINITY`: where they run.
@@ -183,6 +196,7 @@ impl Default for Config {
             trace: None,
             stats: true,
             device_layout: None,
+            gdaki_ringing: None,
             gin_type: None,
             socket_ifname: None,
             socket_family: None,

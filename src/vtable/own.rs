@@ -10,11 +10,11 @@ use crate::comm::device_queues::DeviceQueues;
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
-use crate::config::Config;
+use crate::config::{Config, GdakiRinging};
 use crate::error::{Error, Result};
 use crate::gdaki::soft::doorbell::Ringing;
 use crate::gdaki::view;
-use crate::proxy::descriptor::layout::{self, Table};
+use crate::proxy::descriptor::layout::{self, NcclVersion, Table};
 use crate::sys::handles::Reserved;
 use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI};
 use std::ffi::{c_int, c_void};
@@ -125,16 +125,32 @@ fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
     })
 }
 
-fn nic_spec(a: &Asked) -> Result<NicSpec> {
+/// The first NCCL whose device code knows free flow.
+const FIRST_FREE_FLOW: NcclVersion = 23_102;
+
+/// How device code of this layout is told to ring. What `backendVersion` says does not tell kernels that know free flow
+/// from older ones in a newer library; the software NIC finds out about these.
+fn ringing(asked: Option<GdakiRinging>, layout: view::Layout, nccl: Option<NcclVersion>) -> Ringing {
+    let knows_free_flow = layout == view::Layout::V3 && nccl.is_some_and(|version| version >= FIRST_FREE_FLOW);
+    match asked {
+        Some(GdakiRinging::Doorbell) => Ringing::Doorbell,
+        Some(GdakiRinging::Proxy) => Ringing::Proxy,
+        Some(GdakiRinging::FreeFlow) if layout == view::Layout::V3 => Ringing::FreeFlow,
+        None if knows_free_flow => Ringing::FreeFlow,
+        None | Some(GdakiRinging::FreeFlow) => Ringing::Doorbell,
+    }
+}
+
+fn nic_spec(config: &Config, a: &Asked) -> Result<NicSpec> {
+    let layout = view::Layout::choose(a.table, nccl::version())?;
     Ok(NicSpec {
         contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
         rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
-        // The one that device code of every version knows.
-        handler: Ringing::Doorbell,
-        layout: Some(view::Layout::choose(a.table, nccl::version())?),
+        handler: ringing(config.gdaki_ringing, layout, nccl::version()),
+        layout: Some(layout),
     })
 }
 
@@ -154,7 +170,7 @@ fn create(
         let mut named = None;
         let (set, place) = coll.create_mlx5_contexts(|| {
             let asked = asked()?;
-            let spec = nic_spec(&asked)?;
+            let spec = nic_spec(&coll.instance.config, &asked)?;
             named = Some((asked.table, spec));
             Ok(spec)
         })?;
@@ -172,7 +188,7 @@ fn create(
         let (mut table, mut structures) = (None, None);
         let (set, place, _) = coll.create_nic_contexts(|| {
             let asked = asked()?;
-            let spec = nic_spec(&asked)?;
+            let spec = nic_spec(&coll.instance.config, &asked)?;
             (table, structures) = (Some(asked.table), spec.layout);
             Ok(spec)
         })?;

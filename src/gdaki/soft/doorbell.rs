@@ -63,6 +63,8 @@ pub struct Look {
     value: u64,
     /// Whether it is there if the word is greater than the value, or if it is another.
     grows: bool,
+    /// The first word of its slot, where that may be all that shows it.
+    slot: Option<NonNull<AtomicU64>>,
 }
 
 impl Head for Look {
@@ -70,10 +72,12 @@ impl Head for Look {
     unsafe fn is_there(&self) -> bool {
         // SAFETY: a word of the bell, which is still there (caller).
         let word = unsafe { (*self.word).load(Ordering::Relaxed) };
-        match self.grows {
+        let is_rung = match self.grows {
             true => word > self.value,
             false => word & self.mask != self.value,
-        }
+        };
+        // SAFETY: as above.
+        is_rung || self.slot.is_some_and(|slot| unsafe { slot.as_ref() }.load(Ordering::Relaxed) != u64::MAX)
     }
 }
 
@@ -84,14 +88,18 @@ fn index_word(index: u64) -> u64 {
 }
 
 impl DoorbellWords {
-    /// Where to look for entry `index`, all those before which were there.
+    /// Where to look for entry `index`, all those before which were there; its slot, all ones before, begins at `slot`.
     #[inline(always)]
-    pub fn look(&self, index: u64, size: u64) -> Look {
+    pub fn look(&self, index: u64, size: u64, slot: NonNull<AtomicU64>) -> Look {
         let word = self.words.as_ptr().cast_const();
+        let (mask, value) = (u64::MAX, index);
         match self.handler {
-            Ringing::Doorbell => Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false },
-            Ringing::Proxy => Look { word, mask: u64::MAX, value: index, grows: true },
-            Ringing::FreeFlow => Look { word: self.slot(index, size), mask: u64::MAX, value: index, grows: true },
+            Ringing::Doorbell => {
+                Look { word, mask: index_word(u64::MAX), value: index_word(index), grows: false, slot: None }
+            }
+            Ringing::Proxy => Look { word, mask, value, grows: true, slot: None },
+            // Device code that does not know free flow writes the entry and no word.
+            Ringing::FreeFlow => Look { word: self.slot(index, size), mask, value, grows: true, slot: Some(slot) },
         }
     }
 
@@ -149,8 +157,9 @@ mod tests {
             words[0].store(u64::from_ne_bytes(bytes.try_into().unwrap()), Ordering::Relaxed);
         };
         let b = bell(Ringing::Doorbell);
+        let slot = AtomicU64::new(u64::MAX);
         // SAFETY: they are there.
-        let (rung, seen) = (|p| unsafe { b.rung(p, 9) }, |i| unsafe { b.look(i, 4).is_there() });
+        let (rung, seen) = (|p| unsafe { b.rung(p, 9) }, |i| unsafe { b.look(i, 4, NonNull::from(&slot)).is_there() });
         assert_eq!((rung(0), seen(0)), (0, false));
         ring(3, 9);
         assert_eq!((rung(0), rung(3), rung(5), seen(0), seen(3)), (3, 0, 0, true, false));
@@ -165,7 +174,7 @@ mod tests {
         // SAFETY: as above.
         unsafe {
             assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
-            assert!(b.look(1, 4).is_there() && !b.look(1 << 33, 4).is_there());
+            assert!(b.look(1, 4, NonNull::from(&slot)).is_there() && !b.look(1 << 33, 4, NonNull::from(&slot)).is_there());
         }
         assert_eq!([Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow].map(Ringing::number), [2, 1, 17]);
         let b = bell(Ringing::FreeFlow);
@@ -173,7 +182,10 @@ mod tests {
         // SAFETY: as above.
         unsafe {
             assert!(b.compare(6, 4).is_eq() && b.compare(2, 4).is_gt() && b.compare(3, 4).is_lt());
-            assert!(b.look(6, 4).is_there() && b.look(2, 4).is_there() && !b.look(10, 4).is_there());
+            let seen = |i| b.look(i, 4, NonNull::from(&slot)).is_there();
+            assert!(seen(6) && seen(2) && !seen(10), "by its word");
+            slot.store(7, Ordering::Relaxed);
+            assert!(seen(10), "by the entry itself");
         }
     }
 }

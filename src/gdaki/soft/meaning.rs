@@ -147,6 +147,11 @@ impl Windows {
         Self { terms, peer, known: Default::default(), oldest: 0, ended }
     }
 
+    /// The queue pair's peer.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
     /// What they are held against.
     pub fn terms(&self) -> &Terms {
         &self.terms

@@ -5,6 +5,7 @@
 //! [`crate::gdaki::entry`] what they say, [`meaning`] which operations on which windows that is, and [`queue`] keeps
 //! count and writes the completion entries. `docs/architecture.md` has the way of an entry.
 
+mod arrival;
 pub mod doorbell;
 pub mod keys;
 pub mod meaning;

@@ -4,13 +4,15 @@
 //! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
 //! is has not arrived yet, and is waited for.
 
+use super::arrival::Arrival;
 use super::doorbell::{DoorbellWords, Look, Ringing};
 use super::meaning::{Fault, Terms, Windows};
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
 use crate::gdaki::entry::send::{opcode, Entry as Asked, Request, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
-use crate::rma::op::Op;
+use crate::rma::op::{Op, Put};
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -64,12 +66,16 @@ pub struct SendQueue {
     next: u64,
     /// Entries given back.
     credited: u64,
-    /// Entries rung; not kept for free flow.
+    /// Entries rung; for free flow kept only where nobody rings.
     producer: u64,
+    /// For free flow: whether device code knows it.
+    arrival: Arrival,
     /// An entry that came before there was room for it.
     overrun: u64,
     /// One behind the newest entry that fetches something.
     fetches: u64,
+    /// The entry that wrote the batch's last operation, if that may carry the signal of the entry behind it.
+    writer: u64,
     /// What has been rung and has not arrived, and since when it is waited for.
     missing: Option<(u64, Instant)>,
     /// What a wait at the head of the queue waits for.
@@ -106,8 +112,10 @@ impl SendQueue {
             next: 0,
             credited: 0,
             producer: 0,
+            arrival: Arrival::new(),
             overrun: NEVER,
             fetches: 0,
+            writer: NEVER,
             missing: None,
             waits_for: None,
             is_stopped: false,
@@ -141,6 +149,9 @@ impl SendQueue {
     #[inline(always)]
     fn listen(&mut self) {
         if self.places.bell.handler == Ringing::FreeFlow {
+            if self.arrival.is_silent() {
+                self.listen_to_slots();
+            }
             return;
         }
         // SAFETY: valid as long as the queue (promised to `new`).
@@ -153,6 +164,37 @@ impl SendQueue {
         self.producer += n.min(self.size + 1 - outstanding);
     }
 
+    /// Counts entries whose slots alone say that they are there.
+    #[cold]
+    fn listen_to_slots(&mut self) {
+        let mut arrival = std::mem::replace(&mut self.arrival, Arrival::new());
+        let end = self.credited + self.size;
+        self.producer = arrival.settled(self.producer.max(self.next), |from| {
+            (from..end).take_while(|&index| self.has_arrived(index)).count() as u64
+        });
+        self.arrival = arrival;
+    }
+
+    /// Whether all of an entry is in its slot, rung or not.
+    fn has_arrived(&self, index: u64) -> bool {
+        let bytes = self.bytes(index);
+        View(&bytes).index() == index as u16 && self.has_segments(&bytes)
+    }
+
+    /// The entry has begun to arrive, and no word says that it has been rung.
+    #[cold]
+    fn look_for_silence(&mut self, index: u64) {
+        if index == self.next && self.has_arrived(index) && self.arrival.is_unrung(index) {
+            log::warn!(
+                "context {}, to rank {}: kernels write entries and do not ring as NCCL 2.31.2 and newer do: they were \
+                 compiled with an older NCCL. Entries are found by their arrival, which is slow; compile the kernels \
+                 with this NCCL's headers, or set OXYGIN_GDAKI_RINGING=doorbell",
+                self.windows.terms().context,
+                self.windows.peer(),
+            );
+        }
+    }
+
     /// Whether the entry has been rung and its slot is not another's.
     #[inline(always)]
     fn is_rung(&mut self, index: u64) -> bool {
@@ -160,6 +202,14 @@ impl SendQueue {
             Ringing::FreeFlow => {
                 // SAFETY: valid as long as the queue (promised to `new`).
                 let word = unsafe { self.places.bell.compare(index, self.size) };
+                match word {
+                    Less if self.arrival.is_silent() => return index < self.producer,
+                    Less => {
+                        self.look_for_silence(index);
+                        return false;
+                    }
+                    Equal | Greater => self.arrival.rings(),
+                }
                 if word.is_gt() {
                     // It was overwritten before it was read.
                     self.overrun = self.overrun.min(index);
@@ -258,6 +308,16 @@ impl SendQueue {
             }
         }
         let entry = self.windows.carry(&asked.work, ops)?;
+        match asked.work {
+            // Device code writes a put with a signal as two entries. One operation carries both: half as many for the
+            // fabric, and none that has to wait for the one before it.
+            Request::Add { .. } if self.writer.wrapping_add(1) == index && join(ops) => {
+                self.writer = NEVER;
+                return Ok(Some(Entry::Nothing(Finish::NONE)));
+            }
+            Request::Write(..) | Request::WriteInline(..) => self.writer = index,
+            _ => self.writer = NEVER,
+        }
         if let Entry::Gets(_) = entry {
             self.fetches = self.fetches.max(index + 1);
         }
@@ -284,6 +344,23 @@ impl SendQueue {
     }
 }
 
+/// Has the last but one operation carry the signal that the last one is, if it can; says whether it does.
+#[inline(always)]
+fn join(ops: &mut Vec<Op>) -> bool {
+    let [.., before, Op::Put(Put { len: 0, signal: Some(signal), .. })] = &mut ops[..] else { return false };
+    let carrier = match before {
+        Op::Put(put) => &mut put.signal,
+        Op::Value(value) => &mut value.signal,
+        _ => return false,
+    };
+    if carrier.is_some() {
+        return false;
+    }
+    *carrier = Some(*signal);
+    ops.pop();
+    true
+}
+
 impl Ring for SendQueue {
     type Head = Look;
 
@@ -291,7 +368,7 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn head(&self) -> Look {
-        self.places.bell.look(self.next, self.size)
+        self.places.bell.look(self.next, self.size, NonNull::from(&self.slot(self.next)[0]))
     }
 
     fn capacity(&self) -> u32 {
@@ -300,6 +377,7 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn begin(&mut self) {
+        self.writer = NEVER;
         self.windows.begin();
         self.listen();
     }

@@ -156,6 +156,10 @@ impl NextSubmission {
 
     /// Puts as much of an operation into the submission as can go.
     pub fn add(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<BatchStep> {
+        if op.done == 0 && op.len > 0 && !self.ops.is_empty() && self.has_to_read_for(s, op) {
+            // Its signal would wait for another submission anyhow. Not begun, it is the copy kernel's if that comes up.
+            return Ok(BatchStep::Later { progress: true });
+        }
         let before = op.done;
         while op.done < op.len {
             if !self.add_data(s, registry, op)? {
@@ -321,6 +325,16 @@ impl NextSubmission {
         Some(i)
     }
 
+    /// Whether an operation's signal can be added to only once a submission has read it.
+    fn has_to_read_for(&self, s: &EngineState, op: &Op) -> bool {
+        op.signal.filter(|_| op.reading.is_none()).is_some_and(|signal| {
+            Key(signal.rkey).is_on_gpu()
+                && s.windows.may_be_reset(signal.rkey)
+                && s.device.as_ref().is_some_and(|device| !device.can_add)
+                && !self.read.iter().any(|(at, _)| *at == signal.remote)
+        })
+    }
+
     /// A signal whose value is in GPU memory alone.
     fn add_to_memory(&mut self, s: &mut EngineState, op: &mut Op, signal: &Signal) -> Result<BatchStep> {
         let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
@@ -342,9 +356,9 @@ impl NextSubmission {
             return Ok(BatchStep::Done);
         }
         match op.reading {
-            None if self.has_work() => Ok(BatchStep::Later { progress: true }),
+            None if !self.ops.is_empty() => Ok(BatchStep::Later { progress: true }),
             None => {
-                // A submission of its own: it sees all stores of the submissions before it, and nothing follows until
+                // It sees all stores of the submissions before it, there are none in this one, and nothing follows until
                 // it is done.
                 self.away.push(device.scratch(), signal.remote, 8, None);
                 op.reading = Some(s.small.started + 1);

@@ -32,6 +32,11 @@ impl Windows {
         self.0.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, len))
     }
 
+    /// Whether kernels may reset signals of this window, so that their values are in GPU memory alone.
+    pub fn may_be_reset(&self, key: u32) -> bool {
+        self.0.get(Key(key).number()).is_some_and(|w| !w.never_reset)
+    }
+
     /// Adds to a signal whose value only this rank's engine changes and returns the sum; `Err(true)`: kernels may reset
     /// it, its value is in GPU memory alone; `Err(false)`: it is in no window.
     pub fn add(&mut self, key: u32, addr: u64, value: u64) -> Result<u64, bool> {
