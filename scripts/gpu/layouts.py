@@ -51,8 +51,8 @@ LAYOUTS = {
                            only=("nccl_alltoall",), plugin=False),
     "4gpu-sockets": Layout(4, 4, "as 4gpu-hosts, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS, only=("nccl_alltoall",),
                            plugin=False),
-    "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits",), plugin=False),
-    "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits",), plugin=False),
+    "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits", "locks"), plugin=False),
+    "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits", "locks"), plugin=False),
 }
 TWO_RANKS_ONLY = {"pingpong", "crowded"}
 # Load the plugin, connect nothing.
@@ -60,6 +60,8 @@ NO_FABRIC = {"collectives", "torch"}
 # crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
 # plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
 OWN_GPU_ONLY = {"collectives", "crowded"}
+# They use no NCCL: their log says nothing of a plugin.
+NO_NCCL = {"limits", "locks"}
 # Engines that give device code queues of the library's own, and the programs that only those of GDAKI take.
 OWN_QUEUES = ("own", "gdaki-soft", "gdaki")
 GDAKI_ONLY = {"gdaki_only"}

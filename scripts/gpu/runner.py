@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from .layouts import LAYOUTS, NO_FABRIC, OWN_QUEUES
+from .layouts import LAYOUTS, NO_FABRIC, NO_NCCL, OWN_QUEUES
 
 
 def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
@@ -47,7 +47,7 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
 
     wrong = []
     warnings = [w for w in re.findall(r"NCCL WARN ([^\n]+)", text)]
-    if one.only == ("limits",):
+    if program in NO_NCCL:
         return {}, wrong, warnings
     facts = {
         "nccl": last(r"NCCL version (\d+\.\d+\.\d+)", before),

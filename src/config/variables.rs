@@ -2,7 +2,8 @@
 
 use super::parse::{integer, seconds, unless_minus_one, within};
 use super::{
-    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiRinging, GdakiSignals, GpuIssue, ReliableDoorbell, SoftTransport,
+    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiRinging, GdakiSignals, GpuIssue, ReliableDoorbell,
+    SoftTransport,
 };
 use std::time::Duration;
 
@@ -195,7 +196,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "OXYGIN_GDAKI_RINGING",
         default: "free-flow with NCCL 2.31.2 and newer, else doorbell",
-        meaning: "How kernels compiled for GDAKI tell the software NIC that entries are there. Free flow is the quickest; \
+        meaning:
+            "How kernels compiled for GDAKI tell the software NIC that entries are there. Free flow is the quickest; \
                   kernels that were compiled with an NCCL older than 2.31.2 do not know it, and their entries are then \
                   found by their arrival, later. Doorbell and proxy suit all kernels.",
         accepted: "doorbell, proxy, free-flow",

@@ -229,3 +229,23 @@ fn a_fenced_entry_comes_after_the_reads_before_it() {
         }
     });
 }
+
+/// Device code that was compiled before there was free flow, told to ring so: it writes entries and rings nothing.
+#[test]
+fn entries_that_nobody_rings_are_found_by_their_arrival() {
+    const ROUNDS: u64 = 100;
+    on_ranks(2, Ask { handler: Ringing::FreeFlow, depth: 8, ..Ask::default() }, |r, nic, src, dst| {
+        let (peer, qp) = (1 - r.rank, nic.qp(0, 1 - r.rank));
+        let held = |rank: usize, round: u64| (round << 8) + rank as u64 + 1;
+        for round in 0..ROUNDS {
+            let (first, at) = (qp.reserve(2), round as usize);
+            src.set(at, held(r.rank, round));
+            qp.put_entry(first, &write(dst.at(at), src.at(at), 8));
+            qp.put_entry(first + 1, &nic.add_signal(0, 0, 1));
+            assert_eq!(qp.wait(first + 1), Status::Good);
+        }
+        nic.wait_signal(0, 0, ROUNDS);
+        (0..ROUNDS).for_each(|round| assert_eq!(dst.get(round as usize), held(peer, round)));
+        assert!(!nic.has_error());
+    });
+}

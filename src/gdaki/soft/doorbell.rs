@@ -174,7 +174,9 @@ mod tests {
         // SAFETY: as above.
         unsafe {
             assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
-            assert!(b.look(1, 4, NonNull::from(&slot)).is_there() && !b.look(1 << 33, 4, NonNull::from(&slot)).is_there());
+            assert!(
+                b.look(1, 4, NonNull::from(&slot)).is_there() && !b.look(1 << 33, 4, NonNull::from(&slot)).is_there()
+            );
         }
         assert_eq!([Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow].map(Ringing::number), [2, 1, 17]);
         let b = bell(Ringing::FreeFlow);

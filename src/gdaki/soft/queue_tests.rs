@@ -2,6 +2,7 @@ use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
 use crate::rma::atomic::Atomics;
+use crate::rma::op::{Get, Payload, Signal, Value};
 use crate::rma::refusal::Target;
 use std::sync::atomic::AtomicU32;
 
@@ -56,4 +57,27 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
     let Entry::Refused(why) = queue.read(0, &mut ops) else { panic!("it is taken") };
     assert!(why.contains("entry 4") && why.contains("more is outstanding"), "{why}");
     assert!(ops.is_empty());
+}
+
+/// A put with a signal behind it is one operation, if the put has none yet; everything else stays by itself.
+#[test]
+fn a_signal_goes_with_the_put_before_it() {
+    let signal = Signal { remote: 8, rkey: 3, value: 1, strong: true };
+    let put = |len, signal| Op::Put(Put { local: 0, lkey: 1, rkey: 2, remote: 64, len, signal, more: false });
+    let bare = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal: Some(signal), more: false });
+    let payload = Payload::new(&[7]).expect("a byte");
+    let value = |signal| Op::Value(Value { payload, rkey: 2, remote: 64, signal, more: false });
+    let get = Op::Get(Get { local: 0, lkey: 1, rkey: 2, remote: 64, len: 8, more: false });
+    for (before, after) in [(put(8, None), put(8, Some(signal))), (value(None), value(Some(signal)))] {
+        let mut ops = vec![get, before, bare];
+        assert!(join(&mut ops));
+        assert_eq!(ops, [get, after]);
+    }
+    for alone in [get, put(8, Some(signal)), bare] {
+        let mut ops = vec![alone, bare];
+        assert!(!join(&mut ops));
+        assert_eq!(ops, [alone, bare]);
+    }
+    let mut ops = vec![bare];
+    assert!(!join(&mut ops) && ops == [bare]);
 }
