@@ -154,6 +154,7 @@ impl Setting {
                     slots: NonNull::from(&self.memory[self.slot(c, peer, 0)]),
                     size: DEPTH as u32,
                     ci: NonNull::from(&self.cis[c * self.ranks + peer]),
+                    credits: None,
                     counters: NonNull::dangling(),
                 };
                 // SAFETY: the drain keeps the memory; indices are kept by the setting, which outlives it.

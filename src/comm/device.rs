@@ -3,6 +3,7 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
+use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::windows::Memory as Registered;
@@ -12,6 +13,7 @@ use crate::memory::gpu;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
 use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
+use crate::proxy::descriptor::credits::CreditWord;
 use crate::proxy::descriptor::queue::{Places, Queue};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
@@ -51,6 +53,8 @@ struct Room {
     memory: Arc<Memory>,
     queues: Block,
     cis: Block,
+    /// The same in GPU memory, which device code looks at then.
+    credits: Option<CreditWords>,
     counters: Block,
     signals: u64,
     packing: Packing,
@@ -63,7 +67,8 @@ struct Room {
 
 impl Room {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
-    fn allocate(spec: &DeviceSpec, world: World, flushes: bool) -> Result<Self> {
+    /// `has_credits`: consumer indices are to be where device code is.
+    fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool) -> Result<Self> {
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         check_words(spec.counters, spec.signals)?;
         let mut memory = Memory::here()?;
@@ -72,11 +77,15 @@ impl Room {
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
         let queues = memory.shared(packing.queues() * queue_bytes)?;
         let cis = memory.shared(n * cis_bytes)?;
+        let mut first = vec![0; n * cis_bytes];
         let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.rank_stride));
         for at in left_out.flat_map(|peer| (0..n).map(move |c| c * cis_bytes + 4 * peer as usize)) {
-            // SAFETY: an index that was just made, aligned, which nobody else knows yet.
-            unsafe { cis.at(at).cpu.cast::<u32>().write(NO_CREDIT) };
+            first[at..at + 4].copy_from_slice(&NO_CREDIT.to_ne_bytes());
         }
+        // SAFETY: as many bytes were just made, and nobody else knows them yet.
+        unsafe { cis.cpu.as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+        let credits = if has_credits { Some(CreditWords::allocate(&mut memory, &first)?) } else { None };
+        let cis_at = credits.as_ref().filter(|_| memory.is_on_gpu()).map_or(cis.device, |words| words.at);
         let counters = memory.shared(8 * n * spec.counters as usize)?;
         let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
         // Device code's own: produced indices, and two indices of gets a peer.
@@ -94,7 +103,7 @@ impl Room {
                 // Where its queue to rank 0 is, or would be: device code adds a peer's rank times the queue's size.
                 queues: queues.device.wrapping_add_signed(-packing.before(c) * queue_bytes as i64),
                 pis: own(0),
-                cis: cis.device + (c * cis_bytes) as u64,
+                cis: cis_at + (c * cis_bytes) as u64,
                 counters: counters.device + (8 * c * spec.counters as usize) as u64,
                 signals: signals + (8 * c * spec.signals as usize) as u64,
             };
@@ -112,19 +121,22 @@ impl Room {
         }
         let handle = memory.device(&array)?;
         let memory = Arc::new(memory);
-        Ok(Self { memory, queues, cis, counters, signals, packing, queue_bytes, cis_bytes, size, handle })
+        Ok(Self { memory, queues, cis, credits, counters, signals, packing, queue_bytes, cis_bytes, size, handle })
     }
 
     /// Where the queue of a context to a peer is that is reached.
-    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32) -> Places {
+    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32, key: Option<CreditKey>) -> Places {
         let slots = self.packing.queue(context, peer) * self.queue_bytes;
+        let index = context * self.cis_bytes + 4 * peer as usize;
+        let credits = key.zip(self.credits.as_ref()).filter(|_| self.memory.is_on_gpu());
         // SAFETY: `allocate` made room for each context and peer that is reached.
         unsafe {
             Places {
                 slots: self.queues.at(slots).cpu.cast(),
                 size: self.size,
-                ci: self.cis.at(context * self.cis_bytes + 4 * peer as usize).cpu.cast(),
+                ci: self.cis.at(index).cpu.cast(),
                 counters: self.counters.at(8 * context * spec.counters as usize).cpu.cast(),
+                credits: credits.map(|(key, words)| CreditWord::new(key.rank, key.rkey, words.at + index as u64)),
             }
         }
     }
@@ -141,13 +153,18 @@ impl Coll {
             EngineKind::Own,
             || {
                 let spec = spec()?;
-                let room = Room::allocate(&spec, self.world, self.flushes_all_puts_on_any_signal())?;
+                let flushes = self.flushes_all_puts_on_any_signal();
+                let room = Room::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu())?;
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
                 let signals = self.register(|| signal_window(&spec, &room))? as usize;
                 windows.push(signals);
-                Ok((self.drain(set, &spec, room, signals)?, ()))
+                let key = match &room.credits {
+                    Some(words) => Some(self.register_credits(words, &room.memory, set.target(), windows)?),
+                    None => None,
+                };
+                Ok((self.drain(set, &spec, room, windows, key)?, ()))
             },
         )?;
         Ok((set, place))
@@ -159,7 +176,8 @@ impl Coll {
         set: &Arc<Contexts>,
         spec: &DeviceSpec,
         room: Room,
-        signals: usize,
+        windows: &[usize],
+        key: Option<CreditKey>,
     ) -> Result<DeviceQueues> {
         let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -179,7 +197,7 @@ impl Coll {
                 context,
                 counters: spec.counters,
                 signals: spec.signals,
-                signal_window: signals,
+                signal_window: windows[0],
                 ended: ended.clone(),
             });
             let share = context as usize % shares.len();
@@ -187,7 +205,7 @@ impl Coll {
             commons.push(Common::new(context, failed.clone()));
             let reached = (0..self.world.nranks).filter(|&p| is_reached(self.world.rank, p, spec.rank_stride));
             lanes.extend(reached.map(|peer| {
-                let places = room.places(spec, context as usize, peer);
+                let places = room.places(spec, context as usize, peer, key);
                 // SAFETY: the memory is kept by whoever drains the queue; it is zeroed.
                 let queue = unsafe { Queue::new(places, terms.clone(), peer) };
                 let newest = Seq(set.completed(context, peer).load(Ordering::Acquire));
@@ -201,7 +219,7 @@ impl Coll {
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let shared = QueueState { windows: vec![signals], failed, ended, handle: Some(handle) };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle) };
         Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
     }
 }
@@ -242,7 +260,7 @@ mod tests {
                 rank_stride: stride,
                 layout: Layout::choose(Table::V14(2), None, None).unwrap(),
             };
-            let room = Room::allocate(&spec, World { rank, nranks: 64 }, true).unwrap();
+            let room = Room::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();
             let fixed = contexts as usize * (4 * 64 + 3 * 8);
             assert_eq!(room.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
         }

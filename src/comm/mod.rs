@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod coll;
 pub mod contexts;
+mod credits;
 pub mod device;
 pub mod device_queues;
 pub mod fabrics;

@@ -174,10 +174,11 @@ impl<R: Ring> Lane<R> {
             State::Flushing { .. } if !common.is_dead => self.go_on_flushing(context, common),
             _ => self.drop_entries(batch),
         };
+        let owes = self.pay(context);
         Visit {
             taken,
             completed,
-            is_busy: !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. }),
+            is_busy: owes || !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. }),
             has_failed: matches!(self.state, State::Failed),
         }
     }
@@ -255,6 +256,21 @@ impl<R: Ring> Lane<R> {
         self.ring.credit(n);
         self.waited = 0;
         self.watch.completed += u64::from(n);
+    }
+
+    /// Posts what device code is owed. Whether something is left to post.
+    #[inline(always)]
+    fn pay<C: Context>(&mut self, context: &C) -> bool {
+        let Some((rank, op)) = self.ring.owed(!self.unfinished.is_empty()) else { return false };
+        // SAFETY: the operation names memory of the set's alone, which ends after its queues.
+        match unsafe { context.post(rank, &[op]) } {
+            Ok(posted) if posted.taken == 0 => true,
+            // A fabric that has failed here has told so, and nobody waits for credits any more.
+            Ok(_) | Err(_) => {
+                self.ring.paid();
+                false
+            }
+        }
     }
 
     /// After long waiting: whether what is unfinished will ever be done.

@@ -88,6 +88,16 @@ pub trait Ring: Send + 'static {
     /// Gives the oldest `n` places that were taken back to device code, which may reuse their sources from here on.
     fn credit(&mut self, n: u32);
 
+    /// What is to be posted so that device code sees its credits, where this side cannot store them: an operation, and
+    /// the rank it goes to, which is this one. It stays until [`Ring::paid`]. `more_follow`: entries are under way, so
+    /// that a few credits can wait for theirs.
+    fn owed(&self, _more_follow: bool) -> Option<(u32, Op)> {
+        None
+    }
+
+    /// The fabric took what was owed.
+    fn paid(&mut self) {}
+
     /// Nothing that is read from here on is carried out: it is taken and given back all the same.
     fn stop(&mut self, _why: Stopped) {}
 

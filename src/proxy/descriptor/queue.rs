@@ -1,5 +1,6 @@
 //! One queue of descriptors: device code of one context writes it for one peer.
 
+use super::credits::{CreditWord, Owed};
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
@@ -18,8 +19,10 @@ pub struct Places {
     pub slots: NonNull<AtomicU64>,
     /// Slots, a power of two.
     pub size: u32,
-    /// Complete descriptors of this peer.
+    /// Complete descriptors of this peer, as far as device code does not look for them at `credits`.
     pub ci: NonNull<AtomicU32>,
+    /// The same in GPU memory.
+    pub credits: Option<CreditWord>,
     /// The context's counters.
     pub counters: NonNull<AtomicU64>,
 }
@@ -80,6 +83,8 @@ pub struct Queue {
     next: u32,
     /// Descriptors given back.
     credited: u32,
+    /// What device code has not been told of these, where it looks for them in GPU memory.
+    owed: Option<Owed>,
 }
 
 // SAFETY: the places are shared with device code through atomics; one thread at a time uses the queue.
@@ -106,6 +111,7 @@ impl Queue {
             signals_key: 0,
             next: start,
             credited: start,
+            owed: places.credits.map(Owed::new),
             terms,
         };
         if let Some(window) = made.look_up(made.terms.signal_window as u64) {
@@ -270,8 +276,22 @@ impl Ring for Queue {
     #[inline(always)]
     fn credit(&mut self, n: u32) {
         self.credited = self.credited.wrapping_add(n);
-        // SAFETY: valid as long as the queue (promised to `new`).
-        give_back(unsafe { self.places.ci.as_ref() }, self.credited);
+        match &mut self.owed {
+            Some(owed) => owed.add(n),
+            // SAFETY: valid as long as the queue (promised to `new`).
+            None => give_back(unsafe { self.places.ci.as_ref() }, self.credited),
+        }
+    }
+
+    #[inline(always)]
+    fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
+        self.owed.as_ref()?.post(if more_follow { self.slots.size() / 4 } else { 1 })
+    }
+
+    fn paid(&mut self) {
+        if let Some(owed) = &mut self.owed {
+            owed.paid();
+        }
     }
 }
 

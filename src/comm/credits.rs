@@ -1,0 +1,76 @@
+//! Consumer indices in GPU memory.
+//!
+//! Device code reads a queue's consumer index before every post and all the time while it flushes. In host memory each
+//! look is a read over PCIe, of which a few blocks that flush make so many that everything else on it becomes slow:
+//! `docs/gpu.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store there: the
+//! engine posts an addition to the index, to its own rank, as it would signal a peer.
+
+use super::coll::Coll;
+use super::fabrics::AnyFabric;
+use super::windows::Memory as Registered;
+use crate::error::{Error, Result};
+use crate::memory::gpu;
+use crate::proxy::memory::Memory;
+use crate::rma::refusal::Target;
+use std::ffi::c_void;
+
+/// What device code looks at, and where an addition to it goes.
+pub(super) struct CreditWords {
+    /// For device code.
+    pub at: u64,
+    len: u64,
+    /// Nothing but additions of this rank's ever changes a word, and all begin at 0.
+    only_added: bool,
+}
+
+impl CreditWords {
+    /// Takes memory with these contents, whole words of 8 bytes.
+    pub fn allocate(memory: &mut Memory, contents: &[u8]) -> Result<Self> {
+        let only_added = contents.iter().all(|byte| *byte == 0);
+        Ok(Self { at: memory.device(contents)?, len: contents.len() as u64, only_added })
+    }
+
+    /// As memory to register.
+    fn registered(&self, memory: &Memory) -> Result<Registered> {
+        let gpu = match memory.is_on_gpu() {
+            true => Some(gpu::inspect(self.at, self.len, self.only_added)?),
+            false => None,
+        };
+        Ok(Registered { base: self.at, len: self.len, strict: true, dma_buf: None, gpu })
+    }
+}
+
+/// How additions name credit words.
+#[derive(Clone, Copy)]
+pub(super) struct CreditKey {
+    /// This rank.
+    pub rank: u32,
+    /// This rank's key to its own words.
+    pub rkey: u32,
+}
+
+impl Coll {
+    /// Whether sets have their consumer indices in GPU memory, where they have any. The soft fabric adds to a word of this
+    /// rank's own GPU in little more time than device code takes to see one in host memory; a NIC takes longer.
+    pub(super) fn keeps_credits_on_gpu(&self) -> bool {
+        matches!(self.fabric, AnyFabric::Soft(_))
+    }
+
+    /// Registers credit words. Collective. The window's handle goes to `windows`.
+    pub(super) fn register_credits(
+        &self,
+        words: &CreditWords,
+        memory: &Memory,
+        target: Target,
+        windows: &mut Vec<usize>,
+    ) -> Result<CreditKey> {
+        let handle = self.register(|| words.registered(memory))?;
+        windows.push(handle as usize);
+        // SAFETY: it was just registered.
+        let window = unsafe { target.window("createContext", handle as *mut c_void) };
+        let window = window.map_err(|_| Error::internal("a window that was just registered is none"))?;
+        let rank = self.world.rank;
+        let own = window.remote.get(rank as usize);
+        own.map(|own| CreditKey { rank, rkey: own.rkey }).ok_or_else(|| Error::internal("no key to own memory"))
+    }
+}

@@ -1,0 +1,105 @@
+//! Credits for device code that looks for them in GPU memory.
+
+use crate::rma::op::{Op, Put, Signal};
+
+/// A consumer index, 4 bytes, in a window of this rank's.
+#[derive(Clone, Copy, Debug)]
+pub struct CreditWord {
+    rank: u32,
+    rkey: u32,
+    /// The 8-byte word around it, and its lowest bit there.
+    word: u64,
+    shift: u32,
+}
+
+impl CreditWord {
+    /// At `at`, on a border of 4 bytes. `rank` is this rank, `rkey` its own key to the window.
+    pub fn new(rank: u32, rkey: u32, at: u64) -> Self {
+        Self { rank, rkey, word: at & !7, shift: 8 * (at & 4) as u32 }
+    }
+}
+
+/// What device code was told of an index, and what it has not been told.
+#[derive(Debug)]
+pub struct Owed {
+    at: CreditWord,
+    told: u32,
+    credits: u32,
+}
+
+impl Owed {
+    /// Of an index that is 0.
+    pub fn new(at: CreditWord) -> Self {
+        Self { at, told: 0, credits: 0 }
+    }
+
+    /// Device code is owed `n` more.
+    #[inline(always)]
+    pub fn add(&mut self, n: u32) {
+        self.credits += n;
+    }
+
+    /// The operation that tells it, and the rank that it goes to, if it is owed at least `least`.
+    ///
+    /// An addition: whatever order several arrive in, the index never goes back. The word's other half is another
+    /// queue's index, into which nothing is carried.
+    #[inline(always)]
+    pub fn post(&self, least: u32) -> Option<(u32, Op)> {
+        if self.credits < least.max(1) {
+            return None;
+        }
+        let CreditWord { rank, rkey, word, shift } = self.at;
+        let begins_anew = shift == 0 && self.told.checked_add(self.credits).is_none();
+        let carry = if begins_anew { 1 << 32 } else { 0 };
+        let value = (u64::from(self.credits) << shift).wrapping_sub(carry);
+        let signal = Some(Signal { remote: word, rkey, value, strong: false });
+        Some((rank, Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false })))
+    }
+
+    /// It was posted.
+    pub fn paid(&mut self) {
+        self.told = self.told.wrapping_add(std::mem::take(&mut self.credits));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn value(owed: &Owed) -> u64 {
+        match owed.post(1) {
+            Some((3, Op::Put(Put { len: 0, signal: Some(signal), .. }))) => signal.value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn few_credits_can_wait() {
+        let mut owed = Owed::new(CreditWord::new(3, 7, 64));
+        assert!(owed.post(0).is_none() && owed.post(1).is_none());
+        owed.add(3);
+        assert!(owed.post(4).is_none() && owed.post(3).is_some());
+        owed.paid();
+        assert!(owed.post(1).is_none());
+    }
+
+    proptest! {
+        /// Two indices side by side, whatever is added to them in whatever steps, and over the end of their 32 bits.
+        #[test]
+        fn indices_that_share_a_word_keep_to_themselves(
+            steps in prop::collection::vec((any::<bool>(), 1..=u32::MAX / 2), 1..50),
+        ) {
+            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::new(3, 7, at)));
+            let (mut word, mut wanted) = (0_u64, [0_u32; 2]);
+            for (which, n) in steps {
+                let which = usize::from(which);
+                owed[which].add(n);
+                word = word.wrapping_add(value(&owed[which]));
+                owed[which].paid();
+                wanted[which] = wanted[which].wrapping_add(n);
+                prop_assert_eq!([word as u32, (word >> 32) as u32], wanted);
+            }
+        }
+    }
+}
