@@ -30,6 +30,11 @@ impl CreditWords {
         Ok(Self { at: memory.device(contents)?, len: contents.len() as u64, only_added })
     }
 
+    /// Memory of a set that was taken already, in which nothing else is changed through the window.
+    pub fn within(at: u64, len: u64) -> Self {
+        Self { at, len, only_added: true }
+    }
+
     /// As memory to register.
     fn registered(&self, memory: &Memory) -> Result<Registered> {
         let gpu = match memory.is_on_gpu() {

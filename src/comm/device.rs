@@ -10,10 +10,10 @@ use super::windows::Memory as Registered;
 use crate::error::Result;
 use crate::fabric::{ContextSpec, World};
 use crate::memory::gpu;
+use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
 use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
-use crate::proxy::descriptor::credits::CreditWord;
 use crate::proxy::descriptor::queue::{Places, Queue};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
@@ -136,7 +136,7 @@ impl Room {
                 size: self.size,
                 ci: self.cis.at(index).cpu.cast(),
                 counters: self.counters.at(8 * context * spec.counters as usize).cpu.cast(),
-                credits: credits.map(|(key, words)| CreditWord::new(key.rank, key.rkey, words.at + index as u64)),
+                credits: credits.map(|(key, words)| CreditWord::half(key.rank, key.rkey, words.at + index as u64)),
             }
         }
     }

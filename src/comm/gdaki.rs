@@ -1,6 +1,7 @@
 //! What device code of GDAKI is given of a set: the structures, in the set's memory, and the handle that NCCL has for
 //! them.
 
+use super::credits::CreditWords;
 use super::nic::NicSpec;
 use crate::error::Result;
 use crate::fabric::World;
@@ -31,6 +32,7 @@ fn queue_pair(view: &QueueView) -> QueuePair {
         completion_number: view.number,
         completion_queue: view.completions,
         completion_record: 0,
+        is_counted: view.is_counted,
         handler: match view.handler {
             Ringing::Doorbell => Handler::Doorbell,
             Ringing::Proxy => Handler::CpuProxy,
@@ -51,6 +53,16 @@ impl DeviceImage {
         let image = Image::new(layout, shape, spec.counters > 0)?;
         let at = memory.device(&vec![0; image.bytes()])?;
         Ok(Self { layout, image, ranks: world.nranks as usize, at })
+    }
+
+    /// The memory in which all of it lies.
+    pub(super) fn words(&self) -> CreditWords {
+        CreditWords::within(self.at, self.image.bytes() as u64)
+    }
+
+    /// Where device code counts the completions of a queue pair, if it can be counted for it.
+    pub(super) fn count_at(&self, context: usize, peer: u32, is_companion: bool) -> Option<u64> {
+        self.image.count_at(context, peer, is_companion).map(|offset| self.at + offset as u64)
     }
 
     /// Writes those of the software NIC, into the memory of which `allocate` took a part. Returns what NCCL is given.

@@ -3,6 +3,7 @@
 
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
+use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
@@ -17,6 +18,7 @@ use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::Layout;
 use crate::memory::gpu;
+use crate::proxy::credits::CreditWord;
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
@@ -128,8 +130,16 @@ impl Room {
         (context * self.peers + peer as usize / self.stride) * self.of_pair + which
     }
 
+    /// Where device code counts completions of a queue, if they are counted for it: where it knows that, and can be told
+    /// in its own memory.
+    fn count(&self, key: Option<CreditKey>, context: usize, peer: u32, which: usize) -> Option<CreditWord> {
+        let key = key.filter(|_| self.handler == Ringing::FreeFlow && self.memory.is_on_gpu())?;
+        let at = self.image.as_ref()?.count_at(context, peer, which > 0)?;
+        Some(CreditWord::whole(key.rank, key.rkey, at))
+    }
+
     /// Where a queue is: for this process, and for device code.
-    fn queue(&self, number: usize) -> (Places, QueueView) {
+    fn queue(&self, number: usize, credits: Option<CreditWord>) -> (Places, QueueView) {
         let bytes = number * self.size as usize * ENTRY_BYTES;
         // SAFETY: `allocate` made room for each queue.
         let [slots, completions, bell, record] = unsafe {
@@ -144,6 +154,7 @@ impl Room {
             slots: slots.cpu.cast(),
             size: self.size,
             completions: completions.cpu,
+            credits,
             bell: DoorbellWords { handler: self.handler, words: bell.cpu.cast(), record: record.cpu.cast() },
             number: FIRST + number as u32,
         };
@@ -151,12 +162,21 @@ impl Room {
             slots: slots.device,
             size: self.size,
             completions: completions.device,
+            is_counted: credits.is_some(),
             record: record.device,
             bell: bell.device,
             handler: self.handler,
             number: places.number,
         };
         (places, view)
+    }
+
+    /// The memory in which completions may be counted: every rank registers some, whether it counts there or not.
+    fn credits(&self) -> CreditWords {
+        match &self.image {
+            Some(image) => image.words(),
+            None => CreditWords::within(self.signals, 8),
+        }
     }
 
     /// What is registered with every rank: the signals of all contexts, their counters.
@@ -191,7 +211,11 @@ impl Coll {
             },
             |set, (spec, room), windows| {
                 let keys = self.register_own(&spec, &room, windows)?;
-                self.drain_nic(set, &spec, room, windows, keys)
+                let count = match self.keeps_credits_on_gpu() {
+                    true => Some(self.register_credits(&room.credits(), &room.memory, set.target(), windows)?),
+                    false => None,
+                };
+                self.drain_nic(set, &spec, room, windows, keys, count)
             },
         )
     }
@@ -223,6 +247,7 @@ impl Coll {
         room: Room,
         windows: &[usize],
         keys: [u32; 2],
+        count: Option<CreditKey>,
     ) -> Result<(DeviceQueues, SetView)> {
         let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
         let contexts = spec.contexts.contexts as usize;
@@ -250,7 +275,8 @@ impl Coll {
                     continue;
                 }
                 let mut add = |which: usize, to: u32| {
-                    let (places, view) = room.queue(room.number(context, peer, which));
+                    let credits = room.count(count, context, peer, which);
+                    let (places, view) = room.queue(room.number(context, peer, which), credits);
                     // SAFETY: the memory is kept by whoever drains the queue; it is zeroed, and nobody knows it yet.
                     let queue = unsafe { SendQueue::new(places, terms.clone(), to) };
                     let newest = Seq(set.completed(context as u32, to).load(Ordering::Acquire));

@@ -11,6 +11,7 @@
 //! both, so that device code is not held where it need not be.
 
 pub mod affinity;
+pub mod credits;
 pub mod descriptor;
 pub mod drain;
 pub mod engine;

@@ -44,6 +44,7 @@ impl Given {
             completion_number: 0x40_0001 + id,
             completion_queue: 0x40_0000_00c0 + far,
             completion_record: 0x50_0000_0004 + far,
+            is_counted: false,
             handler: self.handler,
         }
     }

@@ -9,14 +9,29 @@ use nccl_plugin_api::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORDS: usize = 4096;
+/// Entries of so many rounds go round the rings.
+const ROUNDS: u64 = 100;
 
 #[test]
 fn kernels_find_their_way_on_gpus() {
-    for (transport, gpus, through) in
-        [("auto", 1, WAYS[0]), ("auto", 2, WAYS[1]), ("staged", 1, WAYS[2]), ("tcp", 2, WAYS[3]), ("auto", 2, WAYS[5])]
-    {
+    for (transport, gpus, through, ringing) in [
+        ("auto", 1, WAYS[0], "doorbell"),
+        ("auto", 2, WAYS[1], "doorbell"),
+        ("staged", 1, WAYS[2], "doorbell"),
+        ("tcp", 2, WAYS[3], "proxy"),
+        ("auto", 2, WAYS[5], "doorbell"),
+        // Completions are counted in the structures, on the GPU.
+        ("auto", 2, WAYS[5], "free-flow"),
+        ("tcp", 1, WAYS[4], "free-flow"),
+        ("staged", 2, WAYS[5], "free-flow"),
+        // A kernel that knows neither: its entries are found, and it finds completion entries.
+        ("auto", 1, WAYS[3], "free-flow"),
+        // One that is never told of it.
+        ("auto", 1, WAYS[2], "free-flow"),
+    ] {
         let fake = Fake::take();
         std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
+        std::env::set_var("OXYGIN_GDAKI_RINGING", ringing);
         fake.set_transport(transport);
         job(2, 1, |r| {
             let (peer, gpu) = (1 - r.rank, r.rank as i32 % gpus);
@@ -33,8 +48,10 @@ fn kernels_find_their_way_on_gpus() {
             let see = |at| Some(on_gpu(at)).filter(|seen| *seen != 0).unwrap_or(at);
             let kernel = Kernel::new(r, through, Ask { contexts: 2, ..Ask::default() }, &see);
             assert!(on_gpu(kernel.handle) != 0, "structures are on the GPU");
+            let is_counted = ringing == "free-flow" && through.nccl > "2.31";
+            assert_eq!(kernel.qp(0, peer).view.is_counted, is_counted, "{through:?}");
             r.job.barrier.wait();
-            for round in 1..=50 {
+            for round in 1..=ROUNDS {
                 let put = write(kernel.at(dst_gin, peer, 0), kernel.own(src_gin, 0), 512);
                 kernel.post_counted((0, peer), &[put, kernel.add_signal(0, peer, 2, 1)], 1);
                 let to = kernel.at(dst_gin, peer, 800);
@@ -42,7 +59,7 @@ fn kernels_find_their_way_on_gpus() {
                 kernel.wait_signal(0, 2, round);
                 kernel.wait_signal(1, 3, 10 * round);
             }
-            kernel.wait_counter(0, 1, 50);
+            kernel.wait_counter(0, 1, ROUNDS);
             for round in 1..=5 {
                 // Every add of the round before is in; the engine may not count on with a sum of its own.
                 kernel.reset_signal(0, 2);
@@ -64,6 +81,7 @@ fn kernels_find_their_way_on_gpus() {
             kernel.destroy();
             r.job.barrier.wait();
         });
+        std::env::remove_var("OXYGIN_GDAKI_RINGING");
         fake.check();
     }
 }

@@ -122,10 +122,21 @@ fn alone(view: oxygin::gdaki::soft::QueueView, ask: Ask) -> QueuePair {
         Ringing::Doorbell => gdaki::Ringing::Doorbell,
         Ringing::FreeFlow => gdaki::Ringing::FreeFlow,
     };
-    let oxygin::gdaki::soft::QueueView { slots, size, completions, record, bell, number, .. } = view;
+    let oxygin::gdaki::soft::QueueView { slots, size, completions, is_counted, record, bell, number, .. } = view;
     let habits = Habits { is_sm90: ask.is_sm90, record_first: ask.record_first };
     let (completion_number, nic_handler) = (number, view.handler.number());
-    let view = QueueView { slots, size, completions, record, bell, handler, number, completion_number, nic_handler };
+    let view = QueueView {
+        slots,
+        size,
+        completions,
+        is_counted,
+        record,
+        bell,
+        handler,
+        number,
+        completion_number,
+        nic_handler,
+    };
     QueuePair::alone(view, habits)
 }
 

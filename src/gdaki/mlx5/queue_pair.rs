@@ -138,6 +138,7 @@ impl Mlx5QueuePair {
             send_record: self.memory.for_kernels(self.place.record + SEND_RECORD),
             doorbell: self.page.for_kernels(),
             completion_number: self.completions.number(),
+            is_counted: false,
             completion_queue: self.completions.for_kernels(),
             completion_record: 0,
             handler: match self.mode {

@@ -22,6 +22,8 @@ pub struct QueueView {
     pub size: u32,
     /// Completion entry 0.
     pub completions: u64,
+    /// Completions are counted for device code, which does not look at the entries.
+    pub is_counted: bool,
     /// The send doorbell record, 4 bytes.
     pub record: u64,
     /// What it rings: see [`doorbell`].

@@ -10,6 +10,7 @@ use super::meaning::{Fault, Terms, Windows};
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
 use crate::gdaki::entry::send::{opcode, Entry as Asked, Request, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
+use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
 use crate::rma::op::{Op, Put};
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -40,6 +41,8 @@ pub struct Places {
     pub size: u32,
     /// Completion entry 0.
     pub completions: NonNull<u8>,
+    /// Where completions are counted for device code, if they are; the completion queue is written all the same.
+    pub credits: Option<CreditWord>,
     /// How device code rings.
     pub bell: DoorbellWords,
     /// The queue pair's number, which is its completion queue's, too.
@@ -80,6 +83,8 @@ pub struct SendQueue {
     missing: Option<(u64, Instant)>,
     /// What a wait at the head of the queue waits for.
     waits_for: Option<(u32, u32)>,
+    /// Completions that device code has not been told of, where they are counted for it.
+    owed: Option<Owed>,
     is_stopped: bool,
     /// The first entry that the fabric failed.
     lost: u64,
@@ -118,6 +123,7 @@ impl SendQueue {
             writer: NEVER,
             missing: None,
             waits_for: None,
+            owed: places.credits.map(Owed::new),
             is_stopped: false,
             lost: NEVER,
         }
@@ -431,6 +437,25 @@ impl Ring for SendQueue {
         (0..n).for_each(|_| self.complete());
         if let Some(count) = self.windows.terms().counts.get(self.places.number) {
             count.store(self.completions.written(), Ordering::Release);
+        }
+        if let Some(owed) = &mut self.owed {
+            owed.add(n);
+        }
+    }
+
+    #[inline(always)]
+    fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
+        // Device code that does not ring does not know counted completions either: it counts what it sees in the
+        // completion queue, in the same place.
+        if self.arrival.is_silent() {
+            return None;
+        }
+        self.owed.as_ref()?.post(if more_follow { self.places.size / 4 } else { 1 })
+    }
+
+    fn paid(&mut self) {
+        if let Some(owed) = &mut self.owed {
+            owed.paid();
         }
     }
 

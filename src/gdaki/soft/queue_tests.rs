@@ -25,6 +25,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
         slots: NonNull::from(&slots[0]),
         size: SIZE as u32,
         completions: NonNull::from(&completions[0]).cast(),
+        credits: None,
         bell: DoorbellWords { handler: Ringing::Proxy, words: NonNull::from(&word), record: NonNull::from(&record) },
         number: 9,
     };

@@ -7,7 +7,9 @@ use super::shape::SetShape;
 use crate::error::{Error, Result};
 use nccl_plugin_api::gdaki::context_v1::ContextV1;
 use nccl_plugin_api::gdaki::context_v2::ContextV2;
+use nccl_plugin_api::gdaki::queue_pair_v2::{CompletionQueueV2, QueuePairV2};
 use nccl_plugin_api::gdaki::table::BufferTable;
+use std::mem::offset_of;
 
 /// Where arrays begin: a border of a cache line of the GPU, so that what one context's threads write is not in a line
 /// of another's.
@@ -95,6 +97,15 @@ impl Image {
     /// Bytes of all of it.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Where device code counts the completions of a queue pair, 8 bytes, from the beginning; of a layout in which it can
+    /// be counted for it.
+    pub fn count_at(&self, context: usize, peer: u32, is_companion: bool) -> Option<usize> {
+        let first = if is_companion { self.companions? } else { self.queues };
+        let pair = first + context * self.queues_each + peer as usize * self.layout.queue_pair_bytes();
+        let count = offset_of!(QueuePairV2, cq_sq) + offset_of!(CompletionQueueV2, cqe_ci);
+        (self.layout == Layout::V3).then_some(pair + count)
     }
 
     /// Writes all of it: `out` is [`Self::bytes`] long and is seen by device code at `address`, a multiple of

@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use nccl_plugin_api::gdaki::queue_pair_v1::{CompletionQueueV1, QueuePairV1};
 use nccl_plugin_api::gdaki::queue_pair_v2::{CompletionQueueV2, QueuePairV2};
 use nccl_plugin_api::gdaki::{
-    COMPLETION_RING, HANDLER_CPU_PROXY, HANDLER_FREE_FLOW, HANDLER_GPU_DOORBELL, HANDLER_GPU_NO_RECORD, MEMORY_GPU,
+    COMPLETION_COUNTED, COMPLETION_RING, HANDLER_CPU_PROXY, HANDLER_FREE_FLOW, HANDLER_GPU_DOORBELL,
+    HANDLER_GPU_NO_RECORD, MEMORY_GPU,
 };
 
 /// Slots at most: device code counts them in 16 bits, of which a power of two has to fit.
@@ -64,6 +65,9 @@ pub struct QueuePair {
     pub completion_queue: u64,
     /// The completion queue's doorbell record, 4 bytes; 0: none, since NCCL's device code writes none.
     pub completion_record: u64,
+    /// Completions are not looked for in the completion queue: whoever made the queue pair adds to what device code
+    /// counts of them, where [`super::Image::count_at`] says.
+    pub is_counted: bool,
     /// How entries are handed over.
     pub handler: Handler,
 }
@@ -100,6 +104,9 @@ impl QueuePair {
             if address % border != 0 || address == 0 && !may_lack {
                 return refused(format!("its {name} is at {address:#x}; it needs a border of {border} bytes"));
             }
+        }
+        if self.is_counted && layout != Layout::V3 {
+            return refused("kernels of NCCL before 2.31.2 look for completions in the completion queue alone".into());
         }
         if self.handler == Handler::FreeFlow && layout != Layout::V3 {
             return refused("kernels of NCCL before 2.31.2 do not know the free-flow handler".into());
@@ -179,7 +186,7 @@ impl QueuePair {
                 cqe_ci: 0,
                 cqe_mask: self.slots - 1,
                 cqe_size: ENTRY_BYTES,
-                cq_type: COMPLETION_RING,
+                cq_type: if self.is_counted { COMPLETION_COUNTED } else { COMPLETION_RING },
                 reserved1: [0; 2],
                 cqe_rsvd: 0,
                 mem_type: MEMORY_GPU,

@@ -2,7 +2,6 @@
 //! ([`packing`]), how words pass from one side to the other ([`slots`]), how a descriptor is read ([`queue`]), and what
 //! operation it means, or why none ([`meaning`]). How its words are laid out is in `nccl_plugin_api::descriptor`.
 
-pub mod credits;
 pub mod layout;
 pub mod meaning;
 pub mod packing;

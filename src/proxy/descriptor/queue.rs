@@ -1,8 +1,8 @@
 //! One queue of descriptors: device code of one context writes it for one peer.
 
-use super::credits::{CreditWord, Owed};
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
+use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
 use crate::rma::check::inside;
 use crate::rma::op::{Op, Put, Signal};

@@ -60,6 +60,7 @@ impl Fake {
         fake.calm();
         std::env::remove_var("OXYGIN_GPU_ISSUE");
         std::env::remove_var("OXYGIN_ENGINE");
+        std::env::remove_var("OXYGIN_GDAKI_RINGING");
         std::env::remove_var("OXYGIN_STALL");
         fake.violations = fake.count_violations();
         fake

@@ -18,19 +18,22 @@ pub enum Ringing {
     Doorbell,
     /// From 2.31.2 on: a word for each slot, in any order.
     FreeFlow,
+    /// Nobody: device code before 2.31.2 does nothing where it is told of free flow.
+    Silent,
 }
 
 impl Ringing {
     /// The `nic_handler` whose doorbells have a record.
     pub const WITH_RECORD: u32 = 2;
 
-    /// By `nic_handler`.
-    pub fn of(handler: u32) -> Option<Self> {
+    /// By `nic_handler`, for device code that knows free flow or does not.
+    pub fn of(handler: u32, knows_free_flow: bool) -> Option<Self> {
         match handler {
             1 => Some(Self::Proxy),
             // 10 has no record to write, but a doorbell that every producer rings in its turn serves it, too.
             2 | 10 => Some(Self::Doorbell),
-            17 => Some(Self::FreeFlow),
+            17 if knows_free_flow => Some(Self::FreeFlow),
+            17 => Some(Self::Silent),
             _ => None,
         }
     }
@@ -45,6 +48,8 @@ pub struct QueueView {
     pub size: u32,
     /// Its completion entries.
     pub completions: u64,
+    /// They are not looked at: others count completions up, where device code counts those that it has seen otherwise.
+    pub is_counted: bool,
     /// The doorbell record: 16 bits, big-endian.
     pub record: u64,
     /// The doorbell, or what is written in its place.
@@ -144,9 +149,10 @@ impl QueuePair {
         let (n, polled) = (u64::from(self.view.size), self.word(self.counts.polled));
         let seen = polled.load(Ordering::Relaxed);
         if index < seen {
+            fence(Ordering::Acquire);
             return Some(Status::Good);
         }
-        if index >= seen + n {
+        if self.view.is_counted || index >= seen + n {
             return None;
         }
         let entry = self.view.completions + 64 * (index % n);
@@ -235,7 +241,7 @@ impl QueuePair {
     /// Rings for all entries before `producer`.
     pub fn submit(&self, producer: u64, waiting: &dyn Waiting) -> Result<(), String> {
         match self.view.handler {
-            Ringing::FreeFlow => Ok(()),
+            Ringing::FreeFlow | Ringing::Silent => Ok(()),
             Ringing::Proxy => {
                 self.word(self.view.bell).fetch_max(producer, Ordering::Release);
                 Ok(())

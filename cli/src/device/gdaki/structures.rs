@@ -24,13 +24,18 @@ pub struct Numbers {
     pub nic_handler: usize,
     /// Segments that the second word of an entry is prepared for.
     pub segments: u32,
-    /// `cq_type` is read.
+    /// `cq_type` is read, and free flow is known.
     pub has_cq_type: bool,
     /// Gets are noted by peer.
     pub has_gets: bool,
     /// A flag says whether a flush behind gets posts a dump; without one it always does.
     pub has_mcst: bool,
 }
+
+/// `cq_type`: a ring of entries.
+const RING: u64 = 0;
+/// `cq_type`: no entries, but a count.
+const COUNTED: u64 = 3;
 
 const V1: Numbers = Numbers {
     nccl: "2.29.7",
@@ -339,7 +344,7 @@ impl Found<'_, '_> {
     /// Where completion `index` is waited for, and with which owner bit.
     pub fn completion(&self, index: u64) -> (u64, bool) {
         let s = self.structures;
-        if s.n.has_cq_type && s.load(self.at + self.cq(37), 1) != 0 {
+        if s.n.has_cq_type && !matches!(s.load(self.at + self.cq(37), 1), RING | COUNTED) {
             s.wrong(|| format!("the completion queue at {:#x} is no ring of entries", self.at + self.cq(0)));
         }
         // 2.29.7 leaves out what was reserved before the first.
@@ -347,6 +352,12 @@ impl Found<'_, '_> {
         let count = s.load(self.at + self.cq(12), 4);
         let index = index + before;
         (s.load(self.at + self.cq(0), 8) + 64 * (index & count.wrapping_sub(1)), index & count != 0)
+    }
+
+    /// Whether completions are counted for device code, which knows that.
+    pub fn is_counted(&self) -> bool {
+        let s = self.structures;
+        s.n.has_cq_type && s.load(self.at + self.cq(37), 1) == COUNTED
     }
 
     /// What a wait entry of the companion names.
@@ -384,11 +395,13 @@ impl Found<'_, '_> {
         let number = self.rung_number() >> 8;
         let size = self.slots();
         let nic_handler = handler;
-        let handler = Ringing::of(handler).ok_or_else(|| format!("nobody rings by nic_handler {handler}"))?;
+        let handler = Ringing::of(handler, self.structures.n.has_cq_type);
+        let handler = handler.ok_or_else(|| format!("nobody rings by nic_handler {nic_handler}"))?;
         let view = QueueView {
             slots: self.slot(0),
             size: size as u32,
             completions: self.completion(0).0,
+            is_counted: self.is_counted(),
             record,
             bell,
             handler,

@@ -2,20 +2,26 @@
 
 use crate::rma::op::{Op, Put, Signal};
 
-/// A consumer index, 4 bytes, in a window of this rank's.
+/// A consumer index, of 4 or 8 bytes, in a window of this rank's.
 #[derive(Clone, Copy, Debug)]
 pub struct CreditWord {
     rank: u32,
     rkey: u32,
-    /// The 8-byte word around it, and its lowest bit there.
+    /// The 8-byte word around it, or that it is, and its lowest bit there.
     word: u64,
     shift: u32,
+    is_half: bool,
 }
 
 impl CreditWord {
-    /// At `at`, on a border of 4 bytes. `rank` is this rank, `rkey` its own key to the window.
-    pub fn new(rank: u32, rkey: u32, at: u64) -> Self {
-        Self { rank, rkey, word: at & !7, shift: 8 * (at & 4) as u32 }
+    /// Of 4 bytes at `at`, on a border of as many. `rank` is this rank, `rkey` its own key to the window.
+    pub fn half(rank: u32, rkey: u32, at: u64) -> Self {
+        Self { rank, rkey, word: at & !7, shift: 8 * (at & 4) as u32, is_half: true }
+    }
+
+    /// The same of 8 bytes.
+    pub fn whole(rank: u32, rkey: u32, at: u64) -> Self {
+        Self { rank, rkey, word: at, shift: 0, is_half: false }
     }
 }
 
@@ -48,8 +54,8 @@ impl Owed {
         if self.credits < least.max(1) {
             return None;
         }
-        let CreditWord { rank, rkey, word, shift } = self.at;
-        let begins_anew = shift == 0 && self.told.checked_add(self.credits).is_none();
+        let CreditWord { rank, rkey, word, shift, is_half } = self.at;
+        let begins_anew = is_half && shift == 0 && self.told.checked_add(self.credits).is_none();
         let carry = if begins_anew { 1 << 32 } else { 0 };
         let value = (u64::from(self.credits) << shift).wrapping_sub(carry);
         let signal = Some(Signal { remote: word, rkey, value, strong: false });
@@ -76,12 +82,24 @@ mod tests {
 
     #[test]
     fn few_credits_can_wait() {
-        let mut owed = Owed::new(CreditWord::new(3, 7, 64));
+        let mut owed = Owed::new(CreditWord::half(3, 7, 64));
         assert!(owed.post(0).is_none() && owed.post(1).is_none());
         owed.add(3);
         assert!(owed.post(4).is_none() && owed.post(3).is_some());
         owed.paid();
         assert!(owed.post(1).is_none());
+    }
+
+    #[test]
+    fn an_index_of_eight_bytes_counts_on() {
+        let mut owed = Owed::new(CreditWord::whole(3, 7, 72));
+        let mut index = 0_u64;
+        for n in [u32::MAX, 1, 5, u32::MAX] {
+            owed.add(n);
+            index += value(&owed);
+            owed.paid();
+        }
+        assert_eq!(index, 2 * u64::from(u32::MAX) + 6);
     }
 
     proptest! {
@@ -90,7 +108,7 @@ mod tests {
         fn indices_that_share_a_word_keep_to_themselves(
             steps in prop::collection::vec((any::<bool>(), 1..=u32::MAX / 2), 1..50),
         ) {
-            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::new(3, 7, at)));
+            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::half(3, 7, at)));
             let (mut word, mut wanted) = (0_u64, [0_u32; 2]);
             for (which, n) in steps {
                 let which = usize::from(which);
