@@ -170,7 +170,8 @@ inline AppCall lazy_launches(int place, int sharing) {
     return made;
 }
 
-// Held by the one rank of this process that captures in global mode.
+// Held by the one rank of this process that captures, or waits for the device: in whatever mode a stream is captured,
+// nobody may wait for all streams of its context, which ranks on one GPU share.
 inline std::mutex& captures() {
     static std::mutex one;
     return one;
@@ -185,15 +186,15 @@ inline AppCall graphs(const char* name, cudaStreamCaptureMode mode) {
     AppCall made = makes<cudaGraphExec_t>(
         name, 32,
         [=] {
-            // Ranks that are threads of one process take turns: a capture in this mode forbids the other's calls.
-            std::unique_lock<std::mutex> turn(captures(), std::defer_lock);
-            if (mode == cudaStreamCaptureModeGlobal) turn.lock();
+            // Ranks that are threads of one process take turns.
+            std::unique_lock<std::mutex> turn(captures());
             cudaGraph_t graph;
             cudaGraphExec_t ready;
             CUDA(cudaStreamBeginCapture(things->other, mode));
             CUDA(cudaMemcpyAsync(things->block, things->block + 4096, 4096, cudaMemcpyDeviceToDevice, things->other));
             lazily_loaded<-1><<<1, 1, 0, things->other>>>(things->word);
             CUDA(cudaStreamEndCapture(things->other, &graph));
+            if (mode != cudaStreamCaptureModeGlobal) turn.unlock();
             CUDA(cudaGraphInstantiate(&ready, graph, 0));
             CUDA(cudaGraphDestroy(graph));
             CUDA(cudaGraphLaunch(ready, things->other));
@@ -266,6 +267,7 @@ inline std::vector<AppCall> context_calls() {
     return {
         does("cudaDeviceSynchronize",
              [](int) {
+                 std::unique_lock<std::mutex> turn(captures());
                  CUDA(cudaDeviceSynchronize());
                  return true;
              }),

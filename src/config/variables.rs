@@ -159,7 +159,7 @@ pub const VARIABLES: &[Variable] = &[
         meaning:
             "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
-                  software NIC, for kernels that are compiled for GDAKI, which has not run on a GPU yet; `gdaki` \
+                  software NIC, for kernels that are compiled for all backends or for GDAKI alone; `gdaki` \
                   queues of mlx5 devices that such kernels ring themselves, which has not run on such a device yet. \
                   `auto`: the README's table. The same \
                   on all ranks, or unset.",

@@ -195,7 +195,7 @@ fn create(
         if let (Some(table), Some(structures)) = (table, structures) {
             log::info!(
                 "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}, {}; suits kernels that are \
-                 compiled for GDAKI. This engine has not run on a GPU yet",
+                 compiled for all backends, and those for GDAKI alone",
                 set.count(),
                 memory_of(&set)
             );

@@ -6,10 +6,8 @@ use crate::comm::contexts::EngineKind;
 use crate::config::EngineChoice;
 use crate::error::{Error, Result};
 
-/// Whether the software NIC has run under real device code. What has not is taken where it is asked for, by
-/// `OXYGIN_ENGINE` or by `NCCL_GIN_TYPE=3`, and not by itself.
-const SOFT_NIC_RAN: bool = false;
-/// The same of mlx5 devices; as long as none has, they are not even looked at without `OXYGIN_ENGINE=gdaki`.
+/// Whether an mlx5 device's queues have run under real device code. As long as none has, devices are not even looked at
+/// without `OXYGIN_ENGINE=gdaki`.
 pub const MLX5_RAN: bool = false;
 
 /// What the ranks took.
@@ -74,14 +72,9 @@ fn impossible(kind: EngineKind, offers: &[EngineOffer], fabric: FabricPromise) -
 }
 
 /// Why nobody takes it who was not asked to.
-fn unasked(kind: EngineKind, offers: &[EngineOffer]) -> Option<String> {
-    let wanted = offers.iter().any(|o| o.wants_gdaki);
-    let (ran, what) = match kind {
-        EngineKind::Gdaki => (MLX5_RAN, "no mlx5 hardware has run it yet"),
-        EngineKind::GdakiSoft => (SOFT_NIC_RAN || wanted, "it has not run on a GPU yet"),
-        EngineKind::Own | EngineKind::Nccl => (true, ""),
-    };
-    (!ran).then(|| format!("{what}; OXYGIN_ENGINE={} takes it", kind.name()))
+fn unasked(kind: EngineKind) -> Option<String> {
+    let has_run = MLX5_RAN || kind != EngineKind::Gdaki;
+    (!has_run).then(|| format!("no mlx5 hardware has run it yet; OXYGIN_ENGINE={} takes it", kind.name()))
 }
 
 /// Decides, from what all ranks said, alike on every rank. `gdaki_first`: the table is one whose kernels may be
@@ -117,7 +110,7 @@ pub fn choose(offers: &[EngineOffer], fabric: FabricPromise, gdaki_first: bool) 
             (!gdaki_first && kind != EngineKind::Own)
                 .then(|| format!("this NCCL has kernels for all backends; OXYGIN_ENGINE={} takes it", kind.name()))
         };
-        match impossible(kind, offers, fabric).or_else(early).or_else(|| unasked(kind, offers)) {
+        match impossible(kind, offers, fabric).or_else(early).or_else(|| unasked(kind)) {
             None => return Ok(EngineChosen { kind, against }),
             Some(why) => against.push((kind, why)),
         }
@@ -138,10 +131,6 @@ mod tests {
 
     fn with_mlx5(offer: EngineOffer) -> EngineOffer {
         EngineOffer { mlx5: Ok(()), ..offer }
-    }
-
-    fn wanting_gdaki(offer: EngineOffer) -> EngineOffer {
-        EngineOffer { wants_gdaki: true, ..offer }
     }
 
     const SOFT: FabricPromise = FabricPromise { signals_of_all_peers: true, is_verbs: false };
@@ -182,16 +171,15 @@ mod tests {
     #[test]
     fn auto_takes_the_first_that_may_be_and_says_what_speaks_against_the_better_ones() {
         assert_eq!(kind(&[offer(Auto), offer(Auto)], SOFT, false), EngineKind::Own);
-        let chosen = choose(&[offer(Auto), wanting_gdaki(offer(Auto))], SOFT, true).unwrap();
+        let chosen = choose(&[offer(Auto), offer(Auto)], SOFT, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::GdakiSoft);
         assert_eq!(chosen.sentence(), "gdaki-soft chosen; not gdaki: rank 0: no mlx5 device");
-        let chosen = choose(&[wanting_gdaki(offer(Auto))], VERBS, true).unwrap();
+        let chosen = choose(&[offer(Auto)], VERBS, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::Own);
         assert!(chosen.sentence().contains("not gdaki-soft: kernels compiled for GDAKI"), "{chosen:?}");
         let on_both = FabricPromise { is_verbs: true, ..SOFT };
         let chosen = choose(&[with_mlx5(offer(Auto))], on_both, true).unwrap();
         assert!(chosen.sentence().contains("not gdaki: no mlx5 hardware has run it"), "{chosen:?}");
-        // Takes it, where that has been seen.
-        assert_eq!(chosen.kind == EngineKind::GdakiSoft, SOFT_NIC_RAN);
+        assert_eq!(chosen.kind, EngineKind::GdakiSoft);
     }
 }

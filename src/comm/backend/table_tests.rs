@@ -57,7 +57,7 @@ fn who_executes_does_not_change_unnoticed() {
     for (engine, gin_type, is_v14, rma, want) in [
         (Auto, None, false, false, "own"),
         (Auto, None, true, true, "nccl"),
-        (Auto, None, true, false, "own"),
+        (Auto, None, true, false, "gdaki-soft"),
         (Auto, Some(2), true, true, "nccl"),
         (Auto, Some(2), true, false, SKIPPED),
         (Auto, Some(3), true, true, "gdaki-soft"),

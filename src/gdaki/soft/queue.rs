@@ -450,7 +450,7 @@ impl Ring for SendQueue {
         if self.arrival.is_silent() {
             return None;
         }
-        self.owed.as_ref()?.post(if more_follow { self.places.size / 4 } else { 1 })
+        self.owed.as_ref()?.post(more_follow, self.places.size)
     }
 
     fn paid(&mut self) {

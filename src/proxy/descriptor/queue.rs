@@ -285,7 +285,7 @@ impl Ring for Queue {
 
     #[inline(always)]
     fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
-        self.owed.as_ref()?.post(if more_follow { self.slots.size() / 4 } else { 1 })
+        self.owed.as_ref()?.post(more_follow, self.slots.size())
     }
 
     fn paid(&mut self) {
