@@ -263,8 +263,9 @@ inline AppCall asynchronous_allocations() {
     });
 }
 
-inline std::vector<AppCall> context_calls() {
-    return {
+// `sharing` ranks share a context.
+inline std::vector<AppCall> context_calls(int sharing) {
+    std::vector<AppCall> all = {
         does("cudaDeviceSynchronize",
              [](int) {
                  std::unique_lock<std::mutex> turn(captures());
@@ -278,12 +279,15 @@ inline std::vector<AppCall> context_calls() {
                  CUDA(cudaStreamDestroy(stream));
                  return true;
              }),
-        does("cuCtxSetLimit, stack size",
-             [set = DRIVER(cuCtxSetLimit)](int round) {
-                 driver_check(set(CU_LIMIT_STACK_SIZE, round % 2 ? 2048 : 1024), "cuCtxSetLimit");
-                 return true;
-             }),
     };
+    // A launch after it may wait for all kernels of the context, or return when its own has ended. Where ranks share one,
+    // such a launch and the kernels of the others, which wait for that rank, would wait for each other without GIN.
+    if (sharing == 1)
+        all.push_back(does("cuCtxSetLimit, stack size", [set = DRIVER(cuCtxSetLimit)](int round) {
+            driver_check(set(CU_LIMIT_STACK_SIZE, round % 2 ? 2048 : 1024), "cuCtxSetLimit");
+            return true;
+        }));
+    return all;
 }
 
 // All of them.
@@ -295,7 +299,7 @@ inline std::vector<AppCall> app_calls(int place, int sharing) {
         lazy_launches(place, sharing),
         library_launches(),
     };
-    for (auto& more : {memory_calls(), context_calls()}) all.insert(all.end(), more.begin(), more.end());
+    for (auto& more : {memory_calls(), context_calls(sharing)}) all.insert(all.end(), more.begin(), more.end());
     all.insert(all.end(), {
                               asynchronous_allocations(),
                               copies(),

@@ -2,10 +2,6 @@
 
 use crate::rma::op::{Op, Put, Signal};
 
-/// Which part of a ring's slots makes credits worth an operation while more follow: of the fourth, eighth and sixteenth
-/// part, what measured best (`docs/gpu.md`).
-const SHARE: u32 = 8;
-
 /// A consumer index, of 4 or 8 bytes, in a window of this rank's.
 #[derive(Clone, Copy, Debug)]
 pub struct CreditWord {
@@ -49,14 +45,14 @@ impl Owed {
         self.credits += n;
     }
 
-    /// The operation that tells it, and the rank that it goes to. While more follow, what is owed waits until it is a
-    /// share of the ring's `size` slots: a producer that waits for room finds some before all is used up.
+    /// The operation that tells it, and the rank that it goes to. While more follow, what is owed waits until it is `worth`
+    /// an operation: a part of the ring's slots, so that a producer that waits for room finds some before all is used up.
     ///
     /// An addition: whatever order several arrive in, the index never goes back. The word's other half is another
     /// queue's index, into which nothing is carried.
     #[inline(always)]
-    pub fn post(&self, more_follow: bool, size: u32) -> Option<(u32, Op)> {
-        let least = if more_follow { size / SHARE } else { 0 };
+    pub fn post(&self, more_follow: bool, worth: u32) -> Option<(u32, Op)> {
+        let least = if more_follow { worth } else { 1 };
         if self.credits < least.max(1) {
             return None;
         }
@@ -91,8 +87,8 @@ mod tests {
         let mut owed = Owed::new(CreditWord::half(3, 7, 64));
         assert!(owed.post(false, 64).is_none() && owed.post(true, 1).is_none());
         owed.add(3);
-        assert!(owed.post(true, 4 * SHARE).is_none());
-        assert!(owed.post(true, 3 * SHARE).is_some() && owed.post(false, 4 * SHARE).is_some());
+        assert!(owed.post(true, 4).is_none());
+        assert!(owed.post(true, 3).is_some() && owed.post(false, 4).is_some());
         owed.paid();
         assert!(owed.post(false, 64).is_none());
     }

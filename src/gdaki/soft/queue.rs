@@ -450,7 +450,8 @@ impl Ring for SendQueue {
         if self.arrival.is_silent() {
             return None;
         }
-        self.owed.as_ref()?.post(more_follow, self.places.size)
+        // An operation with its signal is two entries: half of what is best for descriptors.
+        self.owed.as_ref()?.post(more_follow, self.places.size / 8)
     }
 
     fn paid(&mut self) {

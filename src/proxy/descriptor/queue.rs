@@ -285,7 +285,8 @@ impl Ring for Queue {
 
     #[inline(always)]
     fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
-        self.owed.as_ref()?.post(more_follow, self.slots.size())
+        // Of the fourth, eighth and sixteenth part, what measured best.
+        self.owed.as_ref()?.post(more_follow, self.slots.size() / 4)
     }
 
     fn paid(&mut self) {
