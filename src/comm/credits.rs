@@ -2,8 +2,8 @@
 //!
 //! Device code reads a queue's consumer index before every post and all the time while it flushes. In host memory each
 //! look is a read over PCIe, of which a few blocks that flush make so many that everything else on it becomes slow:
-//! `docs/gpu.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store there: the
-//! engine posts an addition to the index, to its own rank, as it would signal a peer.
+//! `docs/gpu.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store there:
+//! the engine posts an addition to the index, to its own rank, as it would signal a peer.
 
 use super::coll::Coll;
 use super::fabrics::AnyFabric;
@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::memory::gpu;
 use crate::proxy::memory::Memory;
 use crate::rma::refusal::Target;
-use std::ffi::c_void;
 
 /// What device code looks at, and where an addition to it goes.
 pub(super) struct CreditWords {
@@ -55,8 +54,8 @@ pub(super) struct CreditKey {
 }
 
 impl Coll {
-    /// Whether sets have their consumer indices in GPU memory, where they have any. The soft fabric adds to a word of this
-    /// rank's own GPU in little more time than device code takes to see one in host memory; a NIC takes longer.
+    /// Whether sets have their consumer indices in GPU memory, where they have any. The soft fabric adds to a word of
+    /// this rank's own GPU in little more time than device code takes to see one in host memory; a NIC takes longer.
     pub(super) fn keeps_credits_on_gpu(&self) -> bool {
         matches!(self.fabric, AnyFabric::Soft(_))
     }
@@ -72,7 +71,7 @@ impl Coll {
         let handle = self.register(|| words.registered(memory))?;
         windows.push(handle as usize);
         // SAFETY: it was just registered.
-        let window = unsafe { target.window("createContext", handle as *mut c_void) };
+        let window = unsafe { target.window("createContext", handle) };
         let window = window.map_err(|_| Error::internal("a window that was just registered is none"))?;
         let rank = self.world.rank;
         let own = window.remote.get(rank as usize);

@@ -130,8 +130,8 @@ impl Room {
         (context * self.peers + peer as usize / self.stride) * self.of_pair + which
     }
 
-    /// Where device code counts completions of a queue, if they are counted for it: where it knows that, and can be told
-    /// in its own memory.
+    /// Where device code counts completions of a queue, if they are counted for it: where it knows that, and can be
+    /// told in its own memory.
     fn count(&self, key: Option<CreditKey>, context: usize, peer: u32, which: usize) -> Option<CreditWord> {
         let key = key.filter(|_| self.handler == Ringing::FreeFlow && self.memory.is_on_gpu())?;
         let at = self.image.as_ref()?.count_at(context, peer, which > 0)?;

@@ -45,8 +45,9 @@ impl Owed {
         self.credits += n;
     }
 
-    /// The operation that tells it, and the rank that it goes to. While more follow, what is owed waits until it is `worth`
-    /// an operation: a part of the ring's slots, so that a producer that waits for room finds some before all is used up.
+    /// The operation that tells it, and the rank that it goes to. While more follow, what is owed waits until it is
+    /// `worth` an operation: a part of the ring's slots, so that a producer that waits for room finds some before all
+    /// is used up.
     ///
     /// An addition: whatever order several arrive in, the index never goes back. The word's other half is another
     /// queue's index, into which nothing is carried.

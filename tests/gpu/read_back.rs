@@ -1,5 +1,5 @@
-//! Signals that kernels may reset, on a driver whose streams cannot add: each is read, added to and written back, unless
-//! the copy kernel does it.
+//! Signals that kernels may reset, on a driver whose streams cannot add: each is read, added to and written back,
+//! unless the copy kernel does it.
 
 use crate::harness::Fake;
 use crate::support::common::job;

@@ -119,10 +119,12 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
 fn suits(engine: EngineChoice, is_v14: bool) -> &'static str {
     match engine {
         EngineChoice::Gdaki => "the kernels must be compiled for GDAKI; no mlx5 hardware has run this engine yet",
-        EngineChoice::GdakiSoft => "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone",
+        EngineChoice::GdakiSoft => {
+            "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone"
+        }
         EngineChoice::Auto if is_v14 => {
-            "gdaki-soft takes kernels that are compiled for all backends, as NCCL's headers do by default, or for GDAKI \
-             alone; own, over the verbs fabric, needs those for all"
+            "gdaki-soft takes kernels that are compiled for all backends, as NCCL's headers do by default, or for \
+             GDAKI alone; own, over the verbs fabric, needs those for all"
         }
         _ => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \

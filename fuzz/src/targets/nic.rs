@@ -125,6 +125,7 @@ fn entries(mut input: &[u8]) {
         ended: Arc::default(),
     });
     let places = Places {
+        credits: None,
         slots: NonNull::from(&slots[0]),
         size: SLOTS as u32,
         completions: NonNull::from(&completions[0]).cast(),

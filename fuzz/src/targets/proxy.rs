@@ -118,6 +118,7 @@ fn descriptor(mut input: &[u8]) {
         ended: Arc::default(),
     });
     let places = Places {
+        credits: None,
         slots: NonNull::from(&slots[0]),
         size: 2,
         ci: NonNull::from(&ci),

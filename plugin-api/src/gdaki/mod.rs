@@ -41,6 +41,6 @@ pub const MEMORY_GPU: u32 = 2;
 /// 2.31.2 knows.
 pub const COMPLETION_RING: u8 = 0;
 
-/// `cq_type`: no entries; device code waits until `cqe_ci` is beyond an entry's index, which others count up, and sees no
-/// errors (`DOCA_GPUNETIO_VERBS_CQ_64B_COLLAPSED_HOST`). Device code compiled with 2.31.2 and newer.
+/// `cq_type`: no entries; device code waits until `cqe_ci`, which others count up, is beyond an entry's index, and sees
+/// no errors (`DOCA_GPUNETIO_VERBS_CQ_64B_COLLAPSED_HOST`). Device code compiled with 2.31.2 and newer.
 pub const COMPLETION_COUNTED: u8 = 3;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// stores a thread that knows free flow has a fence, but the GPU may give its processors to another process there, for
 /// some ms.
 const SILENT: Duration = Duration::from_millis(20);
-/// How long an entry that arrived is left alone: what its thread wrote before is visible by then. Stores of a GPU to its
-/// own memory take less than 1 µs, and copies start 1 µs after their entry was read at the earliest.
+/// How long an entry that arrived is left alone: what its thread wrote before is visible by then. Stores of a GPU to
+/// its own memory take less than 1 µs, and copies start 1 µs after their entry was read at the earliest.
 const SETTLE: Duration = Duration::from_micros(10);
 
 /// What a queue shows of how it is rung.
@@ -51,8 +51,8 @@ impl Arrival {
         }
     }
 
-    /// All of the entry at the head of the queue, `index`, is there, and its word is not. Whether that shows that nobody
-    /// rings: from now on [`Self::settled`] says which entries are there.
+    /// All of the entry at the head of the queue, `index`, is there, and its word is not. Whether that shows that
+    /// nobody rings: from now on [`Self::settled`] says which entries are there.
     #[cold]
     pub fn is_unrung(&mut self, index: u64) -> bool {
         let now = Instant::now();
@@ -69,8 +69,8 @@ impl Arrival {
         }
     }
 
-    /// One behind the newest entry that has been there long enough, where nobody rings; `producer` is what it was before.
-    /// `arrived` counts the entries that are there from an index on.
+    /// One behind the newest entry that has been there long enough, where nobody rings; `producer` is what it was
+    /// before. `arrived` counts the entries that are there from an index on.
     pub fn settled(&mut self, producer: u64, arrived: impl FnOnce(u64) -> u64) -> u64 {
         let Known::Silent { until, since } = &mut self.0 else { return producer };
         let now = Instant::now();

@@ -99,8 +99,8 @@ impl Image {
         self.bytes
     }
 
-    /// Where device code counts the completions of a queue pair, 8 bytes, from the beginning; of a layout in which it can
-    /// be counted for it.
+    /// Where device code counts the completions of a queue pair, 8 bytes, from the beginning; of a layout in which
+    /// others may count for it.
     pub fn count_at(&self, context: usize, peer: u32, is_companion: bool) -> Option<usize> {
         let first = if is_companion { self.companions? } else { self.queues };
         let pair = first + context * self.queues_each + peer as usize * self.layout.queue_pair_bytes();

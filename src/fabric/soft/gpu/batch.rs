@@ -358,8 +358,8 @@ impl NextSubmission {
         match op.reading {
             None if !self.ops.is_empty() => Ok(BatchStep::Later { progress: true }),
             None => {
-                // It sees all stores of the submissions before it, there are none in this one, and nothing follows until
-                // it is done.
+                // It sees all stores of the submissions before it, there are none in this one, and nothing follows
+                // until it is done.
                 self.away.push(device.scratch(), signal.remote, 8, None);
                 op.reading = Some(s.small.started + 1);
                 Ok(BatchStep::Later { progress: true })
