@@ -43,6 +43,12 @@ impl Arrival {
         matches!(self.0, Known::Silent { .. })
     }
 
+    /// Whether it has yet to show itself.
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        matches!(self.0, Known::Nothing(_))
+    }
+
     /// A word has been written.
     #[inline(always)]
     pub fn rings(&mut self) {

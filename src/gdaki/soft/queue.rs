@@ -190,7 +190,7 @@ impl SendQueue {
     /// The entry has begun to arrive, and no word says that it has been rung.
     #[cold]
     fn look_for_silence(&mut self, index: u64) {
-        if index == self.next && self.has_arrived(index) && self.arrival.is_unrung(index) {
+        if self.has_arrived(index) && self.arrival.is_unrung(index) {
             log::warn!(
                 "context {}, to rank {}: kernels write entries and do not ring as NCCL 2.31.2 and newer do: they were \
                  compiled with an older NCCL. Entries are found by their arrival, which is slow; compile the kernels \
@@ -211,7 +211,9 @@ impl SendQueue {
                 match word {
                     Less if self.arrival.is_silent() => return index < self.producer,
                     Less => {
-                        self.look_for_silence(index);
+                        if index == self.next && self.arrival.is_open() {
+                            self.look_for_silence(index);
+                        }
                         return false;
                     }
                     Equal | Greater => self.arrival.rings(),
