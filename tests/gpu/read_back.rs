@@ -8,6 +8,8 @@ use nccl_plugin_api::MR_FLAG_FORCE_SO;
 const CONTEXTS: usize = 8;
 const ROUNDS: u64 = 100;
 const ALL: u64 = CONTEXTS as u64 * ROUNDS;
+/// So many by the copy kernel: it has taken over for good. Without that a launch now and then does a few hundred.
+const MOST: u64 = ALL * 3 / 4;
 /// A launch that is not up in time is given up, and on a busy machine many are.
 const ATTEMPTS: usize = 30;
 
@@ -52,10 +54,10 @@ fn the_copy_kernel_takes_over_from_submissions_that_read() {
         fake.set_issue("kernel=4096");
         fake.settings(false, 20);
         let mut done = Vec::new();
-        while done.last().is_none_or(|n| *n <= ALL / 2) && done.len() < ATTEMPTS {
+        while done.last().is_none_or(|n| *n <= MOST) && done.len() < ATTEMPTS {
             done.push(puts_of_many_contexts(&fake, gpus));
         }
-        assert!(done.last().is_some_and(|n| *n > ALL / 2), "{gpus} GPUs: of {ALL} the copy kernel did {done:?}");
+        assert!(done.last().is_some_and(|n| *n > MOST), "{gpus} GPUs: of {ALL} the copy kernel did {done:?}");
         fake.check();
     }
 }
