@@ -14,7 +14,6 @@ mod harness;
 mod local;
 mod processes;
 mod queues;
-mod read_back;
 mod refused;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,6 +2,7 @@
 //! memory operations when those are slow: through the RMA v16 table, on the fake CUDA driver.
 
 mod harness;
+mod read_back;
 #[path = "../support/mod.rs"]
 mod support;
 
