@@ -6,10 +6,10 @@
 //! the engine posts an addition to the index, to its own rank, as it would signal a peer.
 
 use super::coll::Coll;
+use super::device_queues::device_words;
 use super::fabrics::AnyFabric;
 use super::windows::Memory as Registered;
 use crate::error::{Error, Result};
-use crate::memory::gpu;
 use crate::proxy::memory::Memory;
 use crate::rma::refusal::Target;
 
@@ -36,11 +36,7 @@ impl CreditWords {
 
     /// As memory to register.
     fn registered(&self, memory: &Memory) -> Result<Registered> {
-        let gpu = match memory.is_on_gpu() {
-            true => Some(gpu::inspect(self.at, self.len, self.only_added)?),
-            false => None,
-        };
-        Ok(Registered { base: self.at, len: self.len, strict: true, dma_buf: None, gpu })
+        device_words(memory, self.at, self.len, self.only_added)
     }
 }
 

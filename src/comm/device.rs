@@ -4,12 +4,11 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::windows::Memory as Registered;
 use crate::error::Result;
 use crate::fabric::{ContextSpec, World};
-use crate::memory::gpu;
 use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
@@ -84,8 +83,13 @@ impl Room {
         }
         // SAFETY: as many bytes were just made, and nobody else knows them yet.
         unsafe { cis.cpu.as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len()) };
-        let credits = if has_credits { Some(CreditWords::allocate(&mut memory, &first)?) } else { None };
-        let cis_at = credits.as_ref().filter(|_| memory.is_on_gpu()).map_or(cis.device, |words| words.at);
+        let credits = match has_credits {
+            true if memory.is_on_gpu() => Some(CreditWords::allocate(&mut memory, &first)?),
+            // Every rank registers some.
+            true => Some(CreditWords::within(cis.device, first.len() as u64)),
+            false => None,
+        };
+        let cis_at = credits.as_ref().map_or(cis.device, |words| words.at);
         let counters = memory.shared(8 * n * spec.counters as usize)?;
         let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
         // Device code's own: produced indices, and two indices of gets a peer.
@@ -227,11 +231,7 @@ impl Coll {
 /// The signals of all contexts, as memory to register.
 fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
-    let gpu = match room.memory.is_on_gpu() {
-        true => Some(gpu::inspect(room.signals, len, spec.layout.has_signal_offsets())?),
-        false => None,
-    };
-    Ok(Registered { base: room.signals, len, strict: true, dma_buf: None, gpu })
+    device_words(&room.memory, room.signals, len, spec.layout.has_signal_offsets())
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::mlx5::HardwareQueues;
+use super::windows::Memory as Registered;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
+use crate::memory::gpu;
 use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::queue::Queue;
 use crate::proxy::drain::{Drain, Kept, Work};
@@ -142,6 +144,16 @@ impl DeviceQueues {
     pub fn keep_memory(&self) {
         std::mem::forget(self.memory.clone());
     }
+}
+
+/// Words in the device memory of a set, as memory to register. `only_added`: nothing but this library's additions ever
+/// changes them.
+pub(super) fn device_words(memory: &Memory, base: u64, len: u64, only_added: bool) -> Result<Registered> {
+    let gpu = match memory.is_on_gpu() {
+        true => Some(gpu::inspect(base, len, only_added)?),
+        false => None,
+    };
+    Ok(Registered { base, len, strict: true, dma_buf: None, gpu })
 }
 
 /// What the threads of a communicator's engine are to be.

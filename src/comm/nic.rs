@@ -4,7 +4,7 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::Memory as Registered;
@@ -17,7 +17,6 @@ use crate::gdaki::soft::meaning::{Counts, Terms};
 use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::Layout;
-use crate::memory::gpu;
 use crate::proxy::credits::CreditWord;
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
@@ -182,14 +181,10 @@ impl Room {
     /// What is registered with every rank: the signals of all contexts, their counters.
     fn windows(&self, spec: &NicSpec) -> [Option<Result<Registered>>; 2] {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
-        let host = |base, each| Registered { base, len: len(each), strict: true, dma_buf: None, gpu: None };
-        let signals = match self.memory.is_on_gpu() {
-            // GDAKI device code resets a signal by a store of 0.
-            true => gpu::inspect(self.signals, len(spec.signals), false)
-                .map(|gpu| Registered { gpu: Some(gpu), ..host(self.signals, spec.signals) }),
-            false => Ok(host(self.signals, spec.signals)),
-        };
-        let counters = host(self.counters.cpu.as_ptr() as u64, spec.counters);
+        // GDAKI device code resets a signal by a store of 0.
+        let signals = device_words(&self.memory, self.signals, len(spec.signals), false);
+        let (base, len) = (self.counters.cpu.as_ptr() as u64, len(spec.counters));
+        let counters = Registered { base, len, strict: true, dma_buf: None, gpu: None };
         [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]
     }
 }

@@ -29,14 +29,17 @@ impl CreditWord {
 #[derive(Debug)]
 pub struct Owed {
     at: CreditWord,
+    /// So many credits are worth an operation while more follow.
+    worth: u32,
     told: u32,
     credits: u32,
 }
 
 impl Owed {
-    /// Of an index that is 0.
-    pub fn new(at: CreditWord) -> Self {
-        Self { at, told: 0, credits: 0 }
+    /// Of an index that is 0. `worth`: so many credits are worth an operation while more follow, a part of the ring's
+    /// slots, so that a producer that waits for room finds some before all is used up.
+    pub fn new(at: CreditWord, worth: u32) -> Self {
+        Self { at, worth, told: 0, credits: 0 }
     }
 
     /// Device code is owed `n` more.
@@ -45,15 +48,14 @@ impl Owed {
         self.credits += n;
     }
 
-    /// The operation that tells it, and the rank that it goes to. While more follow, what is owed waits until it is
-    /// `worth` an operation: a part of the ring's slots, so that a producer that waits for room finds some before all
-    /// is used up.
+    /// The operation that tells it, and the rank that it goes to, which is this one. It stays until [`Owed::paid`].
+    /// `more_follow`: entries are under way, so that a few credits can wait for theirs.
     ///
     /// An addition: whatever order several arrive in, the index never goes back. The word's other half is another
     /// queue's index, into which nothing is carried.
     #[inline(always)]
-    pub fn post(&self, more_follow: bool, worth: u32) -> Option<(u32, Op)> {
-        let least = if more_follow { worth } else { 1 };
+    pub fn post(&self, more_follow: bool) -> Option<(u32, Op)> {
+        let least = if more_follow { self.worth } else { 1 };
         if self.credits < least.max(1) {
             return None;
         }
@@ -77,7 +79,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn value(owed: &Owed) -> u64 {
-        match owed.post(false, 0) {
+        match owed.post(false) {
             Some((3, Op::Put(Put { len: 0, signal: Some(signal), .. }))) => signal.value,
             other => panic!("{other:?}"),
         }
@@ -85,18 +87,21 @@ mod tests {
 
     #[test]
     fn few_credits_can_wait() {
-        let mut owed = Owed::new(CreditWord::half(3, 7, 64));
-        assert!(owed.post(false, 64).is_none() && owed.post(true, 1).is_none());
+        let mut owed = Owed::new(CreditWord::half(3, 7, 64), 4);
+        assert!(owed.post(false).is_none() && owed.post(true).is_none());
         owed.add(3);
-        assert!(owed.post(true, 4).is_none());
-        assert!(owed.post(true, 3).is_some() && owed.post(false, 4).is_some());
+        assert!(owed.post(true).is_none() && owed.post(false).is_some());
+        owed.add(1);
+        assert!(owed.post(true).is_some());
         owed.paid();
-        assert!(owed.post(false, 64).is_none());
+        assert!(owed.post(false).is_none());
+        let no_part = Owed::new(CreditWord::half(3, 7, 64), 0);
+        assert!(no_part.post(true).is_none(), "nothing is worth nothing");
     }
 
     #[test]
     fn an_index_of_eight_bytes_counts_on() {
-        let mut owed = Owed::new(CreditWord::whole(3, 7, 72));
+        let mut owed = Owed::new(CreditWord::whole(3, 7, 72), 1);
         let mut index = 0_u64;
         for n in [u32::MAX, 1, 5, u32::MAX] {
             owed.add(n);
@@ -112,7 +117,7 @@ mod tests {
         fn indices_that_share_a_word_keep_to_themselves(
             steps in prop::collection::vec((any::<bool>(), 1..=u32::MAX / 2), 1..50),
         ) {
-            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::half(3, 7, at)));
+            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::half(3, 7, at), 1));
             let (mut word, mut wanted) = (0_u64, [0_u32; 2]);
             for (which, n) in steps {
                 let which = usize::from(which);

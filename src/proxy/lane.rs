@@ -261,13 +261,14 @@ impl<R: Ring> Lane<R> {
     /// Posts what device code is owed. Whether something is left to post.
     #[inline(always)]
     fn pay<C: Context>(&mut self, context: &C) -> bool {
-        let Some((rank, op)) = self.ring.owed(!self.unfinished.is_empty()) else { return false };
+        let Some(owed) = self.ring.owed() else { return false };
+        let Some((rank, op)) = owed.post(!self.unfinished.is_empty()) else { return false };
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.
         match unsafe { context.post(rank, &[op]) } {
             Ok(posted) if posted.taken == 0 => true,
             // A fabric that has failed here has told so, and nobody waits for credits any more.
             Ok(_) | Err(_) => {
-                self.ring.paid();
+                owed.paid();
                 false
             }
         }

@@ -1,5 +1,6 @@
 //! What the engine asks of a queue format: entries in, operations out; completions in, credits out.
 
+use super::credits::Owed;
 use crate::rma::op::Op;
 
 /// What is to be done for an entry when it is complete, in the format's own terms; 0: nothing but its credit.
@@ -88,15 +89,10 @@ pub trait Ring: Send + 'static {
     /// Gives the oldest `n` places that were taken back to device code, which may reuse their sources from here on.
     fn credit(&mut self, n: u32);
 
-    /// What is to be posted so that device code sees its credits, where this side cannot store them: an operation, and
-    /// the rank it goes to, which is this one. It stays until [`Ring::paid`]. `more_follow`: entries are under way, so
-    /// that a few credits can wait for theirs.
-    fn owed(&self, _more_follow: bool) -> Option<(u32, Op)> {
+    /// What device code has not been told of its credits, where this side cannot store them: somebody posts it.
+    fn owed(&mut self) -> Option<&mut Owed> {
         None
     }
-
-    /// The fabric took what was owed.
-    fn paid(&mut self) {}
 
     /// Nothing that is read from here on is carried out: it is taken and given back all the same.
     fn stop(&mut self, _why: Stopped) {}

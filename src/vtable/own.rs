@@ -142,14 +142,15 @@ fn ringing(asked: Option<GdakiRinging>, layout: view::Layout, nccl: Option<NcclV
 }
 
 fn nic_spec(config: &Config, a: &Asked) -> Result<NicSpec> {
-    let layout = view::Layout::choose(a.table, nccl::version())?;
+    let version = nccl::version();
+    let layout = view::Layout::choose(a.table, version)?;
     Ok(NicSpec {
         contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
         rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
-        handler: ringing(config.gdaki_ringing, layout, nccl::version()),
+        handler: ringing(config.gdaki_ringing, layout, version),
         layout: Some(layout),
     })
 }

@@ -123,7 +123,8 @@ impl SendQueue {
             writer: NEVER,
             missing: None,
             waits_for: None,
-            owed: places.credits.map(Owed::new),
+            // An operation with its signal is two entries: half of what is best for descriptors.
+            owed: places.credits.map(|at| Owed::new(at, places.size / 8)),
             is_stopped: false,
             lost: NEVER,
         }
@@ -207,8 +208,7 @@ impl SendQueue {
         let is_rung = match self.places.bell.handler {
             Ringing::FreeFlow => {
                 // SAFETY: valid as long as the queue (promised to `new`).
-                let word = unsafe { self.places.bell.compare(index, self.size) };
-                match word {
+                match unsafe { self.places.bell.compare(index, self.size) } {
                     Less if self.arrival.is_silent() => return index < self.producer,
                     Less => {
                         if index == self.next && self.arrival.is_open() {
@@ -216,13 +216,12 @@ impl SendQueue {
                         }
                         return false;
                     }
-                    Equal | Greater => self.arrival.rings(),
-                }
-                if word.is_gt() {
+                    Equal => {}
                     // It was overwritten before it was read.
-                    self.overrun = self.overrun.min(index);
+                    Greater => self.overrun = self.overrun.min(index),
                 }
-                word.is_ge()
+                self.arrival.rings();
+                true
             }
             Ringing::Doorbell | Ringing::Proxy => index < self.producer,
         };
@@ -446,20 +445,10 @@ impl Ring for SendQueue {
     }
 
     #[inline(always)]
-    fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
+    fn owed(&mut self) -> Option<&mut Owed> {
         // Device code that does not ring does not know counted completions either: it counts what it sees in the
         // completion queue, in the same place.
-        if self.arrival.is_silent() {
-            return None;
-        }
-        // An operation with its signal is two entries: half of what is best for descriptors.
-        self.owed.as_ref()?.post(more_follow, self.places.size / 8)
-    }
-
-    fn paid(&mut self) {
-        if let Some(owed) = &mut self.owed {
-            owed.paid();
-        }
+        self.owed.as_mut().filter(|_| !self.arrival.is_silent())
     }
 
     fn stop(&mut self, why: Stopped) {

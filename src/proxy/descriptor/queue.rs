@@ -111,7 +111,8 @@ impl Queue {
             signals_key: 0,
             next: start,
             credited: start,
-            owed: places.credits.map(Owed::new),
+            // Of the fourth, eighth and sixteenth part, what measured best.
+            owed: places.credits.map(|at| Owed::new(at, places.size / 4)),
             terms,
         };
         if let Some(window) = made.look_up(made.terms.signal_window as u64) {
@@ -284,15 +285,8 @@ impl Ring for Queue {
     }
 
     #[inline(always)]
-    fn owed(&self, more_follow: bool) -> Option<(u32, Op)> {
-        // Of the fourth, eighth and sixteenth part, what measured best.
-        self.owed.as_ref()?.post(more_follow, self.slots.size() / 4)
-    }
-
-    fn paid(&mut self) {
-        if let Some(owed) = &mut self.owed {
-            owed.paid();
-        }
+    fn owed(&mut self) -> Option<&mut Owed> {
+        self.owed.as_mut()
     }
 }
 
