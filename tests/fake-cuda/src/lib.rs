@@ -306,6 +306,12 @@ pub extern "C" fn fake_malloc(device: c_int, bytes: usize, managed: bool) -> u64
     world().malloc(device, bytes, managed)
 }
 
+/// Ends all memory that tests have allocated so far.
+#[no_mangle]
+pub extern "C" fn fake_free_all() {
+    world().free_of_tests();
+}
+
 /// Where the GPU sees device memory: what a kernel of the tests works on.
 #[no_mangle]
 pub extern "C" fn fake_peek(at: u64) -> *mut u8 {

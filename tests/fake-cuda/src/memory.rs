@@ -73,6 +73,29 @@ fn reserve(bytes: usize) -> *mut u8 {
     at.cast()
 }
 
+/// Memory of this process, from a page's border on; a page stays free behind it.
+pub fn host(bytes: usize) -> *mut u8 {
+    let at = reserve(bytes + PAGE);
+    // SAFETY: the mapping that was just made, but for its last page.
+    let got = unsafe { libc::mprotect(at.cast(), bytes.next_multiple_of(PAGE), libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(got, 0);
+    at
+}
+
+/// Gives the bytes of [`host`] back to the system. The addresses stay, so that whoever still looks finds zeros, with
+/// the page behind them, so that the system counts neighbours of the same kind as one mapping.
+pub fn empty_host(at: *mut u8, bytes: usize) {
+    let all = bytes.next_multiple_of(PAGE) + PAGE;
+    // SAFETY: made by `host`; nobody is promised what is in it any more.
+    let got = unsafe {
+        [
+            libc::madvise(at.cast(), all, libc::MADV_DONTNEED),
+            libc::mprotect(at.cast(), all, libc::PROT_READ | libc::PROT_WRITE),
+        ]
+    };
+    assert_eq!(got, [0, 0]);
+}
+
 impl Range {
     /// A page stays free behind it, so that ranges never touch.
     pub fn reserve(bytes: usize) -> Self {
@@ -93,6 +116,12 @@ impl Range {
         // SAFETY: inside the range (caller), which is ours.
         let got = unsafe { libc::mmap(self.alias(at).cast(), bytes, rw, flags, memory.fd.as_raw_fd(), 0) };
         assert!(got != libc::MAP_FAILED);
+    }
+
+    /// Gives the bytes of a mapping back to the system, here and in every process that has them. They are zeros then.
+    pub fn empty(&self, at: u64, bytes: usize) {
+        // SAFETY: inside the range (caller), where a file is mapped.
+        unsafe { libc::madvise(self.alias(at).cast(), bytes, libc::MADV_REMOVE) };
     }
 
     /// Takes it away: a stream that still works there dies.

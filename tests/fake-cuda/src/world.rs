@@ -27,6 +27,8 @@ struct Inner {
     generations: usize,
     /// What cuMemAlloc made, and in which context.
     allocated: Vec<(u64, usize)>,
+    /// What tests allocated.
+    of_tests: Vec<u64>,
     kernels: i32,
     copies: usize,
     stores: usize,
@@ -187,6 +189,7 @@ impl World {
         let Some(i) = self.inner().allocated.iter().position(|a| a.0 == at) else { return false };
         self.inner().allocated.swap_remove(i);
         if let Some(memory) = self.remove(|m| m.base == at) {
+            memory.range.empty(at, memory.bytes);
             self.release(memory.of);
         }
         true
@@ -292,12 +295,26 @@ impl World {
     /// Memory as ncclMemAlloc makes it; `private`: as NCCL allocates signals.
     pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool) -> u64 {
         let bytes = bytes.next_multiple_of(GRANULARITY);
-        self.alloc_as(device, bytes, private.then_some(device), false, Kind::Mapped)
+        let at = self.alloc_as(device, bytes, private.then_some(device), false, Kind::Mapped);
+        self.inner().of_tests.push(at);
+        at
     }
 
     /// Memory as cudaMalloc or cudaMallocManaged makes it.
     pub fn malloc(&mut self, device: c_int, bytes: usize, managed: bool) -> u64 {
-        self.alloc_as(device, bytes, None, managed, Kind::Whole)
+        let at = self.alloc_as(device, bytes, None, managed, Kind::Whole);
+        self.inner().of_tests.push(at);
+        at
+    }
+
+    /// Ends what tests allocated. Its addresses stay mapped, with zeros, should somebody still look.
+    pub fn free_of_tests(&mut self) {
+        for at in std::mem::take(&mut self.inner().of_tests) {
+            if let Some(memory) = self.remove(|m| m.base == at) {
+                memory.range.empty(memory.base, memory.bytes);
+                self.release(memory.of);
+            }
+        }
     }
 
     fn alloc_as(&mut self, device: c_int, bytes: usize, only: Option<c_int>, managed: bool, kind: Kind) -> u64 {

@@ -33,6 +33,13 @@ impl Drop for Entered<'_> {
     }
 }
 
+impl Drop for Fake {
+    fn drop(&mut self) {
+        // SAFETY: the fake has a function of this type; no communicator of the test is there any more.
+        unsafe { self.call::<extern "C" fn()>(b"fake_free_all")() };
+    }
+}
+
 impl Fake {
     /// Waits for the turn and takes the fake.
     pub fn take() -> Self {

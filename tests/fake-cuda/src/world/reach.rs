@@ -1,7 +1,7 @@
 //! What lies under a range, and which GPU may touch it.
 
 use super::World;
-use crate::memory::{Memory, PAGE};
+use crate::memory::{self, Memory};
 use oxygin_ffi::cuda::CUdevice;
 
 impl World {
@@ -25,18 +25,18 @@ impl World {
 
     pub fn pin(&mut self, context: usize, n: usize) -> *mut u8 {
         // Whole pages, as from a real driver.
-        let memory = vec![0_u64; n.next_multiple_of(PAGE) / 8 + PAGE / 8].leak();
-        let at = memory.as_mut_ptr().cast::<u8>();
-        let at = at.wrapping_add(at.align_offset(PAGE));
+        let at = memory::host(n);
         self.inner().pinned.push((at as u64, n, context));
         at
     }
 
-    /// Pinned memory is not reused, but touching it from a stream is an error from here on. Returns how many bytes it
-    /// had.
+    /// Pinned memory is not reused, and its bytes are gone; touching it from a stream is an error from here on. Returns
+    /// how many bytes it had.
     pub fn unpin(&mut self, at: u64) -> usize {
         let Some(i) = self.inner().pinned.iter().position(|p| p.0 == at) else { return 0 };
-        self.inner().pinned.swap_remove(i).1
+        let bytes = self.inner().pinned.swap_remove(i).1;
+        memory::empty_host(at as *mut u8, bytes);
+        bytes
     }
 
     fn is_pinned(&mut self, at: u64, n: usize) -> bool {
