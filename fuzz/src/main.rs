@@ -1,4 +1,5 @@
-//! `oxygin-fuzz SECONDS [TARGET...]`: each target gets mutated inputs for so many seconds.
+//! `oxygin-fuzz SECONDS [TARGET...]`: each target gets mutated inputs for so many seconds. `oxygin-fuzz --list` names
+//! the targets.
 //!
 //! A target fails by panicking (in a debug build also for overflow and bad indices). The input is then written to
 //! `fuzz-TARGET.bin` in the present directory, and `oxygin-fuzz FILE TARGET` runs just that one. Build it by
@@ -21,6 +22,10 @@ fn main() -> ExitCode {
     let first = arguments.next().unwrap_or_else(|| "5".into());
     let wanted: Vec<String> = arguments.collect();
     let all = targets::all();
+    if first == "--list" {
+        all.iter().for_each(|target| println!("{}", target.name));
+        return ExitCode::SUCCESS;
+    }
     if let Some(unknown) = wanted.iter().find(|w| !all.iter().any(|t| t.name == **w)) {
         let names: Vec<_> = all.iter().map(|t| t.name).collect();
         eprintln!("oxygin-fuzz: no target {unknown:?}; there are {}", names.join(", "));
