@@ -23,8 +23,20 @@ enum Known {
     Nothing(Option<Instant>),
     /// A word has been written: device code knows free flow.
     Rings,
-    /// Device code does not ring. All entries before `until` have arrived, at `since` at the latest.
-    Silent { until: u64, since: Instant },
+    /// Device code does not ring. All entries before `until` have arrived, at `since` at the latest. `unsure`: an entry
+    /// that may have arrived in part, and since when it has been as it is.
+    Silent { until: u64, since: Instant, unsure: Option<(u64, Instant)> },
+}
+
+/// What a slot shows of its entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// It is not there, or a part of it is missing.
+    No,
+    /// A word of it is what words are before they are written, and may be meant so.
+    Unsure,
+    /// All of it is there.
+    All,
 }
 
 /// Whether a queue is rung, and which entries count as rung where it is not.
@@ -49,7 +61,8 @@ impl Arrival {
         matches!(self.0, Known::Nothing(_))
     }
 
-    /// A word has been written.
+    /// A word has been written, maybe of an entry that was found by its arrival: its thread had been held up before it
+    /// rang.
     #[inline(always)]
     pub fn rings(&mut self) {
         if !matches!(self.0, Known::Rings) {
@@ -64,7 +77,7 @@ impl Arrival {
         let now = Instant::now();
         match &mut self.0 {
             Known::Nothing(Some(since)) if now.duration_since(*since) >= SILENT => {
-                self.0 = Known::Silent { until: index, since: now };
+                self.0 = Known::Silent { until: index, since: now, unsure: None };
                 true
             }
             Known::Nothing(None) => {
@@ -76,19 +89,37 @@ impl Arrival {
     }
 
     /// One behind the newest entry that has been there long enough, where nobody rings; `producer` is what it was
-    /// before. `arrived` counts the entries that are there from an index on.
-    pub fn settled(&mut self, producer: u64, arrived: impl FnOnce(u64) -> u64) -> u64 {
-        let Known::Silent { until, since } = &mut self.0 else { return producer };
+    /// before. `shown` looks at an entry's slot.
+    pub fn settled(&mut self, producer: u64, shown: impl Fn(u64) -> Shown) -> u64 {
+        let Known::Silent { until, since, unsure } = &mut self.0 else { return producer };
         let now = Instant::now();
         let producer = match now.duration_since(*since) >= SETTLE {
             true => (*until).max(producer),
             false => producer,
         };
         if producer >= *until {
-            (*until, *since) = (producer + arrived(producer), now);
+            let mut end = producer;
+            while match shown(end) {
+                Shown::All => true,
+                Shown::Unsure => has_stood(unsure, end, now),
+                Shown::No => false,
+            } {
+                end += 1;
+            }
+            (*until, *since) = (end, now);
         }
         producer
     }
+}
+
+/// Whether an entry has been unsure for so long that no store to it is under way.
+fn has_stood(unsure: &mut Option<(u64, Instant)>, index: u64, now: Instant) -> bool {
+    let since = match *unsure {
+        Some((known, since)) if known == index => since,
+        _ => now,
+    };
+    *unsure = Some((index, since));
+    now.duration_since(since) >= SILENT
 }
 
 #[cfg(test)]
@@ -102,13 +133,30 @@ mod tests {
         std::thread::sleep(SILENT);
         assert!(arrival.is_unrung(0) && arrival.is_silent());
         let began = Instant::now();
-        assert_eq!(arrival.settled(0, |from| 3 - from), 0, "three are there since now");
+        let before = |end: u64| move |index| if index < end { Shown::All } else { Shown::No };
+        assert_eq!(arrival.settled(0, before(3)), 0, "three are there since now");
         let mut producer = 0;
         while producer == 0 {
-            producer = arrival.settled(producer, |_| 0);
+            producer = arrival.settled(producer, before(3));
         }
         assert!(began.elapsed() >= SETTLE);
-        assert_eq!((producer, arrival.settled(producer, |_| 0)), (3, 3));
+        assert_eq!((producer, arrival.settled(producer, before(3))), (3, 3));
+    }
+
+    #[test]
+    fn an_entry_that_may_have_arrived_in_part_is_left_alone_for_longer() {
+        let mut arrival = Arrival::new();
+        assert!(!arrival.is_unrung(0));
+        std::thread::sleep(SILENT);
+        assert!(arrival.is_unrung(0));
+        let began = Instant::now();
+        let second_is = |second| move |index| [Shown::All, second, Shown::No][index as usize];
+        let mut producer = 0;
+        while producer < 2 {
+            producer = arrival.settled(producer, second_is(Shown::Unsure));
+            std::thread::sleep(SETTLE);
+        }
+        assert!(began.elapsed() >= SILENT);
     }
 
     #[test]
@@ -118,6 +166,6 @@ mod tests {
         arrival.rings();
         std::thread::sleep(SILENT);
         assert!(!arrival.is_unrung(0) && !arrival.is_unrung(1) && !arrival.is_silent());
-        assert_eq!(arrival.settled(7, |_| 1), 7);
+        assert_eq!(arrival.settled(7, |_| Shown::All), 7);
     }
 }

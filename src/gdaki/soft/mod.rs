@@ -10,6 +10,7 @@ pub mod doorbell;
 pub mod keys;
 pub mod meaning;
 pub mod queue;
+mod slots;
 
 use doorbell::Ringing;
 

@@ -1,29 +1,21 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
-//!
-//! Slots are all ones but for what device code has written and this side has not taken. Device code stores an entry and
-//! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
-//! is has not arrived yet, and is waited for.
 
-use super::arrival::Arrival;
+use super::arrival::{Arrival, Shown};
 use super::doorbell::{DoorbellWords, Look, Ringing};
 use super::meaning::{Fault, Terms, Windows};
+use super::slots::{is_whole, EntrySlots};
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
-use crate::gdaki::entry::send::{opcode, Entry as Asked, Request, View};
+use crate::gdaki::entry::send::{Entry as Asked, Request, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
 use crate::rma::op::{Op, Put};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ptr::NonNull;
-use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Words of a slot.
-const WORDS: usize = ENTRY_BYTES / 8;
-/// The words that are set to all ones once an entry is taken: those by which it shows that a control segment, a remote
-/// key, and the lengths and keys of two data segments have arrived.
-const MARKED: [usize; 4] = [0, 3, 4, 6];
 /// How long an entry may stay away after its doorbell. It was on its way when that was rung, so microseconds; what is
 /// not here after a quarter of a second never was.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -60,6 +52,7 @@ struct Record {
 /// The send queue. Its memory is the owner's affair: see [`SendQueue::new`].
 pub struct SendQueue {
     places: Places,
+    slots: EntrySlots,
     size: u64,
     windows: Windows,
     completions: Completions,
@@ -102,13 +95,11 @@ impl SendQueue {
     pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
         debug_assert!(places.size.is_power_of_two() && places.size <= SLOTS_MAX);
         let size = u64::from(places.size);
-        for i in 0..places.size as usize * WORDS {
-            // SAFETY: a word of a slot.
-            unsafe { (*places.slots.as_ptr().add(i)).store(u64::MAX, Ordering::Relaxed) };
-        }
         let unread = Record { opcode: 0, syndrome: None, is_signalled: true };
         Self {
             places,
+            // SAFETY: valid (caller).
+            slots: unsafe { EntrySlots::new(places.slots, places.size) },
             size,
             windows: Windows::new(terms, peer),
             // SAFETY: valid (caller).
@@ -135,23 +126,6 @@ impl SendQueue {
         (index & (self.size - 1)) as usize
     }
 
-    #[inline(always)]
-    fn slot(&self, index: u64) -> &[AtomicU64; WORDS] {
-        // SAFETY: a slot has so many words, valid as long as the queue.
-        unsafe { &*self.places.slots.as_ptr().add(self.at(index) * WORDS).cast() }
-    }
-
-    /// The entry's bytes, read once.
-    #[inline(always)]
-    fn bytes(&self, index: u64) -> [u8; ENTRY_BYTES] {
-        let slot = self.slot(index);
-        let words: [u64; WORDS] = std::array::from_fn(|i| slot[i].load(Ordering::Relaxed));
-        // What device code wrote before the entry, and made visible to the system, is visible from here on.
-        fence(Ordering::Acquire);
-        // SAFETY: plain bytes of the same size.
-        unsafe { std::mem::transmute(words) }
-    }
-
     /// Looks at the doorbell.
     #[inline(always)]
     fn listen(&mut self) {
@@ -174,24 +148,25 @@ impl SendQueue {
     /// Counts entries whose slots alone say that they are there.
     #[cold]
     fn listen_to_slots(&mut self) {
+        let newest = self.next.wrapping_sub(1);
+        // SAFETY: valid as long as the queue (promised to `new`).
+        if self.next > 0 && unsafe { self.places.bell.compare(newest, self.size) }.is_ge() {
+            self.arrival.rings();
+            return;
+        }
         let mut arrival = std::mem::replace(&mut self.arrival, Arrival::new());
         let end = self.credited + self.size;
-        self.producer = arrival.settled(self.producer.max(self.next), |from| {
-            (from..end).take_while(|&index| self.has_arrived(index)).count() as u64
+        self.producer = arrival.settled(self.producer.max(self.next), |index| match index < end {
+            true => self.slots.shown(index),
+            false => Shown::No,
         });
         self.arrival = arrival;
-    }
-
-    /// Whether all of an entry is in its slot, rung or not.
-    fn has_arrived(&self, index: u64) -> bool {
-        let bytes = self.bytes(index);
-        View(&bytes).index() == index as u16 && self.has_segments(&bytes)
     }
 
     /// The entry has begun to arrive, and no word says that it has been rung.
     #[cold]
     fn look_for_silence(&mut self, index: u64) {
-        if self.has_arrived(index) && self.arrival.is_unrung(index) {
+        if self.slots.has_arrived(index) && self.arrival.is_unrung(index) {
             log::warn!(
                 "context {}, to rank {}: kernels write entries and do not ring as NCCL 2.31.2 and newer do: they were \
                  compiled with an older NCCL. Entries are found by their arrival, which is slow; compile the kernels \
@@ -251,7 +226,7 @@ impl SendQueue {
     #[cold]
     fn refuse(&mut self, index: u64, bytes: &[u8; ENTRY_BYTES], fault: Fault) -> Entry {
         let view = View(bytes);
-        let has_arrived = view.index() == index as u16 && self.has_segments(bytes);
+        let has_arrived = is_whole(bytes, index);
         if !has_arrived && fault != Fault::Overrun {
             let now = Instant::now();
             let since = match self.missing {
@@ -274,20 +249,6 @@ impl SendQueue {
             view.segments(),
             fault.syndrome() as u8,
         ))
-    }
-
-    /// Whether what its opcode says is in the slot.
-    fn has_segments(&self, bytes: &[u8; ENTRY_BYTES]) -> bool {
-        let view = View(bytes);
-        let marked: &[usize] = match (view.opcode(), view.segments()) {
-            (opcode::WRITE | opcode::READ, 3) => &MARKED[..3],
-            (opcode::WRITE | opcode::READ, 4) if bytes[32] & 0x80 == 0 || bytes[32..36] == [0xff; 4] => &MARKED,
-            (opcode::WRITE, _) => &MARKED[..3],
-            (opcode::FETCH_ADD | opcode::MASKED_ADD | opcode::MASKED_SWAP, _) => &[0, 3, 6],
-            (opcode::WAIT | opcode::DUMP, _) => &MARKED[..2],
-            _ => &MARKED[..1],
-        };
-        !marked.iter().any(|&word| bytes[8 * word..8 * word + 8] == [0xff; 8])
     }
 
     /// Whether a wait is over.
@@ -336,7 +297,7 @@ impl SendQueue {
     fn complete(&mut self) {
         let (index, record) = (self.credited, self.records[self.at(self.credited)]);
         // Device code writes a slot again after its completion entry alone.
-        if !self.is_stopped && self.slot(index)[0].load(Ordering::Relaxed) != u64::MAX {
+        if !self.is_stopped && self.slots.has_begun(index) {
             self.overrun = self.overrun.min(index + self.size);
         }
         self.credited += 1;
@@ -375,7 +336,10 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn head(&self) -> Look {
-        self.places.bell.look(self.next, self.size, NonNull::from(&self.slot(self.next)[0]))
+        // Where nobody rings, the next entry shows in its slot. Should the newest one be rung yet, device code knows
+        // free flow, and waits to be told of completions as such.
+        let rung = if self.arrival.is_silent() { self.next.saturating_sub(1) } else { self.next };
+        self.places.bell.look(rung, self.size, self.slots.first_word(self.next))
     }
 
     fn capacity(&self) -> u32 {
@@ -395,7 +359,7 @@ impl Ring for SendQueue {
         if !self.is_rung(index) {
             return Entry::Absent;
         }
-        let bytes = self.bytes(index);
+        let bytes = self.slots.read(index);
         let view = View(&bytes);
         if self.is_stopped {
             let syndrome = Some(self.flush_syndrome(index));
@@ -424,10 +388,9 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn take(&mut self, n: u32) {
-        for i in 0..u64::from(n) {
-            let slot = self.slot(self.next + i);
-            MARKED.iter().for_each(|&word| slot[word].store(u64::MAX, Ordering::Relaxed));
-        }
+        // All that is known of an entry that nobody rings is what it changes.
+        let all = self.arrival.is_silent();
+        (self.next..self.next + u64::from(n)).for_each(|index| self.slots.clear(index, all));
         self.next += u64::from(n);
     }
 

@@ -1,6 +1,7 @@
 use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
+use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
 use crate::rma::op::{Get, Payload, Signal, Value};
 use crate::rma::refusal::Target;
@@ -8,56 +9,123 @@ use std::sync::atomic::AtomicU32;
 
 const SIZE: usize = 4;
 
+/// What a queue and its device code share.
+struct Shared {
+    slots: [AtomicU64; 8 * SIZE],
+    completions: [AtomicU64; 8 * SIZE],
+    words: [AtomicU64; SIZE],
+    record: AtomicU32,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            slots: [const { AtomicU64::new(0) }; 8 * SIZE],
+            completions: [const { AtomicU64::new(0) }; 8 * SIZE],
+            words: [const { AtomicU64::new(0) }; SIZE],
+            record: AtomicU32::new(0),
+        }
+    }
+
+    /// A queue that is used no longer than this.
+    fn queue(&self, handler: Ringing, credits: Option<CreditWord>) -> SendQueue {
+        let terms = Terms {
+            target: Target { coll: 0, contexts: 1, nranks: 1 },
+            context: 0,
+            keys: Arc::new(Keys::default()),
+            atomics: Atomics::NONE,
+            counts: Arc::new(Counts::new(9, 1)),
+            ended: Arc::default(),
+        };
+        let bell = DoorbellWords { handler, words: NonNull::from(&self.words[0]), record: NonNull::from(&self.record) };
+        let places = Places {
+            slots: NonNull::from(&self.slots[0]),
+            size: SIZE as u32,
+            completions: NonNull::from(&self.completions[0]).cast(),
+            credits,
+            bell,
+            number: 9,
+        };
+        // SAFETY: all of it outlives the queue.
+        unsafe { SendQueue::new(places, Arc::new(terms), 0) }
+    }
+
+    /// Writes an entry: nothing to do, signalled.
+    fn nop(&self, index: u64) {
+        let slot = 8 * (index as usize % SIZE);
+        self.slots[slot + 1].store(0x0000_0008_0000_0000u64.to_be(), Ordering::Relaxed);
+        self.slots[slot].store((index << 40 | 9 << 8 | 1).to_be(), Ordering::Relaxed);
+    }
+
+    /// Rings by free flow.
+    fn ring(&self, index: u64) {
+        self.words[index as usize % SIZE].store(index + 1, Ordering::Relaxed);
+    }
+}
+
 /// Device code that does not wait for a free slot: seen when the entry before it completes, and refused in its turn.
 #[test]
 fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
-    let (slots, completions) = ([const { AtomicU64::new(0) }; 8 * SIZE], [const { AtomicU64::new(0) }; 8 * SIZE]);
-    let (word, record) = (AtomicU64::new(0), AtomicU32::new(0));
-    let terms = Terms {
-        target: Target { coll: 0, contexts: 1, nranks: 1 },
-        context: 0,
-        keys: Arc::new(Keys::default()),
-        atomics: Atomics::NONE,
-        counts: Arc::new(Counts::new(9, 1)),
-        ended: Arc::default(),
-    };
-    let places = Places {
-        slots: NonNull::from(&slots[0]),
-        size: SIZE as u32,
-        completions: NonNull::from(&completions[0]).cast(),
-        credits: None,
-        bell: DoorbellWords { handler: Ringing::Proxy, words: NonNull::from(&word), record: NonNull::from(&record) },
-        number: 9,
-    };
-    // SAFETY: all of it outlives the queue.
-    let mut queue = unsafe { SendQueue::new(places, Arc::new(terms), 0) };
-    // Nothing to do, signalled.
-    let nop = |index: u64| {
-        let slot = 8 * (index as usize % SIZE);
-        slots[slot + 1].store(0x0000_0008_0000_0000u64.to_be(), Ordering::Relaxed);
-        slots[slot].store((index << 40 | 9 << 8 | 1).to_be(), Ordering::Relaxed);
-    };
+    let shared = Shared::new();
+    let mut queue = shared.queue(Ringing::Proxy, None);
+    let rings = |producer: u64| shared.words[0].store(producer, Ordering::Relaxed);
     let mut ops = Vec::new();
-    nop(0);
-    word.store(1, Ordering::Relaxed);
+    shared.nop(0);
+    rings(1);
     queue.begin();
     assert_eq!(queue.read(0, &mut ops), Entry::Nothing(Finish::NONE));
     queue.take(1);
-    nop(4);
+    shared.nop(4);
     queue.credit(1);
     for index in 1..4 {
-        nop(index);
-        word.store(index + 1, Ordering::Relaxed);
+        shared.nop(index);
+        rings(index + 1);
         queue.begin();
         assert_eq!(queue.read(0, &mut ops), Entry::Nothing(Finish::NONE));
         queue.take(1);
         queue.credit(1);
     }
-    word.store(5, Ordering::Relaxed);
+    rings(5);
     queue.begin();
     let Entry::Refused(why) = queue.read(0, &mut ops) else { panic!("it is taken") };
     assert!(why.contains("entry 4") && why.contains("more is outstanding"), "{why}");
     assert!(ops.is_empty());
+}
+
+/// Device code that knows free flow, and is held up between its first entry and the word for it for so long that the
+/// entry counts as one that nobody rings. It waits to be told of completions as such, and may write nothing before.
+#[test]
+fn a_producer_that_was_held_up_before_it_rang_is_told_of_completions() {
+    let shared = Shared::new();
+    let mut queue = shared.queue(Ringing::FreeFlow, Some(CreditWord::whole(0, 7, 64)));
+    let mut ops = Vec::new();
+    let mut take = |queue: &mut SendQueue| {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            queue.begin();
+            match queue.read(0, &mut ops) {
+                Entry::Absent => assert!(Instant::now() < end, "the entry has not been found"),
+                entry => break assert_eq!(entry, Entry::Nothing(Finish::NONE)),
+            }
+        }
+        queue.take(1);
+        queue.credit(1);
+    };
+    shared.nop(0);
+    take(&mut queue);
+    // SAFETY: what it looks at is here.
+    let is_there = |queue: &SendQueue| unsafe { queue.head().is_there() };
+    assert!(queue.owed().is_none(), "device code that does not ring counts for itself");
+    assert!(!is_there(&queue));
+    shared.ring(0);
+    assert!(is_there(&queue), "a queue that is looked at rarely shows it");
+    queue.begin();
+    assert!(queue.owed().is_some_and(|owed| owed.post(false).is_some()));
+    assert!(!is_there(&queue));
+    shared.nop(1);
+    shared.ring(1);
+    take(&mut queue);
+    assert!(queue.owed().is_some_and(|owed| owed.post(false).is_some()));
 }
 
 /// A put with a signal behind it is one operation, if the put has none yet; everything else stays by itself.
