@@ -3,6 +3,7 @@
 //! Slots are all ones but for what device code has written and this side has not taken. Device code stores an entry and
 //! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
 //! is has not arrived yet, and is waited for.
+
 use super::arrival::Shown;
 use crate::gdaki::entry::send::{opcode, View};
 use crate::gdaki::entry::ENTRY_BYTES;
