@@ -5,7 +5,8 @@
 
 use oxygin::error::Result;
 use oxygin::fabric::{Context, Flush, Posted};
-use oxygin::gdaki::soft::doorbell::{DoorbellWords, Ringing};
+use oxygin::config::Ringing;
+use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{Places, SendQueue};

@@ -5,9 +5,8 @@ use super::credits::CreditWords;
 use super::nic::NicSpec;
 use crate::error::Result;
 use crate::fabric::World;
-use crate::gdaki::soft::doorbell::Ringing;
 use crate::gdaki::soft::{QueueView, SetView, TableView};
-use crate::gdaki::view::{Description, Handler, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
+use crate::gdaki::view::{Description, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
 use crate::proxy::memory::Memory;
 use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_GDAKI};
 use std::ffi::c_void;
@@ -33,11 +32,7 @@ fn queue_pair(view: &QueueView) -> QueuePair {
         completion_queue: view.completions,
         completion_record: 0,
         is_counted: view.is_counted,
-        handler: match view.handler {
-            Ringing::Doorbell => Handler::Doorbell,
-            Ringing::Proxy => Handler::CpuProxy,
-            Ringing::FreeFlow => Handler::FreeFlow,
-        },
+        handler: view.handler.into(),
     }
 }
 

@@ -8,10 +8,11 @@ use super::device_queues::{check_words, device_words, settings, work, DeviceQueu
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::Memory as Registered;
+use crate::config::Ringing;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
-use crate::gdaki::soft::doorbell::{DoorbellWords, Ringing};
+use crate::gdaki::soft::doorbell::DoorbellWords;
 use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
 use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};

@@ -68,14 +68,15 @@ pub enum GdakiSignals {
     PerPeer,
 }
 
-/// `OXYGIN_GDAKI_RINGING`.
+/// How device code of GDAKI tells the software NIC that entries are there: `OXYGIN_GDAKI_RINGING`. What it does then is
+/// in `gdaki::soft::doorbell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GdakiRinging {
+pub enum Ringing {
     /// A doorbell and its record, under a lock.
     Doorbell,
     /// A producer's index in host memory.
     Proxy,
-    /// A word for each entry, in any order.
+    /// A word for each slot, in any order.
     FreeFlow,
 }
 
@@ -129,7 +130,7 @@ pub struct Config {
     /// `OXYGIN_GDAKI_SIGNALS`: what kernels compiled for GDAKI need of a signal, on any fabric.
     pub gdaki_signals: GdakiSignals,
     /// `OXYGIN_GDAKI_RINGING`: how kernels compiled for GDAKI ring the software NIC; `None`: by NCCL's version.
-    pub gdaki_ringing: Option<GdakiRinging>,
+    pub gdaki_ringing: Option<Ringing>,
     /// `OXYGIN_PROXY_THREADS`: threads of our engine a communicator, at least 1.
     pub proxy_threads: u32,
     /// `OXYGIN_PROXY_AFFINITY`: where they run.

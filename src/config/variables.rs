@@ -2,7 +2,7 @@
 
 use super::parse::{integer, seconds, unless_minus_one, within};
 use super::{
-    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiRinging, GdakiSignals, GpuIssue, ReliableDoorbell,
+    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, ReliableDoorbell, Ringing,
     SoftTransport,
 };
 use std::time::Duration;
@@ -203,9 +203,9 @@ pub const VARIABLES: &[Variable] = &[
         accepted: "doorbell, proxy, free-flow",
         apply: |config, text| {
             config.gdaki_ringing = Some(match text {
-                "doorbell" => GdakiRinging::Doorbell,
-                "proxy" => GdakiRinging::Proxy,
-                "free-flow" => GdakiRinging::FreeFlow,
+                "doorbell" => Ringing::Doorbell,
+                "proxy" => Ringing::Proxy,
+                "free-flow" => Ringing::FreeFlow,
                 _ => return None,
             });
             Some(())

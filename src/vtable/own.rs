@@ -10,9 +10,8 @@ use crate::comm::device_queues::DeviceQueues;
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
-use crate::config::{Config, GdakiRinging};
+use crate::config::{Config, Ringing};
 use crate::error::{Error, Result};
-use crate::gdaki::soft::doorbell::Ringing;
 use crate::gdaki::view;
 use crate::proxy::descriptor::layout::{self, NcclVersion, Table};
 use crate::sys::handles::Reserved;
@@ -130,14 +129,14 @@ const FIRST_FREE_FLOW: NcclVersion = 23_102;
 
 /// How device code of this layout is told to ring. What `backendVersion` says does not tell kernels that know free flow
 /// from older ones in a newer library; the software NIC finds out about these.
-fn ringing(asked: Option<GdakiRinging>, layout: view::Layout, nccl: Option<NcclVersion>) -> Ringing {
+fn ringing(asked: Option<Ringing>, layout: view::Layout, nccl: Option<NcclVersion>) -> Ringing {
     let knows_free_flow = layout == view::Layout::V3 && nccl.is_some_and(|version| version >= FIRST_FREE_FLOW);
     match asked {
-        Some(GdakiRinging::Doorbell) => Ringing::Doorbell,
-        Some(GdakiRinging::Proxy) => Ringing::Proxy,
-        Some(GdakiRinging::FreeFlow) if layout == view::Layout::V3 => Ringing::FreeFlow,
         None if knows_free_flow => Ringing::FreeFlow,
-        None | Some(GdakiRinging::FreeFlow) => Ringing::Doorbell,
+        // Structures of other layouts have no room for it.
+        Some(Ringing::FreeFlow) if layout != view::Layout::V3 => Ringing::Doorbell,
+        None => Ringing::Doorbell,
+        Some(ringing) => ringing,
     }
 }
 

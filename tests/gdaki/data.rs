@@ -2,7 +2,7 @@
 
 use crate::harness::{on_ranks, ways};
 use crate::support::nic::*;
-use oxygin::gdaki::soft::doorbell::Ringing;
+use oxygin::config::Ringing;
 
 #[test]
 fn puts_are_there_when_their_signal_is() {

@@ -2,7 +2,7 @@
 
 use crate::harness::{on_ranks, ways, WORDS};
 use crate::support::nic::*;
-use oxygin::gdaki::soft::doorbell::Ringing;
+use oxygin::config::Ringing;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use crate::support::common::{job, Rank, Window};
 use crate::support::nic::{Ask, Nic, Place};
-use oxygin::gdaki::soft::doorbell::Ringing;
+use oxygin::config::Ringing;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of each window.

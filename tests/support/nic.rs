@@ -6,9 +6,10 @@ pub use super::device::wait;
 use oxygin::comm::coll::Coll;
 use oxygin::comm::contexts::Contexts;
 use oxygin::comm::nic::NicSpec;
+use oxygin::config::Ringing;
 use oxygin::fabric::ContextSpec;
-use oxygin::gdaki::soft::doorbell::Ringing;
 use oxygin::gdaki::soft::SetView;
+use oxygin::gdaki::view::Handler;
 use oxygin::sys::handles;
 use oxygin_cli::device::gdaki::{self, Habits, QueuePair, QueueView};
 use oxygin_cli::device::{Pen, Waiting};
@@ -124,7 +125,7 @@ fn alone(view: oxygin::gdaki::soft::QueueView, ask: Ask) -> QueuePair {
     };
     let oxygin::gdaki::soft::QueueView { slots, size, completions, is_counted, record, bell, number, .. } = view;
     let habits = Habits { is_sm90: ask.is_sm90, record_first: ask.record_first };
-    let (completion_number, nic_handler) = (number, view.handler.number());
+    let (completion_number, nic_handler) = (number, Handler::from(view.handler).code());
     let view = QueueView {
         slots,
         size,

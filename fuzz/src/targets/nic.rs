@@ -2,10 +2,11 @@
 //! come out, each entry gets one completion entry, and a window that was seen before changes nothing.
 
 use super::{take, Target};
+use oxygin::config::Ringing;
 use oxygin::gdaki::entry::completion::{FAILED, GOOD};
 use oxygin::gdaki::entry::send::Entry as Asked;
 use oxygin::gdaki::entry::{Syndrome, ENTRY_BYTES};
-use oxygin::gdaki::soft::doorbell::{DoorbellWords, Ringing};
+use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{Places, SendQueue};

@@ -10,32 +10,12 @@
 //! register over a newer one, which a device has seen and a reader of memory may not have. `GPU_SM_BF` (6) writes
 //! entries instead of indices there.
 
+use crate::config::Ringing;
 use crate::proxy::ring::Head;
-use nccl_plugin_api::gdaki::{HANDLER_CPU_PROXY, HANDLER_FREE_FLOW, HANDLER_GPU_DOORBELL};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How device code of a queue pair rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ringing {
-    /// A doorbell and a doorbell record.
-    Doorbell,
-    /// A producer's index in host memory.
-    Proxy,
-    /// A word for each slot.
-    FreeFlow,
-}
-
 impl Ringing {
-    /// What device code calls it (`enum doca_gpu_dev_verbs_nic_handler`).
-    pub fn number(self) -> u32 {
-        match self {
-            Self::Doorbell => HANDLER_GPU_DOORBELL,
-            Self::Proxy => HANDLER_CPU_PROXY,
-            Self::FreeFlow => HANDLER_FREE_FLOW,
-        }
-    }
-
     /// Words that a queue of `size` slots rings.
     pub fn words(self, size: u32) -> usize {
         match self {
@@ -178,7 +158,6 @@ mod tests {
                 b.look(1, 4, NonNull::from(&slot)).is_there() && !b.look(1 << 33, 4, NonNull::from(&slot)).is_there()
             );
         }
-        assert_eq!([Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow].map(Ringing::number), [2, 1, 17]);
         let b = bell(Ringing::FreeFlow);
         words[2].store(7, Ordering::Relaxed);
         // SAFETY: as above.

@@ -12,7 +12,7 @@ pub mod meaning;
 pub mod queue;
 mod slots;
 
-use doorbell::Ringing;
+use crate::config::Ringing;
 
 /// One send queue with its completion queue, as device code is told of it: addresses in its own address space.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,10 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
 
 use super::arrival::{Arrival, Shown};
-use super::doorbell::{DoorbellWords, Look, Ringing};
+use super::doorbell::{DoorbellWords, Look};
 use super::meaning::{Fault, Terms, Windows};
 use super::slots::{is_whole, EntrySlots};
+use crate::config::Ringing;
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
 use crate::gdaki::entry::send::{Entry as Asked, Request, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};

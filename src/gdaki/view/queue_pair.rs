@@ -1,6 +1,7 @@
 //! A queue pair as its owner describes it, and as device code reads it.
 
 use super::layout::Layout;
+use crate::config::Ringing;
 use crate::error::{Error, Result};
 use nccl_plugin_api::gdaki::queue_pair_v1::{CompletionQueueV1, QueuePairV1};
 use nccl_plugin_api::gdaki::queue_pair_v2::{CompletionQueueV2, QueuePairV2};
@@ -31,8 +32,20 @@ pub enum Handler {
     FreeFlow,
 }
 
+impl From<Ringing> for Handler {
+    /// What device code has to do so that the software NIC is rung this way.
+    fn from(ringing: Ringing) -> Self {
+        match ringing {
+            Ringing::Doorbell => Self::Doorbell,
+            Ringing::Proxy => Self::CpuProxy,
+            Ringing::FreeFlow => Self::FreeFlow,
+        }
+    }
+}
+
 impl Handler {
-    fn code(self) -> u32 {
+    /// What device code calls it (`enum doca_gpu_dev_verbs_nic_handler`).
+    pub fn code(self) -> u32 {
         match self {
             Self::CpuProxy => HANDLER_CPU_PROXY,
             Self::Doorbell => HANDLER_GPU_DOORBELL,
