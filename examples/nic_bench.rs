@@ -3,9 +3,9 @@
 //!     nic_bench drain      entries a second, a producer on another core; puts, each with a signal behind it
 //!     nic_bench count N    N entries, seen, posted and completed (for callgrind)
 
+use oxygin::config::Ringing;
 use oxygin::error::Result;
 use oxygin::fabric::{Context, Flush, Posted};
-use oxygin::config::Ringing;
 use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};

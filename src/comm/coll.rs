@@ -259,7 +259,7 @@ impl Coll {
         spec: &ContextSpec,
     ) -> Result<Vec<F::Context>> {
         let (pending, addressed) = fabric.prepare_contexts(spec)?;
-        let mine = Writer::new().u32(spec.contexts).u8(kind.number()).finish();
+        let mine = told(kind, spec).finish();
         let gathered = call.step(Contribution { common: mine, addressed })?;
         if let Some(why) = (0..self.world.nranks).find_map(|r| differs(kind, spec, r, gathered.common(r))) {
             // All ranks see it.
@@ -387,6 +387,13 @@ pub(super) fn check_contexts(contexts: u32) -> Result<()> {
     Ok(())
 }
 
+/// What ranks tell each other first of contexts that they are about to make.
+pub(super) fn told(kind: EngineKind, spec: &ContextSpec) -> Writer {
+    let mut message = Writer::new();
+    message.u32(spec.contexts).u8(kind.number()).u32(spec.rank_stride);
+    message
+}
+
 /// Why contexts of which a rank told this are others than this rank's; `None`: they are the same.
 pub(super) fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u8]) -> Option<String> {
     let mut told = Reader::new(told);
@@ -406,6 +413,14 @@ pub(super) fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u
             contexts.map_or("an unreadable number".into(), |n| n.to_string()),
         ));
     }
+    let theirs = told.u32();
+    if theirs.map(|stride| stride.max(1)) != Some(spec.rank_stride.max(1)) {
+        return Some(format!(
+            "createContext: this rank asks for rankStride = {} and rank {rank} for {}; ask for the same on all ranks",
+            spec.rank_stride,
+            theirs.map_or("an unreadable number".into(), |n| n.to_string()),
+        ));
+    }
     None
 }
 
@@ -414,4 +429,28 @@ pub(super) fn reserve<T: Object>() -> Result<Reserved<T>> {
     handles::reserve().ok_or_else(|| {
         Error::system("more than 262144 objects are live; close unused communicators, contexts and windows")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_ask_for_other_contexts_are_told_apart() {
+        let spec = |contexts, rank_stride| ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride };
+        let seen = |mine, kind, theirs| differs(EngineKind::Own, &mine, 3, &told(kind, &theirs).finish());
+        assert_eq!(seen(spec(4, 8), EngineKind::Own, spec(4, 8)), None);
+        assert_eq!(seen(spec(4, 0), EngineKind::Own, spec(4, 1)), None, "both reach all");
+        for (kind, theirs, named) in [
+            (EngineKind::GdakiSoft, spec(4, 8), "rank 3's those of OXYGIN_ENGINE=gdaki-soft"),
+            (EngineKind::Own, spec(5, 8), "4 contexts and rank 3 for 5"),
+            (EngineKind::Own, spec(4, 2), "rankStride = 8 and rank 3 for 2"),
+        ] {
+            let why = seen(spec(4, 8), kind, theirs).unwrap();
+            assert!(why.contains(named), "{why}");
+        }
+        let cut = told(EngineKind::Own, &spec(4, 8)).finish();
+        let why = differs(EngineKind::Own, &spec(4, 8), 3, &cut[..6]);
+        assert!(why.is_some_and(|why| why.contains("unreadable")));
+    }
 }

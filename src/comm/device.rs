@@ -41,8 +41,6 @@ pub struct DeviceSpec {
     pub signals: u32,
     /// Counters a context.
     pub counters: u32,
-    /// Only peers whose rank differs by a multiple of it are talked to; 0 and 1: all.
-    pub rank_stride: u32,
     /// What device code expects.
     pub layout: Layout,
 }
@@ -71,13 +69,13 @@ impl Room {
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         check_words(spec.counters, spec.signals)?;
         let mut memory = Memory::here()?;
-        let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.rank_stride);
+        let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.contexts.rank_stride);
         let queue_bytes = size as usize * spec.layout.form.bytes();
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
         let queues = memory.shared(packing.queues() * queue_bytes)?;
         let cis = memory.shared(n * cis_bytes)?;
         let mut first = vec![0; n * cis_bytes];
-        let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.rank_stride));
+        let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.contexts.rank_stride));
         for at in left_out.flat_map(|peer| (0..n).map(move |c| c * cis_bytes + 4 * peer as usize)) {
             first[at..at + 4].copy_from_slice(&NO_CREDIT.to_ne_bytes());
         }
@@ -207,7 +205,7 @@ impl Coll {
             let share = context as usize % shares.len();
             let (commons, lanes) = &mut shares[share];
             commons.push(Common::new(context, failed.clone()));
-            let reached = (0..self.world.nranks).filter(|&p| is_reached(self.world.rank, p, spec.rank_stride));
+            let reached = (0..self.world.nranks).filter(|&p| is_reached(self.world.rank, p, spec.contexts.rank_stride));
             lanes.extend(reached.map(|peer| {
                 let places = room.places(spec, context as usize, peer, key);
                 // SAFETY: the memory is kept by whoever drains the queue; it is zeroed.
@@ -217,7 +215,7 @@ impl Coll {
             }));
         }
         let memory = room.memory;
-        let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
+        let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, shares.len() as u32);
         let tickets = shares.into_iter().enumerate().map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
@@ -253,11 +251,10 @@ mod tests {
             (1, 5, 8, 57),
         ] {
             let spec = DeviceSpec {
-                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: stride },
                 depth: 1024,
                 signals: 2,
                 counters: 3,
-                rank_stride: stride,
                 layout: Layout::choose(Table::V14(2), None, None).unwrap(),
             };
             let room = Room::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();

@@ -42,7 +42,7 @@ impl DeviceImage {
         let shape = SetShape {
             rank: world.rank,
             ranks: world.nranks,
-            stride: spec.rank_stride,
+            stride: spec.contexts.rank_stride,
             contexts: spec.contexts.contexts,
         };
         let image = Image::new(layout, shape, spec.counters > 0)?;

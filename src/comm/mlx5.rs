@@ -1,7 +1,7 @@
 //! Sets of contexts of mlx5 devices: queue pairs that device code of NCCL's GDAKI backend writes and rings itself.
 //! Nothing of this library is in their way, so there are no contexts of the fabric's, and no thread.
 
-use super::coll::{check_contexts, differs, Coll};
+use super::coll::{check_contexts, differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
 use super::device_queues::{check_words, DeviceQueues};
 use super::fabrics::{AnyFabric, Queues};
@@ -10,13 +10,13 @@ use super::nic::{slots, NicSpec};
 use super::rendezvous::{Call, Contribution, Gathered};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::VerbsFabric;
-use crate::fabric::World;
+use crate::fabric::{ContextSpec, World};
 use crate::gdaki::mlx5::{Mlx5Nic, QueueMemory, QueueSet, SetRequest};
 use crate::gdaki::view::{Description, SetShape, Words};
 use crate::memory::gpu;
 use crate::proxy::memory::Memory;
 use crate::sys::handles::Reserved;
-use crate::sys::wire::{Reader, Writer};
+use crate::sys::wire::Reader;
 use oxygin_ffi::verbs::Mr;
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Mlx5Room {
         let shape = SetShape {
             rank: world.rank,
             ranks: world.nranks,
-            stride: spec.rank_stride,
+            stride: spec.contexts.rank_stride,
             contexts: spec.contexts.contexts,
         };
         let request = SetRequest {
@@ -107,16 +107,14 @@ struct SetHello {
 }
 
 impl SetHello {
-    fn encode(&self, contexts: u32) -> Vec<u8> {
-        let mut message = Writer::new();
-        // As for every kind of contexts.
-        message.u32(contexts).u8(EngineKind::Gdaki.number());
+    fn encode(&self, spec: &ContextSpec) -> Vec<u8> {
+        let mut message = told(EngineKind::Gdaki, spec);
         message.u32(self.counters).u32(self.signals).u32(self.counters_key).u32(self.signals_key).finish()
     }
 
     fn parse(message: &[u8]) -> Option<Self> {
         let mut r = Reader::new(message);
-        let _of_every_kind = (r.u32()?, r.u8()?);
+        let _of_every_kind = (r.u32()?, r.u8()?, r.u32()?);
         let hello = Self { counters: r.u32()?, signals: r.u32()?, counters_key: r.u32()?, signals_key: r.u32()? };
         r.end()?;
         Some(hello)
@@ -181,7 +179,7 @@ impl Coll {
             signals_key: signals.rkey(),
         };
         let (queues, addressed) = QueueSet::prepare(nic, room.request, &room.places, &room.memory)?;
-        let common = mine.encode(spec.contexts.contexts);
+        let common = mine.encode(&spec.contexts);
         let gathered = call.step(Contribution { common, addressed })?;
         let differs = |rank| differs(EngineKind::Gdaki, &spec.contexts, rank, gathered.common(rank));
         if let Some(why) = (0..ranks).find_map(differs) {
@@ -221,7 +219,8 @@ mod tests {
     #[test]
     fn hellos_come_back_and_cut_ones_do_not() {
         let hello = SetHello { counters: 3, signals: 4, counters_key: 0x0102_0304, signals_key: u32::MAX };
-        let message = hello.encode(7);
+        let spec = ContextSpec { contexts: 7, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let message = hello.encode(&spec);
         assert_eq!(SetHello::parse(&message), Some(hello));
         assert!((0..message.len()).all(|cut| SetHello::parse(&message[..cut]).is_none()));
         assert_eq!(SetHello::parse(&[&message[..], &[0]].concat()), None);

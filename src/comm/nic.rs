@@ -49,8 +49,6 @@ pub struct NicSpec {
     pub signals: u32,
     /// Counters a context; 0: no companions.
     pub counters: u32,
-    /// Only peers whose rank differs by a multiple of it are talked to; 0 and 1: all.
-    pub rank_stride: u32,
     /// How device code rings.
     pub handler: Ringing,
     /// In which structures device code is to find it all; `None`: in none, whoever asks knows it from the view.
@@ -91,7 +89,7 @@ impl Room {
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         check_words(spec.counters, spec.signals)?;
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
-        let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.rank_stride)).count();
+        let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.contexts.rank_stride)).count();
         let queues = n * peers * of_pair;
         if queues >= NUMBERS {
             return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
@@ -114,7 +112,7 @@ impl Room {
             bell_bytes,
             handler: spec.handler,
             peers,
-            stride: spec.rank_stride.max(1) as usize,
+            stride: spec.contexts.rank_stride.max(1) as usize,
             of_pair,
         })
     }
@@ -266,7 +264,7 @@ impl Coll {
                 commons.push(Common::new(context as u32, failed.clone()));
             }
             for peer in 0..self.world.nranks {
-                if !is_reached(self.world.rank, peer, spec.rank_stride) {
+                if !is_reached(self.world.rank, peer, spec.contexts.rank_stride) {
                     pairs.push(None);
                     continue;
                 }
@@ -297,7 +295,7 @@ impl Coll {
             None => None,
         };
         let memory = room.memory;
-        let page = self.stats_page(set, Way::Engine, spec.rank_stride, shares.len() as u32);
+        let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, shares.len() as u32);
         let mut tickets = Vec::new();
         for (thread, [mains, companions]) in shares.into_iter().enumerate() {
             let lanes = mains.1.iter().map(|(common, lane)| (mains.0[*common as usize].number, lane.peer));
@@ -331,11 +329,10 @@ mod tests {
             (1, 5, 0, 0, 64),
         ] {
             let spec = NicSpec {
-                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None },
+                contexts: ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: stride },
                 depth: 1024,
                 signals: 2,
                 counters,
-                rank_stride: stride,
                 handler: Ringing::Doorbell,
                 layout: None,
             };

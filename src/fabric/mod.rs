@@ -38,6 +38,8 @@ pub struct ContextSpec {
     pub queue_depth: u32,
     /// Traffic class for this set; `None`: the environment's, then the fabric's default.
     pub traffic_class: Option<u8>,
+    /// Only ranks that differ from this one by a multiple of it are talked to; 0 and 1: all. The same on every rank.
+    pub rank_stride: u32,
 }
 
 /// Memory to register.

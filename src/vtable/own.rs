@@ -12,6 +12,7 @@ use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
 use crate::config::{Config, Ringing};
 use crate::error::{Error, Result};
+use crate::fabric::ContextSpec;
 use crate::gdaki::view;
 use crate::proxy::descriptor::layout::{self, NcclVersion, Table};
 use crate::sys::handles::Reserved;
@@ -112,14 +113,18 @@ fn number(name: &str, value: c_int) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::argument(format!("{name} = {value}; pass 0 or more")))
 }
 
+/// What is asked of the fabric: how many entries a device's work queue has is not what device code's queue has.
+fn contexts(a: &Asked) -> Result<ContextSpec> {
+    let rank_stride = u32::try_from(a.rank_stride).unwrap_or(0);
+    Ok(ContextSpec { rank_stride, ..setup::spec(a.n_contexts, 0, a.traffic_class)? })
+}
+
 fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
     Ok(DeviceSpec {
-        // How many entries a device's work queue has is not what device code's queue has.
-        contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
+        contexts: contexts(a)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
-        rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
         layout: layout::Layout::choose(a.table, nccl::version(), config.device_layout)?,
     })
 }
@@ -144,11 +149,10 @@ fn nic_spec(config: &Config, a: &Asked) -> Result<NicSpec> {
     let version = nccl::version();
     let layout = view::Layout::choose(a.table, version)?;
     Ok(NicSpec {
-        contexts: setup::spec(a.n_contexts, 0, a.traffic_class)?,
+        contexts: contexts(a)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
-        rank_stride: u32::try_from(a.rank_stride).unwrap_or(0),
         handler: ringing(config.gdaki_ringing, layout, version),
         layout: Some(layout),
     })

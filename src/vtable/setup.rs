@@ -298,7 +298,8 @@ pub(super) fn spec(n_contexts: c_int, queue_depth: c_int, traffic: c_int) -> Res
         .map_err(|_| Error::argument(format!("nContexts = {n_contexts}; ask for at least one context")))?;
     // Zero and NCCL's "undefined" (a negative number) both leave the depth to the fabric.
     let queue_depth = u32::try_from(queue_depth).unwrap_or(0);
-    Ok(ContextSpec { contexts, queue_depth, traffic_class: traffic_class(traffic) })
+    // NCCL's proxy may call for any peer.
+    Ok(ContextSpec { contexts, queue_depth, traffic_class: traffic_class(traffic), rank_stride: 1 })
 }
 
 /// # Safety

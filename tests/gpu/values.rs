@@ -33,7 +33,7 @@ fn window(fake: &Fake, fabric: &SoftFabric, id: u32, bytes: usize) -> (u64, Regi
 }
 
 fn context(fabric: &SoftFabric) -> SoftContext {
-    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
     let (mut made, _) = fabric.prepare_contexts(&spec).unwrap();
     made.pop().unwrap()
 }

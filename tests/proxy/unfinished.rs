@@ -101,7 +101,7 @@ fn alone(body: impl FnOnce(&Arc<Coll>, &Seen) + Send) {
 }
 
 fn spec() -> ContextSpec {
-    ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None }
+    ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None, rank_stride: 1 }
 }
 
 /// What failed said so, and so many windows ended over memory that was there, which is not any more.
@@ -119,7 +119,7 @@ fn signals_end_before_their_memory_where_no_engine_starts() {
     alone(|coll, seen| {
         refuse_threads();
         let layout = Layout::choose(Table::V14(2), None, None).unwrap();
-        let asked = DeviceSpec { contexts: spec(), depth: 64, signals: 8, counters: 8, rank_stride: 1, layout };
+        let asked = DeviceSpec { contexts: spec(), depth: 64, signals: 8, counters: 8, layout };
         // Signals and credits.
         came_to_nothing(coll.create_device_contexts(|| Ok(asked)).err(), seen, 2);
     });
@@ -129,15 +129,8 @@ fn signals_end_before_their_memory_where_no_engine_starts() {
 fn windows_of_queue_pairs_end_before_their_memory_where_no_engine_starts() {
     alone(|coll, seen| {
         refuse_threads();
-        let asked = NicSpec {
-            contexts: spec(),
-            depth: 64,
-            signals: 8,
-            counters: 8,
-            rank_stride: 1,
-            handler: Ringing::Doorbell,
-            layout: None,
-        };
+        let asked =
+            NicSpec { contexts: spec(), depth: 64, signals: 8, counters: 8, handler: Ringing::Doorbell, layout: None };
         // Signals, counters and credits.
         came_to_nothing(coll.create_nic_contexts(|| Ok(asked)).err(), seen, 3);
     });

@@ -154,11 +154,15 @@ impl Nic {
     pub fn new(r: &Rank, ask: Ask) -> Self {
         let coll = handles::clone::<Coll>(r.coll).expect("a communicator");
         let spec = NicSpec {
-            contexts: ContextSpec { contexts: ask.contexts, queue_depth: 0, traffic_class: None },
+            contexts: ContextSpec {
+                contexts: ask.contexts,
+                queue_depth: 0,
+                traffic_class: None,
+                rank_stride: ask.stride,
+            },
             depth: ask.depth,
             signals: ask.signals,
             counters: ask.counters,
-            rank_stride: ask.stride,
             handler: ask.handler,
             layout: None,
         };

@@ -44,7 +44,7 @@ fn every_change_is_that_of_the_model() {
 #[test]
 fn of_several_ranks_at_once_none_is_lost() {
     let fake = Fake::take();
-    let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None };
+    let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None, rank_stride: 1 };
     let ranks = Job { ranks: 3, spec, ..Default::default() }.start();
     let reads: Vec<_> = ranks.iter().map(|r| [0, 8192].map(|from| move |at| read(r, from + at))).collect();
     let members: Vec<_> = ranks
@@ -111,7 +111,7 @@ fn without_remote_atomics_there_are_none_and_it_is_said_once() {
     let fake = Fake::take();
     fake.set("atomic_cap", 0);
     collect();
-    let spec = ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None };
+    let spec = ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None, rank_stride: 1 };
     let ranks = Job { spec, ..Default::default() }.start();
     let said = lines().iter().filter(|line| line.1.contains("there are no atomic operations")).count();
     assert_eq!(said, 2, "once a rank");

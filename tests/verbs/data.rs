@@ -5,11 +5,6 @@ use oxygin::config::Config;
 use oxygin::fabric::{Context, ContextSpec};
 use oxygin::rma::op::Put;
 
-fn unsafe_put(rank: &Rank, context: usize, peer: u32, put: &Put) -> oxygin::rma::seq::Seq {
-    // SAFETY: windows outlive the contexts' operations in every test here.
-    unsafe { rank.contexts[context].put(peer, put) }.unwrap()
-}
-
 #[test]
 fn puts_and_signals_arrive_at_every_peer_and_at_oneself() {
     let fake = Fake::take();
@@ -19,7 +14,7 @@ fn puts_and_signals_arrive_at_every_peer_and_at_oneself() {
         for to in &ranks {
             let at = 8 * u64::from(from.rank);
             let p = Put { signal: signal(to, 5, 1 << (8 * from.rank)), ..put(from, at, to, 1024 + at, 8) };
-            finish(&from.contexts[0], to.rank, unsafe_put(from, 0, to.rank, &p));
+            finish(&from.contexts[0], to.rank, start_put(from, 0, to.rank, &p));
         }
     }
     for to in &ranks {
@@ -53,7 +48,7 @@ fn sizes_from_nothing_to_several_messages_arrive_whole() {
                 p.signal = signal(b, 0, 7);
                 expected += 7;
             }
-            finish(&a.contexts[0], 1, unsafe_put(a, 0, 1, &p));
+            finish(&a.contexts[0], 1, start_put(a, 0, 1, &p));
             // SAFETY: as above; the put is complete and the fake has moved it.
             let got = unsafe { std::slice::from_raw_parts((b.data.memory.base() + remote) as *const u8, len as usize) };
             assert!(got == &source[local as usize..(local + len) as usize], "{len} bytes differ");
@@ -125,7 +120,7 @@ fn litmus(fake: &Fake, rounds: u64, job: Job) {
                     more: round % 3 != 0,
                     ..put(me, 8 * (512 + slot) as u64, &ranks[to], 0, 8)
                 };
-                *seq = unsafe_put(me, 0, to as u32, &p);
+                *seq = start_put(me, 0, to as u32, &p);
             }
         }
         for (to, &seq) in last.iter().enumerate().skip(1) {
@@ -170,7 +165,7 @@ fn a_device_that_takes_only_part_of_chains_loses_nothing() {
 #[test]
 fn a_hundred_thousand_operations_wait_their_turn() {
     let fake = Fake::take();
-    let spec = ContextSpec { contexts: 1, queue_depth: 16, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 16, traffic_class: None, rank_stride: 1 };
     let config = Config { max_operations: 100_000, ..Config::default() };
     let ranks = Job { spec, config, ..Default::default() }.start();
     let [a, b] = &ranks[..] else { unreachable!() };
@@ -179,7 +174,7 @@ fn a_hundred_thousand_operations_wait_their_turn() {
     let mut last = None;
     for i in 0..N {
         let p = Put { signal: signal(b, 1, i), ..put(a, 0, b, 8 * (i % 1000), 8) };
-        last = Some(unsafe_put(a, 0, 1, &p));
+        last = Some(start_put(a, 0, 1, &p));
     }
     assert!(fake.count("work_requests") <= 16, "the queue has 16 entries");
     assert_eq!(fake.count("send_queue_full"), 0, "the device was never asked for more than it has");
@@ -201,20 +196,20 @@ fn chains_are_rung_once_and_only_the_last_is_signalled() {
     let mut last = None;
     for i in 0..10u64 {
         let p = Put { more: i < 9, signal: signal(b, 2, 1), ..put(a, 0, b, 8 * i, 8) };
-        last = Some(unsafe_put(a, 0, 1, &p));
+        last = Some(start_put(a, 0, 1, &p));
     }
     assert_eq!(fake.count("doorbells") - before, 1);
     finish(&a.contexts[0], 1, last.unwrap());
     assert_eq!(b.signals.memory.word(2), 10);
     // A chain that nobody ends is rung by test.
     let p = Put { more: true, ..put(a, 0, b, 0, 8) };
-    let seq = unsafe_put(a, 0, 1, &p);
+    let seq = start_put(a, 0, 1, &p);
     let before = fake.count("doorbells");
     finish(&a.contexts[0], 1, seq);
     assert_eq!(fake.count("doorbells") - before, 1);
     // And one by progress, without a test.
     let p = Put { more: true, signal: signal(b, 2, 1), ..put(a, 0, b, 0, 8) };
-    unsafe_put(a, 0, 1, &p);
+    start_put(a, 0, 1, &p);
     assert_eq!(b.signals.memory.word(2), 10);
     a.contexts[0].progress().unwrap();
     assert_eq!(b.signals.memory.word(2), 11);
@@ -232,13 +227,13 @@ fn a_rank_that_calls_nothing_still_gets_signals_by_message() {
     let mut last = None;
     for _ in 0..1000 {
         let p = Put { signal: signal(b, 3, 2), ..put(a, 0, b, 0, 8) };
-        last = Some(unsafe_put(a, 0, 1, &p));
+        last = Some(start_put(a, 0, 1, &p));
     }
     finish(&a.contexts[0], 1, last.unwrap());
     until("signals at a rank that calls nothing", || b.signals.memory.word(3) == 2000);
     // To oneself too.
     let p = Put { signal: signal(a, 3, 9), ..put(a, 0, a, 64, 8) };
-    finish(&a.contexts[0], 0, unsafe_put(a, 0, 0, &p));
+    finish(&a.contexts[0], 0, start_put(a, 0, 0, &p));
     until("a signal to oneself", || a.signals.memory.word(3) == 9);
     assert_eq!(fake.count("receiver_not_ready"), 0);
     drop(ranks);
@@ -249,7 +244,7 @@ fn a_rank_that_calls_nothing_still_gets_signals_by_message() {
 fn contexts_do_not_mix() {
     let fake = Fake::take();
     fake.set("late", 1);
-    let spec = ContextSpec { contexts: 4, queue_depth: 8, traffic_class: None };
+    let spec = ContextSpec { contexts: 4, queue_depth: 8, traffic_class: None, rank_stride: 1 };
     let ranks = Job { ranks: 2, spec, ..Default::default() }.start();
     std::thread::scope(|s| {
         for c in 0..4usize {
@@ -260,7 +255,7 @@ fn contexts_do_not_mix() {
                     let mut last = None;
                     for _ in 0..500 {
                         let p = Put { signal: signal(to, c, 1), ..put(me, 0, to, 8 * c as u64, 8) };
-                        last = Some(unsafe_put(me, c, to.rank, &p));
+                        last = Some(start_put(me, c, to.rank, &p));
                     }
                     finish(&me.contexts[c], to.rank, last.unwrap());
                 });
@@ -287,7 +282,7 @@ fn several_threads_may_use_one_context() {
             s.spawn(move || {
                 for _ in 0..500 {
                     let p = Put { signal: signal(b, 4, 1), more: t == 0, ..put(a, 0, b, 8 * t, 8) };
-                    finish(&a.contexts[0], 1, unsafe_put(a, 0, 1, &p));
+                    finish(&a.contexts[0], 1, start_put(a, 0, 1, &p));
                 }
             });
         }
@@ -308,7 +303,7 @@ fn operation_numbers_wrap() {
         let seqs: Vec<_> = (0..200u64)
             .map(|i| {
                 let p = Put { signal: signal(b, 0, 1), more: i % 5 == 0, ..put(a, 0, b, 0, 8) };
-                unsafe_put(a, 0, 1, &p)
+                start_put(a, 0, 1, &p)
             })
             .collect();
         assert_eq!(seqs[50].0, 0);
@@ -335,7 +330,7 @@ fn above_the_limit_calls_wait_and_lose_nothing() {
             let mut last = None;
             for _ in 0..5000 {
                 let p = Put { signal: signal(b, 0, 1), ..put(a, 0, b, 0, 8) };
-                last = Some(unsafe_put(a, 0, 1, &p));
+                last = Some(start_put(a, 0, 1, &p));
                 started.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
             finish(&a.contexts[0], 1, last.unwrap());

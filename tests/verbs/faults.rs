@@ -30,7 +30,7 @@ fn an_error_ends_one_peer_and_no_other() {
         (19, Kind::DeviceFailed, "local device failed"),
     ];
     for (status, kind, words) in statuses {
-        let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None };
+        let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None, rank_stride: 1 };
         let ranks = Job { ranks: 3, spec, ..Default::default() }.start();
         let me = &ranks[0];
         assert!(!me.contexts[0].has_error());
@@ -80,7 +80,7 @@ fn an_error_ends_one_peer_and_no_other() {
 #[test]
 fn an_error_in_the_middle_of_a_full_queue_drops_what_waits() {
     let fake = Fake::take();
-    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None, rank_stride: 1 };
     let ranks = Job { ranks: 3, spec, ..Default::default() }.start();
     let me = &ranks[0];
     fake.set("late", 2);
@@ -173,7 +173,7 @@ fn queues_shrink_to_what_the_device_has() {
     drop(ranks);
     fake.set("max_cqe", 12);
     let fabrics = Job { ranks: 5, ..Default::default() }.fabrics();
-    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
     let e = fabrics[0].0.prepare_contexts(&spec).err().unwrap();
     assert!(e.message().contains("the device has 12"), "{e}");
     drop(fabrics);
@@ -222,7 +222,7 @@ fn connections_take_the_smaller_limits_and_the_configured_values() {
     }
     drop(ranks);
     // What createContext says wins over the environment.
-    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: Some(104) };
+    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: Some(104), rank_stride: 1 };
     drop(Job { config, spec, ..Default::default() }.start());
     assert_eq!(fake.count("last_traffic_class"), 104);
     drop(Job { config: Config { ib_gid_index: Some(1), ..Config::default() }, ..Default::default() }.start());
@@ -300,7 +300,7 @@ fn hellos_that_do_not_fit_are_refused_by_rank() {
         let e = fabric.join(world, &[&good, bytes]).unwrap_err();
         assert!(e.message().contains(words), "{e}");
     }
-    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
     assert!(fabric.prepare_contexts(&spec).is_err(), "nobody joined");
     fabric.join(world, &[&good, &good]).unwrap();
     assert!(fabric.join(world, &[&good, &good]).is_err(), "once only");
@@ -406,7 +406,7 @@ fn teardown_in_any_order_leaves_nothing() {
         }
         // Half-way: contexts that were prepared only.
         let fabrics = Job::default().fabrics();
-        let spec = ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None };
+        let spec = ContextSpec { contexts: 3, queue_depth: 0, traffic_class: None, rank_stride: 1 };
         drop(fabrics[0].0.prepare_contexts(&spec).unwrap());
         drop(fabrics);
         fake.check_clean();

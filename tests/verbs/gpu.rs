@@ -402,7 +402,7 @@ fn signals_from_all_sides_add_up_and_follow_their_data() {
     fake.set("late", 1);
     fake.set("seed", 11);
     const N: u64 = 1500;
-    let spec = ContextSpec { contexts: 1, queue_depth: 32, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 32, traffic_class: None, rank_stride: 1 };
     let ranks = Job { ranks: 3, spec, ..Default::default() }.start();
     let data: Vec<_> = ranks.iter().map(|r| window(&cuda, r, 10, 1 << 12, false, false).unwrap()).collect();
     let sums: Vec<_> = ranks.iter().map(|r| window(&cuda, r, 11, 64, true, false).unwrap()).collect();

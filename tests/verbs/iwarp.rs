@@ -31,7 +31,7 @@ fn every_pair_of_ranks_exchanges_data_and_signals() {
     let fake = take();
     for (count, contexts, late) in [(1, 1, 0), (2, 1, 1), (3, 2, 1), (5, 1, 0)] {
         fake.set("late", late);
-        let spec = ContextSpec { contexts, queue_depth: 0, traffic_class: Some(96) };
+        let spec = ContextSpec { contexts, queue_depth: 0, traffic_class: Some(96), rank_stride: 1 };
         let ranks = Job { ranks: count, spec, ..Default::default() }.start();
         for c in 0..contexts as usize {
             for a in &ranks {

@@ -9,5 +9,6 @@ mod gpu_table;
 mod harness;
 mod iwarp;
 mod room;
+mod stride;
 #[path = "../support/mod.rs"]
 mod support;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Ranks on devices of their own, with little room: four operations with signals are with the device, 1024 wait.
 fn little_room(ranks: u32) -> Vec<Rank> {
-    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None };
+    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None, rank_stride: 1 };
     let config = Config { max_operations: 1024, ..Config::default() };
     Job { ranks, spec, config, devices: ranks as usize, ..Default::default() }.start()
 }

@@ -81,7 +81,7 @@ impl Rank {
     }
 
     fn context(&self) -> Context {
-        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None };
+        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
         let (mut made, _) = self.fabric.prepare_contexts(&spec).unwrap();
         made.pop().unwrap()
     }

@@ -242,6 +242,11 @@ impl Lane {
         }
     }
 
+    /// A lane to a peer that has no queue pair: it never opens.
+    pub fn left_out(peer: u32) -> Self {
+        Self { failed: true, ..Self::new(std::ptr::null_mut(), peer, 0) }
+    }
+
     /// The newest operation's number.
     pub fn issued(&self) -> u32 {
         self.newest as u32

@@ -92,6 +92,17 @@ impl Outcomes {
         self.any.store(true, Ordering::Release);
     }
 
+    /// There is no connection to a peer, which nobody was to talk to: an error only to those who do.
+    pub fn leave_out(&self, peer: u32, stride: u32) {
+        let Some(slot) = self.errors.get(peer as usize) else { return };
+        let _ = slot.set(Error::usage(format!(
+            "context {}, rank {peer}, {}: these contexts were made with rankStride = {stride}, so only ranks that differ \
+             from this one by a multiple of it are connected; ask for a rankStride that reaches it",
+            self.context, self.device
+        )));
+        self.any.store(true, Ordering::Release);
+    }
+
     /// Notes and logs the first error of a peer.
     #[cold]
     pub fn fail(&self, peer: u32, kind: Kind, sentence: String) {

@@ -15,6 +15,7 @@ use super::wire::{QpInfo, Token};
 use super::{Joined, VerbsFabric};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
+use crate::rma::reach::is_reached;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Cq, Qp};
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ pub struct Pending {
     /// Receives on each queue pair; 0 where signals are atomics.
     receives: u32,
     traffic_class: Option<u8>,
+    stride: u32,
     progress: Option<Arc<Progress>>,
     /// What this rank's listeners want to hear; zeros without any.
     token: Token,
@@ -83,12 +85,16 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
         return Err(Error::argument("createContext was asked for 0 contexts; ask for at least one"));
     }
     let wanted = if fabric.queue_depth > 0 { fabric.queue_depth } else { spec.queue_depth };
-    let sizes = sizes(wanted, nranks, joined.atomics, &fabric.limits)?;
+    // Credits of messages, and the connections of iWARP, are counted for every rank.
+    let stride = if joined.atomics && fabric.iwarp.is_none() { spec.rank_stride } else { 1 };
+    let reached = |peer: u32| is_reached(joined.world.rank, peer, stride);
+    let peers: Vec<bool> = (0..nranks).map(reached).collect();
+    let sizes = sizes(wanted, peers.iter().filter(|reached| **reached).count() as u32, joined.atomics, &fabric.limits)?;
     let progress = if joined.atomics { None } else { Some(fabric.progress()?) };
     let mut random = Psns::new()?;
     let mut contexts = Vec::with_capacity(spec.contexts as usize);
     for _ in 0..spec.contexts {
-        contexts.push(prepare_one(fabric, joined, &sizes, progress.as_deref(), &mut random)?);
+        contexts.push(prepare_one(fabric, joined, &peers, &sizes, progress.as_deref(), &mut random)?);
     }
     let mut token = Token::default();
     if fabric.iwarp.is_some() {
@@ -99,14 +105,15 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
         let infos: Vec<_> = contexts.iter().map(|c| c.describe(peer)).collect();
         QpInfo::emit_slice(&infos, sizes.receives, &token, &mut out);
     }
-    Ok((Pending { contexts, receives: sizes.receives, traffic_class: spec.traffic_class, progress, token }, out))
+    let (receives, traffic_class) = (sizes.receives, spec.traffic_class);
+    Ok((Pending { contexts, receives, traffic_class, stride, progress, token }, out))
 }
 
 impl PendingContext {
     fn describe(&self, peer: u32) -> QpInfo {
         let (credit_addr, credit_rkey) = self.messages.as_ref().map_or((0, 0), |m| m.credit_word(peer));
         QpInfo {
-            qpn: self.pairs.by_peer.get(peer as usize).map_or(0, Qp::number),
+            qpn: self.pairs.to(peer).map_or(0, Qp::number),
             psn: self.psns.get(peer as usize).copied().unwrap_or(0),
             credit_addr,
             credit_rkey,
@@ -118,6 +125,7 @@ impl PendingContext {
 fn prepare_one(
     fabric: &VerbsFabric,
     joined: &Joined,
+    peers: &[bool],
     sizes: &Sizes,
     progress: Option<&Progress>,
     random: &mut Psns,
@@ -136,6 +144,11 @@ fn prepare_one(
     let mut made = 0;
     while made < wanted {
         let extra = made == nranks as usize;
+        if peers.get(made) == Some(&false) {
+            pairs.by_peer.push(None);
+            made += 1;
+            continue;
+        }
         let cap = ibv_qp_cap {
             max_send_wr: if extra { 1 } else { depth },
             max_recv_wr: sizes.receives.max(1),
@@ -154,7 +167,7 @@ fn prepare_one(
                 if extra {
                     pairs.own_end = Some(qp);
                 } else {
-                    pairs.by_peer.push(qp);
+                    pairs.by_peer.push(Some(qp));
                 }
                 made += 1;
             }
@@ -223,6 +236,8 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let number = fabric.next_context.fetch_add(1, Ordering::Relaxed);
         let verbs = fabric.device().verbs().clone();
         let outcomes = Outcomes::new(joined.world.nranks, number, fabric.label.clone(), verbs);
+        let left_out = (0..joined.world.nranks).filter(|&peer| context.pairs.to(peer).is_none());
+        left_out.for_each(|peer| outcomes.leave_out(peer, pending.stride));
         let shared = Shared::new(
             Queues::new(device, context.pairs, lanes, context.messages, &outcomes),
             outcomes,
@@ -264,6 +279,10 @@ fn lanes(
 ) -> Result<Vec<Lane>> {
     let mut lanes = Vec::with_capacity(joined.hellos.len());
     for (peer, qp) in context.pairs.by_peer.iter().enumerate() {
+        let Some(qp) = qp else {
+            lanes.push(Lane::left_out(peer as u32));
+            continue;
+        };
         let (Some(hello), Some(info)) = (joined.hellos.get(peer), theirs.get(peer)) else {
             return Err(Error::internal("a peer without queue pairs"));
         };
@@ -288,7 +307,7 @@ fn device(fabric: &VerbsFabric, joined: &Joined, context: &PendingContext) -> Re
         poll_cq: fabric.device().poll_cq().ok_or_else(|| no_call(fabric, "poll_cq"))?,
         post_send: fabric.device().post_send().ok_or_else(|| no_call(fabric, "post_send"))?,
         cq: context.cq.as_ptr(),
-        max_inline: context.pairs.by_peer.iter().map(|qp| qp.cap().max_inline_data).min().unwrap_or(0),
+        max_inline: context.pairs.peers().map(|(_, qp)| qp.cap().max_inline_data).min().unwrap_or(0),
         max_msg: joined.max_msg.into(),
         scratch,
         scratch_lkey,
@@ -301,29 +320,28 @@ fn device(fabric: &VerbsFabric, joined: &Joined, context: &PendingContext) -> Re
 /// Who connects to whom: the lower rank to the higher, and each to itself.
 fn iwarp_peers(fabric: &VerbsFabric, joined: &Joined, pairs: &Pairs, infos: &[QpInfo], tokens: &[Token]) -> Vec<Peer> {
     let own = joined.world.rank;
-    let each = joined.hellos.iter().zip(infos).zip(tokens).zip(&pairs.by_peer);
-    (0..)
-        .zip(each)
-        .map(|(rank, (((hello, info), token), qp))| Peer {
-            address: SocketAddr::new(Home::address_in(hello), info.port),
-            token: *token,
-            active: (own <= rank).then(|| qp.number()),
-            passive: match &pairs.own_end {
-                Some(own_end) if own == rank => Some(own_end.number()),
-                _ => (own > rank).then(|| qp.number()),
-            },
-            reads_out: fabric.hello.max_rd_atomic.min(hello.max_dest_rd_atomic),
-            reads_in: fabric.hello.max_dest_rd_atomic.min(hello.max_rd_atomic),
-        })
-        .collect()
+    let each = joined.hellos.iter().zip(infos).zip(tokens).zip(pairs.peers());
+    each.map(|(((hello, info), token), (rank, qp))| Peer {
+        address: SocketAddr::new(Home::address_in(hello), info.port),
+        token: *token,
+        active: (own <= rank).then(|| qp.number()),
+        passive: match &pairs.own_end {
+            Some(own_end) if own == rank => Some(own_end.number()),
+            _ => (own > rank).then(|| qp.number()),
+        },
+        reads_out: fabric.hello.max_rd_atomic.min(hello.max_dest_rd_atomic),
+        reads_in: fabric.hello.max_dest_rd_atomic.min(hello.max_rd_atomic),
+    })
+    .collect()
 }
 
 /// What this rank reads first from those that it connected to: the words that they are told their credit in.
 fn reads(joined: &Joined, pairs: &Pairs, infos: &[QpInfo]) -> Vec<FirstRead> {
-    (0..)
-        .zip(pairs.by_peer.iter().zip(infos))
-        .filter(|&(peer, _)| joined.world.rank <= peer)
-        .map(|(peer, (qp, info))| FirstRead {
+    pairs
+        .peers()
+        .zip(infos)
+        .filter(|&((peer, _), _)| joined.world.rank <= peer)
+        .map(|((peer, qp), info)| FirstRead {
             peer,
             qp: qp.as_ptr(),
             word: ibv_wr_rdma { remote_addr: info.credit_addr, rkey: info.credit_rkey },

@@ -172,7 +172,7 @@ impl Default for Job {
     fn default() -> Self {
         Self {
             ranks: 2,
-            spec: ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None },
+            spec: ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 },
             config: Config::default(),
             bytes: 1 << 16,
             words: 64,
@@ -252,6 +252,12 @@ impl Start for VerbsContext {
     fn flushed(&self, peer: u32) -> Result<Option<Seq>> {
         ROOM.flush(self, peer, || Ok(()))
     }
+}
+
+/// Starts a put between windows that outlive the contexts' operations.
+pub fn start_put(rank: &Rank, context: usize, peer: u32, put: &Put) -> Seq {
+    // SAFETY: the windows do, in every test.
+    unsafe { rank.contexts[context].put(peer, put) }.unwrap()
 }
 
 /// Makes contexts on all ranks: `[rank][context]`.
