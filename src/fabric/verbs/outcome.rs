@@ -96,7 +96,7 @@ impl Outcomes {
     pub fn leave_out(&self, peer: u32, stride: u32) {
         let Some(slot) = self.errors.get(peer as usize) else { return };
         let _ = slot.set(Error::usage(format!(
-            "context {}, rank {peer}, {}: these contexts were made with rankStride = {stride}, so only ranks that differ \
+            "context {}, rank {peer}, {}: these contexts were made with rankStride = {stride}: only ranks that differ \
              from this one by a multiple of it are connected; ask for a rankStride that reaches it",
             self.context, self.device
         )));
