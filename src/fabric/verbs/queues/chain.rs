@@ -1,10 +1,11 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Lane, Logged, Next, NOTED};
+use super::super::lane::{EntryKind, Lane, Logged, Next, Op, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
-use super::Queues;
+use super::{Device, Queues};
+use crate::rma::op::Signal;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::{addr_of_mut, null_mut, NonNull};
 
@@ -113,46 +114,18 @@ impl Queues {
                 break;
             }
             let (next, last) = op.next(step.offset, self.device.max_msg);
-            let mut wr = blank();
-            let sge = match next {
-                Next::Data(bytes) => {
-                    // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
-                    let read = op.kind == EntryKind::Get && bytes > 0;
-                    wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
-                    wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + step.offset, rkey: op.rkey };
-                    wr.num_sge = i32::from(bytes > 0);
-                    if op.kind == EntryKind::Value && bytes <= self.device.max_inline {
-                        wr.send_flags |= IBV_SEND_INLINE;
-                    }
+            let (mut wr, sge) = match (next, &mut self.messages) {
+                (Next::Data(bytes), _) => {
+                    let request = data(&op, step.offset, bytes, self.device.max_inline);
                     step.offset += u64::from(bytes);
-                    ibv_sge { addr: op.local + (step.offset - u64::from(bytes)), length: bytes, lkey: op.lkey }
+                    request
                 }
-                Next::Signal(signal) => {
-                    wr.num_sge = 1;
-                    match &mut self.messages {
-                        None => {
-                            wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-                            wr.wr.atomic = ibv_wr_atomic {
-                                remote_addr: signal.remote,
-                                compare_add: signal.value,
-                                swap: 0,
-                                rkey: signal.rkey,
-                            };
-                            match op.kind == EntryKind::FetchAdd && op.lkey != 0 {
-                                true => ibv_sge { addr: op.local, length: 8, lkey: op.lkey },
-                                false => {
-                                    ibv_sge { addr: self.device.scratch, length: 8, lkey: self.device.scratch_lkey }
-                                }
-                            }
-                        }
-                        Some(messages) => {
-                            let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
-                            step.messages += 1;
-                            wr.opcode = IBV_WR_SEND;
-                            wr.send_flags = IBV_SEND_SOLICITED;
-                            sge
-                        }
-                    }
+                (Next::Signal(signal), None) => addition(&self.device, &op, &signal),
+                (Next::Signal(signal), Some(messages)) => {
+                    let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
+                    step.messages += 1;
+                    let flags = IBV_SEND_SOLICITED;
+                    (ibv_send_wr { opcode: IBV_WR_SEND, send_flags: flags, num_sge: 1, ..blank() }, sge)
                 }
             };
             if wr.opcode == IBV_WR_RDMA_READ {
@@ -166,18 +139,10 @@ impl Queues {
                 step.ops += 1;
                 step.offset = 0;
             }
-            // SAFETY: `count` is below CHAIN; the links point into the same allocation, which stays put.
-            unsafe {
-                (*chain).sges[count] = sge;
-                wr.sg_list = addr_of_mut!((*chain).sges[count]);
-                // Only an error brings this one back, and then the operation it belongs to is wanted.
-                wr.wr_id = WrId::part(peer, number);
-                (*chain).wrs[count] = wr;
-                if count > 0 {
-                    (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
-                }
-                (*chain).steps[count] = step;
-            }
+            // Only an error brings this one back, and then the operation it belongs to is wanted.
+            wr.wr_id = WrId::part(peer, number);
+            // SAFETY: `count` is below CHAIN, and the chain stays put.
+            unsafe { link(chain, count, wr, sge, step) };
             count += 1;
         }
         if count > 0 {
@@ -281,5 +246,50 @@ impl Queues {
         self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, || {
             format!("the device refuses work requests towards rank {peer}: {e}; look for the device in the kernel log")
         });
+    }
+}
+
+/// The work request of `bytes` of an operation's data that come after `offset`, and where they are here.
+#[inline(always)]
+fn data(op: &Op, offset: u64, bytes: u32, max_inline: u32) -> (ibv_send_wr, ibv_sge) {
+    let mut wr = blank();
+    // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
+    let read = op.kind == EntryKind::Get && bytes > 0;
+    wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
+    wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + offset, rkey: op.rkey };
+    wr.num_sge = i32::from(bytes > 0);
+    if op.kind == EntryKind::Value && bytes <= max_inline {
+        wr.send_flags |= IBV_SEND_INLINE;
+    }
+    (wr, ibv_sge { addr: op.local + offset, length: bytes, lkey: op.lkey })
+}
+
+/// The work request of a signal, or of a plain fetch-and-add, as an atomic operation.
+#[inline(always)]
+fn addition(device: &Device, op: &Op, signal: &Signal) -> (ibv_send_wr, ibv_sge) {
+    let atomic = ibv_wr_atomic { remote_addr: signal.remote, compare_add: signal.value, swap: 0, rkey: signal.rkey };
+    let wr = ibv_send_wr { opcode: IBV_WR_ATOMIC_FETCH_AND_ADD, num_sge: 1, wr: ibv_wr_remote { atomic }, ..blank() };
+    let (addr, lkey) = match op.kind == EntryKind::FetchAdd && op.lkey != 0 {
+        true => (op.local, op.lkey),
+        false => (device.scratch, device.scratch_lkey),
+    };
+    (wr, ibv_sge { addr, length: 8, lkey })
+}
+
+/// Puts a work request at the end of the chain's first `count`.
+///
+/// # Safety
+/// The chain is there, stays where it is until it is posted, and has room for one more.
+#[inline(always)]
+unsafe fn link(chain: *mut Room, count: usize, mut wr: ibv_send_wr, sge: ibv_sge, step: Step) {
+    // SAFETY: the caller's promise; all that is pointed to lies in the same allocation.
+    unsafe {
+        (*chain).sges[count] = sge;
+        wr.sg_list = addr_of_mut!((*chain).sges[count]);
+        (*chain).wrs[count] = wr;
+        if count > 0 {
+            (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
+        }
+        (*chain).steps[count] = step;
     }
 }
