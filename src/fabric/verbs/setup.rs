@@ -1,7 +1,7 @@
 //! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
 
 use super::bounce::INLINE;
-use super::connect::{connect, init, init_iwarp, Origin, Target};
+use super::connect::{connect, init, init_iwarp, Origin, RemoteQp};
 use super::context::{Limits, Shared, VerbsContext};
 use super::iwarp::{first_reads, meet, Acceptor, ConnectRound, FirstRead, Home, Peer};
 use super::lane::Lane;
@@ -268,9 +268,9 @@ fn lanes(
             return Err(Error::internal("a peer without queue pairs"));
         };
         if fabric.iwarp.is_none() {
-            let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
+            let remote = RemoteQp { hello: *hello, qpn: info.qpn, psn: info.psn };
             let psn = context.psns.get(peer).copied().unwrap_or(0);
-            connect(qp, origin, &fabric.hello, &target, tc, psn)
+            connect(qp, origin, &fabric.hello, &remote, tc, psn)
                 .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
         }
         if let Some(messages) = &mut context.messages {

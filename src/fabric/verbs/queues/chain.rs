@@ -1,6 +1,6 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Lane, Logged, Next, NOTED};
+use super::super::lane::{EntryKind, Lane, Logged, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
@@ -115,7 +115,7 @@ impl Queues {
             let (next, last) = op.next(step.offset, self.device.max_msg);
             let mut wr = blank();
             let sge = match next {
-                Next::Data(bytes) => {
+                WorkRequest::Data(bytes) => {
                     // A get of nothing is a write of nothing: soft-iWARP breaks the connection over empty reads.
                     let read = op.kind == EntryKind::Get && bytes > 0;
                     wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
@@ -127,7 +127,7 @@ impl Queues {
                     step.offset += u64::from(bytes);
                     ibv_sge { addr: op.local + (step.offset - u64::from(bytes)), length: bytes, lkey: op.lkey }
                 }
-                Next::Signal(signal) => {
+                WorkRequest::Signal(signal) => {
                     wr.num_sge = 1;
                     match &mut self.messages {
                         None => {
