@@ -13,7 +13,7 @@ use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
 use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
-use crate::proxy::descriptor::queue::{Places, Queue};
+use crate::proxy::descriptor::queue::{Queue, QueueAddresses};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
@@ -129,13 +129,13 @@ impl Room {
     }
 
     /// Where the queue of a context to a peer is that is reached.
-    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32, key: Option<CreditKey>) -> Places {
+    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32, key: Option<CreditKey>) -> QueueAddresses {
         let slots = self.packing.queue(context, peer) * self.queue_bytes;
         let index = context * self.cis_bytes + 4 * peer as usize;
         let credits = key.zip(self.credits.as_ref()).filter(|_| self.memory.is_on_gpu());
         // SAFETY: `allocate` made room for each context and peer that is reached.
         unsafe {
-            Places {
+            QueueAddresses {
                 slots: self.queues.at(slots).cpu.cast(),
                 size: self.size,
                 ci: self.cis.at(index).cpu.cast(),

@@ -14,7 +14,7 @@ use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::{DoorbellWords, Ringing};
 use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
-use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
+use crate::gdaki::soft::queue::{QueuePairAddresses, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::Layout;
 use crate::proxy::credits::CreditWord;
@@ -138,7 +138,7 @@ impl Room {
     }
 
     /// Where a queue is: for this process, and for device code.
-    fn queue(&self, number: usize, credits: Option<CreditWord>) -> (Places, QueueView) {
+    fn queue(&self, number: usize, credits: Option<CreditWord>) -> (QueuePairAddresses, QueueView) {
         let bytes = number * self.size as usize * ENTRY_BYTES;
         // SAFETY: `allocate` made room for each queue.
         let [slots, completions, bell, record] = unsafe {
@@ -149,7 +149,7 @@ impl Room {
                 self.records.at(number * APART),
             ]
         };
-        let places = Places {
+        let places = QueuePairAddresses {
             slots: slots.cpu.cast(),
             size: self.size,
             completions: completions.cpu,
