@@ -6,7 +6,7 @@ use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::error::Result;
 use crate::fabric::{ContextSpec, World};
 use crate::proxy::credits::CreditWord;
@@ -229,7 +229,7 @@ impl Coll {
 }
 
 /// The signals of all contexts, as memory to register.
-fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
+fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
     device_words(&room.memory, room.signals, len, spec.layout.has_signal_offsets())
 }

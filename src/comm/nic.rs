@@ -7,7 +7,7 @@ use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
@@ -179,12 +179,12 @@ impl Room {
     }
 
     /// What is registered with every rank: the signals of all contexts, their counters.
-    fn windows(&self, spec: &NicSpec) -> [Option<Result<Registered>>; 2] {
+    fn windows(&self, spec: &NicSpec) -> [Option<Result<WindowSpec>>; 2] {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
         // GDAKI device code resets a signal by a store of 0.
         let signals = device_words(&self.memory, self.signals, len(spec.signals), false);
         let (base, len) = (self.counters.cpu.as_ptr() as u64, len(spec.counters));
-        let counters = Registered { base, len, strict: true, dma_buf: None, gpu: None };
+        let counters = WindowSpec { base, len, strict: true, dma_buf: None, gpu: None };
         [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]
     }
 }
