@@ -14,7 +14,7 @@ use oxygin::error::Result;
 use oxygin::fabric::{Context, Flush, Posted};
 use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::descriptor::meaning::Terms;
-use oxygin::proxy::descriptor::queue::{Places, Queue};
+use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::drain::{Drain, Kept, Work};
 use oxygin::proxy::engine::{Engine, Settings};
 use oxygin::proxy::lane::{Common, Lane};
@@ -150,7 +150,7 @@ impl Setting {
                 ended: Arc::new(AtomicU64::new(0)),
             });
             for peer in 0..self.ranks {
-                let places = Places {
+                let places = QueueAddresses {
                     slots: NonNull::from(&self.memory[self.slot(c, peer, 0)]),
                     size: DEPTH as u32,
                     ci: NonNull::from(&self.cis[c * self.ranks + peer]),

@@ -9,7 +9,7 @@ use oxygin::fabric::{Context, Flush, Posted};
 use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
-use oxygin::gdaki::soft::queue::{Places, SendQueue};
+use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
 use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::drain::{Drain, Kept, Work};
 use oxygin::proxy::lane::{Common, Lane};
@@ -130,7 +130,7 @@ impl Setting {
             record: NonNull::from(&self.record),
         };
         let (slots, completions) = (NonNull::from(&self.slots[0]), NonNull::from(&self.completions[0]).cast());
-        let places = Places { slots, size: SIZE, completions, credits: None, bell, number: NUMBER };
+        let places = QueuePairAddresses { slots, size: SIZE, completions, credits: None, bell, number: NUMBER };
         // SAFETY: the setting keeps the memory and outlives the drain.
         let queue = unsafe { SendQueue::new(places, terms, 0) };
         let common = Common::new(0, Arc::new(AtomicBool::new(false)));

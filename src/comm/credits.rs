@@ -8,7 +8,7 @@
 use super::coll::Coll;
 use super::device_queues::device_words;
 use super::fabrics::AnyFabric;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::error::{Error, Result};
 use crate::proxy::memory::Memory;
 use crate::rma::refusal::Target;
@@ -35,7 +35,7 @@ impl CreditWords {
     }
 
     /// As memory to register.
-    fn registered(&self, memory: &Memory) -> Result<Registered> {
+    fn registered(&self, memory: &Memory) -> Result<WindowSpec> {
         device_words(memory, self.at, self.len, self.only_added)
     }
 }

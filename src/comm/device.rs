@@ -6,14 +6,14 @@ use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::error::Result;
 use crate::fabric::{ContextSpec, World};
 use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
 use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
-use crate::proxy::descriptor::queue::{Places, Queue};
+use crate::proxy::descriptor::queue::{Queue, QueueAddresses};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
@@ -127,13 +127,13 @@ impl Room {
     }
 
     /// Where the queue of a context to a peer is that is reached.
-    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32, key: Option<CreditKey>) -> Places {
+    fn places(&self, spec: &DeviceSpec, context: usize, peer: u32, key: Option<CreditKey>) -> QueueAddresses {
         let slots = self.packing.queue(context, peer) * self.queue_bytes;
         let index = context * self.cis_bytes + 4 * peer as usize;
         let credits = key.zip(self.credits.as_ref()).filter(|_| self.memory.is_on_gpu());
         // SAFETY: `allocate` made room for each context and peer that is reached.
         unsafe {
-            Places {
+            QueueAddresses {
                 slots: self.queues.at(slots).cpu.cast(),
                 size: self.size,
                 ci: self.cis.at(index).cpu.cast(),
@@ -227,7 +227,7 @@ impl Coll {
 }
 
 /// The signals of all contexts, as memory to register.
-fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<Registered> {
+fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
     device_words(&room.memory, room.signals, len, spec.layout.has_signal_offsets())
 }

@@ -4,7 +4,7 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::mlx5::HardwareQueues;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
@@ -148,12 +148,12 @@ impl DeviceQueues {
 
 /// Words in the device memory of a set, as memory to register. `only_added`: nothing but this library's additions ever
 /// changes them.
-pub(super) fn device_words(memory: &Memory, base: u64, len: u64, only_added: bool) -> Result<Registered> {
+pub(super) fn device_words(memory: &Memory, base: u64, len: u64, only_added: bool) -> Result<WindowSpec> {
     let gpu = match memory.is_on_gpu() {
         true => Some(gpu::inspect(base, len, only_added)?),
         false => None,
     };
-    Ok(Registered { base, len, strict: true, dma_buf: None, gpu })
+    Ok(WindowSpec { base, len, strict: true, dma_buf: None, gpu })
 }
 
 /// What the threads of a communicator's engine are to be.

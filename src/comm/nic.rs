@@ -7,7 +7,7 @@ use super::credits::{CreditKey, CreditWords};
 use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
-use super::windows::Memory as Registered;
+use super::windows::WindowSpec;
 use crate::config::Ringing;
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
@@ -15,7 +15,7 @@ use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::DoorbellWords;
 use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
-use crate::gdaki::soft::queue::{Places, SendQueue, SLOTS_MAX};
+use crate::gdaki::soft::queue::{QueuePairAddresses, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::Layout;
 use crate::proxy::credits::CreditWord;
@@ -137,7 +137,7 @@ impl Room {
     }
 
     /// Where a queue is: for this process, and for device code.
-    fn queue(&self, number: usize, credits: Option<CreditWord>) -> (Places, QueueView) {
+    fn queue(&self, number: usize, credits: Option<CreditWord>) -> (QueuePairAddresses, QueueView) {
         let bytes = number * self.size as usize * ENTRY_BYTES;
         // SAFETY: `allocate` made room for each queue.
         let [slots, completions, bell, record] = unsafe {
@@ -148,7 +148,7 @@ impl Room {
                 self.records.at(number * APART),
             ]
         };
-        let places = Places {
+        let places = QueuePairAddresses {
             slots: slots.cpu.cast(),
             size: self.size,
             completions: completions.cpu,
@@ -178,12 +178,12 @@ impl Room {
     }
 
     /// What is registered with every rank: the signals of all contexts, their counters.
-    fn windows(&self, spec: &NicSpec) -> [Option<Result<Registered>>; 2] {
+    fn windows(&self, spec: &NicSpec) -> [Option<Result<WindowSpec>>; 2] {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
         // GDAKI device code resets a signal by a store of 0.
         let signals = device_words(&self.memory, self.signals, len(spec.signals), false);
         let (base, len) = (self.counters.cpu.as_ptr() as u64, len(spec.counters));
-        let counters = Registered { base, len, strict: true, dma_buf: None, gpu: None };
+        let counters = WindowSpec { base, len, strict: true, dma_buf: None, gpu: None };
         [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]
     }
 }

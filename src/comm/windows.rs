@@ -14,8 +14,8 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Memory to register.
-pub struct Memory {
+/// What is to become a window: memory of this rank, and how it is used.
+pub struct WindowSpec {
     /// First byte, an address in this process, of host or GPU memory.
     pub base: u64,
     /// Bytes.
@@ -29,22 +29,17 @@ pub struct Memory {
 }
 
 impl Coll {
-    /// Registers memory on every rank. Collective. `memory` reads this rank's arguments; what is wrong with them the
+    /// Registers memory on every rank. Collective. `spec` reads this rank's arguments; what is wrong with them the
     /// others are told.
-    pub fn register(&self, memory: impl FnOnce() -> Result<Memory>) -> Result<*mut c_void> {
+    pub fn register(&self, spec: impl FnOnce() -> Result<WindowSpec>) -> Result<*mut c_void> {
         self.check_open()?;
         self.exchange.call("regMrSym", |call| {
-            let memory = memory()?;
+            let spec = spec()?;
             let place = reserve()?;
             let claim = Claim { coll: self, id: self.held.lock().ids.take() };
-            let region = Region {
-                id: claim.id,
-                base: memory.base,
-                len: memory.len,
-                strict: memory.strict,
-                dma_buf: memory.dma_buf,
-            };
-            let window = Arc::new(self.exchange_window(call, &region, memory.gpu.as_ref())?);
+            let region =
+                Region { id: claim.id, base: spec.base, len: spec.len, strict: spec.strict, dma_buf: spec.dma_buf };
+            let window = Arc::new(self.exchange_window(call, &region, spec.gpu.as_ref())?);
             self.life.window_registered()?;
             // From here on deregistration gives the number back.
             std::mem::forget(claim);

@@ -74,9 +74,9 @@ impl Run {
     }
 }
 
-/// What a visit found.
+/// What a visit of a lane brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Visit {
+pub struct LaneProgress {
     /// Entries taken off the ring.
     pub taken: u32,
     /// Entries completed.
@@ -160,7 +160,7 @@ impl<R: Ring> Lane<R> {
     }
 
     /// Completes what is complete, posts what there is and fits.
-    pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> Visit {
+    pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> LaneProgress {
         let context = &contexts[common.number as usize];
         let completed = self.complete(context, common);
         let taken = match self.state {
@@ -175,7 +175,7 @@ impl<R: Ring> Lane<R> {
             _ => self.drop_entries(batch),
         };
         let owes = self.pay(context);
-        Visit {
+        LaneProgress {
             taken,
             completed,
             is_busy: owes || !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. }),

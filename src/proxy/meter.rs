@@ -3,7 +3,7 @@
 //! The clock is looked at once on a pass that moves something. On one pass of 64, and on every one while there is a
 //! trace, it is looked at around each visit too.
 
-use super::lane::{Batch, Told, Visit};
+use super::lane::{Batch, LaneProgress, Told};
 use crate::rma::op::Op;
 use crate::telemetry::stats::layout::{bucket, Record};
 use crate::telemetry::stats::{now, Page};
@@ -93,16 +93,16 @@ impl Meter {
     }
 
     /// The visit, begun at `seen`, has moved something or found a fault.
-    pub fn after(&mut self, lane: u32, seen: u64, visit: &Visit, told: Told, batch: &Batch) {
+    pub fn after(&mut self, lane: u32, seen: u64, progress: &LaneProgress, told: Told, batch: &Batch) {
         if self.now == 0 || self.is_timed {
             self.now = now();
         }
         let (at, track) = (self.now, &mut self.lanes[lane as usize]);
-        if visit.taken > 0 {
-            track.entries += u64::from(visit.taken);
-            track.batches.push_back((visit.taken, at));
+        if progress.taken > 0 {
+            track.entries += u64::from(progress.taken);
+            track.batches.push_back((progress.taken, at));
             if self.trace.is_some() {
-                track.note(self.set, visit.taken, batch, seen, at);
+                track.note(self.set, progress.taken, batch, seen, at);
             }
         }
         let done = told.credited.wrapping_sub(track.completed);
@@ -112,7 +112,7 @@ impl Meter {
             track.complete(done, at, record);
         }
         if let Some(record) = record {
-            if visit.taken > 0 {
+            if progress.taken > 0 {
                 record.entries.store(track.entries, Ordering::Relaxed);
                 add(&record.bytes, batch.posted().iter().map(Op::len).sum());
                 add(&record.batches, 1);

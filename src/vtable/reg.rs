@@ -3,7 +3,7 @@
 use super::guard::{guard, null, shared, store};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::EngineKind;
-use crate::comm::windows::Memory;
+use crate::comm::windows::WindowSpec;
 use crate::error::{Error, Result};
 use crate::memory::gpu;
 use nccl_plugin_api::*;
@@ -19,7 +19,7 @@ struct RegArgs {
     dma_buf: Option<(c_int, u64)>,
 }
 
-fn checked(a: &RegArgs) -> Result<Memory> {
+fn checked(a: &RegArgs) -> Result<WindowSpec> {
     if a.data.is_null() {
         return Err(null("data"));
     }
@@ -52,7 +52,7 @@ fn checked(a: &RegArgs) -> Result<Memory> {
         }
         _ => None,
     };
-    Ok(Memory { base: a.data as u64, len: a.size as u64, strict, dma_buf: a.dma_buf, gpu })
+    Ok(WindowSpec { base: a.data as u64, len: a.size as u64, strict, dma_buf: a.dma_buf, gpu })
 }
 
 /// Registers and stores the handle, and what device code calls the window.

@@ -3,7 +3,7 @@
 
 use crate::support::atomics::Random;
 use fake_verbs::mlx5::entry::{Change, Head, Keyed, Source, Work};
-use oxygin::gdaki::entry::send::{Entry, LocalRange, LocalRanges, RemotePlace, Request};
+use oxygin::gdaki::entry::send::{LocalRange, LocalRanges, RemotePlace, Request, SendEntry};
 use oxygin::gdaki::entry::ENTRY_BYTES;
 use oxygin::rma::atomic::Width;
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ fn what_both_decoders_take_means_the_same() {
     let (mut random, mut taken) = (Random(5), BTreeMap::new());
     for _ in 0..200_000 {
         let bytes = some_entry(&mut random);
-        let (ours, theirs) = (Entry::parse(&bytes), Head::read(&bytes));
+        let (ours, theirs) = (SendEntry::parse(&bytes), Head::read(&bytes));
         let work = theirs.work(&bytes);
         match (&ours, &work) {
             (Ok(ours), Ok(work)) => {

@@ -116,7 +116,7 @@ fn words_are_found_in_identifiers() {
 }
 
 /// Names that several files of the library define for others to use, and why that confuses nobody.
-const TWICE: [(&str, &[&str]); 5] = [
+const TWICE: [(&str, &[&str]); 4] = [
     (
         "the same part of each fabric, or of each transport, and named with its module elsewhere",
         &[
@@ -133,10 +133,6 @@ const TWICE: [(&str, &[&str]); 5] = [
         &["Fault", "Terms"],
     ),
     ("what a module is named for, of two layers that never meet", &["Engine", "Event", "Kind", "Ring", "Table"]),
-    (
-        "still two things: whoever touches one of them gives it a name of its own",
-        &["Action", "Batch", "Entry", "Memory", "Next", "Place", "Places", "Target", "Visit"],
-    ),
 ];
 
 /// Collects the names of types that other files can see and that are no test's.

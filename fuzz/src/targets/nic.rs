@@ -4,12 +4,12 @@
 use super::{take, Target};
 use oxygin::config::Ringing;
 use oxygin::gdaki::entry::completion::{FAILED, GOOD};
-use oxygin::gdaki::entry::send::Entry as Asked;
+use oxygin::gdaki::entry::send::SendEntry;
 use oxygin::gdaki::entry::{Syndrome, ENTRY_BYTES};
 use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
-use oxygin::gdaki::soft::queue::{Places, SendQueue};
+use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
 use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::ring::{Entry, Ring, Stopped};
 use oxygin::rma::atomic::{Atomicity, Atomics};
@@ -125,7 +125,7 @@ fn entries(mut input: &[u8]) {
         counts: Arc::new(Counts::new(NUMBER, 2)),
         ended: Arc::default(),
     });
-    let places = Places {
+    let places = QueuePairAddresses {
         credits: None,
         slots: NonNull::from(&slots[0]),
         size: SLOTS as u32,
@@ -167,7 +167,7 @@ fn entries(mut input: &[u8]) {
             assert_eq!(queue.read(0, &mut ops), first);
             assert_eq!(ops, before);
         }
-        let asked = Asked::parse(&bytes);
+        let asked = SendEntry::parse(&bytes);
         queue.take(1);
         let is_refused = matches!(first, Entry::Refused(_));
         if is_refused {

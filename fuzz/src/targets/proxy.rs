@@ -5,7 +5,7 @@ use super::{take, Target};
 use nccl_plugin_api::descriptor::*;
 use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::descriptor::meaning::Terms;
-use oxygin::proxy::descriptor::queue::{Places, Queue};
+use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::ring::{Entry, Ring};
 use oxygin::rma::op::{Op, Transfer};
 use oxygin::rma::refusal::Target as Against;
@@ -117,7 +117,7 @@ fn descriptor(mut input: &[u8]) {
         signal_window: windows()[2] as usize,
         ended: Arc::default(),
     });
-    let places = Places {
+    let places = QueueAddresses {
         credits: None,
         slots: NonNull::from(&slots[0]),
         size: 2,

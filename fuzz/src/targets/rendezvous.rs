@@ -6,9 +6,9 @@ use oxygin::comm::backend::offer::EngineOffer;
 use oxygin::comm::backend::report::QueueOwner;
 use oxygin::comm::handle::{Handle, Token, BYTES};
 use oxygin::comm::hello::{settle, Hello};
-use oxygin::comm::rendezvous::gather::{Action, Gather};
+use oxygin::comm::rendezvous::gather::{Gather, RootAction};
 use oxygin::comm::rendezvous::job::Job;
-use oxygin::comm::rendezvous::visit::{self, Broken, Visit};
+use oxygin::comm::rendezvous::visit::{Broken, Visit, VisitorAction};
 use oxygin::comm::rendezvous::wire::{
     encode_again, encode_failed, encode_list, encode_request, gathered_head, Failure, Reply, Request, RequestHead,
     Sender,
@@ -183,12 +183,12 @@ fn gather(mut script: &[u8]) {
         gather.tick(now);
         while let Some(action) = gather.next_action() {
             match action {
-                Action::Close(conn) | Action::Keep(conn, _) => {
+                RootAction::Close(conn) | RootAction::Keep(conn, _) => {
                     let line = (conn % 8) as usize;
                     open[line] = false;
                     next[line] += 1;
                 }
-                Action::Send { conn, shared, own } => {
+                RootAction::Send { conn, shared, own } => {
                     let reply: Vec<u8> = shared.iter().chain(&own).copied().collect();
                     let is_beat = reply == [oxygin::comm::rendezvous::wire::BEAT];
                     assert!(is_beat || Reply::parse(&reply, NRANKS).is_ok(), "rank 0 sends what a rank can read");
@@ -228,7 +228,7 @@ fn visit(input: &[u8]) {
     for _ in 0..10_000 {
         visit.tick(now);
         while let Some(action) = visit.next_action() {
-            if let visit::Action::Connect = action {
+            if let VisitorAction::Connect = action {
                 visit.broken("reset", Broken::Otherwise, now);
             }
         }

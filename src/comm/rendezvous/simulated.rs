@@ -1,9 +1,9 @@
 //! A network and a clock in one thread, and the rendezvous on it: lost, slow, late and dead ranks, strangers,
 //! bytes in pieces and out of step, hundreds of ranks in milliseconds.
 
-use super::gather::{self, Conn, Gather};
+use super::gather::{Conn, Gather, RootAction};
 use super::job::Job;
-use super::visit::{self, Broken, Visit};
+use super::visit::{Broken, Visit, VisitorAction};
 use super::wire::{self, Failure, Reply, Sender};
 use crate::comm::handle::Token;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -367,11 +367,11 @@ impl Net {
             let mut closes = Vec::new();
             while let Some(action) = gather.next_action() {
                 match action {
-                    gather::Action::Send { conn, shared, own } => {
+                    RootAction::Send { conn, shared, own } => {
                         sends.push((conn, [&shared[..], &own].concat()));
                         gather.sent(conn);
                     }
-                    gather::Action::Close(conn) | gather::Action::Keep(conn, _) => closes.push(conn),
+                    RootAction::Close(conn) | RootAction::Keep(conn, _) => closes.push(conn),
                 }
             }
             let outcome = gather.outcome(now).cloned();
@@ -408,13 +408,13 @@ impl Net {
             let Some(action) = visit.next_action() else { break };
             let old = *current;
             match action {
-                visit::Action::Close => {
+                VisitorAction::Close => {
                     *current = None;
                     if let Some(conn) = old {
                         self.along(conn, true, Event::VisitorClosed(conn));
                     }
                 }
-                visit::Action::Connect => {
+                VisitorAction::Connect => {
                     let conn = self.open(Some(rank));
                     self.connections += 1;
                     let listens = !matches!(self.nodes[0], Node::Dead);
@@ -426,7 +426,7 @@ impl Net {
                     }
                     self.along(conn, false, Event::Connected(rank, conn, listens));
                 }
-                visit::Action::Send(bytes) => {
+                VisitorAction::Send(bytes) => {
                     visit.sent();
                     if let Some(conn) = old {
                         self.send(conn, true, &bytes);

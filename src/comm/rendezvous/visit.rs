@@ -35,9 +35,9 @@ pub enum Broken {
     Otherwise,
 }
 
-/// What the driver is to do.
+/// What the driver of a rank that visits rank 0 is to do.
 #[derive(Debug)]
-pub enum Action {
+pub enum VisitorAction {
     /// Connect to rank 0, then report [`Visit::connected`] or [`Visit::broken`].
     Connect,
     /// Send these bytes; when all that was to be sent is, report [`Visit::sent`].
@@ -93,7 +93,7 @@ pub struct Visit {
     unreachable: Option<Instant>,
     /// What ended the last attempt.
     trouble: Option<String>,
-    actions: VecDeque<Action>,
+    actions: VecDeque<VisitorAction>,
 }
 
 impl Visit {
@@ -116,7 +116,7 @@ impl Visit {
             refused: None,
             unreachable: None,
             trouble: None,
-            actions: VecDeque::from([Action::Connect]),
+            actions: VecDeque::from([VisitorAction::Connect]),
         }
     }
 
@@ -124,7 +124,7 @@ impl Visit {
     pub fn connected(&mut self) {
         (self.met, self.refused, self.unreachable) = (true, None, None);
         self.stage = Stage::Talking { sent: false, expired: false };
-        self.actions.push_back(Action::Send(self.request.clone()));
+        self.actions.push_back(VisitorAction::Send(self.request.clone()));
     }
 
     /// How long rank 0's host may stay silent.
@@ -235,7 +235,7 @@ impl Visit {
             Ok(Reply::Failed(failure)) => self.finish(Err(failure)),
             Ok(Reply::Again) => {
                 self.trouble = Some("it was still in an earlier step".into());
-                self.actions.push_back(Action::Close);
+                self.actions.push_back(VisitorAction::Close);
                 self.again(now);
             }
             Err(malformed) => {
@@ -266,7 +266,7 @@ impl Visit {
                     self.limit = now + GRACE;
                     // Once the answer has begun there is nothing left to ask.
                     if self.reply.is_empty() {
-                        self.actions.push_back(Action::Send(Arc::new([wire::EXPIRED])));
+                        self.actions.push_back(VisitorAction::Send(Arc::new([wire::EXPIRED])));
                     }
                 }
             }
@@ -274,7 +274,7 @@ impl Visit {
             Stage::Pause(until) if !late => {
                 if now >= *until {
                     self.stage = Stage::Connecting;
-                    self.actions.push_back(Action::Connect);
+                    self.actions.push_back(VisitorAction::Connect);
                 }
             }
             _ => {
@@ -299,7 +299,7 @@ impl Visit {
     }
 
     /// The next thing to do, if any.
-    pub fn next_action(&mut self) -> Option<Action> {
+    pub fn next_action(&mut self) -> Option<VisitorAction> {
         self.actions.pop_front()
     }
 
@@ -313,6 +313,6 @@ impl Visit {
 
     fn finish(&mut self, outcome: Outcome) {
         self.stage = Stage::Done(outcome);
-        self.actions.push_back(Action::Close);
+        self.actions.push_back(VisitorAction::Close);
     }
 }

@@ -23,12 +23,12 @@ pub struct Origin {
     pub retry_cnt: u8,
 }
 
-/// The other end of one connection.
+/// The queue pair at the other end of one connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct RemoteQp {
     /// Its port and device.
     pub hello: Hello,
-    /// Its queue pair.
+    /// Its number.
     pub qpn: u32,
     /// The first packet number it sends.
     pub psn: u32,
@@ -69,8 +69,8 @@ pub fn init_iwarp(qp: &Qp) -> Result<()> {
 }
 
 /// INIT to RTR and RTS. `psn` is the first packet number that this end sends.
-pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, psn: u32) -> Result<()> {
-    let attr = ready_to_receive(origin, mine, target, tc);
+pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8, psn: u32) -> Result<()> {
+    let attr = ready_to_receive(origin, mine, remote, tc);
     let mask = IBV_QP_STATE
         | IBV_QP_AV
         | IBV_QP_PATH_MTU
@@ -82,9 +82,9 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, 
         Error::system(format!(
             "queue pair {} to RTR (towards queue pair {}, GID index {}, LID {}, MTU {}, traffic class {tc}): {e}; {}",
             qp.number(),
-            target.qpn,
+            remote.qpn,
             origin.gid.index,
-            target.hello.lid,
+            remote.hello.lid,
             mtu_bytes(attr.path_mtu),
             match e.raw_os_error() {
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT) =>
@@ -100,7 +100,7 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, target: &Target, tc: u8, 
         retry_cnt: origin.retry_cnt,
         // 7: for ever. Signal messages are sent only for receives that are posted, so this is never needed.
         rnr_retry: 7,
-        max_rd_atomic: mine.max_rd_atomic.min(target.hello.max_dest_rd_atomic),
+        max_rd_atomic: mine.max_rd_atomic.min(remote.hello.max_dest_rd_atomic),
         ..Default::default()
     };
     let mask =
@@ -130,16 +130,16 @@ pub fn mtu_bytes(mtu: u32) -> u32 {
     128 << mtu.min(5)
 }
 
-fn ready_to_receive(origin: &Origin, mine: &Hello, target: &Target, tc: u8) -> ibv_qp_attr {
+fn ready_to_receive(origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
-        path_mtu: mine.active_mtu.min(target.hello.active_mtu).into(),
-        dest_qp_num: target.qpn,
-        rq_psn: target.psn,
-        max_dest_rd_atomic: mine.max_dest_rd_atomic.min(target.hello.max_rd_atomic),
+        path_mtu: mine.active_mtu.min(remote.hello.active_mtu).into(),
+        dest_qp_num: remote.qpn,
+        rq_psn: remote.psn,
+        max_dest_rd_atomic: mine.max_dest_rd_atomic.min(remote.hello.max_rd_atomic),
         // NCCL's value: 0.64 ms.
         min_rnr_timer: 12,
-        ah_attr: address(origin, mine, &target.hello, tc),
+        ah_attr: address(origin, mine, &remote.hello, tc),
         ..Default::default()
     }
 }
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn the_smaller_end_decides() {
         let mine = Hello { active_mtu: 3, ..hello(2, 0) };
-        let target = Target { hello: Hello { max_rd_atomic: 4, ..hello(2, 0) }, qpn: 5, psn: 6 };
-        let attr = ready_to_receive(&origin(), &mine, &target, 106);
+        let remote = RemoteQp { hello: Hello { max_rd_atomic: 4, ..hello(2, 0) }, qpn: 5, psn: 6 };
+        let attr = ready_to_receive(&origin(), &mine, &remote, 106);
         assert_eq!((attr.path_mtu, attr.max_dest_rd_atomic, attr.dest_qp_num, attr.rq_psn), (3, 4, 5, 6));
         assert_eq!(mtu_bytes(attr.path_mtu), 1024);
     }

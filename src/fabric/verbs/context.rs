@@ -5,7 +5,7 @@ use super::bounce::Bounce;
 use super::lane::{self, EntryKind};
 use super::outcome::Outcomes;
 use super::progress::Progress;
-use super::queues::{Batch, Queues, Taken};
+use super::queues::{PostBatch, Queues, Taken};
 use super::regions::DeviceRegions;
 use super::template::{Again, Windows};
 use crate::error::{Error, Result};
@@ -119,7 +119,7 @@ impl Shared {
             true => Some(self.bounce()?),
             false => None,
         };
-        let batch = Batch { ops, bounce, regions: &self.regions, limit: self.limits.operations };
+        let batch = PostBatch { ops, bounce, regions: &self.regions, limit: self.limits.operations };
         self.queues.lock().enqueue_all(peer, &batch, &self.outcomes).ok_or_else(|| no_such_peer(peer))
     }
 

@@ -94,22 +94,22 @@ impl Op {
     }
 
     /// The work request that comes after `done` bytes: bytes of data, or the signal; and whether it is the last.
-    pub fn next(&self, done: u64, max_msg: u64) -> (Next, bool) {
+    pub fn next(&self, done: u64, max_msg: u64) -> (WorkRequest, bool) {
         let left = self.len - done;
         if left > 0 || (self.len == 0 && self.signal.is_none()) {
             let bytes = left.min(max_msg);
-            return (Next::Data(bytes as u32), bytes == left && self.signal.is_none());
+            return (WorkRequest::Data(bytes as u32), bytes == left && self.signal.is_none());
         }
         match self.signal {
-            Some(signal) => (Next::Signal(signal), true),
-            None => (Next::Data(0), true),
+            Some(signal) => (WorkRequest::Signal(signal), true),
+            None => (WorkRequest::Data(0), true),
         }
     }
 }
 
 /// A work request of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum WorkRequest {
     /// So many bytes.
     Data(u32),
     /// The signal.
@@ -374,13 +374,13 @@ mod tests {
         let add = Signal { remote: 8, rkey: 1, value: 2, strong: true };
         let signal = Some(add);
         let op = |len, signal| Op { kind: EntryKind::Put, local: 0, lkey: 0, rkey: 0, remote: 0, len, signal };
-        assert_eq!(op(0, None).next(0, 10), (Next::Data(0), true));
-        assert_eq!(op(10, None).next(0, 10), (Next::Data(10), true));
-        assert_eq!(op(11, None).next(0, 10), (Next::Data(10), false));
-        assert_eq!(op(11, None).next(10, 10), (Next::Data(1), true));
-        assert_eq!(op(11, signal).next(10, 10), (Next::Data(1), false));
-        assert_eq!(op(11, signal).next(11, 10), (Next::Signal(add), true));
-        assert_eq!(op(0, signal).next(0, 10), (Next::Signal(add), true));
+        assert_eq!(op(0, None).next(0, 10), (WorkRequest::Data(0), true));
+        assert_eq!(op(10, None).next(0, 10), (WorkRequest::Data(10), true));
+        assert_eq!(op(11, None).next(0, 10), (WorkRequest::Data(10), false));
+        assert_eq!(op(11, None).next(10, 10), (WorkRequest::Data(1), true));
+        assert_eq!(op(11, signal).next(10, 10), (WorkRequest::Data(1), false));
+        assert_eq!(op(11, signal).next(11, 10), (WorkRequest::Signal(add), true));
+        assert_eq!(op(0, signal).next(0, 10), (WorkRequest::Signal(add), true));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
 
 use super::bounce::INLINE;
-use super::connect::{connect, init, init_iwarp, Origin, Target};
+use super::connect::{connect, init, init_iwarp, Origin, RemoteQp};
 use super::context::{Limits, Shared, VerbsContext};
-use super::iwarp::{first_reads, meet, Acceptor, FirstRead, Home, Peer, Visit};
+use super::iwarp::{first_reads, meet, Acceptor, ConnectRound, FirstRead, Home, Peer};
 use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
@@ -220,7 +220,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let lanes = lanes(fabric, joined, &mut context, &theirs, &origin, tc)?;
         let device = device(fabric, joined, &context)?;
         if let (Some(home), Some(acceptor)) = (&fabric.iwarp, context.acceptor.take()) {
-            let visit = Visit {
+            let round = ConnectRound {
                 world: joined.world,
                 device: &home.device,
                 token: pending.token,
@@ -230,8 +230,8 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
                 patience: home.patience,
             };
             let peers = iwarp_peers(fabric, joined, &context.pairs, &theirs, &tokens);
-            context.pairs.connections = Some(meet(acceptor, visit, &peers)?);
-            first_reads(&device, &reads(joined, &context.pairs, &theirs), &fabric.label, visit.end)?;
+            context.pairs.connections = Some(meet(acceptor, round, &peers)?);
+            first_reads(&device, &reads(joined, &context.pairs, &theirs), &fabric.label, round.end)?;
         }
         let number = fabric.next_context.fetch_add(1, Ordering::Relaxed);
         let verbs = fabric.device().verbs().clone();
@@ -287,9 +287,9 @@ fn lanes(
             return Err(Error::internal("a peer without queue pairs"));
         };
         if fabric.iwarp.is_none() {
-            let target = Target { hello: *hello, qpn: info.qpn, psn: info.psn };
+            let remote = RemoteQp { hello: *hello, qpn: info.qpn, psn: info.psn };
             let psn = context.psns.get(peer).copied().unwrap_or(0);
-            connect(qp, origin, &fabric.hello, &target, tc, psn)
+            connect(qp, origin, &fabric.hello, &remote, tc, psn)
                 .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
         }
         if let Some(messages) = &mut context.messages {

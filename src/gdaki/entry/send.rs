@@ -1,7 +1,7 @@
 //! A send entry: what device code asks the device to do.
 //!
-//! A control segment of 16 bytes, then up to three more segments. [`Entry::parse`] is the one place where bytes become
-//! meaning: whatever it returns has passed every check that needs no knowledge of the queue pair.
+//! A control segment of 16 bytes, then up to three more segments. [`SendEntry::parse`] is the one place where bytes
+//! become meaning: whatever it returns has passed every check that needs no knowledge of the queue pair.
 
 use super::{Syndrome, ENTRY_BYTES};
 use crate::rma::atomic::Width;
@@ -157,7 +157,7 @@ pub enum Request {
 
 /// A send entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct SendEntry {
     /// The low 16 bits of its index.
     pub index: u16,
     /// Its opcode.
@@ -369,7 +369,7 @@ impl View<'_> {
     }
 }
 
-impl Entry {
+impl SendEntry {
     /// What the bytes mean, or why nothing.
     #[inline(always)]
     pub fn parse(bytes: &[u8; ENTRY_BYTES]) -> Result<Self, Malformed> {

@@ -6,7 +6,7 @@ use super::meaning::{Fault, Terms, Windows};
 use super::slots::{is_whole, EntrySlots};
 use crate::config::Ringing;
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
-use crate::gdaki::entry::send::{Entry as Asked, Request, View};
+use crate::gdaki::entry::send::{Request, SendEntry, View};
 use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
@@ -27,7 +27,7 @@ const NEVER: u64 = u64::MAX;
 
 /// Where a queue pair and what belongs to it lie, as this process sees it.
 #[derive(Clone, Copy)]
-pub struct Places {
+pub struct QueuePairAddresses {
     /// Slot 0.
     pub slots: NonNull<AtomicU64>,
     /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
@@ -52,7 +52,7 @@ struct Record {
 
 /// The send queue. Its memory is the owner's affair: see [`SendQueue::new`].
 pub struct SendQueue {
-    places: Places,
+    places: QueuePairAddresses,
     slots: EntrySlots,
     size: u64,
     windows: Windows,
@@ -93,7 +93,7 @@ impl SendQueue {
     /// # Safety
     /// The places are valid as long as the queue lives, aligned to 8 bytes, and device code has not begun; its words to
     /// ring are 0. The peer is one of the ranks that `terms` says.
-    pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
+    pub unsafe fn new(places: QueuePairAddresses, terms: Arc<Terms>, peer: u32) -> Self {
         debug_assert!(places.size.is_power_of_two() && places.size <= SLOTS_MAX);
         let size = u64::from(places.size);
         let unread = Record { opcode: 0, syndrome: None, is_signalled: true };
@@ -263,7 +263,7 @@ impl SendQueue {
 
     /// What the entry asks for; `None`: it has to wait.
     #[inline(always)]
-    fn carry(&mut self, asked: &Asked, index: u64, ops: &mut Vec<Op>) -> Result<Option<Entry>, Fault> {
+    fn carry(&mut self, asked: &SendEntry, index: u64, ops: &mut Vec<Op>) -> Result<Option<Entry>, Fault> {
         if asked.queue != self.places.number {
             return Err(Fault::Queue(asked.queue));
         }
@@ -373,13 +373,13 @@ impl Ring for SendQueue {
         if view.index() != index as u16 {
             return self.refuse(index, &bytes, Fault::Missing(view.index()));
         }
-        let carried = match Asked::parse(&bytes) {
+        let carried = match SendEntry::parse(&bytes) {
             Ok(asked) => self.carry(&asked, index, ops).map(|entry| (entry, asked)),
             Err(malformed) => Err(Fault::Malformed(malformed)),
         };
         match carried {
             Ok((None, _)) => Entry::Absent,
-            Ok((Some(entry), Asked { opcode, is_signalled, .. })) => {
+            Ok((Some(entry), SendEntry { opcode, is_signalled, .. })) => {
                 self.note(index, Record { opcode, syndrome: None, is_signalled });
                 entry
             }

@@ -38,7 +38,7 @@ impl Shared {
             ended: Arc::default(),
         };
         let bell = DoorbellWords { handler, words: NonNull::from(&self.words[0]), record: NonNull::from(&self.record) };
-        let places = Places {
+        let places = QueuePairAddresses {
             slots: NonNull::from(&self.slots[0]),
             size: SIZE as u32,
             completions: NonNull::from(&self.completions[0]).cast(),

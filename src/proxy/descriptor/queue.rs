@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Where a queue and what belongs to it lie, as this process sees it.
 #[derive(Clone, Copy)]
-pub struct Places {
+pub struct QueueAddresses {
     /// Slot 0.
     pub slots: NonNull<AtomicU64>,
     /// Slots, a power of two.
@@ -66,7 +66,7 @@ impl Pattern {
 
 /// The queue. Its memory is the owner's affair: see [`Queue::new`].
 pub struct Queue {
-    places: Places,
+    places: QueueAddresses,
     slots: Slots,
     terms: Arc<Terms>,
     peer: u32,
@@ -93,7 +93,7 @@ unsafe impl Send for Queue {}
 impl Queue {
     /// # Safety
     /// The places are valid, the slots cleared, and counters as many as `terms` says, as long as the queue lives.
-    pub unsafe fn new(places: Places, terms: Arc<Terms>, peer: u32) -> Self {
+    pub unsafe fn new(places: QueueAddresses, terms: Arc<Terms>, peer: u32) -> Self {
         // SAFETY: valid (caller). Where device code starts to count is where the consumer's index stands.
         let start = unsafe { places.ci.as_ref() }.load(Ordering::Relaxed);
         // SAFETY: as above.

@@ -4,7 +4,7 @@
 //!
 //! Only sets over verbs are here. What is not found takes the long way, through `handles`.
 
-use super::windows::Place;
+use super::windows::CachedWindow;
 use crate::fabric::verbs::Direct;
 use crate::sys::{fork, handles};
 use std::cell::UnsafeCell;
@@ -30,7 +30,7 @@ struct Set {
     /// Ranks of its communicator.
     nranks: u32,
     /// The communicator's windows.
-    windows: *const Place,
+    windows: *const CachedWindow,
 }
 
 const NOBODY: Set = Set { contexts: null(), count: 0, nranks: 0, windows: null() };
@@ -52,7 +52,7 @@ fn entry(handle: u64) -> &'static SetEntry {
 ///
 /// # Safety
 /// The handle is live, it is the set's, and no operation uses it yet.
-pub unsafe fn publish(handle: *mut c_void, contexts: &[Direct], nranks: u32, windows: *const Place) {
+pub unsafe fn publish(handle: *mut c_void, contexts: &[Direct], nranks: u32, windows: *const CachedWindow) {
     fork::empty_in_children(disown);
     let entry = entry(handle as u64);
     let set = Set { contexts: contexts.as_ptr(), count: contexts.len() as u32, nranks, windows };
@@ -105,7 +105,7 @@ impl SetEntry {
 
     /// The communicator's windows, for [`super::windows::find`].
     #[inline(always)]
-    pub fn windows(&self) -> *const Place {
+    pub fn windows(&self) -> *const CachedWindow {
         self.set().windows
     }
 }

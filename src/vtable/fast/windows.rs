@@ -18,7 +18,7 @@ const PICK_SHIFT: u32 = 4;
 /// What an operation needs of a window. A cache line.
 #[derive(Default)]
 #[repr(C, align(64))]
-pub struct Place {
+pub struct CachedWindow {
     handle: AtomicU64,
     base: AtomicU64,
     len: AtomicU64,
@@ -26,9 +26,9 @@ pub struct Place {
     remote: AtomicPtr<Remote>,
 }
 
-const _: () = assert!(std::mem::size_of::<Place>() == 1 << PLACE_SHIFT);
+const _: () = assert!(std::mem::size_of::<CachedWindow>() == 1 << PLACE_SHIFT);
 
-impl Place {
+impl CachedWindow {
     /// First byte here.
     #[inline(always)]
     pub fn base(&self) -> u64 {
@@ -64,11 +64,11 @@ impl Place {
 }
 
 /// The places of one communicator.
-pub struct WindowCache(Box<[Place]>);
+pub struct WindowCache(Box<[CachedWindow]>);
 
 impl Default for WindowCache {
     fn default() -> Self {
-        let places: Box<[Place]> = (0..PLACES).map(|_| Place::default()).collect();
+        let places: Box<[CachedWindow]> = (0..PLACES).map(|_| CachedWindow::default()).collect();
         (0..PLACES).for_each(|i| places[i].handle.store(vacant(i), Ordering::Relaxed));
         Self(places)
     }
@@ -84,12 +84,12 @@ impl WindowCache {
         (handle >> PICK_SHIFT) as usize % PLACES
     }
 
-    fn place(&self, handle: u64) -> &Place {
+    fn place(&self, handle: u64) -> &CachedWindow {
         &self.0[Self::index(handle)]
     }
 
     /// Where the data path starts counting: hand it to [`find`] while the cache lives.
-    pub fn start(&self) -> *const Place {
+    pub fn start(&self) -> *const CachedWindow {
         self.0.as_ptr()
     }
 
@@ -118,7 +118,7 @@ impl WindowCache {
 /// # Safety
 /// `start` came from a cache that lives during `'a`.
 #[inline(always)]
-pub unsafe fn find<'a>(start: *const Place, handle: *mut c_void) -> Option<&'a Place> {
+pub unsafe fn find<'a>(start: *const CachedWindow, handle: *mut c_void) -> Option<&'a CachedWindow> {
     let offset = (handle as usize & (PLACES - 1) << PICK_SHIFT) << (PLACE_SHIFT - PICK_SHIFT);
     // SAFETY: the masked offset is that of one of PLACES places.
     let place = unsafe { &*start.byte_add(offset) };
@@ -126,7 +126,7 @@ pub unsafe fn find<'a>(start: *const Place, handle: *mut c_void) -> Option<&'a P
 }
 
 /// The windows of one communicator that the data path looks at first, and may not find all.
-pub struct Cached(pub *const Place);
+pub struct Cached(pub *const CachedWindow);
 
 impl Find for Cached {
     #[inline(always)]

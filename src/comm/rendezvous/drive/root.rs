@@ -1,7 +1,7 @@
 //! Rank 0's sockets.
 
 use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
-use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection};
+use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection, RootAction};
 use crate::comm::rendezvous::host;
 use crate::comm::rendezvous::listener::Listener;
 use crate::error::{Error, Result};
@@ -168,20 +168,20 @@ impl Root<'_> {
     fn act(&mut self, now: Instant) {
         while let Some(action) = self.gather.next_action() {
             match action {
-                gather::Action::Send { conn, shared, own } => {
+                RootAction::Send { conn, shared, own } => {
                     if let Some(link) = self.links.get_mut(&conn) {
                         link.out.push(shared);
                         link.out.push(own.into());
                     }
                     self.flush(conn, now);
                 }
-                gather::Action::Keep(conn, who) => {
+                RootAction::Keep(conn, who) => {
                     if let Some(link) = self.links.remove(&conn) {
                         let _ = self.epoll.delete(&link.socket); // with its descriptor at the latest
                         self.kept.push((who, link.socket));
                     }
                 }
-                gather::Action::Close(conn) => {
+                RootAction::Close(conn) => {
                     if let Some(link) = self.links.remove(&conn) {
                         drain(&link.socket);
                     }

@@ -3,7 +3,7 @@
 use super::{how_broken, millis, read_some, Outgoing, Standing, CHUNK};
 use crate::comm::rendezvous::host::{self, DeliveryWatch};
 use crate::comm::rendezvous::routes::Routes;
-use crate::comm::rendezvous::visit::{self, Broken, Visit};
+use crate::comm::rendezvous::visit::{self, Broken, Visit, VisitorAction};
 use crate::comm::rendezvous::wire::Failure;
 use crate::error::{Error, Result};
 use crate::sys::fork::Private;
@@ -162,7 +162,7 @@ pub fn visit(visit: &mut Visit, routes: &mut Routes, standing: &mut Standing) ->
 }
 
 fn act(
-    action: visit::Action,
+    action: VisitorAction,
     visit: &mut Visit,
     routes: &mut Routes,
     standing: &mut Standing,
@@ -170,11 +170,11 @@ fn act(
     now: Instant,
 ) {
     match action {
-        visit::Action::Close => {
+        VisitorAction::Close => {
             let good = visit.outcome().is_some_and(|outcome| outcome.is_ok());
             standing.visitor = attempt.take().filter(|_| good).map(|attempt| attempt.socket);
         }
-        visit::Action::Connect => {
+        VisitorAction::Connect => {
             match Attempt::begin(standing.visitor.take(), routes.current(), visit.silence(), now) {
                 Ok(new) => {
                     if new.connected {
@@ -185,7 +185,7 @@ fn act(
                 Err(e) => visit.broken(e.desc(), routes.failed(how_broken(e)), now),
             }
         }
-        visit::Action::Send(bytes) => {
+        VisitorAction::Send(bytes) => {
             if let Some(attempt) = attempt {
                 attempt.out.push(bytes);
                 // A connection that broke shows when it is read; an answer may still be there.

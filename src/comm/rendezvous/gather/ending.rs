@@ -1,6 +1,6 @@
 //! How a step ends: all came, some did not come in time, or something went wrong.
 
-use super::{Action, Brought, Gather, Phase, Stage, ANSWER_TIME, LINGER};
+use super::{Brought, Gather, Phase, RootAction, Stage, ANSWER_TIME, LINGER};
 use crate::comm::rendezvous::wire::{self, Failure};
 use nccl_plugin_api::NcclResult;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Gather {
         self.phase = Phase::Answering { until, outcome: Ok((shared.clone(), mine)) };
         for (rank, one) in brought.iter().enumerate().skip(1) {
             self.set_stage(one.conn, Stage::Answering { tells: Some(rank as u32) });
-            self.actions.push_back(Action::Send { conn: one.conn, shared: shared.clone(), own: own(rank) });
+            self.actions.push_back(RootAction::Send { conn: one.conn, shared: shared.clone(), own: own(rank) });
         }
     }
 

@@ -37,9 +37,9 @@ pub const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Names a connection between driver and machine; higher ones are younger.
 pub type Conn = u64;
 
-/// What the driver is to do.
+/// What the driver of rank 0's side is to do.
 #[derive(Debug)]
-pub enum Action {
+pub enum RootAction {
     /// Send `shared` and then `own`, then report [`Gather::sent`].
     Send {
         /// The connection.
@@ -131,7 +131,7 @@ pub struct Gather {
     /// Who knows that the step failed, or never will.
     told: BTreeSet<u32>,
     phase: Phase,
-    actions: VecDeque<Action>,
+    actions: VecDeque<RootAction>,
 }
 
 /// `Conn` of rank 0's own contribution.
@@ -204,7 +204,7 @@ impl Gather {
         let oldest = self.strangers.first().copied();
         oldest.inspect(|&conn| self.close(conn)).is_some()
     }
-    /// Everything of an [`Action::Send`] is sent.
+    /// Everything of a [`RootAction::Send`] is sent.
     pub fn sent(&mut self, conn: Conn) {
         if let Some(Link { stage: Stage::Answering { tells }, peer, .. }) = self.links.get(&conn) {
             let (tells, peer) = (*tells, *peer);
@@ -212,7 +212,7 @@ impl Gather {
             match (tells, &self.phase) {
                 (Some(rank), Phase::Answering { .. }) => {
                     self.links.remove(&conn);
-                    self.actions.push_back(Action::Keep(conn, KeptConnection { rank, peer }));
+                    self.actions.push_back(RootAction::Keep(conn, KeptConnection { rank, peer }));
                 }
                 _ => self.close(conn),
             }
@@ -295,7 +295,7 @@ impl Gather {
     }
 
     /// The next thing to do, if any.
-    pub fn next_action(&mut self) -> Option<Action> {
+    pub fn next_action(&mut self) -> Option<RootAction> {
         self.actions.pop_front()
     }
 
@@ -312,14 +312,14 @@ impl Gather {
     fn beat(&mut self) {
         let waiting = self.links.iter().filter(|(_, link)| matches!(link.stage, Stage::Waiting { .. }));
         let shared: Arc<[u8]> = Arc::new([wire::BEAT]);
-        let beats = waiting.map(|(&conn, _)| Action::Send { conn, shared: shared.clone(), own: Vec::new() });
+        let beats = waiting.map(|(&conn, _)| RootAction::Send { conn, shared: shared.clone(), own: Vec::new() });
         self.actions.extend(beats);
     }
 
     fn answer(&mut self, conn: Conn, bytes: Arc<[u8]>, tells: Option<u32>) {
         let tells = tells.filter(|&rank| rank < self.job.nranks());
         self.set_stage(conn, Stage::Answering { tells });
-        self.actions.push_back(Action::Send { conn, shared: bytes, own: Vec::new() });
+        self.actions.push_back(RootAction::Send { conn, shared: bytes, own: Vec::new() });
     }
 
     fn set_stage(&mut self, conn: Conn, stage: Stage) {
@@ -331,7 +331,7 @@ impl Gather {
     fn close(&mut self, conn: Conn) {
         self.strangers.remove(&conn);
         if self.links.remove(&conn).is_some() {
-            self.actions.push_back(Action::Close(conn));
+            self.actions.push_back(RootAction::Close(conn));
         }
     }
 }

@@ -140,9 +140,9 @@ proptest! {
             gather.tick(now);
             while let Some(action) = gather.next_action() {
                 match action {
-                    gather::Action::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
-                    gather::Action::Send { .. } => {} // this one never reads
-                    gather::Action::Close(conn) | gather::Action::Keep(conn, _) => {
+                    RootAction::Send { conn, .. } if conn % 2 == 0 => gather.sent(conn),
+                    RootAction::Send { .. } => {} // this one never reads
+                    RootAction::Close(conn) | RootAction::Keep(conn, _) => {
                         open.remove(&conn);
                     }
                 }

@@ -227,7 +227,7 @@ fn in_vain(visit: &mut Visit, start: Instant, mut attempt: impl FnMut(&mut Visit
     loop {
         visit.tick(now);
         while let Some(action) = visit.next_action() {
-            if matches!(action, visit::Action::Connect) {
+            if matches!(action, VisitorAction::Connect) {
                 attempt(visit, now);
             }
         }
@@ -391,7 +391,7 @@ fn a_rank_that_does_not_read_its_answer_is_named() {
     gather.accepted(1, ([10, 0, 0, 1], 9).into(), now);
     gather.received(1, &request(1, "connect", 1, 2), now);
     gather.tick(now);
-    assert!(matches!(gather.next_action(), Some(gather::Action::Send { conn: 1, .. })) && !gather.accepting());
+    assert!(matches!(gather.next_action(), Some(RootAction::Send { conn: 1, .. })) && !gather.accepting());
     assert!(gather.outcome(now).is_none());
     let late = now + Duration::from_secs(10) + ANSWER_TIME;
     assert_eq!(gather.wake(), late);
@@ -413,9 +413,9 @@ fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_it
     let mut gather = begin();
     gather.received(7, &[&[wire::EXPIRED], &request(2, "connect", 1, 2)[..]].concat(), now);
     gather.tick(now);
-    assert!(matches!(gather.next_action(), Some(gather::Action::Send { conn: 7, .. })));
+    assert!(matches!(gather.next_action(), Some(RootAction::Send { conn: 7, .. })));
     gather.sent(7);
-    assert!(matches!(gather.next_action(), Some(gather::Action::Keep(7, KeptConnection { rank: 1, .. }))));
+    assert!(matches!(gather.next_action(), Some(RootAction::Keep(7, KeptConnection { rank: 1, .. }))));
     assert!(gather.outcome(now).unwrap().is_ok());
     // Nobody's time runs there: the rank may be at work. Its end is told at once.
     let mut gather = begin();

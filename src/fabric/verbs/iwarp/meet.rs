@@ -34,9 +34,9 @@ pub struct Peer {
     pub reads_in: u8,
 }
 
-/// One context's round.
+/// One context's connections: whose they are, and how they are made.
 #[derive(Clone, Copy, Debug)]
-pub struct Visit<'a> {
+pub struct ConnectRound<'a> {
     /// This rank among all.
     pub world: World,
     /// Name of the device.
@@ -81,7 +81,7 @@ struct Link {
 }
 
 struct Meeting<'a> {
-    visit: Visit<'a>,
+    round: ConnectRound<'a>,
     peers: &'a [Peer],
     acceptor: Acceptor,
     links: HashMap<usize, Link>,
@@ -90,8 +90,8 @@ struct Meeting<'a> {
 }
 
 /// Connects everything, or says which rank is in the way.
-pub fn meet(acceptor: Acceptor, visit: Visit, peers: &[Peer]) -> Result<Connections> {
-    let mut meeting = Meeting { visit, peers, acceptor, links: HashMap::new(), next: visit.world.rank };
+pub fn meet(acceptor: Acceptor, round: ConnectRound, peers: &[Peer]) -> Result<Connections> {
+    let mut meeting = Meeting { round, peers, acceptor, links: HashMap::new(), next: round.world.rank };
     loop {
         meeting.start()?;
         if meeting.is_complete() {
@@ -100,7 +100,7 @@ pub fn meet(acceptor: Acceptor, visit: Visit, peers: &[Peer]) -> Result<Connecti
         let taken = meeting.acceptor.channel.take();
         match taken.map_err(|e| Error::system(format!("events of the RDMA connection manager: {e}")))? {
             Some(event) => meeting.handle(event)?,
-            None if wait(&meeting.acceptor.channel, visit.end) => {}
+            None if wait(&meeting.acceptor.channel, round.end) => {}
             None => return Err(meeting.late()),
         }
     }
@@ -127,14 +127,14 @@ impl Meeting<'_> {
     }
 
     fn milliseconds(&self) -> u32 {
-        self.visit.end.saturating_duration_since(Instant::now()).as_millis().clamp(1, 1 << 30) as u32
+        self.round.end.saturating_duration_since(Instant::now()).as_millis().clamp(1, 1 << 30) as u32
     }
 
     fn failed(&self, peer: u32, what: &str, why: &str, remedy: &str) -> Error {
         let at = self.peers.get(peer as usize).map(|p| p.address.to_string()).unwrap_or_default();
         Error::remote(format!(
             "rank {peer} at {at}, over iWARP device {} ({}): {what}: {why}; {remedy}",
-            self.visit.device, self.acceptor.address
+            self.round.device, self.acceptor.address
         ))
     }
 
@@ -148,8 +148,8 @@ impl Meeting<'_> {
                 continue;
             }
             let begun = Id::new(&self.acceptor.channel).and_then(|id| {
-                if let Err(e) = id.set_type_of_service(self.visit.tos) {
-                    log::debug!("iWARP: no type of service {}: {e}", self.visit.tos);
+                if let Err(e) = id.set_type_of_service(self.round.tos) {
+                    log::debug!("iWARP: no type of service {}: {e}", self.round.tos);
                 }
                 id.resolve_address(&SocketAddr::new(self.acceptor.address, 0), &target.address, self.milliseconds())?;
                 Ok(id)
@@ -178,7 +178,7 @@ impl Meeting<'_> {
                 link.step = Step::Route;
                 let device = link.id.device();
                 let next = link.id.resolve_route(milliseconds);
-                if let Some((other, _)) = device.filter(|(d, _)| d != self.visit.device) {
+                if let Some((other, _)) = device.filter(|(d, _)| d != self.round.device) {
                     return Err(self.unresolved(peer, &format!("the way to it leads over {other}")));
                 }
                 next.map_err(|e| self.unresolved(peer, &e.to_string()))
@@ -204,7 +204,7 @@ impl Meeting<'_> {
             RDMA_CM_EVENT_DISCONNECTED => {
                 Err(self.failed(peer, "it closed the connection", &why, "look at its log; it has failed or ended"))
             }
-            RDMA_CM_EVENT_DEVICE_REMOVAL => Err(Error::system(format!("the device {} was removed", self.visit.device))),
+            RDMA_CM_EVENT_DEVICE_REMOVAL => Err(Error::system(format!("the device {} was removed", self.round.device))),
             other => {
                 log::debug!("iWARP: event {other} ({why}) of rank {peer} passed over");
                 Ok(())
@@ -214,7 +214,7 @@ impl Meeting<'_> {
 
     /// Asks the peer; the queue pair is in RTS when it has agreed.
     fn connect(&mut self, key: usize) -> Result<()> {
-        let Visit { world, context, .. } = self.visit;
+        let ConnectRound { world, context, .. } = self.round;
         let Some(link) = self.links.get_mut(&key) else { return Ok(()) };
         let peer = link.peer;
         let Some(target) = self.peers.get(peer as usize) else { return Ok(()) };
@@ -234,7 +234,7 @@ impl Meeting<'_> {
     /// Takes a connect request, if a peer sent it that is still expected.
     fn answer(&mut self, id: Id, private_data: &[u8]) -> Result<()> {
         let expected = Greeting::parse(private_data)
-            .filter(|g| secret::same(&g.token, &self.visit.token) && g.context == self.visit.context)
+            .filter(|g| secret::same(&g.token, &self.round.token) && g.context == self.round.context)
             .filter(|g| !self.links.values().any(|l| !l.active && l.peer == g.rank))
             .and_then(|g| {
                 let peer = self.peers.get(g.rank as usize)?;
@@ -287,7 +287,7 @@ impl Meeting<'_> {
         Error::remote(format!(
             "no iWARP connection over {} ({}) after {:?}, half of OXYGIN_TIMEOUT: {shown}{more}; look at their logs, \
              at `ip route get` and at firewalls",
-            self.visit.device, self.acceptor.address, self.visit.patience
+            self.round.device, self.acceptor.address, self.round.patience
         ))
     }
 }

@@ -13,7 +13,7 @@ pub use acceptor::Acceptor;
 pub use addresses::{from_gid, to_gid, Addresses};
 pub use connections::Connections;
 pub use first::{first_reads, FirstRead};
-pub use meet::{meet, Peer, Visit};
+pub use meet::{meet, ConnectRound, Peer};
 
 use super::wire::Hello;
 use oxygin_ffi::rdmacm::RdmaCm;

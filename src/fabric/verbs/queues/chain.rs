@@ -1,6 +1,6 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Lane, Logged, Next, Op, NOTED};
+use super::super::lane::{EntryKind, Lane, Logged, Op, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
@@ -115,13 +115,13 @@ impl Queues {
             }
             let (next, last) = op.next(step.offset, self.device.max_msg);
             let (mut wr, sge) = match (next, &mut self.messages) {
-                (Next::Data(bytes), _) => {
+                (WorkRequest::Data(bytes), _) => {
                     let request = data(&op, step.offset, bytes, self.device.max_inline);
                     step.offset += u64::from(bytes);
                     request
                 }
-                (Next::Signal(signal), None) => addition(&self.device, &op, &signal),
-                (Next::Signal(signal), Some(messages)) => {
+                (WorkRequest::Signal(signal), None) => addition(&self.device, &op, &signal),
+                (WorkRequest::Signal(signal), Some(messages)) => {
                     let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
                     step.messages += 1;
                     let flags = IBV_SEND_SOLICITED;

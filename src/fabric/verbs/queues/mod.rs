@@ -10,7 +10,7 @@ mod looped;
 mod post;
 
 pub use completions::Taken;
-pub use post::Batch;
+pub use post::PostBatch;
 
 use super::lane::Lane;
 use super::message::Messages;

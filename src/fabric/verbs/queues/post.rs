@@ -14,7 +14,7 @@ use crate::rma::seq::Seq;
 
 /// Operations to one peer, and what it takes to queue them.
 #[derive(Clone, Copy)]
-pub struct Batch<'a> {
+pub struct PostBatch<'a> {
     /// Them.
     pub ops: &'a [op::Op],
     /// Where payloads go, and what comes back for atomic operations; there if any needs it.
@@ -27,7 +27,7 @@ pub struct Batch<'a> {
 
 impl Queues {
     /// Takes operations of a batch while there is room, and rings once for all.
-    pub fn enqueue_all(&mut self, peer: u32, batch: &Batch<'_>, outcomes: &Outcomes) -> Option<Posted> {
+    pub fn enqueue_all(&mut self, peer: u32, batch: &PostBatch<'_>, outcomes: &Outcomes) -> Option<Posted> {
         let inline = self.device.max_inline;
         let lane = self.lanes.get_mut(peer as usize)?;
         let mut posted = Posted::NONE;
@@ -68,7 +68,7 @@ impl Queues {
 
 impl Lane {
     /// The queue's entry for an operation; `None`: no room for it.
-    fn entry(&mut self, peer: u32, op: &op::Op, batch: &Batch<'_>, inline: u32, outcomes: &Outcomes) -> Option<Op> {
+    fn entry(&mut self, peer: u32, op: &op::Op, batch: &PostBatch<'_>, inline: u32, outcomes: &Outcomes) -> Option<Op> {
         if self.backlog.len() >= batch.limit {
             return None;
         }
