@@ -7,6 +7,8 @@ mod busy;
 mod closing_line;
 mod contexts;
 mod copy_kernel;
+mod copy_kernel_ends;
+mod copy_kernel_launches;
 mod cost;
 mod engine;
 mod gdaki;
