@@ -15,6 +15,8 @@ mod gdaki;
 mod harness;
 mod local;
 mod processes;
+mod processes_ends;
+mod processes_order;
 mod queues;
 mod refused;
 #[path = "../support/mod.rs"]

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
 pub mod copy_kernel;
+pub mod memory;
 pub mod plan;
 pub mod traffic;
 
