@@ -24,8 +24,10 @@ mod support;
 mod tcp;
 mod tcp_buffers;
 mod tcp_cost;
+mod tcp_ends;
 #[path = "../tcp/harness.rs"]
 mod tcp_harness;
+mod tcp_order;
 mod unattended;
 mod values;
 mod worker_blocks;

@@ -5,6 +5,7 @@
 pub mod copy_kernel;
 pub mod memory;
 pub mod plan;
+pub mod tcp;
 pub mod traffic;
 
 use crate::support::common::{ok, Rank, Window};
