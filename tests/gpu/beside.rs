@@ -3,9 +3,7 @@
 use crate::harness::*;
 use crate::support::common::*;
 use crate::support::logged::{collect, lines, listen};
-use nccl_plugin_api::{MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET};
 
-const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 /// Blocks of the all-to-all, each with a signal of its own in either barrier.
 const BLOCKS: usize = 16;
 const ROUNDS: u64 = 60;

@@ -4,9 +4,6 @@ use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
 use crate::support::logged;
-use nccl_plugin_api::*;
-
-const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// The closing line counts each operation where it was done: what a copy kernel left undone is none of its own.
 #[test]

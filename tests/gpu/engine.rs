@@ -348,7 +348,8 @@ fn a_fault_among_many_operations_hangs_nothing() {
         ("cuMemcpyAsync", 0, 1, "bulk=4096,kernel=0"),
         ("cuCtxPushCurrent", 5, 201, "merge=1,kernel=0"),
     ] {
-        // A copy kernel whose launch meets the fault is done without, and all comes out well: see `copy_kernel`.
+        // A copy kernel whose launch meets the fault is done without, and all comes out well: see
+        // `copy_kernel_launches`.
         let fake = Fake::take();
         fake.set_issue(issue);
         job(2, 2, |r| {

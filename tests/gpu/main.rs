@@ -7,12 +7,16 @@ mod busy;
 mod closing_line;
 mod contexts;
 mod copy_kernel;
+mod copy_kernel_ends;
+mod copy_kernel_launches;
 mod cost;
 mod engine;
 mod gdaki;
 mod harness;
 mod local;
 mod processes;
+mod processes_ends;
+mod processes_order;
 mod queues;
 mod refused;
 #[path = "../support/mod.rs"]
@@ -20,8 +24,10 @@ mod support;
 mod tcp;
 mod tcp_buffers;
 mod tcp_cost;
+mod tcp_ends;
 #[path = "../tcp/harness.rs"]
 mod tcp_harness;
+mod tcp_order;
 mod unattended;
 mod values;
 mod worker_blocks;

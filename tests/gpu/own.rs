@@ -17,8 +17,6 @@ use support::logged::{collect, lines, listen};
 /// Submissions that store by copies after a slow one, as the library has it.
 const BY_COPY: u64 = 256;
 
-const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
-
 /// The fake, its calls counted, the log collected once a rank has said so.
 struct Counting {
     fake: Fake,

@@ -2,6 +2,7 @@
 //! go another way. Through the RMA v16 table, on the fake CUDA driver, whose private contexts have no processors while
 //! a kernel spins.
 
+use crate::harness::copy_kernel::FIRST;
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
@@ -11,11 +12,6 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// Launches when two ranks register: one in each place where a rank's copy kernel can be launched.
-const FIRST: u64 = 2 * 4;
-
-const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// A put from the beginning of a window to that of rank 1's, if it is taken.
 fn try_put(r: &Rank, src: &GpuWindow, len: usize, dst: &GpuWindow) -> Option<*mut c_void> {

@@ -1,15 +1,18 @@
-//! Several ranks in one process, each with its own TCP transport, driven by threads that sleep on its descriptor.
+//! Several ranks in one process, each with its own TCP transport, driven by threads that sleep on its descriptor; and
+//! peers made of listeners.
 
 #![allow(dead_code, reason = "programs that have it for themselves use a part")]
 
 use super::support::turn::{self, Turn};
 use oxygin::fabric::soft::lane::{Health, Lane, Task};
+use oxygin::fabric::soft::tcp::wire::Hello;
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
 use oxygin::memory::registry::{Extent, Registry};
 use oxygin::rma::op::{Get, Op, Put, Signal};
 use oxygin::rma::seq::Seq;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -247,4 +250,45 @@ pub fn pattern(w: &[AtomicU64], seed: u64) {
     for (i, x) in w.iter().enumerate() {
         x.store((i as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), Ordering::Relaxed);
     }
+}
+
+/// Answers rank 0's greetings for rank `rank`: the express connection, the middle one and the stripe.
+pub fn greet(rank: u32, listener: &TcpListener) -> [TcpStream; 3] {
+    let mut conns = [None, None, None];
+    for _ in 0..3 {
+        let (mut s, _) = listener.accept().unwrap();
+        let mut hello = [0; 48];
+        s.read_exact(&mut hello).unwrap();
+        let h = Hello::parse(&hello).unwrap();
+        s.write_all(&Hello { answer: true, token: token(0), from: rank, to: 0, ..h }.emit()).unwrap();
+        conns[h.stripe as usize] = Some(s);
+    }
+    conns.map(Option::unwrap)
+}
+
+/// Rank 0, which takes whoever listens at these addresses for ranks 1 and so on.
+pub fn believer(others: &[SocketAddr]) -> Rank {
+    let mut all = ranks(1, 1, 1 << 17);
+    let mut real = all.pop().unwrap();
+    real.freeze();
+    let registry = Arc::new(Registry::default());
+    let tcp = Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, quick()).unwrap());
+    real.health.resize_with(1 + others.len(), Default::default);
+    let at = tcp.addresses().into_iter().chain(others.iter().copied()).zip(&real.health).enumerate();
+    let peers = at.map(|(p, (a, h))| PeerInfo { addresses: vec![a], token: token(p), health: h.clone() }).collect();
+    tcp.join(World { rank: 0, nranks: 1 + others.len() as u32 }, peers).unwrap();
+    real.adopt(tcp)
+}
+
+/// A peer made of a listener: it greets like rank 1, then does what the test says with the express connection and the
+/// stripe.
+pub fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Rank, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind(localhost()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let [express, middle, stripe] = greet(1, &listener);
+        then(express, stripe);
+        drop(middle);
+    });
+    (believer(&[at]), thread)
 }

@@ -4,9 +4,12 @@ mod beats;
 mod cut;
 mod data;
 mod death;
-mod faults;
+mod ends;
+mod gone;
 mod harness;
 mod order;
+mod refused;
+mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;

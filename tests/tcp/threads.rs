@@ -1,4 +1,4 @@
-//! The tests of `data`, `faults` and `order` with threads for bulk.
+//! The tests of `data`, `order`, `strangers`, `refused`, `ends` and `gone` with threads for bulk.
 
 #![allow(clippy::duplicate_mod, reason = "they take their ranks from the harness beside them, which is another here")]
 
@@ -9,7 +9,13 @@ mod harness;
 
 #[path = "data.rs"]
 mod data;
-#[path = "faults.rs"]
-mod faults;
+#[path = "ends.rs"]
+mod ends;
+#[path = "gone.rs"]
+mod gone;
 #[path = "order.rs"]
 mod order;
+#[path = "refused.rs"]
+mod refused;
+#[path = "strangers.rs"]
+mod strangers;

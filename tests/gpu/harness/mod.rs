@@ -2,7 +2,10 @@
 
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
+pub mod copy_kernel;
+pub mod memory;
 pub mod plan;
+pub mod tcp;
 pub mod traffic;
 
 use crate::support::common::{ok, Rank, Window};
@@ -14,6 +17,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void, CString};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Flags of a window whose signals kernels never reset.
+pub const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// The fake driver, its settings at their defaults. One test at a time has it.
 pub struct Fake {
@@ -414,7 +420,7 @@ impl Signals {
     pub fn set_up(self, fake: &Fake) -> u64 {
         fake.settings(matches!(self, Self::Added), 3);
         match self {
-            Self::NeverReset => MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET,
+            Self::NeverReset => NEVER_RESET,
             _ => MR_FLAG_FORCE_SO,
         }
     }

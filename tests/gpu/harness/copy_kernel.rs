@@ -1,0 +1,15 @@
+//! What the tests of the copy kernel share.
+
+use super::*;
+
+/// Places where each rank's copy kernel can be launched; each has a launch when it is made, which carries nothing.
+pub const LAUNCH_SLOTS: usize = 4;
+/// Launches when two ranks register.
+pub const FIRST: u64 = 2 * LAUNCH_SLOTS as u64;
+
+/// The fake driver, the copy kernel asked for.
+pub fn take() -> Fake {
+    let fake = Fake::take();
+    fake.set_issue("kernel=4096");
+    fake
+}
