@@ -17,7 +17,6 @@ use crate::proxy::descriptor::queue::{Queue, QueueAddresses};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
-use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
 use crate::telemetry::stats::layout::Way;
@@ -75,7 +74,7 @@ impl Room {
         let queues = memory.shared(packing.queues() * queue_bytes)?;
         let cis = memory.shared(n * cis_bytes)?;
         let mut first = vec![0; n * cis_bytes];
-        let left_out = (0..world.nranks).filter(|&peer| !is_reached(world.rank, peer, spec.contexts.rank_stride));
+        let left_out = (0..world.nranks).filter(|&peer| !spec.contexts.reaches(world, peer));
         for at in left_out.flat_map(|peer| (0..n).map(move |c| c * cis_bytes + 4 * peer as usize)) {
             first[at..at + 4].copy_from_slice(&NO_CREDIT.to_ne_bytes());
         }
@@ -205,7 +204,7 @@ impl Coll {
             let share = context as usize % shares.len();
             let (commons, lanes) = &mut shares[share];
             commons.push(Common::new(context, failed.clone()));
-            let reached = (0..self.world.nranks).filter(|&p| is_reached(self.world.rank, p, spec.contexts.rank_stride));
+            let reached = (0..self.world.nranks).filter(|&p| spec.contexts.reaches(self.world, p));
             lanes.extend(reached.map(|peer| {
                 let places = room.places(spec, context as usize, peer, key);
                 // SAFETY: the memory is kept by whoever drains the queue; it is zeroed.

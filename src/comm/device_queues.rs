@@ -8,7 +8,6 @@ use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
-use crate::memory::gpu;
 use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::queue::Queue;
 use crate::proxy::drain::{Drain, Kept, Work};
@@ -149,11 +148,7 @@ impl DeviceQueues {
 /// Words in the device memory of a set, as memory to register. `only_added`: nothing but this library's additions ever
 /// changes them.
 pub(super) fn device_words(memory: &Memory, base: u64, len: u64, only_added: bool) -> Result<WindowSpec> {
-    let gpu = match memory.is_on_gpu() {
-        true => Some(gpu::inspect(base, len, only_added)?),
-        false => None,
-    };
-    Ok(WindowSpec { base, len, strict: true, dma_buf: None, gpu })
+    Ok(WindowSpec { base, len, strict: true, dma_buf: None, gpu: memory.inspect(base, len, only_added)? })
 }
 
 /// What the threads of a communicator's engine are to be.

@@ -13,7 +13,6 @@ use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, World};
 use crate::gdaki::mlx5::{Mlx5Nic, QueueMemory, QueueSet, SetRequest};
 use crate::gdaki::view::{Description, SetShape, Words};
-use crate::memory::gpu;
 use crate::proxy::memory::Memory;
 use crate::sys::handles::Reserved;
 use crate::sys::wire::Reader;
@@ -88,11 +87,7 @@ impl Mlx5Room {
 
     /// Registers memory of device code's.
     fn key(&self, fabric: &VerbsFabric, base: u64, len: u64) -> Result<Mr> {
-        let gpu = match self.memory.is_on_gpu() {
-            true => Some(gpu::inspect(base, len, true)?),
-            false => None,
-        };
-        fabric.register_apart(base, len, gpu.as_ref())
+        fabric.register_apart(base, len, self.memory.inspect(base, len, true)?.as_ref())
     }
 }
 

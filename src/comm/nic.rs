@@ -22,7 +22,6 @@ use crate::proxy::credits::CreditWord;
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::Meter;
-use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
 use crate::telemetry::stats::layout::Way;
@@ -89,7 +88,7 @@ impl Room {
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         check_words(spec.counters, spec.signals)?;
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
-        let peers = (0..world.nranks).filter(|&peer| is_reached(world.rank, peer, spec.contexts.rank_stride)).count();
+        let peers = (0..world.nranks).filter(|&peer| spec.contexts.reaches(world, peer)).count();
         let queues = n * peers * of_pair;
         if queues >= NUMBERS {
             return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
@@ -264,7 +263,7 @@ impl Coll {
                 commons.push(Common::new(context as u32, failed.clone()));
             }
             for peer in 0..self.world.nranks {
-                if !is_reached(self.world.rank, peer, spec.contexts.rank_stride) {
+                if !spec.contexts.reaches(self.world, peer) {
                     pairs.push(None);
                     continue;
                 }
@@ -316,6 +315,7 @@ impl Coll {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rma::reach::is_reached;
 
     /// Each queue has slots, completion entries, a doorbell and a record, and only peers that are reached have queues.
     #[test]

@@ -17,6 +17,7 @@ use crate::memory::registry::Extent;
 use crate::memory::window::Registration;
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
+use crate::rma::reach::is_reached;
 use crate::rma::seq::Seq;
 use std::sync::atomic::AtomicU32;
 
@@ -40,6 +41,13 @@ pub struct ContextSpec {
     pub traffic_class: Option<u8>,
     /// Only ranks that differ from this one by a multiple of it are talked to; 0 and 1: all. The same on every rank.
     pub rank_stride: u32,
+}
+
+impl ContextSpec {
+    /// Whether a rank talks to a peer.
+    pub fn reaches(&self, world: World, peer: u32) -> bool {
+        is_reached(world.rank, peer, self.rank_stride)
+    }
 }
 
 /// Memory to register.

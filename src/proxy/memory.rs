@@ -5,7 +5,7 @@
 //! docs/gpu.md says what was measured of the places.
 
 use crate::error::{Error, Result};
-use crate::memory::gpu::cuda_error;
+use crate::memory::gpu::{self, cuda_error, GpuMemory};
 use nix::sys::mman::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, Mapped, Pinned, Stream};
 use std::ffi::c_void;
@@ -111,6 +111,11 @@ impl Memory {
     /// Whether device code runs on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.context.is_some()
+    }
+
+    /// What [`gpu::inspect`] finds of device code's own memory; `None` where that is host memory.
+    pub fn inspect(&self, base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemory>> {
+        self.is_on_gpu().then(|| gpu::inspect(base, len, never_reset)).transpose()
     }
 
     /// Zeroed memory that the CPU and device code use, on pages of its own.

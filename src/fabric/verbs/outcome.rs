@@ -78,42 +78,44 @@ impl Outcomes {
         self.failed.load(Ordering::Acquire)
     }
 
+    /// Notes the first error of a peer; returns it if this is the first.
+    fn note(&self, peer: u32, error: Error) -> Option<&Error> {
+        let slot = self.errors.get(peer as usize)?;
+        let is_first = slot.set(error).is_ok();
+        self.any.store(true, Ordering::Release);
+        slot.get().filter(|_| is_first)
+    }
+
     /// The connection to a peer ended in order, with nothing unfinished: an error only to those who go on using it.
     #[cold]
     pub fn close(&self, peer: u32) {
-        let Some(slot) = self.errors.get(peer as usize) else { return };
         let error = Error::remote(format!(
             "context {}, rank {peer}, {}: the peer has closed the connection; it destroyed its context, or ended",
             self.context, self.device
         ));
-        if slot.set(error).is_ok() {
-            log::debug!("{}", slot.get().map_or("", Error::message));
+        if let Some(error) = self.note(peer, error) {
+            log::debug!("{}", error.message());
         }
-        self.any.store(true, Ordering::Release);
     }
 
     /// There is no connection to a peer, which nobody was to talk to: an error only to those who do.
     pub fn leave_out(&self, peer: u32, stride: u32) {
-        let Some(slot) = self.errors.get(peer as usize) else { return };
-        let _ = slot.set(Error::usage(format!(
+        let error = Error::usage(format!(
             "context {}, rank {peer}, {}: these contexts were made with rankStride = {stride}: only ranks that differ \
              from this one by a multiple of it are connected; ask for a rankStride that reaches it",
             self.context, self.device
-        )));
-        self.any.store(true, Ordering::Release);
+        ));
+        self.note(peer, error);
     }
 
-    /// Notes and logs the first error of a peer.
+    /// Notes and logs the first error of a peer, which is one of this communicator.
     #[cold]
     pub fn fail(&self, peer: u32, kind: Kind, sentence: String) {
-        let Some(slot) = self.errors.get(peer as usize) else { return };
         let sentence = format!("context {}, rank {peer}, {}: {sentence}", self.context, self.device);
-        let error = Error::remote(sentence).of_kind(kind);
-        if slot.set(error).is_ok() {
-            log::warn!("{}", slot.get().map_or("", Error::message));
+        if let Some(error) = self.note(peer, Error::remote(sentence).of_kind(kind)) {
+            log::warn!("{}", error.message());
         }
         self.failed.store(true, Ordering::Release);
-        self.any.store(true, Ordering::Release);
     }
 
     /// An error completion in words.

@@ -15,7 +15,6 @@ use super::wire::{QpInfo, Token};
 use super::{Joined, VerbsFabric};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
-use crate::rma::reach::is_reached;
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Cq, Qp};
 use std::net::SocketAddr;
@@ -87,8 +86,8 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
     let wanted = if fabric.queue_depth > 0 { fabric.queue_depth } else { spec.queue_depth };
     // Credits of messages, and the connections of iWARP, are counted for every rank.
     let stride = if joined.atomics && fabric.iwarp.is_none() { spec.rank_stride } else { 1 };
-    let reached = |peer: u32| is_reached(joined.world.rank, peer, stride);
-    let peers: Vec<bool> = (0..nranks).map(reached).collect();
+    let spec = ContextSpec { rank_stride: stride, ..*spec };
+    let peers: Vec<bool> = (0..nranks).map(|peer| spec.reaches(joined.world, peer)).collect();
     let sizes = sizes(wanted, peers.iter().filter(|reached| **reached).count() as u32, joined.atomics, &fabric.limits)?;
     let progress = if joined.atomics { None } else { Some(fabric.progress()?) };
     let mut random = Psns::new()?;

@@ -155,13 +155,11 @@ impl SendQueue {
             self.arrival.rings();
             return;
         }
-        let mut arrival = std::mem::replace(&mut self.arrival, Arrival::new());
         let end = self.credited + self.size;
-        self.producer = arrival.settled(self.producer.max(self.next), |index| match index < end {
+        self.producer = self.arrival.settled(self.producer.max(self.next), |index| match index < end {
             true => self.slots.shown(index),
             false => Shown::No,
         });
-        self.arrival = arrival;
     }
 
     /// The entry has begun to arrive, and no word says that it has been rung.

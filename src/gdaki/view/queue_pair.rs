@@ -211,3 +211,14 @@ impl QueuePair {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_code_is_told_by_its_own_numbers() {
+        let told = |ringing: Ringing| Handler::from(ringing).code();
+        assert_eq!([Ringing::Doorbell, Ringing::Proxy, Ringing::FreeFlow].map(told), [2, 1, 17]);
+    }
+}

@@ -188,11 +188,16 @@ impl World {
     pub fn free(&mut self, at: u64) -> bool {
         let Some(i) = self.inner().allocated.iter().position(|a| a.0 == at) else { return false };
         self.inner().allocated.swap_remove(i);
+        self.end(at);
+        true
+    }
+
+    /// Ends the memory at an address, if it is there. It stays mapped, with zeros, should somebody still look.
+    fn end(&mut self, at: u64) {
         if let Some(memory) = self.remove(|m| m.base == at) {
             memory.range.empty(at, memory.bytes);
             self.release(memory.of);
         }
-        true
     }
 
     pub fn set(&mut self, can_add: bool, delay_us: u64) {
@@ -307,14 +312,9 @@ impl World {
         at
     }
 
-    /// Ends what tests allocated. Its addresses stay mapped, with zeros, should somebody still look.
+    /// Ends what tests allocated.
     pub fn free_of_tests(&mut self) {
-        for at in std::mem::take(&mut self.inner().of_tests) {
-            if let Some(memory) = self.remove(|m| m.base == at) {
-                memory.range.empty(memory.base, memory.bytes);
-                self.release(memory.of);
-            }
-        }
+        std::mem::take(&mut self.inner().of_tests).into_iter().for_each(|at| self.end(at));
     }
 
     fn alloc_as(&mut self, device: c_int, bytes: usize, only: Option<c_int>, managed: bool, kind: Kind) -> u64 {
