@@ -16,7 +16,7 @@ use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{EventSource, Joined, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
+use super::{EventSource, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::{Error, Kind};
 use crate::fabric::soft::lane::Task;
 use crate::fabric::World;
@@ -279,7 +279,7 @@ impl Tcp {
 
     fn with_dialer<R>(&self, peer: &Peer, f: impl FnOnce(&Dialer) -> R) -> R {
         f(&Dialer {
-            world: self.joined.get().map_or(World { rank: 0, nranks: 0 }, |j| j.world),
+            world: self.peers.get().map_or(World { rank: 0, nranks: 0 }, |peers| peers.world),
             own_token: &self.token,
             local: &self.addresses,
             links: &self.links,
