@@ -28,7 +28,6 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::lane::{Health, Lane, Task};
 use crate::fabric::World;
 use crate::memory::registry::Registry;
-use crate::sys::interfaces;
 use crate::sys::net;
 use crate::sys::sync::Mutex;
 use acceptor::Acceptor;
@@ -88,8 +87,8 @@ pub struct Tcp {
     clock: Clock,
     registry: Arc<Registry>,
     addresses: Vec<SocketAddr>,
-    /// See [`interfaces::links`].
-    links: Vec<SocketAddr>,
+    /// See [`interfaces::links`]. Asked of the kernel once a peer has a link-local address.
+    links: OnceLock<Vec<SocketAddr>>,
     acceptor: Mutex<Acceptor>,
     peers: OnceLock<Peers>,
     /// Peers with a flush due.
@@ -156,7 +155,7 @@ impl Tcp {
             timing,
             clock,
             registry,
-            links: interfaces::links(&addresses),
+            links: OnceLock::new(),
             addresses,
             acceptor: Mutex::new(Acceptor::new(listeners)),
             peers: OnceLock::new(),
