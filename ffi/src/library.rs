@@ -59,6 +59,7 @@ impl Library {
     }
 
     /// The address of `name`, in the version asked for where the library has versions; `None` when it lacks it.
+    #[inline(never)]
     pub fn symbol(&self, name: &CStr, version: Option<&CStr>) -> Option<NonNull<c_void>> {
         if let Some(version) = version {
             // SAFETY: the handle is open and both names are C strings.

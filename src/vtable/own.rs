@@ -164,11 +164,12 @@ fn memory_of(set: &Contexts) -> String {
     format!("{:.1} MiB of memory shared with device code", bytes as f64 / f64::from(1 << 20))
 }
 
-/// A set with queues of this library's, and the place for its handle.
+/// A set with queues of this library's, and the place for its handle. `asked` is boxed so that this, with all that it
+/// calls, is compiled once and not once for each table.
 fn create(
     kind: EngineKind,
     coll: &Arc<Coll>,
-    asked: impl FnOnce() -> Result<Asked>,
+    asked: Box<dyn FnOnce() -> Result<Asked> + '_>,
 ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
     if kind == EngineKind::Gdaki {
         let mut named = None;
@@ -238,12 +239,13 @@ pub unsafe fn create_context(
     asked: impl FnOnce() -> Result<Asked>,
 ) -> Result<()> {
     let coll = shared::<Coll>(coll_comm)?;
-    let (set, place) = create(kind, &coll, || {
+    let asked = || {
         if ctx.is_null() || dev_handle.is_null() {
             return Err(null(if ctx.is_null() { "ginCtx" } else { "devHandle" }));
         }
         asked()
-    })?;
+    };
+    let (set, place) = create(kind, &coll, Box::new(asked))?;
     let handle = place.fill(set.clone());
     // SAFETY: the handle was made just now and nobody has it.
     unsafe { set.set_handle(handle) };

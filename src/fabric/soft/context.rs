@@ -2,13 +2,14 @@
 
 use super::atomic::ATOMICS;
 use super::lane::Lane;
-use super::link::{Link, Seat, LEAVE_WITHIN};
+use super::link::{Seat, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
 use crate::fabric::{Flush, Posted};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,11 +29,17 @@ pub struct Context {
 }
 
 impl Context {
-    /// The context with this number, which no other context of the communicator has had.
-    pub fn new(shared: Arc<Progress>, number: u32) -> Self {
-        let lane = |link: &Link| Arc::new(Lane::new(number, link.peer, link.health.clone()));
-        let seats = shared.links().iter().map(|link| link.add_lane(lane(link))).collect();
-        Self { shared, seats, tests: AtomicU32::new(0) }
+    /// The contexts with these numbers, which no other context of the communicator has had.
+    pub fn make(shared: &Arc<Progress>, numbers: Range<u32>) -> Vec<Self> {
+        let links = shared.links();
+        let mut seats: Vec<_> = numbers.clone().map(|_| Vec::with_capacity(links.len())).collect();
+        for link in links {
+            let lanes = numbers.clone().map(|n| Arc::new(Lane::new(n, link.peer, link.health.clone())));
+            let added = link.add_lanes(lanes);
+            seats.iter_mut().zip(added).for_each(|(seats, seat)| seats.push(seat));
+        }
+        let context = |seats: Vec<_>| Self { shared: shared.clone(), seats: seats.into(), tests: AtomicU32::new(0) };
+        seats.into_iter().map(context).collect()
     }
 }
 

@@ -83,9 +83,9 @@ impl Link {
         }
     }
 
-    /// Gives a lane a place, from which it posts.
-    pub fn add_lane(&self, lane: Arc<Lane>) -> Arc<Seat> {
-        self.seats.add(lane, self.health.clone())
+    /// Gives each lane a place, from which it posts.
+    pub fn add_lanes(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<Seat>> {
+        self.seats.add(lanes)
     }
 
     /// Whether anything waits here.

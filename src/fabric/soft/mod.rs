@@ -154,7 +154,7 @@ impl Fabric for SoftFabric {
     fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Self::Pending, Vec<u8>)> {
         let shared = self.shared()?;
         let first = self.contexts.fetch_add(spec.contexts, Ordering::Relaxed);
-        Ok(((0..spec.contexts).map(|c| Context::new(shared.clone(), first + c)).collect(), Vec::new()))
+        Ok((Context::make(shared, first..first + spec.contexts), Vec::new()))
     }
 
     fn finish_contexts(&self, pending: Self::Pending, _from: &[&[u8]]) -> Result<Vec<Context>> {

@@ -19,7 +19,7 @@ pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 pub struct Draining {
     seat: Arc<Seat>,
     bounces: Vec<Bounce>,
-    fetches: Arc<Lane>,
+    fetches: Option<Arc<Lane>>,
     /// Keeps the peer's windows mapped.
     _fetched: Dropped,
 }
@@ -41,7 +41,7 @@ impl Link {
         }
         let fetched = queue.remote.abandon();
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
-        let fetches = queue.remote.fetches.clone();
+        let fetches = queue.remote.fetches().cloned();
         seat.release(queue);
         Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }
@@ -49,7 +49,7 @@ impl Link {
     /// Waits until nothing touches memory for the lane; for copies by the GPU at most until `end`.
     pub fn wait_left(&self, shared: &Domain, drain: Draining, end: Instant) {
         drain.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
-        shared.engine.abandon(&drain.fetches, end);
+        drain.fetches.iter().for_each(|fetches| shared.engine.abandon(fetches, end));
         let lane = &drain.seat.lane;
         if let Some(engine) = self.route.engine() {
             engine.abandon(lane, end);
@@ -60,7 +60,7 @@ impl Link {
             // This may be the caller's last call, and others may have got the room.
             shared.stir();
         }
-        self.seats.tidy();
+        self.seats.remove(&drain.seat);
     }
 
     /// Waits for the kernel, which may still copy for the lane.

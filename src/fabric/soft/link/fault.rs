@@ -37,11 +37,11 @@ impl Link {
         seat.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
-        if !queue.remote.fetches.is_idle() && !queue.remote.fetches.has_failed() {
-            shared.engine.refuse(&queue.remote.fetches, why.clone());
+        if let Some(fetches) = queue.remote.unfinished_fetches() {
+            shared.engine.refuse(fetches, why.clone());
         }
         // An answer that still comes finds nobody who waits for it.
-        queue.state = LaneState::Failing(Failing { why, bounces, copying: is_copying });
+        queue.state = LaneState::Failing(Box::new(Failing { why, bounces, copying: is_copying }));
         self.backlog.fetch_add(1, Ordering::Relaxed);
         shared.mark_pending(self.peer);
         self.tell_fault(shared, seat, queue);
@@ -76,8 +76,7 @@ impl Link {
     pub(super) fn tell_fault(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) -> bool {
         let LaneState::Failing(failing) = &mut queue.state else { return false };
         failing.bounces.retain(|b| matches!(b.is_full(&shared.engine), Ok(false)));
-        let fetches = &queue.remote.fetches;
-        let fetching = !fetches.is_idle() && !fetches.has_failed();
+        let fetching = queue.remote.unfinished_fetches().is_some();
         if fetching {
             shared.engine.poll();
         }

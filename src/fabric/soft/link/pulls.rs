@@ -1,7 +1,7 @@
 //! Puts and gets by GPU windows that the processes share: the peer fetches what this rank puts, this rank's own engine
 //! what it gets. What follows them on a lane is complete after them.
 
-use super::remote::{FirstPull, Until};
+use super::remote::{FirstPull, RemoteCompletions, Until};
 use super::route::Route;
 use super::seat::{LaneQueue, Seat};
 use super::staged::Step;
@@ -96,22 +96,15 @@ impl Link {
 }
 
 /// Asks the peer to fetch a put's bytes, if it has the source mapped. `None`: it has not.
-pub(super) fn pull(
-    shared: &Domain,
-    port: &mut Port,
-    put: &Put,
-    context: u32,
-    peer: u32,
-    pulls: &mut Pulls,
-) -> Option<Step> {
+pub(super) fn pull(shared: &Domain, port: &mut Port, put: &Put, lane: &Lane, pulls: &mut Pulls) -> Option<Step> {
     if !Key(put.rkey).is_on_gpu() || !Key(put.lkey).is_on_gpu() || put.len == 0 {
         return None;
     }
-    let (window, used) = shared.share.give(peer, put.lkey, put.local, put.len)?;
+    let (window, used) = shared.share.give(lane.peer, put.lkey, put.local, put.len)?;
     let number = Seq(pulls.issued).next();
     let signal = put.signal.map(|s| (s.rkey, s.remote, s.value));
     let request = PullRequest { len: put.len, from: put.local, window, number: number.0, signal };
-    if !port.push_pull(put, context, &request) {
+    if !port.push_pull(put, lane.context, &request) {
         return Some(Step::Full);
     }
     pulls.issued = number.0;
@@ -119,15 +112,22 @@ pub(super) fn pull(
 }
 
 /// Fetches a get's bytes by this rank's own engine, if the source is mapped here. `None`: it is not.
-pub(super) fn fetch(shared: &Domain, route: &Route, get: &Get, peer: u32, fetches: &Arc<Lane>) -> Result<Option<Step>> {
+pub(super) fn fetch(
+    shared: &Domain,
+    route: &Route,
+    get: &Get,
+    lane: &Lane,
+    remote: &mut RemoteCompletions,
+) -> Result<Option<Step>> {
     if !Key(get.rkey).is_on_gpu() || get.len == 0 {
         return Ok(None);
     }
     let window = Key(get.rkey).number();
-    let Some(found) = shared.share.find(peer, window, get.remote, get.len) else { return Ok(None) };
+    let Some(found) = shared.share.find(lane.peer, window, get.remote, get.len) else { return Ok(None) };
     if !route.near().is_some_and(|port| port.inbox.has_window(window)) {
-        return Err(Error::remote_access(gone(peer)));
+        return Err(Error::remote_access(gone(lane.peer)));
     }
+    let fetches = remote.fetches_of(lane);
     let seq = fetches.number();
     let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
     let to = TransferEnd::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };

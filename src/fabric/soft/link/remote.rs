@@ -2,7 +2,7 @@
 //! them on the lane is locally complete when they are, not before.
 
 use crate::fabric::soft::gpu::Use;
-use crate::fabric::soft::lane::{Health, Lane};
+use crate::fabric::soft::lane::Lane;
 use crate::rma::seq::Seq;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub enum Until {
     /// The peer says that it has fetched everything up to this pull.
     Pulled(Seq),
-    /// The own engine has completed this operation of `RemoteCompletions::fetches`.
+    /// The own engine has completed this operation of [`RemoteCompletions::fetches`].
     Fetched(Seq),
     /// Only those before it.
     Before,
@@ -34,10 +34,11 @@ impl Dropped {
 }
 
 /// Those of one lane, in their order.
+#[derive(Default)]
 pub struct RemoteCompletions {
     waiting: VecDeque<Pending>,
-    /// Where the own engine completes what this lane gets.
-    pub fetches: Arc<Lane>,
+    /// Where the own engine completes what this lane gets. Few lanes have any of that.
+    fetches: Option<Arc<Lane>>,
 }
 
 /// What became of the first one.
@@ -53,10 +54,22 @@ pub enum FirstPull {
 }
 
 impl RemoteCompletions {
-    /// None, for a lane to `peer`. `health` is the link's: once it has failed, what the engine has not started it gives
-    /// up, because the peer's memory may be unmapped then.
-    pub fn new(peer: u32, health: Arc<Health>) -> Self {
-        Self { waiting: VecDeque::new(), fetches: Arc::new(Lane::new(Lane::INTERNAL, peer, health)) }
+    /// Where the own engine completes what `lane` gets, whose operations these are. The peer's health is the lane's,
+    /// too: once it has failed, what the engine has not started it gives up, because the peer's memory may be unmapped
+    /// then.
+    pub fn fetches_of(&mut self, lane: &Lane) -> &Arc<Lane> {
+        let make = || Arc::new(Lane::new(Lane::INTERNAL, lane.peer, lane.health.clone()));
+        self.fetches.get_or_insert_with(make)
+    }
+
+    /// The same, if there ever was any.
+    pub fn fetches(&self) -> Option<&Arc<Lane>> {
+        self.fetches.as_ref()
+    }
+
+    /// The same, if the own engine still works on it.
+    pub fn unfinished_fetches(&self) -> Option<&Arc<Lane>> {
+        self.fetches().filter(|fetches| !fetches.is_idle() && !fetches.has_failed())
     }
 
     /// Whether nothing is out.
@@ -105,8 +118,11 @@ impl RemoteCompletions {
         let Some(first) = self.waiting.front() else { return Ok(FirstPull::None) };
         match first.until {
             Until::Pulled(number) if !number.is_done(pulled) => return Ok(FirstPull::AtPeer),
-            Until::Fetched(seq) if !self.fetches.test(seq)? => return Ok(FirstPull::InEngine),
-            _ => {}
+            Until::Fetched(seq) => match &self.fetches {
+                Some(fetches) if fetches.test(seq)? => {}
+                _ => return Ok(FirstPull::InEngine),
+            },
+            Until::Pulled(_) | Until::Before => {}
         }
         let seq = first.seq;
         self.waiting.pop_front();
@@ -120,17 +136,18 @@ mod tests {
 
     #[test]
     fn what_follows_waits_for_what_is_out() {
-        let mut remote = RemoteCompletions::new(1, Arc::default());
+        let mut remote = RemoteCompletions::default();
         remote.push(Seq(1), Until::Pulled(Seq(10)), None);
         remote.push(Seq(2), Until::Before, None);
-        let fetch = remote.fetches.number();
+        let fetches = remote.fetches_of(&Lane::new(0, 1, Arc::default())).clone();
+        let fetch = fetches.number();
         remote.push(Seq(3), Until::Fetched(fetch), None);
         remote.push(Seq(4), Until::Pulled(Seq(11)), None);
         assert!(matches!(remote.next(Seq(9)), Ok(FirstPull::AtPeer)));
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(1)))));
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(2)))));
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::InEngine)));
-        remote.fetches.complete(fetch);
+        fetches.complete(fetch);
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(3)))));
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::Done(Seq(4)))));
         assert!(matches!(remote.next(Seq(12)), Ok(FirstPull::None)));
@@ -138,10 +155,10 @@ mod tests {
 
     #[test]
     fn a_failed_fetch_is_an_error() {
-        let mut remote = RemoteCompletions::new(1, Arc::default());
-        let fetch = remote.fetches.number();
+        let (mut remote, lane) = (RemoteCompletions::default(), Lane::new(0, 1, Arc::default()));
+        let fetch = remote.fetches_of(&lane).number();
         remote.push(Seq(1), Until::Fetched(fetch), None);
-        remote.fetches.health.fail(crate::error::Error::remote("broken"));
+        lane.health.fail(crate::error::Error::remote("broken"));
         assert!(remote.next(Seq(0)).is_err());
     }
 }

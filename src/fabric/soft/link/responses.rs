@@ -36,10 +36,10 @@ impl Link {
             return;
         }
         let Some(get) = queue.awaited(seq) else { return };
-        let in_engine = Key(get.lkey).is_on_gpu() && !queue.remote.fetches.is_idle();
+        let fetches = queue.remote.fetches().filter(|fetches| Key(get.lkey).is_on_gpu() && !fetches.is_idle());
+        let last = fetches.map(|fetches| fetches.last());
         queue.tasks.pop_front();
-        if in_engine {
-            let last = queue.remote.fetches.last();
+        if let Some(last) = last {
             queue.remote.push(seq, Until::Fetched(last), None);
         } else {
             self.finish(&seat, &mut queue, seq);
@@ -65,7 +65,7 @@ impl Link {
         }
         let to = get.local + at;
         if Key(get.lkey).is_on_gpu() {
-            let lane = &queue.remote.fetches;
+            let lane = queue.remote.fetches_of(&seat.lane);
             // SAFETY: a message in place.
             return shared.received.fetched(&shared.engine, lane, || unsafe { message.copy() }, get.lkey, to);
         }

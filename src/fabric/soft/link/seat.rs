@@ -4,7 +4,7 @@ use super::fault::Failing;
 use super::pulls::Pulls;
 use super::remote::RemoteCompletions;
 use crate::fabric::soft::gpu::Bounce;
-use crate::fabric::soft::lane::{Health, Lane};
+use crate::fabric::soft::lane::Lane;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use crate::sys::spin::{Spin, SpinGuard};
@@ -36,7 +36,7 @@ pub enum LaneState {
     /// Its first operation waits for the peer's answer.
     Asked,
     /// An operation of it failed, and nothing more of it begins.
-    Failing(Failing),
+    Failing(Box<Failing>),
     /// Its context is gone.
     Vacant {
         /// The kernel still copies for it.
@@ -92,7 +92,8 @@ impl LaneQueue {
         self.tasks.clear();
         self.remote.clear();
         self.state = match std::mem::replace(&mut self.state, LaneState::Idle) {
-            LaneState::Copying | LaneState::Failing(Failing { copying: true, .. }) => LaneState::Copying,
+            LaneState::Copying => LaneState::Copying,
+            LaneState::Failing(failing) if failing.copying => LaneState::Copying,
             LaneState::Vacant { copying, .. } => LaneState::Vacant { copying, asked: false },
             _ => LaneState::Idle,
         };
@@ -101,10 +102,9 @@ impl LaneQueue {
 }
 
 impl Seat {
-    /// For a lane to the peer of this `health`.
-    fn new(lane: Arc<Lane>, health: Arc<Health>, wanting: Arc<AtomicUsize>) -> Self {
-        let remote = RemoteCompletions::new(lane.peer, health);
-        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls: Pulls::default(), state: LaneState::Idle };
+    fn new(lane: Arc<Lane>, wanting: Arc<AtomicUsize>) -> Self {
+        let (remote, pulls) = (RemoteCompletions::default(), Pulls::default());
+        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, state: LaneState::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 
@@ -148,25 +148,31 @@ impl Seat {
 /// The seats of a link. They change when contexts come and go.
 #[derive(Default)]
 pub struct Seats {
-    all: RwLock<Arc<[Arc<Seat>]>>,
+    all: RwLock<Arc<Vec<Arc<Seat>>>>,
     /// Those for which somebody has to look.
     wanting: Arc<AtomicUsize>,
 }
 
 impl Seats {
-    /// One more, in place of those that nothing comes of any more.
-    pub fn add(&self, lane: Arc<Lane>, health: Arc<Health>) -> Arc<Seat> {
-        let seat = Arc::new(Seat::new(lane, health, self.wanting.clone()));
+    /// More of them, in place of those that nothing comes of any more.
+    pub fn add(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<Seat>> {
+        let added: Vec<_> = lanes.map(|lane| Arc::new(Seat::new(lane, self.wanting.clone()))).collect();
         let mut seats = self.all.write();
-        let kept = seats.iter().filter(|s| !s.is_empty()).cloned();
-        *seats = kept.chain([seat.clone()]).collect();
-        seat
+        let all = Arc::make_mut(&mut seats);
+        all.retain(|seat| !seat.is_empty());
+        all.extend(added.iter().cloned());
+        added
     }
 
-    /// Takes out those that nothing comes of any more.
-    pub fn tidy(&self) {
+    /// Takes one out, if nothing comes of it any more. Else it goes when others are added.
+    pub fn remove(&self, seat: &Arc<Seat>) {
+        if !seat.is_empty() {
+            return;
+        }
         let mut seats = self.all.write();
-        *seats = seats.iter().filter(|s| !s.is_empty()).cloned().collect();
+        if let Some(at) = seats.iter().position(|known| Arc::ptr_eq(known, seat)) {
+            Arc::make_mut(&mut seats).remove(at);
+        }
     }
 
     /// Whether somebody has to look at any of them. Threads that poll ask this often, and write nothing by it.
@@ -176,12 +182,38 @@ impl Seats {
     }
 
     /// All of them, as they are now.
-    pub fn all(&self) -> Arc<[Arc<Seat>]> {
+    pub fn all(&self) -> Arc<Vec<Arc<Seat>>> {
         self.all.read().clone()
     }
 
     /// That of a context, if it is still there.
     pub fn of(&self, context: u32) -> Option<Arc<Seat>> {
         self.all.read().iter().find(|s| s.lane.context == context).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seat_goes_with_its_lane_or_else_when_others_come() {
+        let seats = Seats::default();
+        let lane = |context| Arc::new(Lane::new(context, 0, Arc::default()));
+        let known = || seats.all().iter().map(|seat| seat.lane.context).collect::<Vec<_>>();
+        let set = |seat: &Seat, asked| seat.lock().state = LaneState::Vacant { copying: false, asked };
+        let added = seats.add((0..4).map(lane));
+        seats.remove(&added[3]);
+        assert_eq!(known(), [0, 1, 2, 3], "its context is there");
+        set(&added[1], false);
+        seats.remove(&added[1]);
+        set(&added[0], true);
+        seats.remove(&added[0]);
+        assert_eq!(known(), [0, 2, 3], "an answer for the first one is still to come");
+        set(&added[0], false);
+        let seen = seats.all();
+        seats.add(std::iter::once(lane(4)));
+        assert_eq!((known(), seen.len()), (vec![2, 3, 4], 3));
+        assert!(seats.of(0).is_none() && seats.of(4).is_some());
     }
 }

@@ -7,6 +7,7 @@ use super::seat::LaneQueue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, TransferEnd, Use};
+use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::link::remote::Until;
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
@@ -44,13 +45,14 @@ impl From<port::PortStep> for Step {
     }
 }
 
-/// One step of the first operation of a queue, towards `peer`.
-pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, context: u32, peer: u32) -> Result<Step> {
+/// One step of the first operation of a lane's queue.
+pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, lane: &Lane) -> Result<Step> {
+    let context = lane.context;
     let LaneQueue { tasks, remote, pulls, .. } = queue;
     let Some(task) = tasks.front_mut() else { return Ok(Step::Full) };
     let put = match task.work.transfer() {
         Transfer::Get(get) => {
-            if let Some(step) = fetch(shared, route, &get, peer, &remote.fetches)? {
+            if let Some(step) = fetch(shared, route, &get, lane, remote)? {
                 return Ok(step);
             }
             let Some(mut port) = route.near() else { return Ok(Step::Full) };
@@ -68,7 +70,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, cont
         return Ok(port.push_put(&put, context, task.done, true).into());
     }
     if task.done == 0 && task.bounce.is_none() {
-        if let Some(step) = pull(shared, &mut port, &put, context, peer, pulls) {
+        if let Some(step) = pull(shared, &mut port, &put, lane, pulls) {
             return Ok(step);
         }
     }
@@ -76,7 +78,7 @@ pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, cont
     drop(port);
     let bounce = task.bounce.get_or_insert_with(|| {
         let from = TransferEnd::Caller { addr: put.local + task.done, gpu: true };
-        Bounce::start(&shared.engine, remote.fetches.health.clone(), from, task.done, put.len - task.done)
+        Bounce::start(&shared.engine, lane.health.clone(), from, task.done, put.len - task.done)
     });
     if !bounce.is_full(&shared.engine)? {
         return Ok(Step::Fetching);

@@ -13,6 +13,7 @@ mod link;
 mod order;
 mod outstanding;
 mod peer;
+mod peers;
 mod receive_buffer;
 mod send_buffer;
 mod serve;
@@ -27,13 +28,13 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::lane::{Health, Lane, Task};
 use crate::fabric::World;
 use crate::memory::registry::Registry;
-use crate::sys::interfaces;
 use crate::sys::net;
 use crate::sys::sync::Mutex;
 use acceptor::Acceptor;
 use clock::Clock;
 pub use gpu::Gpu;
 use peer::Peer;
+use peers::Peers;
 use sock::{Poller, EVENTS};
 use source::EventSource;
 use std::net::SocketAddr;
@@ -62,6 +63,7 @@ const FLUSH: Duration = Duration::from_micros(20);
 const SILENCE: Duration = Duration::from_micros(500);
 
 /// What this rank knows of another.
+#[derive(Clone)]
 pub struct PeerInfo {
     /// Where it listens; at least one.
     pub addresses: Vec<SocketAddr>,
@@ -69,12 +71,6 @@ pub struct PeerInfo {
     pub token: [u8; 16],
     /// Where its failure is told.
     pub health: Arc<Health>,
-}
-
-/// What `join` learned.
-struct Joined {
-    world: World,
-    peers: Vec<Peer>,
 }
 
 /// TCP connections of one communicator.
@@ -91,10 +87,10 @@ pub struct Tcp {
     clock: Clock,
     registry: Arc<Registry>,
     addresses: Vec<SocketAddr>,
-    /// See [`interfaces::links`].
-    links: Vec<SocketAddr>,
+    /// See [`interfaces::links`]. Asked of the kernel once a peer has a link-local address.
+    links: OnceLock<Vec<SocketAddr>>,
     acceptor: Mutex<Acceptor>,
-    joined: OnceLock<Joined>,
+    peers: OnceLock<Peers>,
     /// Peers with a flush due.
     deferred: Mutex<Vec<u32>>,
     any_deferred: AtomicBool,
@@ -159,10 +155,10 @@ impl Tcp {
             timing,
             clock,
             registry,
-            links: interfaces::links(&addresses),
+            links: OnceLock::new(),
             addresses,
             acceptor: Mutex::new(Acceptor::new(listeners)),
-            joined: OnceLock::new(),
+            peers: OnceLock::new(),
             deferred: Mutex::default(),
             any_deferred: AtomicBool::new(false),
             deferred_at: AtomicU64::new(0),
@@ -274,12 +270,7 @@ impl Tcp {
             return Err(Error::protocol(format!("rank {r} names no address for TCP data connections")));
         }
         self.clock.set_turns(Self::turns_of(peers.len()));
-        let peers = peers
-            .into_iter()
-            .enumerate()
-            .map(|(r, p)| Peer::new(r as u32, p, self.conns, &self.gpu, self.pollers.len() > 1))
-            .collect();
-        if self.joined.set(Joined { world, peers }).is_err() {
+        if self.peers.set(Peers::new(world, peers)).is_err() {
             return Err(Error::internal("TCP peers were told twice"));
         }
         let mut acceptor = self.acceptor.lock();
@@ -300,9 +291,10 @@ impl Tcp {
     /// Queues operations of one lane and, if nothing blocks, sends them. Any thread; operations of one lane in the
     /// order of their numbers. A failure shows in the lane's health.
     pub fn post_all(&self, lane: &Lane, tasks: impl Iterator<Item = Task>) {
-        match self.joined.get().and_then(|j| j.peers.get(lane.peer as usize)) {
-            Some(peer) if !self.closed.load(Ordering::Acquire) => self.post_to(peer, tasks),
-            _ => {
+        let peer = if self.closed.load(Ordering::Acquire) { None } else { self.make_peer(lane.peer) };
+        match peer {
+            Some(peer) => self.post_to(peer, tasks),
+            None => {
                 let rank = lane.peer;
                 lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
             }
@@ -371,8 +363,9 @@ impl Tcp {
             return;
         }
         self.acceptor.lock().close();
-        if let Some(Joined { world, peers }) = self.joined.get() {
-            self.close_peers(peers, world.rank);
+        if let Some(peers) = self.peers.get() {
+            peers.close();
+            self.close_peers(peers.all(), peers.world.rank);
         }
     }
 
@@ -381,13 +374,20 @@ impl Tcp {
         self.staging.load(Ordering::Acquire) > 0
     }
 
+    /// A rank that this one has something to do with.
     fn peer(&self, rank: u32) -> Option<&Peer> {
-        self.joined.get()?.peers.get(rank as usize)
+        self.peers.get()?.get(rank)
+    }
+
+    /// A rank that this one has something to do with from here on; `None`: there is no such rank, or the end has come.
+    fn make_peer(&self, rank: u32) -> Option<&Peer> {
+        let make = |info| Peer::new(rank, info, self.conns, &self.gpu, self.pollers.len() > 1);
+        self.peers.get()?.get_or_make(rank, make)
     }
 
     /// Lets a greeted caller in, if it knows this communicator; before `join` it has to wait.
     fn admit(&self, acceptor: &mut Acceptor, at: usize, hello: wire::Hello) -> bool {
-        let Some(Joined { world, peers }) = self.joined.get() else {
+        let Some(world) = self.peers.get().map(|peers| &peers.world) else {
             acceptor.keep(at, &self.pollers[0], EventSource::Caller(at).token());
             return false;
         };
@@ -396,7 +396,7 @@ impl Tcp {
             log::warn!("a TCP data connection for rank {} of {} came to {world:?}", hello.to, hello.nranks);
             return false;
         }
-        let peer = &peers[hello.from as usize];
+        let Some(peer) = self.make_peer(hello.from) else { return false };
         match hello.is_life() {
             true => self.admit_life(peer, fd, &hello),
             false => self.serve_new(peer, world, fd, hello),
@@ -408,7 +408,7 @@ impl Tcp {
         let l = |i| EventSource::Listener(i).token();
         let mut again =
             self.acceptor.try_lock().is_none_or(|mut acceptor| acceptor.expire(&self.pollers[0], &self.timing, l));
-        for peer in self.joined.get().iter().flat_map(|j| &j.peers) {
+        for peer in self.peers.get().iter().flat_map(|peers| peers.all()) {
             again |= self.dial_tick(peer);
         }
         if again {
@@ -450,8 +450,8 @@ impl Tcp {
         if !news {
             return up;
         }
-        let peers = self.joined.get().map_or(&[][..], |j| &j.peers);
-        let moved = peers.iter().fold(up, |moved, p| moved | self.advance_staged_of(p));
+        let peers = self.peers.get().into_iter().flat_map(Peers::all);
+        let moved = peers.fold(up, |moved, p| moved | self.advance_staged_of(p));
         moved | self.gpu.is_renewed()
     }
 

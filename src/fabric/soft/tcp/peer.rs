@@ -16,11 +16,12 @@ use super::order::STRIPES;
 use super::serve::{Inbound, Outcome, Serving};
 use super::sock;
 use super::wire::Hello;
-use super::{EventSource, Joined, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
+use super::{EventSource, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::{Error, Kind};
 use crate::fabric::soft::lane::Task;
 use crate::fabric::World;
 use crate::sys::fork::Private;
+use crate::sys::interfaces;
 use crate::sys::sync::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -278,11 +279,16 @@ impl Tcp {
     }
 
     fn with_dialer<R>(&self, peer: &Peer, f: impl FnOnce(&Dialer) -> R) -> R {
+        // Only these are reached by one of several interfaces.
+        let links = match peer.info.addresses.iter().any(interfaces::link_local) {
+            true => self.links.get_or_init(|| interfaces::links(&self.addresses)),
+            false => &self.addresses,
+        };
         f(&Dialer {
-            world: self.joined.get().map_or(World { rank: 0, nranks: 0 }, |j| j.world),
+            world: self.peers.get().map_or(World { rank: 0, nranks: 0 }, |peers| peers.world),
             own_token: &self.token,
             local: &self.addresses,
-            links: &self.links,
+            links,
             rank: peer.rank,
             peer: &peer.info,
             timing: &self.timing,

@@ -18,7 +18,7 @@ impl Tcp {
             let rank = peer.rank;
             (0..peer.serving.stripes()).map(move |stripe| Connection { rank, stripe, mark: None })
         };
-        self.joined.get().iter().flat_map(|j| &j.peers).flat_map(all).collect()
+        self.peers.get().iter().flat_map(|peers| peers.all()).flat_map(all).collect()
     }
 
     /// Serves connections for a turn each and takes out those of which everything is applied that had arrived when

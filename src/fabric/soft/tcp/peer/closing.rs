@@ -55,8 +55,8 @@ impl Draining<'_> {
 impl Tcp {
     /// Sends peers what was promised, sends its FIN and closes every connection. Holds their links meanwhile: nobody
     /// else drives a closed communicator.
-    pub(in super::super) fn close_peers(&self, peers: &[Peer], own: u32) {
-        let mut left: Vec<_> = peers.iter().map(|p| self.begin_close(p, p.rank == own)).collect();
+    pub(in super::super) fn close_peers<'a>(&self, peers: impl Iterator<Item = &'a Peer>, own: u32) {
+        let mut left: Vec<_> = peers.map(|p| self.begin_close(p, p.rank == own)).collect();
         let mut patience = Patience::new(Instant::now(), &self.timing);
         loop {
             let moved = left.iter_mut().fold(false, |moved, l| l.advance() | moved);

@@ -17,9 +17,9 @@ impl Tcp {
         if !self.clock.has_struck() {
             return false;
         }
-        if let Some(Joined { world, peers }) = self.joined.get() {
+        if let Some(peers) = self.peers.get() {
             let first = self.clock.turn() as usize * AT_ONCE;
-            peers.iter().skip(first).take(AT_ONCE).for_each(|p| self.pulse_of(p, world));
+            peers.some(first, AT_ONCE).for_each(|p| self.pulse_of(p, &peers.world));
         }
         self.clock.wind();
         false
