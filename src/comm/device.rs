@@ -220,7 +220,7 @@ impl Coll {
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle) };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle), capture: None };
         Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
     }
 }

@@ -1,6 +1,7 @@
 //! Sets of contexts of the software NIC: queue pairs that device code of NCCL's GDAKI backend writes itself, drained by
 //! the communicator's engine.
 
+use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
@@ -246,6 +247,7 @@ impl Coll {
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let counts = Arc::new(Counts::new(FIRST, room.queues(contexts)));
+        let capture = self.capture(set, spec, keys, room.memory.is_on_gpu());
         let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
         shares.resize_with(engine.threads().min(contexts), Default::default);
         let mut pairs = Vec::new();
@@ -272,9 +274,10 @@ impl Coll {
                     let (places, view) = room.queue(room.number(context, peer, which), credits);
                     // SAFETY: the memory is kept by whoever drains the queue; it is zeroed, and nobody knows it yet.
                     let queue = unsafe { SendQueue::new(places, terms.clone(), to) };
+                    let tape = capture.as_ref().map(|c| c.tape(captured(&view, context, peer, which > 0)));
                     let newest = Seq(set.completed(context as u32, to).load(Ordering::Acquire));
                     let (commons, lanes) = &mut shares[share][which];
-                    lanes.push((commons.len() as u32 - 1, Lane::new(queue, to, newest)));
+                    lanes.push((commons.len() as u32 - 1, Lane::new(queue.taped(tape), to, newest)));
                     view
                 };
                 let main = add(0, peer);
@@ -307,7 +310,7 @@ impl Coll {
                 }
             }
         }
-        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle, capture };
         Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
     }
 }

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod capture;
 mod data;
 mod devx_commands;
 mod devx_decoder;
@@ -17,6 +18,7 @@ mod harness;
 mod model;
 mod prm;
 mod prm_provider;
+mod recording;
 mod refused;
 mod tables;
 mod view;
