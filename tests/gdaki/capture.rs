@@ -1,43 +1,17 @@
 //! `OXYGIN_GDAKI_CAPTURE`: what emulated device code wrote is in the recording, entry by entry.
 
-use crate::harness::{on_ranks, ways};
+use crate::harness::{on_ranks, ways, Folder};
 use crate::recording::{RecordedQueue, Recording};
 use crate::support::apart::is_elsewhere;
 use crate::support::common::job;
 use crate::support::nic::*;
 use oxygin::config::Ringing;
-use std::path::{Path, PathBuf};
 
-/// A folder of this test's, which ends with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("oxygin-capture-{}", std::process::id()));
-        std::fs::create_dir(&path).expect("a new folder");
-        Self(path)
-    }
-
-    /// The recordings in it, and their names; they are gone then.
-    fn take(&self) -> Vec<(String, Recording)> {
-        let read = |path: &Path| (name(path), Recording::read(&std::fs::read_to_string(path).expect("a text")));
-        let mut paths: Vec<_> = std::fs::read_dir(&self.0).expect("the folder").map(|f| f.unwrap().path()).collect();
-        paths.sort();
-        paths.iter().for_each(|path| assert!(std::fs::metadata(path).unwrap().len() <= 1 << 20));
-        let all = paths.iter().map(|path| read(path)).collect();
-        paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
-        all
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap().to_str().unwrap().to_owned()
+/// The recordings that are there, with their names; they are gone then.
+fn take(folder: &Folder) -> Vec<(String, Recording)> {
+    let all = folder.take();
+    assert!(all.iter().all(|(_, text)| text.len() <= 1 << 20));
+    all.into_iter().map(|(name, text)| (name, Recording::read(&text))).collect()
 }
 
 fn ends(queue: &RecordedQueue) -> Vec<&str> {
@@ -69,7 +43,7 @@ fn everything_is_in_it(folder: &Folder, ask: Ask) {
         *seen.0 = [src.key, dst.key, nic.view.counters.key];
         seen.1.push(put.bytes[16..].to_vec());
     });
-    let all = folder.take();
+    let all = take(folder);
     assert_eq!(all.len(), 1, "rank 1 wrote no entry");
     let (name, recording) = &all[0];
     assert!(name.starts_with(&format!("run.0.{}.", std::process::id())) && name.ends_with(".txt"), "{name}");
@@ -125,14 +99,21 @@ fn everything_is_in_it(folder: &Folder, ask: Ask) {
     assert_eq!(queues[0].windows.len(), 3, "that of signals is one");
 }
 
-/// Device code that does not ring, a key that names nothing, and more entries than are kept.
-fn the_rest_is_told_of(folder: &Folder) {
+/// So many puts of device code that was compiled before there was free flow, told to ring so.
+fn nothing_is_rung(n: usize) {
     on_ranks(1, Ask { handler: Ringing::FreeFlow, depth: 8, counters: 0, ..Ask::default() }, |_, nic, src, dst| {
         let qp = nic.qp(0, 0);
-        let at = qp.reserve(1);
-        qp.put_entry(at, &write(dst.at(0), src.at(0), 8));
-        assert_eq!(qp.wait(at), Status::Good);
+        for i in 0..n {
+            let at = qp.reserve(1);
+            qp.put_entry(at, &write(dst.at(i), src.at(i), 8));
+            assert_eq!(qp.wait(at), Status::Good);
+        }
     });
+}
+
+/// Device code that does not ring, a key that names nothing, and more entries than are kept.
+fn the_rest_is_told_of(folder: &Folder) {
+    nothing_is_rung(1);
     on_ranks(1, Ask { counters: 0, ..Ask::default() }, |_, nic, src, _| {
         let qp = nic.qp(0, 0);
         (0..3000).for_each(|_| _ = qp.post(&[nic.add_signal(0, 0, 1)]));
@@ -143,7 +124,7 @@ fn the_rest_is_told_of(folder: &Folder) {
         let last = nic.qp(0, 0).post(&[write((0x0bad_0000, 0), src.at(0), 8)]);
         assert_ne!(nic.qp(0, 0).wait(last), Status::Good);
     });
-    let mut all = folder.take();
+    let mut all = take(folder);
     // By their numbers, which are not as long as each other.
     all.sort_by_key(|(name, _)| name.len());
     let [silent, long, unknown] = &all[..] else { panic!("{} recordings", all.len()) };
@@ -161,12 +142,12 @@ fn recordings_have_what_device_code_wrote() {
     if is_elsewhere(concat!(module_path!(), "::recordings_have_what_device_code_wrote")) {
         return;
     }
-    let folder = Folder::new();
+    let folder = Folder::new("capture");
     on_ranks(1, Ask::default(), |_, nic, _, _| _ = nic.qp(0, 0).post(&[Raw::new(NOP, 0)]));
     std::env::set_var("OXYGIN_GDAKI_CAPTURE", folder.0.join("run"));
     // Nobody posts anything.
     on_ranks(2, Ask::default(), |_, _, _, _| ());
-    assert!(folder.take().is_empty(), "only what was asked for");
+    assert!(take(&folder).is_empty(), "only what was asked for");
     ways().into_iter().for_each(|ask| everything_is_in_it(&folder, ask));
     the_rest_is_told_of(&folder);
     // Contexts that nobody destroys end with their communicator.
@@ -174,14 +155,80 @@ fn recordings_have_what_device_code_wrote() {
         let nic = Nic::new(r, Ask::default());
         nic.qp(0, 0).post(&[Raw::new(NOP, 0)]);
         assert_eq!(nic.qp(0, 0).flush(), Status::Good);
-        assert!(folder.take().is_empty(), "it is written at the end");
+        assert!(take(&folder).is_empty(), "it is written at the end");
     });
-    assert_eq!(folder.take().len(), 1);
+    assert_eq!(take(&folder).len(), 1);
     // Where nothing can be written everything else goes on.
     std::env::set_var("OXYGIN_GDAKI_CAPTURE", folder.0.join("there/is/no/such/folder"));
     on_ranks(1, Ask::default(), |_, nic, _, _| {
         nic.qp(0, 0).post(&[Raw::new(NOP, 0)]);
         assert_eq!(nic.qp(0, 0).flush(), Status::Good);
     });
-    assert!(folder.take().is_empty());
+    assert!(take(&folder).is_empty());
+}
+
+/// What the recordings of emulated device code under `captured/` are made of: every operation, laps of the ring, a
+/// companion, this rank itself, an entry that fails.
+fn a_bit_of_everything(ask: Ask) {
+    on_ranks(2, Ask { contexts: 2, depth: 16, ..ask }, |r, nic, src, dst| {
+        if r.rank == 1 {
+            return nic.wait_signal(0, 7, 1);
+        }
+        let (qp, sink) = (nic.qp(0, 1), (nic.view.sink, 0));
+        let bytes: Vec<u8> = (1..=28).collect();
+        for (i, n) in [1, 4, 8, 12, 13, 28].into_iter().enumerate() {
+            qp.post(&[value(dst.at(4 * i), &bytes[..n])]);
+        }
+        for i in 0..40 {
+            qp.post(&[write(dst.at(100 + 2 * i), src.at(100 + 2 * i), 16), nic.add_signal(0, (i % 3) as u32, 1)]);
+        }
+        qp.post(&[
+            write(dst.at(200), src.at(200), 16).data(src.key, 8 * 210, 24),
+            write((dst.key, 8 * 220 + 3), (src.key, 8 * 220 + 1), 1),
+            write(dst.at(1000), src.at(1000), 20_000),
+            Raw::new(NOP, 0),
+            add(dst.at(230), 3, src.at(230)),
+        ]);
+        let four = |words: [u32; 4]| words.map(u32::to_be_bytes).concat().try_into().unwrap();
+        let masked = |opcode: u8, modifier: u8, i: usize| Raw::new(opcode, modifier).remote(dst.key, 8 * i as u64);
+        qp.post(&[
+            masked(MASKED_ADD, 0x08, 231).with(four([0x0001_0001, 0x8000_8000, 0, 0])).data(src.key, 8 * 231, 4),
+            masked(MASKED_ADD, 0x09, 232).two(1 << 40 | 1, 1 << 39).data(src.key, 8 * 232, 8),
+            masked(MASKED_SWAP, 0x08, 233).four([0xab00, 0x78, 0xff00, 0xff]).data(src.key, 8 * 233, 4),
+            read(dst.at(300), src.at(300), 64),
+            read(dst.at(310), src.at(310), 8).data(src.key, 8 * 312, 16),
+            dump(sink.0),
+            write(dst.at(320), src.at(320), 8).fenced(),
+        ]);
+        for i in 0..5 {
+            nic.post_counted(0, 1, &[write(dst.at(400 + i), src.at(400 + i), 8)], (i % 2) as u32);
+        }
+        let end = qp.post(&[nic.add_signal(0, 7, 1)]);
+        assert_eq!((qp.wait(end), nic.companion(0, 1).flush()), (Status::Good, Status::Good));
+        let own = nic.qp(0, 0);
+        own.post(&[write(dst.at(500), src.at(500), 24), nic.add_signal(0, 5, 9)]);
+        assert_eq!(own.flush(), Status::Good);
+        let faulty = nic.qp(1, 1);
+        faulty.post(&[value(dst.at(600), &[7]), write((dst.key, 1 << 40), src.at(0), 8), nic.add_signal(1, 1, 1)]);
+        assert_ne!(faulty.flush(), Status::Good);
+    });
+}
+
+#[test]
+#[ignore = "writes the recordings of emulated device code anew: tests/gdaki/captured/README.md"]
+fn recordings_of_emulated_device_code() {
+    let folder = Folder::new("emulated");
+    std::env::set_var("OXYGIN_GDAKI_CAPTURE", folder.0.join("run"));
+    let keep = |name: &str| {
+        let (_, text) = folder.take().pop().expect("a recording");
+        let path = format!("{}/tests/gdaki/captured/emulated-{name}.txt", env!("CARGO_MANIFEST_DIR"));
+        std::fs::write(path, text).expect("a file of the sources");
+    };
+    let [doorbell, _, proxy, free_flow] = ways();
+    for (ask, name) in [(doorbell, "doorbell"), (proxy, "proxy"), (free_flow, "free-flow")] {
+        a_bit_of_everything(ask);
+        keep(name);
+    }
+    nothing_is_rung(20);
+    keep("unrung");
 }
