@@ -22,5 +22,6 @@ mod prm_provider;
 mod recording;
 mod refused;
 mod replay;
+mod stats;
 mod tables;
 mod view;
