@@ -20,22 +20,43 @@ use std::sync::Mutex;
 /// Keys that name nothing: above those of all windows.
 const NO_WINDOW: u32 = 0xff00_0000;
 /// Faults that an entry has by itself. Flushed ones, and those of peers that did not answer, have other causes.
-const OF_ITSELF: [&str; 5] = ["failed 01", "failed 02", "failed 04", "failed 12", "failed 13"];
+const OF_ITSELF: [&str; 3] = ["failed 01", "failed 02", "failed 12"];
+/// Faults of keys and ranges. A window may have gone meanwhile, which a replay does not repeat.
+const OF_WINDOWS: [&str; 2] = ["failed 04", "failed 13"];
+
+/// Every window that a recording names, with its bytes here and at peers, if it ever was one.
+type Windows = BTreeMap<u32, Option<(u64, u64)>>;
 
 /// The entries of a queue that say by themselves what they come to: up to the first that failed, or did not complete.
-/// A companion's waits are for those of its queue pair that are written again, `waited` of them.
-fn again(queue: &RecordedQueue, waited: Option<usize>) -> &[RecordedEntry] {
+/// A companion's waits are for completion entries of its queue pair, of which there are `waited`.
+fn again<'a>(queue: &'a RecordedQueue, windows: &Windows, waited: Option<usize>) -> &'a [RecordedEntry] {
     let entries = &queue.entries[..];
     let waits = |entry: &RecordedEntry| {
         let index = entry.meaning.split_once(" wait queue ").and_then(|(_, rest)| rest.split_once(" index "));
         index.map(|(_, index)| index.parse::<usize>().expect("an index"))
     };
-    let goes = |entry: &RecordedEntry| entry.end == "good" && waits(entry).zip(waited).is_none_or(|(i, n)| i < n);
+    let is_sound = |entry: &RecordedEntry| ["good", "quiet"].contains(&&entry.end[..]);
+    let goes = |entry: &RecordedEntry| is_sound(entry) && waits(entry).zip(waited).is_none_or(|(i, n)| i < n);
     let n = entries.iter().position(|entry| !goes(entry)).unwrap_or(entries.len());
     match entries.get(n) {
         Some(failed) if OF_ITSELF.contains(&&failed.end[..]) => &entries[..=n],
+        Some(failed) if OF_WINDOWS.contains(&&failed.end[..]) && is_outside(failed, windows) => &entries[..=n],
         _ => &entries[..n],
     }
+}
+
+/// Whether an entry names what never was a window, or a place that is in none.
+fn is_outside(entry: &RecordedEntry, windows: &Windows) -> bool {
+    entry.meaning.split(' ').filter_map(|word| word.split_once('+')).any(|(key, range)| {
+        let key = u32::from_str_radix(key, 16).expect("a key");
+        let at: u64 = range.split('*').next().unwrap().parse().expect("an offset");
+        windows.get(&key).is_some_and(|lengths| lengths.is_none_or(|(here, there)| at >= here.max(there)))
+    })
+}
+
+/// Completion entries of these.
+fn told(entries: &[RecordedEntry]) -> usize {
+    entries.iter().filter(|entry| entry.end != "quiet").count()
 }
 
 /// Where the keys of an entry stand, by its opcode and segments; written from NCCL's copy of DOCA GPUNetIO.
@@ -97,28 +118,37 @@ fn write_again(qp: Qp, queue: &RecordedQueue, entries: &[RecordedEntry], names: 
     let mut from = 0;
     while from < entries.len() {
         let n = 1 + entries[from + 1..].iter().take_while(|entry| !entry.is_first).count();
-        let first = qp.reserve(n as u64);
-        assert_eq!(first, from as u64, "as it was recorded");
-        for (index, entry) in (first..).zip(&entries[from..from + n]) {
+        wait_for_room(qp, entries, from, n);
+        for (index, entry) in (from..).zip(&entries[from..from + n]) {
             let bytes = names.bytes(&entry.bytes);
-            let slot = (qp.view.slots + 64 * (index % u64::from(qp.view.size))) as *const AtomicU64;
+            let slot = (qp.view.slots + 64 * (index as u64 % u64::from(qp.view.size))) as *const AtomicU64;
             for at in (0..8).rev() {
                 let word = u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().unwrap());
-                // SAFETY: a word of a slot that was reserved and is free.
+                // SAFETY: a word of a slot that is free.
                 unsafe { (*slot.add(at)).store(word, Ordering::Release) };
             }
         }
-        from += n;
         if queue.is_rung {
-            qp.ready(first, from as u64 - 1);
-            qp.submit(from as u64);
+            qp.ready(from as u64, (from + n) as u64 - 1);
+            qp.submit((from + n) as u64);
         }
+        from += n;
     }
-    if let Some((last, index)) = entries.last().zip((entries.len() as u64).checked_sub(1)) {
+    // The last one that has a completion entry; those behind it are found in the recording.
+    if let Some(last) = entries.iter().rfind(|entry| entry.end != "quiet") {
         let syndrome = last.end.strip_prefix("failed ").map(|s| u8::from_str_radix(s, 16).expect("a syndrome"));
         let expected = syndrome.map_or(Status::Good, |syndrome| Status::Failed { syndrome });
-        assert_eq!(qp.wait(index), expected, "{last:?}");
+        assert_eq!(qp.wait(told(entries) as u64 - 1), expected, "{last:?}");
     }
+}
+
+/// Waits until `n` slots from that of entry `from` on are free: until the first completion entry which says so. Entries
+/// that have none are told of by the next one's.
+fn wait_for_room(qp: Qp, entries: &[RecordedEntry], from: usize, n: usize) {
+    let Some(before) = (from + n).checked_sub(qp.view.size as usize + 1) else { return };
+    let telling = (before..from).find(|&i| entries[i].end != "quiet");
+    let telling = telling.expect("a completion entry that tells of a free slot");
+    assert_eq!(qp.wait(told(&entries[..telling]) as u64), Status::Good);
 }
 
 /// A queue pair with its companion; either may have carried nothing.
@@ -138,12 +168,12 @@ fn pairs(recording: &Recording) -> Vec<Pair<'_>> {
     pairs.into_values().collect()
 }
 
-/// Every window that a recording names, with its bytes here and at peers.
-fn windows(recording: &Recording) -> BTreeMap<u32, Option<(u64, u64)>> {
-    let mut windows = BTreeMap::new();
+fn windows(recording: &Recording) -> Windows {
+    let mut windows = Windows::new();
     for window in recording.queues.iter().flat_map(|queue| &queue.windows) {
         let known = windows.entry(window.key).or_insert(window.lengths);
-        assert_eq!(*known, window.lengths, "{:08x} is as long for all queues", window.key);
+        *known = known.or(window.lengths);
+        assert!(window.lengths.is_none_or(|lengths| *known == Some(lengths)), "{:08x} has one length", window.key);
     }
     windows
 }
@@ -184,7 +214,7 @@ fn replay(recording: &Recording) -> (usize, usize) {
             }
             let live = windows.iter().filter(|(_, lengths)| lengths.is_some()).map(|(key, _)| *key);
             let memory = Memory::new(live.collect(), std::mem::take(&mut *memory.lock().unwrap()));
-            *done.lock().unwrap() = replay_pairs(&nic, recording, &pairs, names, memory);
+            *done.lock().unwrap() = replay_pairs(&nic, recording, (&pairs, &windows), names, memory);
         }
         r.job.barrier.wait();
         nic.destroy();
@@ -192,13 +222,19 @@ fn replay(recording: &Recording) -> (usize, usize) {
     done.into_inner().unwrap()
 }
 
-fn replay_pairs(nic: &Nic, recording: &Recording, pairs: &[Pair], mut names: Names, memory: Memory) -> (usize, usize) {
+fn replay_pairs(
+    nic: &Nic,
+    recording: &Recording,
+    (pairs, windows): (&[Pair], &Windows),
+    mut names: Names,
+    memory: Memory,
+) -> (usize, usize) {
     let peer = |queue: &RecordedQueue| usize::from(queue.peer != recording.rank);
     let (mut effects, mut entries) = (Vec::new(), 0);
     let mut parts = Vec::new();
     for (context, pair) in pairs.iter().enumerate() {
-        let main = pair.main.map_or(&[][..], |queue| again(queue, None));
-        let companion = pair.companion.map_or(&[][..], |queue| again(queue, Some(main.len())));
+        let main = pair.main.map_or(&[][..], |queue| again(queue, windows, None));
+        let companion = pair.companion.map_or(&[][..], |queue| again(queue, windows, Some(told(main))));
         let to = pair.main.or(pair.companion).map_or(0, peer);
         parts.push((context, to, main, companion));
         for (queue, new) in [
@@ -209,7 +245,7 @@ fn replay_pairs(nic: &Nic, recording: &Recording, pairs: &[Pair], mut names: Nam
         }
         for (all, side) in [(main, to), (companion, 0)] {
             entries += all.len();
-            let sound = all.iter().filter(|entry| entry.end == "good");
+            let sound = all.iter().filter(|entry| !entry.end.starts_with("failed"));
             effects.extend(sound.map(|entry| Effect::read(&entry.meaning, side, &memory)));
         }
     }
@@ -229,43 +265,55 @@ fn replay_pairs(nic: &Nic, recording: &Recording, pairs: &[Pair], mut names: Nam
     (entries, memory.check(&effects))
 }
 
+/// What was written again of each queue, and how the replay recorded it.
+fn matched<'a>(
+    old: &'a Recording,
+    new: &'a Recording,
+) -> Vec<(&'a RecordedQueue, &'a [RecordedEntry], &'a RecordedQueue)> {
+    let (windows, mut matched) = (windows(old), Vec::new());
+    for (context, pair) in pairs(old).into_iter().enumerate() {
+        let waited = pair.main.map_or(0, |queue| told(again(queue, &windows, None)));
+        for (queue, waited) in [(pair.main, None), (pair.companion, Some(waited))] {
+            let Some(queue) = queue else { continue };
+            let entries = again(queue, &windows, waited);
+            let is_it = |q: &&RecordedQueue| (q.context, q.is_companion) == (context, queue.is_companion);
+            match new.queues.iter().find(is_it) {
+                Some(new) => matched.push((queue, entries, new)),
+                None => assert!(entries.is_empty(), "queue {} {} has carried nothing", queue.context, queue.peer),
+            }
+        }
+    }
+    matched
+}
+
 /// What the replay's own recording says is what the old one says, in the new names.
 fn compare(old: &Recording, new: &Recording, name: &str) {
-    let (old_pairs, new_pairs) = (pairs(old), pairs(new));
-    let of = |pairs: &[Pair]| -> Vec<(usize, bool)> {
-        let each = |(i, pair): (usize, &Pair)| [pair.main.map(|_| (i, false)), pair.companion.map(|_| (i, true))];
-        pairs.iter().enumerate().flat_map(each).flatten().collect()
-    };
-    assert_eq!(of(&old_pairs), of(&new_pairs), "{name}: the queues that carried something");
-    let names = new_names(old, new, &old_pairs, &new_pairs);
-    for (old, new) in old_pairs.iter().zip(&new_pairs) {
-        let waited = old.main.map_or(0, |queue| again(queue, None).len());
-        for (old, new, waited) in [(old.main, new.main, None), (old.companion, new.companion, Some(waited))] {
-            let (Some(old), Some(new)) = (old, new) else { continue };
-            let entries = again(old, waited);
-            let place = format!("{name}: queue {} {}", old.context, old.peer);
-            assert_eq!((new.slots, new.handler, new.is_rung), (old.slots, old.handler, old.is_rung), "{place}");
-            assert_eq!(new.entries.len(), entries.len(), "{place}");
-            for (i, (old, new)) in entries.iter().zip(&new.entries).enumerate() {
-                let recorded = (names.bytes(&old.bytes), names.meaning(&old.meaning), &old.end);
-                assert_eq!((new.bytes, new.meaning.clone(), &new.end), recorded, "{place}, entry {i}");
-                crate::devx_decoder::both_agree(&old.bytes);
-            }
+    let matched = matched(old, new);
+    assert_eq!(matched.len(), new.queues.len(), "{name}");
+    let names = new_names(old, new, &matched);
+    for (old, entries, new) in matched {
+        let place = format!("{name}: queue {} {}", old.context, old.peer);
+        assert_eq!((new.slots, new.handler, new.is_rung), (old.slots, old.handler, old.is_rung), "{place}");
+        assert_eq!(new.entries.len(), entries.len(), "{place}");
+        for (i, (old, new)) in entries.iter().zip(&new.entries).enumerate() {
+            let recorded = (names.bytes(&old.bytes), names.meaning(&old.meaning), &old.end);
+            assert_eq!((new.bytes, new.meaning.clone(), &new.end), recorded, "{place}, entry {i}");
+            crate::devx_decoder::both_agree(&old.bytes);
         }
     }
 }
 
 /// The new names, found again by the order in which queues and their entries name them.
-fn new_names(old: &Recording, new: &Recording, old_pairs: &[Pair], new_pairs: &[Pair]) -> Names {
+fn new_names(
+    old: &Recording,
+    new: &Recording,
+    matched: &[(&RecordedQueue, &[RecordedEntry], &RecordedQueue)],
+) -> Names {
     let mut names = Names { keys: BTreeMap::from([(old.sink, new.sink)]), queues: BTreeMap::new() };
-    for (old, new) in old_pairs.iter().zip(new_pairs) {
-        for (old, new) in [(old.main, new.main), (old.companion, new.companion)] {
-            let (Some(old), Some(new)) = (old, new) else { continue };
-            names.queues.insert(old.number, new.number);
-            for (old, new) in old.windows.iter().zip(&new.windows) {
-                assert_eq!(old.lengths, new.lengths, "{:08x}", old.key);
-                assert_eq!(*names.keys.entry(old.key).or_insert(new.key), new.key, "{:08x}", old.key);
-            }
+    for (old, _, new) in matched {
+        names.queues.insert(old.number, new.number);
+        for (old, new) in old.windows.iter().zip(&new.windows) {
+            assert_eq!(*names.keys.entry(old.key).or_insert(new.key), new.key, "{:08x}", old.key);
         }
     }
     names
@@ -304,6 +352,7 @@ fn recordings_are_understood_as_they_were() {
         let name = path.file_name().unwrap().to_str().unwrap();
         let recording = Recording::read(&std::fs::read_to_string(&path).expect("a text"));
         let (entries, seen) = replay(&recording);
+        assert!(entries > 0, "{name}: no entry of it says by itself what it comes to");
         let made = folder.take();
         assert_eq!(made.len(), 1, "{name}: rank 0 alone writes entries");
         let new = Recording::read(&made[0].1);
