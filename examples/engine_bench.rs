@@ -18,7 +18,7 @@ use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::drain::{Drain, Kept, Work};
 use oxygin::proxy::engine::{Engine, Settings};
 use oxygin::proxy::lane::{Common, Lane};
-use oxygin::proxy::meter::Meter;
+use oxygin::proxy::meter::{Meter, Metered};
 use oxygin::rma::atomic::Atomics;
 use oxygin::rma::op::Op;
 use oxygin::rma::refusal::Target;
@@ -165,7 +165,8 @@ impl Setting {
         let commons = (0..n).map(|c| Common::new(c as u32, failed.clone())).collect();
         // SAFETY: the vector does not change any more.
         let kept = unsafe { Kept::new(&self.contexts, self.contexts.clone()) };
-        let numbers: Vec<_> = lanes.iter().map(|(c, lane)| (*c, lane.peer)).collect();
+        let numbers: Vec<_> =
+            lanes.iter().map(|(c, lane)| Metered { context: *c, peer: lane.peer, is_companion: false }).collect();
         let meter = Meter::new(self.page(), None, 0, 1, numbers.into_iter());
         Drain::new(kept, commons, lanes, self.memory.clone()).metered(meter)
     }
@@ -182,6 +183,7 @@ impl Setting {
             nranks: self.ranks as u32,
             contexts: self.contexts.len() as u32,
             stride: 1,
+            companions: false,
             threads: 1,
             fabric: AtOnce::NAME,
             stall: Duration::ZERO,

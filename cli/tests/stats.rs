@@ -60,6 +60,7 @@ fn page(comm: u64, way: Way) -> Page {
         nranks: 3,
         contexts: 2,
         stride: 1,
+        companions: true,
         threads: 1,
         fabric: "soft",
         stall: Duration::from_secs(10),
@@ -82,6 +83,11 @@ fn page(comm: u64, way: Way) -> Page {
     set(&record.completed, 50);
     set(&record.dropped, 7);
     set(&record.state, State::Failed as u64);
+    // Of the queue pair to rank 1 in context 1.
+    let record = page.record(page.companion_index(1, 1));
+    set(&record.entries, 606);
+    set(&record.completed, 604);
+    set(&record.under_way, 2);
     page
 }
 
@@ -100,6 +106,9 @@ fn all_forms_have_the_numbers() {
     assert_eq!(words[..5], ["1", "1", "12345678", "12345677", "1"]);
     assert_eq!(words[6..], ["5.0G", "700000", "512ns", "8.2us", "131.1us", "0", "0", "open"]);
     assert!(words[5].starts_with("60") && words[5].ends_with('s'), "{words:?}");
+    let words: Vec<_> = line(" 606 ").split_whitespace().collect();
+    assert_eq!(words[..5], ["1", "1c", "606", "604", "2"], "{text}");
+    assert!(text.contains("c: companions"), "{text}");
     assert!(line("FAILED").split_whitespace().rev().nth(1) == Some("7"), "{text}");
 
     let json: Value = serde_json::from_str(&good(stats(&format!("{me} --json")))).expect("JSON");
@@ -108,12 +117,15 @@ fn all_forms_have_the_numbers() {
     let lane = &set["lanes"][1];
     assert_eq!((&lane["entries"], &lane["under_way"]), (&12_345_678.into(), &1.into()));
     assert_eq!(lane["posted_to_complete"]["buckets"][12], 12_000_000);
+    assert_eq!((&set["lanes"][1]["companion"], &set["lanes"][2]["companion"]), (&false.into(), &true.into()));
+    assert_eq!((&set["lanes"][2]["peer"], &set["lanes"][2]["entries"]), (&1.into(), &606.into()));
     assert!(lane["oldest_ns"].as_u64().unwrap() >= 600_000_000_000);
 
     let text = good(stats(&format!("{me} --prometheus")));
     let labels = format!(r#"pid="{me}",communicator="4242",set="1",rank="0",fabric="soft",way="engine""#);
     for line in [
         format!(r#"oxygin_entries_total{{{labels},context="1",peer="1"}} 12345678"#),
+        format!(r#"oxygin_entries_total{{{labels},context="1",peer="1",queue="companion"}} 606"#),
         format!(r#"oxygin_dropped_total{{{labels},context="0",peer="2"}} 7"#),
         format!(r#"oxygin_failed{{{labels},context="0",peer="2"}} 1"#),
         format!(r#"oxygin_posted_to_complete_seconds_bucket{{{labels},context="1",peer="1",le="8.192e-6"}} 12000000"#),

@@ -16,7 +16,7 @@ use crate::proxy::descriptor::packing::{Packing, NO_CREDIT};
 use crate::proxy::descriptor::queue::{Queue, QueueAddresses};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
-use crate::proxy::meter::Meter;
+use crate::proxy::meter::{Meter, Metered};
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
 use crate::telemetry::stats::layout::Way;
@@ -214,13 +214,14 @@ impl Coll {
             }));
         }
         let memory = room.memory;
-        let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, shares.len() as u32);
+        let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, false, shares.len() as u32);
         let tickets = shares.into_iter().enumerate().map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
+            let lanes = lanes.map(|(context, peer)| Metered { context, peer, is_companion: false });
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
-        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle) };
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle), capture: None };
         Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
     }
 }

@@ -8,6 +8,7 @@ use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::{Context, ContextSpec, World};
+use crate::gdaki::soft::capture::Capture;
 use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::queue::Queue;
 use crate::proxy::drain::{Drain, Kept, Work};
@@ -53,6 +54,8 @@ pub struct DeviceQueues {
     ended: Arc<AtomicU64>,
     /// What NCCL was given, if this is where that is made. Lives as long as this.
     handle: Option<Box<DeviceHandle>>,
+    /// What is kept of what device code wrote, if anything is.
+    capture: Option<Arc<Capture>>,
     /// Queues that a device executes, and not the engine.
     hardware: Mutex<Option<HardwareQueues>>,
 }
@@ -67,6 +70,8 @@ pub(super) struct QueueState {
     pub(super) ended: Arc<AtomicU64>,
     /// What NCCL is given, if there is anything for it.
     pub(super) handle: Option<Box<DeviceHandle>>,
+    /// What is kept of what device code writes.
+    pub(super) capture: Option<Arc<Capture>>,
 }
 
 // SAFETY: the handle holds addresses for device code, which nobody here follows.
@@ -77,9 +82,9 @@ unsafe impl Sync for DeviceQueues {}
 impl DeviceQueues {
     /// Queues that `engine` drains.
     pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
-        let QueueState { windows, failed, ended, handle } = shared;
+        let QueueState { windows, failed, ended, handle, capture } = shared;
         let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle, hardware: Mutex::default() }
+        Self { engine, tickets, memory, windows, failed, ended, handle, capture, hardware: Mutex::default() }
     }
 
     /// Queues that a device executes, in `memory`.
@@ -92,6 +97,7 @@ impl DeviceQueues {
             failed: Arc::default(),
             ended: Arc::default(),
             handle: Some(handle),
+            capture: None,
             hardware: Mutex::new(Some(queues)),
         }
     }
@@ -131,11 +137,15 @@ impl DeviceQueues {
             hardware.end();
         }
         let tickets = std::mem::take(&mut *self.tickets.lock());
-        let Some(engine) = self.engine.upgrade() else { return };
-        for ticket in tickets {
-            if !engine.take_back(ticket) {
-                self.keep_memory();
+        if let Some(engine) = self.engine.upgrade() {
+            for ticket in tickets {
+                if !engine.take_back(ticket) {
+                    self.keep_memory();
+                }
             }
+        }
+        if let Some(capture) = &self.capture {
+            capture.write();
         }
     }
 

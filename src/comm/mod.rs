@@ -1,6 +1,7 @@
 //! Bringing ranks together: rendezvous, exchanges, deadlines.
 
 pub mod backend;
+mod capture;
 pub mod coll;
 pub mod contexts;
 mod credits;

@@ -1,6 +1,7 @@
 //! Sets of contexts of the software NIC: queue pairs that device code of NCCL's GDAKI backend writes itself, drained by
 //! the communicator's engine.
 
+use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
@@ -19,9 +20,10 @@ use crate::gdaki::soft::queue::{QueuePairAddresses, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::Layout;
 use crate::proxy::credits::CreditWord;
+use crate::proxy::engine::{Engine, Ticket};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
-use crate::proxy::meter::Meter;
+use crate::proxy::meter::{Meter, Metered};
 use crate::rma::seq::Seq;
 use crate::sys::handles::Reserved;
 use crate::telemetry::stats::layout::Way;
@@ -246,6 +248,7 @@ impl Coll {
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let counts = Arc::new(Counts::new(FIRST, room.queues(contexts)));
+        let capture = self.capture(set, spec, keys, room.memory.is_on_gpu());
         let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
         shares.resize_with(engine.threads().min(contexts), Default::default);
         let mut pairs = Vec::new();
@@ -272,9 +275,10 @@ impl Coll {
                     let (places, view) = room.queue(room.number(context, peer, which), credits);
                     // SAFETY: the memory is kept by whoever drains the queue; it is zeroed, and nobody knows it yet.
                     let queue = unsafe { SendQueue::new(places, terms.clone(), to) };
+                    let tape = capture.as_ref().map(|c| c.tape(captured(&view, context, peer, which > 0)));
                     let newest = Seq(set.completed(context as u32, to).load(Ordering::Acquire));
                     let (commons, lanes) = &mut shares[share][which];
-                    lanes.push((commons.len() as u32 - 1, Lane::new(queue, to, newest)));
+                    lanes.push((commons.len() as u32 - 1, Lane::new(queue.taped(tape), to, newest)));
                     view
                 };
                 let main = add(0, peer);
@@ -294,21 +298,40 @@ impl Coll {
             None => None,
         };
         let memory = room.memory;
-        let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, shares.len() as u32);
+        let tickets = self.give_queues(&engine, set, spec, shares, &memory);
+        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle, capture };
+        Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
+    }
+
+    /// Has each of the engine's threads drain its queues and their companions, and count what they do.
+    fn give_queues(
+        &self,
+        engine: &Engine,
+        set: &Arc<Contexts>,
+        spec: &NicSpec,
+        shares: Vec<[Share<SendQueue>; 2]>,
+        memory: &Arc<Memory>,
+    ) -> Vec<Ticket> {
+        let (stride, has_companions, threads) = (spec.contexts.rank_stride, spec.counters > 0, shares.len() as u32);
+        let page = self.stats_page(set, Way::Engine, stride, has_companions, threads);
         let mut tickets = Vec::new();
-        for (thread, [mains, companions]) in shares.into_iter().enumerate() {
-            let lanes = mains.1.iter().map(|(common, lane)| (mains.0[*common as usize].number, lane.peer));
-            let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
-            // Counters are no operations of the program's: they have no lane in the statistics.
-            for (share, meter) in [(mains, meter), (companions, None)] {
-                if !share.1.is_empty() {
-                    let work = on_queues!(set.queues(), q => work(q, set, share, meter, &memory));
-                    tickets.push(engine.give(thread, work));
+        for (thread, queues) in shares.into_iter().enumerate() {
+            // Companions have the order of their queue pairs, and no peer of their own.
+            let (commons, lanes) = &queues[0];
+            let pairs: Vec<_> = lanes.iter().map(|(at, lane)| (commons[*at as usize].number, lane.peer)).collect();
+            for (share, is_companion) in queues.into_iter().zip([false, true]) {
+                if share.1.is_empty() {
+                    continue;
                 }
+                let lanes = pairs.iter().map(|&(context, peer)| Metered { context, peer, is_companion });
+                // Counters are no operations of the program's: a trace has none of them.
+                let trace = engine.trace().filter(|_| !is_companion);
+                let meter = Meter::new(page.clone(), trace, thread, set.set, lanes);
+                let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory));
+                tickets.push(engine.give(thread, work));
             }
         }
-        let shared = QueueState { windows: windows.to_vec(), failed, ended, handle };
-        Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
+        tickets
     }
 }
 

@@ -24,7 +24,14 @@ const PUBLISH_EVERY: u64 = 250_000_000;
 
 impl Coll {
     /// A page for a set; `None`: nobody wants it, or there is no memory or descriptor for it, which the log says.
-    pub(super) fn stats_page(&self, set: &Contexts, way: Way, stride: u32, threads: u32) -> Option<Arc<Page>> {
+    pub(super) fn stats_page(
+        &self,
+        set: &Contexts,
+        way: Way,
+        stride: u32,
+        companions: bool,
+        threads: u32,
+    ) -> Option<Arc<Page>> {
         fn name<C: Context>(_: &[C]) -> &'static str {
             C::NAME
         }
@@ -38,6 +45,7 @@ impl Coll {
             nranks: self.world.nranks,
             contexts: set.count(),
             stride,
+            companions,
             threads,
             fabric: on_queues!(set.queues(), q => name(q)),
             stall: if way == Way::Engine { config.stall } else { Duration::ZERO },
@@ -103,7 +111,7 @@ impl Published {
             return;
         }
         if table.page.is_none() {
-            table.page = owner().and_then(|coll| coll.stats_page(set, Way::Table, 1, 0));
+            table.page = owner().and_then(|coll| coll.stats_page(set, Way::Table, 1, false, 0));
             table.is_off = table.page.is_none();
             table.pause = PUBLISH_EVERY / u64::from(set.count().max(1));
             table.seen = vec![Seen::default(); table.page.as_ref().map_or(0, |page| page.len())];

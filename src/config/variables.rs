@@ -212,6 +212,19 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: "OXYGIN_GDAKI_CAPTURE",
+        default: "none",
+        meaning:
+            "For tests and bug reports: the software NIC writes the first entries that kernels wrote into each of \
+                  its queues, values inside them included, to the file PREFIX.RANK.PROCESS.NUMBER.txt, at most 1 MiB \
+                  for each set of contexts, as the set or the communicator ends.",
+        accepted: "a path, to which the rest of the name is appended",
+        apply: |config, text| {
+            config.gdaki_capture = (!text.is_empty()).then(|| text.to_owned());
+            Some(())
+        },
+    },
+    Variable {
         name: "OXYGIN_PROXY_THREADS",
         default: "1",
         meaning: "Threads of this library's engine in a communicator; its contexts are split among them.",

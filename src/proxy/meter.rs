@@ -31,6 +31,17 @@ pub struct Meter {
     now: u64,
 }
 
+/// Which lane it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Metered {
+    /// Its context in the set.
+    pub context: u32,
+    /// The peer of its queue pair.
+    pub peer: u32,
+    /// Whether it is that queue pair's companion, whose operations go to this rank.
+    pub is_companion: bool,
+}
+
 /// A lane, and what was posted on it and is unfinished.
 struct Track {
     context: u32,
@@ -51,22 +62,25 @@ fn add(count: &AtomicU64, n: u64) {
 }
 
 impl Meter {
-    /// Of lanes that are (context, peer), in the order in which they are named later. `thread` and `set` are for the
+    /// Of these lanes, in the order in which they are named later. `thread` and `set` are for the
     /// trace. `None`: there is nobody to tell.
     pub fn new(
         page: Option<Arc<Page>>,
         trace: Option<Arc<Trace>>,
         thread: usize,
         set: u32,
-        lanes: impl Iterator<Item = (u32, u32)>,
+        lanes: impl Iterator<Item = Metered>,
     ) -> Option<Self> {
         if page.is_none() && trace.is_none() {
             return None;
         }
-        let track = |(context, peer)| Track {
+        let track = |Metered { context, peer, is_companion }| Track {
             context,
             peer,
-            record: page.as_ref().map_or(0, |page| page.index(context, peer)),
+            record: page.as_ref().map_or(0, |page| match is_companion {
+                true => page.companion_index(context, peer),
+                false => page.index(context, peer),
+            }),
             entries: 0,
             completed: 0,
             batches: VecDeque::new(),

@@ -52,6 +52,16 @@ fn translated(request: &Request) -> Work {
     }
 }
 
+/// Panics if both take this entry and do not mean the same, or the fake refuses what the library takes.
+pub fn both_agree(bytes: &[u8; ENTRY_BYTES]) {
+    if let Ok(ours) = SendEntry::parse(bytes) {
+        let head = Head::read(bytes);
+        assert_eq!((ours.opcode, ours.index, ours.queue), (head.opcode, head.index, head.queue));
+        assert_eq!(ours.is_signalled, head.is_reported(), "{bytes:x?}");
+        assert_eq!(Ok(translated(&ours.work)), head.work(bytes), "{bytes:x?}");
+    }
+}
+
 /// An entry that could be one: random bytes, with a known opcode, few segments, and lengths that are short.
 fn some_entry(random: &mut Random) -> [u8; ENTRY_BYTES] {
     let mut entry: [u8; ENTRY_BYTES] = std::array::from_fn(|_| random.next() as u8);

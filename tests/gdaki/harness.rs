@@ -3,6 +3,7 @@
 use crate::support::common::{job, Rank, Window};
 use crate::support::nic::{Ask, Nic, Place};
 use oxygin::config::Ringing;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of each window.
@@ -59,4 +60,34 @@ pub fn on_ranks(ranks: usize, ask: Ask, body: impl Fn(&Rank, &Nic, &Keyed, &Keye
         r.job.barrier.wait();
         nic.destroy();
     });
+}
+
+/// A folder for recordings, which ends with the test.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    /// An empty one, named after the test.
+    pub fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("oxygin-{test}-{}", std::process::id()));
+        std::fs::create_dir(&path).expect("a new folder");
+        Self(path)
+    }
+
+    /// Names and texts of the files in it, by name; they are gone then.
+    pub fn take(&self) -> Vec<(String, String)> {
+        let mut paths: Vec<_> = std::fs::read_dir(&self.0).expect("the folder").map(|f| f.unwrap().path()).collect();
+        paths.sort();
+        let read = |path: PathBuf| {
+            let (name, text) = (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read_to_string(&path));
+            std::fs::remove_file(path).expect("a file");
+            (name, text.expect("a text"))
+        };
+        paths.into_iter().map(read).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
 }

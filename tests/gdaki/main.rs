@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod capture;
 mod data;
 mod devx_commands;
 mod devx_decoder;
@@ -11,12 +12,16 @@ mod devx_entries;
 mod devx_harness;
 mod devx_memory;
 mod devx_pair;
+mod effects;
 mod faults;
 mod given;
 mod harness;
 mod model;
 mod prm;
 mod prm_provider;
+mod recording;
 mod refused;
+mod replay;
+mod stats;
 mod tables;
 mod view;

@@ -32,6 +32,7 @@ fn lane(l: &Lane) -> Value {
     json!({
         "context": l.context,
         "peer": l.peer,
+        "companion": l.is_companion,
         "entries": l.entries,
         "bytes": l.bytes,
         "batches": l.batches,

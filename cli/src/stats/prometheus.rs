@@ -68,7 +68,8 @@ fn of_set(s: &Set) -> String {
 }
 
 fn labels(s: &Set, l: &Lane) -> String {
-    format!(r#"{},context="{}",peer="{}""#, of_set(s), l.context, l.peer)
+    let queue = if l.is_companion { r#",queue="companion""# } else { "" };
+    format!(r#"{},context="{}",peer="{}"{queue}"#, of_set(s), l.context, l.peer)
 }
 
 /// Buckets from 128 ns to 34 s are said, each with all that are below: the others are rare, and series cost.

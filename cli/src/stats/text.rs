@@ -1,7 +1,7 @@
 //! Statistics for people.
 
 use oxygin::telemetry::stats::layout::{State, Way};
-use oxygin::telemetry::stats::read::Set;
+use oxygin::telemetry::stats::read::{Lane, Set};
 use std::fmt::Write;
 
 /// Who moves what a set is asked for.
@@ -66,6 +66,11 @@ pub fn title(s: &Set) -> String {
     )
 }
 
+/// The peer of a lane, with a mark where it is the companion of a queue pair to it.
+pub fn peer(l: &Lane) -> String {
+    format!("{}{}", l.peer, if l.is_companion { "c" } else { "" })
+}
+
 /// A paragraph a process, a table a set.
 pub fn tables(sets: &[Set]) -> String {
     let mut out = String::new();
@@ -99,7 +104,12 @@ pub fn tables(sets: &[Set]) -> String {
             let _ = write!(
                 out,
                 "  {:>4} {:>5} {:>12} {:>12} {:>6} {:>8}",
-                l.context, l.peer, l.entries, l.completed, l.under_way, oldest
+                l.context,
+                peer(l),
+                l.entries,
+                l.completed,
+                l.under_way,
+                oldest
             );
             if engine {
                 let at = |time_of: Option<u64>| time_of.map_or("-".into(), time);
@@ -117,6 +127,9 @@ pub fn tables(sets: &[Set]) -> String {
                 );
             }
             let _ = writeln!(out);
+        }
+        if s.lanes.iter().any(|l| l.is_companion) {
+            let _ = writeln!(out, "  c: companions of queue pairs to that peer, which wait and add to counters");
         }
     }
     out

@@ -3,8 +3,8 @@
 use oxygin::telemetry::stats::read::{Lane, Set};
 use std::collections::HashMap;
 
-/// Which (process, communicator, set, context, peer).
-type Key = (u32, u64, u64, u64, u64);
+/// Which (process, communicator, set, context, peer), and whether it is the companion there.
+type Key = (u32, u64, u64, u64, u64, bool);
 
 /// Remembers the look before.
 #[derive(Default)]
@@ -25,6 +25,17 @@ pub struct Moving {
     pub bytes: f64,
 }
 
+impl Moving {
+    /// Entries that are a program's operations: what a companion does for counters is none.
+    pub fn operations(&self) -> f64 {
+        if self.lane.is_companion {
+            0.0
+        } else {
+            self.entries
+        }
+    }
+}
+
 /// One look.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
@@ -41,7 +52,7 @@ impl Rates {
         let mut lanes = Vec::new();
         for (number, set) in sets.iter_mut().enumerate() {
             for lane in std::mem::take(&mut set.lanes) {
-                let key = (set.pid, set.comm, set.set, lane.context, lane.peer);
+                let key = (set.pid, set.comm, set.set, lane.context, lane.peer, lane.is_companion);
                 let (mut entries, mut bytes) = (0.0, 0.0);
                 if let Some(&(at, had, had_bytes)) = self.before.get(&key).filter(|b| b.0 < set.at) {
                     let seconds = (set.at - at) as f64 / 1e9;

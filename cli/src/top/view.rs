@@ -1,7 +1,7 @@
 //! The screen of `oxygin top`: a line for each communicator, a line for each (context, peer). 80 columns are enough.
 
 use super::rates::{Look, Moving};
-use crate::stats::text::{count, program, state, time, way};
+use crate::stats::text::{count, peer, program, state, time, way};
 use oxygin::telemetry::stats::layout::{State, Way};
 use oxygin::telemetry::stats::read::Set;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -48,7 +48,9 @@ impl View {
         frame.render_widget(self.title(), title);
         self.draw_sets(frame, upper);
         self.draw_lanes(frame, lower);
-        let keys = format!("q quits, arrows scroll; {} (context, peer)", self.look.lanes.len());
+        let has_companions = self.look.lanes.iter().any(|m| m.lane.is_companion);
+        let marks = if has_companions { ", c: its companion for counters" } else { "" };
+        let keys = format!("q quits, arrows scroll; {} (context, peer){marks}", self.look.lanes.len());
         let foot_line = match &self.error {
             Some(error) => Line::styled(error.clone(), Style::new().fg(Color::Red)),
             None => Line::from(keys),
@@ -57,7 +59,7 @@ impl View {
     }
 
     fn title(&self) -> Line<'static> {
-        let rate: f64 = self.look.lanes.iter().map(|m| m.entries).sum();
+        let rate: f64 = self.look.lanes.iter().map(Moving::operations).sum();
         let bytes: f64 = self.look.lanes.iter().map(|m| m.bytes).sum();
         let sum = |of: fn(&Moving) -> u64| self.look.lanes.iter().map(of).sum::<u64>();
         let text = format!(
@@ -75,7 +77,7 @@ impl View {
     fn draw_sets(&self, frame: &mut Frame, area: Rect) {
         let rows = self.look.sets.iter().enumerate().map(|(number, s)| {
             let of_set = || self.look.lanes.iter().filter(move |m| m.set == number);
-            let rate: f64 = of_set().map(|m| m.entries).sum();
+            let rate: f64 = of_set().map(Moving::operations).sum();
             let oldest = of_set().filter_map(|m| m.lane.oldest).max();
             let errors: u64 = of_set().map(|m| m.lane.refused + m.lane.dropped).sum();
             let row = Row::new([
@@ -107,7 +109,7 @@ impl View {
                 s.pid.to_string(),
                 format!("{}.{}", s.comm, s.set),
                 l.context.to_string(),
-                l.peer.to_string(),
+                peer(l),
                 count(l.entries),
                 format!("{}/s", count(m.entries as u64)),
                 only(format!("{}B/s", count(m.bytes as u64))),

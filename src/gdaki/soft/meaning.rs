@@ -180,13 +180,19 @@ impl Windows {
 
     #[cold]
     fn learn(&mut self, key: u32) -> Option<usize> {
+        let known = self.look_up(key)?;
+        let at = self.oldest;
+        self.oldest = (at + 1) % self.known.len();
+        self.known[at] = known;
+        Some(at)
+    }
+
+    fn look_up(&self, key: u32) -> Option<Known> {
         let handle = self.terms.keys.find(key)?;
         // SAFETY: NCCL deregisters windows after the operations on them.
         let window = unsafe { self.terms.target.window("", handle as usize as *mut c_void) }.ok()?;
         let remote = window.remote.get(self.peer as usize)?;
-        let at = self.oldest;
-        self.oldest = (at + 1) % self.known.len();
-        self.known[at] = Known {
+        Some(Known {
             key,
             lkey: window.lkey,
             rkey: remote.rkey,
@@ -195,8 +201,13 @@ impl Windows {
             remote_base: remote.base,
             remote_len: remote.len,
             handle,
-        };
-        Some(at)
+        })
+    }
+
+    /// How many bytes of what a key names are here, and at the peer; `None`: it names nothing.
+    #[cold]
+    pub fn lengths(&self, key: u32) -> Option<(u64, u64)> {
+        self.look_up(key).map(|known| (known.len, known.remote_len))
     }
 
     /// Address and key of a local range.

@@ -6,6 +6,7 @@
 //! count and writes the completion entries. `docs/architecture.md` has the way of an entry.
 
 mod arrival;
+pub mod capture;
 pub mod doorbell;
 pub mod keys;
 pub mod meaning;

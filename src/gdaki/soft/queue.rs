@@ -1,6 +1,7 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
 
 use super::arrival::{Arrival, Shown};
+use super::capture::{CapturedEnd, Tape};
 use super::doorbell::{DoorbellWords, Look};
 use super::meaning::{Fault, Terms, Windows};
 use super::slots::{is_whole, EntrySlots};
@@ -82,6 +83,8 @@ pub struct SendQueue {
     is_stopped: bool,
     /// The first entry that the fabric failed.
     lost: u64,
+    /// Where the entries are kept, if they are.
+    tape: Option<Tape>,
 }
 
 // SAFETY: the places are shared with device code through atomics; one thread at a time uses the queue.
@@ -119,6 +122,37 @@ impl SendQueue {
             owed: places.credits.map(|at| Owed::new(at, places.size / 8)),
             is_stopped: false,
             lost: NEVER,
+            tape: None,
+        }
+    }
+
+    /// Has `tape` keep what is taken from here on: before anything was.
+    pub fn taped(self, tape: Option<Tape>) -> Self {
+        Self { tape, ..self }
+    }
+
+    /// The next `n` entries are taken: their slots are read once more.
+    #[cold]
+    fn tell_taken(&self, n: u32) {
+        let Some(tape) = &self.tape else { return };
+        tape.set_silent(self.arrival.is_silent());
+        for nth in 0..u64::from(n) {
+            tape.take(self.slots.read(self.next + nth), nth == 0, |key| self.windows.lengths(key));
+        }
+    }
+
+    /// The oldest `n` entries are complete.
+    #[cold]
+    fn tell_completed(&self, n: u32) {
+        let Some(tape) = &self.tape else { return };
+        for index in self.credited..self.credited + u64::from(n) {
+            let record = self.records[self.at(index)];
+            let end = match record.syndrome {
+                Some(syndrome) => CapturedEnd::Failed(syndrome),
+                None if record.is_signalled => CapturedEnd::Good,
+                None => CapturedEnd::Quiet,
+            };
+            tape.complete(index, end);
         }
     }
 
@@ -387,6 +421,9 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn take(&mut self, n: u32) {
+        if self.tape.is_some() {
+            self.tell_taken(n);
+        }
         // All that is known of an entry that nobody rings is what it changes.
         let all = self.arrival.is_silent();
         (self.next..self.next + u64::from(n)).for_each(|index| self.slots.clear(index, all));
@@ -397,6 +434,9 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn credit(&mut self, n: u32) {
+        if self.tape.is_some() {
+            self.tell_completed(n);
+        }
         (0..n).for_each(|_| self.complete());
         if let Some(count) = self.windows.terms().counts.get(self.places.number) {
             count.store(self.completions.written(), Ordering::Release);

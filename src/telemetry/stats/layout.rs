@@ -1,4 +1,5 @@
-//! The bytes of a page of statistics: a [`Header`], then a [`Record`] for each (context, peer).
+//! The bytes of a page of statistics: a [`Header`], then a [`Record`] for each (context, peer), and as many more for
+//! the companions of queue pairs where there are any.
 //!
 //! All fields are words of 64 bits in the machine's byte order; times are nanoseconds of `CLOCK_MONOTONIC`. A reader
 //! looks at the magic number and the version first; whoever changes a field raises [`VERSION`].
@@ -8,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 /// What a page begins with.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"OXYSTATS");
 /// Of this layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Name of the anonymous file: `/proc/PID/fd` shows it as `/memfd:oxygin-stats (deleted)`.
 pub const NAME: &str = "oxygin-stats";
 /// Buckets of a histogram. Bucket i counts what took at least 2^i and less than 2^(i+1) nanoseconds; the first one
@@ -83,11 +84,14 @@ pub struct Header {
     pub published: AtomicU64,
     /// `OXYGIN_STALL` in nanoseconds; 0: nobody watches.
     pub stall: AtomicU64,
+    /// The number of the first record of a companion, behind those of all (context, peer): record i behind it is of the
+    /// companion of what record i is of. 0: there are none.
+    pub first_companion: AtomicU64,
     /// Zero.
-    pub reserved: [AtomicU64; 12],
+    pub reserved: [AtomicU64; 11],
 }
 
-/// Of a (context, peer). 768 bytes. Counts only ever grow, but for `under_way`.
+/// Of a (context, peer), or of its companion. 768 bytes. Counts only ever grow, but for `under_way`.
 #[repr(C)]
 pub struct Record {
     /// Entries taken off the queue, or operations posted by a table's calls.

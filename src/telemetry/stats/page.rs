@@ -29,6 +29,8 @@ pub struct About {
     pub contexts: u32,
     /// Only peers whose rank differs by a multiple of it have records; 0 and 1: all.
     pub stride: u32,
+    /// Each (context, peer) has a companion, with a record of its own.
+    pub companions: bool,
     /// Threads of the engine.
     pub threads: u32,
     /// Name of the fabric.
@@ -42,6 +44,8 @@ pub struct Page {
     mapping: Mapping,
     records: usize,
     per_context: usize,
+    /// Records before those of companions.
+    mains: usize,
     step: u32,
     /// What readers find in `/proc`.
     _file: Private<OwnedFd>,
@@ -53,14 +57,15 @@ impl Page {
         let step = about.stride.max(1);
         let first = about.rank % step;
         let per_context = about.nranks.saturating_sub(first).div_ceil(step) as usize;
-        let records = per_context * about.contexts as usize;
+        let mains = per_context * about.contexts as usize;
+        let records = if about.companions { 2 * mains } else { mains };
         let len = size_of::<Header>() + records * size_of::<Record>();
         let name = CString::new(NAME).map_err(|_| Error::internal("the name of a page of statistics"))?;
         let file = create_named(&name, len)?;
         let mapping = Mapping::new(file.as_fd(), 0, len)?;
         // Readers cannot write then; where the kernel is too old for it, they are of the same user all the same.
         seal_writing(file.as_fd());
-        let page = Self { mapping, records, per_context, step, _file: Private::new(file) };
+        let page = Self { mapping, records, per_context, mains, step, _file: Private::new(file) };
         let mut fabric = [0; 8];
         about.fabric.bytes().zip(&mut fabric).for_each(|(from, to)| *to = from);
         let (h, time) = (page.header(), now());
@@ -85,6 +90,7 @@ impl Page {
             (&h.created, time),
             (&h.published, time),
             (&h.stall, about.stall.as_nanos() as u64),
+            (&h.first_companion, if about.companions { mains as u64 } else { 0 }),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -102,6 +108,11 @@ impl Page {
     /// The number of the record of a (context, peer); both have one.
     pub fn index(&self, context: u32, peer: u32) -> usize {
         context as usize * self.per_context + (peer / self.step) as usize
+    }
+
+    /// The number of the record of a (context, peer)'s companion, which has one.
+    pub fn companion_index(&self, context: u32, peer: u32) -> usize {
+        self.mains + self.index(context, peer)
     }
 
     /// Records.

@@ -44,17 +44,19 @@ pub struct Set {
     pub published: u64,
     /// `OXYGIN_STALL` in nanoseconds; 0: nobody watches.
     pub stall: u64,
-    /// Those that have carried something, or failed; by context, then peer.
+    /// Those that have carried something, or failed; by context, then peer, companions behind all others.
     pub lanes: Vec<Lane>,
 }
 
-/// A (context, peer), at one moment. Counts are of one moment each.
+/// A (context, peer), or the companion of its queue pair, at one moment. Counts are of one moment each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
     /// The context in its set.
     pub context: u64,
     /// The peer's rank.
     pub peer: u64,
+    /// Whether it is the companion of a queue pair to that peer, which waits and adds to this rank's counters.
+    pub is_companion: bool,
     /// Entries taken, or operations posted.
     pub entries: u64,
     /// What they move.
@@ -213,12 +215,16 @@ fn set(pid: u32, file: &File) -> Result<Option<Set>> {
         stall: get(&h.stall),
         lanes: Vec::new(),
     };
+    let first_companion = get(&h.first_companion);
     for index in written(file, records as usize) {
         // SAFETY: below the number of records, for which the file has room.
         let record = unsafe { &*mapping.ptr().add(size_of::<Header>()).cast::<Record>().add(index) };
-        let (step, nth) = (get(&h.peer_step), index as u64 % per_context.max(1));
+        let is_companion = first_companion > 0 && index as u64 >= first_companion;
+        let index = index as u64 - if is_companion { first_companion } else { 0 };
+        let (step, nth) = (get(&h.peer_step), index % per_context.max(1));
         let peer = nth.saturating_mul(step).saturating_add(get(&h.first_peer));
-        set.lanes.extend(lane(record, index as u64 / per_context.max(1), peer, at));
+        let found = lane(record, index / per_context.max(1), peer, at);
+        set.lanes.extend(found.map(|lane| Lane { is_companion, ..lane }));
     }
     Ok(Some(set))
 }
@@ -256,6 +262,7 @@ fn lane(record: &Record, context: u64, peer: u64, at: u64) -> Option<Lane> {
     (entries > 0 || state != State::Open).then(|| Lane {
         context,
         peer,
+        is_companion: false,
         entries,
         bytes: get(&record.bytes),
         batches: get(&record.batches),

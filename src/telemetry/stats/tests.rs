@@ -15,6 +15,7 @@ fn about(comm: u64) -> About {
         nranks: 16,
         contexts: 4,
         stride: 4,
+        companions: false,
         threads: 2,
         fabric: "soft",
         stall: Duration::from_secs(10),
@@ -62,6 +63,20 @@ fn what_is_written_is_read_and_gone_with_its_page() {
     assert!(processes().contains(&std::process::id()));
     drop(page);
     assert!(own(COMM).is_empty());
+}
+
+/// Companions have records of their own, under the context and the peer of their queue pair.
+#[test]
+fn companions_are_told_from_their_queue_pairs() {
+    const COMM: u64 = (1 << 40) + 2;
+    let page = Page::create(&About { companions: true, ..about(COMM) }).unwrap();
+    assert_eq!(page.len(), 32);
+    page.record(page.index(3, 13)).entries.store(7, Ordering::Relaxed);
+    page.record(page.companion_index(3, 13)).entries.store(14, Ordering::Relaxed);
+    page.record(page.companion_index(0, 1)).entries.store(2, Ordering::Relaxed);
+    let lanes = own(COMM).remove(0).lanes;
+    let told: Vec<_> = lanes.iter().map(|l| (l.context, l.peer, l.is_companion, l.entries)).collect();
+    assert_eq!(told, [(3, 13, false, 7), (0, 1, true, 2), (3, 13, true, 14)]);
 }
 
 #[test]
