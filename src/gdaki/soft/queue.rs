@@ -439,7 +439,9 @@ impl Ring for SendQueue {
         }
         (0..n).for_each(|_| self.complete());
         if let Some(count) = self.windows.terms().counts.get(self.places.number) {
-            count.store(self.completions.written(), Ordering::Release);
+            // Where completions are counted device code has entries without one, and its waits name entries.
+            let over = if self.owed.is_some() { self.credited } else { self.completions.written() };
+            count.store(over, Ordering::Release);
         }
         if let Some(owed) = &mut self.owed {
             owed.add(n);

@@ -150,3 +150,21 @@ fn a_signal_goes_with_the_put_before_it() {
     let mut ops = vec![bare];
     assert!(!join(&mut ops) && ops == [bare]);
 }
+
+/// Where completions are counted device code leaves out completion entries, and a companion waits for an entry's index.
+#[test]
+fn a_wait_for_an_entry_without_a_completion_entry_ends_where_they_are_counted() {
+    for (credits, is_over) in [(None, false), (Some(CreditWord::whole(0, 7, 64)), true)] {
+        let shared = Shared::new();
+        let mut queue = shared.queue(Ringing::FreeFlow, credits);
+        shared.nop(0);
+        // Not signalled.
+        shared.slots[1].store(0, Ordering::Relaxed);
+        shared.ring(0);
+        queue.begin();
+        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        queue.take(1);
+        queue.credit(1);
+        assert_eq!(queue.is_over(9, 0), Ok(is_over));
+    }
+}
