@@ -133,6 +133,11 @@ impl Bench {
 
     /// Writes commands while the GPU goes on: their words in any order, the last one of each with release.
     fn post(&mut self, commands: &[Command]) {
+        self.post_within(commands, 3);
+    }
+
+    /// The same, with fewer than `turns` turns of the GPU behind each word.
+    fn post_within(&mut self, commands: &[Command], turns: u64) {
         let mut words = Vec::new();
         for (n, c) in (self.posted..).zip(commands) {
             let sizes = u64::from(c.bytes) | u64::from(c.flags) << 32;
@@ -148,8 +153,8 @@ impl Bench {
                 true => self.gpu.memory.release(at, 8, word),
                 false => self.gpu.memory.write(at, 8, word),
             }
-            let turns = self.below(3);
-            self.gpu.run(turns);
+            let some = self.below(turns);
+            self.gpu.run(some);
         }
         let real: Vec<Command> = commands.iter().filter(|c| c.flags & STOP == 0).copied().collect();
         self.posted += real.len() as u64;
@@ -248,8 +253,11 @@ impl Bench {
         let mut turns = 0;
         let mut left = commands;
         while !self.is_gone() {
-            if left > 0 && self.is_up() && self.has_room(12) && self.below(3) > 0 {
-                let some: Vec<Command> = (0..self.below(12).min(left)).map(|_| self.any_command(workers > 0)).collect();
+            if left > 0 && self.is_up() && self.has_room(40) && self.below(3) > 0 {
+                // Now and then more than it reads at once.
+                let most = [4, 12, 40][self.below(3) as usize];
+                let some: Vec<Command> =
+                    (0..self.below(most).min(left)).map(|_| self.any_command(workers > 0)).collect();
                 left -= some.len() as u64;
                 some.iter().for_each(|c| self.bring(c));
                 self.post(&some);
@@ -340,6 +348,34 @@ pub fn serve_pieces(ptx: &str, seed: u64) {
     serve_crowds(ptx, seed, 1, 1, piece);
 }
 
+/// Commands that are there before those ahead of them are carried out; each one's bytes come just before it.
+pub fn serve_stream(ptx: &str, seed: u64) {
+    let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
+    bench.launch(0, 1 << 40, 1 << 40);
+    bench.run_until(Bench::is_up);
+    let mut n = 0;
+    for _ in 0..24 {
+        let mut post = |bench: &mut Bench, commands: u64| {
+            for _ in 0..commands {
+                let (from, to, signal) = (SOURCES + 16 * n, TARGETS + 16 * n, SIGNALS + 8 * n);
+                n += 1;
+                let c = Command { from, to, bytes: 16, signal, increment: n, ..Command::default() };
+                bench.bring(&c);
+                bench.post_within(&[c], 1);
+            }
+        };
+        // One and eight more let it look at 32; whoever looks now sees the next eight, but not all that is behind them.
+        post(&mut bench, 9);
+        let some = bench.below(400);
+        bench.gpu.run(some);
+        post(&mut bench, 8);
+        bench.gpu.stand();
+        post(&mut bench, 8);
+        bench.run_until(|b| b.word(64) == b.posted);
+        bench.check();
+    }
+}
+
 /// Signals alone that must not overtake.
 pub fn serve_signals(ptx: &str, seed: u64) {
     serve_crowds(ptx, seed, 0, 8, |_| Command { flags: CUT, ..Command::default() });
@@ -350,6 +386,7 @@ fn what_it_says_is_so() {
     (0..8).for_each(|seed| serve(PTX, seed));
     (0..2).for_each(|seed| serve_pieces(PTX, seed));
     (0..4).for_each(|seed| serve_signals(PTX, seed));
+    (0..4).for_each(|seed| serve_stream(PTX, seed));
 }
 
 /// Who waits leaves the L1 of its multiprocessor alone, which an acquire would empty.

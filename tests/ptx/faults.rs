@@ -1,6 +1,6 @@
 //! Faults put into the copy kernel's code, one at a time: the tests of [`crate::copy_kernel`] find each of them.
 
-use crate::copy_kernel::{serve, serve_pieces, serve_signals, PTX};
+use crate::copy_kernel::{serve, serve_pieces, serve_signals, serve_stream, PTX};
 
 /// What is wrong then, the text that is right, and what replaces it.
 const FAULTS: &[(&str, &str, &str)] = &[
@@ -27,6 +27,20 @@ const FAULTS: &[(&str, &str, &str)] = &[
         "fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;",
         "@is_first st.volatile.global.u64 [words+64], count;",
     ),
+    (
+        "what was loaded ahead is used without acquire",
+        "    fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;\n    \
+         mov.u64         reported, count;\n    bra             loaded;",
+        "    bra             loaded;",
+    ),
+    (
+        "… as the host has not released it to this GPU",
+        "    fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;\n    \
+         mov.u64         reported, count;\n    bra             loaded;",
+        "    fence.acq_rel.gpu;\n    bra             loaded;",
+    ),
+    ("what was loaded ahead is taken in another order", "mov.u64         u2, u4;", ""),
+    ("a copy by its own lanes ends too early", "setp.gt.u64     q3, d1, 192;", "setp.gt.u64     q3, d1, 256;"),
     ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
     ("signals of one go overtake", "fence.acq_rel.gpu;\nthis_signal:", "this_signal:"),
     ("signals of one go have no order at all", "@%p10 bra       in_order;", ""),
@@ -79,6 +93,9 @@ fn faults_are_found() {
         let serve = match fault {
             "… before other lanes have stored" => serve_pieces,
             "signals overtake" => serve_signals,
+            "what was loaded ahead is used without acquire" | "… as the host has not released it to this GPU" => {
+                serve_stream
+            }
             _ => serve,
         };
         let finds = |seed| std::panic::catch_unwind(|| serve(&text, seed)).is_err();

@@ -113,6 +113,20 @@ impl<W: SharedWord<u64>, const N: usize> Slots<W, N> {
         &self.slot(index)[0]
     }
 
+    /// Brings the slot of descriptor `index` nearer, if it has been written: what a GPU has written lies far from the
+    /// processor, and several such reads take hardly longer than one.
+    #[inline(always)]
+    pub fn prefetch(&self, index: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+            // SAFETY: a prefetch does nothing but what a load may do ahead, at an address that there is.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.slot(index)).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = index;
+    }
+
     /// The words of descriptor `index` once all have arrived.
     #[inline(always)]
     pub fn words(&self, index: u32) -> Option<[u64; N]> {

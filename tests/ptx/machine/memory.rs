@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// Addresses below are nobody's.
 const LOWEST: u64 = 4096;
 /// Turns after which everybody sees what has taken a value's place.
-const STALE: u64 = 5000;
+pub const STALE: u64 = 5000;
 
 /// Who stored a value.
 #[derive(Clone, Copy, PartialEq, Eq)]

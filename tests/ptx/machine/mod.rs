@@ -239,6 +239,12 @@ impl Machine {
         }
     }
 
+    /// Nobody has a turn for so long that everybody will see what is visible now.
+    pub fn stand(&mut self) {
+        self.turns += memory::STALE + 1;
+        self.memory.turn = self.turns;
+    }
+
     /// A turn of one lane of a warp, or of all.
     fn turn(&mut self, warp: usize) {
         let lanes = &self.warps[warp].lanes;

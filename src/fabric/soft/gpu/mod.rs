@@ -297,6 +297,12 @@ impl Engine {
         self.knocked.store(true, Ordering::Release);
     }
 
+    /// The same of several, which are taken together.
+    pub fn submit_all_later(&self, ops: impl Iterator<Item = Op>) {
+        self.incoming.lock().extend(ops);
+        self.knocked.store(true, Ordering::Release);
+    }
+
     fn take(&self, state: &mut EngineState) {
         if self.knocked.swap(false, Ordering::Acquire) {
             state.queue.ready.extend(self.incoming.lock().drain(..));
@@ -314,8 +320,7 @@ impl Engine {
             };
             self.take(&mut state);
             let under_way = state.advance(self.rank, &self.registry);
-            self.landed.store(state.completions, Ordering::Relaxed);
-            self.under_way.store(state.has_work(), Ordering::Relaxed);
+            self.note(&state);
             if state.failure.is_some() {
                 self.say_failed(&state);
             }
@@ -326,6 +331,18 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// For the watch. What has not changed is not stored: several threads poll.
+    #[inline]
+    fn note(&self, state: &EngineState) {
+        if self.landed.load(Ordering::Relaxed) != state.completions {
+            self.landed.store(state.completions, Ordering::Relaxed);
+        }
+        let has_work = state.has_work();
+        if self.under_way.load(Ordering::Relaxed) != has_work {
+            self.under_way.store(has_work, Ordering::Relaxed);
+        }
     }
 
     /// Says on this rank what its peers learn by their operations.

@@ -102,7 +102,7 @@ impl Link {
         }
         let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
-            running.for_each(|running| self.submit_later(shared, engine, lane, &running));
+            self.submit_all_later(shared, engine, lane, ops.len(), running);
             let last = lane.last();
             engine.poll();
             drop(queue);

@@ -273,4 +273,22 @@ impl Link {
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
         engine.submit_later(gpu::Op::new(owner, rank, home, &task.work, task.done));
     }
+
+    /// The same of `n` operations of a lane.
+    pub(super) fn submit_all_later(
+        &self,
+        shared: &Domain,
+        engine: &Engine,
+        lane: &Arc<Lane>,
+        n: usize,
+        tasks: impl Iterator<Item = Running>,
+    ) {
+        self.in_engine.fetch_add(n, Ordering::Relaxed);
+        shared.mark_pending(self.peer);
+        let (rank, home) = (shared.world.rank, shared.engine.gpu());
+        engine.submit_all_later(tasks.map(|task| {
+            let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
+            gpu::Op::new(owner, rank, home, &task.work, task.done)
+        }));
+    }
 }

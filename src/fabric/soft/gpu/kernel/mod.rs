@@ -34,7 +34,6 @@ use super::op::Op;
 use super::plan::CROWDED_BYTES;
 use super::stats::KernelStats;
 use super::DRAIN_WITHIN;
-use crate::fabric::soft::lane::Lane;
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -92,10 +91,36 @@ struct Sent {
     op: Op,
     /// Its signal's address, 0 for none.
     signal: u64,
-    /// It was told not to let its signal overtake any before it.
-    is_apart: bool,
     /// It is for worker blocks.
     is_for_workers: bool,
+}
+
+/// The commands that may be in one go with the next: signals of one go have no order, unless they are told to.
+#[derive(Default)]
+struct Recent {
+    /// The lane, by its address, and the signal of each; no signal: 0.
+    commands: [(usize, u64); BATCH - 1],
+    /// The next one's place.
+    next: usize,
+}
+
+impl Recent {
+    /// Whether there is a signal of the lane at another address.
+    #[inline]
+    fn would_be_overtaken(&self, lane: usize, signal: u64) -> bool {
+        self.commands.iter().any(|&(l, s)| s != 0 && s != signal && l == lane)
+    }
+
+    #[inline]
+    fn add(&mut self, lane: usize, signal: u64) {
+        self.commands[self.next] = (lane, signal);
+        self.next = (self.next + 1) % self.commands.len();
+    }
+
+    /// Those before the next one cannot be in one go with those behind it, or are ordered before them.
+    fn clear(&mut self) {
+        self.commands = Default::default();
+    }
 }
 
 /// One engine's copy kernel. Used under the engine's lock; makes no call of the driver.
@@ -125,6 +150,8 @@ pub struct CopyKernel {
     /// Commands of the present launch slot that are not known to be done, oldest first; the last one is the last it was
     /// given.
     sent: VecDeque<Sent>,
+    /// What counts of the last ones for the order of signals: apart from them, because it is looked at for each signal.
+    recent: Recent,
     /// How many of them are copies that make a crowd.
     copies: usize,
     stats: KernelStats,
@@ -154,6 +181,7 @@ impl CopyKernel {
             workers,
             with_workers: 0,
             sent: VecDeque::with_capacity(COMMANDS as usize),
+            recent: Recent::default(),
             copies: 0,
             stats: KernelStats::default(),
         })
@@ -292,31 +320,26 @@ impl CopyKernel {
         // Signals before it need not wait until worker blocks have moved what it names.
         let is_behind_small = command.flags & WORKERS != 0
             && self.sent.back().is_some_and(|before| !before.is_for_workers && before.signal != 0);
-        let would_overtake = command.signal != 0 && self.would_overtake(&op.owner.lane, command.signal);
+        if self.sent.is_empty() {
+            self.recent.clear();
+        }
+        // A weak signal has an order with nothing but its own data.
+        let is_strong = op.signal.is_some_and(|s| s.strong);
+        let lane = Arc::as_ptr(&op.owner.lane) as usize;
+        let would_overtake = is_strong && self.recent.would_be_overtaken(lane, command.signal);
         if is_alone || is_behind_small {
             command.flags |= CUT;
         } else if would_overtake {
             command.flags |= AFTER;
         }
-        let is_apart = is_alone || is_behind_small || would_overtake;
+        if is_alone || is_behind_small || would_overtake {
+            self.recent.clear();
+        }
+        self.recent.add(lane, command.signal);
         self.slots[self.present].post(&command);
         let is_for_workers = command.flags & WORKERS != 0;
         self.copies += usize::from(op.len > CROWDED_BYTES);
-        self.sent.push_back(Sent { op, signal: command.signal, is_apart, is_for_workers });
-    }
-
-    /// Whether a signal of the same lane at another address may be in the same go: signals of one go have no order,
-    /// unless they are told to.
-    fn would_overtake(&self, lane: &Arc<Lane>, signal: u64) -> bool {
-        for before in self.sent.iter().rev().take(BATCH - 1) {
-            if before.signal != 0 && before.signal != signal && Arc::ptr_eq(&before.op.owner.lane, lane) {
-                return true;
-            }
-            if before.is_apart {
-                return false;
-            }
-        }
-        false
+        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers });
     }
 
     /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
@@ -410,5 +433,30 @@ impl CopyKernel {
             .run(DRAIN_WITHIN, move |_| launcher.end(GONE_WITHIN))
             // A context that is gone has taken all of it.
             .unwrap_or_else(|| self.app.check().is_err())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_can_be_overtaken_by_those_of_its_lane_at_other_addresses_in_its_go() {
+        let (lane, other) = (0x1000, 0x2000);
+        let mut recent = Recent::default();
+        assert!(!recent.would_be_overtaken(lane, 8));
+        recent.add(lane, 8);
+        // One without a signal between them.
+        recent.add(lane, 0);
+        assert!(!recent.would_be_overtaken(lane, 8) && !recent.would_be_overtaken(other, 16));
+        assert!(recent.would_be_overtaken(lane, 16));
+        // A go has no room for the first and the ninth.
+        (2..BATCH - 1).for_each(|_| recent.add(other, 24));
+        assert!(recent.would_be_overtaken(lane, 16));
+        recent.add(other, 24);
+        assert!(!recent.would_be_overtaken(lane, 16));
+        recent.add(lane, 8);
+        recent.clear();
+        assert!(!recent.would_be_overtaken(lane, 16));
     }
 }
