@@ -1,6 +1,6 @@
 //! `OXYGIN_GDAKI_CAPTURE`: the entries that device code wrote, kept as a text that tests replay.
 //!
-//! Each send queue of a set keeps the first entries that it took in memory; [`text`] has the form of the file, which
+//! Each send queue of a set keeps the first entries that it took in memory; `text.rs` has the form of the file, which
 //! is written once, by whoever ends the set, when the engine's threads have let go of its queues.
 
 mod text;
