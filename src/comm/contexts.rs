@@ -95,11 +95,12 @@ pub struct Contexts {
     owner: Weak<Coll>,
     /// Ended before `queues`, which it may point into.
     attached: OnceLock<Box<dyn Attached>>,
-    /// Queues of this library's that device code writes into.
-    device: OnceLock<DeviceQueues>,
     published: Published,
     room: Room,
     queues: Queues,
+    /// Queues of this library's that device code writes into. Ended after `queues`, which wait for what is under way: a
+    /// peer's GPU engine may still count completions in memory of these.
+    device: OnceLock<DeviceQueues>,
 }
 
 impl Object for Contexts {
@@ -113,7 +114,7 @@ impl Contexts {
         debug_assert!(nranks <= MAX_RANKS);
         let count = AtomicU32::new(on_queues!(&queues, q => q.len()) as u32);
         let (attached, device, published) = (OnceLock::new(), OnceLock::new(), Published::default());
-        Self { coll, nranks, count, set, owner, attached, device, published, room, queues }
+        Self { coll, nranks, count, set, owner, attached, published, room, queues, device }
     }
 
     /// The contexts, by fabric.

@@ -3,7 +3,8 @@
 //! Device code reads a queue's consumer index before every post and all the time while it flushes. In host memory each
 //! look is a read over PCIe, of which a few blocks that flush make so many that everything else on it becomes slow:
 //! `docs/gpu.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store there:
-//! the engine posts an addition to the index, to its own rank, as it would signal a peer.
+//! the engine posts its value, or an addition to it, to its own rank, as it would to a peer, or the fabric counts there
+//! itself.
 
 use super::coll::Coll;
 use super::device_queues::device_words;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::proxy::memory::Memory;
 use crate::rma::refusal::Target;
 
-/// What device code looks at, and where an addition to it goes.
+/// What device code looks at, and where a value for it goes.
 pub(super) struct CreditWords {
     /// For device code.
     pub at: u64,
@@ -25,11 +26,10 @@ pub(super) struct CreditWords {
 impl CreditWords {
     /// Takes memory with these contents, whole words of 8 bytes.
     pub fn allocate(memory: &mut Memory, contents: &[u8]) -> Result<Self> {
-        let only_added = contents.iter().all(|byte| *byte == 0);
-        Ok(Self { at: memory.device(contents)?, len: contents.len() as u64, only_added })
+        Ok(Self { at: memory.device(contents)?, len: contents.len() as u64, only_added: false })
     }
 
-    /// Memory of a set that was taken already, in which nothing else is changed through the window.
+    /// Memory of a set that was taken already, in which nothing is stored through the window.
     pub fn within(at: u64, len: u64) -> Self {
         Self { at, len, only_added: true }
     }
@@ -40,7 +40,7 @@ impl CreditWords {
     }
 }
 
-/// How additions name credit words.
+/// How operations name credit words.
 #[derive(Clone, Copy)]
 pub(super) struct CreditKey {
     /// This rank.
@@ -50,7 +50,7 @@ pub(super) struct CreditKey {
 }
 
 impl Coll {
-    /// Whether sets have their consumer indices in GPU memory, where they have any. The soft fabric adds to a word of
+    /// Whether sets have their consumer indices in GPU memory, where they have any. The soft fabric stores into
     /// this rank's own GPU in little more time than device code takes to see one in host memory; a NIC takes longer.
     pub(super) fn keeps_credits_on_gpu(&self) -> bool {
         matches!(self.fabric, AnyFabric::Soft(_))

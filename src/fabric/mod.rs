@@ -133,6 +133,15 @@ impl Posted {
     pub const NONE: Self = Self { taken: 0, last: Seq(0) };
 }
 
+/// Where this rank's device code looks how many of its entries to a peer are complete: an index of 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreditIndex {
+    /// Its address, a multiple of 4.
+    pub at: u64,
+    /// This rank's own key to the window that it is in.
+    pub rkey: u32,
+}
+
 /// What has to be waited for until a flush is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
@@ -163,6 +172,33 @@ pub trait Context: Send + Sync + 'static {
     /// The local ranges of puts are readable, those of gets and of fetched values writable, until the operation is
     /// locally complete. The operations themselves are copied.
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted>;
+
+    /// The same for operations that are an entry each of device code's: as each becomes locally complete, and all
+    /// before it to this peer are, the fabric may add 1 to `index` itself. [`Context::paid`] says for how many it has.
+    /// `begin` is told how many it takes before any of them can be counted: device code reuses an entry's place as soon
+    /// as it is. The call may fail behind that, and then completes none.
+    ///
+    /// # Safety
+    /// As for [`Context::post`]. The index's window lives until the operations are complete, or the context is gone;
+    /// nothing else changes the index until the operations are complete.
+    unsafe fn post_entries(
+        &self,
+        peer: u32,
+        ops: &[Op],
+        _index: CreditIndex,
+        begin: impl FnOnce(usize),
+    ) -> Result<Posted> {
+        // SAFETY: the caller's promise.
+        let posted = unsafe { self.post(peer, ops) }?;
+        begin(posted.taken);
+        Ok(posted)
+    }
+
+    /// For how many operations to `peer`, modulo 2^32, the fabric has added to the index that came with them: it counts
+    /// each before [`Context::completed`] shows it.
+    fn paid(&self, _peer: u32) -> u32 {
+        0
+    }
 
     /// Orders what gets from `peer` have brought before what the caller does next.
     fn flush(&self, peer: u32) -> Result<Flush>;

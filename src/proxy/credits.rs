@@ -1,132 +1,187 @@
 //! Credits for device code that looks for them in GPU memory.
+//!
+//! This process cannot store there: the fabric does, for it. What device code is owed the engine tells by operations of
+//! its own to its own rank, *payments*.
+//!
+//! An index of 4 bytes the fabric may count at itself, where it carries out the operations of entries by a kernel
+//! ([`Context::post_entries`]). There a payment stores the whole count. Additions of the one and stores of the other
+//! never meet: a payment waits until nothing is under way that may be counted, and nothing of that kind is posted
+//! before the payment is done. To an index of 8 bytes payments add, and nobody else does.
+//!
+//! [`Context::post_entries`]: crate::fabric::Context::post_entries
 
-use crate::rma::op::{Op, Put, Signal};
+use crate::fabric::{Context, CreditIndex};
+use crate::rma::op::{Op, Payload, Put, Signal, Value};
+use crate::rma::seq::Seq;
+use std::sync::atomic::Ordering;
+
+/// Looks at a payment in vain after which the fabric is asked whether it will ever be done.
+const ASK_EVERY: u32 = 4096;
 
 /// A consumer index, of 4 or 8 bytes, in a window of this rank's.
 #[derive(Clone, Copy, Debug)]
 pub struct CreditWord {
     rank: u32,
     rkey: u32,
-    /// The 8-byte word around it, or that it is, and its lowest bit there.
-    word: u64,
-    shift: u32,
-    is_half: bool,
+    at: u64,
+    bytes: usize,
 }
 
 impl CreditWord {
     /// Of 4 bytes at `at`, on a border of as many. `rank` is this rank, `rkey` its own key to the window.
     pub fn half(rank: u32, rkey: u32, at: u64) -> Self {
-        Self { rank, rkey, word: at & !7, shift: 8 * (at & 4) as u32, is_half: true }
+        Self { rank, rkey, at, bytes: 4 }
     }
 
-    /// The same of 8 bytes.
+    /// Of 8 bytes at `at`, to which nothing but payments adds.
     pub fn whole(rank: u32, rkey: u32, at: u64) -> Self {
-        Self { rank, rkey, word: at, shift: 0, is_half: false }
+        Self { rank, rkey, at, bytes: 8 }
     }
+}
+
+/// A payment that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Payment {
+    seq: Seq,
+    looks: u32,
 }
 
 /// What device code was told of an index, and what it has not been told.
 #[derive(Debug)]
 pub struct Owed {
     at: CreditWord,
-    /// So many credits are worth an operation while more follow.
+    /// So many credits are worth a payment while more follow.
     worth: u32,
+    /// Credits.
+    credits: u64,
+    /// How many of them payments have told, modulo 2^32.
     told: u32,
-    credits: u32,
+    payment: Option<Payment>,
+    /// The newest operation that the fabric may count and is not known to have completed.
+    counted: Option<Seq>,
+    /// The fabric takes no payment any more, and has said so.
+    is_over: bool,
 }
 
 impl Owed {
-    /// Of an index that is 0. `worth`: so many credits are worth an operation while more follow, a part of the ring's
+    /// Of an index that is 0. `worth`: so many credits are worth a payment while more follow, a part of the ring's
     /// slots, so that a producer that waits for room finds some before all is used up.
     pub fn new(at: CreditWord, worth: u32) -> Self {
-        Self { at, worth, told: 0, credits: 0 }
+        Self { at, worth: worth.max(1), credits: 0, told: 0, payment: None, counted: None, is_over: false }
     }
 
     /// Device code is owed `n` more.
     #[inline(always)]
     pub fn add(&mut self, n: u32) {
-        self.credits += n;
+        self.credits += u64::from(n);
     }
 
-    /// The operation that tells it, and the rank that it goes to, which is this one. It stays until [`Owed::paid`].
-    /// `more_follow`: entries are under way, so that a few credits can wait for theirs.
-    ///
-    /// An addition: whatever order several arrive in, the index never goes back. The word's other half is another
-    /// queue's index, into which nothing is carried.
+    /// What was added and neither a payment nor the fabric, which has counted `paid`, has told.
     #[inline(always)]
-    pub fn post(&self, more_follow: bool) -> Option<(u32, Op)> {
-        let least = if more_follow { self.worth } else { 1 };
-        if self.credits < least.max(1) {
-            return None;
+    fn left(&self, paid: u32) -> u32 {
+        let left = (self.credits as u32).wrapping_sub(self.told).wrapping_sub(paid);
+        // The fabric is ahead of what was added by as much as has been completed since.
+        if left > i32::MAX as u32 {
+            0
+        } else {
+            left
         }
-        let CreditWord { rank, rkey, word, shift, is_half } = self.at;
-        let begins_anew = is_half && shift == 0 && self.told.checked_add(self.credits).is_none();
-        let carry = if begins_anew { 1 << 32 } else { 0 };
-        let value = (u64::from(self.credits) << shift).wrapping_sub(carry);
-        let signal = Some(Signal { remote: word, rkey, value, strong: false });
-        Some((rank, Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false })))
     }
 
-    /// It was posted.
-    pub fn paid(&mut self) {
-        self.told = self.told.wrapping_add(std::mem::take(&mut self.credits));
+    /// The index, for the fabric to count entries at, of which it has counted `paid`; `None`: not now, as a payment is
+    /// under way or comes next.
+    #[inline(always)]
+    pub fn index(&self, paid: u32) -> Option<CreditIndex> {
+        let CreditWord { rkey, at, bytes, .. } = self.at;
+        (bytes == 4 && self.payment.is_none() && self.left(paid) < self.worth).then_some(CreditIndex { at, rkey })
+    }
+
+    /// Operations up to this one may be counted.
+    #[inline(always)]
+    pub fn may_count(&mut self, last: Seq) {
+        self.counted = Some(last);
+    }
+
+    /// Posts what device code is owed on the queues to `peer`, and looks after what was posted. `more_follow`: entries
+    /// are under way, so that a few credits can wait for theirs. Whether something is left to do.
+    #[inline(always)]
+    pub fn pay<C: Context>(&mut self, context: &C, peer: u32, more_follow: bool) -> bool {
+        if self.at.bytes > 4 {
+            return self.pay_by_addition(context, more_follow);
+        }
+        if self.payment.is_some() && !self.is_paid(context) {
+            return true;
+        }
+        let paid = context.paid(peer);
+        let (left, least) = (self.left(paid), if more_follow { self.worth } else { 1 });
+        if left < least || self.is_over {
+            return false;
+        }
+        if let Some(counted) = self.counted {
+            if !counted.is_done(Seq(context.completed(peer).load(Ordering::Acquire))) {
+                return true;
+            }
+            self.counted = None;
+        }
+        // Of what has completed the fabric shows by now what it has counted, which may be more than what was added
+        // here: that is added first.
+        let paid = context.paid(peer);
+        if self.left(paid) >= least {
+            self.post(context, paid);
+        }
+        true
+    }
+
+    /// The same, without waiting for earlier ones.
+    #[inline(always)]
+    fn pay_by_addition<C: Context>(&mut self, context: &C, more_follow: bool) -> bool {
+        let (left, least) = (self.left(0), if more_follow { self.worth } else { 1 });
+        if left < least || self.is_over {
+            return false;
+        }
+        let CreditWord { rank, rkey, at, .. } = self.at;
+        let signal = Some(Signal { remote: at, rkey, value: left.into(), strong: false });
+        let op = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false });
+        // SAFETY: the operation names memory of the set's alone, which ends after its queues.
+        match unsafe { context.post(rank, &[op]) } {
+            Ok(posted) if posted.taken == 0 => return true,
+            Ok(_) => self.told = self.told.wrapping_add(left),
+            Err(_) => self.is_over = true,
+        }
+        false
+    }
+
+    fn post<C: Context>(&mut self, context: &C, paid: u32) {
+        let CreditWord { rank, rkey, at, bytes } = self.at;
+        let Some(payload) = Payload::new(&self.credits.to_le_bytes()[..bytes]) else { return };
+        let op = Op::Value(Value { payload, rkey, remote: at, signal: None, more: false });
+        // SAFETY: the operation names memory of the set's alone, which ends after its queues.
+        match unsafe { context.post(rank, &[op]) } {
+            // There is no room now.
+            Ok(posted) if posted.taken == 0 => {}
+            Ok(posted) => {
+                self.told = (self.credits as u32).wrapping_sub(paid);
+                self.payment = Some(Payment { seq: posted.last, looks: 0 });
+            }
+            Err(_) => self.is_over = true,
+        }
+    }
+
+    /// Whether the payment is done, or will never be.
+    fn is_paid<C: Context>(&mut self, context: &C) -> bool {
+        let Some(payment) = &mut self.payment else { return true };
+        if !payment.seq.is_done(Seq(context.completed(self.at.rank).load(Ordering::Acquire))) {
+            payment.looks += 1;
+            if payment.looks % ASK_EVERY != 0 || context.test(self.at.rank, payment.seq).is_ok() {
+                return false;
+            }
+            // A fabric that has failed here has told so, and nobody waits for credits any more.
+            self.is_over = true;
+        }
+        self.payment = None;
+        true
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn value(owed: &Owed) -> u64 {
-        match owed.post(false) {
-            Some((3, Op::Put(Put { len: 0, signal: Some(signal), .. }))) => signal.value,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn few_credits_can_wait() {
-        let mut owed = Owed::new(CreditWord::half(3, 7, 64), 4);
-        assert!(owed.post(false).is_none() && owed.post(true).is_none());
-        owed.add(3);
-        assert!(owed.post(true).is_none() && owed.post(false).is_some());
-        owed.add(1);
-        assert!(owed.post(true).is_some());
-        owed.paid();
-        assert!(owed.post(false).is_none());
-        let no_part = Owed::new(CreditWord::half(3, 7, 64), 0);
-        assert!(no_part.post(true).is_none(), "nothing is worth nothing");
-    }
-
-    #[test]
-    fn an_index_of_eight_bytes_counts_on() {
-        let mut owed = Owed::new(CreditWord::whole(3, 7, 72), 1);
-        let mut index = 0_u64;
-        for n in [u32::MAX, 1, 5, u32::MAX] {
-            owed.add(n);
-            index += value(&owed);
-            owed.paid();
-        }
-        assert_eq!(index, 2 * u64::from(u32::MAX) + 6);
-    }
-
-    proptest! {
-        /// Two indices side by side, whatever is added to them in whatever steps, and over the end of their 32 bits.
-        #[test]
-        fn indices_that_share_a_word_keep_to_themselves(
-            steps in prop::collection::vec((any::<bool>(), 1..=u32::MAX / 2), 1..50),
-        ) {
-            let mut owed = [64, 68].map(|at| Owed::new(CreditWord::half(3, 7, at), 1));
-            let (mut word, mut wanted) = (0_u64, [0_u32; 2]);
-            for (which, n) in steps {
-                let which = usize::from(which);
-                owed[which].add(n);
-                word = word.wrapping_add(value(&owed[which]));
-                owed[which].paid();
-                wanted[which] = wanted[which].wrapping_add(n);
-                prop_assert_eq!([word as u32, (word >> 32) as u32], wanted);
-            }
-        }
-    }
-}
+mod tests;

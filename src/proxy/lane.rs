@@ -1,15 +1,14 @@
 //! One lane: the ring of a (context, peer), and what was posted from it and is unfinished.
 
 mod batch;
+mod post;
 mod watch;
 
-use super::ring::{Ends, Entry, Finish, Ring, Stopped};
+use super::ring::{Entry, Finish, Ring, Stopped};
 use crate::error::Result;
 use crate::fabric::{Context, Flush};
-use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use crate::telemetry::stats::layout;
-use batch::Other;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -110,12 +109,6 @@ enum State {
     Stopped,
     /// The fabric failed it: entries are dropped, credits go on.
     Failed,
-}
-
-/// What ends the reading of a batch.
-enum Stop {
-    Flush(Finish),
-    Refused(String),
 }
 
 /// The ring of a (context, peer) and its unfinished entries.
@@ -258,20 +251,11 @@ impl<R: Ring> Lane<R> {
         self.watch.completed += u64::from(n);
     }
 
-    /// Posts what device code is owed. Whether something is left to post.
+    /// Posts what device code is owed. Whether something is left to do for it.
     #[inline(always)]
     fn pay<C: Context>(&mut self, context: &C) -> bool {
-        let Some(owed) = self.ring.owed() else { return false };
-        let Some((rank, op)) = owed.post(!self.unfinished.is_empty()) else { return false };
-        // SAFETY: the operation names memory of the set's alone, which ends after its queues.
-        match unsafe { context.post(rank, &[op]) } {
-            Ok(posted) if posted.taken == 0 => true,
-            // A fabric that has failed here has told so, and nobody waits for credits any more.
-            Ok(_) | Err(_) => {
-                owed.paid();
-                false
-            }
-        }
+        let more_follow = !self.unfinished.is_empty();
+        self.ring.owed().is_some_and(|owed| owed.pay(context, self.peer, more_follow))
     }
 
     /// After long waiting: whether what is unfinished will ever be done.
@@ -284,103 +268,6 @@ impl<R: Ring> Lane<R> {
         if let Err(error) = context.test(self.peer, run.last) {
             self.fail(common, &error.to_string());
         }
-    }
-
-    /// Reads what there is, posts it as one batch, and takes off the ring what was posted.
-    #[inline]
-    fn post<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
-        batch.clear();
-        self.ring.begin();
-        let mut stop = None;
-        for nth in 0..BATCH.min(self.ring.capacity()) {
-            match self.ring.read(nth, &mut batch.ops) {
-                Entry::Absent => break,
-                Entry::Op(finish) => batch.add(finish, true),
-                Entry::Nothing(finish) => batch.add(finish, false),
-                Entry::Ops(ops) => batch.add_several(ops, false),
-                Entry::Gets(ops) => batch.add_several(ops, true),
-                Entry::Flush(finish) => {
-                    stop = Some(Stop::Flush(finish));
-                    break;
-                }
-                Entry::Refused(why) => {
-                    stop = Some(Stop::Refused(why));
-                    break;
-                }
-            }
-        }
-        let mut taken = self.post_batch(context, common, batch)?;
-        if let Some(stop) = stop.filter(|_| taken == batch.len()) {
-            self.ring.take(1);
-            taken += 1;
-            match stop {
-                Stop::Flush(finish) => {
-                    let left = std::mem::take(&mut common.gets);
-                    self.state = State::Flushing { waits: Vec::new(), left, finish };
-                    self.go_on_flushing(context, common);
-                }
-                Stop::Refused(why) => {
-                    log::warn!("context {}, to rank {}: {why}", common.number, self.peer);
-                    match R::ENDS {
-                        Ends::Context => common.is_dead = true,
-                        Ends::Ring => self.state = State::Stopped,
-                    }
-                    self.ring.stop(Stopped::Refused);
-                    self.refused += 1;
-                    common.fail();
-                    self.add_idle(1, Finish::NONE);
-                }
-            }
-        }
-        Ok(taken)
-    }
-
-    /// Posts the batch; returns how many entries that took.
-    #[inline]
-    fn post_batch<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
-        if batch.len() == 0 {
-            return Ok(0);
-        }
-        let (mut next, mut left) = (self.newest.next(), 0);
-        if !batch.ops.is_empty() {
-            // SAFETY: local ranges lie in windows, which callers deregister after the operations on them; the values in
-            // the operations are copied.
-            let posted = unsafe { context.post(self.peer, &batch.ops) }?;
-            left = posted.taken as u32;
-            batch.posted = posted.taken;
-            if left > 0 {
-                // Others may have posted on this (context, peer): the numbers of a batch are consecutive all the same.
-                next = Seq(posted.last.0.wrapping_sub(left - 1));
-            }
-            if batch.ops[..posted.taken].iter().any(|op| matches!(op, Op::Get(_))) && !common.gets.contains(&self.peer)
-            {
-                common.gets.push(self.peer);
-            }
-        }
-        let mut taken = batch.plain.min(left);
-        if taken > 0 {
-            left -= taken;
-            self.newest = Seq(next.0.wrapping_add(taken - 1));
-            next = self.newest.next();
-            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE, brings: false });
-        }
-        if taken == batch.plain {
-            for &Other { finish, ops, brings } in &batch.others {
-                if ops > 0 {
-                    // One whose operations were taken in part is posted again as a whole: it is no atomic one.
-                    let Some(rest) = left.checked_sub(ops.into()) else { break };
-                    left = rest;
-                    self.newest = Seq(next.0.wrapping_add(u32::from(ops) - 1));
-                    next = self.newest.next();
-                }
-                self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings });
-                taken += 1;
-            }
-        }
-        if taken > 0 {
-            self.ring.take(taken);
-        }
-        Ok(taken)
     }
 
     /// Starts flushes that are left, and looks whether those started are done. Completes the entry then.

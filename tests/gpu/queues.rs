@@ -3,9 +3,10 @@
 
 use crate::harness::Fake;
 use crate::support::common::{job, Rank};
-use crate::support::device::{entry, Ask, Device};
+use crate::support::device::{entry, wait, Ask, Device};
 use crate::support::logged;
 use nccl_plugin_api::descriptor::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Seconds after which the watchdog speaks.
@@ -13,7 +14,19 @@ const STALL: &str = "0.5";
 
 /// Every rank on a GPU of its own among `gpus`, with two windows of 4096 words.
 fn on_gpus(transport: &str, gpus: i32, body: impl Fn(&Rank, &Fake, &Device, u64, u64) + Send + Sync) {
+    with_queues(transport, gpus, 0, |_| {}, body);
+}
+
+/// The same with queues of a depth, on a driver that is told something first.
+fn with_queues(
+    transport: &str,
+    gpus: i32,
+    depth: i32,
+    tell: impl Fn(&Fake),
+    body: impl Fn(&Rank, &Fake, &Device, u64, u64) + Send + Sync,
+) {
     let fake = Fake::take();
+    tell(&fake);
     std::env::set_var("OXYGIN_ENGINE", "own");
     fake.set_transport(transport);
     std::env::set_var("OXYGIN_STALL", STALL);
@@ -26,7 +39,7 @@ fn on_gpus(transport: &str, gpus: i32, body: impl Fn(&Rank, &Fake, &Device, u64,
         let (from, to) = (src.as_window().handle as u64, dst.as_window().handle as u64);
         // Pinned memory has one address for both.
         let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
-        let device = Device::seen_by(r, Ask { contexts: 2, ..Ask::default() }, see);
+        let device = Device::seen_by(r, Ask { contexts: 2, depth, ..Ask::default() }, see);
         r.job.barrier.wait();
         body(r, &fake, &device, from, to);
         r.job.barrier.wait();
@@ -58,6 +71,96 @@ fn puts_values_signals_and_gets() {
             device.flush_gets(0, peer, r.rank);
         });
     }
+}
+
+/// Copy kernels give credits with what they carry out, where their GPU can; what they leave undone goes by the stream,
+/// and the engine gives them. Whoever does, each entry is counted once.
+#[test]
+fn every_entry_is_given_back_once() {
+    for (gpus, most_commands) in [(1, 0), (1, 40), (2, 0), (2, 40)] {
+        let tell = |fake: &Fake| {
+            fake.set_issue("kernel=4096");
+            fake.kernel_limits(0, most_commands);
+        };
+        with_queues("auto", gpus, 64, tell, |r, fake, device, src, dst| {
+            let (peer, before) = (1 - r.rank, fake.credits());
+            for i in 0..4000 {
+                let (context, to) = (i % 2, 8 * (i as u64 % 64));
+                let usual = entry(OP_PUT | OP_SIGNAL_INC, 8).first(to, src).second(to, dst);
+                let d = match i % 20 {
+                    0 => entry(OP_PUT | OP_COUNTER, 512).first(0, src).second(0, dst).with_counter(1),
+                    5 => entry(OP_PUT | OP_INLINE, 8).value(i as u64).second(8 * 100, dst),
+                    8 => entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(2, 0, true),
+                    13 => entry(OP_PUT, 16 << 10).first(0, src).second(0, dst),
+                    n => usual.with_signal(n as u32 % 8, 0, n % 2 == 0),
+                };
+                device.post(context, peer, d);
+                if i % 200 == 0 {
+                    device.flush(context, peer);
+                }
+            }
+            (0..2).for_each(|context| device.flush(context, peer));
+            r.job.barrier.wait();
+            for context in 0..2 {
+                let posted = device.pi(context, peer).load(Ordering::Relaxed);
+                assert_eq!((posted, device.ci(context, peer)), (2000, 2000), "{gpus} GPUs, context {context}");
+            }
+            // Memory of a set is its own GPU's alone.
+            let (given, is_one) = (fake.credits() - before, gpus == 1);
+            assert!(if is_one { given > 100 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
+            r.job.barrier.wait();
+        });
+    }
+}
+
+/// A peer's copy kernel counts in memory of this rank's set: the set goes, and its memory stays until that is done.
+#[test]
+fn a_set_that_goes_waits_for_the_credits_that_peers_give() {
+    let tell = |fake: &Fake| fake.set_issue("kernel=4096");
+    with_queues("auto", 1, 0, tell, |r, fake, device, src, dst| {
+        let peer = 1 - r.rank;
+        let put = |bytes| entry(OP_PUT | OP_SIGNAL_INC, bytes).first(0, src).second(0, dst).with_signal(2, 0, true);
+        device.post(0, peer, put(512));
+        device.flush(0, peer);
+        let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+        let other = Device::seen_by(r, Ask::default(), see);
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            // Until a copy kernel is at it, which then finds one that it has to wait with.
+            let mut before = fake.credits();
+            wait(
+                || "a copy kernel that gives all credits".into(),
+                || {
+                    before = fake.credits();
+                    (0..20).for_each(|_| other.post(0, peer, put(8)));
+                    other.flush(0, peer);
+                    fake.credits() == before + 20
+                },
+            );
+            let before = fake.credits();
+            fake.hold(512);
+            other.post(0, peer, put(512));
+            wait(|| "a copy that is held".into(), || fake.is_holding());
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(500));
+                    let is_over = is_over.load(Ordering::Acquire);
+                    fake.hold(0);
+                    assert!(!is_over, "it has not waited");
+                });
+                other.destroy();
+                is_over.store(true, Ordering::Release);
+            });
+            wait(|| "the credit of what was held".into(), || fake.credits() > before);
+            r.job.barrier.wait();
+        } else {
+            r.job.barrier.wait();
+            other.destroy();
+        }
+        device.post(0, peer, put(512));
+        device.wait_signal(0, 2, 2);
+    });
 }
 
 /// The application's queues stand, and its threads are in driver calls: what device code asked for is done all the

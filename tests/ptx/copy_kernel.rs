@@ -13,13 +13,17 @@ const CUT: u32 = 1;
 const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
-const AFTER: u32 = 16;
+const CREDIT: u32 = 16;
+/// Of the seven commands before one, those whose signals come first: the highest bit is the one right before it.
+const BEHIND_BIT: u32 = 8;
 
 // Where all of it lies here.
 const RING: u64 = 0x1_0000;
 const WORDS: u64 = RING + 64 * COMMANDS;
 const BOARDS: u64 = 0x2_0000;
 const SIGNALS: u64 = 0x3_0000;
+/// An index of 4 bytes for each command, in their order.
+const INDICES: u64 = 0x3_8000;
 const DATA: u64 = 0x4_0000;
 const SOURCES: u64 = DATA;
 /// Bytes of the sources, and as many of the destinations.
@@ -54,12 +58,15 @@ struct Bench {
     /// All commands from `first` on that were posted and not passed over.
     all: Vec<Command>,
     first: u64,
-    /// Commands up to here have arrived, as a signal or the count of those done says.
+    /// Commands up to here have arrived, as a signal or the count of those done says; of those up to there nothing is
+    /// to be looked at any more.
     arrived: usize,
+    looked_at: usize,
     slot: u64,
     /// Where the next command's bytes and signal lie.
     at: u64,
     signal: u64,
+    index: u64,
 }
 
 /// What a source holds at an offset; never 0.
@@ -89,8 +96,9 @@ impl Bench {
             gpu.memory.write(RING + n % COMMANDS * 64 + word * 8, 8, stamp(n) | random.next() >> 16);
         }
         let slot = random.below(4);
-        let (all, arrived) = (Vec::new(), 0);
-        Self { gpu, launches: 0, posted: first, done: first, all, first, arrived, slot, at: 0, signal: SIGNALS }
+        let (all, arrived, looked_at) = (Vec::new(), 0, 0);
+        let (at, signal, index) = (0, SIGNALS, INDICES);
+        Self { gpu, launches: 0, posted: first, done: first, all, first, arrived, looked_at, slot, at, signal, index }
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -163,7 +171,9 @@ impl Bench {
 
     /// A command of any kind, to a place of its own.
     fn any_command(&mut self, has_workers: bool) -> Command {
-        let flags = [0, 0, 0, 0, CUT, AFTER, AFTER, 0][self.below(8) as usize];
+        // Behind nothing, behind some, behind all.
+        let behind = [0, self.below(128) as u32, 127][self.below(3) as usize] << BEHIND_BIT;
+        let flags = [0, 0, 0, 0, CUT, behind, behind, behind][self.below(8) as usize];
         let mut c = Command { flags, ..Command::default() };
         if self.below(4) > 0 {
             (c.signal, c.increment) = (self.signal, 1 + self.below(1 << 40));
@@ -189,6 +199,9 @@ impl Bench {
             }
         };
         c.bytes = len as u32;
+        if self.below(2) == 0 {
+            c = self.credited(c);
+        }
         if len > 0 {
             c.to = TARGETS + self.at;
             if c.flags & INLINE == 0 {
@@ -196,8 +209,26 @@ impl Bench {
             }
             self.at += len;
         }
-        assert!(self.at < ROOM && self.signal < DATA);
+        assert!(self.at < ROOM && self.signal < INDICES);
         c
+    }
+
+    /// The same, which is to count its completion at an index of its own.
+    fn credited(&mut self, c: Command) -> Command {
+        let flags = c.flags | CREDIT;
+        self.index += 4;
+        assert!(self.index <= DATA);
+        match c.flags & INLINE {
+            0 => Command { flags, value: self.index - 4, ..c },
+            _ => Command { flags, from: self.index - 4, ..c },
+        }
+    }
+
+    /// What is counted where a command that was found done is counted, if it is.
+    fn credit(&self, i: usize) -> Option<u64> {
+        let c = &self.all[i];
+        let index = if c.flags & INLINE == 0 { c.value } else { c.from };
+        (c.flags & CREDIT != 0).then(|| self.gpu.memory.read(index, 4))
     }
 
     /// Whether the bytes of a command are there, or (`false`) none of them.
@@ -224,16 +255,30 @@ impl Bench {
         }
     }
 
-    /// Signals that are there have the bytes before them there, and where they may not overtake the signals; what is
-    /// said to be done is.
+    /// Signals that are there have the bytes before them there, and the signals that they come behind; what is counted
+    /// at its index has its bytes there, and is counted once; what is said to be done is.
     fn check(&mut self) {
         let done = (self.word(64).min(self.posted) - self.first) as usize;
         let is_there = |i: &usize| self.all[*i].signal != 0 && self.gpu.memory.read(self.all[*i].signal, 8) != 0;
         let seen = (self.arrived..self.all.len()).rev().find(is_there).map_or(0, |i| i + 1).max(done);
         (self.arrived..seen).for_each(|i| self.check_bytes(i, true));
         self.arrived = self.arrived.max(seen);
-        let cut = (0..seen).rev().find(|&i| self.all[i].flags & (CUT | AFTER) != 0 && is_there(&i)).unwrap_or(0);
+        let looked_at = self.looked_at..self.all.len();
+        for i in looked_at.clone().filter(is_there) {
+            let behind = (1..=7).filter(|d| self.all[i].flags >> (BEHIND_BIT + 7 - *d as u32) & 1 == 1);
+            behind.filter_map(|d| i.checked_sub(d)).for_each(|before| self.check_signal(before, true));
+        }
+        for i in looked_at {
+            match self.credit(i) {
+                None => {}
+                Some(0) => assert!(i >= done, "command {i} is done and not counted"),
+                Some(1) => self.check_bytes(i, true),
+                Some(n) => panic!("command {i} is counted {n} times"),
+            }
+        }
+        let cut = (0..seen).rev().find(|&i| self.all[i].flags & CUT != 0 && is_there(&i)).unwrap_or(0);
         (0..done.max(cut)).for_each(|i| self.check_signal(i, true));
+        self.looked_at = self.looked_at.max(done);
         self.done = self.first + done as u64;
     }
 
@@ -276,6 +321,7 @@ impl Bench {
         (done..self.all.len()).for_each(|i| {
             self.check_bytes(i, false);
             self.check_signal(i, false);
+            assert!(matches!(self.credit(i), None | Some(0)), "command {i} is not done and counted");
         });
         self.all.truncate(done);
         // Numbers of commands that were passed over.

@@ -42,8 +42,25 @@ const FAULTS: &[(&str, &str, &str)] = &[
     ("what was loaded ahead is taken in another order", "mov.u64         u2, u4;", ""),
     ("a copy by its own lanes ends too early", "setp.gt.u64     q3, d1, 192;", "setp.gt.u64     q3, d1, 256;"),
     ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
-    ("signals of one go overtake", "fence.acq_rel.gpu;\nthis_signal:", "this_signal:"),
+    (
+        "signals of one go overtake",
+        "fence.acq_rel.gpu;\n    bra             next_signals;",
+        "bra             next_signals;",
+    ),
     ("signals of one go have no order at all", "@%p10 bra       in_order;", ""),
+    ("signals come behind those of other commands", "shr.u32         t4, t4, 7;", "shr.u32         t4, t4, 6;"),
+    (
+        "signals do not wait for the last of those before them",
+        "and.b32         t4, t4, 0x03030303;",
+        "and.b32         t4, t4, 0x03030301;",
+    ),
+    (
+        "completions are counted of commands that are not there",
+        "and.pred        %p3, %p3, %p2;\n    and.pred        %p3, %p3, leads;\n    @%p5",
+        "and.pred        %p3, %p3, leads;\n    @%p5",
+    ),
+    ("… by all lanes of a command", "and.pred        %p3, %p3, leads;\n    @%p5", "@%p5"),
+    ("… at what an inline command stores", "@%p5 mov.u64    value, from;", ""),
     (
         "the stamp of one of two words stands for both",
         "prmt.b32        t1, t1, t3, 0x7632",

@@ -65,7 +65,7 @@ pub fn own() -> turn::Turn {
 }
 
 /// Waits until something is there; `what` says it where it does not come.
-pub fn wait(what: impl Fn() -> String, until: impl Fn() -> bool) {
+pub fn wait(what: impl Fn() -> String, mut until: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !until() {
         assert!(Instant::now() < end, "{} has not come in {LIMIT:?}", what());

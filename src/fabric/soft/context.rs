@@ -5,7 +5,7 @@ use super::lane::Lane;
 use super::link::{Seat, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
-use crate::fabric::{Flush, Posted};
+use crate::fabric::{CreditIndex, Flush, Posted};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
@@ -43,6 +43,23 @@ impl Context {
     }
 }
 
+impl Context {
+    #[inline(always)]
+    fn post_any(
+        &self,
+        peer: u32,
+        ops: &[Op],
+        credit: Option<CreditIndex>,
+        begin: impl FnOnce(usize),
+    ) -> Result<Posted> {
+        let posted = self.shared.link(peer).post(&self.shared, &self.seats[peer as usize], ops, credit, begin)?;
+        if (posted.last.0 % POLL_EVERY) < posted.taken as u32 {
+            self.shared.poll();
+        }
+        Ok(posted)
+    }
+}
+
 #[cfg(test)]
 impl Context {
     /// Has the lane to a peer, as one who posts or moves something there.
@@ -68,11 +85,22 @@ impl crate::fabric::Context for Context {
 
     #[inline]
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
-        let posted = self.shared.link(peer).post(&self.shared, &self.seats[peer as usize], ops)?;
-        if (posted.last.0 % POLL_EVERY) < posted.taken as u32 {
-            self.shared.poll();
-        }
-        Ok(posted)
+        self.post_any(peer, ops, None, |_| {})
+    }
+
+    #[inline]
+    unsafe fn post_entries(
+        &self,
+        peer: u32,
+        ops: &[Op],
+        index: CreditIndex,
+        begin: impl FnOnce(usize),
+    ) -> Result<Posted> {
+        self.post_any(peer, ops, Some(index), begin)
+    }
+
+    fn paid(&self, peer: u32) -> u32 {
+        self.seats[peer as usize].lane.paid()
     }
 
     /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order.

@@ -73,6 +73,7 @@ pub struct Lane {
     stopped: AtomicBool,
     posted: AtomicU32,
     completed: AtomicU32,
+    paid: AtomicU32,
     place: AtomicU32,
 }
 
@@ -84,9 +85,9 @@ impl Lane {
 
     /// A lane without operations.
     pub fn new(context: u32, peer: u32, health: Arc<Health>) -> Self {
-        let (posted, completed, place) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(Self::NO_PLACE));
-        let (fault, stopped) = (Health::default(), AtomicBool::new(false));
-        Self { context, peer, health, fault, stopped, posted, completed, place }
+        let (posted, completed, paid) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+        let (fault, stopped, place) = (Health::default(), AtomicBool::new(false), AtomicU32::new(Self::NO_PLACE));
+        Self { context, peer, health, fault, stopped, posted, completed, paid, place }
     }
 
     /// Begins nothing more of it: a fault is about to be told.
@@ -181,6 +182,19 @@ impl Lane {
     /// Where the newest complete operation shows.
     pub fn completed(&self) -> &AtomicU32 {
         &self.completed
+    }
+
+    /// Of an operation that is about to be complete the poster's index was told. Called by whoever moves the bytes,
+    /// which is one thread at a time.
+    #[inline]
+    pub fn note_paid(&self) {
+        self.paid.store(self.paid.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Of how many operations it was told, at least of those that are complete.
+    #[inline]
+    pub fn paid(&self) -> u32 {
+        self.paid.load(Ordering::Relaxed)
     }
 
     /// Whether nothing is unfinished.

@@ -120,12 +120,12 @@ fn a_producer_that_was_held_up_before_it_rang_is_told_of_completions() {
     shared.ring(0);
     assert!(is_there(&queue), "a queue that is looked at rarely shows it");
     queue.begin();
-    assert!(queue.owed().is_some_and(|owed| owed.post(false).is_some()));
+    assert!(queue.owed().is_some());
     assert!(!is_there(&queue));
     shared.nop(1);
     shared.ring(1);
     take(&mut queue);
-    assert!(queue.owed().is_some_and(|owed| owed.post(false).is_some()));
+    assert!(queue.owed().is_some());
 }
 
 /// A put with a signal behind it is one operation, if the put has none yet; everything else stays by itself.

@@ -15,7 +15,10 @@ const CUT: u32 = 1;
 const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
-const AFTER: u32 = 16;
+const CREDIT: u32 = 16;
+/// Of the commands whose signals come before its own: a bit each, from here on, the highest for the one before it.
+const BEHIND_BIT: u32 = 8;
+const BEHIND_MOST: u32 = 7;
 
 /// Commands of a ring, bytes of one, how many are taken at once.
 const RING: u64 = 256;
@@ -41,6 +44,7 @@ const LAUNCH_SLOTS: u64 = 4;
 
 static COMMANDS: AtomicU64 = AtomicU64::new(0);
 static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
+static CREDITS: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 /// How many commands were done.
@@ -51,6 +55,11 @@ pub fn commands() -> u64 {
 /// How many of them by worker blocks.
 pub fn worker_commands() -> u64 {
     WORKER_COMMANDS.load(Ordering::Relaxed)
+}
+
+/// How many were counted at an index of their poster's.
+pub fn credits() -> u64 {
+    CREDITS.load(Ordering::Relaxed)
 }
 
 #[derive(Clone, Copy, Default)]
@@ -259,14 +268,20 @@ impl<'a> CopyKernel<'a> {
         if self.random.below(2) == 0 {
             self.report(self.count)?;
         }
-        let mut rest = batch;
-        while !rest.is_empty() {
-            // In no order, but for those that are told to come after others.
-            let turn = 1 + rest[1..].iter().take_while(|c| c.flags & AFTER == 0).count();
-            for i in self.random.order(turn) {
-                self.signal(&rest[i])?;
-            }
-            rest = &rest[turn..];
+        // In no order, but for those that are told to come behind others.
+        let mut is_added = vec![false; batch.len()];
+        for _ in 0..batch.len() {
+            let is_free = |&i: &usize| {
+                let behind = batch[i].flags >> BEHIND_BIT & ((1 << BEHIND_MOST) - 1);
+                !is_added[i] && (0..i).all(|j| is_added[j] || i - j > 7 || behind << (i - j) >> BEHIND_MOST & 1 == 0)
+            };
+            let free: Vec<usize> = (0..batch.len()).filter(is_free).collect();
+            let next = free[self.random.below(free.len() as u64) as usize];
+            self.signal(&batch[next])?;
+            is_added[next] = true;
+        }
+        for i in self.random.order(batch.len()) {
+            self.give_credit(&batch[i])?;
         }
         self.count += batch.len() as u64;
         // At the latest after so many.
@@ -290,8 +305,24 @@ impl<'a> CopyKernel<'a> {
         Ok(())
     }
 
+    fn give_credit(&self, c: &Command) -> Ended {
+        if c.flags & CREDIT == 0 {
+            return Ok(());
+        }
+        let index = if c.flags & INLINE == 0 { c.value } else { c.from };
+        if index % 4 != 0 {
+            return Err(MISALIGNED);
+        }
+        let index = self.at(index, 4)?;
+        // SAFETY: four aligned bytes of mapped memory.
+        unsafe { AtomicU32::from_ptr(index.cast()) }.fetch_add(1, Ordering::AcqRel);
+        CREDITS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn move_bytes(&self, c: &Command) -> Ended {
-        if c.flags & !(CUT | STOP | INLINE | WORKERS | AFTER) != 0 {
+        let behind = ((1 << BEHIND_MOST) - 1) << BEHIND_BIT;
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | behind) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

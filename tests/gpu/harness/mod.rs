@@ -222,6 +222,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_worker_commands")() }
     }
 
+    /// How many of them were counted at an index of their poster's.
+    pub fn credits(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_credits")() }
+    }
+
     /// How many launches had no worker blocks so far.
     pub fn launches_without_workers(&self) -> u64 {
         // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
 
-use super::kernel::{command, windows_hold};
+use super::kernel::{command, windows_hold, Landed};
 use super::op::Op;
 use super::plan::{plan, Facts, KernelState, Mover, PlanLimits, CROWD, CROWDED_BYTES};
 use super::state::EngineState;
@@ -16,7 +16,10 @@ impl EngineState {
             return false;
         }
         let mut moved = false;
-        while let Some(op) = kernel.land() {
+        while let Some(Landed { op, has_credit }) = kernel.land() {
+            if has_credit {
+                op.owner.lane.note_paid();
+            }
             op.owner.complete();
             self.handover.back += 1;
             moved = true;

@@ -126,6 +126,9 @@ pub struct Op {
     pub has_turn: bool,
     /// Bytes that `from` points to, where nobody else keeps them.
     pub kept: Option<Box<[u8]>>,
+    /// Where the copy kernel may count its completion, so that the poster need not: an index of 4 bytes on this GPU, or
+    /// on one that this GPU may store to.
+    pub credit: Option<u64>,
     /// The word that it changes, behind what was submitted before; then there is nothing to copy.
     pub fetch: Option<Box<AtomicStep>>,
 }
@@ -153,6 +156,7 @@ impl Op {
                 is_open: Key(p.lkey).is_open(),
                 has_turn: false,
                 kept: None,
+                credit: None,
                 fetch: None,
             },
             Transfer::Get(g) => Self {
@@ -168,6 +172,7 @@ impl Op {
                 is_open: Key(g.lkey).is_open(),
                 has_turn: false,
                 kept: None,
+                credit: None,
                 fetch: None,
             },
             Transfer::Atomic(a) => {
@@ -193,6 +198,7 @@ impl Op {
             is_open: false,
             has_turn: false,
             kept: None,
+            credit: None,
             fetch: None,
         }
     }

@@ -7,16 +7,25 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::lane::Task;
 use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
-use crate::fabric::Posted;
+use crate::fabric::{CreditIndex, Posted};
 use crate::rma::op::{Op, Transfer};
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
 use std::sync::atomic::Ordering;
 
 impl Link {
-    /// Starts operations of a lane as far as it may have more than it has; never waits.
+    /// Starts operations of a lane as far as it may have more than it has; never waits. `credit`: their completions may
+    /// be counted there; `begin` is told how many are taken. See
+    /// [`Context::post_entries`](crate::fabric::Context::post_entries).
     #[inline]
-    pub fn post(&self, shared: &Domain, seat: &Seat, ops: &[Op]) -> Result<Posted> {
+    pub fn post(
+        &self,
+        shared: &Domain,
+        seat: &Seat,
+        ops: &[Op],
+        credit: Option<CreditIndex>,
+        begin: impl FnOnce(usize),
+    ) -> Result<Posted> {
         let lane = &seat.lane;
         lane.check()?;
         shared.keep_busy();
@@ -29,6 +38,7 @@ impl Link {
             shared.stir();
             return Ok(Posted::NONE);
         }
+        begin(ops.len());
         let (mut pushed, mut done, mut last) = (0, 0, None);
         let near = if lane.is_idle() { self.route.near() } else { None };
         if let Some(mut port) = near {
@@ -63,7 +73,7 @@ impl Link {
                 shared.wake(self.peer);
             }
         }
-        let last = self.enqueue(shared, seat, queue, &ops[pushed..], done)?;
+        let last = self.enqueue(shared, seat, queue, &ops[pushed..], done, credit)?;
         Ok(Posted { taken: ops.len(), last })
     }
 
@@ -77,6 +87,7 @@ impl Link {
         mut queue: SpinGuard<'a, LaneQueue>,
         ops: &[Op],
         mut done: u64,
+        credit: Option<CreditIndex>,
     ) -> Result<Seq> {
         let lane = &seat.lane;
         if lane.is_stopped() {
@@ -102,7 +113,7 @@ impl Link {
         }
         let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
-            self.submit_all_later(shared, engine, lane, ops.len(), running);
+            self.submit_all_later(shared, engine, lane, credit, running);
             let last = lane.last();
             engine.poll();
             drop(queue);

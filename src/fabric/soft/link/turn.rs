@@ -12,6 +12,8 @@ use crate::fabric::soft::shm::cma;
 use crate::fabric::soft::shm::copy::{self, Piece};
 use crate::fabric::soft::shm::port::RING_MAX;
 use crate::fabric::soft::status::COPIES;
+use crate::fabric::CreditIndex;
+use crate::memory::key::Key;
 use crate::rma::op::Transfer;
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
@@ -274,21 +276,24 @@ impl Link {
         engine.submit_later(gpu::Op::new(owner, rank, home, &task.work, task.done));
     }
 
-    /// The same of `n` operations of a lane.
+    /// The same of several operations of a lane, to which nothing waits before them. Their completions are counted at
+    /// `credit` where the engine's GPU can store there.
     pub(super) fn submit_all_later(
         &self,
         shared: &Domain,
         engine: &Engine,
         lane: &Arc<Lane>,
-        n: usize,
-        tasks: impl Iterator<Item = Running>,
+        credit: Option<CreditIndex>,
+        tasks: impl ExactSizeIterator<Item = Running>,
     ) {
-        self.in_engine.fetch_add(n, Ordering::Relaxed);
+        self.in_engine.fetch_add(tasks.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
+        let is_reached = |key: Key| key.is_on_gpu() && (key.is_open() || home == engine.gpu());
+        let credit = credit.filter(|index| is_reached(Key(index.rkey))).map(|index| index.at);
         engine.submit_all_later(tasks.map(|task| {
             let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
-            gpu::Op::new(owner, rank, home, &task.work, task.done)
+            gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }
         }));
     }
 }

@@ -23,7 +23,8 @@ pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     data && op.signal.is_none_or(|s| holds(TransferEnd::Window { key: s.rkey, addr: s.remote }, 8))
 }
 
-/// The operation as a command, its signal counted. Its windows hold; `by_workers`: worker blocks do it.
+/// The operation as a command, its signal counted, with its credit. Its windows hold; `by_workers`: worker blocks do
+/// it.
 pub fn command(op: &Op, windows: &mut Windows, by_workers: bool) -> Command {
     let mut c = Command { bytes: op.len as u32, flags: if by_workers { WORKERS } else { 0 }, ..Command::default() };
     if op.len > 0 {
@@ -39,7 +40,7 @@ pub fn command(op: &Op, windows: &mut Windows, by_workers: bool) -> Command {
         let _ = windows.add(s.rkey, s.remote, s.value);
         (c.signal, c.increment) = (s.remote, s.value);
     }
-    c
+    op.credit.map_or(c, |index| c.with_credit(index))
 }
 
 /// # Safety

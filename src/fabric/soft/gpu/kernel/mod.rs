@@ -26,7 +26,7 @@ mod slot;
 use command::is_alone;
 pub use command::{command, windows_hold};
 use launcher::{Fate, Launcher, Request};
-use ring::{Command, AFTER, COMMANDS, CUT, WORKERS};
+use ring::{Command, BEHIND_BIT, BEHIND_MOST, COMMANDS, CREDIT, CUT, WORKERS};
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
 use super::app::{AppThread, SET_UP_WITHIN};
@@ -67,9 +67,6 @@ const WARP: u32 = 32;
 const THREADS: u32 = 256;
 /// So many launches without a large copy still have worker blocks.
 const WORKERS_STAY: u32 = 64;
-/// Commands that it does in one go, at most.
-const BATCH: usize = 8;
-
 /// Its code, ended by a zero.
 const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
     Ok(text) => text,
@@ -93,22 +90,34 @@ struct Sent {
     signal: u64,
     /// It is for worker blocks.
     is_for_workers: bool,
+    /// Its command counts its completion where its poster looks.
+    has_credit: bool,
+}
+
+/// An operation that it has done.
+pub struct Landed {
+    /// The operation.
+    pub op: Op,
+    /// Its completion is counted where its poster looks.
+    pub has_credit: bool,
 }
 
 /// The commands that may be in one go with the next: signals of one go have no order, unless they are told to.
 #[derive(Default)]
 struct Recent {
     /// The lane, by its address, and the signal of each; no signal: 0.
-    commands: [(usize, u64); BATCH - 1],
+    commands: [(usize, u64); BEHIND_MOST],
     /// The next one's place.
     next: usize,
 }
 
 impl Recent {
-    /// Whether there is a signal of the lane at another address.
+    /// Those with a signal of the lane at another address, as a command names them: the lowest bit is the oldest.
     #[inline]
-    fn would_be_overtaken(&self, lane: usize, signal: u64) -> bool {
-        self.commands.iter().any(|&(l, s)| s != 0 && s != signal && l == lane)
+    fn behind(&self, lane: usize, signal: u64) -> u32 {
+        let is_before = |&(l, s): &(usize, u64)| s != 0 && s != signal && l == lane;
+        let by_place = self.commands.iter().enumerate().fold(0, |bits, (i, c)| bits | u32::from(is_before(c)) << i);
+        (by_place >> self.next | by_place << (BEHIND_MOST - self.next)) & ((1 << BEHIND_MOST) - 1)
     }
 
     #[inline]
@@ -117,7 +126,7 @@ impl Recent {
         self.next = (self.next + 1) % self.commands.len();
     }
 
-    /// Those before the next one cannot be in one go with those behind it, or are ordered before them.
+    /// Those before the next one cannot be in one go with those behind it.
     fn clear(&mut self) {
         self.commands = Default::default();
     }
@@ -323,28 +332,24 @@ impl CopyKernel {
         if self.sent.is_empty() {
             self.recent.clear();
         }
-        // A weak signal has an order with nothing but its own data.
-        let is_strong = op.signal.is_some_and(|s| s.strong);
         let lane = Arc::as_ptr(&op.owner.lane) as usize;
-        let would_overtake = is_strong && self.recent.would_be_overtaken(lane, command.signal);
         if is_alone || is_behind_small {
             command.flags |= CUT;
-        } else if would_overtake {
-            command.flags |= AFTER;
-        }
-        if is_alone || is_behind_small || would_overtake {
             self.recent.clear();
+        } else if op.signal.is_some_and(|s| s.strong) {
+            // A weak signal has an order with nothing but its own data.
+            command.flags |= self.recent.behind(lane, command.signal) << BEHIND_BIT;
         }
         self.recent.add(lane, command.signal);
         self.slots[self.present].post(&command);
-        let is_for_workers = command.flags & WORKERS != 0;
+        let (is_for_workers, has_credit) = (command.flags & WORKERS != 0, command.flags & CREDIT != 0);
         self.copies += usize::from(op.len > CROWDED_BYTES);
-        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers });
+        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers, has_credit });
     }
 
     /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
     #[inline]
-    pub fn land(&mut self) -> Option<Op> {
+    pub fn land(&mut self) -> Option<Landed> {
         let slot = &self.slots[self.present];
         match self.phase {
             Phase::Off => return None,
@@ -366,7 +371,7 @@ impl CopyKernel {
             self.copies -= usize::from(done.op.len > CROWDED_BYTES);
             self.stats.operations += 1;
             self.stats.by_workers += u64::from(done.is_for_workers);
-            return Some(done.op);
+            return Some(Landed { op: done.op, has_credit: done.has_credit });
         }
         if gone {
             self.phase = Phase::Off;
@@ -441,22 +446,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_can_be_overtaken_by_those_of_its_lane_at_other_addresses_in_its_go() {
+    fn a_signal_comes_behind_those_of_its_lane_at_other_addresses_in_its_go() {
         let (lane, other) = (0x1000, 0x2000);
         let mut recent = Recent::default();
-        assert!(!recent.would_be_overtaken(lane, 8));
+        assert_eq!(recent.behind(lane, 8), 0);
         recent.add(lane, 8);
         // One without a signal between them.
         recent.add(lane, 0);
-        assert!(!recent.would_be_overtaken(lane, 8) && !recent.would_be_overtaken(other, 16));
-        assert!(recent.would_be_overtaken(lane, 16));
+        assert_eq!((recent.behind(lane, 8), recent.behind(other, 16)), (0, 0));
+        assert_eq!(recent.behind(lane, 16), 0b010_0000);
+        recent.add(lane, 16);
+        assert_eq!((recent.behind(lane, 24), recent.behind(lane, 16)), (0b101_0000, 0b001_0000));
         // A go has no room for the first and the ninth.
-        (2..BATCH - 1).for_each(|_| recent.add(other, 24));
-        assert!(recent.would_be_overtaken(lane, 16));
-        recent.add(other, 24);
-        assert!(!recent.would_be_overtaken(lane, 16));
+        (3..BEHIND_MOST).for_each(|_| recent.add(other, 32));
+        assert_eq!((recent.behind(lane, 24), recent.behind(other, 8)), (0b000_0101, 0b111_1000));
+        recent.add(other, 32);
+        assert_eq!(recent.behind(lane, 24), 0b000_0010);
         recent.add(lane, 8);
         recent.clear();
-        assert!(!recent.would_be_overtaken(lane, 16));
+        assert_eq!(recent.behind(lane, 16), 0);
     }
 }

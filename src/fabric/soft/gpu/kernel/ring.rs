@@ -37,22 +37,26 @@ pub const STOP: u32 = 2;
 pub const INLINE: u32 = 4;
 /// The bytes are for the worker blocks; the launch has some.
 pub const WORKERS: u32 = 8;
-/// Its signal, and those of commands behind it, must not overtake those of commands before it: there is a fence between
-/// them.
-pub const AFTER: u32 = 16;
+/// An index of the poster's counts it, at the address that [`Command::with_credit`] puts in.
+pub const CREDIT: u32 = 16;
+/// Of the commands whose signals its own must not overtake, a bit each from here on: the lowest for the one that is
+/// [`BEHIND_MOST`] places before it, the highest for its predecessor. There is a fence between those of one go.
+pub const BEHIND_BIT: u32 = 8;
+/// So many places.
+pub const BEHIND_MOST: usize = 7;
 
 /// What the copy kernel shall do: move `bytes` bytes, then add to a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// GPU memory that the copy kernel's GPU may load from; unless `INLINE`.
+    /// GPU memory that the copy kernel's GPU may load from; for `INLINE` the index of a `CREDIT`.
     pub from: u64,
     /// GPU memory that it may store to; multiples of 4, as `from` and `bytes`, unless `INLINE`: of `bytes`.
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `AFTER`.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, and from `BEHIND_BIT` on which signals come first.
     pub flags: u32,
-    /// For `INLINE`.
+    /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,
     /// Address of the signal, a multiple of 8; 0: none.
     pub signal: u64,
@@ -61,6 +65,15 @@ pub struct Command {
 }
 
 impl Command {
+    /// The same; when it is done, 1 is added to the index of 4 bytes at `index`.
+    pub fn with_credit(self, index: u64) -> Self {
+        let flags = self.flags | CREDIT;
+        match self.flags & INLINE {
+            0 => Self { flags, value: index, ..self },
+            _ => Self { flags, from: index, ..self },
+        }
+    }
+
     /// As it lies in the ring.
     fn words(&self, stamp: u16) -> [u64; WORDS] {
         let sizes = u64::from(self.bytes) | u64::from(self.flags) << 32;

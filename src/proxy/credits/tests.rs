@@ -1,0 +1,300 @@
+use super::*;
+use crate::error::{Error, Result};
+use crate::fabric::{Flush, Posted};
+use crate::rma::atomic::Atomics;
+use crate::rma::op::Put;
+use proptest::prelude::*;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
+
+const PEER: u32 = 1;
+const OWN: u32 = 0;
+
+/// What the fabric has under way to the peer: operations that it may count, and others.
+#[derive(Clone, Copy, PartialEq)]
+enum Entry {
+    MayCount,
+    Other,
+}
+
+/// A fabric that does what it is told, with an index where nothing may meet.
+#[derive(Default)]
+struct Model {
+    index: Cell<u64>,
+    under_way: RefCell<VecDeque<Entry>>,
+    payment: RefCell<Option<u64>>,
+    paid: Cell<u32>,
+    posted: [AtomicU32; 2],
+    completed: [AtomicU32; 2],
+    is_full: Cell<bool>,
+    is_gone: Cell<bool>,
+    payments: Cell<u32>,
+}
+
+// SAFETY: a test uses it in one thread.
+unsafe impl Sync for Model {}
+
+impl Model {
+    fn take(&self, peer: u32, n: usize) -> Posted {
+        let last = self.posted[peer as usize].fetch_add(n as u32, Ordering::Relaxed) + n as u32;
+        Posted { taken: n, last: Seq(last) }
+    }
+
+    /// The oldest operation to the peer is complete; the fabric counts it, if it may and wants to.
+    fn complete(&self, counts: bool) -> bool {
+        let Some(entry) = self.under_way.borrow_mut().pop_front() else { return false };
+        if entry == Entry::MayCount && counts {
+            assert!(self.payment.borrow().is_none(), "counted while a payment is under way");
+            self.index.set(self.index.get() + 1);
+            self.paid.set(self.paid.get() + 1);
+        }
+        self.completed[PEER as usize].fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn store(&self) {
+        if let Some(value) = self.payment.borrow_mut().take() {
+            assert!(value > self.index.get(), "the index goes from {} to {value}", self.index.get());
+            self.index.set(value);
+            self.completed[OWN as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Context for Model {
+    const NAME: &'static str = "model";
+    const SHARES_PROGRESS: bool = true;
+
+    unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
+        match ops {
+            [Op::Value(value)] if peer == OWN => {
+                if self.is_gone.get() {
+                    return Err(Error::system("the GPU is gone"));
+                }
+                if self.is_full.get() {
+                    return Ok(Posted::NONE);
+                }
+                assert!(!self.under_way.borrow().contains(&Entry::MayCount), "a payment meets what is counted");
+                let mut bytes = [0; 8];
+                bytes[..value.payload.bytes().len()].copy_from_slice(value.payload.bytes());
+                assert_eq!((value.rkey, value.remote), (7, 64));
+                let before = self.payment.replace(Some(u64::from_le_bytes(bytes)));
+                assert!(before.is_none(), "two payments at a time");
+                self.payments.set(self.payments.get() + 1);
+                Ok(self.take(OWN, 1))
+            }
+            [Op::Put(Put { signal: Some(signal), .. })] if peer == OWN => {
+                if self.is_full.get() {
+                    return Ok(Posted::NONE);
+                }
+                self.index.set(self.index.get() + signal.value);
+                self.payments.set(self.payments.get() + 1);
+                Ok(self.take(OWN, 1))
+            }
+            _ => {
+                self.under_way.borrow_mut().extend(ops.iter().map(|_| Entry::Other));
+                Ok(self.take(peer, ops.len()))
+            }
+        }
+    }
+    unsafe fn post_entries(
+        &self,
+        peer: u32,
+        ops: &[Op],
+        index: CreditIndex,
+        begin: impl FnOnce(usize),
+    ) -> Result<Posted> {
+        begin(ops.len());
+        assert_eq!(index, CreditIndex { at: 64, rkey: 7 });
+        assert!(self.payment.borrow().is_none(), "what is counted meets a payment");
+        self.under_way.borrow_mut().extend(ops.iter().map(|_| Entry::MayCount));
+        Ok(self.take(peer, ops.len()))
+    }
+    fn paid(&self, _: u32) -> u32 {
+        self.paid.get()
+    }
+    fn flush(&self, _: u32) -> Result<Flush> {
+        Ok(Flush::Done)
+    }
+    fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
+        match self.is_gone.get() {
+            true => Err(Error::system("the GPU is gone")),
+            false => Ok(seq.is_done(Seq(self.completed[peer as usize].load(Ordering::Relaxed)))),
+        }
+    }
+    fn progress(&self) -> Result<()> {
+        Ok(())
+    }
+    fn has_error(&self) -> bool {
+        false
+    }
+    fn completed(&self, peer: u32) -> &AtomicU32 {
+        &self.completed[peer as usize]
+    }
+    fn newest(&self, peer: u32) -> Seq {
+        Seq(self.posted[peer as usize].load(Ordering::Relaxed))
+    }
+    fn atomics(&self) -> Atomics {
+        Atomics::NONE
+    }
+}
+
+const PUT: Op = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal: None, more: false });
+
+/// A queue, as far as its credits go.
+struct Lane {
+    fabric: Model,
+    owed: Owed,
+    seen: u32,
+    total: u64,
+}
+
+impl Lane {
+    fn new(at: CreditWord, worth: u32) -> Self {
+        Self { fabric: Model::default(), owed: Owed::new(at, worth), seen: 0, total: 0 }
+    }
+
+    /// Posts entries; `plain`: they need nothing but their credits. Whether the fabric may count them.
+    fn post(&mut self, n: u64, plain: bool) -> bool {
+        self.total += n;
+        let ops = vec![PUT; n as usize];
+        let index = if plain { self.owed.index(self.fabric.paid(PEER)) } else { None };
+        // SAFETY: nothing is read or written.
+        match unsafe { index.map(|index| self.fabric.post_entries(PEER, &ops, index, |_| {})) } {
+            Some(posted) => self.owed.may_count(posted.unwrap().last),
+            // SAFETY: as above.
+            None => _ = unsafe { self.fabric.post(PEER, &ops) },
+        }
+        index.is_some()
+    }
+
+    /// Sees what is complete, and pays.
+    fn visit(&mut self) -> bool {
+        let completed = self.fabric.completed[PEER as usize].load(Ordering::Relaxed);
+        self.owed.add(completed.wrapping_sub(self.seen));
+        self.seen = completed;
+        let more_follow = !self.fabric.under_way.borrow().is_empty();
+        let is_busy = self.owed.pay(&self.fabric, PEER, more_follow);
+        assert!(self.fabric.index.get() <= self.total, "{} of {}", self.fabric.index.get(), self.total);
+        is_busy
+    }
+}
+
+fn half() -> CreditWord {
+    CreditWord::half(OWN, 7, 64)
+}
+
+#[test]
+fn few_credits_can_wait_while_more_follow() {
+    let mut lane = Lane::new(half(), 4);
+    lane.post(10, false);
+    (0..3).for_each(|_| assert!(lane.fabric.complete(false)));
+    assert!(!lane.visit() && lane.fabric.payment.borrow().is_none());
+    lane.fabric.complete(false);
+    assert!(lane.visit());
+    assert_eq!(*lane.fabric.payment.borrow(), Some(4));
+    (0..6).for_each(|_| assert!(lane.fabric.complete(false)));
+    assert!(lane.visit(), "one at a time");
+    lane.fabric.store();
+    assert!(lane.visit());
+    assert_eq!(*lane.fabric.payment.borrow(), Some(10));
+    lane.fabric.store();
+    assert!(!lane.visit());
+    assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (10, 2));
+}
+
+#[test]
+fn what_the_fabric_counts_costs_no_payment() {
+    let mut lane = Lane::new(half(), 4);
+    for _ in 0..100 {
+        assert!(lane.post(3, true));
+        while lane.fabric.complete(true) {
+            assert!(!lane.visit());
+        }
+        assert!(!lane.visit());
+    }
+    assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (300, 0));
+}
+
+#[test]
+fn entries_are_counted_again_after_a_payment() {
+    let mut lane = Lane::new(half(), 2);
+    assert!(lane.post(4, true));
+    (0..3).for_each(|_| assert!(lane.fabric.complete(false)));
+    assert!(lane.visit(), "it waits for the fourth, which may be counted");
+    assert!(lane.fabric.payment.borrow().is_none());
+    assert!(!lane.post(1, true), "a payment comes next");
+    lane.fabric.complete(true);
+    assert!(lane.visit());
+    assert_eq!((*lane.fabric.payment.borrow(), lane.fabric.index.get()), (Some(4), 1));
+    assert!(!lane.post(1, true), "it is under way");
+    lane.fabric.store();
+    (0..2).for_each(|_| assert!(lane.fabric.complete(true)));
+    lane.visit();
+    lane.fabric.store();
+    assert!(!lane.visit() && lane.post(1, true));
+}
+
+#[test]
+fn to_an_index_of_eight_bytes_payments_add() {
+    let mut lane = Lane::new(CreditWord::whole(OWN, 7, 64), 3);
+    assert!(!lane.post(8, true), "the fabric counts at indices of 4 bytes alone");
+    (0..2).for_each(|_| assert!(lane.fabric.complete(true)));
+    assert!(!lane.visit() && lane.fabric.payments.get() == 0);
+    lane.fabric.complete(true);
+    lane.fabric.is_full.set(true);
+    assert!(lane.visit(), "there is no room");
+    lane.fabric.is_full.set(false);
+    assert!(!lane.visit());
+    (0..5).for_each(|_| assert!(lane.fabric.complete(true)));
+    assert!(!lane.visit());
+    assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (8, 2));
+}
+
+/// Whoever is told that the fabric has failed waits for nothing more.
+#[test]
+fn a_fabric_that_fails_is_not_waited_for() {
+    for is_posted in [false, true] {
+        let mut lane = Lane::new(half(), 1);
+        lane.post(2, false);
+        lane.fabric.complete(false);
+        assert!(!is_posted || lane.visit());
+        lane.fabric.is_gone.set(true);
+        lane.fabric.complete(false);
+        let visits = (0..=ASK_EVERY).take_while(|_| lane.visit()).count();
+        assert!(visits <= ASK_EVERY as usize, "{is_posted}");
+        assert!(!lane.visit());
+    }
+}
+
+proptest! {
+    /// Whatever is posted, counted, completed and stored when: the index never goes back nor beyond what is complete,
+    /// and at the end all is told.
+    #[test]
+    fn all_is_told_once(
+        worth in 0..6_u32,
+        steps in prop::collection::vec((0..6_u8, any::<bool>(), 1..5_u64), 1..300),
+    ) {
+        let mut lane = Lane::new(half(), worth);
+        for (what, flag, n) in steps {
+            match what {
+                0 => _ = lane.post(n, flag),
+                1 | 2 => _ = lane.fabric.complete(flag),
+                3 => lane.fabric.store(),
+                4 => lane.fabric.is_full.set(flag),
+                _ => _ = lane.visit(),
+            }
+            let completed = u64::from(lane.fabric.completed[PEER as usize].load(Ordering::Relaxed));
+            prop_assert!(lane.fabric.index.get() <= completed);
+        }
+        lane.fabric.is_full.set(false);
+        while lane.fabric.complete(true) {}
+        for _ in 0..6 {
+            lane.visit();
+            lane.fabric.store();
+        }
+        prop_assert!(!lane.visit());
+        prop_assert_eq!(lane.fabric.index.get(), lane.total);
+    }
+}

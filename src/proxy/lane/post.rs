@@ -1,0 +1,162 @@
+//! Entries become operations: what stands in the ring is read, posted as one batch, and taken off.
+
+use super::batch::Other;
+use super::{Batch, Common, Lane, Run, State, BATCH};
+use crate::error::Result;
+use crate::fabric::{Context, Posted};
+use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
+use crate::rma::op::Op;
+use crate::rma::seq::Seq;
+
+/// Whether what was posted still stands in its place of the ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    IsThere,
+    IsTaken,
+}
+
+/// What ends the reading of a batch.
+enum Stop {
+    Flush(Finish),
+    Refused(String),
+}
+
+impl<R: Ring> Lane<R> {
+    /// Reads what there is, posts it as one batch, and takes off the ring what was posted.
+    #[inline]
+    pub(super) fn post<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
+        batch.clear();
+        self.ring.begin();
+        let mut stop = None;
+        for nth in 0..BATCH.min(self.ring.capacity()) {
+            match self.ring.read(nth, &mut batch.ops) {
+                Entry::Absent => break,
+                Entry::Op(finish) => batch.add(finish, true),
+                Entry::Nothing(finish) => batch.add(finish, false),
+                Entry::Ops(ops) => batch.add_several(ops, false),
+                Entry::Gets(ops) => batch.add_several(ops, true),
+                Entry::Flush(finish) => {
+                    stop = Some(Stop::Flush(finish));
+                    break;
+                }
+                Entry::Refused(why) => {
+                    stop = Some(Stop::Refused(why));
+                    break;
+                }
+            }
+        }
+        let mut taken = self.post_batch(context, common, batch)?;
+        if let Some(stop) = stop.filter(|_| taken == batch.len()) {
+            self.ring.take(1);
+            taken += 1;
+            match stop {
+                Stop::Flush(finish) => {
+                    let left = std::mem::take(&mut common.gets);
+                    self.state = State::Flushing { waits: Vec::new(), left, finish };
+                    self.go_on_flushing(context, common);
+                }
+                Stop::Refused(why) => {
+                    log::warn!("context {}, to rank {}: {why}", common.number, self.peer);
+                    match R::ENDS {
+                        Ends::Context => common.is_dead = true,
+                        Ends::Ring => self.state = State::Stopped,
+                    }
+                    self.ring.stop(Stopped::Refused);
+                    self.refused += 1;
+                    common.fail();
+                    self.add_idle(1, Finish::NONE);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Posts the operations of the batch. Where each of them is an entry that needs nothing but its credit, the fabric
+    /// may give that, and those that it takes are off the ring before it can: [`Place::IsTaken`].
+    ///
+    /// # Safety
+    /// As for [`Context::post`].
+    #[inline(always)]
+    unsafe fn post_ops<C: Context>(&mut self, context: &C, batch: &Batch) -> Result<(Posted, Place)> {
+        let owed = self.ring.owed().filter(|_| batch.others.is_empty());
+        let Some(index) = owed.and_then(|owed| owed.index(context.paid(self.peer))) else {
+            // SAFETY: the caller's promise.
+            return Ok((unsafe { context.post(self.peer, &batch.ops) }?, Place::IsThere));
+        };
+        let (ring, mut begun) = (&mut self.ring, 0);
+        let begin = |n: usize| {
+            begun = n as u32;
+            ring.take(begun);
+        };
+        // SAFETY: as above. The index is in memory of the set's, which ends after its contexts and queues, and nothing
+        // else changes it meanwhile.
+        let posted = unsafe { context.post_entries(self.peer, &batch.ops, index, begin) };
+        match posted {
+            Ok(posted) => {
+                debug_assert_eq!(posted.taken, begun as usize);
+                if let Some(owed) = self.ring.owed().filter(|_| posted.taken > 0) {
+                    owed.may_count(posted.last);
+                }
+                Ok((posted, Place::IsTaken))
+            }
+            Err(error) => {
+                // They are given back with all that is under way.
+                self.under_way += begun;
+                Err(error)
+            }
+        }
+    }
+
+    /// Posts the batch; returns how many entries that took.
+    #[inline]
+    fn post_batch<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
+        if batch.len() == 0 {
+            return Ok(0);
+        }
+        let (mut next, mut left, mut place) = (self.newest.next(), 0, Place::IsThere);
+        if !batch.ops.is_empty() {
+            // SAFETY: local ranges lie in windows, which callers deregister after the operations on them; the values in
+            // the operations are copied.
+            let (posted, was) = unsafe { self.post_ops(context, batch) }?;
+            place = was;
+            left = posted.taken as u32;
+            batch.posted = posted.taken;
+            if left > 0 {
+                // Others may have posted on this (context, peer): the numbers of a batch are consecutive all the same.
+                next = Seq(posted.last.0.wrapping_sub(left - 1));
+            }
+            if batch.ops[..posted.taken].iter().any(|op| matches!(op, Op::Get(_))) && !common.gets.contains(&self.peer)
+            {
+                common.gets.push(self.peer);
+            }
+        }
+        let mut taken = batch.plain.min(left);
+        if taken > 0 {
+            left -= taken;
+            self.newest = Seq(next.0.wrapping_add(taken - 1));
+            next = self.newest.next();
+            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE, brings: false });
+        }
+        if taken == batch.plain {
+            for &Other { finish, ops, brings } in &batch.others {
+                if ops > 0 {
+                    // One whose operations were taken in part is posted again as a whole: it is no atomic one.
+                    let Some(rest) = left.checked_sub(ops.into()) else { break };
+                    left = rest;
+                    self.newest = Seq(next.0.wrapping_add(u32::from(ops) - 1));
+                    next = self.newest.next();
+                }
+                self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings });
+                taken += 1;
+            }
+        }
+        if taken > 0 && place == Place::IsThere {
+            self.ring.take(taken);
+        }
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+#[path = "post_tests.rs"]
+mod tests;

@@ -1,0 +1,183 @@
+use super::*;
+use crate::error::Error;
+use crate::fabric::{CreditIndex, Flush};
+use crate::proxy::credits::{CreditWord, Owed};
+use crate::proxy::ring::Head;
+use crate::rma::atomic::Atomics;
+use crate::rma::op::Put;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+
+const SLOTS: usize = 4;
+const TOTAL: u64 = 1000;
+
+/// Device code that writes an entry as soon as a place is given back: entries are numbers from 1 on.
+#[derive(Default)]
+struct Device {
+    slots: [u64; SLOTS],
+    written: u64,
+    given_back: u64,
+}
+
+impl Device {
+    fn write(&mut self) {
+        while self.written < (self.given_back + SLOTS as u64).min(TOTAL) {
+            let slot = &mut self.slots[self.written as usize % SLOTS];
+            assert_eq!(*slot, 0, "a place is given back and still stands");
+            self.written += 1;
+            *slot = self.written;
+        }
+    }
+}
+
+struct Slots {
+    device: Rc<RefCell<Device>>,
+    next: u64,
+    owed: Owed,
+    credited: u32,
+}
+
+// SAFETY: a test uses it in one thread.
+unsafe impl Send for Slots {}
+
+struct Nowhere;
+
+impl Head for Nowhere {
+    unsafe fn is_there(&self) -> bool {
+        true
+    }
+}
+
+impl Ring for Slots {
+    type Head = Nowhere;
+    const ENDS: Ends = Ends::Ring;
+
+    fn head(&self) -> Nowhere {
+        Nowhere
+    }
+    fn capacity(&self) -> u32 {
+        SLOTS as u32
+    }
+    fn begin(&mut self) {}
+    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let entry = self.device.borrow().slots[(self.next + u64::from(nth)) as usize % SLOTS];
+        if entry == 0 {
+            return Entry::Absent;
+        }
+        ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: entry, len: 8, signal: None, more: false }));
+        Entry::Op(Finish::NONE)
+    }
+    fn take(&mut self, n: u32) {
+        (0..u64::from(n)).for_each(|i| self.device.borrow_mut().slots[(self.next + i) as usize % SLOTS] = 0);
+        self.next += u64::from(n);
+    }
+    fn finish(&mut self, _: Finish) {}
+    fn credit(&mut self, n: u32) {
+        self.credited += n;
+        self.owed.add(n);
+    }
+    fn owed(&mut self) -> Option<&mut Owed> {
+        Some(&mut self.owed)
+    }
+}
+
+/// A fabric whose kernel carries out and counts what it is given before the call returns.
+struct AtOnce {
+    device: Rc<RefCell<Device>>,
+    entries: RefCell<Vec<u64>>,
+    done: AtomicU32,
+    /// Operations that it takes at once at most.
+    most: usize,
+    fails: AtomicBool,
+}
+
+// SAFETY: a test uses it in one thread.
+unsafe impl Send for AtOnce {}
+// SAFETY: as above.
+unsafe impl Sync for AtOnce {}
+
+impl Context for AtOnce {
+    const NAME: &'static str = "at once";
+    const SHARES_PROGRESS: bool = true;
+
+    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
+        assert!(matches!(ops, [Op::Value(_)]), "all entries are the fabric's to count");
+        Ok(Posted::NONE)
+    }
+    unsafe fn post_entries(&self, _: u32, ops: &[Op], _: CreditIndex, begin: impl FnOnce(usize)) -> Result<Posted> {
+        let taken = ops.len().min(self.most);
+        begin(taken);
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(Error::system("rank 1 is gone"));
+        }
+        for op in &ops[..taken] {
+            let Op::Put(put) = op else { unreachable!() };
+            self.entries.borrow_mut().push(put.remote);
+            let mut device = self.device.borrow_mut();
+            device.given_back += 1;
+            device.write();
+        }
+        let last = self.done.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
+        Ok(Posted { taken, last: Seq(last) })
+    }
+    fn paid(&self, _: u32) -> u32 {
+        self.done.load(Ordering::Relaxed)
+    }
+    fn flush(&self, _: u32) -> Result<Flush> {
+        Ok(Flush::Done)
+    }
+    fn test(&self, _: u32, _: Seq) -> Result<bool> {
+        Ok(true)
+    }
+    fn progress(&self) -> Result<()> {
+        Ok(())
+    }
+    fn has_error(&self) -> bool {
+        false
+    }
+    fn completed(&self, _: u32) -> &AtomicU32 {
+        &self.done
+    }
+    fn newest(&self, _: u32) -> Seq {
+        Seq(self.done.load(Ordering::Relaxed))
+    }
+    fn atomics(&self) -> Atomics {
+        Atomics::NONE
+    }
+}
+
+/// With a ring that device code has filled, and a fabric that takes so many at once.
+fn bench(most: usize) -> (Vec<AtOnce>, Lane<Slots>, Common) {
+    let device = Rc::new(RefCell::new(Device::default()));
+    device.borrow_mut().write();
+    let owed = Owed::new(CreditWord::half(0, 7, 64), 1);
+    let ring = Slots { device: device.clone(), next: 0, owed, credited: 0 };
+    let (entries, done, fails) = (RefCell::default(), AtomicU32::new(0), AtomicBool::new(false));
+    let fabric = AtOnce { device, entries, done, most, fails };
+    (vec![fabric], Lane::new(ring, 1, Seq(0)), Common::new(0, Arc::default()))
+}
+
+/// Device code writes the next entry into a place as soon as the fabric has counted it.
+#[test]
+fn places_are_clear_before_the_fabric_counts_them() {
+    for most in [1, 3, SLOTS] {
+        let (contexts, mut lane, mut common) = bench(most);
+        let mut batch = Batch::default();
+        for _ in 0..2 * TOTAL {
+            lane.visit(&contexts, &mut common, &mut batch);
+        }
+        assert_eq!(*contexts[0].entries.borrow(), (1..=TOTAL).collect::<Vec<_>>(), "{most} at once");
+        assert_eq!(u64::from(lane.ring.credited), TOTAL);
+    }
+}
+
+/// What was taken off the ring for a post that failed is given back all the same.
+#[test]
+fn what_a_failed_post_took_is_given_back() {
+    let (contexts, mut lane, mut common) = bench(SLOTS);
+    contexts[0].fails.store(true, Ordering::Relaxed);
+    lane.visit(&contexts, &mut common, &mut Batch::default());
+    assert_eq!((lane.ring.next, lane.ring.credited), (SLOTS as u64, SLOTS as u32));
+}
