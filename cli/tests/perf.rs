@@ -7,32 +7,21 @@ mod port;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const OXYGIN: &str = env!("CARGO_BIN_EXE_oxygin");
 
-/// Builds a package of this workspace in the profile of the binary and returns its library.
-fn library(package: &str, file: &str) -> PathBuf {
-    let folder = Path::new(OXYGIN).parent().expect("target/PROFILE");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--lib", "-p", package]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.arg("--target-dir").arg(folder.parent().expect("target"));
-    if folder.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo runs").success(), "{package} does not build");
-    folder.join(file)
+/// A library that cargo builds beside this test: tests/stats.rs says why no other.
+fn library(file: &str) -> PathBuf {
+    std::env::current_exe().expect("this test").with_file_name(file)
 }
 
-fn plugin() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| library("oxygin", "liboxygin.so"))
+fn plugin() -> PathBuf {
+    library("liboxygin.so")
 }
 
-fn broken_plugin() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| library("reference-plugin", "libreference_plugin.so"))
+fn broken_plugin() -> PathBuf {
+    library("libreference_plugin.so")
 }
 
 fn perf(line: &str) -> Command {
@@ -118,7 +107,7 @@ fn queues_are_measured_with_any_number_of_producers_and_contexts() {
                     "--local 2 --table {table} --op {op} --test {tests} -s 8,70000 -n 41 -q {contexts} \
                      --producers {producers} --queue-depth 16"
                 );
-                let output = through_queue(&line, plugin());
+                let output = through_queue(&line, &plugin());
                 assert_eq!(output.status.success(), has, "{line}: {}", text(&output.stderr));
                 if has {
                     let report = json(output);
@@ -129,15 +118,15 @@ fn queues_are_measured_with_any_number_of_producers_and_contexts() {
             }
         }
     }
-    let sleeping = through_queue("--local 2 --table gin-v14-queue --test rate -n 2000 --receiver-sleeps", plugin());
+    let sleeping = through_queue("--local 2 --table gin-v14-queue --test rate -n 2000 --receiver-sleeps", &plugin());
     assert!(sleeping.status.success(), "{}", text(&sleeping.stderr));
-    let all = through_queue("--local 3 --table gin-v14-queue --alltoall -s 100 -n 50 --weak --producers 2", plugin());
+    let all = through_queue("--local 3 --table gin-v14-queue --alltoall -s 100 -n 50 --weak --producers 2", &plugin());
     assert_eq!(rows(&json(all)).iter().filter(|r| r["alltoall"] == true && r["op"] == "put-signal").count(), 2);
 }
 
 #[test]
 fn wrong_bytes_and_lost_signals_through_a_queue_make_no_numbers() {
-    assert!(through_queue("--local 2 --table gin-v13-queue -n 30 --timeout 20", broken_plugin()).status.success());
+    assert!(through_queue("--local 2 --table gin-v13-queue -n 30 --timeout 20", &broken_plugin()).status.success());
     let put = broken("lost-chunk", "--local 2 --table gin-v13-queue --test bandwidth -s 2M -n 20 --timeout 60");
     assert!(put.contains("rank 1: wrong data: 1048576 of 2097152 bytes from rank 0"), "{put}");
     let get = broken("short-get", "--local 2 --table gin-v13-queue --op get -s 100 -n 20 --timeout 60");
@@ -155,7 +144,7 @@ fn what_queues_have_not_is_refused_with_a_remedy() {
         ("--setup", "leave \"-queue\" away"),
         ("--test latency --op put", "choose --op put-signal"),
     ] {
-        let output = through_queue(&format!("--local 2 --table gin-v14-queue {options}"), plugin());
+        let output = through_queue(&format!("--local 2 --table gin-v14-queue {options}"), &plugin());
         assert_eq!(output.status.code(), Some(2), "{options}");
         assert!(text(&output.stderr).contains(remedy), "{options}: {}", text(&output.stderr));
     }

@@ -8,29 +8,19 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const OXYGIN: &str = env!("CARGO_BIN_EXE_oxygin");
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The library, built in the profile of the binary.
-fn plugin() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let folder = Path::new(OXYGIN).parent().expect("target/PROFILE");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--lib", "-p", "oxygin"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        cargo.arg("--target-dir").arg(folder.parent().expect("target"));
-        if folder.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "oxygin does not build");
-        folder.join("liboxygin.so")
-    })
+/// The library, which cargo builds beside this test. A cargo that this test starts would build it with other features
+/// of its dependencies, where other programs have it loaded, and the next one would build all that depends on it anew.
+fn plugin() -> PathBuf {
+    std::env::current_exe().expect("this test").with_file_name("liboxygin.so")
 }
 
 fn stats(line: &str) -> Output {
