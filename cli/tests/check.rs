@@ -56,7 +56,7 @@ const EXPECTED: &[(Defect, &str, &str, &str)] = &[
     (Defect::LostByteUnaligned, "put-sizes", "is wrong", "order-put-signal"),
     (Defect::LostChunk, "put-big", "byte 1048576 is wrong", "put-pages"),
     (Defect::ShortGet, "get-sizes", "1 bytes are wrong", "put-pages"),
-    (Defect::NoSelf, "self", "waited 4 s for the signal at 0 from rank", "put-pages"),
+    (Defect::NoSelf, "self", "s for the signal at 0 from rank", "put-pages"),
     (Defect::EarlyTest, "source-reuse", "after test had said true", "signal-add"),
     (Defect::Hang, "put-pages", "hangs: in iput", "set-up"),
     (Defect::OneQueue, "contexts-independent", "the signal on context 1 came after", "put-pages"),
@@ -115,16 +115,21 @@ fn each_defect_makes_the_right_case_fail_and_no_other() {
     let queue = EXPECTED_OF_QUEUE.iter().map(|e| (e, "gin-v13-queue"));
     for (&(defect, fails, why, passes), table) in calls.chain(queue) {
         let filter = format!("={fails},={passes}");
-        let args = ["--table", table, "--local", "3", "--deadline", "4", "--death-deadline", "3", "--filter"];
-        let (output, report) = check(Some(defect), &[args.as_slice(), &[&filter]].concat());
-        let (failed, passed) = (case(&report, fails), case(&report, passes));
-        let as_expected = output.status.code() == Some(1)
-            && failed["result"] == "fail"
-            && failed["wrong"].as_u64().is_some_and(|n| n > 0)
-            && failed["why"].as_str().is_some_and(|w| w.contains(why))
-            && passed["result"] == "pass";
-        if !as_expected {
-            surprises.push(format!("{defect:?}, {table}: {:?}, {failed}, {passed}", output.status));
+        // A busy machine was seen to take more than 4 s for what is right: what surprises has a second time with more.
+        let surprise = ["2", "12"].into_iter().map_while(|deadline| {
+            let args = ["--table", table, "--local", "3", "--deadline", deadline, "--death-deadline", "3", "--filter"];
+            let (output, report) = check(Some(defect), &[args.as_slice(), &[&filter]].concat());
+            let (failed, passed) = (case(&report, fails), case(&report, passes));
+            let as_expected = output.status.code() == Some(1)
+                && failed["result"] == "fail"
+                && failed["wrong"].as_u64().is_some_and(|n| n > 0)
+                && failed["why"].as_str().is_some_and(|w| w.contains(why))
+                && passed["result"] == "pass";
+            (!as_expected).then(|| format!("{defect:?}, {table}: {:?}, {failed}, {passed}", output.status))
+        });
+        let said: Vec<String> = surprise.collect();
+        if said.len() > 1 {
+            surprises.extend(said);
         }
     }
     assert!(surprises.is_empty(), "{}", surprises.join("\n"));
