@@ -107,7 +107,7 @@ fn every_entry_is_given_back_once() {
             }
             // Memory of a set is its own GPU's alone.
             let (given, is_one) = (fake.credits() - before, gpus == 1);
-            assert!(if is_one { given > 100 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
+            assert!(if is_one { given > 0 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
             r.job.barrier.wait();
         });
     }
