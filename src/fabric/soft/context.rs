@@ -41,9 +41,7 @@ impl Context {
         let context = |seats: Vec<_>| Self { shared: shared.clone(), seats: seats.into(), tests: AtomicU32::new(0) };
         seats.into_iter().map(context).collect()
     }
-}
 
-impl Context {
     #[inline(always)]
     fn post_any(
         &self,

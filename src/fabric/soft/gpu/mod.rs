@@ -293,8 +293,7 @@ impl Engine {
     /// Takes an operation for the next poll: for callers that hold windows in place, which starting operations does
     /// too.
     pub fn submit_later(&self, op: Op) {
-        self.incoming.lock().push(op);
-        self.knocked.store(true, Ordering::Release);
+        self.submit_all_later(std::iter::once(op));
     }
 
     /// The same of several, which are taken together.

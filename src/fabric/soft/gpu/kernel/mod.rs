@@ -67,6 +67,7 @@ const WARP: u32 = 32;
 const THREADS: u32 = 256;
 /// So many launches without a large copy still have worker blocks.
 const WORKERS_STAY: u32 = 64;
+
 /// Its code, ended by a zero.
 const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
     Ok(text) => text,
