@@ -14,6 +14,7 @@ const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
 const CREDIT: u32 = 16;
+const REPORT: u32 = 32;
 /// Of the seven commands before one, those whose signals come first: the highest bit is the one right before it.
 const BEHIND_BIT: u32 = 8;
 
@@ -201,6 +202,10 @@ impl Bench {
         c.bytes = len as u32;
         if self.below(2) == 0 {
             c = self.credited(c);
+        }
+        // Few, or no go that was loaded ahead is carried out.
+        if self.below(64) == 0 {
+            c.flags |= REPORT;
         }
         if len > 0 {
             c.to = TARGETS + self.at;
@@ -394,6 +399,25 @@ pub fn serve_pieces(ptx: &str, seed: u64) {
     serve_crowds(ptx, seed, 1, 1, piece);
 }
 
+/// One that somebody waits for is said to be done before the kernel is through with all that is there.
+pub fn serve_awaited(ptx: &str, seed: u64) {
+    let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
+    let command = |n: u64| {
+        let flags = if n == 0 { REPORT } else { 0 };
+        Command { flags, signal: SIGNALS + 8 * n, increment: 1, ..Command::default() }
+    };
+    let all: Vec<Command> = (0..8).map(command).collect();
+    bench.post_within(&all, 1);
+    bench.posted -= 8;
+    bench.launch(0, 1 << 40, 1 << 40);
+    bench.posted += 8;
+    // It looks at one first, then at eight: the other seven are there, so it has no other reason to say so.
+    while bench.gpu.memory.read(SIGNALS + 8 * 7, 8) == 0 {
+        bench.gpu.run(1);
+    }
+    assert!(bench.word(64) > bench.first, "none is done");
+}
+
 /// Commands that are there before those ahead of them are carried out; each one's bytes come just before it.
 pub fn serve_stream(ptx: &str, seed: u64) {
     let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
@@ -433,6 +457,7 @@ fn what_it_says_is_so() {
     (0..2).for_each(|seed| serve_pieces(PTX, seed));
     (0..4).for_each(|seed| serve_signals(PTX, seed));
     (0..4).for_each(|seed| serve_stream(PTX, seed));
+    (0..4).for_each(|seed| serve_awaited(PTX, seed));
 }
 
 /// Who waits leaves the L1 of its multiprocessor alone, which an acquire would empty.

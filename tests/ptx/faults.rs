@@ -1,6 +1,6 @@
 //! Faults put into the copy kernel's code, one at a time: the tests of [`crate::copy_kernel`] find each of them.
 
-use crate::copy_kernel::{serve, serve_pieces, serve_signals, serve_stream, PTX};
+use crate::copy_kernel::{serve, serve_awaited, serve_pieces, serve_signals, serve_stream, PTX};
 
 /// What is wrong then, the text that is right, and what replaces it.
 const FAULTS: &[(&str, &str, &str)] = &[
@@ -41,6 +41,8 @@ const FAULTS: &[(&str, &str, &str)] = &[
     ),
     ("what was loaded ahead is taken in another order", "mov.u64         u2, u4;", ""),
     ("a copy by its own lanes ends too early", "setp.gt.u64     q3, d1, 192;", "setp.gt.u64     q3, d1, 256;"),
+    ("… by all lanes", "setp.gt.u64     q3, d1, 1536;", "setp.gt.u64     q3, d1, 2048;"),
+    ("who waits for one learns of it with the others", "@%p3 bra        report;", ""),
     ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
     (
         "signals of one go overtake",
@@ -109,6 +111,7 @@ fn faults_are_found() {
         // Where all kinds of commands find it late.
         let serve = match fault {
             "… before other lanes have stored" => serve_pieces,
+            "who waits for one learns of it with the others" => serve_awaited,
             "signals overtake" => serve_signals,
             "what was loaded ahead is used without acquire" | "… as the host has not released it to this GPU" => {
                 serve_stream

@@ -16,6 +16,7 @@ const STOP: u32 = 2;
 const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
 const CREDIT: u32 = 16;
+const REPORT: u32 = 32;
 /// Of the commands whose signals come before its own: a bit each, from here on, the highest for the one before it.
 const BEHIND_BIT: u32 = 8;
 const BEHIND_MOST: u32 = 7;
@@ -284,8 +285,9 @@ impl<'a> CopyKernel<'a> {
             self.give_credit(&batch[i])?;
         }
         self.count += batch.len() as u64;
-        // At the latest after so many.
-        if self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
+        // At the latest after so many, or where somebody waits for one.
+        let is_awaited = batch.iter().any(|c| c.flags & REPORT != 0);
+        if is_awaited || self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
             self.report(self.count)?;
         }
         COMMANDS.fetch_add(batch.len() as u64, Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl<'a> CopyKernel<'a> {
 
     fn move_bytes(&self, c: &Command) -> Ended {
         let behind = ((1 << BEHIND_MOST) - 1) << BEHIND_BIT;
-        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | behind) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | behind) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

@@ -1,9 +1,9 @@
 //! GPU memory on its way to another process: a piece of it in host memory.
 
-use super::{Engine, Op, Owner, TransferEnd};
+use super::copy_out::CopyOut;
+use super::{Engine, TransferEnd};
 use crate::error::Result;
-use crate::fabric::soft::lane::{Health, Lane};
-use crate::rma::seq::Seq;
+use crate::fabric::soft::lane::Health;
 use std::sync::atomic::AtomicUsize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,37 +16,32 @@ pub struct Bounce {
     /// Where in the operation it starts.
     at: u64,
     bytes: Box<[u8]>,
-    lane: Arc<Lane>,
-    seq: Seq,
+    copy: CopyOut,
 }
 
 impl Bounce {
     /// Starts to bring the bytes from `from`, which is `at` bytes into an operation of which `left` remain. Once
     /// `health` has failed what the engine has not started it gives up, because the source may be gone then.
     pub fn start(engine: &Engine, health: Arc<Health>, from: TransferEnd, at: u64, left: u64) -> Self {
-        let bytes = vec![0; left.min(PIECE) as usize].into_boxed_slice();
-        let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
-        let seq = lane.number();
-        let owner = Owner { lane: lane.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
+        let mut bytes = vec![0; left.min(PIECE) as usize].into_boxed_slice();
+        let (to, len, uncounted) = (bytes.as_mut_ptr(), bytes.len() as u64, Arc::new(AtomicUsize::new(1)));
         // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives
         // them up, never back (see `drop`).
-        let to = TransferEnd::Caller { addr: bytes.as_ptr() as u64, gpu: false };
-        engine.submit(Op::copy(owner, from, to, bytes.len() as u64));
-        Self { at, bytes, lane, seq }
+        Self { at, copy: CopyOut::start(engine, health, from, to, len, uncounted), bytes }
     }
 
     /// Whether the bytes are there.
     pub fn is_full(&self, engine: &Engine) -> Result<bool> {
-        if self.lane.test(self.seq)? {
+        if self.copy.is_done()? {
             return Ok(true);
         }
         engine.poll();
-        self.lane.test(self.seq)
+        self.copy.is_done()
     }
 
     /// The operation is given up: waits, at most until `end`, until the GPU no longer reads its source.
     pub fn abandon(&self, engine: &Engine, end: Instant) {
-        engine.abandon(&self.lane, end);
+        self.copy.abandon(engine, end);
     }
 
     /// Where the operation would start if it were in host memory as this piece is.
@@ -62,7 +57,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        if !matches!(self.lane.test(self.seq), Ok(true)) {
+        if !matches!(self.copy.is_done(), Ok(true)) {
             std::mem::forget(std::mem::take(&mut self.bytes));
         }
     }

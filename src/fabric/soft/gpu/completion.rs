@@ -65,5 +65,14 @@ fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
     };
     // SAFETY: the staging bytes were written by a submission that is done and are not given back yet; the destination
     // is in a held window or the caller's until completion.
-    unsafe { std::ptr::copy_nonoverlapping(device.staging_host(bytes.offset), to, bytes.len as usize) };
+    unsafe { deliver_to(device, bytes.offset, to, bytes.len) };
+}
+
+/// Copies `len` bytes of the staging memory to host memory.
+///
+/// # Safety
+/// They are there, and nobody has been given their place; the destination takes so many.
+pub unsafe fn deliver_to(device: &Device, offset: u64, to: *mut u8, len: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(device.staging_host(offset), to, len as usize) };
 }

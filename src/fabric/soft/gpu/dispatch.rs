@@ -1,9 +1,13 @@
 //! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
 
-use super::kernel::{command, windows_hold, Landed};
-use super::op::Op;
+use super::completion::deliver_to;
+use super::kernel::{command, windows_hold, HostEnd, Landed, Staged};
+use super::op::{Op, TransferEnd};
 use super::plan::{plan, Facts, KernelState, Mover, PlanLimits, CROWD, CROWDED_BYTES};
 use super::state::EngineState;
+
+/// The staging memory has no room now.
+struct NoRoom;
 
 /// How far into the queue a copy looks for others.
 const LOOK_AHEAD: usize = 16;
@@ -16,7 +20,15 @@ impl EngineState {
             return false;
         }
         let mut moved = false;
-        while let Some(Landed { op, has_credit }) = kernel.land() {
+        while let Some(Landed { op, has_credit, staged }) = kernel.land() {
+            if let (Some(staged), Some(device)) = (staged, &self.device) {
+                if let (HostEnd::To, TransferEnd::Caller { addr, .. }) = (staged.end, op.to) {
+                    // SAFETY: the copy kernel has written the bytes, which are not given back yet; the destination is
+                    // the caller's until completion.
+                    unsafe { deliver_to(device, staged.offset, addr as *mut u8, op.len) };
+                }
+                self.staging.give_back(staged.until);
+            }
             if has_credit {
                 op.owner.lane.note_paid();
             }
@@ -26,6 +38,8 @@ impl EngineState {
         }
         if kernel.is_off() && kernel.is_busy() {
             let leftovers: Vec<Op> = kernel.leftovers().collect();
+            // Beside the copy kernel nothing is in flight that uses it.
+            self.staging.give_back(self.staging.position());
             self.handover.back += leftovers.len() as u64;
             let mut at = 0;
             for op in leftovers {
@@ -91,14 +105,20 @@ impl EngineState {
             let facts = self.facts(&op, takes, self.copies_beside(&op) + kernel.copies());
             match plan(&facts) {
                 Mover::CopyKernel => {
-                    let command = command(&op, &mut self.windows, false);
-                    kernel.post(op, command);
+                    let Ok(staged) = self.place_host_end(&op) else {
+                        // What was given before has the room.
+                        self.queue.ready.push_front(op);
+                        any = kernel.is_busy();
+                        break;
+                    };
+                    let command = command(&op, &mut self.windows, false, staged.as_ref());
+                    kernel.post(op, command, staged);
                 }
                 Mover::WorkerBlocks => {
                     // What finds worker blocks wants the next launches to have some as much as what misses them.
                     kernel.wants_workers();
-                    let command = command(&op, &mut self.windows, true);
-                    kernel.post(op, command);
+                    let command = command(&op, &mut self.windows, true, None);
+                    kernel.post(op, command, None);
                 }
                 Mover::BulkStream => self.queue.defer(op, true),
                 Mover::Deferred => self.queue.defer(op, false),
@@ -114,6 +134,19 @@ impl EngineState {
         }
         self.handover.kernel = Some(kernel);
         any
+    }
+
+    /// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
+    fn place_host_end(&mut self, op: &Op) -> Result<Option<Staged>, NoRoom> {
+        let (Some(end), Some(device)) = (HostEnd::of(op), &self.device) else { return Ok(None) };
+        let offset = self.staging.take(op.len).ok_or(NoRoom)?;
+        if end == HostEnd::From {
+            let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
+            // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
+            // taken.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
+        }
+        Ok(Some(Staged { end, offset, at: device.staging(offset), until: self.staging.position() }))
     }
 
     /// Whether no submission may start now: the copy kernel has operations, or is about to take over.

@@ -61,6 +61,12 @@ impl Handover {
         }
     }
 
+    /// An operation of the copy kernel's kind went by other means.
+    pub fn miss(&mut self) {
+        self.streak = self.streak.saturating_add(1);
+        self.call(1);
+    }
+
     /// A submission of so many operations has started: launches the copy kernel if it could have moved them and they
     /// come close together.
     pub fn call(&mut self, operations: usize) {

@@ -16,6 +16,7 @@ mod batch;
 mod bounce;
 mod coalesce;
 mod completion;
+mod copy_out;
 mod deferred;
 mod device;
 mod dispatch;
@@ -94,6 +95,9 @@ pub struct Engine {
     /// One opens it at a time, without the state's lock: the driver may take its time.
     opening: Mutex<Option<Watched>>,
     refusals: Arc<AtomicU64>,
+    /// The copy kernel took commands when it was last polled.
+    kernel_is_up: AtomicBool,
+    tuning: GpuIssue,
     state: Mutex<EngineState>,
 }
 
@@ -128,6 +132,8 @@ impl Engine {
             landed: AtomicU64::new(0),
             opening: Mutex::default(),
             refusals: state.refused.told(),
+            kernel_is_up: AtomicBool::new(false),
+            tuning,
             state: Mutex::new(state),
         });
         let mut all = ENGINES.lock();
@@ -338,6 +344,10 @@ impl Engine {
         if self.landed.load(Ordering::Relaxed) != state.completions {
             self.landed.store(state.completions, Ordering::Relaxed);
         }
+        let is_up = state.handover.kernel.as_ref().is_some_and(CopyKernel::is_up);
+        if self.kernel_is_up.load(Ordering::Relaxed) != is_up {
+            self.kernel_is_up.store(is_up, Ordering::Relaxed);
+        }
         let has_work = state.has_work();
         if self.under_way.load(Ordering::Relaxed) != has_work {
             self.under_way.store(has_work, Ordering::Relaxed);
@@ -352,6 +362,24 @@ impl Engine {
                 log::warn!("{}; no operation moves memory of this GPU any more", why.message());
             }
         }
+    }
+
+    /// Whether the copy kernel would bring `len` bytes from `addr` to host memory now, or nearly.
+    pub fn fetches_now(&self, addr: u64, len: u64) -> bool {
+        self.kernel_is_up.load(Ordering::Relaxed) && self.could_fetch(addr, len)
+    }
+
+    /// Somebody else does what the copy kernel would, if one ran: calls for one where that happens often.
+    pub fn miss_kernel(&self, addr: u64, len: u64) {
+        if self.could_fetch(addr, len) {
+            if let Some(mut state) = self.state.try_lock() {
+                state.handover.miss();
+            }
+        }
+    }
+
+    fn could_fetch(&self, addr: u64, len: u64) -> bool {
+        plan::is_short_host_copy(self.tuning.kernel, addr, len)
     }
 
     /// Ends everything; operations that are unfinished fail. `false`: the GPU may still be at work.

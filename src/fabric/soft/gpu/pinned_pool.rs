@@ -6,6 +6,7 @@
 //! rests until the submission is done.
 
 use super::app::AppThread;
+use super::copy_out::CopyOut;
 use super::device::{CopyWay, Device, Load};
 use crate::error::{Error, Result};
 use crate::memory::gpu::cuda_error;
@@ -30,6 +31,8 @@ struct PoolState {
     free: Vec<u32>,
     /// Given back before their submission was done.
     resting: VecDeque<(u64, u32)>,
+    /// The same of those that the engine fills.
+    resting_out: Vec<(CopyOut, u32)>,
     copies: Copies,
     /// Bytes of `copies`.
     bytes: u64,
@@ -86,6 +89,7 @@ impl PinnedPool {
             state: Mutex::new(PoolState {
                 free: (0..buffers).rev().collect(),
                 resting: VecDeque::new(),
+                resting_out: Vec::new(),
                 copies: Copies::default(),
                 bytes: 0,
                 seen: 0,
@@ -111,11 +115,19 @@ impl PinnedPool {
             let back = s.resting.pop_front().map(|(_, buffer)| buffer);
             s.free.extend(back);
         }
+        let PoolState { free, resting_out, .. } = &mut *s;
+        resting_out.retain(|(copy, buffer)| {
+            let rests = copy.writes();
+            if !rests {
+                free.push(*buffer);
+            }
+            rests
+        });
         let buffer = s.free.pop();
         if buffer.is_none() {
             self.wanted.store(true, Ordering::Release);
         }
-        Ok(buffer.map(|index| PinnedBuffer { pool: self.clone(), index, submission: 0 }))
+        Ok(buffer.map(|index| PinnedBuffer { pool: self.clone(), index, submission: 0, by_engine: None }))
     }
 
     /// Whether a buffer came back that somebody had gone without, since this was last asked.
@@ -268,7 +280,8 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         // Whoever closes has drained; after an error the GPU may still write what was started before it.
         let idle = !self.failed.load(Ordering::Acquire)
-            && self.started.load(Ordering::Acquire) == self.device.flag(CopyWay::Small);
+            && self.started.load(Ordering::Acquire) == self.device.flag(CopyWay::Small)
+            && !self.state.lock().resting_out.iter().any(|(copy, _)| copy.writes());
         // SAFETY: taken once, here.
         unsafe { ManuallyDrop::take(&mut self.device) }.close(idle);
     }
@@ -280,6 +293,8 @@ pub struct PinnedBuffer {
     index: u32,
     /// The submission that its bytes go with; 0: none yet.
     submission: u64,
+    /// The engine fills it.
+    by_engine: Option<CopyOut>,
 }
 
 impl PinnedBuffer {
@@ -293,9 +308,17 @@ impl PinnedBuffer {
         self.pool.buffer_bytes
     }
 
+    /// The engine fills it from here on.
+    pub fn fill(&mut self, start: impl FnOnce(*mut u8) -> CopyOut) {
+        self.by_engine = Some(start(self.host()));
+    }
+
     /// Whether its copy is done.
     #[inline]
     pub fn has_landed(&self) -> Result<bool> {
+        if let Some(copy) = &self.by_engine {
+            return copy.is_done();
+        }
         if self.submission <= self.pool.device.flag(CopyWay::Small) {
             return Ok(true);
         }
@@ -311,7 +334,9 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let mut s = self.pool.state.lock();
-        if self.submission <= self.pool.device.flag(CopyWay::Small) {
+        if let Some(copy) = self.by_engine.take().filter(CopyOut::writes) {
+            s.resting_out.push((copy, self.index));
+        } else if self.submission <= self.pool.device.flag(CopyWay::Small) {
             s.free.push(self.index);
         } else {
             s.resting.push_back((self.submission, self.index));

@@ -5,12 +5,15 @@
 //! of another context's large ones.
 
 use super::app::AppThread;
+use super::copy_out::CopyOut;
 use super::pinned_pool::{PinnedBuffer, PinnedPool, Shape};
+use super::{Engine, TransferEnd};
 use crate::error::{Error, Kind, Result};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
 use crate::sys::sync::RwLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,6 +106,25 @@ impl PinnedPools {
         }
         let Some(mut buffer) = pool.take()? else { return Ok(None) };
         pool.copy(&mut buffer, addr, len);
+        Ok(Some(buffer))
+    }
+
+    /// The same by the engine, of at most [`PinnedPools::SMALL`] bytes. Counted in `backlog` until it is over.
+    pub fn fetch_by(
+        &self,
+        engine: &Engine,
+        backlog: &Arc<AtomicUsize>,
+        key: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<Option<PinnedBuffer>> {
+        if !self.holds(key, addr, len) {
+            return Err(gone(key, addr, len));
+        }
+        let Some(mut buffer) = self.fetch[1].take()? else { return Ok(None) };
+        backlog.fetch_add(1, Ordering::AcqRel);
+        let from = TransferEnd::Window { key, addr };
+        buffer.fill(|to| CopyOut::start(engine, Arc::default(), from, to, len, backlog.clone()));
         Ok(Some(buffer))
     }
 

@@ -12,6 +12,10 @@ use std::time::Duration;
 /// barrier brings many at once, do not count: a submission among them would cost each of them its time.
 pub const CROWD: usize = 3;
 pub const CROWDED_BYTES: u64 = 256;
+/// The longest copy between host memory and this GPU for the copy kernel's first warp: it loads 4 KiB from host memory in
+/// 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long as small
+/// messages from other hosts get.
+const HOST_UP_TO: u64 = 8 << 10;
 /// The shortest copies for worker blocks, where the copy kernel's first warp does not do them itself.
 const WORKERS_FROM: u64 = 2 << 10;
 /// The longest that worker blocks take: 0.7 ms, or some 15 where the GPU had room for the kernel's first block alone. A
@@ -171,15 +175,26 @@ impl Facts {
         }
     }
 
-    /// Whether the copy kernel takes operations of this kind, with copies of at most `limit` bytes.
+    /// Whether one end of its copy is in host memory.
+    fn has_host_end(&self) -> bool {
+        self.len > 0 && !(self.from.is_on_gpu() && self.to.is_on_gpu())
+    }
+
+    /// Whether the copy kernel takes operations of this kind, with copies of at most `limit` bytes within GPU memory.
     fn is_kind_of_kernel(&self, limit: u64) -> bool {
         if self.done != 0 || self.is_reading {
             return false;
         }
+        let is_short = |addr| is_short_host_copy(self.limits.kernel, addr, self.len);
         let data = match (self.from, self.to) {
             _ if self.len == 0 => true,
             (TransferEnd::Caller { gpu: false, .. }, to @ TransferEnd::Window { addr, .. }) => {
-                to.is_on_gpu() && matches!(self.len, 1 | 2 | 4 | 8) && addr % self.len == 0
+                let is_inline = matches!(self.len, 1 | 2 | 4 | 8) && addr % self.len == 0;
+                to.is_on_gpu() && (is_inline || is_short(addr))
+            }
+            // The CPU delivers the bytes: no signal on the GPU may be in front of that.
+            (from, TransferEnd::Caller { gpu: false, .. }) => {
+                from.is_on_gpu() && is_short(from.addr()) && self.signal.is_none()
             }
             (from, to) => {
                 let words = (from.addr() | to.addr() | self.len) % 4 == 0;
@@ -191,7 +206,8 @@ impl Facts {
 
     /// Whether it is a copy of at least `from` bytes that worker blocks could do.
     fn is_kind_of_workers(&self, from: u64) -> bool {
-        (from.max(WORKERS_FROM)..=WORKERS_UP_TO).contains(&self.len) && self.is_kind_of_kernel(u64::MAX)
+        let is_long = (from.max(WORKERS_FROM)..=WORKERS_UP_TO).contains(&self.len);
+        is_long && !self.has_host_end() && self.is_kind_of_kernel(u64::MAX)
     }
 
     /// Whether worker blocks are its way: a copy within the GPU, of at least `from` bytes. A window that is gone is
@@ -205,7 +221,7 @@ impl Facts {
         let limit = self.limit();
         match self.is_kind_of_kernel(limit.max(self.reach())) {
             false => Suits::No,
-            true if self.len > limit => Suits::Workers,
+            true if self.len > limit && !self.has_host_end() => Suits::Workers,
             true => Suits::Kernel,
         }
     }
@@ -284,6 +300,12 @@ pub fn plan(f: &Facts) -> Mover {
         _ if f.signal.is_some_and(|s| s.is_on_gpu) => Mover::StreamStore,
         _ => Mover::Cpu,
     }
+}
+
+/// Whether a copy of `len` bytes between host memory and GPU memory at `addr` is one for the copy kernel, whose longest
+/// copies have `limit` bytes.
+pub fn is_short_host_copy(limit: u64, addr: u64, len: u64) -> bool {
+    len <= limit.min(HOST_UP_TO) && (addr | len) % 4 == 0
 }
 
 /// What is left of an operation's data, for a submission on the stream.

@@ -132,7 +132,46 @@ fn the_copy_kernel_takes_what_is_small() {
         ("three bytes", value(3, TAKES), Mover::PinnedMemory),
         ("a word", value(8, TAKES), Mover::CopyKernel),
         ("a word in a crowd", crowded(value(8, TAKES)), Mover::CopyKernel),
-        ("a word, not aligned", Facts { to: window(GPU_WINDOW).plus(4), ..value(8, TAKES) }, Mover::PinnedMemory),
+        ("a word, not aligned", Facts { to: window(GPU_WINDOW).plus(4), ..value(8, TAKES) }, Mover::CopyKernel),
+        ("two bytes, not aligned", Facts { to: window(GPU_WINDOW).plus(1), ..value(2, TAKES) }, Mover::PinnedMemory),
+    ] {
+        assert_eq!(plan(&facts), mover, "{what}");
+    }
+}
+
+#[test]
+fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
+    let crowded = |facts| Facts { crowd: CROWD, ..facts };
+    let fetch = |len, kernel| Facts { from: window(GPU_WINDOW), to: caller(false), signal: None, ..far(len, kernel) };
+    let limited = |facts| Facts { limits: PlanLimits { kernel: 64, ..LIMITS }, ..facts };
+    for (what, facts, mover) in [
+        ("the longest", value(8 * KIB, TAKES), Mover::CopyKernel),
+        ("longer", value(8 * KIB + 4, TAKES), Mover::PinnedMemory),
+        ("longer, with worker blocks", value(8 * KIB + 4, WORKS), Mover::PinnedMemory),
+        ("not in words", value(4 * KIB + 2, TAKES), Mover::PinnedMemory),
+        ("not aligned", Facts { to: window(GPU_WINDOW).plus(2), ..value(4 * KIB, TAKES) }, Mover::PinnedMemory),
+        ("from wherever", Facts { from: caller(false).plus(1), ..value(4 * KIB, TAKES) }, Mover::CopyKernel),
+        ("in a crowd", crowded(value(8 * KIB, WORKS)), Mover::CopyKernel),
+        ("longer than copies may be", limited(value(68, TAKES)), Mover::PinnedMemory),
+        ("partly done", Facts { done: 4, ..value(4 * KIB, TAKES) }, Mover::PinnedMemory),
+        ("for the host", fetch(8 * KIB, TAKES), Mover::CopyKernel),
+        ("for the host, a word", fetch(8, TAKES), Mover::CopyKernel),
+        ("for the host, longer", fetch(8 * KIB + 4, WORKS), Mover::PinnedMemory),
+        ("for the host, not in words", fetch(6, TAKES), Mover::PinnedMemory),
+        (
+            "for the host, not aligned",
+            Facts { from: window(GPU_WINDOW).plus(2), ..fetch(8, TAKES) },
+            Mover::PinnedMemory,
+        ),
+        ("for the host, to wherever", Facts { to: caller(false).plus(1), ..fetch(8, TAKES) }, Mover::CopyKernel),
+        ("for the host, in a crowd", crowded(fetch(8 * KIB, WORKS)), Mover::CopyKernel),
+        // The signal would be there before the CPU has delivered the bytes.
+        ("for the host, with a signal", Facts { signal: Some(ON_GPU), ..fetch(8, TAKES) }, Mover::PinnedMemory),
+        (
+            "for a window of the host",
+            Facts { to: TransferEnd::Window { key: 1, addr: 0x3000 }, ..fetch(8, TAKES) },
+            Mover::PinnedMemory,
+        ),
     ] {
         assert_eq!(plan(&facts), mover, "{what}");
     }
@@ -197,7 +236,9 @@ fn an_operation_on_the_stream_says_whether_the_copy_kernel_were_better() {
         ("in a crowd", Facts { crowd: CROWD, ..far(260, KernelState::Absent) }, Suits::No),
         ("not open", Facts { is_open: false, ..far(8, KernelState::Absent) }, Suits::No),
         ("a value", value(4, KernelState::Absent), Suits::Kernel),
-        ("bytes of the host", value(64, KernelState::Absent), Suits::No),
+        ("bytes of the host", value(8 * KIB, KernelState::Absent), Suits::Kernel),
+        ("in a crowd", Facts { crowd: CROWD, ..value(8 * KIB, KernelState::Absent) }, Suits::Kernel),
+        ("more of them", value(8 * KIB + 4, KernelState::Absent), Suits::No),
     ] {
         assert_eq!(facts.suits_kernel(), suits, "{what}");
     }

@@ -4,13 +4,13 @@ use super::sock::Poller;
 use super::FLUSH;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::AtomicRequest;
-use crate::fabric::soft::gpu::{Answered, Engine, PinnedPools, Received, Source, DRAIN_WITHIN};
+use crate::fabric::soft::gpu::{Answered, Engine, PinnedBuffer, PinnedPools, Received, Source, DRAIN_WITHIN};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Empty until there is a GPU window.
 #[derive(Default)]
@@ -22,6 +22,9 @@ pub struct Gpu {
     /// Submissions that had landed when somebody last looked; and whether a buffer came back that others wait for.
     landed: AtomicU64,
     fed: AtomicBool,
+    /// Fetches that the engine was ever given, and those of them that are under way.
+    fetches: AtomicU64,
+    fetching: Arc<AtomicUsize>,
     /// Somebody found the engine full.
     full: AtomicBool,
     /// The engine got something to do; set behind that, for whoever takes it away polls the engine and may then sleep.
@@ -68,7 +71,11 @@ impl Gpu {
 
     /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
-        if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) {
+        let end = Instant::now() + DRAIN_WITHIN;
+        while self.advance_fetches() && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) || self.advance_fetches() {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
         }
     }
@@ -82,6 +89,31 @@ impl Gpu {
     /// The pinned memory, for a transfer that needs it.
     pub fn opened(&self) -> Result<&PinnedPools> {
         self.pools.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
+    }
+
+    /// Starts to bring `len` bytes, at most [`PinnedPools::LARGE`], from a window to a buffer: short ones by the copy
+    /// kernel while one runs. `None`: no buffer is free now.
+    pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<PinnedBuffer>> {
+        let (pools, engine) = (self.opened()?, self.engine.get().map(|(engine, _)| engine));
+        let Some(engine) = engine.filter(|_| len <= PinnedPools::SMALL) else { return pools.fetch(key, addr, len) };
+        if engine.fetches_now(addr, len) {
+            let buffer = pools.fetch_by(engine, &self.fetching, key, addr, len)?;
+            self.fetches.fetch_add(u64::from(buffer.is_some()), Ordering::AcqRel);
+            return Ok(buffer);
+        }
+        let buffer = pools.fetch(key, addr, len)?;
+        engine.miss_kernel(addr, len);
+        Ok(buffer)
+    }
+
+    /// Advances what the engine fetches. Whether there is any left.
+    #[inline]
+    fn advance_fetches(&self) -> bool {
+        let is_fetching = || self.fetching.load(Ordering::Acquire) > 0;
+        if let (true, Some((engine, _))) = (is_fetching(), self.engine.get()) {
+            engine.poll();
+        }
+        is_fetching()
     }
 
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
@@ -175,8 +207,10 @@ impl Gpu {
     #[inline]
     pub fn poll(&self) -> (bool, bool) {
         let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
-        let up = pools.poll();
-        let landed = pools.landed();
+        let up = pools.poll() | self.advance_fetches();
+        // One that begins meanwhile makes this differ once more, which costs a look.
+        let fetched = self.fetches.load(Ordering::Acquire).wrapping_sub(self.fetching.load(Ordering::Acquire) as u64);
+        let landed = pools.landed().wrapping_add(fetched);
         let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
         news |= Arc::strong_count(&self.awaited) > 1;
         news |= self.fed.swap(false, Ordering::AcqRel) | pools.has_failed();

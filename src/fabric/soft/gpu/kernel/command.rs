@@ -1,6 +1,7 @@
 //! Operations as commands of the copy kernel.
 
-use super::ring::{Command, INLINE, WORKERS};
+use super::ring::{Command, INLINE, REPORT, WORKERS};
+use super::Staged;
 use crate::fabric::soft::gpu::op::{Op, TransferEnd};
 use crate::fabric::soft::gpu::windows::Windows;
 
@@ -23,16 +24,48 @@ pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     data && op.signal.is_none_or(|s| holds(TransferEnd::Window { key: s.rkey, addr: s.remote }, 8))
 }
 
+/// Which end of an operation's copy is in host memory, where the copy kernel needs a place in the pinned memory for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEnd {
+    /// It is read.
+    From,
+    /// It is written.
+    To,
+}
+
+impl HostEnd {
+    /// Of an operation of the copy kernel's kind; `None`: it needs none, since its bytes are few or all on the GPU.
+    pub fn of(op: &Op) -> Option<Self> {
+        match (op.from.is_on_gpu(), op.to.is_on_gpu()) {
+            _ if op.len == 0 => None,
+            (false, _) if is_inline(op) => None,
+            (false, _) => Some(Self::From),
+            (true, false) => Some(Self::To),
+            (true, true) => None,
+        }
+    }
+}
+
+/// Whether the bytes of an operation from host memory go into the command.
+fn is_inline(op: &Op) -> bool {
+    matches!(op.len, 1 | 2 | 4 | 8) && op.to.addr() % op.len == 0
+}
+
 /// The operation as a command, its signal counted, with its credit. Its windows hold; `by_workers`: worker blocks do
-/// it.
-pub fn command(op: &Op, windows: &mut Windows, by_workers: bool) -> Command {
+/// it; `staged`: the place of its end in host memory.
+pub fn command(op: &Op, windows: &mut Windows, by_workers: bool, staged: Option<&Staged>) -> Command {
     let mut c = Command { bytes: op.len as u32, flags: if by_workers { WORKERS } else { 0 }, ..Command::default() };
     if op.len > 0 {
         (c.from, c.to) = (op.from.addr(), op.to.addr());
-        if !op.from.is_on_gpu() {
-            // SAFETY: so many bytes are readable there (Context::put), or kept with the operation.
-            c.value = unsafe { read(c.from as *const u8, op.len as usize) };
-            (c.from, c.flags) = (0, INLINE);
+        match staged {
+            Some(Staged { end: HostEnd::From, at, .. }) => c.from = *at,
+            Some(Staged { end: HostEnd::To, at, .. }) => (c.to, c.flags) = (*at, c.flags | REPORT),
+            None if !op.from.is_on_gpu() => {
+                // SAFETY: so many bytes are readable there (Context::put), or kept with the operation.
+                c.value = unsafe { read(c.from as *const u8, op.len as usize) };
+                (c.from, c.flags) = (0, INLINE);
+            }
+            None => {}
         }
     }
     if let Some(s) = op.signal {

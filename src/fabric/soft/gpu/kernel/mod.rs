@@ -24,7 +24,7 @@ mod ring;
 mod slot;
 
 use command::is_alone;
-pub use command::{command, windows_hold};
+pub use command::{command, windows_hold, HostEnd};
 use launcher::{Fate, Launcher, Request};
 use ring::{Command, BEHIND_BIT, BEHIND_MOST, COMMANDS, CREDIT, CUT, WORKERS};
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
@@ -93,6 +93,21 @@ struct Sent {
     is_for_workers: bool,
     /// Its command counts its completion where its poster looks.
     has_credit: bool,
+    /// Its place in the pinned memory.
+    staged: Option<Staged>,
+}
+
+/// The place in the engine's staging memory of a copy with an end in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// Which end of the operation it stands for.
+    pub end: HostEnd,
+    /// Where it begins.
+    pub offset: u64,
+    /// Where the GPU finds it.
+    pub at: u64,
+    /// Staging memory up to here is free once the operation is done.
+    pub until: u64,
 }
 
 /// An operation that it has done.
@@ -101,6 +116,8 @@ pub struct Landed {
     pub op: Op,
     /// Its completion is counted where its poster looks.
     pub has_credit: bool,
+    /// Its place in the pinned memory, which holds the bytes of [`HostEnd::To`].
+    pub staged: Option<Staged>,
 }
 
 /// The commands that may be in one go with the next: signals of one go have no order, unless they are told to.
@@ -323,8 +340,8 @@ impl CopyKernel {
         (self.sent.len() as u64) < COMMANDS
     }
 
-    /// Gives it an operation. It is up and has room.
-    pub fn post(&mut self, op: Op, mut command: Command) {
+    /// Gives it an operation, whose copy has a place in the pinned memory if it needs one. It is up and has room.
+    pub fn post(&mut self, op: Op, mut command: Command, staged: Option<Staged>) {
         debug_assert!(self.is_up() && self.has_room());
         let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
         // Signals before it need not wait until worker blocks have moved what it names.
@@ -345,7 +362,7 @@ impl CopyKernel {
         self.slots[self.present].post(&command);
         let (is_for_workers, has_credit) = (command.flags & WORKERS != 0, command.flags & CREDIT != 0);
         self.copies += usize::from(op.len > CROWDED_BYTES);
-        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers, has_credit });
+        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers, has_credit, staged });
     }
 
     /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
@@ -372,7 +389,7 @@ impl CopyKernel {
             self.copies -= usize::from(done.op.len > CROWDED_BYTES);
             self.stats.operations += 1;
             self.stats.by_workers += u64::from(done.is_for_workers);
-            return Some(Landed { op: done.op, has_credit: done.has_credit });
+            return Some(Landed { op: done.op, has_credit: done.has_credit, staged: done.staged });
         }
         if gone {
             self.phase = Phase::Off;

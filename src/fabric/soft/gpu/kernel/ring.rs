@@ -39,6 +39,8 @@ pub const INLINE: u32 = 4;
 pub const WORKERS: u32 = 8;
 /// An index of the poster's counts it, at the address that [`Command::with_credit`] puts in.
 pub const CREDIT: u32 = 16;
+/// Somebody waits until it is done: the copy kernel says so behind its go.
+pub const REPORT: u32 = 32;
 /// Of the commands whose signals its own must not overtake, a bit each from here on: the lowest for the one that is
 /// [`BEHIND_MOST`] places before it, the highest for its predecessor. There is a fence between those of one go.
 pub const BEHIND_BIT: u32 = 8;
@@ -48,13 +50,13 @@ pub const BEHIND_MOST: usize = 7;
 /// What the copy kernel shall do: move `bytes` bytes, then add to a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// GPU memory that the copy kernel's GPU may load from; for `INLINE` the index of a `CREDIT`.
+    /// GPU or pinned memory that the copy kernel's GPU may load from; for `INLINE` the index of a `CREDIT`.
     pub from: u64,
-    /// GPU memory that it may store to; multiples of 4, as `from` and `bytes`, unless `INLINE`: of `bytes`.
+    /// GPU or pinned memory that it may store to; multiples of 4, as `from` and `bytes`, unless `INLINE`: of `bytes`.
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, and from `BEHIND_BIT` on which signals come first.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, and from `BEHIND_BIT` on which signals come first.
     pub flags: u32,
     /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,

@@ -32,7 +32,7 @@ pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
     while lane.looked < lane.tasks.len().min(PREFETCH) {
         match &lane.tasks[lane.looked].work {
             Op::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
-                let Some(buffer) = gpu.opened()?.fetch(p.lkey, p.local, p.len)? else { break };
+                let Some(buffer) = gpu.fetch(p.lkey, p.local, p.len)? else { break };
                 lane.fetched.push_back(buffer);
             }
             _ => {}
@@ -165,7 +165,7 @@ impl Initiator {
         let Some(stripe) = self.spread.for_put(&self.conns, put.len, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
         let left = put.len - lane.cut;
         let len = left.min(CHUNK as u64) as usize;
-        let Some(buffer) = self.gpu.opened()?.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
+        let Some(buffer) = self.gpu.fetch(put.lkey, put.local + lane.cut, len as u64)? else {
             self.hungry = true;
             return Ok(Turn::Blocked);
         };

@@ -168,14 +168,16 @@ impl Inbound {
     /// Starts to bring the bytes of the first answers from the GPU.
     pub(super) fn fetch_answers(&mut self, lanes: &mut Lanes) {
         self.take_fetched();
-        let Some(pools) = lanes.gpu.pools() else { return };
+        if lanes.gpu.pools().is_none() {
+            return;
+        }
         for a in self.answers.iter_mut().take(AHEAD) {
             if a.bare || a.place.len == 0 || !Key(a.place.rkey).is_on_gpu() {
                 continue;
             }
             let fetched = match &a.buffer {
                 Some(buffer) => buffer.has_landed().map(drop),
-                None => pools.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|buffer| a.buffer = buffer),
+                None => lanes.gpu.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|buffer| a.buffer = buffer),
             };
             match fetched {
                 // The window has gone since.
