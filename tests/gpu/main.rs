@@ -27,6 +27,7 @@ mod tcp_cost;
 mod tcp_ends;
 #[path = "../tcp/harness.rs"]
 mod tcp_harness;
+mod tcp_kernel;
 mod tcp_order;
 mod unattended;
 mod values;

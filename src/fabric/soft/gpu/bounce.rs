@@ -27,7 +27,9 @@ impl Bounce {
         let (to, len, uncounted) = (bytes.as_mut_ptr(), bytes.len() as u64, Arc::new(AtomicUsize::new(1)));
         // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives
         // them up, never back (see `drop`).
-        Self { at, copy: CopyOut::start(engine, health, from, to, len, uncounted), bytes }
+        let copy = CopyOut::start(engine, health, from, to, len, uncounted);
+        engine.poll();
+        Self { at, bytes, copy }
     }
 
     /// Whether the bytes are there.

@@ -15,7 +15,7 @@ pub struct CopyOut {
 }
 
 impl CopyOut {
-    /// Starts to copy `len` bytes from `from` to `to`. Once `health` has failed what the engine has not started it gives
+    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on. Once `health` has failed what the engine has not started it gives
     /// up. `backlog` was counted up for it, and is counted down when it is over. Until then the engine may write to the
     /// destination.
     pub fn start(
@@ -29,7 +29,7 @@ impl CopyOut {
         let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
         let seq = lane.number();
         let owner = Owner { lane: lane.clone(), seq, backlog };
-        engine.submit(Op::copy(owner, from, TransferEnd::Caller { addr: to as u64, gpu: false }, len));
+        engine.submit_later(Op::copy(owner, from, TransferEnd::Caller { addr: to as u64, gpu: false }, len));
         Self { lane, seq }
     }
 

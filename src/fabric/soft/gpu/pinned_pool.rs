@@ -136,6 +136,11 @@ impl PinnedPool {
         self.fed.load(Ordering::Relaxed) && self.fed.swap(false, Ordering::AcqRel)
     }
 
+    /// Whether the engine still fills buffers that were given up.
+    pub fn is_filled_in_vain(&self) -> bool {
+        self.state.lock().resting_out.iter().any(|(copy, _)| copy.writes())
+    }
+
     /// Adds a copy to the next submission: `len` bytes between the buffer and GPU memory at `gpu`, the way that they go
     /// here. The caller sees to it that `gpu` stays GPU memory until the submission is done.
     pub fn copy(&self, buffer: &mut PinnedBuffer, gpu: u64, len: u64) {
@@ -281,7 +286,7 @@ impl Drop for PinnedPool {
         // Whoever closes has drained; after an error the GPU may still write what was started before it.
         let idle = !self.failed.load(Ordering::Acquire)
             && self.started.load(Ordering::Acquire) == self.device.flag(CopyWay::Small)
-            && !self.state.lock().resting_out.iter().any(|(copy, _)| copy.writes());
+            && !self.is_filled_in_vain();
         // SAFETY: taken once, here.
         unsafe { ManuallyDrop::take(&mut self.device) }.close(idle);
     }

@@ -75,6 +75,11 @@ impl PinnedPools {
         self.pools().filter(|s| !s.drain(end)).count() == 0
     }
 
+    /// Whether the engine still fills buffers that were given up.
+    pub fn is_filled_in_vain(&self) -> bool {
+        self.fetch.iter().any(|s| s.is_filled_in_vain())
+    }
+
     /// Waits until what was queued before is done, at most until `end`. `false`: it has not.
     pub fn settle(&self, end: Instant) -> bool {
         self.pools().filter(|s| !s.settle(end)).count() == 0

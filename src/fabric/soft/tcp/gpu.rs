@@ -25,6 +25,8 @@ pub struct Gpu {
     /// Fetches that the engine was ever given, and those of them that are under way.
     fetches: AtomicU64,
     fetching: Arc<AtomicUsize>,
+    /// Some of them wait for the engine to be polled.
+    asked: AtomicBool,
     /// Somebody found the engine full.
     full: AtomicBool,
     /// The engine got something to do; set behind that, for whoever takes it away polls the engine and may then sleep.
@@ -91,14 +93,15 @@ impl Gpu {
         self.pools.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
     }
 
-    /// Starts to bring `len` bytes, at most [`PinnedPools::LARGE`], from a window to a buffer: short ones by the copy
-    /// kernel while one runs. `None`: no buffer is free now.
+    /// Has `len` bytes, at most [`PinnedPools::LARGE`], brought from a window to a buffer, from [`Gpu::settle`] on: short
+    /// ones by the copy kernel while one runs. `None`: no buffer is free now.
     pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<PinnedBuffer>> {
         let (pools, engine) = (self.opened()?, self.engine.get().map(|(engine, _)| engine));
         let Some(engine) = engine.filter(|_| len <= PinnedPools::SMALL) else { return pools.fetch(key, addr, len) };
         if engine.fetches_now(addr, len) {
             let buffer = pools.fetch_by(engine, &self.fetching, key, addr, len)?;
             self.fetches.fetch_add(u64::from(buffer.is_some()), Ordering::AcqRel);
+            self.asked.store(true, Ordering::Release);
             return Ok(buffer);
         }
         let buffer = pools.fetch(key, addr, len)?;
@@ -114,6 +117,19 @@ impl Gpu {
             engine.poll();
         }
         is_fetching()
+    }
+
+    /// Waits until what was given up before is no longer copied, at most until `end`. `false`: it is, or has failed.
+    pub fn settle_copies(&self, end: Instant) -> bool {
+        let Some(pools) = self.pools() else { return true };
+        while pools.is_filled_in_vain() {
+            if Instant::now() > end {
+                return false;
+            }
+            self.advance_fetches();
+            std::thread::yield_now();
+        }
+        pools.settle(end)
     }
 
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
@@ -171,6 +187,9 @@ impl Gpu {
     pub fn settle(&self, poller: &Poller) {
         if let Some(pools) = self.pools() {
             pools.launch();
+            if self.asked.load(Ordering::Acquire) && self.asked.swap(false, Ordering::AcqRel) {
+                self.advance_fetches();
+            }
             if pools.was_fed() {
                 self.fed.store(true, Ordering::Release);
                 poller.arm_flush(FLUSH);

@@ -56,7 +56,9 @@ impl Initiator {
         let mut told = false;
         for failing in std::mem::take(&mut self.failing) {
             let (pools, copies) = (self.gpu.pools(), &failing.copies);
-            let landed = pools.zip(copies.as_ref()).is_none_or(|(pools, mark)| pools.has_passed(mark));
+            let landed = pools
+                .zip(copies.as_ref())
+                .is_none_or(|(pools, mark)| pools.has_passed(mark) && !pools.is_filled_in_vain());
             if landed && self.were_back(&failing.lent) {
                 self.reuse_of(&failing.lent);
                 failing.tell();

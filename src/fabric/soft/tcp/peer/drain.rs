@@ -41,8 +41,10 @@ impl Tcp {
         if was_idle {
             return;
         }
-        let Some(pools) = self.gpu.pools() else { return };
-        if !pools.settle(end) {
+        if self.gpu.pools().is_none() {
+            return;
+        }
+        if !self.gpu.settle_copies(end) {
             log::warn!("copies of a context towards rank {} failed, or hang on the GPU, after its end", peer.rank);
         }
         // A connection that waited for a buffer does not need it any more.
