@@ -22,7 +22,7 @@ class Layout:
     only: tuple = ()  # programs; empty: every one that belongs to no layout of its own
     plugin: bool = True
     core: bool = False  # among the first to run for every NCCL
-    solo: bool = False  # its processes take turns on one GPU: no other job there
+    solo: bool = False  # its processes take turns on one GPU (without MPS): no other job there
 
 
 PROCESSES, HOSTS = ("--processes",), ("--host-size", "1")

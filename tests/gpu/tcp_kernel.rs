@@ -38,7 +38,8 @@ impl Ends {
         all.into_iter().for_each(|request| r.wait(request));
     }
 
-    /// A round trip of `bytes` from byte `shift` on: the source says which one, and the rest of the target is as it was.
+    /// A round trip of `bytes` from byte `shift` on: the source says which one, and the rest of the target is as it
+    /// was.
     fn round_trip(&self, r: &Rank, round: u64, bytes: usize, shift: u64) {
         (0..WORDS).for_each(|i| self.src.set(i, round << 16 | i as u64));
         let put = || {

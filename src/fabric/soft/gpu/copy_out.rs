@@ -15,9 +15,9 @@ pub struct CopyOut {
 }
 
 impl CopyOut {
-    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on. Once `health` has failed what the engine has not started it gives
-    /// up. `backlog` was counted up for it, and is counted down when it is over. Until then the engine may write to the
-    /// destination.
+    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on. Once `health` has failed, what the
+    /// engine has not started it gives up. `backlog` was counted up for it, and is counted down when it is over. Until
+    /// then the engine may write to the destination.
     pub fn start(
         engine: &Engine,
         health: Arc<Health>,

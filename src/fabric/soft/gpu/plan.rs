@@ -12,9 +12,9 @@ use std::time::Duration;
 /// barrier brings many at once, do not count: a submission among them would cost each of them its time.
 pub const CROWD: usize = 3;
 pub const CROWDED_BYTES: u64 = 256;
-/// The longest copy between host memory and this GPU for the copy kernel's first warp: it loads 4 KiB from host memory in
-/// 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long as small
-/// messages from other hosts get.
+/// The longest copy between host memory and this GPU for the copy kernel's first warp: it loads 4 KiB from host memory
+/// in 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long as
+/// small messages from other hosts get.
 const HOST_UP_TO: u64 = 8 << 10;
 /// The shortest copies for worker blocks, where the copy kernel's first warp does not do them itself.
 const WORKERS_FROM: u64 = 2 << 10;

@@ -93,8 +93,8 @@ impl Gpu {
         self.pools.get().ok_or_else(|| Error::usage("an operation names GPU memory, but no GPU window is registered"))
     }
 
-    /// Has `len` bytes, at most [`PinnedPools::LARGE`], brought from a window to a buffer, from [`Gpu::settle`] on: short
-    /// ones by the copy kernel while one runs. `None`: no buffer is free now.
+    /// Has `len` bytes, at most [`PinnedPools::LARGE`], brought from a window to a buffer, from [`Gpu::settle`] on:
+    /// short ones by the copy kernel while one runs. `None`: no buffer is free now.
     pub fn fetch(&self, key: u32, addr: u64, len: u64) -> Result<Option<PinnedBuffer>> {
         let (pools, engine) = (self.opened()?, self.engine.get().map(|(engine, _)| engine));
         let Some(engine) = engine.filter(|_| len <= PinnedPools::SMALL) else { return pools.fetch(key, addr, len) };
