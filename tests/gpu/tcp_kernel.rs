@@ -103,9 +103,20 @@ fn short_puts_go_by_the_copy_kernels_at_both_ends() {
 /// Many unfinished ones of several contexts, more than there are buffers, with copy kernels that end at any moment.
 #[test]
 fn floods_arrive_whenever_copy_kernels_end() {
+    flood(apart(1, 0));
+}
+
+/// The same with the helper thread at what arrives, the callers at what they fetch and threads for bulk at neither.
+#[test]
+fn floods_arrive_with_the_helper_thread_beside_the_callers() {
+    let fake = apart(1, 2);
+    fake.set_issue("helper=2");
+    flood(fake);
+}
+
+fn flood(fake: Fake) {
     const CONTEXTS: usize = 4;
     const EACH: usize = 500;
-    let fake = apart(1, 0);
     let flags = Signals::NeverReset.set_up(&fake);
     fake.kernel_limits(0, 40);
     job(2, CONTEXTS as i32, |r| {

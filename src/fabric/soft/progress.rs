@@ -25,9 +25,10 @@ const IDLE_POLLS: u32 = 1000;
 /// How much it slows down then; a PAUSE is up to 140 cycles.
 const IDLE_PAUSES: u32 = 8;
 
-/// Of a caller's polls while the helper thread works beside it, one in so many does anything: should that thread not
-/// get its core, all goes on all the same.
-const BESIDE_EVERY: u64 = 8;
+/// Of a caller's polls while the helper thread works beside it, one in so many receives: should that thread not get its
+/// core, all goes on all the same. More often, and the two get into each other's way at every socket and at the GPU
+/// engine's lock.
+const BESIDE_EVERY: u64 = 32;
 /// Operations for this rank's GPU that arrive from other processes in a millisecond, from which on the helper thread
 /// works beside the callers: more than a ping-pong brings, which one thread does sooner, and fewer than barriers or
 /// floods do.
@@ -95,7 +96,8 @@ impl Progress {
     pub fn poll(&self) -> bool {
         let n = self.polls.fetch_add(1, Ordering::SeqCst) + 1;
         if self.is_beside.load(Ordering::SeqCst) && n % BESIDE_EVERY != 0 {
-            return false;
+            // What the caller's own puts wait for: the helper thread is at what arrives.
+            return self.is_tcp_active() && self.tcp().advance_staged();
         }
         let mut moved = self.step();
         if self.is_tcp_active() {

@@ -45,6 +45,32 @@ impl Source {
     }
 }
 
+/// What came from another host for this rank's GPU, or behind such.
+pub enum Message {
+    /// Bytes for a GPU window.
+    Put {
+        /// Who sent them.
+        source: Source,
+        /// All of them.
+        bytes: Box<[u8]>,
+        /// The window's key.
+        key: u32,
+        /// Where they go.
+        addr: u64,
+    },
+    /// A signal in GPU memory, or behind bytes for it.
+    Signal {
+        /// Who sent it.
+        source: Source,
+        /// The window's key.
+        key: u32,
+        /// Its word.
+        addr: u64,
+        /// What is added.
+        value: u64,
+    },
+}
+
 /// What a sender asks to be fetched from its GPU memory.
 pub struct Pull {
     /// Bytes.
@@ -246,8 +272,26 @@ impl Received {
 
     /// Bytes for a GPU window.
     pub fn put(&self, engine: &Engine, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
-        if let Some(owner) = self.owner(source) {
-            engine.submit_later(Op::received(owner, bytes, key, addr));
+        if let Some(op) = self.operation(Message::Put { source, bytes, key, addr }) {
+            engine.submit_later(op);
+        }
+    }
+
+    /// Several messages, in their order, which the engine takes together.
+    pub fn take(&self, engine: &Engine, messages: impl Iterator<Item = Message>) {
+        // Numbered without the engine's lock, which others want meanwhile.
+        let ops: Vec<_> = messages.filter_map(|message| self.operation(message)).collect();
+        engine.submit_all_later(ops.into_iter());
+    }
+
+    /// The next operation of its sender. `None`: what comes of its context is dropped.
+    fn operation(&self, message: Message) -> Option<Op> {
+        match message {
+            Message::Put { source, bytes, key, addr } => Some(Op::received(self.owner(source)?, bytes, key, addr)),
+            Message::Signal { source, key, addr, value } => {
+                let signal = Signal { remote: addr, rkey: Key(key).signalled().0, value, strong: true };
+                Some(Op::signalled(self.owner(source)?, signal))
+            }
         }
     }
 
@@ -272,9 +316,9 @@ impl Received {
 
     /// A signal in GPU memory, or behind bytes for it.
     pub fn signal(&self, engine: &Engine, source: Source, key: u32, addr: u64, value: u64) {
-        let Some(owner) = self.owner(source) else { return };
-        let signal = Signal { remote: addr, rkey: Key(key).signalled().0, value, strong: true };
-        engine.submit_later(Op::signalled(owner, signal));
+        if let Some(op) = self.operation(Message::Signal { source, key, addr, value }) {
+            engine.submit_later(op);
+        }
     }
 
     /// An atomic operation on a word in GPU memory, or behind bytes for it. Its sender is answered once it is carried

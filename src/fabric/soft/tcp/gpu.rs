@@ -4,7 +4,7 @@ use super::sock::Poller;
 use super::FLUSH;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::AtomicRequest;
-use crate::fabric::soft::gpu::{Answered, Engine, PinnedBuffer, PinnedPools, Received, Source, DRAIN_WITHIN};
+use crate::fabric::soft::gpu::{Answered, Engine, Message, PinnedBuffer, PinnedPools, Received, Source, DRAIN_WITHIN};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
@@ -22,6 +22,8 @@ pub struct Gpu {
     /// Submissions that had landed when somebody last looked; and whether a buffer came back that others wait for.
     landed: AtomicU64,
     fed: AtomicBool,
+    /// Fetches of the engine that were over then.
+    fetched: AtomicU64,
     /// Fetches that the engine was ever given, and those of them that are under way.
     fetches: AtomicU64,
     fetching: Arc<AtomicUsize>,
@@ -146,27 +148,22 @@ impl Gpu {
         full
     }
 
-    /// A small put of `sender` arrived for GPU memory.
-    pub fn put(&self, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
+    /// Hands messages of a sender to the engine, in their order. `messages` is empty afterwards.
+    pub fn take(&self, messages: &mut Vec<Message>) {
+        if messages.is_empty() {
+            return;
+        }
         if let Some((engine, received)) = self.engine.get() {
             let _order = self.order.lock();
-            received.put(engine, source, bytes, key, addr);
+            received.take(engine, messages.drain(..));
             self.stirred.store(true, Ordering::Release);
         }
+        messages.clear();
     }
 
-    /// A signal of `sender`, in GPU memory or, behind what it put there, in host memory. `false`: it is in host memory
-    /// and nothing is in front of it.
-    pub fn signal(&self, source: Source, key: u32, addr: u64, value: u64) -> bool {
-        match self.engine.get() {
-            Some((engine, received)) if Key(key).is_on_gpu() || received.has_before(source) => {
-                let _order = self.order.lock();
-                received.signal(engine, source, key, addr, value);
-                self.stirred.store(true, Ordering::Release);
-                true
-            }
-            _ => false,
-        }
+    /// Whether a signal in host memory has to go by the engine: it follows what its sender put into GPU memory.
+    pub fn has_before(&self, source: Source) -> bool {
+        self.engine.get().is_some_and(|(_, received)| received.has_before(source))
     }
 
     /// An atomic operation of `sender`, on a word in GPU memory or, behind what it put there, in host memory. `None`:
@@ -225,19 +222,26 @@ impl Gpu {
     /// Whether operations are up, and whether anybody who waits for one, for a buffer, or for room should look again.
     #[inline]
     pub fn poll(&self) -> (bool, bool) {
-        let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
-        let up = pools.poll() | self.advance_fetches();
+        let is_fetching = self.advance_fetches();
+        let (up, mut news) = self.poll_pools();
         // One that begins meanwhile makes this differ once more, which costs a look.
         let fetched = self.fetches.load(Ordering::Acquire).wrapping_sub(self.fetching.load(Ordering::Acquire) as u64);
-        let landed = pools.landed().wrapping_add(fetched);
-        let mut news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        news |= self.fetched.swap(fetched, Ordering::AcqRel) != fetched;
         news |= Arc::strong_count(&self.awaited) > 1;
-        news |= self.fed.swap(false, Ordering::AcqRel) | pools.has_failed();
         if self.full.load(Ordering::Acquire) && !self.is_full() {
             self.full.store(false, Ordering::Release);
             news = true;
         }
-        (up, news)
+        (up | is_fetching, news)
+    }
+
+    /// The same of what goes by the streams alone, for threads that have nothing to do with the engine.
+    #[inline]
+    pub fn poll_pools(&self) -> (bool, bool) {
+        let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
+        let (up, landed) = (pools.poll(), pools.landed());
+        let news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        (up, news | self.fed.swap(false, Ordering::AcqRel) | pools.has_failed())
     }
 }
 
@@ -254,7 +258,9 @@ mod tests {
             let gpu = Gpu::default();
             gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), Default::default()), received.clone());
             std::thread::scope(|s| {
-                s.spawn(|| gpu.signal(Source::far(0, 0), Key::gpu(0, false).0, 0, 1));
+                let signal =
+                    Message::Signal { source: Source::far(0, 0), key: Key::gpu(0, false).0, addr: 0, value: 1 };
+                s.spawn(|| gpu.take(&mut vec![signal]));
                 let end = Instant::now() + Duration::from_secs(30);
                 while !gpu.was_stirred() {
                     assert!(Instant::now() < end, "nobody was told");

@@ -194,7 +194,7 @@ impl Tcp {
         let mut last = Instant::now();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         while !end() {
-            let mut moved = self.advance_staged();
+            let mut moved = self.advance_staged_by(Gpu::poll_pools);
             let sleep = if !moved && last.elapsed() > LINGER { -1 } else { 0 };
             for e in poller.wait(&mut events, sleep) {
                 let bits = e.events;
@@ -439,14 +439,21 @@ impl Tcp {
         self.start.elapsed().saturating_sub(at) < FLUSH
     }
 
-    /// Moves on what waited for this rank's GPU. Returns whether operations are up, or anything moved.
+    /// Moves on what waited for this rank's GPU, without a look at the sockets. Returns whether operations are up, or
+    /// anything moved.
     #[inline]
-    fn advance_staged(&self) -> bool {
+    pub fn advance_staged(&self) -> bool {
+        self.advance_staged_by(Gpu::poll)
+    }
+
+    /// The same, with what `poll` says of operations that are up and of news.
+    #[inline]
+    fn advance_staged_by(&self, poll: impl Fn(&Gpu) -> (bool, bool)) -> bool {
         if !self.is_staging() {
             return false;
         }
-        // First, so that a operation that lands now is seen below.
-        let (up, news) = self.gpu.poll();
+        // First, so that an operation that lands now is seen below.
+        let (up, news) = poll(&self.gpu);
         if !news {
             return up;
         }

@@ -4,6 +4,7 @@ mod answer;
 mod arrived;
 mod atomics;
 mod ending;
+mod gathered;
 mod landing;
 mod limit;
 mod refusing;
@@ -193,7 +194,15 @@ impl Serving {
         io: bool,
     ) -> io::Result<Outcome> {
         let Self { sender, gpu, fault, .. } = self;
-        let mut lanes = Lanes { serving: self, stripe, stripes: self.stripes(), sender: *sender, gpu, fault };
+        let mut lanes = Lanes {
+            serving: self,
+            stripe,
+            stripes: self.stripes(),
+            sender: *sender,
+            gpu,
+            fault,
+            gathered: Default::default(),
+        };
         let mut total = 0;
         let mut moved = conn.advance_staged(&mut lanes, registry);
         conn.refuse_late(&lanes);
@@ -255,6 +264,7 @@ struct Lanes<'a> {
     sender: u32,
     gpu: &'a Gpu,
     fault: &'a Mutex<Option<Error>>,
+    gathered: gathered::Gathered,
 }
 
 impl Inbound {
@@ -338,6 +348,12 @@ impl Inbound {
 
     /// Consumes what is staged, up to a partial header.
     fn take_frames(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<()> {
+        let taken = self.take_whole_frames(lanes, registry);
+        lanes.hand_over();
+        taken
+    }
+
+    fn take_whole_frames(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<()> {
         let held = registry.hold();
         loop {
             if self.landing.is_some() {

@@ -3,6 +3,7 @@
 use super::super::wire::{Bell, Frame, WindowBytes};
 use super::limit::HELD;
 use super::*;
+use crate::fabric::soft::gpu::{Engine, Received};
 use crate::memory::registry::Extent;
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -29,11 +30,14 @@ fn connect(serving: &Serving, stripe: usize, stripes: usize) -> UnixStream {
 }
 
 fn target(stripes: usize) -> Target {
+    target_of(Serving::default(), stripes)
+}
+
+fn target_of(serving: Serving, stripes: usize) -> Target {
     let memory = vec![UNTOUCHED; WORDS + 2 * MARGIN];
     let registry = Registry::default();
     let base = memory[MARGIN..].as_ptr() as u64;
     registry.insert(1, Extent { base, len: 8 * WORDS as u64 });
-    let serving = Serving::default();
     let initiator = connect(&serving, 0, stripes);
     initiator.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Target { serving, registry, memory, initiator }
@@ -294,4 +298,23 @@ fn a_fin_is_an_orderly_end_and_silence_is_not() {
     let t = target(1);
     t.initiator.shutdown(std::net::Shutdown::Both).unwrap();
     assert!(t.advance(0).is_err());
+}
+
+/// They are gathered on their way, more than go together among them; none stays behind when the turn is over.
+#[test]
+fn signals_behind_a_put_for_the_gpu_are_with_its_engine_at_the_end_of_the_turn() {
+    const SIGNALS: u64 = 100;
+    let (gpu, received) = (Arc::new(Gpu::default()), Arc::new(Received::new(2)));
+    let engine = Engine::new(0, [0; 16], Arc::default(), Default::default());
+    gpu.set_engine(engine.clone(), received.clone());
+    let mut target = target_of(Serving::new(1, gpu), 3);
+    let base = target.base();
+    let signal = |n| put(base, 0, Some(Bell { rkey: 1, addr: base + 8 * n, value: 1, counted: false }));
+    assert!(target.take(&signal(0)) && target.window()[0] != UNTOUCHED && received.arrivals() == 0);
+    // The engine has no GPU yet: what it is given stays with it.
+    received.put(&engine, Source::far(1, 7), vec![0; 8].into(), Key::gpu(2, false).0, 0);
+    let all: Vec<u8> = (1..=SIGNALS).flat_map(signal).collect();
+    assert!(target.take(&all));
+    assert_eq!(received.arrivals(), 1 + SIGNALS);
+    assert!(target.window()[1..].iter().all(|&word| word == UNTOUCHED), "before the put that they follow");
 }

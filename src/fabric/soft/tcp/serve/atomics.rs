@@ -41,7 +41,9 @@ impl Inbound {
             self.carry_out(lanes, context, &due, held);
             return Ok(true);
         }
-        let mut orders = lanes.serving.orders.lock();
+        lanes.hand_over();
+        let serving = lanes.serving;
+        let mut orders = serving.orders.lock();
         if lanes.is_refused(context) {
             return Ok(true);
         }
@@ -52,19 +54,20 @@ impl Inbound {
         let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
         if let Some(due) = order.rings(counts, due) {
             self.carry_out(lanes, context, &due, held);
+            lanes.hand_over();
         }
         Ok(true)
     }
 
     /// Does what is due.
-    pub(super) fn carry_out(&mut self, lanes: &Lanes, context: u32, due: &Due, held: &Held) {
+    pub(super) fn carry_out(&mut self, lanes: &mut Lanes, context: u32, due: &Due, held: &Held) {
         match due {
             Due::Bell(bell) => self.ring(lanes, context, bell, held),
             Due::Atomic(place, request) => self.change(lanes, context, place, request, held),
         }
     }
 
-    fn change(&mut self, lanes: &Lanes, context: u32, place: &WindowBytes, request: &AtomicRequest, held: &Held) {
+    fn change(&mut self, lanes: &mut Lanes, context: u32, place: &WindowBytes, request: &AtomicRequest, held: &Held) {
         if lanes.is_refused(context) {
             return;
         }
@@ -74,6 +77,8 @@ impl Inbound {
         if !on_gpu && at.is_none() || place.addr % bytes != 0 {
             return self.say_refused(lanes, Refusal::Atomic, context, *place);
         }
+        // It follows what was gathered.
+        lanes.hand_over();
         let mut answer =
             Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, buffer: None, fetching: None };
         match (lanes.gpu.atomic(Source::far(lanes.sender, context), place.rkey, place.addr, request), at) {

@@ -1,6 +1,7 @@
 //! A put that has arrived: counted, and its signal applied when all that it follows is in place.
 
 use super::*;
+use crate::fabric::soft::gpu::Message;
 
 impl Inbound {
     /// The current put is complete: it is in place, or goes on to GPU memory.
@@ -8,7 +9,8 @@ impl Inbound {
         let Some(Landing { context, place, bell, mut refused, way, .. }) = self.landing.take() else { return };
         let way = if refused { staged::PutWay::Direct } else { way };
         if let staged::PutWay::Engine(bytes) = way {
-            lanes.gpu.put(Source::far(lanes.sender, context), bytes, place.rkey, place.addr);
+            let source = Source::far(lanes.sender, context);
+            lanes.gather(Message::Put { source, bytes, key: place.rkey, addr: place.addr });
         } else if lanes.stripe != EXPRESS && (way.is_pinned() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
                 Some(buffer) => {
@@ -35,7 +37,10 @@ impl Inbound {
             }
             return;
         }
-        let mut orders = lanes.serving.orders.lock();
+        // Other connections' threads may carry out what comes to stand there.
+        lanes.hand_over();
+        let serving = lanes.serving;
+        let mut orders = serving.orders.lock();
         if lanes.is_refused(context) {
             orders.remove(&context);
             lanes.relieve();
@@ -63,10 +68,11 @@ impl Inbound {
             Some((bell, _)) => self.ring(lanes, context, &bell, held),
             None => {}
         }
+        lanes.hand_over();
     }
 
-    pub(super) fn ring(&mut self, lanes: &Lanes, context: u32, bell: &Bell, held: &Held) {
-        if lanes.is_refused(context) || staged::ring_behind(lanes.gpu, Source::far(lanes.sender, context), bell, held) {
+    pub(super) fn ring(&mut self, lanes: &mut Lanes, context: u32, bell: &Bell, held: &Held) {
+        if lanes.is_refused(context) || lanes.gather_signal(context, bell, held) {
             return;
         }
         if !held.add(bell.rkey, bell.addr, bell.value) {

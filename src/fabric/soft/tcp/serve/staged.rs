@@ -7,7 +7,7 @@
 
 use super::*;
 use crate::error::Kind;
-use crate::fabric::soft::gpu::{PinnedPools, Source};
+use crate::fabric::soft::gpu::PinnedPools;
 
 /// Answers of a connection whose bytes are fetched before their turn.
 const AHEAD: usize = 4;
@@ -75,15 +75,6 @@ pub enum Came {
 /// Whether a get may have these bytes of GPU memory.
 pub fn may_fetch(place: &WindowBytes, gpu: &Gpu) -> bool {
     u64::from(place.len) <= PinnedPools::LARGE && gpu.holds(place.rkey, place.addr, place.len as u64)
-}
-
-/// Hands a signal to the engine if it is in GPU memory or must follow what is on its way there.
-pub fn ring_behind(gpu: &Gpu, source: Source, bell: &Bell, held: &Held) -> bool {
-    let good = match Key(bell.rkey).is_on_gpu() {
-        false => held.resolve(bell.rkey, bell.addr, 8).is_some(),
-        true => gpu.holds(bell.rkey, bell.addr, 8),
-    };
-    good && bell.addr % 8 == 0 && gpu.signal(source, bell.rkey, bell.addr, bell.value)
 }
 
 impl Answer {
