@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
 pub mod copy_kernel;
+mod end;
 pub mod memory;
 pub mod plan;
 pub mod tcp;
@@ -17,9 +18,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void, CString};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// How long the end of a test waits for what it has left on the GPUs.
-const ENDED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Flags of a window whose signals kernels never reset.
 pub const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
@@ -39,25 +37,6 @@ impl Drop for Entered<'_> {
         let mut was: *mut c_void = null_mut();
         // SAFETY: the fake has a function of this type.
         unsafe { self.0.call::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(b"cuCtxPopCurrent_v2")(&mut was) };
-    }
-}
-
-impl Drop for Fake {
-    fn drop(&mut self) {
-        // A GPU that has failed is left to itself: what its streams and its copy kernel were given may be under way, in
-        // memory that goes.
-        self.hold(0);
-        (0..4).for_each(|gpu| self.block(gpu, false));
-        self.hold_kernels(false);
-        self.hold_launches(0);
-        self.end_kernels();
-        let end = Instant::now() + ENDED_WITHIN;
-        while self.launched() > 0 && Instant::now() < end {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        self.rest();
-        // SAFETY: the fake has a function of this type; no communicator of the test is there any more.
-        unsafe { self.call::<extern "C" fn()>(b"fake_free_all")() };
     }
 }
 

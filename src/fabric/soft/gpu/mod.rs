@@ -48,7 +48,7 @@ pub use mapped::{Found, Use};
 pub use op::{Op, Owner, TransferEnd};
 pub use pinned_pool::PinnedBuffer;
 pub use pinned_pools::PinnedPools;
-pub use received::{Answered, Message, Pull, Received, Senders, Source};
+pub use received::{Answered, GpuMessage, Pull, Received, Senders, Source};
 
 use self::device::Device;
 use self::kernel::CopyKernel;

@@ -46,7 +46,7 @@ impl Source {
 }
 
 /// What came from another host for this rank's GPU, or behind such.
-pub enum Message {
+pub enum GpuMessage {
     /// Bytes for a GPU window.
     Put {
         /// Who sent them.
@@ -272,23 +272,23 @@ impl Received {
 
     /// Bytes for a GPU window.
     pub fn put(&self, engine: &Engine, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
-        if let Some(op) = self.operation(Message::Put { source, bytes, key, addr }) {
+        if let Some(op) = self.operation(GpuMessage::Put { source, bytes, key, addr }) {
             engine.submit_later(op);
         }
     }
 
     /// Several messages, in their order, which the engine takes together.
-    pub fn take(&self, engine: &Engine, messages: impl Iterator<Item = Message>) {
+    pub fn take(&self, engine: &Engine, messages: impl Iterator<Item = GpuMessage>) {
         // Numbered without the engine's lock, which others want meanwhile.
         let ops: Vec<_> = messages.filter_map(|message| self.operation(message)).collect();
         engine.submit_all_later(ops.into_iter());
     }
 
     /// The next operation of its sender. `None`: what comes of its context is dropped.
-    fn operation(&self, message: Message) -> Option<Op> {
+    fn operation(&self, message: GpuMessage) -> Option<Op> {
         match message {
-            Message::Put { source, bytes, key, addr } => Some(Op::received(self.owner(source)?, bytes, key, addr)),
-            Message::Signal { source, key, addr, value } => {
+            GpuMessage::Put { source, bytes, key, addr } => Some(Op::received(self.owner(source)?, bytes, key, addr)),
+            GpuMessage::Signal { source, key, addr, value } => {
                 let signal = Signal { remote: addr, rkey: Key(key).signalled().0, value, strong: true };
                 Some(Op::signalled(self.owner(source)?, signal))
             }
@@ -316,7 +316,7 @@ impl Received {
 
     /// A signal in GPU memory, or behind bytes for it.
     pub fn signal(&self, engine: &Engine, source: Source, key: u32, addr: u64, value: u64) {
-        if let Some(op) = self.operation(Message::Signal { source, key, addr, value }) {
+        if let Some(op) = self.operation(GpuMessage::Signal { source, key, addr, value }) {
             engine.submit_later(op);
         }
     }

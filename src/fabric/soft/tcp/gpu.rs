@@ -4,7 +4,9 @@ use super::sock::Poller;
 use super::FLUSH;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::AtomicRequest;
-use crate::fabric::soft::gpu::{Answered, Engine, Message, PinnedBuffer, PinnedPools, Received, Source, DRAIN_WITHIN};
+use crate::fabric::soft::gpu::{
+    Answered, Engine, GpuMessage, PinnedBuffer, PinnedPools, Received, Source, DRAIN_WITHIN,
+};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
@@ -149,7 +151,7 @@ impl Gpu {
     }
 
     /// Hands messages of a sender to the engine, in their order. `messages` is empty afterwards.
-    pub fn take(&self, messages: &mut Vec<Message>) {
+    pub fn take(&self, messages: &mut Vec<GpuMessage>) {
         if messages.is_empty() {
             return;
         }
@@ -259,7 +261,7 @@ mod tests {
             gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), Default::default()), received.clone());
             std::thread::scope(|s| {
                 let signal =
-                    Message::Signal { source: Source::far(0, 0), key: Key::gpu(0, false).0, addr: 0, value: 1 };
+                    GpuMessage::Signal { source: Source::far(0, 0), key: Key::gpu(0, false).0, addr: 0, value: 1 };
                 s.spawn(|| gpu.take(&mut vec![signal]));
                 let end = Instant::now() + Duration::from_secs(30);
                 while !gpu.was_stirred() {

@@ -264,7 +264,7 @@ struct Lanes<'a> {
     sender: u32,
     gpu: &'a Gpu,
     fault: &'a Mutex<Option<Error>>,
-    gathered: gathered::Gathered,
+    gathered: gathered::GatheredMessages,
 }
 
 impl Inbound {

@@ -2,18 +2,18 @@
 //! order. Each hand-over by itself takes the engine's locks, which the threads that poll it want meanwhile.
 
 use super::*;
-use crate::fabric::soft::gpu::Message;
+use crate::fabric::soft::gpu::GpuMessage;
 
 /// How many are handed over at once: some microseconds of work, for which threads of other connections wait.
 const TOGETHER: usize = 32;
 
 /// Messages of one connection that the engine does not have yet.
 #[derive(Default)]
-pub(super) struct Gathered(Vec<Message>);
+pub(super) struct GatheredMessages(Vec<GpuMessage>);
 
 impl Lanes<'_> {
     /// One more for the engine.
-    pub(super) fn gather(&mut self, message: Message) {
+    pub(super) fn gather(&mut self, message: GpuMessage) {
         self.gathered.0.push(message);
         if self.gathered.0.len() >= TOGETHER {
             self.hand_over();
@@ -38,7 +38,7 @@ impl Lanes<'_> {
         if !(is_there && bell.addr % 8 == 0 && is_due) {
             return false;
         }
-        self.gather(Message::Signal { source, key: bell.rkey, addr: bell.addr, value: bell.value });
+        self.gather(GpuMessage::Signal { source, key: bell.rkey, addr: bell.addr, value: bell.value });
         true
     }
 }

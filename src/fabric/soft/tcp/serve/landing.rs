@@ -1,7 +1,7 @@
 //! A put that has arrived: counted, and its signal applied when all that it follows is in place.
 
 use super::*;
-use crate::fabric::soft::gpu::Message;
+use crate::fabric::soft::gpu::GpuMessage;
 
 impl Inbound {
     /// The current put is complete: it is in place, or goes on to GPU memory.
@@ -10,7 +10,7 @@ impl Inbound {
         let way = if refused { staged::PutWay::Direct } else { way };
         if let staged::PutWay::Engine(bytes) = way {
             let source = Source::far(lanes.sender, context);
-            lanes.gather(Message::Put { source, bytes, key: place.rkey, addr: place.addr });
+            lanes.gather(GpuMessage::Put { source, bytes, key: place.rkey, addr: place.addr });
         } else if lanes.stripe != EXPRESS && (way.is_pinned() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
                 Some(buffer) => {
