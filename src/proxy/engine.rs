@@ -6,6 +6,7 @@ use super::idle::{Idle, Next};
 use crate::error::Result;
 use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
+use crate::sys::yielder::Yielder;
 use crate::telemetry::trace::Trace;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -170,7 +171,7 @@ fn run(common: &Common) {
     }
     let mut works: Vec<(u64, Box<dyn Work>)> = Vec::new();
     let mut seen = u64::MAX;
-    let mut idle = Idle::new(common.settings.spin);
+    let (mut idle, mut yielder) = (Idle::new(common.settings.spin), Yielder::default());
     let (mut watched, mut passes) = (Instant::now(), 0u32);
     loop {
         let changes = common.changes.load(Ordering::Acquire);
@@ -197,7 +198,7 @@ fn run(common: &Common) {
         }
         match next {
             Next::Pass => std::hint::spin_loop(),
-            Next::Yield => std::thread::yield_now(),
+            Next::Yield => yielder.give_way(),
             // Nothing to look at: until something comes.
             Next::Sleep(_) if works.is_empty() => sleep(common, seen, Duration::from_secs(3600)),
             Next::Sleep(time) => sleep(common, seen, time),

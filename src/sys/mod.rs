@@ -12,3 +12,4 @@ pub mod sync;
 pub mod thread;
 pub mod version;
 pub mod wire;
+pub mod yielder;

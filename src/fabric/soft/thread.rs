@@ -12,6 +12,7 @@
 use super::progress::Progress;
 use crate::error::{Error, Result};
 use crate::sys::thread::Thread;
+use crate::sys::yielder::Yielder;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -172,7 +173,7 @@ impl Rate {
 /// Works while callers do, who leave almost everything to it, as long as operations come thick.
 fn work_beside(shared: &Progress, rate: &mut Rate) {
     shared.set_beside(true);
-    let mut rounds = 0u32;
+    let (mut rounds, mut yielder) = (0u32, Yielder::default());
     while !shared.is_stopping() {
         let mut moved = shared.step();
         if shared.is_tcp_active() {
@@ -182,7 +183,13 @@ fn work_beside(shared: &Progress, rate: &mut Rate) {
             std::hint::spin_loop();
         }
         rounds = rounds.wrapping_add(1);
-        if rounds % CLOCK_EVERY != 0 || rate.since.elapsed() < HEAR_EVERY {
+        if rounds % CLOCK_EVERY != 0 {
+            continue;
+        }
+        if !moved {
+            yielder.give_way();
+        }
+        if rate.since.elapsed() < HEAR_EVERY {
             continue;
         }
         shared.calm();

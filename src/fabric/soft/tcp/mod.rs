@@ -30,6 +30,7 @@ use crate::fabric::World;
 use crate::memory::registry::Registry;
 use crate::sys::net;
 use crate::sys::sync::Mutex;
+use crate::sys::yielder::Yielder;
 use acceptor::Acceptor;
 use clock::Clock;
 pub use gpu::Gpu;
@@ -191,7 +192,7 @@ impl Tcp {
     /// What mover `number` does until `end` says that it is to end; it looks after [`Tcp::wake_movers`].
     pub fn move_bulk(&self, number: usize, end: impl Fn() -> bool) {
         let Some(poller) = self.pollers.get(number + 1) else { return };
-        let mut last = Instant::now();
+        let (mut last, mut yielder) = (Instant::now(), Yielder::default());
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         while !end() {
             let mut moved = self.advance_staged_by(Gpu::poll_pools);
@@ -221,7 +222,7 @@ impl Tcp {
                 last = Instant::now();
             } else {
                 // Where cores are few, somebody else has more use for this one.
-                std::thread::yield_now();
+                yielder.give_way();
             }
         }
     }
