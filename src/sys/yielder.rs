@@ -1,10 +1,9 @@
 //! How a thread that spins gives way to others, and how two that spin part.
 //!
 //! Two threads that spin and yield may find themselves on one processor, for example when both were woken at once: the
-//! engine threads of two ranks of a host. Each then waits for the other's turn, some 35 µs, before it sees anything, and
-//! the kernel, to whom a processor with two willing threads looks no worse than one with two busy ones, leaves them
-//! there for 15 to 40 ms (6.18, measured with idle processors beside). A thread that sleeps, however shortly, is placed
-//! on an idle processor when it wakes. So who sees that others take its turns sleeps for once.
+//! engine threads of two ranks of a host. Each then waits for the other's turn, some 35 µs, before it sees anything,
+//! and the kernel leaves them there for 15 to 40 ms (6.18, measured with idle processors beside). A thread that sleeps,
+//! however shortly, is placed on an idle processor when it wakes. So who sees that others take its turns sleeps once.
 
 use std::time::{Duration, Instant};
 
