@@ -96,8 +96,7 @@ impl Progress {
     pub fn poll(&self) -> bool {
         let n = self.polls.fetch_add(1, Ordering::SeqCst) + 1;
         if self.is_beside.load(Ordering::SeqCst) && n % BESIDE_EVERY != 0 {
-            // What the caller's own puts wait for: the helper thread is at what arrives.
-            return self.is_tcp_active() && self.tcp().advance_staged();
+            return self.poll_beside();
         }
         let mut moved = self.step();
         if self.is_tcp_active() {
@@ -115,6 +114,13 @@ impl Progress {
             self.rest();
         }
         moved
+    }
+
+    /// A caller's poll while the helper thread is at what arrives: looks after what the caller's own puts wait for.
+    #[cold]
+    #[inline(never)]
+    fn poll_beside(&self) -> bool {
+        self.is_tcp_active() && self.tcp().advance_staged()
     }
 
     /// Leaves the core to its sibling hyperthread once polling has found nothing for a while: that one may be copying.
