@@ -69,6 +69,8 @@ PROGRAM(flood) {
     using Kernel = void (*)(ncclDevComm, ncclWindow_t, size_t, size_t, int, int, ncclGinSignal_t, Outcome*);
     auto one = [&](const char* what, Kernel kernel, int contexts, int threads, size_t bytes, int slots, int count, const char* unit,
                    const char* manner = "") {
+        const std::string name = format("%s, %d context%s%s", what, contexts, contexts == 1 ? "" : "s", manner);
+        if (name.find(rank.options.only) == std::string::npos) return;
         const bool alone = kernel == one_way;
         const size_t words = contexts * slots * bytes / 8;
         std::vector<uint64_t> data(words);
@@ -77,7 +79,6 @@ PROGRAM(flood) {
             world.write(0, data);
             world.fill(area, words * 8, 0xEE);
         }
-        const std::string name = format("%s, %d context%s%s", what, contexts, contexts == 1 ? "" : "s", manner);
         world.run(name.c_str(), [&] {
             kernel<<<contexts, threads, 0, world.stream>>>(world.device, world.window, area, bytes, slots, count, signal, world.out);
         });

@@ -78,7 +78,7 @@ struct Options {
     std::vector<std::string> programs;
     int blocks = 16;           // alltoall: of the kernel between barriers
     bool gin_barrier = false;  // alltoall: nothing but that
-    std::string only;          // busy_host: the calls that have this in their name
+    std::string only;          // busy_host: the calls, flood: the cases that have this in their name
 };
 
 class Rank;

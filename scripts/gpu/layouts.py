@@ -45,6 +45,8 @@ LAYOUTS = {
     "1gpu-2processes": Layout(1, 2, "two processes on one GPU", PROCESSES, MULTI, (2, 30), solo=True),
     "1gpu-2hosts": Layout(1, 2, "two processes on one GPU, two hosts for NCCL, copies through TCP", HOSTS, {**MULTI, **TCP},
                           (2, 30), solo=True),
+    "1gpu-2hosts-mapped": Layout(1, 2, "two processes on one GPU, two hosts for NCCL, copies from GPU to GPU", HOSTS, MULTI,
+                                 (2, 30), solo=True),
     "2gpu-loopback": Layout(2, 2, "as 2gpu-hosts, all-to-all over the loopback interface", HOSTS, {**TCP, **LOOPBACK},
                             only=("alltoall_large",)),
     "2gpu-sockets": Layout(2, 2, "as 2gpu-loopback, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS,
@@ -57,6 +59,8 @@ LAYOUTS = {
 TWO_RANKS_ONLY = {"pingpong", "crowded"}
 # Load the plugin, connect nothing.
 NO_FABRIC = {"collectives", "torch"}
+# Calls of the host: no kernel asks for an engine, and ranks of one host need no fabric.
+HOST_CALLS = {"host_put", "zero_cta"}
 # crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
 # plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
 OWN_GPU_ONLY = {"collectives", "crowded"}
@@ -85,6 +89,11 @@ FIGURES = [
 ]
 # What --variant repeats.
 VARIANTS = [("2gpu-threads", ["pingpong", "flood"]), ("1gpu-2threads", ["pingpong"])]
+
+
+def has_fabric(layout, program):
+    """Whether this program connects one in this layout, for certain."""
+    return program not in NO_FABRIC and (program not in HOST_CALLS or "--host-size" in LAYOUTS[layout].arguments)
 
 
 def takes(layout, program, version, engine="auto"):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from .layouts import LAYOUTS, NO_FABRIC, NO_NCCL, OWN_QUEUES
+from .layouts import HOST_CALLS, LAYOUTS, NO_FABRIC, NO_NCCL, OWN_QUEUES, has_fabric
 
 
 def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
@@ -71,7 +71,7 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
         if facts["plugin"]:
             wrong.append("a plugin was loaded")
         return facts, wrong, warnings
-    table = "rma_table" if version >= (2, 30, 7) and engine not in OWN_QUEUES else "gin_table"
+    table = "rma_table" if version >= (2, 30, 7) and (engine not in OWN_QUEUES or program in HOST_CALLS) else "gin_table"
     if not facts[table]:
         wrong.append(f"NCCL's log does not say that it loaded oxygin's {table[:3].upper()} table")
     if facts["plugin"] and pathlib.Path(facts["plugin"]).resolve() != plugin:
@@ -81,9 +81,9 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
         facts["plugin"] = pathlib.Path(facts["plugin"]).name
     if version >= (2, 30, 7) and not re.search(r"Assigned plugin oxygin (type \d+ )?to comm", text):
         wrong.append("NCCL did not assign oxygin to the communicator")
-    if engine in OWN_QUEUES and program not in NO_FABRIC and facts["engine"] != engine:
+    if engine in OWN_QUEUES and program not in NO_FABRIC | HOST_CALLS and facts["engine"] != engine:
         wrong.append(f"the log names engine {facts['engine']}, not {engine}")
-    if program not in NO_FABRIC and not facts["fabric"]:
+    if has_fabric(layout, program) and not facts["fabric"]:
         wrong.append("the log names no fabric")
     if "OXYGIN_SOFT_TRANSPORT" in one.environment and facts["fabric"] == "soft" and any(p != "over TCP" for p in facts["paths"]):
         wrong.append("copies were to go through TCP, but: " + ", ".join(facts["paths"]))
