@@ -26,7 +26,7 @@ const KEY: u32 = Key::gpu(1, false).0;
 const LARGE: usize = 64 << 10;
 const SMALL: usize = 100;
 /// Small buffers of a direction.
-const SMALL_SLOTS: usize = 64;
+const SMALL_SLOTS: usize = 128;
 /// Connections that a rank opens, and the one for bulk.
 const CONNS: u16 = 3;
 const STRIPE: u16 = 2;

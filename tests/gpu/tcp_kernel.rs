@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Words of the windows, and of the longest put that a copy kernel moves.
-const WORDS: usize = 1040;
-const LONGEST: usize = 1024;
+const WORDS: usize = 2064;
+const LONGEST: usize = 2048;
 /// Puts at once that a copy kernel is worth a launch for.
 const MANY: usize = 16;
 

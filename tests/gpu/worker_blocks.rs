@@ -185,6 +185,77 @@ fn launches_have_worker_blocks_as_long_as_large_copies_come() {
     fake.check();
 }
 
+/// Copies of more than 1 KiB, which a block shares, call for launches of a block; shorter ones do not, nor do any where
+/// that is switched off. In crowds they go by the copy kernel all the same.
+#[test]
+fn launches_have_a_block_where_copies_are_worth_one() {
+    for (issue, bytes, has_block) in [("", 1024, false), ("", 1028, true), ("", 7168, true), ("workers=0", 7168, false)]
+    {
+        let fake = Fake::take();
+        if !issue.is_empty() {
+            fake.set_issue(issue);
+        }
+        let before = fake.launches_of_a_block();
+        job(2, 1, |r| {
+            let gpu = r.rank as i32;
+            let _context = fake.enter(gpu);
+            let src = fake.window(r, gpu, 16 * 1024, 0);
+            let dst = fake.window(r, gpu, 16 * 1024, 0);
+            let sig = fake.signals(r, gpu, 1, NEVER_RESET);
+            let put = |at: u64, len, signal| r.put(0, (src.as_window(), at), len, (dst.as_window(), at), 1, signal);
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                wait_until("the first launches have ended", || fake.launched() == 0);
+                let launches = fake.calls("cuLaunchKernel");
+                let some = || [(); 8].map(|()| put(0, bytes, None)).into_iter().for_each(|q| r.wait(q));
+                repeat_until("launches come", some, || fake.calls("cuLaunchKernel") >= launches + 4);
+                (0..16 * 1024).for_each(|i| src.set(i, i as u64 + 1));
+                let all = (0..8).map(|i| put(8192 * i, bytes, Some((sig.as_window(), 0, 1))));
+                all.collect::<Vec<_>>().into_iter().for_each(|q| r.wait(q));
+            } else {
+                sig.wait(r, 0, 8);
+                for (i, word) in (0..8).flat_map(|i| (0..bytes / 8).map(move |word| (i, word))) {
+                    assert_eq!(dst.get(1024 * i + word), (1024 * i + word) as u64 + 1, "word {word} of put {i}");
+                }
+            }
+            r.job.barrier.wait();
+        });
+        assert_eq!(fake.launches_of_a_block() > before, has_block, "{issue} {bytes}");
+        fake.check();
+    }
+}
+
+/// A copy kernel without worker blocks that has nothing to do stands in no large copy's way: a launch with some takes its
+/// place.
+#[test]
+fn a_large_copy_does_not_wait_for_the_end_of_a_kernel_without_them() {
+    const LARGE: usize = 64 << 10;
+    // The launch may be late on a busy machine, and the copy goes another way then.
+    let replaces = |_: u32| {
+        let fake = Fake::take();
+        let by_workers = AtomicU64::new(0);
+        job(2, 1, |r| {
+            let _context = fake.enter(0);
+            let src = fake.window(r, 0, LARGE / 8, 0);
+            let dst = fake.window(r, 0, LARGE / 8, 0);
+            let put = |len| r.put(0, (src.as_window(), 0), len, (dst.as_window(), 0), 1, None);
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                wait_until("the first launches have ended", || fake.launched() == 0);
+                let (commands, before) = (fake.commands(), fake.worker_commands());
+                let some = || [(); 8].map(|()| put(8)).into_iter().for_each(|q| r.wait(q));
+                repeat_until("small puts have a kernel", some, || fake.commands() > commands + 8);
+                r.wait(put(LARGE));
+                by_workers.store(fake.worker_commands() - before, Ordering::Release);
+            }
+            r.job.barrier.wait();
+        });
+        fake.check();
+        by_workers.load(Ordering::Acquire) > 0
+    };
+    assert!((0..20).any(replaces), "it went another way each time");
+}
+
 /// Copies from another GPU: worker blocks take those that find few others, close together, and only where they are to.
 #[test]
 fn lone_copies_from_another_gpu() {

@@ -197,7 +197,10 @@ impl Bench {
             }
             1 => 0,
             2 | 3 => word * (1 + self.below(128 / word)),
-            4 => word * (1 + self.below(2500 / word)),
+            4 => {
+                let most = [2500, 9000][self.below(2) as usize];
+                word * (1 + self.below(most / word))
+            }
             _ => {
                 c.flags |= WORKERS;
                 (2048 + word * self.below(20_000 / word)).next_multiple_of(word)

@@ -5,8 +5,8 @@ use crate::copy_kernel::{serve, serve_awaited, serve_pieces, serve_signals, serv
 /// What is wrong then, the text that is right, and what replaces it.
 const FAULTS: &[(&str, &str, &str)] = &[
     ("a worker warp says done before its bytes are visible", "fence.acq_rel.gpu;\n    @is_first red", "@is_first red"),
-    ("… before other lanes have stored", "hand_done:\n    bar.warp.sync   0xffffffff;", "hand_done:"),
-    ("the first warp does not wait for worker warps", "@%p9 bra        hands_wait;", ""),
+    ("… before other lanes have stored", "worker_done:\n    bar.warp.sync   0xffffffff;", "worker_done:"),
+    ("the first warp does not wait for worker warps", "@%p9 bra        tickets_wait;", ""),
     (
         "tickets are out before their copies",
         "st.release.gpu.global.u64 [board], tickets",
@@ -92,14 +92,41 @@ const FAULTS: &[(&str, &str, &str)] = &[
     ("a command is used that was found without acquire", "@is_calm bra    poll;", ""),
     (
         "worker warps copy what they have found out without acquire",
-        "@!%p0 bra       hand_waits;",
-        "@!%p0 bra       hand_waits;\n    setp.ne.u64     %p0, d0, 0xffffffffffffffff;\n    \
-         vote.sync.all.pred %p0, %p0, 0xffffffff;\n    @%p0 bra        hand_copies;",
+        "@!%p0 bra       worker_waits;",
+        "@!%p0 bra       worker_waits;\n    setp.ne.u64     %p0, d0, 0xffffffffffffffff;\n    \
+         vote.sync.all.pred %p0, %p0, 0xffffffff;\n    @%p0 bra        worker_copies;",
+    ),
+    ("a register that is in use", "ld.volatile.global.u32 a7, [d2+896];", "ld.volatile.global.u32 t6, [d2+896];"),
+    (
+        "the first warp does not wait for those that share",
+        "    bar.sync        0;\n    @is_helper bra  helper;",
+        "    @is_helper bra  helper;",
     ),
     (
-        "a register that is in use",
-        "ld.volatile.global.u32 t5, [d2];\n    st.global.u32   [d3], t5;\n    add.u64         off, off, 128;",
-        "ld.volatile.global.u32 t6, [d2];\n    st.global.u32   [d3], t6;\n    add.u64         off, off, 128;",
+        "copies are shared before all are told of them",
+        "    bar.warp.sync   0xffffffff;\n    bar.sync        0;\n\nshare:",
+        "\nshare:",
+    ),
+    ("slices go beyond their copy", "min.u32         c2, c2, g_bytes;", ""),
+    ("slices leave something between them", "shl.b32         t7, t7, 9;", "shl.b32         t7, t7, 8;"),
+    ("those who share do the same copy", "shr.u32         t6, unit, cut;", "mov.u32         t6, 0;"),
+    ("a warp alone does one copy of several", "shr.u32         t7, units, cut;", "mov.u32         t7, 8;"),
+    ("a copy by single words ends too early", "setp.gt.u64     q3, d1, 384;", "setp.gt.u64     q3, d1, 512;"),
+    (
+        "those who share are not told to leave",
+        "    @is_first st.shared.u32 [list], t5;\n    bar.warp.sync   0xffffffff;\n    bar.sync        0;\n    \
+         @is_first st.volatile.global.u64 [words+128], number;",
+        "    @is_first st.volatile.global.u64 [words+128], number;",
+    ),
+    (
+        "the list is written while others are at it",
+        "    mov.u32         is_read, 0;\n    bar.sync        0;\nlist_is_free:",
+        "list_is_free:",
+    ),
+    (
+        "a ticket that is not out yet is lost",
+        "    @!%p0 bra       share_done;\n    mov.u32         held, 0;",
+        "    mov.u32         held, 0;\n    @!%p0 bra       share_done;",
     ),
 ];
 

@@ -57,6 +57,8 @@ struct Kernels {
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
 /// Launches since the process began that had no worker blocks.
 static LAUNCHES_WITHOUT_WORKERS: AtomicU64 = AtomicU64::new(0);
+/// Those of them that had more warps than one.
+static LAUNCHES_OF_A_BLOCK: AtomicU64 = AtomicU64::new(0);
 
 /// Locked before the world or alone, never after it.
 struct Guard(MutexGuard<'static, Option<Kernels>>);
@@ -214,7 +216,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     let is_here = all.modules.iter().any(|m| m.handle == function.module && m.context == current());
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    // One warp is what the emulation stands for, and others for its worker blocks.
+    // The first warp is what the emulation stands for; the others may do what is for worker blocks.
     let warps = grid_x * block_x / 32;
     let is_line = grid[1..] == [1; 2] && block[1..] == [1; 2];
     if !is_line || warps == 0 || block_x % 32 != 0 || function.most_threads < block_x {
@@ -233,7 +235,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     all.to_hold -= usize::from(is_held);
     all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
-    LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(warps == 1), Ordering::Relaxed);
+    LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(grid_x == 1), Ordering::Relaxed);
+    LAUNCHES_OF_A_BLOCK.fetch_add(u64::from(grid_x == 1 && warps > 1), Ordering::Relaxed);
     let launch = Launch { id, context: current(), parameters, workers: warps - 1 };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
 }
@@ -338,4 +341,10 @@ pub extern "C" fn fake_worker_commands() -> u64 {
 #[no_mangle]
 pub extern "C" fn fake_launches_without_workers() -> u64 {
     LAUNCHES_WITHOUT_WORKERS.load(Ordering::Relaxed)
+}
+
+/// How many of those had a block of more warps than one.
+#[no_mangle]
+pub extern "C" fn fake_launches_of_a_block() -> u64 {
+    LAUNCHES_OF_A_BLOCK.load(Ordering::Relaxed)
 }

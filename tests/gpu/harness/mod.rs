@@ -228,6 +228,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_launches_without_workers")() }
     }
 
+    /// How many of those had a block of more warps than one.
+    pub fn launches_of_a_block(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_launches_of_a_block")() }
+    }
+
     /// How often a driver function was called so far.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();

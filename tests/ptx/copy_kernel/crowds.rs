@@ -19,7 +19,7 @@ fn serve_crowds(ptx: &str, seed: u64, workers: u64, crowd: usize, command: fn(u6
     }
 }
 
-/// A piece at a time, for one of few worker blocks.
+/// A piece at a time, for a warp of one of two blocks.
 pub fn serve_pieces(ptx: &str, seed: u64) {
     let piece = |n| Command {
         from: SOURCES + 4096 * n,
@@ -28,7 +28,7 @@ pub fn serve_pieces(ptx: &str, seed: u64) {
         flags: WORKERS,
         ..Command::default()
     };
-    serve_crowds(ptx, seed, 1, 1, piece);
+    serve_crowds(ptx, seed, 2, 1, piece);
 }
 
 /// One that somebody waits for is said to be done before the kernel is through with all that is there.

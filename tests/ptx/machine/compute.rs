@@ -33,6 +33,7 @@ impl Machine {
             Operand::At(r, offset) => lane.registers[*r].wrapping_add(*offset),
             Operand::Thread => lane.thread,
             Operand::Block => block,
+            Operand::Threads => self.threads,
             Operand::Timer => self.turns,
         }
     }
@@ -48,6 +49,7 @@ impl Machine {
             What::Not => mask(!v(1)),
             What::Reverse => mask(v(1)).reverse_bits() >> (64 - bits),
             What::LeadingZeros => u64::from(mask(v(1)).leading_zeros() + bits - 64),
+            What::Count => u64::from(mask(v(1)).count_ones()),
             What::Move => match &operands[0] {
                 Operand::Group(halves) => return vec![(halves[0], v(1) & 0xffff_ffff), (halves[1], v(1) >> 32)],
                 _ => mask(v(1)),

@@ -39,6 +39,26 @@ pub struct Found {
     pub by: By,
 }
 
+/// What a lane must see.
+pub struct MustSee {
+    /// What was visible at that time.
+    pub since: u64,
+    /// What its warp stored.
+    pub warp: usize,
+    /// What the warps of its block stored, as far as it was visible when they last met.
+    pub block: std::ops::Range<usize>,
+    pub met: u64,
+}
+
+impl MustSee {
+    fn has_by(&self, v: &Value) -> bool {
+        match v.by {
+            By::Warp(w) => w == self.warp || v.since <= self.met && self.block.contains(&w),
+            By::Host => false,
+        }
+    }
+}
+
 /// All memory, by address.
 pub struct Memory {
     bytes: Vec<u8>,
@@ -112,14 +132,13 @@ impl Memory {
         self.store(at, bytes, self.read(at, bytes).wrapping_add(value), by, publishes.max(before));
     }
 
-    /// An aligned load of at most 8 bytes by a lane of a warp: it must see what was visible at a time, and what the
-    /// warp stored.
-    pub fn load(&self, at: u64, bytes: u64, must_see: u64, warp: usize, random: &mut Random) -> Found {
+    /// An aligned load of at most 8 bytes by a lane.
+    pub fn load(&self, at: u64, bytes: u64, must: &MustSee, random: &mut Random) -> Found {
         assert!(at % bytes == 0, "{bytes} bytes at {at:#x}: not aligned");
         let Some(values) = self.values.get(&(at & !7)) else {
             return Found { value: self.read(at, bytes), since: 0, publishes: 0, by: By::Host };
         };
-        let is_seen = |v: &Value| v.since <= must_see || v.by == By::Warp(warp) || v.turn + STALE < self.turn;
+        let is_seen = |v: &Value| v.since <= must.since || must.has_by(v) || v.turn + STALE < self.turn;
         let oldest = values.iter().rposition(is_seen).unwrap_or(0);
         let last = values.len() - 1;
         let found =

@@ -4,12 +4,16 @@
 //! they like. What a register holds at first is random. Memory is as weak as PTX says it may be, in these ways:
 //!
 //! * Stores and additions without a result become visible late and in any order, but for those to one place; a fence or
-//!   release makes those of its lane visible, and those of its warp from before a `bar.warp.sync`.
+//!   release makes those of its lane visible, and those of its warp from before a `bar.warp.sync`; behind a `bar.sync`
+//!   those of the block from before it are the first warp's.
 //! * Loads may find what lay there before ([`memory`]), but for what their lane has taken up: what somebody published
 //!   with a release, or with a fence and a store behind it, is taken up by a load with acquire that finds it, or by a
 //!   load and a fence behind it, at a scope that holds both; and `bar.warp.sync` hands on to all lanes what each of
-//!   them has taken up.
+//!   them has taken up, and `bar.sync` to all of a block.
 //! * A vector is loaded element by element, in any order, and anything may happen between two.
+//!
+//! What a block shares has its own memory: a store there is seen at once by its own lane, and from the next `bar.sync`
+//! on by the others, or at any time before.
 //!
 //! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
 //! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible.
@@ -17,11 +21,13 @@
 mod compute;
 pub mod memory;
 pub mod program;
+mod shared;
+mod view;
 
 use compute::{mask, targets};
-use memory::{By, Found, Memory};
+use memory::{By, Memory, MustSee};
 use program::{Instruction, Operand, Program, Strength, Vote, What};
-use std::collections::HashMap;
+use view::View;
 
 pub const LANES: usize = 32;
 /// A lane's stores that are not visible yet, at most.
@@ -88,43 +94,6 @@ fn show_at(list: &mut Vec<Pending>, at: u64, bytes: u64, memory: &mut Memory) {
     });
 }
 
-/// Times up to which a lane sees everything, or would.
-#[derive(Default)]
-struct View {
-    /// What it has taken up.
-    seen: u64,
-    /// What a fence would take up, at the scope of all and at that of the GPU.
-    of_all: u64,
-    of_gpu: u64,
-    /// Its last fence: what a store behind it publishes.
-    fenced: u64,
-    /// The oldest values that it may find, by place.
-    found: HashMap<u64, u64>,
-}
-
-impl View {
-    /// A load has found something.
-    fn finds(&mut self, at: u64, found: &Found, strength: Strength) {
-        if found.since > 0 {
-            self.found.insert(at, found.since);
-        }
-        let is_near = found.by != By::Host;
-        if is_near {
-            self.of_gpu = self.of_gpu.max(found.publishes);
-        }
-        if is_near || strength.all {
-            self.of_all = self.of_all.max(found.publishes);
-            self.seen = self.seen.max(if strength.acquires { found.publishes } else { 0 });
-        }
-    }
-
-    /// A fence that makes all before it visible.
-    fn fence(&mut self, all: bool, now: u64) {
-        self.seen = self.seen.max(if all { self.of_all } else { self.of_gpu });
-        self.fenced = now;
-    }
-}
-
 struct Lane {
     /// In its block.
     thread: u64,
@@ -176,6 +145,8 @@ pub struct Machine {
     pub memory: Memory,
     pub random: Random,
     warps: Vec<Warp>,
+    threads: u64,
+    shared: shared::Shared,
     parameters: Vec<u64>,
     turns: u64,
     /// Loads of lanes, and what of these and of fences takes up something.
@@ -186,7 +157,8 @@ pub struct Machine {
 impl Machine {
     pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
         let random = Random(seed);
-        Self { program, memory, random, warps: Vec::new(), parameters: Vec::new(), turns: 0, loaded: 0, acquired: 0 }
+        let (warps, parameters, shared) = (Vec::new(), Vec::new(), shared::Shared::default());
+        Self { program, memory, random, warps, threads: 0, shared, parameters, turns: 0, loaded: 0, acquired: 0 }
     }
 
     /// Launches the kernel. The one before has ended.
@@ -194,6 +166,8 @@ impl Machine {
         assert!(!self.runs());
         let now = self.memory.settle();
         self.parameters = parameters.to_vec();
+        self.threads = threads;
+        self.shared = shared::Shared::default();
         self.warps.clear();
         for block in 0..blocks {
             // Some come up late.
@@ -299,7 +273,7 @@ impl Machine {
         let v = |i: usize| self.value(l, block, &instruction.operands[i]);
         let (mut next, mut set, mut stores) = (l.at + 1, Vec::new(), Vec::new());
         match what {
-            What::Param(_) | What::Compute(_) | What::Not | What::Reverse | What::LeadingZeros => {
+            What::Param(_) | What::Compute(_) | What::Not | What::Reverse | What::LeadingZeros | What::Count => {
                 set = self.computed(l, block, instruction);
             }
             What::Move | What::Compare(_) | What::Permute => set = self.computed(l, block, instruction),
@@ -308,6 +282,14 @@ impl Machine {
             What::Load(strength) => {
                 let (at, targets) = (v(1), targets(&instruction.operands[0]));
                 assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+                if instruction.is_shared {
+                    let values: Vec<u64> =
+                        (0..targets.len() as u64).map(|i| self.load_shared(warp, lane, at + i * size, size)).collect();
+                    let l = &mut self.warps[warp].lanes[lane];
+                    l.at += 1;
+                    targets.into_iter().zip(values).for_each(|(r, v)| l.registers[r] = v);
+                    return true;
+                }
                 self.loaded += 1;
                 self.acquired += u64::from(strength.acquires);
                 let Some(values) = self.load(warp, lane, at, size, targets.len(), strength) else { return true };
@@ -320,8 +302,13 @@ impl Machine {
                 set.push((target, self.memory.read(at, size)));
                 self.memory.add(at, size, by, By::Warp(warp), publishes);
             }
+            What::Store { .. } if instruction.is_shared => {
+                for p in self.stored(warp, lane, instruction) {
+                    self.store_shared(warp, lane, p.at, p.bytes, p.value);
+                }
+            }
             What::Store { .. } | What::Release | What::Add => stores = self.stored(warp, lane, instruction),
-            What::Vote(_) | What::Shuffle | What::Barrier => unreachable!(),
+            What::Vote(_) | What::Shuffle | What::Barrier | What::BlockBarrier => unreachable!(),
         }
         self.order(warp, lane, what, &mut stores);
         self.ends(warp, lane, what, next, set, stores)
@@ -375,8 +362,17 @@ impl Machine {
         !sleeps
     }
 
-    /// What is pending of a lane, and of its warp from before a barrier, at a place that it looks at.
+    /// The warps of a warp's block.
+    fn of_block(&self, warp: usize) -> std::ops::Range<usize> {
+        let warps = self.threads as usize / LANES;
+        let first = warp / warps * warps;
+        first..first + warps
+    }
+
+    /// What is pending of a lane, and of its warp and its block from before a barrier, at a place that it looks at.
     fn show_at(&mut self, warp: usize, lane: usize, at: u64, bytes: u64) {
+        let first = self.of_block(warp).start;
+        show_at(&mut self.warps[first].pending, at, bytes, &mut self.memory);
         let w = &mut self.warps[warp];
         show_at(&mut w.pending, at, bytes, &mut self.memory);
         show_at(&mut w.lanes[lane].pending, at, bytes, &mut self.memory);
@@ -385,14 +381,16 @@ impl Machine {
     /// One more element of a vector; all of them, once they are there.
     fn load(&mut self, warp: usize, lane: usize, at: u64, size: u64, count: usize, how: Strength) -> Option<Vec<u64>> {
         self.show_at(warp, lane, at, size * count as u64);
+        let block = self.of_block(warp);
         let l = &mut self.warps[warp].lanes[lane];
         l.loaded.resize(count, None);
         let missing = l.loaded.iter().filter(|e| e.is_none()).count();
         let drawn = self.random.below(missing as u64) as usize;
         let (i, _) = l.loaded.iter().enumerate().filter(|(_, e)| e.is_none()).nth(drawn).expect("one is missing");
         let at = at + i as u64 * size;
-        let must_see = l.view.seen.max(l.view.found.get(&at).copied().unwrap_or(0));
-        let found = self.memory.load(at, size, must_see, warp, &mut self.random);
+        let since = l.view.seen.max(l.view.found.get(&at).copied().unwrap_or(0));
+        let must = MustSee { since, warp, block, met: l.view.met };
+        let found = self.memory.load(at, size, &must, &mut self.random);
         l.view.finds(at, &found, how);
         l.loaded[i] = Some(found.value);
         if missing > 1 {
@@ -425,6 +423,9 @@ impl Machine {
     /// What all lanes of a warp do together.
     fn together(&mut self, warp: usize, at: usize) {
         let (instruction, w) = (&self.program.instructions[at], &self.warps[warp]);
+        if matches!(instruction.what, What::BlockBarrier) {
+            return self.meet(warp);
+        }
         let of = |i: usize| {
             let operand = &instruction.operands[i];
             let v: Vec<u64> = w.lanes.iter().map(|l| self.value(l, w.block, operand)).collect();

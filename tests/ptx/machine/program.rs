@@ -15,6 +15,8 @@ pub enum Operand {
     Thread,
     /// `%ctaid.x`.
     Block,
+    /// `%ntid.x`.
+    Threads,
     /// `%globaltimer`.
     Timer,
 }
@@ -42,6 +44,7 @@ pub enum What {
     Not,
     Reverse,
     LeadingZeros,
+    Count,
     Move,
     Compare(fn(u64, u64) -> bool),
     /// Of four of eight bytes each.
@@ -65,11 +68,13 @@ pub enum What {
     Vote(Vote),
     Shuffle,
     Barrier,
+    /// All warps of a block together.
+    BlockBarrier,
 }
 
 impl What {
     pub fn is_sync(self) -> bool {
-        matches!(self, Self::Vote(_) | Self::Shuffle | Self::Barrier)
+        matches!(self, Self::Vote(_) | Self::Shuffle | Self::Barrier | Self::BlockBarrier)
     }
 }
 
@@ -79,11 +84,13 @@ pub struct Instruction {
     pub what: What,
     /// Of the type that it names; of two the narrower.
     pub bits: u32,
+    /// It names memory of its block.
+    pub is_shared: bool,
     pub operands: Vec<Operand>,
     pub text: String,
 }
 
-/// A text with one global variable and one entry.
+/// A text with one global variable, one that is shared by a block, and one entry.
 pub struct Program {
     pub registers: usize,
     pub instructions: Vec<Instruction>,
@@ -134,7 +141,7 @@ fn declared(list: &str) -> Vec<String> {
 }
 
 impl Program {
-    /// `variable`: the address of the global variable.
+    /// `variable`: the address of the global variable. That of a block is at 0.
     pub fn parse(text: &str, variable: u64) -> Self {
         let text: String = text.lines().map(|l| format!("{}\n", l.split("//").next().unwrap_or(""))).collect();
         let symbol = between(between(&text, ".global", ";"), ".b8", "[").trim().to_string();
@@ -143,6 +150,7 @@ impl Program {
             split(between(entry, "(", ")")).into_iter().map(|p| p.split_whitespace().last().unwrap()).collect();
         let body = between(entry, "\n{", "\n}");
         let (mut registers, mut labels, mut statements) = (HashMap::new(), HashMap::new(), Vec::new());
+        let mut shared = None;
         for mut statement in body.split(';').map(str::trim) {
             while let Some((label, rest)) = statement.split_once(':') {
                 assert!(labels.insert(label.to_string(), statements.len()).is_none(), "{label} twice");
@@ -153,6 +161,8 @@ impl Program {
                     let next = registers.len();
                     assert!(registers.insert(name, next).is_none(), "twice: {declaration}");
                 }
+            } else if statement.starts_with(".shared") {
+                shared = Some(between(statement, ".b8", "[").trim());
             } else if !statement.is_empty() {
                 statements.push(statement);
             }
@@ -170,8 +180,10 @@ impl Program {
             match text {
                 "%tid.x" => Operand::Thread,
                 "%ctaid.x" => Operand::Block,
+                "%ntid.x" => Operand::Threads,
                 "%globaltimer" => Operand::Timer,
                 _ if text == symbol => Operand::Value(variable),
+                _ if shared == Some(text) => Operand::Value(0),
                 _ => number(text).map_or_else(|| Operand::Reg(register(text)), Operand::Value),
             }
         };
@@ -202,7 +214,8 @@ impl Program {
             };
             // Where there are two, as in setp and cvt, none is wider than what is kept.
             let bits = parts[1..].iter().filter_map(bits_of).min().unwrap_or(0);
-            Instruction { guard, what, bits, operands, text: text.to_string() }
+            let is_shared = parts.contains(&"shared");
+            Instruction { guard, what, bits, is_shared, operands, text: text.to_string() }
         };
         let instructions = statements.iter().map(instruction).collect();
         Self { registers: registers.len(), instructions }
@@ -219,12 +232,14 @@ fn what(name: &str, parts: &[&str]) -> What {
         "or" => What::Compute(|a, b, _| a | b),
         "xor" => What::Compute(|a, b, _| a ^ b),
         "min" => What::Compute(|a, b, _| a.min(b)),
+        "mul" if has("lo") => What::Compute(|a, b, _| a.wrapping_mul(b)),
         // Everything is shifted out by too much.
         "shl" => What::Compute(|a, b, bits| if b < u64::from(bits) { a << b } else { 0 }),
         "shr" => What::Compute(|a, b, bits| if b < u64::from(bits) { a >> b } else { 0 }),
         "not" => What::Not,
         "brev" => What::Reverse,
         "clz" => What::LeadingZeros,
+        "popc" => What::Count,
         "mov" | "cvt" => What::Move,
         "setp" => What::Compare(match parts[1] {
             "eq" => |a, b| a == b,
@@ -236,6 +251,7 @@ fn what(name: &str, parts: &[&str]) -> What {
             _ => panic!("{name}"),
         }),
         "prmt" => What::Permute,
+        "ld" if has("shared") => What::Load(Strength { acquires: false, all: false }),
         "ld" if has("volatile") || has("relaxed") || has("acquire") => {
             What::Load(Strength { acquires: has("acquire"), all: has("volatile") || has("sys") })
         }
@@ -251,6 +267,7 @@ fn what(name: &str, parts: &[&str]) -> What {
         "vote" if has("all") => What::Vote(Vote::All),
         "shfl" if has("idx") => What::Shuffle,
         "bar" if name == "bar.warp.sync" => What::Barrier,
+        "bar" if name == "bar.sync" => What::BlockBarrier,
         _ => panic!("{name} is not known here"),
     }
 }

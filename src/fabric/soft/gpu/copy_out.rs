@@ -1,5 +1,6 @@
 //! A copy from GPU memory to host memory by the engine, which somebody waits for.
 
+use super::arrived_bytes::HostBytes;
 use super::{Engine, Op, Owner, TransferEnd};
 use crate::error::Result;
 use crate::fabric::soft::lane::{Health, Lane};
@@ -15,21 +16,24 @@ pub struct CopyOut {
 }
 
 impl CopyOut {
-    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on. Once `health` has failed, what the
-    /// engine has not started it gives up. `backlog` was counted up for it, and is counted down when it is over. Until
-    /// then the engine may write to the destination.
+    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on; `pinned`: where the GPU finds `to`,
+    /// if that is pinned memory. Once `health` has failed, what the engine has not started it gives up. `backlog` was
+    /// counted up for it, and is counted down when it is over. Until then the engine may write to the destination.
     pub fn start(
         engine: &Engine,
         health: Arc<Health>,
         from: TransferEnd,
         to: *mut u8,
+        pinned: Option<u64>,
         len: u64,
         backlog: Arc<AtomicUsize>,
     ) -> Self {
         let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
         let seq = lane.number();
         let owner = Owner { lane: lane.clone(), seq, backlog };
-        engine.submit_later(Op::copy(owner, from, TransferEnd::Caller { addr: to as u64, gpu: false }, len));
+        let to = TransferEnd::Caller { addr: to as u64, gpu: false };
+        let host = pinned.map_or(HostBytes::Caller, HostBytes::Pinned);
+        engine.submit_later(Op { host, ..Op::copy(owner, from, to, len) });
         Self { lane, seq }
     }
 

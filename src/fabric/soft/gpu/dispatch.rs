@@ -1,9 +1,9 @@
 //! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
 
 use super::completion::deliver_to;
-use super::kernel::{command, windows_hold, HostEnd, Landed, Staged};
+use super::kernel::{command, windows_hold, HostEnd, Landed, Staged, StagingRoom};
 use super::op::{Op, TransferEnd};
-use super::plan::{plan, Facts, KernelState, Mover, PlanLimits, CROWD, CROWDED_BYTES};
+use super::plan::{plan, Facts, KernelState, LaunchSize, Mover, PlanLimits, CROWD, CROWDED_BYTES};
 use super::state::EngineState;
 
 /// The staging memory has no room now.
@@ -21,13 +21,13 @@ impl EngineState {
         }
         let mut moved = false;
         while let Some(Landed { op, has_credit, staged }) = kernel.land() {
-            if let (Some(staged), Some(device)) = (staged, &self.device) {
-                if let (HostEnd::To, TransferEnd::Caller { addr, .. }) = (staged.end, op.to) {
+            if let (Some(Staged { end, room: Some(room), .. }), Some(device)) = (staged, &self.device) {
+                if let (HostEnd::To, TransferEnd::Caller { addr, .. }) = (end, op.to) {
                     // SAFETY: the copy kernel has written the bytes, which are not given back yet; the destination is
                     // the caller's until completion.
-                    unsafe { deliver_to(device, staged.offset, addr as *mut u8, op.len) };
+                    unsafe { deliver_to(device, room.offset, addr as *mut u8, op.len) };
                 }
-                self.staging.give_back(staged.until);
+                self.staging.give_back(room.until);
             }
             if has_credit {
                 op.owner.lane.note_paid();
@@ -101,24 +101,23 @@ impl EngineState {
                 op.owner.give_up();
                 continue;
             }
-            let takes = KernelState::Takes { workers: kernel.has_workers() };
+            let takes = KernelState::Takes(kernel.size());
             let facts = self.facts(&op, takes, self.copies_beside(&op) + kernel.copies());
             match plan(&facts) {
-                Mover::CopyKernel => {
+                mover @ (Mover::CopyKernel | Mover::WorkerBlocks) => {
+                    let by_workers = mover == Mover::WorkerBlocks;
                     let Ok(staged) = self.place_host_end(&op) else {
                         // What was given before has the room.
                         self.queue.ready.push_front(op);
                         any = kernel.is_busy();
                         break;
                     };
-                    let command = command(&op, &mut self.windows, false, staged.as_ref());
+                    // What finds warps enough wants them in the next launches as much as what misses them.
+                    if by_workers || facts.wants_block() {
+                        kernel.wants(if by_workers { LaunchSize::WorkerBlocks } else { LaunchSize::Block });
+                    }
+                    let command = command(&op, &mut self.windows, by_workers, staged.as_ref());
                     kernel.post(op, command, staged);
-                }
-                Mover::WorkerBlocks => {
-                    // What finds worker blocks wants the next launches to have some as much as what misses them.
-                    kernel.wants_workers();
-                    let command = command(&op, &mut self.windows, true, None);
-                    kernel.post(op, command, None);
                 }
                 Mover::BulkStream => self.queue.defer(op, true),
                 Mover::Deferred => self.queue.defer(op, false),
@@ -139,6 +138,9 @@ impl EngineState {
     /// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
     fn place_host_end(&mut self, op: &Op) -> Result<Option<Staged>, NoRoom> {
         let (Some(end), Some(device)) = (HostEnd::of(op), &self.device) else { return Ok(None) };
+        if let Some(at) = op.host.pinned() {
+            return Ok(Some(Staged { end, at, room: None }));
+        }
         let offset = self.staging.take(op.len).ok_or(NoRoom)?;
         if end == HostEnd::From {
             let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
@@ -146,7 +148,8 @@ impl EngineState {
             // taken.
             unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
         }
-        Ok(Some(Staged { end, offset, at: device.staging(offset), until: self.staging.position() }))
+        let room = StagingRoom { offset, until: self.staging.position() };
+        Ok(Some(Staged { end, at: device.staging(offset), room: Some(room) }))
     }
 
     /// Whether no submission may start now: the copy kernel has operations, or is about to take over.

@@ -2,7 +2,7 @@
 
 use super::kernel::CopyKernel;
 use super::op::Owner;
-use super::plan::{is_worth_a_launch, Facts, KernelState, Suits};
+use super::plan::{is_worth_a_launch, Facts, KernelState, LaunchSize, Suits};
 use std::time::Instant;
 
 /// So many operations in a row of the copy kernel's kind are worth letting submissions end for, so that it can take
@@ -35,7 +35,7 @@ impl Handover {
 
     /// Whether the present launch has worker blocks.
     pub fn has_workers(&self) -> bool {
-        self.kernel.as_ref().is_some_and(CopyKernel::has_workers)
+        self.kernel.as_ref().is_some_and(|kernel| kernel.size() == LaunchSize::WorkerBlocks)
     }
 
     /// How many operations the copy kernel was ever given.
@@ -55,9 +55,9 @@ impl Handover {
         let Some(kernel) = self.kernel.as_mut().filter(|_| facts.done == 0 && !facts.is_reading) else { return };
         let suits = facts.suits_kernel();
         self.streak = if suits == Suits::No { 0 } else { self.streak.saturating_add(1) };
-        if suits == Suits::Workers {
+        if let Suits::With(size) = suits {
             // Too much for the copy kernel itself.
-            kernel.wants_workers();
+            kernel.wants(size);
         }
     }
 
@@ -100,10 +100,12 @@ impl Handover {
     /// (`Backoff`).
     pub fn call_workers(&mut self) -> bool {
         let Some(kernel) = self.kernel.as_mut() else { return false };
-        kernel.wants_workers();
+        kernel.wants(LaunchSize::WorkerBlocks);
         if kernel.is_off() {
             kernel.launch(Instant::now());
+        } else if !kernel.is_busy() {
+            kernel.replace(Instant::now());
         }
-        kernel.has_workers()
+        kernel.size() == LaunchSize::WorkerBlocks
     }
 }

@@ -11,6 +11,7 @@
 //! stream itself where the driver can, else read, added to and written back.
 
 mod app;
+mod arrived_bytes;
 mod atomic;
 mod batch;
 mod bounce;
@@ -42,6 +43,7 @@ mod watch;
 mod windows;
 
 pub use app::AppThread;
+pub use arrived_bytes::{ArrivedBytes, PinnedBytes};
 pub use atomic::{AtomicStep, Cell, To};
 pub use bounce::Bounce;
 pub use mapped::{Found, Use};

@@ -1,5 +1,6 @@
 //! Operations that touch GPU memory, and what is left of them.
 
+use super::arrived_bytes::{ArrivedBytes, HostBytes};
 use super::atomic::{AtomicStep, To};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::key::Key;
@@ -124,8 +125,8 @@ pub struct Op {
     pub is_open: bool,
     /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
     pub has_turn: bool,
-    /// Bytes that `from` points to, where nobody else keeps them.
-    pub kept: Option<Box<[u8]>>,
+    /// Who keeps the bytes of the end in host memory, if there is one.
+    pub host: HostBytes,
     /// Where the copy kernel may count its completion, so that the poster need not: an index of 4 bytes on this GPU, or
     /// on one that this GPU may store to.
     pub credit: Option<u64>,
@@ -139,7 +140,8 @@ impl Op {
     pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &op::Op, done: u64) -> Self {
         let caller = |addr, key: u32| TransferEnd::Caller { addr, gpu: Key(key).is_on_gpu() };
         if let op::Op::Value(value) = work {
-            let arrived = Self::received(owner, value.payload.bytes().into(), value.rkey, value.remote);
+            let arrived =
+                Self::received(owner, ArrivedBytes::Boxed(value.payload.bytes().into()), value.rkey, value.remote);
             return Self { done, signal: value.signal, ..arrived };
         }
         match work.transfer() {
@@ -155,7 +157,7 @@ impl Op {
                 home,
                 is_open: Key(p.lkey).is_open(),
                 has_turn: false,
-                kept: None,
+                host: HostBytes::Caller,
                 credit: None,
                 fetch: None,
             },
@@ -171,7 +173,7 @@ impl Op {
                 home,
                 is_open: Key(g.lkey).is_open(),
                 has_turn: false,
-                kept: None,
+                host: HostBytes::Caller,
                 credit: None,
                 fetch: None,
             },
@@ -197,7 +199,7 @@ impl Op {
             home: None,
             is_open: false,
             has_turn: false,
-            kept: None,
+            host: HostBytes::Caller,
             credit: None,
             fetch: None,
         }
@@ -223,10 +225,10 @@ impl Op {
     }
 
     /// Bytes that arrived for a GPU window.
-    pub fn received(owner: Owner, bytes: Box<[u8]>, key: u32, addr: u64) -> Self {
-        let from = TransferEnd::Caller { addr: bytes.as_ptr() as u64, gpu: false };
-        let len = bytes.len() as u64;
-        Self { kept: Some(bytes), ..Self::copy(owner, from, TransferEnd::Window { key, addr }, len) }
+    pub fn received(owner: Owner, mut bytes: ArrivedBytes, key: u32, addr: u64) -> Self {
+        let from = TransferEnd::Caller { addr: bytes.as_mut_ptr() as u64, gpu: false };
+        let (len, host) = (bytes.count() as u64, HostBytes::Arrived(bytes));
+        Self { host, ..Self::copy(owner, from, TransferEnd::Window { key, addr }, len) }
     }
 
     /// A signal that arrived.

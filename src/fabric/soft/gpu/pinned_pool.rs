@@ -68,6 +68,8 @@ pub struct PinnedPool {
     /// Copies wait for a launch.
     gathering: AtomicBool,
     failed: AtomicBool,
+    /// The GPU may be at a buffer that was given up.
+    is_abandoned: AtomicBool,
     /// Somebody found no buffer.
     wanted: AtomicBool,
     /// And then one came back.
@@ -99,6 +101,7 @@ impl PinnedPool {
             started: AtomicU64::new(0),
             gathering: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
             fed: AtomicBool::new(false),
         }))
@@ -285,6 +288,7 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         // Whoever closes has drained; after an error the GPU may still write what was started before it.
         let idle = !self.failed.load(Ordering::Acquire)
+            && !self.is_abandoned.load(Ordering::Acquire)
             && self.started.load(Ordering::Acquire) == self.device.flag(CopyWay::Small)
             && !self.is_filled_in_vain();
         // SAFETY: taken once, here.
@@ -313,9 +317,22 @@ impl PinnedBuffer {
         self.pool.buffer_bytes
     }
 
-    /// The engine fills it from here on.
-    pub fn fill(&mut self, start: impl FnOnce(*mut u8) -> CopyOut) {
-        self.by_engine = Some(start(self.host()));
+    /// Where the GPU finds it.
+    pub fn on_gpu(&self) -> u64 {
+        self.pool.device.staging(self.pool.offset(self.index))
+    }
+
+    /// The engine fills it from here on: `start` is given where the CPU and the GPU find it.
+    pub fn fill(&mut self, start: impl FnOnce(*mut u8, u64) -> CopyOut) {
+        self.by_engine = Some(start(self.host(), self.on_gpu()));
+    }
+
+    /// Gives it up although the GPU may still be at it: nobody gets it again, and its memory is left to the process.
+    pub fn abandon(self) {
+        self.pool.is_abandoned.store(true, Ordering::Release);
+        let this = ManuallyDrop::new(self);
+        // SAFETY: taken once, as `this` is never dropped; the copy out that it may have needs no end.
+        drop(unsafe { std::ptr::read(&this.pool) });
     }
 
     /// Whether its copy is done.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Small buffers of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
-const SMALL_BUFFERS: u32 = 64;
+const SMALL_BUFFERS: u32 = 128;
 /// Small copies that are started together while others are in flight.
 const SMALL_GATHER: usize = 8;
 /// Fewest and most large buffers of a direction: 8 and 32 MiB.
@@ -37,7 +37,7 @@ impl PinnedPools {
     /// Bytes of a large buffer: a frame's payload. A copy of this size takes PCIe some 5 to 10 µs, a socket some 50.
     pub const LARGE: u64 = 256 << 10;
     /// Bytes of a small buffer: the largest payload of the express connection.
-    pub const SMALL: u64 = 8 << 10;
+    pub const SMALL: u64 = 16 << 10;
 
     /// Allocates for `conns` connections with bulk; `own`: in a private context. Set-up only.
     pub fn open(rank: u32, app: &Arc<AppThread>, own: bool, conns: u32) -> Result<Self> {
@@ -129,7 +129,7 @@ impl PinnedPools {
         let Some(mut buffer) = self.fetch[1].take()? else { return Ok(None) };
         backlog.fetch_add(1, Ordering::AcqRel);
         let from = TransferEnd::Window { key, addr };
-        buffer.fill(|to| CopyOut::start(engine, Arc::default(), from, to, len, backlog.clone()));
+        buffer.fill(|to, at| CopyOut::start(engine, Arc::default(), from, to, Some(at), len, backlog.clone()));
         Ok(Some(buffer))
     }
 

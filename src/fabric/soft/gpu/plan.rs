@@ -8,15 +8,18 @@ use crate::memory::key::Key;
 use std::time::Duration;
 
 /// With so many other copies waiting or under way, those of more than `CROWDED_BYTES` are quicker by copy engine, many
-/// in one call; the copy kernel does them one after another, at 1 to 2 GB/s. Signals and small values, of which a
-/// barrier brings many at once, do not count: a submission among them would cost each of them its time.
+/// in one call, than by a copy kernel of one warp, which does them one after another, at 1 to 2 GB/s. Signals and small
+/// values, of which a barrier brings many at once, do not count: a submission among them would cost each of them its
+/// time.
 pub const CROWD: usize = 3;
 pub const CROWDED_BYTES: u64 = 256;
-/// The longest copy between host memory and this GPU for the copy kernel's first warp: it loads 4 KiB from host memory
-/// in 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long as
-/// small messages from other hosts get.
-const HOST_UP_TO: u64 = 8 << 10;
-/// The shortest copies for worker blocks, where the copy kernel's first warp does not do them itself.
+/// The longest copy between host memory and this GPU for the copy kernel's first block: a warp loads 4 KiB from host
+/// memory in 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long
+/// as small messages from other hosts get.
+const HOST_UP_TO: u64 = 16 << 10;
+/// Copies above this are shared by all warps of the copy kernel's first block; shorter ones are side by side anyhow.
+const SHARED_FROM: u64 = 1 << 10;
+/// The shortest copies for worker blocks, where the copy kernel's first block does not do them itself.
 const WORKERS_FROM: u64 = 2 << 10;
 /// The longest that worker blocks take: 0.7 ms, or some 15 where the GPU had room for the kernel's first block alone. A
 /// kernel does not look at its time before it is through.
@@ -39,7 +42,7 @@ const CLOSE: Duration = Duration::from_micros(100);
 /// Who moves an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mover {
-    /// The first warp of the copy kernel.
+    /// The first block of the copy kernel, which may be one warp.
     CopyKernel,
     /// The worker blocks of the copy kernel.
     WorkerBlocks,
@@ -67,10 +70,18 @@ pub enum KernelState {
     /// A launch with worker blocks runs or may come up in time.
     Awaited,
     /// It takes commands, and no submission is in flight.
-    Takes {
-        /// It has worker blocks.
-        workers: bool,
-    },
+    Takes(LaunchSize),
+}
+
+/// How much of the GPU a launch of the copy kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LaunchSize {
+    /// One warp.
+    Warp,
+    /// A block of eight warps, which share copies of more than 1 KiB.
+    Block,
+    /// Such a block, and worker blocks for large copies within GPU memory.
+    WorkerBlocks,
 }
 
 /// Where a signal lies.
@@ -83,9 +94,9 @@ pub struct SignalAt {
 /// What configuration sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// The longest copy for the copy kernel's first warp.
+    /// The longest copy for the copy kernel's first block.
     pub kernel: u64,
-    /// Launches may have worker blocks.
+    /// Launches may have more warps than one.
     pub has_workers: bool,
     /// The longest copy from another GPU for worker blocks.
     pub far: u64,
@@ -133,8 +144,8 @@ pub enum Suits {
     No,
     /// It would.
     Kernel,
-    /// It would, with worker blocks.
-    Workers,
+    /// It would, by a launch of this size.
+    With(LaunchSize),
 }
 
 impl Facts {
@@ -160,9 +171,10 @@ impl Facts {
         }
     }
 
-    /// The longest copy for the copy kernel's first warp.
+    /// The longest copy within GPU memory for the copy kernel's first block.
     fn limit(&self) -> u64 {
-        self.limits.kernel.min(if self.crowd < CROWD { u64::MAX } else { CROWDED_BYTES })
+        let is_shared = matches!(self.kernel, KernelState::Takes(LaunchSize::Block | LaunchSize::WorkerBlocks));
+        self.limits.kernel.min(if self.crowd < CROWD || is_shared { u64::MAX } else { CROWDED_BYTES })
     }
 
     /// The longest copy, wherever from, that is quicker by worker blocks than by a submission. With others about copy
@@ -218,10 +230,13 @@ impl Facts {
 
     /// Whether the copy kernel would have been the better way for it.
     pub fn suits_kernel(&self) -> Suits {
+        if self.wants_block() {
+            return Suits::With(LaunchSize::Block);
+        }
         let limit = self.limit();
         match self.is_kind_of_kernel(limit.max(self.reach())) {
             false => Suits::No,
-            true if self.len > limit && !self.has_host_end() => Suits::Workers,
+            true if self.len > limit && !self.has_host_end() => Suits::With(LaunchSize::WorkerBlocks),
             true => Suits::Kernel,
         }
     }
@@ -231,14 +246,19 @@ impl Facts {
         match self.kernel {
             KernelState::Absent => false,
             KernelState::Callable | KernelState::Awaited => self.is_same_gpu && self.len >= WORKERS_FROM,
-            KernelState::Takes { .. } => true,
+            KernelState::Takes(_) => true,
         }
     }
 
+    /// Whether the copy kernel does it sooner with more warps than one.
+    pub fn wants_block(&self) -> bool {
+        self.len > SHARED_FROM && self.limits.has_workers && self.is_kind_of_kernel(self.limits.kernel)
+    }
+
     /// Whether worker blocks that take commands now would do it. They may find out that a window is gone.
-    fn is_for_workers_now(&self, workers: bool) -> bool {
+    fn is_for_workers_now(&self, size: LaunchSize) -> bool {
         let is_in_reach = self.is_kind_of_workers(WORKERS_FROM) && self.len <= self.reach();
-        workers && self.len > self.limit() && (is_in_reach || self.suits_workers(WORKERS_FROM))
+        size == LaunchSize::WorkerBlocks && self.len > self.limit() && (is_in_reach || self.suits_workers(WORKERS_FROM))
     }
 
     /// `BulkStream` for a bulk copy, `Deferred` for an operation behind one; `None`: it can go on. What was deferred
@@ -277,7 +297,7 @@ impl Facts {
 pub fn plan(f: &Facts) -> Mover {
     let mut by_workers = false;
     match f.kernel {
-        KernelState::Takes { workers } => by_workers = f.is_for_workers_now(workers),
+        KernelState::Takes(size) => by_workers = f.is_for_workers_now(size),
         KernelState::Awaited if f.suits_workers(WORKERS_FROM) => return Mover::WorkerBlocks,
         KernelState::Callable if f.suits_workers(if f.crowd >= CROWD { WORKERS_FROM } else { WORTH_A_LAUNCH }) => {
             return Mover::WorkerBlocks
@@ -287,7 +307,7 @@ pub fn plan(f: &Facts) -> Mover {
     if let Some(deferral) = f.deferral(by_workers) {
         return deferral;
     }
-    if matches!(f.kernel, KernelState::Takes { .. }) && f.windows_hold {
+    if matches!(f.kernel, KernelState::Takes(_)) && f.windows_hold {
         if by_workers {
             return Mover::WorkerBlocks;
         }
@@ -303,9 +323,10 @@ pub fn plan(f: &Facts) -> Mover {
 }
 
 /// Whether a copy of `len` bytes between host memory and GPU memory at `addr` is one for the copy kernel, whose longest
-/// copies have `limit` bytes.
+/// copies within GPU memory have `limit` bytes: twice as many are still quicker than by the stream, which takes a copy
+/// engine to and from host memory.
 pub fn is_short_host_copy(limit: u64, addr: u64, len: u64) -> bool {
-    len <= limit.min(HOST_UP_TO) && (addr | len) % 4 == 0
+    len <= (2 * limit).min(HOST_UP_TO) && (addr | len) % 4 == 0
 }
 
 /// What is left of an operation's data, for a submission on the stream.

@@ -7,8 +7,9 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const LIMITS: PlanLimits = PlanLimits { kernel: 8 * KIB, has_workers: true, far: 2 * MIB, bulk: 4 * MIB };
 const ON_GPU: SignalAt = SignalAt { is_on_gpu: true, is_aligned: true };
-const TAKES: KernelState = KernelState::Takes { workers: false };
-const WORKS: KernelState = KernelState::Takes { workers: true };
+const TAKES: KernelState = KernelState::Takes(LaunchSize::Warp);
+const SHARES: KernelState = KernelState::Takes(LaunchSize::Block);
+const WORKS: KernelState = KernelState::Takes(LaunchSize::WorkerBlocks);
 
 const fn window(key: u32) -> TransferEnd {
     TransferEnd::Window { key, addr: 0x1000 }
@@ -127,6 +128,10 @@ fn the_copy_kernel_takes_what_is_small() {
         ("bulk", far(4 * MIB, TAKES), Mover::BulkStream),
         ("in a crowd", crowded(far(256, TAKES)), Mover::CopyKernel),
         ("in a crowd, longer", crowded(far(260, TAKES)), Mover::CopyEngine),
+        ("in a crowd, for all warps of a block", crowded(far(8 * KIB, SHARES)), Mover::CopyKernel),
+        ("in a crowd, longer than that", crowded(far(8 * KIB + 4, SHARES)), Mover::CopyEngine),
+        ("in a crowd, within a GPU", crowded(near(8 * KIB, SHARES)), Mover::CopyKernel),
+        ("in a crowd, within a GPU, longer", crowded(near(8 * KIB + 4, SHARES)), Mover::PinnedMemory),
         ("one less than a crowd", Facts { crowd: CROWD - 1, ..far(260, TAKES) }, Mover::CopyKernel),
         ("one byte", value(1, TAKES), Mover::CopyKernel),
         ("three bytes", value(3, TAKES), Mover::PinnedMemory),
@@ -145,18 +150,18 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
     let fetch = |len, kernel| Facts { from: window(GPU_WINDOW), to: caller(false), signal: None, ..far(len, kernel) };
     let limited = |facts| Facts { limits: PlanLimits { kernel: 64, ..LIMITS }, ..facts };
     for (what, facts, mover) in [
-        ("the longest", value(8 * KIB, TAKES), Mover::CopyKernel),
-        ("longer", value(8 * KIB + 4, TAKES), Mover::PinnedMemory),
-        ("longer, with worker blocks", value(8 * KIB + 4, WORKS), Mover::PinnedMemory),
+        ("the longest", value(16 * KIB, TAKES), Mover::CopyKernel),
+        ("longer", value(16 * KIB + 4, TAKES), Mover::PinnedMemory),
+        ("longer, with worker blocks", value(16 * KIB + 4, WORKS), Mover::PinnedMemory),
         ("not in words", value(4 * KIB + 2, TAKES), Mover::PinnedMemory),
         ("not aligned", Facts { to: window(GPU_WINDOW).plus(2), ..value(4 * KIB, TAKES) }, Mover::PinnedMemory),
         ("from wherever", Facts { from: caller(false).plus(1), ..value(4 * KIB, TAKES) }, Mover::CopyKernel),
-        ("in a crowd", crowded(value(8 * KIB, WORKS)), Mover::CopyKernel),
-        ("longer than copies may be", limited(value(68, TAKES)), Mover::PinnedMemory),
+        ("in a crowd", crowded(value(16 * KIB, WORKS)), Mover::CopyKernel),
+        ("longer than twice what copies may be", limited(value(132, TAKES)), Mover::PinnedMemory),
         ("partly done", Facts { done: 4, ..value(4 * KIB, TAKES) }, Mover::PinnedMemory),
-        ("for the host", fetch(8 * KIB, TAKES), Mover::CopyKernel),
+        ("for the host", fetch(16 * KIB, TAKES), Mover::CopyKernel),
         ("for the host, a word", fetch(8, TAKES), Mover::CopyKernel),
-        ("for the host, longer", fetch(8 * KIB + 4, WORKS), Mover::PinnedMemory),
+        ("for the host, longer", fetch(16 * KIB + 4, WORKS), Mover::PinnedMemory),
         ("for the host, not in words", fetch(6, TAKES), Mover::PinnedMemory),
         (
             "for the host, not aligned",
@@ -164,7 +169,7 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
             Mover::PinnedMemory,
         ),
         ("for the host, to wherever", Facts { to: caller(false).plus(1), ..fetch(8, TAKES) }, Mover::CopyKernel),
-        ("for the host, in a crowd", crowded(fetch(8 * KIB, WORKS)), Mover::CopyKernel),
+        ("for the host, in a crowd", crowded(fetch(16 * KIB, WORKS)), Mover::CopyKernel),
         // The signal would be there before the CPU has delivered the bytes.
         ("for the host, with a signal", Facts { signal: Some(ON_GPU), ..fetch(8, TAKES) }, Mover::PinnedMemory),
         (
@@ -191,8 +196,8 @@ fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
         ("not in words", near(64 * KIB + 1, WORKS), Mover::PinnedMemory),
         ("a window that is gone", Facts { windows_hold: false, ..near(64 * KIB, WORKS) }, Mover::PinnedMemory),
         ("behind a bulk copy", Facts { lane_waits: true, ..near(64 * KIB, WORKS) }, Mover::Deferred),
-        ("in a crowd", crowded(near(2 * KIB, WORKS)), Mover::WorkerBlocks),
-        ("in a crowd, short", crowded(near(2 * KIB - 4, WORKS)), Mover::PinnedMemory),
+        ("in a crowd", crowded(near(8 * KIB + 4, WORKS)), Mover::WorkerBlocks),
+        ("in a crowd, short", crowded(near(8 * KIB, WORKS)), Mover::CopyKernel),
         ("switched off", without(near(64 * KIB, WORKS)), Mover::PinnedMemory),
         ("from another GPU", far(2 * MIB, WORKS), Mover::WorkerBlocks),
         ("from another GPU, longer", far(2 * MIB + 4, WORKS), Mover::CopyEngine),
@@ -215,7 +220,7 @@ fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
 
 #[test]
 fn windows_are_looked_up_wherever_they_can_matter() {
-    for kernel in [KernelState::Absent, KernelState::Callable, KernelState::Awaited, TAKES, WORKS] {
+    for kernel in [KernelState::Absent, KernelState::Callable, KernelState::Awaited, TAKES, SHARES, WORKS] {
         for len in [0, 8, KIB, 2 * KIB, 16 * KIB, MIB, 64 * MIB] {
             for facts in [far(len, kernel), near(len, kernel)] {
                 let other = Facts { windows_hold: false, ..facts };
@@ -229,16 +234,25 @@ fn windows_are_looked_up_wherever_they_can_matter() {
 fn an_operation_on_the_stream_says_whether_the_copy_kernel_were_better() {
     for (what, facts, suits) in [
         ("a signal", far(0, KernelState::Absent), Suits::Kernel),
-        ("a put", far(8 * KIB, KernelState::Absent), Suits::Kernel),
-        ("longer", far(8 * KIB + 4, KernelState::Absent), Suits::Workers),
-        ("the longest", far(2 * MIB, KernelState::Absent), Suits::Workers),
+        ("a put", far(KIB, KernelState::Absent), Suits::Kernel),
+        ("for more warps than one", far(KIB + 4, KernelState::Absent), Suits::With(LaunchSize::Block)),
+        ("the longest for a block", far(8 * KIB, KernelState::Absent), Suits::With(LaunchSize::Block)),
+        ("longer", far(8 * KIB + 4, KernelState::Absent), Suits::With(LaunchSize::WorkerBlocks)),
+        ("the longest", far(2 * MIB, KernelState::Absent), Suits::With(LaunchSize::WorkerBlocks)),
         ("too long", far(2 * MIB + 4, KernelState::Absent), Suits::No),
         ("in a crowd", Facts { crowd: CROWD, ..far(260, KernelState::Absent) }, Suits::No),
+        (
+            "more in a crowd",
+            Facts { crowd: CROWD, ..far(8 * KIB, KernelState::Absent) },
+            Suits::With(LaunchSize::Block),
+        ),
+        ("more in a crowd, but for that", Facts { crowd: CROWD, ..far(8 * KIB + 4, KernelState::Absent) }, Suits::No),
         ("not open", Facts { is_open: false, ..far(8, KernelState::Absent) }, Suits::No),
         ("a value", value(4, KernelState::Absent), Suits::Kernel),
-        ("bytes of the host", value(8 * KIB, KernelState::Absent), Suits::Kernel),
-        ("in a crowd", Facts { crowd: CROWD, ..value(8 * KIB, KernelState::Absent) }, Suits::Kernel),
-        ("more of them", value(8 * KIB + 4, KernelState::Absent), Suits::No),
+        ("bytes of the host", value(KIB, KernelState::Absent), Suits::Kernel),
+        ("more of them", value(16 * KIB, KernelState::Absent), Suits::With(LaunchSize::Block)),
+        ("in a crowd", Facts { crowd: CROWD, ..value(16 * KIB, KernelState::Absent) }, Suits::With(LaunchSize::Block)),
+        ("too many", value(16 * KIB + 4, KernelState::Absent), Suits::No),
     ] {
         assert_eq!(facts.suits_kernel(), suits, "{what}");
     }

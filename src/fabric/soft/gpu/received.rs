@@ -1,6 +1,7 @@
 //! What other processes put into this rank's GPU memory: it arrives in host memory and goes on by the rank's own
 //! engine.
 
+use super::arrived_bytes::ArrivedBytes;
 use super::atomic::{AtomicStep, Cell, To};
 use super::op::CallerWindow;
 use super::{Engine, Found, Op, Owner, TransferEnd, Use};
@@ -52,7 +53,7 @@ pub enum GpuMessage {
         /// Who sent them.
         source: Source,
         /// All of them.
-        bytes: Box<[u8]>,
+        bytes: ArrivedBytes,
         /// The window's key.
         key: u32,
         /// Where they go.
@@ -272,7 +273,7 @@ impl Received {
 
     /// Bytes for a GPU window.
     pub fn put(&self, engine: &Engine, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
-        if let Some(op) = self.operation(GpuMessage::Put { source, bytes, key, addr }) {
+        if let Some(op) = self.operation(GpuMessage::Put { source, bytes: ArrivedBytes::Boxed(bytes), key, addr }) {
             engine.submit_later(op);
         }
     }
@@ -310,7 +311,7 @@ impl Received {
         }
         self.backlog.fetch_add(1, Ordering::SeqCst);
         let owner = Owner { lane: lane.clone(), seq: lane.number(), backlog: self.backlog.clone() };
-        engine.submit_later(Op::received(owner, bytes(), key, addr));
+        engine.submit_later(Op::received(owner, ArrivedBytes::Boxed(bytes()), key, addr));
         true
     }
 

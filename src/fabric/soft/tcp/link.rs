@@ -38,7 +38,7 @@ use std::time::Instant;
 pub const CHUNK: usize = 256 * 1024;
 
 /// Puts up to this size are copied to the stage and are locally complete at once.
-pub const SMALL: usize = 8 * 1024;
+pub const SMALL: usize = 16 * 1024;
 
 const _: () = assert!(CHUNK as u64 <= crate::fabric::soft::gpu::PinnedPools::LARGE);
 

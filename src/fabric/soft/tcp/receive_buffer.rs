@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 /// Staged bytes. Many small frames cost one system call; a large payload passes by, all but its first part.
-const STAGE: usize = 32 * 1024;
+const STAGE: usize = 128 * 1024;
 
 // A small message for GPU memory is whole here before it gets a buffer.
 const _: () = assert!(PinnedPools::SMALL as usize <= STAGE);

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 pub const STAGE: usize = 256 * 1024;
 
 /// Vectors a system call: enough that one carries a stage full of mixed traffic.
-const VECTORS: usize = 32;
+const VECTORS: usize = 64;
 
 /// Which operation a borrowed payload belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -382,7 +382,7 @@ impl Inbound {
                     };
                     self.receive_buffer.consume(header);
                     let bell = bell.map(|b| (b, counts));
-                    let way = staged::PutWay::of(&place, lanes)?;
+                    let way = staged::PutWay::of(&place, lanes, self.receive_buffer.staged().len())?;
                     let refused = lanes.is_refused(context);
                     self.landing = Some(Landing { context, place, bell, got: 0, refused, way });
                     if refused {

@@ -4,7 +4,7 @@
 
 use super::ring::{self, Ring};
 use super::slot::LAUNCH_SLOTS;
-use super::{IDLE, PTX, THREADS, WARP};
+use super::{IDLE, PTX, WARP};
 use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
@@ -24,8 +24,9 @@ const ENDED_WITHIN: Duration = Duration::from_micros(100);
 pub struct Parameters {
     /// Which launch slot, hence which stream and ring.
     pub slot: usize,
-    /// Worker blocks, 0 for none.
-    pub workers: u32,
+    /// Blocks, and threads of each.
+    pub blocks: u32,
+    pub threads: u32,
     /// Commands that were written there so far.
     pub posted: u64,
     /// The launch's number there.
@@ -61,7 +62,8 @@ impl Launcher {
         let rings = (0..LAUNCH_SLOTS).map(|i| unsafe { Ring::new(host.add(i * ring::BYTES)) }).collect();
         let objects = Objects { kernel, pinned, streams };
         for slot in 0..LAUNCH_SLOTS {
-            let first = Parameters { slot, workers: 0, posted: 0, number: 1, idle: IDLE, life: Duration::ZERO };
+            let first =
+                Parameters { slot, blocks: 1, threads: WARP, posted: 0, number: 1, idle: IDLE, life: Duration::ZERO };
             // SAFETY: the objects stay until all are gone (`end`), or for ever.
             if let Err(e) = unsafe { objects.launch(first) } {
                 // The first ones may run.
@@ -102,9 +104,8 @@ impl Objects {
         let at = self.pinned.device() + (p.slot * ring::BYTES) as u64;
         let [idle, life] = [p.idle, p.life].map(|d| d.as_nanos() as u64);
         let parameters = [at, Ring::words(at), p.posted, p.number, idle, life, p.slot as u64];
-        let (blocks, threads) = if p.workers > 0 { (p.workers, THREADS) } else { (1, WARP) };
         // SAFETY: what copy.ptx says of its parameters, and the caller's promise.
-        unsafe { self.kernel.launch(&self.streams[p.slot], blocks, threads, parameters) }
+        unsafe { self.kernel.launch(&self.streams[p.slot], p.blocks, p.threads, parameters) }
     }
 
     /// Whether the driver comes to know in time that nothing is in a stream any more.

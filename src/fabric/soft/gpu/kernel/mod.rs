@@ -1,5 +1,5 @@
-//! The copy kernel: a one-warp kernel of ours that moves small puts and signals while there are many, and, where
-//! large copies stay within the GPU, brings *worker blocks* for them: more warps.
+//! The copy kernel: a kernel of ours, of a few warps, that moves small puts and signals while there are many, and,
+//! where large copies stay within the GPU, brings *worker blocks* for them.
 //!
 //! A copy and a signal by the stream cost the driver's calls and two or three rounds of the GPU's front end: 8 to 12
 //! µs. A kernel that runs already needs one read of host memory. But a kernel that always runs would block whoever
@@ -16,22 +16,28 @@
 //!
 //! Engine and copy kernel never have operations in flight at the same time, which keeps everyone's order.
 //!
-//! A launch has worker blocks only if such copies were seen lately ([`plan`](super::plan)): they take more of the GPU.
+//! A launch has a block of eight warps, or worker blocks too, only if copies for them were seen lately
+//! ([`plan`](super::plan)): they take more of the GPU.
 
 mod command;
 mod launcher;
+mod recent;
 mod ring;
+mod sizes;
 mod slot;
 
 use command::is_alone;
 pub use command::{command, windows_hold, HostEnd};
 use launcher::{Fate, Launcher, Request};
-use ring::{Command, BEHIND_BIT, BEHIND_MOST, COMMANDS, CREDIT, CUT, WORKERS};
+use recent::Recent;
+use ring::{Command, BEHIND_BIT, COMMANDS, CREDIT, CUT, WORKERS};
+use sizes::Sizes;
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
 use super::app::{AppThread, SET_UP_WITHIN};
+use super::arrived_bytes::HostBytes;
 use super::op::Op;
-use super::plan::CROWDED_BYTES;
+use super::plan::{LaunchSize, CROWDED_BYTES};
 use super::stats::KernelStats;
 use super::DRAIN_WITHIN;
 use std::collections::VecDeque;
@@ -60,13 +66,10 @@ const LATE: Duration = Duration::from_micros(300);
 const LOOK_EVERY: u32 = 16;
 /// How long closing waits for all of them: on a GPU that others fill one may get its place late.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
-/// Threads of a copy kernel without worker blocks.
+/// Threads of a launch of one warp.
 const WARP: u32 = 32;
-/// Threads of a block of one with worker blocks: all its warps but the very first are worker blocks. `copy.ptx` takes
-/// no more.
+/// Threads of a block of a larger one: `copy.ptx` takes no more.
 const THREADS: u32 = 256;
-/// So many launches without a large copy still have worker blocks.
-const WORKERS_STAY: u32 = 64;
 
 /// Its code, ended by a zero.
 const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
@@ -97,15 +100,22 @@ struct Sent {
     staged: Option<Staged>,
 }
 
-/// The place in the engine's staging memory of a copy with an end in host memory.
+/// The place in pinned memory of a copy's end in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
     /// Which end of the operation it stands for.
     pub end: HostEnd,
-    /// Where it begins.
-    pub offset: u64,
     /// Where the GPU finds it.
     pub at: u64,
+    /// Where it is in the engine's staging memory; `None`: it is the operation's own end, which is pinned.
+    pub room: Option<StagingRoom>,
+}
+
+/// A piece of the engine's staging memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StagingRoom {
+    /// Where it begins.
+    pub offset: u64,
     /// Staging memory up to here is free once the operation is done.
     pub until: u64,
 }
@@ -118,36 +128,6 @@ pub struct Landed {
     pub has_credit: bool,
     /// Its place in the pinned memory, which holds the bytes of [`HostEnd::To`].
     pub staged: Option<Staged>,
-}
-
-/// The commands that may be in one go with the next: signals of one go have no order, unless they are told to.
-#[derive(Default)]
-struct Recent {
-    /// The lane, by its address, and the signal of each; no signal: 0.
-    commands: [(usize, u64); BEHIND_MOST],
-    /// The next one's place.
-    next: usize,
-}
-
-impl Recent {
-    /// Those with a signal of the lane at another address, as a command names them: the lowest bit is the oldest.
-    #[inline]
-    fn behind(&self, lane: usize, signal: u64) -> u32 {
-        let is_before = |&(l, s): &(usize, u64)| s != 0 && s != signal && l == lane;
-        let by_place = self.commands.iter().enumerate().fold(0, |bits, (i, c)| bits | u32::from(is_before(c)) << i);
-        (by_place >> self.next | by_place << (BEHIND_MOST - self.next)) & ((1 << BEHIND_MOST) - 1)
-    }
-
-    #[inline]
-    fn add(&mut self, lane: usize, signal: u64) {
-        self.commands[self.next] = (lane, signal);
-        self.next = (self.next + 1) % self.commands.len();
-    }
-
-    /// Those before the next one cannot be in one go with those behind it.
-    fn clear(&mut self) {
-        self.commands = Default::default();
-    }
 }
 
 /// One engine's copy kernel. Used under the engine's lock; makes no call of the driver.
@@ -170,10 +150,9 @@ pub struct CopyKernel {
     backoff: Backoff,
     /// The driver did not take a launch: there are no more.
     is_refused: bool,
-    /// How many worker blocks a launch has that has any; 0: none ever has.
+    /// How many blocks a launch with worker blocks has; 0: all launches are of one warp.
     workers: u32,
-    /// So many launches more have worker blocks.
-    with_workers: u32,
+    sizes: Sizes,
     /// Commands of the present launch slot that are not known to be done, oldest first; the last one is the last it was
     /// given.
     sent: VecDeque<Sent>,
@@ -206,7 +185,7 @@ impl CopyKernel {
             backoff: Backoff::default(),
             is_refused: false,
             workers,
-            with_workers: 0,
+            sizes: Sizes::default(),
             sent: VecDeque::with_capacity(COMMANDS as usize),
             recent: Recent::default(),
             copies: 0,
@@ -218,13 +197,23 @@ impl CopyKernel {
     /// was late and runs now is as good.
     pub fn launch(&mut self, now: Instant) {
         debug_assert!(self.is_off() && self.sent.is_empty());
-        let with_workers = self.with_workers > 0;
-        if let Some(late) = self.slots.iter().position(|b| b.runs() && (b.has_workers() || !with_workers)) {
+        let size = self.sizes.next();
+        if let Some(late) = self.slots.iter().position(|b| b.runs() && b.size() >= size) {
             (self.present, self.phase) = (late, Phase::Up);
             return;
         }
         if let Some(slot) = self.ask(now) {
             (self.present, self.phase, self.since, self.polls) = (slot, Phase::Launched, now, 0);
+        }
+    }
+
+    /// Asks for a larger one in place of the present one, which has nothing to do and ends by itself.
+    pub fn replace(&mut self, now: Instant) {
+        debug_assert!(!self.is_busy());
+        if self.next.is_none() && self.sizes.next() > self.size() {
+            if let Some(slot) = self.ask(now) {
+                (self.present, self.phase, self.since, self.polls) = (slot, Phase::Launched, now, 0);
+            }
         }
     }
 
@@ -237,9 +226,10 @@ impl CopyKernel {
         // Not where the present one was given commands: it may have ended with some undone, which nobody has seen yet.
         let may_be = |i: usize| self.is_off() || i != self.present;
         let slot = choose(self.present, LAUNCH_SLOTS, |i| may_be(i) && self.slots[i].is_gone())?;
-        let what = self.slots[slot].next_launch(if self.with_workers > 0 { self.workers } else { 0 });
+        let size = self.sizes.next();
+        let what = self.slots[slot].next_launch(size, self.workers);
         self.request = Some(Request::post(&self.app, &self.launcher, self.rank, what));
-        self.with_workers = self.with_workers.saturating_sub(1);
+        self.sizes.launched();
         self.stats.launches += 1;
         Some(slot)
     }
@@ -303,16 +293,20 @@ impl CopyKernel {
         self.phase == Phase::Off
     }
 
-    /// There is work for worker blocks: the next launches have some.
-    pub fn wants_workers(&mut self) {
+    /// There is work for this size: the next launches have it.
+    pub fn wants(&mut self, size: LaunchSize) {
         if self.workers > 0 {
-            self.with_workers = WORKERS_STAY;
+            self.sizes.want(size);
         }
     }
 
-    /// The present one has worker blocks, whether it runs or is awaited.
-    pub fn has_workers(&self) -> bool {
-        !self.is_off() && self.slots[self.present].has_workers()
+    /// The size of the present one, whether it runs or is awaited.
+    pub fn size(&self) -> LaunchSize {
+        if self.is_off() {
+            LaunchSize::Warp
+        } else {
+            self.slots[self.present].size()
+        }
     }
 
     /// It takes commands.
@@ -418,6 +412,7 @@ impl CopyKernel {
             _ => return,
         }
         self.backoff.late(now);
+        self.sizes.late(self.slots[self.present].size());
         self.phase = Phase::Off;
     }
 
@@ -432,7 +427,11 @@ impl CopyKernel {
     pub fn give_up(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.phase = Phase::Off;
         self.copies = 0;
-        self.sent.drain(..).map(|s| s.op)
+        self.sent.drain(..).map(|mut s| {
+            // One that is at it may still read them.
+            std::mem::replace(&mut s.op.host, HostBytes::Caller).abandon();
+            s.op
+        })
     }
 
     /// Whether none can touch what operations named: none runs that was given any.
@@ -456,32 +455,5 @@ impl CopyKernel {
             .run(DRAIN_WITHIN, move |_| launcher.end(GONE_WITHIN))
             // A context that is gone has taken all of it.
             .unwrap_or_else(|| self.app.check().is_err())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_signal_comes_behind_those_of_its_lane_at_other_addresses_in_its_go() {
-        let (lane, other) = (0x1000, 0x2000);
-        let mut recent = Recent::default();
-        assert_eq!(recent.behind(lane, 8), 0);
-        recent.add(lane, 8);
-        // One without a signal between them.
-        recent.add(lane, 0);
-        assert_eq!((recent.behind(lane, 8), recent.behind(other, 16)), (0, 0));
-        assert_eq!(recent.behind(lane, 16), 0b010_0000);
-        recent.add(lane, 16);
-        assert_eq!((recent.behind(lane, 24), recent.behind(lane, 16)), (0b101_0000, 0b001_0000));
-        // A go has no room for the first and the ninth.
-        (3..BEHIND_MOST).for_each(|_| recent.add(other, 32));
-        assert_eq!((recent.behind(lane, 24), recent.behind(other, 8)), (0b000_0101, 0b111_1000));
-        recent.add(other, 32);
-        assert_eq!(recent.behind(lane, 24), 0b000_0010);
-        recent.add(lane, 8);
-        recent.clear();
-        assert_eq!(recent.behind(lane, 16), 0);
     }
 }

@@ -7,7 +7,8 @@
 
 use super::launcher::Parameters;
 use super::ring::{Command, Ring, STOP};
-use super::{IDLE, IDLE_WITH_WORKERS, LIFE};
+use super::{IDLE, IDLE_WITH_WORKERS, LIFE, THREADS, WARP};
+use crate::fabric::soft::gpu::plan::LaunchSize;
 use std::time::{Duration, Instant};
 
 /// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`).
@@ -24,9 +25,9 @@ pub struct LaunchSlot {
     ring: Ring,
     /// Its number among the launch slots.
     index: usize,
-    /// Number of the last launch here, and its worker blocks.
+    /// Number of the last launch here, and its size.
     launches: u64,
-    workers: u32,
+    size: LaunchSize,
     /// Commands written, of all launches, and when the last one was launched.
     posted: u64,
     first: u64,
@@ -35,19 +36,20 @@ pub struct LaunchSlot {
 impl LaunchSlot {
     /// One whose first launch has been asked for.
     pub fn new(ring: Ring, index: usize) -> Self {
-        Self { ring, index, launches: 1, workers: 0, posted: 0, first: 0 }
+        Self { ring, index, launches: 1, size: LaunchSize::Warp, posted: 0, first: 0 }
     }
 
-    /// Counts one more launch, with so many worker blocks; the one before is gone.
-    pub fn next_launch(&mut self, workers: u32) -> Parameters {
+    /// Counts one more launch of this size, of which worker blocks are so many. The one before is gone.
+    pub fn next_launch(&mut self, size: LaunchSize, workers: u32) -> Parameters {
         debug_assert!(self.is_gone());
-        (self.launches, self.workers, self.first) = (self.launches + 1, workers, self.posted);
+        (self.launches, self.size, self.first) = (self.launches + 1, size, self.posted);
         Parameters {
             slot: self.index,
-            workers,
+            blocks: if size == LaunchSize::WorkerBlocks { workers } else { 1 },
+            threads: if size == LaunchSize::Warp { WARP } else { THREADS },
             posted: self.posted,
             number: self.launches,
-            idle: if workers > 0 { IDLE_WITH_WORKERS } else { IDLE },
+            idle: if size == LaunchSize::WorkerBlocks { IDLE_WITH_WORKERS } else { IDLE },
             life: LIFE,
         }
     }
@@ -57,10 +59,10 @@ impl LaunchSlot {
         self.launches -= 1;
     }
 
-    /// The last launch has worker blocks.
+    /// The size of the last launch.
     #[inline]
-    pub fn has_workers(&self) -> bool {
-        self.workers > 0
+    pub fn size(&self) -> LaunchSize {
+        self.size
     }
 
     /// The last launch has begun to run.

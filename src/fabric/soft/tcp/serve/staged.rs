@@ -7,29 +7,31 @@
 
 use super::*;
 use crate::error::Kind;
-use crate::fabric::soft::gpu::PinnedPools;
+use crate::fabric::soft::gpu::{ArrivedBytes, PinnedBytes, PinnedPools};
 
 /// Answers of a connection whose bytes are fetched before their turn.
 const AHEAD: usize = 4;
+/// The shortest message on the express connection that is received into pinned memory, where the GPU reads it.
+const WORTH_A_BUFFER: usize = 1 << 10;
 
 /// How a put's bytes get to their place.
 pub enum PutWay {
     /// Straight, or nowhere.
     Direct,
     /// All of them, to the engine.
-    Engine(Box<[u8]>),
+    Engine(ArrivedBytes),
     /// Through a buffer, once there is one.
     Pinned(Option<PinnedBuffer>),
 }
 
 impl PutWay {
-    /// The way of a put that begins.
-    pub(super) fn of(place: &WindowBytes, lanes: &Lanes) -> io::Result<Self> {
+    /// The way of a put that begins, of whose bytes `here` have come.
+    pub(super) fn of(place: &WindowBytes, lanes: &Lanes, here: usize) -> io::Result<Self> {
         if !Key(place.rkey).is_on_gpu() || place.len == 0 {
             return Ok(PutWay::Direct);
         }
         if lanes.stripe == EXPRESS {
-            return Ok(PutWay::Engine(vec![0; place.len as usize].into()));
+            return Ok(PutWay::Engine(lanes.payload(place.len as usize, here)));
         }
         if u64::from(place.len) > PinnedPools::LARGE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a chunk for GPU memory that is too long"));
@@ -187,6 +189,17 @@ impl Inbound {
 }
 
 impl Lanes<'_> {
+    /// Room for a message of `len` bytes, of which `here` have come. A peer that stops in the middle of one holds no
+    /// pinned buffer, which others need; shorter ones are not worth one.
+    fn payload(&self, len: usize, here: usize) -> ArrivedBytes {
+        let pools =
+            self.gpu.pools().filter(|_| here >= len && len >= WORTH_A_BUFFER && len as u64 <= PinnedPools::SMALL);
+        match pools.and_then(|pools| pools.buffer(len as u64).ok().flatten()) {
+            Some(buffer) => ArrivedBytes::Pinned(Box::new(PinnedBytes { buffer, len })),
+            None => ArrivedBytes::Boxed(vec![0; len].into()),
+        }
+    }
+
     fn buffer(&mut self, place: &WindowBytes) -> Option<PinnedBuffer> {
         let buffer = self.gpu.opened().and_then(|s| s.buffer(place.len as u64));
         buffer.unwrap_or_else(|e| {
