@@ -27,7 +27,7 @@ impl Bounce {
         let (to, len, uncounted) = (bytes.as_mut_ptr(), bytes.len() as u64, Arc::new(AtomicUsize::new(1)));
         // The engine writes to the bytes until the operation is complete; a bounce that is dropped before that gives
         // them up, never back (see `drop`).
-        let copy = CopyOut::start(engine, health, from, to, None, len, uncounted);
+        let copy = CopyOut::start(engine, CopyOut::lane(engine, health), from, to, None, len, uncounted);
         engine.poll();
         Self { at, bytes, copy }
     }

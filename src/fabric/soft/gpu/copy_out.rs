@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A copy that was started. It has a lane of its own, so that its fault is nobody else's.
+/// A copy that was started. It has a lane by itself, so that its fault is nobody else's.
 pub struct CopyOut {
     lane: Arc<Lane>,
     seq: Seq,
@@ -17,24 +17,34 @@ pub struct CopyOut {
 
 impl CopyOut {
     /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on; `pinned`: where the GPU finds `to`,
-    /// if that is pinned memory. Once `health` has failed, what the engine has not started it gives up. `backlog` was
-    /// counted up for it, and is counted down when it is over. Until then the engine may write to the destination.
+    /// if that is pinned memory. Nobody else posts on `lane`; once its health has failed, what the engine has not
+    /// started it gives up. `backlog` was counted up for it, and is counted down when it is over. Until then the engine
+    /// may write to the destination.
     pub fn start(
         engine: &Engine,
-        health: Arc<Health>,
+        lane: Arc<Lane>,
         from: TransferEnd,
         to: *mut u8,
         pinned: Option<u64>,
         len: u64,
         backlog: Arc<AtomicUsize>,
     ) -> Self {
-        let lane = Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health));
         let seq = lane.number();
         let owner = Owner { lane: lane.clone(), seq, backlog };
         let to = TransferEnd::Caller { addr: to as u64, gpu: false };
         let host = pinned.map_or(HostBytes::Caller, HostBytes::Pinned);
         engine.submit_later(Op { host, ..Op::copy(owner, from, to, len) });
         Self { lane, seq }
+    }
+
+    /// A lane for one after the other.
+    pub fn lane(engine: &Engine, health: Arc<Health>) -> Arc<Lane> {
+        Arc::new(Lane::new(Lane::INTERNAL, engine.rank, health))
+    }
+
+    /// Its lane, for the next copy; `None`: it is not over, or has failed.
+    pub fn into_lane(self) -> Option<Arc<Lane>> {
+        matches!(self.is_done(), Ok(true)).then_some(self.lane)
     }
 
     /// Whether the bytes are there; an error: they never will be, and nothing is written any more.

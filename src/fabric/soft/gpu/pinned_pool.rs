@@ -9,6 +9,7 @@ use super::app::AppThread;
 use super::copy_out::CopyOut;
 use super::device::{CopyWay, Device, Load};
 use crate::error::{Error, Result};
+use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::Copies;
@@ -33,6 +34,8 @@ struct PoolState {
     resting: VecDeque<(u64, u32)>,
     /// The same of those that the engine fills.
     resting_out: Vec<(CopyOut, u32)>,
+    /// Of each buffer the lane on which the engine filled it last.
+    lanes: Vec<Option<Arc<Lane>>>,
     copies: Copies,
     /// Bytes of `copies`.
     bytes: u64,
@@ -92,6 +95,7 @@ impl PinnedPool {
                 free: (0..buffers).rev().collect(),
                 resting: VecDeque::new(),
                 resting_out: Vec::new(),
+                lanes: (0..buffers).map(|_| None).collect(),
                 copies: Copies::default(),
                 bytes: 0,
                 seen: 0,
@@ -126,11 +130,12 @@ impl PinnedPool {
             }
             rests
         });
-        let buffer = s.free.pop();
-        if buffer.is_none() {
+        let Some(index) = s.free.pop() else {
             self.wanted.store(true, Ordering::Release);
-        }
-        Ok(buffer.map(|index| PinnedBuffer { pool: self.clone(), index, submission: 0, by_engine: None }))
+            return Ok(None);
+        };
+        let lane = s.lanes[index as usize].take();
+        Ok(Some(PinnedBuffer { pool: self.clone(), index, submission: 0, lane, by_engine: None }))
     }
 
     /// Whether a buffer came back that somebody had gone without, since this was last asked.
@@ -302,6 +307,8 @@ pub struct PinnedBuffer {
     index: u32,
     /// The submission that its bytes go with; 0: none yet.
     submission: u64,
+    /// The lane on which the engine filled it last.
+    lane: Option<Arc<Lane>>,
     /// The engine fills it.
     by_engine: Option<CopyOut>,
 }
@@ -322,16 +329,18 @@ impl PinnedBuffer {
         self.pool.device.staging(self.pool.offset(self.index))
     }
 
-    /// The engine fills it from here on: `start` is given where the CPU and the GPU find it.
-    pub fn fill(&mut self, start: impl FnOnce(*mut u8, u64) -> CopyOut) {
-        self.by_engine = Some(start(self.host(), self.on_gpu()));
+    /// The engine fills it from here on: `start` is given the lane of the copy before, if there is one, and where the
+    /// CPU and the GPU find the buffer.
+    pub fn fill(&mut self, start: impl FnOnce(Option<Arc<Lane>>, *mut u8, u64) -> CopyOut) {
+        self.by_engine = Some(start(self.lane.take(), self.host(), self.on_gpu()));
     }
 
     /// Gives it up although the GPU may still be at it: nobody gets it again, and its memory is left to the process.
     pub fn abandon(self) {
         self.pool.is_abandoned.store(true, Ordering::Release);
-        let this = ManuallyDrop::new(self);
-        // SAFETY: taken once, as `this` is never dropped; the copy out that it may have needs no end.
+        let mut this = ManuallyDrop::new(self);
+        drop((this.lane.take(), this.by_engine.take()));
+        // SAFETY: taken once, as `this` is never dropped.
         drop(unsafe { std::ptr::read(&this.pool) });
     }
 
@@ -356,9 +365,11 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let mut s = self.pool.state.lock();
-        if let Some(copy) = self.by_engine.take().filter(CopyOut::writes) {
-            s.resting_out.push((copy, self.index));
+        let copy = self.by_engine.take();
+        if copy.as_ref().is_some_and(CopyOut::writes) {
+            s.resting_out.extend(copy.map(|copy| (copy, self.index)));
         } else if self.submission <= self.pool.device.flag(CopyWay::Small) {
+            s.lanes[self.index as usize] = copy.map_or_else(|| self.lane.take(), CopyOut::into_lane);
             s.free.push(self.index);
         } else {
             s.resting.push_back((self.submission, self.index));

@@ -129,7 +129,10 @@ impl PinnedPools {
         let Some(mut buffer) = self.fetch[1].take()? else { return Ok(None) };
         backlog.fetch_add(1, Ordering::AcqRel);
         let from = TransferEnd::Window { key, addr };
-        buffer.fill(|to, at| CopyOut::start(engine, Arc::default(), from, to, Some(at), len, backlog.clone()));
+        buffer.fill(|lane, to, at| {
+            let lane = lane.unwrap_or_else(|| CopyOut::lane(engine, Arc::default()));
+            CopyOut::start(engine, lane, from, to, Some(at), len, backlog.clone())
+        });
         Ok(Some(buffer))
     }
 

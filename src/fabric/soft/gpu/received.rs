@@ -3,8 +3,9 @@
 
 use super::arrived_bytes::ArrivedBytes;
 use super::atomic::{AtomicStep, Cell, To};
+use super::gpu_message::arrived_signal;
 use super::op::CallerWindow;
-use super::{Engine, Found, Op, Owner, TransferEnd, Use};
+use super::{Engine, Found, GpuMessage, Op, Owner, TransferEnd, Use};
 use crate::error::Error;
 use crate::fabric::soft::atomic::AtomicRequest;
 use crate::fabric::soft::lane::Lane;
@@ -44,32 +45,6 @@ impl Source {
     pub fn far(rank: u32, context: u32) -> Self {
         Self { rank, context, by_tcp: true }
     }
-}
-
-/// What came from another host for this rank's GPU, or behind such.
-pub enum GpuMessage {
-    /// Bytes for a GPU window.
-    Put {
-        /// Who sent them.
-        source: Source,
-        /// All of them.
-        bytes: ArrivedBytes,
-        /// The window's key.
-        key: u32,
-        /// Where they go.
-        addr: u64,
-    },
-    /// A signal in GPU memory, or behind bytes for it.
-    Signal {
-        /// Who sent it.
-        source: Source,
-        /// The window's key.
-        key: u32,
-        /// Its word.
-        addr: u64,
-        /// What is added.
-        value: u64,
-    },
 }
 
 /// What a sender asks to be fetched from its GPU memory.
@@ -273,7 +248,8 @@ impl Received {
 
     /// Bytes for a GPU window.
     pub fn put(&self, engine: &Engine, source: Source, bytes: Box<[u8]>, key: u32, addr: u64) {
-        if let Some(op) = self.operation(GpuMessage::Put { source, bytes: ArrivedBytes::Boxed(bytes), key, addr }) {
+        let bytes = ArrivedBytes::Boxed(bytes);
+        if let Some(op) = self.operation(GpuMessage::Put { source, bytes, key, addr, signal: None }) {
             engine.submit_later(op);
         }
     }
@@ -288,10 +264,11 @@ impl Received {
     /// The next operation of its sender. `None`: what comes of its context is dropped.
     fn operation(&self, message: GpuMessage) -> Option<Op> {
         match message {
-            GpuMessage::Put { source, bytes, key, addr } => Some(Op::received(self.owner(source)?, bytes, key, addr)),
+            GpuMessage::Put { source, bytes, key, addr, signal } => {
+                Some(Op { signal, ..Op::received(self.owner(source)?, bytes, key, addr) })
+            }
             GpuMessage::Signal { source, key, addr, value } => {
-                let signal = Signal { remote: addr, rkey: Key(key).signalled().0, value, strong: true };
-                Some(Op::signalled(self.owner(source)?, signal))
+                Some(Op::signalled(self.owner(source)?, arrived_signal(key, addr, value)))
             }
         }
     }

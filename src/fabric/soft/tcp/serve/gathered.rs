@@ -14,7 +14,11 @@ pub(super) struct GatheredMessages(Vec<GpuMessage>);
 impl Lanes<'_> {
     /// One more for the engine.
     pub(super) fn gather(&mut self, message: GpuMessage) {
-        self.gathered.0.push(message);
+        let apart = match self.gathered.0.last_mut() {
+            Some(last) => last.join(message),
+            None => Some(message),
+        };
+        self.gathered.0.extend(apart);
         if self.gathered.0.len() >= TOGETHER {
             self.hand_over();
         }

@@ -10,7 +10,7 @@ impl Inbound {
         let way = if refused { staged::PutWay::Direct } else { way };
         if let staged::PutWay::Engine(bytes) = way {
             let source = Source::far(lanes.sender, context);
-            lanes.gather(GpuMessage::Put { source, bytes, key: place.rkey, addr: place.addr });
+            lanes.gather(GpuMessage::Put { source, bytes, key: place.rkey, addr: place.addr, signal: None });
         } else if lanes.stripe != EXPRESS && (way.is_pinned() || !self.storing.is_empty()) {
             match self.store(lanes, way, &place) {
                 Some(buffer) => {
