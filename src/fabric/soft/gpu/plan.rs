@@ -171,10 +171,14 @@ impl Facts {
         }
     }
 
-    /// The longest copy within GPU memory for the copy kernel's first block.
+    /// The longest copy within GPU memory for the copy kernel's first block: for one warp what configuration says, or
+    /// less in a crowd; eight take twice as much.
     fn limit(&self) -> u64 {
-        let is_shared = matches!(self.kernel, KernelState::Takes(LaunchSize::Block | LaunchSize::WorkerBlocks));
-        self.limits.kernel.min(if self.crowd < CROWD || is_shared { u64::MAX } else { CROWDED_BYTES })
+        match self.kernel {
+            KernelState::Takes(LaunchSize::Block | LaunchSize::WorkerBlocks) => 2 * self.limits.kernel,
+            _ if self.crowd < CROWD => self.limits.kernel,
+            _ => self.limits.kernel.min(CROWDED_BYTES),
+        }
     }
 
     /// The longest copy, wherever from, that is quicker by worker blocks than by a submission. With others about copy
@@ -252,7 +256,7 @@ impl Facts {
 
     /// Whether the copy kernel does it sooner with more warps than one.
     pub fn wants_block(&self) -> bool {
-        self.len > SHARED_FROM && self.limits.has_workers && self.is_kind_of_kernel(self.limits.kernel)
+        self.len > SHARED_FROM && self.limits.has_workers && self.is_kind_of_kernel(2 * self.limits.kernel)
     }
 
     /// Whether worker blocks that take commands now would do it. They may find out that a window is gone.
