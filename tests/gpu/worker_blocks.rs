@@ -225,8 +225,8 @@ fn launches_have_a_block_where_copies_are_worth_one() {
     }
 }
 
-/// A copy kernel without worker blocks that has nothing to do stands in no large copy's way: a launch with some takes its
-/// place.
+/// A copy kernel without worker blocks that has nothing to do stands in no large copy's way: a launch with some takes
+/// its place.
 #[test]
 fn a_large_copy_does_not_wait_for_the_end_of_a_kernel_without_them() {
     const LARGE: usize = 64 << 10;

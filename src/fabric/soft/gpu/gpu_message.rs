@@ -34,8 +34,8 @@ pub enum GpuMessage {
 }
 
 impl GpuMessage {
-    /// Joins a signal in GPU memory to a put right before it of the same sender and context, which it is to follow anyhow:
-    /// one operation instead of two. `Some`: it stays by itself.
+    /// Joins a signal in GPU memory to a put right before it of the same sender and context, which it is to follow
+    /// anyhow: one operation instead of two. `Some`: it stays by itself.
     pub fn join(&mut self, next: Self) -> Option<Self> {
         match (self, next) {
             (Self::Put { source, signal: signal @ None, .. }, Self::Signal { source: of, key, addr, value })
