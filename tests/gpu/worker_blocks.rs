@@ -225,37 +225,6 @@ fn launches_have_a_block_where_copies_are_worth_one() {
     }
 }
 
-/// A copy kernel without worker blocks that has nothing to do stands in no large copy's way: a launch with some takes
-/// its place.
-#[test]
-fn a_large_copy_does_not_wait_for_the_end_of_a_kernel_without_them() {
-    const LARGE: usize = 64 << 10;
-    // The launch may be late on a busy machine, and the copy goes another way then.
-    let replaces = |_: u32| {
-        let fake = Fake::take();
-        let by_workers = AtomicU64::new(0);
-        job(2, 1, |r| {
-            let _context = fake.enter(0);
-            let src = fake.window(r, 0, LARGE / 8, 0);
-            let dst = fake.window(r, 0, LARGE / 8, 0);
-            let put = |len| r.put(0, (src.as_window(), 0), len, (dst.as_window(), 0), 1, None);
-            r.job.barrier.wait();
-            if r.rank == 0 {
-                wait_until("the first launches have ended", || fake.launched() == 0);
-                let (commands, before) = (fake.commands(), fake.worker_commands());
-                let some = || [(); 8].map(|()| put(8)).into_iter().for_each(|q| r.wait(q));
-                repeat_until("small puts have a kernel", some, || fake.commands() > commands + 8);
-                r.wait(put(LARGE));
-                by_workers.store(fake.worker_commands() - before, Ordering::Release);
-            }
-            r.job.barrier.wait();
-        });
-        fake.check();
-        by_workers.load(Ordering::Acquire) > 0
-    };
-    assert!((0..20).any(replaces), "it went another way each time");
-}
-
 /// Copies from another GPU: worker blocks take those that find few others, close together, and only where they are to.
 #[test]
 fn lone_copies_from_another_gpu() {

@@ -157,11 +157,13 @@ impl EngineState {
         self.handover.has_turn(!self.small.is_empty()) || self.workers_have_turn()
     }
 
-    /// Whether the first of the queue waits for worker blocks that run or may come up in time, and no submission may
+    /// Whether the first of the queue waits for a launch that runs or may come up in time, and no submission may
     /// start before it. While they run `dispatch` takes it, as soon as no submission is in flight; while they are
     /// awaited, their launch comes up or is late soon.
     fn workers_have_turn(&self) -> bool {
-        let first = self.queue.ready.front().filter(|_| self.handover.has_workers());
-        first.is_some_and(|op| plan(&self.facts(op, KernelState::Awaited, 0)) == Mover::WorkerBlocks)
+        let first = self.queue.ready.front().filter(|_| self.handover.size() > LaunchSize::Warp);
+        first
+            .map(|op| self.facts(op, KernelState::Awaited, 0))
+            .is_some_and(|facts| plan(&facts) == Mover::WorkerBlocks && self.handover.size() >= facts.wanted_size())
     }
 }

@@ -33,9 +33,9 @@ impl Handover {
         self.kernel.as_ref().is_none_or(CopyKernel::is_idle)
     }
 
-    /// Whether the present launch has worker blocks.
-    pub fn has_workers(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|kernel| kernel.size() == LaunchSize::WorkerBlocks)
+    /// The size of the present launch, whether it runs or is awaited.
+    pub fn size(&self) -> LaunchSize {
+        self.kernel.as_ref().map_or(LaunchSize::Warp, CopyKernel::size)
     }
 
     /// How many operations the copy kernel was ever given.
@@ -95,17 +95,15 @@ impl Handover {
         }
     }
 
-    /// Calls for worker blocks. Whether an operation is left to them: some run, or were launched, if need be now. A
+    /// Calls for launches of this size. Whether an operation is left to one: it runs, or was launched, if need be now. A
     /// launch that is late is no more (`CopyKernel::is_off`), and after some of those there are none for a while
     /// (`Backoff`).
-    pub fn call_workers(&mut self) -> bool {
+    pub fn call_size(&mut self, size: LaunchSize) -> bool {
         let Some(kernel) = self.kernel.as_mut() else { return false };
-        kernel.wants(LaunchSize::WorkerBlocks);
+        kernel.wants(size);
         if kernel.is_off() {
             kernel.launch(Instant::now());
-        } else if !kernel.is_busy() {
-            kernel.replace(Instant::now());
         }
-        kernel.size() == LaunchSize::WorkerBlocks
+        kernel.size() >= size
     }
 }

@@ -137,7 +137,7 @@ impl EngineState {
             let mut facts = self.facts(&op, self.handover.for_stream(), self.copies_beside(&op));
             let mut mover = plan(&facts);
             if mover == Mover::WorkerBlocks {
-                if self.handover.call_workers() {
+                if self.handover.call_size(facts.wanted_size()) {
                     self.queue.ready.push_front(op);
                     break;
                 }

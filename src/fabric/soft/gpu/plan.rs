@@ -44,7 +44,7 @@ const CLOSE: Duration = Duration::from_micros(100);
 pub enum Mover {
     /// The first block of the copy kernel, which may be one warp.
     CopyKernel,
-    /// The worker blocks of the copy kernel.
+    /// The worker blocks of the copy kernel; or, where none takes commands, a launch of the size that it wants.
     WorkerBlocks,
     /// A stream for bulk copies; the operation is deferred until its copy is done.
     BulkStream,
@@ -63,11 +63,11 @@ pub enum Mover {
 /// What the copy kernel can be asked for, as far as an operation at the head of the queue goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelState {
-    /// There is none, or it has no worker blocks to wait for.
+    /// There is none, or it is not waited for.
     Absent,
-    /// It takes no commands now; a launch with worker blocks can be asked for.
+    /// It takes no commands now; a launch can be asked for.
     Callable,
-    /// A launch with worker blocks runs or may come up in time.
+    /// A launch of the size that is wanted runs or may come up in time.
     Awaited,
     /// It takes commands, and no submission is in flight.
     Takes(LaunchSize),
@@ -251,6 +251,15 @@ impl Facts {
             KernelState::Absent => false,
             KernelState::Callable | KernelState::Awaited => self.is_same_gpu && self.len >= WORKERS_FROM,
             KernelState::Takes(_) => true,
+        }
+    }
+
+    /// The size of a launch that is worth waiting for: a block does up to 16 KiB by itself.
+    pub fn wanted_size(&self) -> LaunchSize {
+        if self.len <= 2 * self.limits.kernel {
+            LaunchSize::Block
+        } else {
+            LaunchSize::WorkerBlocks
         }
     }
 

@@ -219,6 +219,13 @@ fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
 }
 
 #[test]
+fn what_a_block_does_by_itself_waits_for_no_worker_blocks() {
+    let wanted = [2 * KIB, 16 * KIB, 16 * KIB + 4, MIB].map(|len| near(len, KernelState::Callable).wanted_size());
+    assert_eq!(wanted[..2], [LaunchSize::Block; 2]);
+    assert_eq!(wanted[2..], [LaunchSize::WorkerBlocks; 2]);
+}
+
+#[test]
 fn windows_are_looked_up_wherever_they_can_matter() {
     for kernel in [KernelState::Absent, KernelState::Callable, KernelState::Awaited, TAKES, SHARES, WORKS] {
         for len in [0, 8, KIB, 2 * KIB, 16 * KIB, MIB, 64 * MIB] {

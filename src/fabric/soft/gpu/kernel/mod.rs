@@ -207,16 +207,6 @@ impl CopyKernel {
         }
     }
 
-    /// Asks for a larger one in place of the present one, which has nothing to do and ends by itself.
-    pub fn replace(&mut self, now: Instant) {
-        debug_assert!(!self.is_busy());
-        if self.next.is_none() && self.sizes.next() > self.size() {
-            if let Some(slot) = self.ask(now) {
-                (self.present, self.phase, self.since, self.polls) = (slot, Phase::Launched, now, 0);
-            }
-        }
-    }
-
     /// Asks for a launch in a launch slot that is free; `None`: there can be none now.
     fn ask(&mut self, now: Instant) -> Option<usize> {
         self.forget_request();
