@@ -12,6 +12,7 @@ mod copy_kernel_launches;
 mod cost;
 mod engine;
 mod gdaki;
+mod gdaki_barriers;
 mod harness;
 mod local;
 mod processes;

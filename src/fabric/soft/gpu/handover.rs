@@ -95,9 +95,9 @@ impl Handover {
         }
     }
 
-    /// Calls for launches of this size. Whether an operation is left to one: it runs, or was launched, if need be now. A
-    /// launch that is late is no more (`CopyKernel::is_off`), and after some of those there are none for a while
-    /// (`Backoff`).
+    /// Calls for launches of this size. Whether an operation is left to one: it runs, or was launched, if need be
+    /// now. A launch that is late is no more (`CopyKernel::is_off`), and after some of those there are none for a
+    /// while (`Backoff`).
     pub fn call_size(&mut self, size: LaunchSize) -> bool {
         let Some(kernel) = self.kernel.as_mut() else { return false };
         kernel.wants(size);
