@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Small buffers of a direction: 512 KiB, more small messages than sockets carry in the time of a copy.
+/// Small buffers of a direction: 2 MiB, more small messages than sockets carry in the time of a copy.
 const SMALL_BUFFERS: u32 = 128;
 /// Small copies that are started together while others are in flight.
 const SMALL_GATHER: usize = 8;
