@@ -11,15 +11,6 @@ PROGRAM(host_put) { throw Absent("ncclPutSignal of NCCL 2.29.7 and later"); }
 
 #else
 
-// Counts the words of a block that are not what rank `from` gave, and keeps the first place.
-__global__ void compare_block(const uint64_t* at, size_t words, int from, unsigned long long* bad) {
-    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += size_t(gridDim.x) * blockDim.x)
-        if (at[i] != mix(from, i, words)) {
-            atomicAdd_system(&bad[0], 1ull);
-            atomicMin_system(&bad[1], static_cast<unsigned long long>(i));
-        }
-}
-
 // A communicator with one window, half of it to send from and half to receive in.
 class Windowed {
   public:
@@ -55,11 +46,7 @@ class Windowed {
 
     // What was received is what rank `from` gave: one block of `bytes`.
     void compare_with(const char* what, int from, size_t bytes) {
-        bad[0] = 0, bad[1] = ~0ull;
-        compare_block<<<256, 256, 0, stream>>>(reinterpret_cast<uint64_t*>(memory + half), bytes / 8, from, bad);
-        CUDA(cudaGetLastError());
-        CUDA(cudaStreamSynchronize(stream));
-        if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], bytes / 8, bad[1]));
+        compare_blocks(what, memory + half, bytes / 8, 1, from, 0, bad, stream);
     }
 
     void close() {
@@ -154,21 +141,12 @@ PROGRAM(host_put) {
     // A graph of puts and waits, launched again and again.
     for (size_t bytes : {size_t{8}, size_t{1} << 20}) {
         give_block(world, rank, bytes);
-        rank.stage("capture");
-        cudaGraph_t graph;
-        cudaGraphExec_t instance;
-        CUDA(cudaStreamBeginCapture(world.stream, cudaStreamCaptureModeThreadLocal));
-        world.put(0, bytes, right, 0);
-        world.wait(left, 1);
-        CUDA(cudaStreamEndCapture(world.stream, &graph));
-        CUDA(cudaGraphInstantiate(&instance, graph, 0));
-        rank.barrier();
-        rank.stage("graph");
-        const double us = microseconds_of(rank, world.stream, rounds_of(bytes), [&] { CUDA(cudaGraphLaunch(instance, world.stream)); });
+        const double us = microseconds_of_graph(rank, world.stream, rounds_of(bytes), [&] {
+            world.put(0, bytes, right, 0);
+            world.wait(left, 1);
+        });
         world.compare_with("graph", left, bytes);
         rank.row("a graph of ncclPutSignal, ncclWaitSignal", bytes, us, "us");
-        CUDA(cudaGraphExecDestroy(instance));
-        CUDA(cudaGraphDestroy(graph));
     }
     world.close();
 }

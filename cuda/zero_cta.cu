@@ -11,15 +11,6 @@ PROGRAM(zero_cta) { throw Absent("NCCL before 2.30.7 has no such collectives bet
 
 #else
 
-// Counts the words that are not what an all-gather brings: block k is what rank k gave.
-__global__ void compare_gathered(const uint64_t* at, size_t words, int n, unsigned long long* bad) {
-    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words * n; i += size_t(gridDim.x) * blockDim.x)
-        if (at[i] != mix(i / words, i % words, words)) {
-            atomicAdd_system(&bad[0], 1ull);
-            atomicMin_system(&bad[1], static_cast<unsigned long long>(i));
-        }
-}
-
 PROGRAM(zero_cta) {
     const bool quick = rank.options.quick;
     const int n = rank.count();
@@ -53,12 +44,8 @@ PROGRAM(zero_cta) {
         CUDA(cudaStreamSynchronize(stream));
     };
     auto check = [&](const char* what, size_t words, bool gathered) {
-        if (!gathered) return compare_all(rank, what, receive, words, bad, stream);
-        bad[0] = 0, bad[1] = ~0ull;
-        compare_gathered<<<256, 256, 0, stream>>>(reinterpret_cast<uint64_t*>(receive), words, n, bad);
-        CUDA(cudaGetLastError());
-        CUDA(cudaStreamSynchronize(stream));
-        if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], words * n, bad[1]));
+        // An all-gather brings from each rank the block that it gives rank 0.
+        compare_blocks(what, receive, words, n, 0, gathered ? 0 : rank.index, bad, stream);
     };
     for (bool gathered : {true, false}) {
         const char* what = gathered ? "all-gather" : "all-to-all";
@@ -76,20 +63,10 @@ PROGRAM(zero_cta) {
         }
         const size_t words = (1 << 20) / n / 8;
         prepare(words);
-        rank.stage("capture");
-        cudaGraph_t graph;
-        cudaGraphExec_t instance;
-        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        gathered ? all_gather(words) : all_to_all(words);
-        CUDA(cudaStreamEndCapture(stream, &graph));
-        CUDA(cudaGraphInstantiate(&instance, graph, 0));
-        rank.barrier();
-        rank.stage("graph");
-        const double us = microseconds_of(rank, stream, small_alltoall_rounds(rank), [&] { CUDA(cudaGraphLaunch(instance, stream)); });
+        const double us = microseconds_of_graph(rank, stream, small_alltoall_rounds(rank),
+                                                [&] { gathered ? all_gather(words) : all_to_all(words); });
         check("graph", words, gathered);
         rank.row(format("a graph of %s without kernels", what).c_str(), words * 8 * n, us, "us");
-        CUDA(cudaGraphExecDestroy(instance));
-        CUDA(cudaGraphDestroy(graph));
     }
     rank.stage("close");
     rank.barrier();

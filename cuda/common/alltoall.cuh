@@ -13,10 +13,11 @@ __global__ void give(uint64_t* at, size_t words, int n, int by) {
         at[i] = mix(by, i, words);
 }
 
-// Counts the words that are not what rank `me` has to receive, and keeps the first place.
-__global__ void compare(const uint64_t* at, size_t words, int n, int me, unsigned long long* bad) {
+// `n` blocks of `words`, from ranks `first` and following: counts the words that are not what each gives rank `me`, and keeps the
+// first place.
+__global__ void compare(const uint64_t* at, size_t words, int n, int first, int me, unsigned long long* bad) {
     for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words * n; i += size_t(gridDim.x) * blockDim.x)
-        if (at[i] != mix(i / words, me * words + i % words, words)) {
+        if (at[i] != mix(first + i / words, me * words + i % words, words)) {
             atomicAdd_system(&bad[0], 1ull);
             atomicMin_system(&bad[1], static_cast<unsigned long long>(i));
         }
@@ -29,12 +30,18 @@ inline void give_all(Rank& rank, void* at, size_t words, cudaStream_t stream) {
 }
 
 // `bad`: two words in mapped host memory.
-inline void compare_all(Rank& rank, const char* what, const void* at, size_t words, unsigned long long* bad, cudaStream_t stream) {
+inline void compare_blocks(const char* what, const void* at, size_t words, int n, int first, int me, unsigned long long* bad,
+                           cudaStream_t stream) {
     bad[0] = 0, bad[1] = ~0ull;
-    compare<<<256, 256, 0, stream>>>(static_cast<const uint64_t*>(at), words, rank.count(), rank.index, bad);
+    compare<<<256, 256, 0, stream>>>(static_cast<const uint64_t*>(at), words, n, first, me, bad);
     CUDA(cudaGetLastError());
     CUDA(cudaStreamSynchronize(stream));
-    if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], words * rank.count(), bad[1]));
+    if (bad[0]) throw Failure(format("%s: %llu of %zu words wrong, the first at %llu", what, bad[0], words * n, bad[1]));
+}
+
+// What an all-to-all brings.
+inline void compare_all(Rank& rank, const char* what, const void* at, size_t words, unsigned long long* bad, cudaStream_t stream) {
+    compare_blocks(what, at, words, rank.count(), 0, rank.index, bad, stream);
 }
 
 // Microseconds of one of `times` rounds that `launch()` enqueues on the stream, one after another.
@@ -46,6 +53,24 @@ double microseconds_of(Rank& rank, cudaStream_t stream, int times, Launch launch
     CUDA(cudaStreamSynchronize(stream));
     const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - started).count() / times;
     rank.barrier();
+    return us;
+}
+
+// The same of a graph of what `enqueue()` enqueues, launched so many times.
+template <typename Enqueue>
+double microseconds_of_graph(Rank& rank, cudaStream_t stream, int times, Enqueue enqueue) {
+    rank.stage("capture");
+    cudaGraph_t graph;
+    cudaGraphExec_t instance;
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    enqueue();
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&instance, graph, 0));
+    rank.barrier();
+    rank.stage("graph");
+    const double us = microseconds_of(rank, stream, times, [&] { CUDA(cudaGraphLaunch(instance, stream)); });
+    CUDA(cudaGraphExecDestroy(instance));
+    CUDA(cudaGraphDestroy(graph));
     return us;
 }
 

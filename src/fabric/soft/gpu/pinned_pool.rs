@@ -365,14 +365,13 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let mut s = self.pool.state.lock();
-        let copy = self.by_engine.take();
-        if copy.as_ref().is_some_and(CopyOut::writes) {
-            s.resting_out.extend(copy.map(|copy| (copy, self.index)));
-        } else if self.submission <= self.pool.device.flag(CopyWay::Small) {
-            s.lanes[self.index as usize] = copy.map_or_else(|| self.lane.take(), CopyOut::into_lane);
-            s.free.push(self.index);
-        } else {
-            s.resting.push_back((self.submission, self.index));
+        match self.by_engine.take() {
+            Some(copy) if copy.writes() => s.resting_out.push((copy, self.index)),
+            copy if self.submission <= self.pool.device.flag(CopyWay::Small) => {
+                s.lanes[self.index as usize] = copy.map_or_else(|| self.lane.take(), CopyOut::into_lane);
+                s.free.push(self.index);
+            }
+            _ => s.resting.push_back((self.submission, self.index)),
         }
         if self.pool.wanted.load(Ordering::Relaxed) && self.pool.wanted.swap(false, Ordering::AcqRel) {
             self.pool.fed.store(true, Ordering::Release);

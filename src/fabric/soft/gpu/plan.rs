@@ -3,6 +3,7 @@
 //! `dispatch` and `batch` collect the facts, ask, and do what is answered.
 
 use super::op::{Op, TransferEnd};
+use super::PinnedPools;
 use crate::config::GpuIssue;
 use crate::memory::key::Key;
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub const CROWDED_BYTES: u64 = 256;
 /// The longest copy between host memory and this GPU for the copy kernel's first block: a warp loads 4 KiB from host
 /// memory in 1.2 µs, where a submission of the stream takes 8 to 12 and waits until the copy kernel is through. As long
 /// as small messages from other hosts get.
-const HOST_UP_TO: u64 = 16 << 10;
+const HOST_UP_TO: u64 = PinnedPools::SMALL;
 /// Copies above this are shared by all warps of the copy kernel's first block; shorter ones are side by side anyhow.
 const SHARED_FROM: u64 = 1 << 10;
 /// The shortest copies for worker blocks, where the copy kernel's first block does not do them itself.
@@ -94,7 +95,7 @@ pub struct SignalAt {
 /// What configuration sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// The longest copy for the copy kernel's first block.
+    /// The longest copy for the copy kernel's first block where that is one warp.
     pub kernel: u64,
     /// Launches may have more warps than one.
     pub has_workers: bool,
@@ -102,6 +103,13 @@ pub struct PlanLimits {
     pub far: u64,
     /// The shortest copy for the bulk stream; 0: none goes there.
     pub bulk: u64,
+}
+
+impl PlanLimits {
+    /// The longest copy for a first block of eight warps.
+    fn of_block(&self) -> u64 {
+        2 * self.kernel
+    }
 }
 
 impl From<&GpuIssue> for PlanLimits {
@@ -175,7 +183,7 @@ impl Facts {
     /// less in a crowd; eight take twice as much.
     fn limit(&self) -> u64 {
         match self.kernel {
-            KernelState::Takes(LaunchSize::Block | LaunchSize::WorkerBlocks) => 2 * self.limits.kernel,
+            KernelState::Takes(LaunchSize::Block | LaunchSize::WorkerBlocks) => self.limits.of_block(),
             _ if self.crowd < CROWD => self.limits.kernel,
             _ => self.limits.kernel.min(CROWDED_BYTES),
         }
@@ -256,7 +264,7 @@ impl Facts {
 
     /// The size of a launch that is worth waiting for: a block does up to 16 KiB by itself.
     pub fn wanted_size(&self) -> LaunchSize {
-        if self.len <= 2 * self.limits.kernel {
+        if self.len <= self.limits.of_block() {
             LaunchSize::Block
         } else {
             LaunchSize::WorkerBlocks
@@ -265,7 +273,7 @@ impl Facts {
 
     /// Whether the copy kernel does it sooner with more warps than one.
     pub fn wants_block(&self) -> bool {
-        self.len > SHARED_FROM && self.limits.has_workers && self.is_kind_of_kernel(2 * self.limits.kernel)
+        self.len > SHARED_FROM && self.limits.has_workers && self.is_kind_of_kernel(self.limits.of_block())
     }
 
     /// Whether worker blocks that take commands now would do it. They may find out that a window is gone.

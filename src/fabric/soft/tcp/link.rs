@@ -23,7 +23,7 @@ use super::send_buffer::{FrameOwner, SendBuffer};
 use super::sock;
 use super::wire::{Bell, Frame, Refusal, WindowBytes, HEADER};
 use crate::error::Error;
-use crate::fabric::soft::gpu::PinnedBuffer;
+use crate::fabric::soft::gpu::{PinnedBuffer, PinnedPools};
 use crate::fabric::soft::lane::Task;
 use crate::memory::key::Key;
 use crate::rma::op::{Get, Put, Transfer};
@@ -38,9 +38,9 @@ use std::time::Instant;
 pub const CHUNK: usize = 256 * 1024;
 
 /// Puts up to this size are copied to the stage and are locally complete at once.
-pub const SMALL: usize = 16 * 1024;
+pub const SMALL: usize = PinnedPools::SMALL as usize;
 
-const _: () = assert!(CHUNK as u64 <= crate::fabric::soft::gpu::PinnedPools::LARGE);
+const _: () = assert!(CHUNK as u64 <= PinnedPools::LARGE);
 
 /// Small operations of one lane in a turn, in bytes of frames.
 const SMALL_TURN: usize = 16 * 1024;
