@@ -297,6 +297,8 @@ impl World {
                 self.use_uar(cq.uar, -1);
             }
             Kind::Qp(number) => {
+                // Its record may have announced what it was rung for: a device sees each doorbell when it is written.
+                self.read_registers();
                 let qp = self.mlx5.qps.remove(&number).ok_or(libc::ENOENT)?;
                 self.count_uses(&qp, -1);
             }

@@ -60,7 +60,7 @@ impl World {
 
     /// Doorbells in registers: the first 8 bytes of an entry, or of one that there never was, with the index behind the
     /// last one and no segments.
-    fn read_registers(&mut self) {
+    pub(super) fn read_registers(&mut self) {
         let mut rung = Vec::new();
         for (&id, uar) in &mut self.mlx5.uars {
             for (seen, register) in uar.seen.iter_mut().zip([REGISTER, REGISTER_WITHOUT_RECORD]) {
