@@ -104,7 +104,7 @@ fn strong_signals_follow_everything() {
         job(2, 1, |r| {
             let gpu = r.rank as i32;
             let _context = fake.enter(gpu);
-            let rounds = 300u64;
+            let rounds = 150u64;
             let src = fake.window(r, gpu, 1 << 16, 0);
             let dst = fake.window(r, gpu, 1 << 16, 0);
             let sig = fake.signals(r, gpu, 2, flags);
@@ -148,7 +148,7 @@ fn strong_signals_follow_everything() {
 /// Many unfinished operations, many senders, one signal; the receiver does nothing.
 #[test]
 fn fan_in_adds_up() {
-    let runs = KINDS.into_iter().zip([5000, 5000, 200]).flat_map(|(k, n)| [(k, n, "auto"), (k, n, "staged")]);
+    let runs = KINDS.into_iter().zip([2000, 2000, 200]).flat_map(|(k, n)| [(k, n, "auto"), (k, n, "staged")]);
     for (signals, n, transport) in runs {
         let fake = Fake::take();
         fake.set_transport(transport);

@@ -22,7 +22,7 @@ fn strong_signals_follow_everything() {
             let host_sig = r.window(2, 1);
             let peer = 1 - r.rank;
             let (mut on_gpu, mut on_host) = (0, 0);
-            for round in 1..=200u64 {
+            for round in 1..=120u64 {
                 let host_signal = round % 3 == 0;
                 *(if host_signal { &mut on_host } else { &mut on_gpu }) += 1;
                 let wait = |i: usize| match host_signal {
