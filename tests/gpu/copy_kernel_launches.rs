@@ -111,6 +111,23 @@ fn another_slot_takes_over_from_a_late_launch() {
     assert_eq!(fake.launched(), 0);
 }
 
+/// A stream is not free yet, and the driver takes its time to say so: the launch is late before it is none. Its slot
+/// is used again: there are more rounds than launch slots.
+#[test]
+fn a_late_launch_that_never_was_leaves_its_slot() {
+    let fake = take();
+    with_bursts(&fake, |burst| {
+        for _ in 0..3 * LAUNCH_SLOTS {
+            wait_until("all have ended", || fake.launched() == 0);
+            fake.slow_queries(1);
+            repeat_until("a query is slow", &mut *burst, || fake.slow_queries_left() == 0);
+            let before = fake.commands();
+            repeat_until("another launch carries", &mut *burst, || fake.commands() >= before + 8);
+        }
+    });
+    fake.check();
+}
+
 /// Where every launch is late there is one in each launch slot, no more, and traffic goes on without them.
 #[test]
 fn there_are_no_more_late_launches_than_slots() {

@@ -262,6 +262,10 @@ impl FakeStream {
     }
 
     pub fn query(&self) -> CUresult {
+        if is_primary(self.context) && take_slow_query() {
+            std::thread::sleep(SLOW_QUERY);
+            return CUDA_ERROR_NOT_READY;
+        }
         // First: whoever has counted the last piece of work down has left its error before.
         let is_unfinished = self.progress.unfinished.load(Ordering::Acquire) > 0;
         match self.error() {
@@ -269,6 +273,27 @@ impl FakeStream {
             code => code,
         }
     }
+}
+
+/// How long a slow query takes: a thread that a busy host holds up in the driver.
+const SLOW_QUERY: Duration = Duration::from_millis(1);
+static SLOW_QUERIES: AtomicUsize = AtomicUsize::new(0);
+
+fn take_slow_query() -> bool {
+    SLOW_QUERIES.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok()
+}
+
+/// The next `n` queries of streams of the application's contexts take a while and find work, as if the GPU had its turn
+/// with another process before a kernel's end.
+#[no_mangle]
+pub extern "C" fn fake_slow_queries(n: usize) {
+    SLOW_QUERIES.store(n, Ordering::Release);
+}
+
+/// How many of them are to come.
+#[no_mangle]
+pub extern "C" fn fake_slow_queries_left() -> usize {
+    SLOW_QUERIES.load(Ordering::Acquire)
 }
 
 /// Memory was there when the work was queued, and was freed before it was done.

@@ -13,3 +13,17 @@ pub fn take() -> Fake {
     fake.set_issue("kernel=4096");
     fake
 }
+
+impl Fake {
+    /// So many of the next queries of the application's streams take a while and find work.
+    pub fn slow_queries(&self, n: usize) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(usize)>(b"fake_slow_queries")(n) }
+    }
+
+    /// How many of them are to come.
+    pub fn slow_queries_left(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_slow_queries_left")() }
+    }
+}

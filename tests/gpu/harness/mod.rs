@@ -63,6 +63,7 @@ impl Fake {
         fake.hold_kernels(false);
         fake.capture(false);
         fake.hold_launches(0);
+        fake.slow_queries(0);
         fake.kernel_limits(0, 0);
         fake.calm();
         std::env::remove_var("OXYGIN_GPU_ISSUE");

@@ -136,8 +136,8 @@ pub struct CopyKernel {
     app: Arc<AppThread>,
     launcher: Arc<Launcher>,
     slots: Vec<LaunchSlot>,
-    /// The last launch that was asked for, as long as it is not known what has become of it.
-    request: Option<Arc<Request>>,
+    /// The last launch that was asked for, as long as it is not known what has become of it, and in which launch slot.
+    request: Option<(usize, Arc<Request>)>,
     /// The present launch slot: where the last launch was that is or was awaited. Launches in others are gone, or late;
     /// none of them has a command to do.
     present: usize,
@@ -218,7 +218,7 @@ impl CopyKernel {
         let slot = choose(self.present, LAUNCH_SLOTS, |i| may_be(i) && self.slots[i].is_gone())?;
         let size = self.sizes.next();
         let what = self.slots[slot].next_launch(size, self.workers);
-        self.request = Some(Request::post(&self.app, &self.launcher, self.rank, what));
+        self.request = Some((slot, Request::post(&self.app, &self.launcher, self.rank, what)));
         self.sizes.launched();
         self.stats.launches += 1;
         Some(slot)
@@ -247,14 +247,17 @@ impl CopyKernel {
     }
 
     /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
+    /// Its launch slot is free again if nothing was launched, which may show long after it was late.
     fn forget_request(&mut self) {
-        match self.request.as_ref().map(|r| r.fate()) {
-            Some(Fate::Waits | Fate::Taken) | None => {}
-            Some(fate) => {
-                self.is_refused |= fate == Fate::Refused;
-                self.request = None;
-            }
+        let Some((slot, request)) = &self.request else { return };
+        let fate = request.fate();
+        match fate {
+            Fate::Waits | Fate::Taken => return,
+            Fate::Launched => {}
+            Fate::NotFree | Fate::Refused | Fate::Cancelled => self.slots[*slot].take_back(),
         }
+        self.is_refused |= fate == Fate::Refused;
+        self.request = None;
     }
 
     /// Its state, in words.
@@ -265,7 +268,7 @@ impl CopyKernel {
             Phase::Up => "running",
         };
         let waiting = self.slots.iter().filter(|b| b.is_waiting()).count();
-        let stands = self.request.as_ref().is_some_and(|r| r.fate() == Fate::Taken);
+        let stands = self.request.as_ref().is_some_and(|(_, r)| r.fate() == Fate::Taken);
         format!(
             "{phase}, {waiting} of {LAUNCH_SLOTS} launches wait for their turn{}, {} of its commands are not done",
             if stands { ", one of them in the driver's call" } else { "" },
@@ -393,17 +396,21 @@ impl CopyKernel {
             self.phase = Phase::Off;
             return;
         }
-        let is_none = |r: &Arc<Request>| matches!(r.fate(), Fate::NotFree | Fate::Refused);
         let is_late = now.saturating_duration_since(self.since) > LATE;
         // One that is late and that the thread has not come to is none from here on.
-        match &self.request {
-            Some(request) if is_none(request) || is_late && request.cancel() => self.slots[self.present].take_back(),
-            _ if is_late => {}
-            _ => return,
+        let is_none = self.request.as_ref().is_some_and(|(slot, request)| {
+            *slot == self.present
+                && (matches!(request.fate(), Fate::NotFree | Fate::Refused) || is_late && request.cancel())
+        });
+        if !is_none && !is_late {
+            return;
         }
         self.backoff.late(now);
         self.sizes.late(self.slots[self.present].size());
         self.phase = Phase::Off;
+        if is_none {
+            self.forget_request();
+        }
     }
 
     /// What a copy kernel that is gone has left undone. Nobody does it any more: the next one begins behind it.
@@ -436,7 +443,7 @@ impl CopyKernel {
             return false;
         }
         // One that was not launched will not be; one that is late ends as soon as it comes up.
-        if let Some(request) = &self.request {
+        if let Some((_, request)) = &self.request {
             request.cancel();
         }
         self.slots.iter().for_each(LaunchSlot::stop);
