@@ -119,8 +119,8 @@ fn a_late_launch_that_never_was_leaves_its_slot() {
     with_bursts(&fake, |burst| {
         for _ in 0..3 * LAUNCH_SLOTS {
             wait_until("all have ended", || fake.launched() == 0);
-            fake.slow_queries(1);
-            repeat_until("a query is slow", &mut *burst, || fake.slow_queries_left() == 0);
+            fake.slow_queries(2);
+            repeat_until("queries are slow", &mut *burst, || fake.slow_queries_left() == 0);
             let before = fake.commands();
             repeat_until("another launch carries", &mut *burst, || fake.commands() >= before + 8);
         }

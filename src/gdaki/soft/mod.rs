@@ -8,6 +8,7 @@
 mod arrival;
 pub mod capture;
 pub mod doorbell;
+mod early;
 pub mod keys;
 pub mod meaning;
 pub mod queue;

@@ -3,8 +3,9 @@
 use super::arrival::{Arrival, Shown};
 use super::capture::{CapturedEnd, Tape};
 use super::doorbell::{DoorbellWords, Look};
+use super::early::Early;
 use super::meaning::{Fault, Terms, Windows};
-use super::slots::{is_whole, EntrySlots};
+use super::slots::{shown, EntrySlots};
 use crate::config::Ringing;
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
 use crate::gdaki::entry::send::{Request, SendEntry, View};
@@ -16,11 +17,7 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-/// How long an entry may stay away after its doorbell. It was on its way when that was rung, so microseconds; what is
-/// not here after a quarter of a second never was.
-const PATIENCE: Duration = Duration::from_millis(250);
 /// Slots at most: indices in doorbells have 16 bits, of which one tells before from behind.
 pub const SLOTS_MAX: u32 = 1 << 15;
 /// No entry.
@@ -74,8 +71,7 @@ pub struct SendQueue {
     fetches: u64,
     /// The entry that wrote the batch's last operation, if that may carry the signal of the entry behind it.
     writer: u64,
-    /// What has been rung and has not arrived, and since when it is waited for.
-    missing: Option<(u64, Instant)>,
+    early: Early,
     /// What a wait at the head of the queue waits for.
     waits_for: Option<(u32, u32)>,
     /// Completions that device code has not been told of, where they are counted for it.
@@ -116,7 +112,7 @@ impl SendQueue {
             overrun: NEVER,
             fetches: 0,
             writer: NEVER,
-            missing: None,
+            early: Early::default(),
             waits_for: None,
             // An operation with its signal is two entries: half of what is best for descriptors.
             owed: places.credits.map(|at| Owed::new(at, places.size / 8)),
@@ -127,8 +123,9 @@ impl SendQueue {
     }
 
     /// Has `tape` keep what is taken from here on: before anything was.
-    pub fn taped(self, tape: Option<Tape>) -> Self {
-        Self { tape, ..self }
+    pub fn taped(mut self, tape: Option<Tape>) -> Self {
+        self.tape = tape;
+        self
     }
 
     /// The next `n` entries are taken: their slots are read once more.
@@ -199,7 +196,7 @@ impl SendQueue {
     /// The entry has begun to arrive, and no word says that it has been rung.
     #[cold]
     fn look_for_silence(&mut self, index: u64) {
-        if self.slots.has_arrived(index) && self.arrival.is_unrung(index) {
+        if self.slots.shown(index) != Shown::No && self.arrival.is_unrung(index) {
             log::warn!(
                 "context {}, to rank {}: kernels write entries and do not ring as NCCL 2.31.2 and newer do: they were \
                  compiled with an older NCCL. Entries are found by their arrival, which is slow; compile the kernels \
@@ -255,23 +252,10 @@ impl SendQueue {
         self.records[at] = record;
     }
 
-    /// The entry cannot be, or has not arrived yet.
+    /// The entry cannot be.
     #[cold]
     fn refuse(&mut self, index: u64, bytes: &[u8; ENTRY_BYTES], fault: Fault) -> Entry {
         let view = View(bytes);
-        let has_arrived = is_whole(bytes, index);
-        if !has_arrived && fault != Fault::Overrun {
-            let now = Instant::now();
-            let since = match self.missing {
-                Some((missing, since)) if missing == index => since,
-                _ => now,
-            };
-            self.missing = Some((index, since));
-            if now.duration_since(since) < PATIENCE {
-                return Entry::Absent;
-            }
-        }
-        let fault = if has_arrived || fault == Fault::Overrun { fault } else { Fault::Missing(view.index()) };
         self.note(index, Record { opcode: view.opcode(), syndrome: Some(fault.syndrome()), is_signalled: true });
         Entry::Refused(format!(
             "device code wrote an entry that cannot be: {} (queue pair {}, entry {index}: opcode {:#04x}, {} segments; \
@@ -362,6 +346,20 @@ fn join(ops: &mut Vec<Op>) -> bool {
     true
 }
 
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        if self.early.entries() > 0 {
+            log::info!(
+                "context {}, to rank {}: of {} entries {} were rung for before all of them had arrived, and waited for",
+                self.windows.terms().context,
+                self.windows.peer(),
+                self.next,
+                self.early.entries(),
+            );
+        }
+    }
+}
+
 impl Ring for SendQueue {
     type Head = Look;
 
@@ -394,15 +392,19 @@ impl Ring for SendQueue {
         }
         let bytes = self.slots.read(index);
         let view = View(&bytes);
+        if index >= self.overrun && !self.is_stopped {
+            return self.refuse(index, &bytes, Fault::Overrun);
+        }
+        let shown = shown(&bytes, index);
+        if shown != Shown::All && !self.early.is_overdue(index, shown) {
+            return Entry::Absent;
+        }
         if self.is_stopped {
             let syndrome = Some(self.flush_syndrome(index));
             self.note(index, Record { opcode: view.opcode(), syndrome, is_signalled: true });
             return Entry::Nothing(Finish::NONE);
         }
-        if index >= self.overrun {
-            return self.refuse(index, &bytes, Fault::Overrun);
-        }
-        if view.index() != index as u16 {
+        if shown == Shown::No {
             return self.refuse(index, &bytes, Fault::Missing(view.index()));
         }
         let carried = match SendEntry::parse(&bytes) {
@@ -424,9 +426,7 @@ impl Ring for SendQueue {
         if self.tape.is_some() {
             self.tell_taken(n);
         }
-        // All that is known of an entry that nobody rings is what it changes.
-        let all = self.arrival.is_silent();
-        (self.next..self.next + u64::from(n)).for_each(|index| self.slots.clear(index, all));
+        (self.next..self.next + u64::from(n)).for_each(|index| self.slots.clear(index));
         self.next += u64::from(n);
     }
 

@@ -1,3 +1,4 @@
+use super::super::early::UNSURE;
 use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
@@ -6,6 +7,7 @@ use crate::rma::atomic::Atomics;
 use crate::rma::op::{Get, Payload, Signal, Value};
 use crate::rma::refusal::Target;
 use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 const SIZE: usize = 4;
 
@@ -167,4 +169,54 @@ fn a_wait_for_an_entry_without_a_completion_entry_ends_where_they_are_counted() 
         queue.credit(1);
         assert_eq!(queue.is_over(9, 0), Ok(is_over));
     }
+}
+
+/// The word for an entry is visible here before all of the entry is.
+#[test]
+fn what_is_rung_before_it_has_arrived_is_waited_for() {
+    const MISSING: u64 = u64::MAX;
+    // An addition of 5 to a word of a window that there is not, but for its operand; a write, but for its address;
+    // nothing to do, but for its flags.
+    let add = [0x12_0000_0904, 8 << 32, 64, 0x77 << 40, 5, 0, 8 << 32 | 0x100, 0];
+    let write = [0x08_0000_0903, 8 << 32, 64, 0x77 << 40, 8 << 32 | 0x77 << 8, 64, MISSING, MISSING];
+    let nop = [0x0901, 0, MISSING, MISSING, MISSING, MISSING, MISSING, MISSING];
+    for (entry, late) in [(add, 4), (write, 2), (nop, 1)] {
+        let shared = Shared::new();
+        let mut queue = shared.queue(Ringing::FreeFlow, None);
+        let store = |i: usize, word: u64| shared.slots[i].store(word.to_be(), Ordering::Relaxed);
+        (0..8).filter(|&i| i != late).for_each(|i| store(i, entry[i]));
+        shared.ring(0);
+        queue.begin();
+        let mut ops = Vec::new();
+        assert_eq!(queue.read(0, &mut ops), Entry::Absent, "{entry:x?} without word {late}");
+        store(late, entry[late]);
+        match queue.read(0, &mut ops) {
+            Entry::Nothing(Finish::NONE) => assert_eq!(entry, nop),
+            Entry::Refused(why) => assert!(entry != nop && why.contains("key"), "{why}"),
+            other => panic!("{entry:x?}: {other:?}"),
+        }
+        assert!(ops.is_empty());
+    }
+}
+
+/// Of an addition of -1 a word is what words are before they are written: it counts when it has stood for a while.
+#[test]
+fn what_may_have_arrived_is_taken_when_it_has_stood() {
+    let shared = Shared::new();
+    let mut queue = shared.queue(Ringing::FreeFlow, None);
+    let began = Instant::now();
+    shared.nop(0);
+    shared.slots[1].store(u64::MAX, Ordering::Relaxed);
+    shared.ring(0);
+    let mut looks = 0;
+    loop {
+        queue.begin();
+        match queue.read(0, &mut Vec::new()) {
+            Entry::Absent => looks += 1,
+            entry => break assert_eq!(entry, Entry::Nothing(Finish::NONE)),
+        }
+    }
+    assert!(looks > 0 && began.elapsed() >= UNSURE && began.elapsed() < Duration::from_secs(60));
+    queue.take(1);
+    assert!(shared.slots[..8].iter().all(|word| word.load(Ordering::Relaxed) == u64::MAX), "for the next lap");
 }

@@ -1,8 +1,8 @@
 //! The slots of a send queue, into which device code writes entries.
 //!
 //! Slots are all ones but for what device code has written and this side has not taken. Device code stores an entry and
-//! rings with an order that holds on its GPU alone; what has been rung and is still all ones in a place where no entry
-//! is has not arrived yet, and is waited for.
+//! rings with an order that holds on its GPU alone, so that a doorbell may be visible here before the entry is. A word
+//! that is no longer all ones is the entry's; one that still is may be, or has not arrived.
 
 use super::arrival::Shown;
 use crate::gdaki::entry::send::{opcode, View};
@@ -12,8 +12,8 @@ use std::sync::atomic::{fence, AtomicU64, Ordering};
 
 /// Words of a slot.
 const WORDS: usize = ENTRY_BYTES / 8;
-/// The words that are set to all ones once an entry is taken: those by which it shows that a control segment, a remote
-/// key, and the lengths and keys of two data segments have arrived.
+/// The words that are all ones in no entry: a control segment's first, a remote key, and the lengths and keys of two
+/// data segments.
 const MARKED: [usize; 4] = [0, 3, 4, 6];
 
 /// The slots.
@@ -32,7 +32,7 @@ impl EntrySlots {
     /// The first word of slot 0 is at `first`; all of them are valid as long as this lives.
     pub unsafe fn new(first: NonNull<AtomicU64>, size: u32) -> Self {
         let slots = Self { first, size: u64::from(size) };
-        (0..slots.size).for_each(|index| slots.clear(index, true));
+        (0..slots.size).for_each(|index| slots.clear(index));
         slots
     }
 
@@ -60,14 +60,10 @@ impl EntrySlots {
         unsafe { std::mem::transmute(words) }
     }
 
-    /// Sets a slot for the entry that comes next: the words by which that shows that it has arrived, or all of them.
+    /// Sets a slot for the entry that comes next.
     #[inline(always)]
-    pub fn clear(&self, index: u64, all: bool) {
-        let slot = self.slot(index);
-        match all {
-            true => slot.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed)),
-            false => MARKED.iter().for_each(|&word| slot[word].store(u64::MAX, Ordering::Relaxed)),
-        }
+    pub fn clear(&self, index: u64) {
+        self.slot(index).iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
     }
 
     /// Whether anything of an entry is in a slot that was cleared.
@@ -76,28 +72,36 @@ impl EntrySlots {
         self.slot(index)[0].load(Ordering::Relaxed) != u64::MAX
     }
 
-    /// Whether all of an entry is in its slot, as far as marked words show.
-    pub fn has_arrived(&self, index: u64) -> bool {
-        is_whole(&self.read(index), index)
-    }
-
-    /// How much of an entry a slot shows of which all words were cleared. The segments that the entry counts are
-    /// written; one word of data or of an operand may be all ones.
+    /// How much of an entry its slot shows.
     pub fn shown(&self, index: u64) -> Shown {
-        let bytes = self.read(index);
-        if !is_whole(&bytes, index) {
-            return Shown::No;
-        }
-        let written = (16 * View(&bytes).segments() as usize).min(ENTRY_BYTES);
-        match bytes[..written].chunks_exact(8).any(|word| word == [0xff; 8]) {
-            true => Shown::Unsure,
-            false => Shown::All,
-        }
+        shown(&self.read(index), index)
     }
 }
 
-/// Whether these bytes are entry `index`, and what its opcode says is there.
-pub fn is_whole(bytes: &[u8; ENTRY_BYTES], index: u64) -> bool {
+/// How much of entry `index` is in the bytes of its slot: of the segments that it counts, as they are what device code
+/// writes. A word of data or of an operand may be meant to be all ones.
+#[inline(always)]
+pub fn shown(bytes: &[u8; ENTRY_BYTES], index: u64) -> Shown {
+    let view = View(bytes);
+    let words = bytes.chunks_exact(8).enumerate();
+    let blank = words.fold(0, |blank, (i, word)| blank | u32::from(word == [0xff; 8]) << i);
+    let written = (1 << (2 * u32::from(view.segments())).min(WORDS as u32)) - 1;
+    match blank & written == 0 && view.index() == index as u16 {
+        true => Shown::All,
+        false => shown_in_part(bytes, index),
+    }
+}
+
+#[cold]
+fn shown_in_part(bytes: &[u8; ENTRY_BYTES], index: u64) -> Shown {
+    match is_whole(bytes, index) {
+        true => Shown::Unsure,
+        false => Shown::No,
+    }
+}
+
+/// Whether these bytes are entry `index`, and what its opcode says is there, as far as marked words show.
+fn is_whole(bytes: &[u8; ENTRY_BYTES], index: u64) -> bool {
     let view = View(bytes);
     let marked: &[usize] = match (view.opcode(), view.segments()) {
         (opcode::WRITE | opcode::READ, 3) => &MARKED[..3],
@@ -128,12 +132,10 @@ mod tests {
         write(0, 8);
         assert!(slots.has_begun(0) && slots.shown(0) == Shown::All && slots.shown(1) == Shown::No);
         write(0, u64::MAX);
-        assert!(slots.has_arrived(0) && slots.shown(0) == Shown::Unsure, "a word may be meant so, or be missing");
+        assert_eq!(slots.shown(0), Shown::Unsure, "a word may be meant so, or be missing");
         write(3, 8);
         assert_eq!((slots.shown(1), slots.shown(3)), (Shown::No, Shown::All), "another lap's");
-        slots.clear(3, false);
-        assert_eq!((slots.has_begun(5), slots.slot(5)[1].load(Ordering::Relaxed)), (false, 8));
-        slots.clear(3, true);
+        slots.clear(3);
         assert!(slots.slot(5).iter().all(|word| word.load(Ordering::Relaxed) == u64::MAX));
     }
 }
