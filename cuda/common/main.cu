@@ -142,6 +142,19 @@ std::vector<pid_t> start_all(Board* board, const Options& options, int first) {
     return children;
 }
 
+// Where each thread of ranks that hang stands: beside NCCL's log, if that has a folder, and where eu-stack (elfutils) is.
+void keep_stacks(const std::vector<pid_t>& children) {
+    const char* pattern = getenv("NCCL_DEBUG_FILE");
+    const char* slash = pattern ? strrchr(pattern, '/') : nullptr;
+    if (!slash) return;
+    const std::string folder(pattern, slash);
+    for (pid_t child : children) {
+        const std::string command = format("command -v eu-stack >/dev/null && timeout 10 eu-stack -p %d >'%s/stacks.%d' 2>&1",
+                                           child, folder.c_str(), child);
+        if (system(command.c_str()) != 0) return;
+    }
+}
+
 void end_all(std::vector<pid_t>& children) {
     for (pid_t child : children) kill(child, SIGKILL);
     for (pid_t child : children) waitpid(child, nullptr, 0);
@@ -205,6 +218,8 @@ int main(int argc, char** argv) {
             printf("FAIL %s (%.2f s): %s\n", name, seconds, headline);
             for (int r = 0; r < options.ranks; r++)
                 printf("  rank %d, at '%s': %s\n", r, board->stage[r], board->reason[r][0] ? board->reason[r] : "no error of its own");
+            fflush(stdout);
+            if (!board->failed) keep_stacks(children);
             end_all(children);
         } else if (board->absent) {
             printf("ABSENT %s (%.2f s): %s\n", name, seconds, board->reason[0]);

@@ -116,6 +116,11 @@ class Part:
         return bool(verdict)
 
 
+def ending(log, lines=8):
+    """The last lines of a process's part of NCCL's log, without host, process and thread: what there is of a hang."""
+    return [re.sub(r"^.*?(?=NCCL )", "", line) for line in log.splitlines()[-lines:]]
+
+
 def lines_of(process, deadline):
     """The lines of its output as they come; ends with it, or kills it at `deadline`. The last item is None if it was cut."""
     pipe = process.stdout
@@ -186,6 +191,8 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
             result["status"] = "hang" if hung else "not ours" if part.verdict == "PASS" else "fail"
             words = [l.strip() for l in part.lines if l.strip()][-8:] or ["it ended without a word"]
             result["why"] = words + wrong + warnings[:4]
+            if result["status"] == "hang":
+                result["log_ends"] = [ending(section) for section in sections]
         if result["status"] not in ("pass", "absent"):
             row += 1
         elif part.program not in NO_FABRIC:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Stands in for the executable of the GPU programs: says what they would say and writes the log that NCCL would write.
 
-FAKE_MOOD is a JSON object, "LAYOUT-FOLDER/PROGRAM": "fail", "hang", "crash" or "other plugin".
+FAKE_MOOD is a JSON object, "LAYOUT-FOLDER/PROGRAM": "fail", "late" (a hang that the executable ends),
+"hang", "crash" or "other plugin".
 FAKE_TRACE is a file that gets a line at the start and the end of each program, with the GPUs.
 """
 import json
@@ -73,7 +74,9 @@ def main():
             time.sleep(60)
         if mood == "crash":
             os._exit(9)
-        if mood == "fail":
+        if mood == "late":
+            print(f"FAIL {program} (9.00 s): did not end in time\n  rank 0, at 'start': no error of its own", flush=True)
+        elif mood == "fail":
             print(f"FAIL {program} (0.10 s): a rank failed\n  rank 0, at 'start': wrong data", flush=True)
         else:
             print(f"PASS {program} (0.10 s)", flush=True)
