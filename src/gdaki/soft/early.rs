@@ -1,7 +1,7 @@
 //! Entries that are rung for before all of them has arrived.
 //!
-//! Device code orders an entry before its doorbell for its own GPU alone. What it writes to host memory may become visible
-//! here in another order, and the loads that read an entry may fall in between.
+//! Device code orders an entry before its doorbell for its own GPU alone. What it writes to host memory may become
+//! visible here in another order, and the loads that read an entry may fall in between.
 
 use super::arrival::Shown;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ pub struct Early {
 }
 
 impl Early {
-    /// Entry `index` has been rung for, and its bytes, read before this, do not show all of it. Whether it is waited for
-    /// no longer: they are what there is.
+    /// Entry `index` has been rung for, and its bytes, read before this, do not show all of it. Whether it is waited
+    /// for no longer: they are what there is.
     #[cold]
     pub fn is_overdue(&mut self, index: u64, shown: Shown) -> bool {
         let now = Instant::now();
