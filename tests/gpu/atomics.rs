@@ -11,7 +11,7 @@ use oxygin::memory::gpu::inspect;
 use oxygin::memory::registry::{Extent, Registry};
 use oxygin::memory::window::Registration;
 use oxygin::rma::atomic::{Change, Width};
-use oxygin::rma::op::{Op, Put, Signal};
+use oxygin::rma::op::{Get, Op, Put, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -220,4 +220,32 @@ fn a_wrong_word_fails_its_context_alone() {
         }
         fake.check();
     }
+}
+
+/// More of them than there are small buffers, behind a get whose answer, which needs one, arrives in front of theirs.
+#[test]
+fn those_that_wait_leave_buffers_to_answers_in_front_of_theirs() {
+    const MANY: u64 = 300;
+    const BYTES: u64 = 4096;
+    let fake = Fake::take();
+    {
+        let _current = fake.enter(1);
+        let ranks = join(2, SoftTransport::Tcp);
+        let (from, words) = (ranks[1].gpu(&fake, 1, BYTES, false), ranks[1].gpu(&fake, 2, 64, false));
+        let (to, fetched) = (ranks[0].gpu(&fake, 1, BYTES, false), ranks[0].gpu(&fake, 2, 8 * MANY, false));
+        let (asks, answers) = (ranks[0].context(), ranks[1].context());
+        // SAFETY: the window's memory.
+        (0..BYTES / 8).for_each(|i| unsafe { &*from.seen.add(i as usize) }.store(i + 1, Ordering::Relaxed));
+        let get = Get { local: to.base, lkey: to.key, rkey: from.key, remote: from.base, len: BYTES, more: false };
+        let add = |i| atomic(words.words(), 0, Width::Eight, Change::add(1), Some((fetched.words(), 8 * i)));
+        let last = post(&asks, 1, &std::iter::once(Op::Get(get)).chain((0..MANY).map(add)).collect::<Vec<_>>());
+        let end = Instant::now() + Duration::from_secs(60);
+        while !asks.test(1, last).unwrap() {
+            assert!(Instant::now() < end, "{} of {MANY}", words.read(0));
+            answers.progress().unwrap();
+        }
+        assert!((0..BYTES / 8).all(|i| to.read(8 * i) == i + 1));
+        assert!((0..MANY).all(|i| fetched.read(8 * i) == i));
+    }
+    fake.check();
 }

@@ -231,3 +231,25 @@ fn all_at_once(stripes: u32, threads: u32) {
     });
     fake.check();
 }
+
+/// Large puts of several contexts, the last chunk of each in a buffer of the small ones, with small puts behind them
+/// that could have all of those.
+#[test]
+fn large_puts_get_buffers_before_the_small_ones_behind_them() {
+    const CONTEXTS: usize = 6;
+    const LARGE: usize = (2 << 20) + (8 << 10);
+    let fake = apart(1, 0);
+    job(2, CONTEXTS as i32, |r| {
+        let _context = fake.enter(r.rank as i32);
+        let [src, dst] = [(), ()].map(|()| fake.window(r, r.rank as i32, LARGE / 8, 0));
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            let put = |context, len| r.put(context, (src.as_window(), 0), len, (dst.as_window(), 0), 1, None);
+            let large: Vec<_> = (0..CONTEXTS).map(|context| put(context as i32, LARGE)).collect();
+            let small = (0..CONTEXTS).flat_map(|context| [context as i32; 31]).map(|context| put(context, 4096));
+            large.into_iter().chain(small.collect::<Vec<_>>()).for_each(|request| r.wait(request));
+        }
+        r.job.barrier.wait();
+    });
+    fake.check();
+}

@@ -240,7 +240,6 @@ fn holds_no_slot(t: Target, mut s: TcpStream, bytes: &[u8]) {
     t.takes(&s);
     assert!(t.tcp.is_staging(), "it waits for one once it is here");
     drop(buffers);
-    t.tcp.gpu().renew();
     t.holds(SMALL);
     assert!(!t.health.has_failed());
     t.end();

@@ -393,7 +393,12 @@ impl Engine {
         // After an error the GPU may still write what was started before it.
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
-        state.fail(Error::remote(format!("rank {} has closed its communicator", self.rank)));
+        let why = Error::remote(format!("rank {} has closed its communicator", self.rank));
+        if !idle {
+            // What the copy kernel may still be at is left to the process with its memory.
+            state.handover.take_all().into_iter().for_each(|owner| state.refused.fail(owner, &why));
+        }
+        state.fail(why);
         let by_kernel = state.handover.kernel.as_ref().map(CopyKernel::stats).unwrap_or_default();
         // Whoever closes it again has nothing to say.
         if let Some(line) = std::mem::take(&mut state.stats).line(self.rank, &self.busy, &self.beside, by_kernel) {

@@ -113,6 +113,15 @@ impl PinnedPool {
 
     /// A buffer; `None`: none is free now, and [`PinnedPool::was_fed`] will say when to ask again.
     pub fn take(self: &Arc<Self>) -> Result<Option<PinnedBuffer>> {
+        self.take_if(|_, _| true)
+    }
+
+    /// A buffer that is kept for as long as a peer likes: as [`PinnedPool::take`] while more than half of all are free.
+    pub fn take_for_long(self: &Arc<Self>) -> Result<Option<PinnedBuffer>> {
+        self.take_if(|free, all| free > all / 2)
+    }
+
+    fn take_if(self: &Arc<Self>, may: impl Fn(usize, usize) -> bool) -> Result<Option<PinnedBuffer>> {
         let mut s = self.state.lock();
         if let Some(why) = &s.failure {
             return Err(why.clone());
@@ -130,7 +139,8 @@ impl PinnedPool {
             }
             rests
         });
-        let Some(index) = s.free.pop() else {
+        let may = may(s.free.len(), s.lanes.len());
+        let Some(index) = may.then(|| s.free.pop()).flatten() else {
             self.wanted.store(true, Ordering::Release);
             return Ok(None);
         };

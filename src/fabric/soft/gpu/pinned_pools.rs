@@ -148,6 +148,11 @@ impl PinnedPools {
         self.store[usize::from(len <= Self::SMALL)].take()
     }
 
+    /// A small one for what a peer answers when it likes: others that wait for less find some.
+    pub fn buffer_for_long(&self) -> Result<Option<PinnedBuffer>> {
+        self.store[1].take_for_long()
+    }
+
     /// Starts to bring the `len` bytes in a buffer of [`PinnedPools::buffer`] to a window. `false`: the window is gone.
     pub fn store(&self, buffer: &mut PinnedBuffer, key: u32, addr: u64, len: u64) -> bool {
         let pool = &self.store[usize::from(buffer.bytes() == Self::SMALL)];

@@ -243,7 +243,9 @@ impl Gpu {
         let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
         let (up, landed) = (pools.poll(), pools.landed());
         let news = self.landed.swap(landed, Ordering::AcqRel) != landed;
-        (up, news | self.fed.swap(false, Ordering::AcqRel) | pools.has_failed())
+        // Buffers come back also from the engine, where nothing else happens to anybody here.
+        let fed = self.fed.swap(false, Ordering::AcqRel) | pools.was_fed();
+        (up, news | fed | pools.has_failed())
     }
 }
 

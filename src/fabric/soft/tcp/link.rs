@@ -203,7 +203,8 @@ impl Initiator {
         }
         let own = task.lane.clone();
         lane.tasks.push_back(task);
-        if let Err(e) = staged::prefetch(lane, &self.gpu) {
+        let fetched = if self.conns[EXPRESS].blocked { Ok(()) } else { staged::prefetch(lane, &self.gpu) };
+        if let Err(e) = fetched {
             return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
         }
         if !std::mem::replace(&mut lane.queued, true) {

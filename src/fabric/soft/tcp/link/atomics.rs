@@ -38,7 +38,8 @@ impl Initiator {
         }
         let buffer = match atomic.fetched {
             Some(to) if Key(to.lkey).is_on_gpu() => {
-                let buffer = self.gpu.opened()?.buffer(atomic.width.bytes())?;
+                // Answers to gets arrive in front of this one's, and need buffers, too.
+                let buffer = self.gpu.opened()?.buffer_for_long()?;
                 if buffer.is_none() {
                     self.hungry = true;
                     return Ok(Turn::Blocked);

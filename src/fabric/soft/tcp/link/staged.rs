@@ -14,6 +14,9 @@ const PREFETCH: usize = 32;
 /// more for the system call costs less than the copy.
 const SENT_FROM_BUFFER: u64 = 1 << 10;
 
+/// Bytes in buffers that a peer's connection may have at a time: an eighth of what all peers share.
+const LENT: usize = 256 << 10;
+
 /// A chunk for a stripe.
 pub struct Chunk {
     pub(super) place: WindowBytes,
@@ -29,7 +32,8 @@ pub fn is_from_gpu(put: &Put) -> bool {
     Key(put.lkey).is_on_gpu() && put.len > 0
 }
 
-/// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers.
+/// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers. Not behind an operation that
+/// will need a buffer itself: it might wait for one that is given back behind it only.
 #[inline]
 pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
     while lane.looked < lane.tasks.len().min(PREFETCH) {
@@ -38,7 +42,9 @@ pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
                 let Some(buffer) = gpu.fetch(p.lkey, p.local, p.len)? else { break };
                 lane.fetched.push_back(buffer);
             }
-            _ => {}
+            Op::Put(p) if !is_from_gpu(p) => {}
+            Op::Value(_) => {}
+            _ => break,
         }
         lane.looked += 1;
     }
@@ -151,7 +157,12 @@ impl Initiator {
         let Some(lane) = self.lanes[at].as_deref_mut() else { return Ok(Turn::Blocked) };
         let stripes = self.conns.len();
         if put.len as usize <= SMALL {
-            prefetch(lane, &self.gpu)?;
+            // A peer that takes nothing gets no more buffers, which others need.
+            if !self.conns[EXPRESS].blocked {
+                prefetch(lane, &self.gpu)?;
+            } else if lane.fetched.is_empty() {
+                return Ok(Turn::Blocked);
+            }
             let Some(buffer) = lane.fetched.front() else {
                 self.hungry = true;
                 return Ok(Turn::Blocked);
@@ -161,7 +172,7 @@ impl Initiator {
             if !buffer.has_landed()? {
                 return Ok(Turn::Blocked);
             }
-            if put.len < SENT_FROM_BUFFER {
+            if put.len < SENT_FROM_BUFFER || conn.blocked || conn.send_buffer.borrowed() >= LENT {
                 if !stage(lane, conn, &from, stripes) {
                     return Ok(Turn::Blocked);
                 }

@@ -173,8 +173,8 @@ impl Inbound {
                 None => lanes.gpu.fetch(a.place.rkey, a.place.addr, a.place.len as u64).map(|buffer| a.buffer = buffer),
             };
             match fetched {
-                // The window has gone since.
-                Err(e) if e.kind() == Kind::LocalProtection && a.sent == 0 => {
+                // The window has gone since; the engine says so in the words of an operation that names it.
+                Err(e) if matches!(e.kind(), Kind::LocalProtection | Kind::RemoteAccess) && a.sent == 0 => {
                     a.refuse(lanes);
                     continue;
                 }
