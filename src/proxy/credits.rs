@@ -39,11 +39,22 @@ impl CreditWord {
     }
 }
 
-/// A payment that is under way.
+/// A payment that is under way, or an operation that must be over before one.
 #[derive(Clone, Copy, Debug)]
 struct Payment {
     seq: Seq,
     looks: u32,
+}
+
+impl Payment {
+    /// Whether it is complete, or will never be, for which the fabric is asked now and then.
+    fn is_over<C: Context>(&mut self, context: &C, peer: u32) -> bool {
+        if self.seq.is_done(Seq(context.completed(peer).load(Ordering::Acquire))) {
+            return true;
+        }
+        self.looks += 1;
+        self.looks % ASK_EVERY == 0 && context.test(peer, self.seq).is_err()
+    }
 }
 
 /// What device code was told of an index, and what it has not been told.
@@ -58,7 +69,7 @@ pub struct Owed {
     told: u32,
     payment: Option<Payment>,
     /// The newest operation that the fabric may count and is not known to have completed.
-    counted: Option<Seq>,
+    counted: Option<Payment>,
     /// The fabric takes no payment any more, and has said so.
     is_over: bool,
 }
@@ -99,7 +110,7 @@ impl Owed {
     /// Operations up to this one may be counted.
     #[inline(always)]
     pub fn may_count(&mut self, last: Seq) {
-        self.counted = Some(last);
+        self.counted = Some(Payment { seq: last, looks: 0 });
     }
 
     /// Posts what device code is owed on the queues to `peer`, and looks after what was posted. `more_follow`: entries
@@ -117,8 +128,8 @@ impl Owed {
         if left < least || self.is_over {
             return false;
         }
-        if let Some(counted) = self.counted {
-            if !counted.is_done(Seq(context.completed(peer).load(Ordering::Acquire))) {
+        if let Some(counted) = &mut self.counted {
+            if !counted.is_over(context, peer) {
                 return true;
             }
             self.counted = None;

@@ -194,6 +194,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 (place.is_hot, place.quiet) = (true, 0);
                 self.hot.push(index as u32);
                 self.visit(index as u32, pass);
+                // If it has begun to arrive, the rest is no sleep away.
+                pass.is_busy = true;
             }
         }
         self.next_cold = if end == self.heads.len() { 0 } else { end };

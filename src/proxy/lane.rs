@@ -295,6 +295,7 @@ impl<R: Ring> Lane<R> {
         });
         if let Some(why) = failed {
             let finish = *finish;
+            self.state = State::Open;
             self.add_idle(1, finish);
             self.fail(common, &why);
         } else if waits.is_empty() && left.is_empty() {
@@ -315,10 +316,17 @@ impl<R: Ring> Lane<R> {
             self.under_way
         );
         common.fail();
+        // The flush was taken, and is among nothing that is under way.
+        if let State::Flushing { finish, .. } = self.state {
+            self.add_idle(1, finish);
+        }
         self.state = State::Failed;
         self.ring.stop(Stopped::Lost);
         let n = self.under_way;
-        self.unfinished.clear();
+        // The sources are free either way.
+        for run in self.unfinished.drain(..) {
+            self.ring.finish(run.finish);
+        }
         self.dropped += u64::from(n);
         if n > 0 {
             self.credit(n);
@@ -330,8 +338,13 @@ impl<R: Ring> Lane<R> {
     fn drop_entries(&mut self, batch: &mut Batch) -> u32 {
         batch.clear();
         self.ring.begin();
-        let mut n = 0;
-        while n < BATCH.min(self.ring.capacity()) && self.ring.read(n, &mut batch.ops) != Entry::Absent {
+        let (mut n, mut finishes) = (0, Vec::new());
+        while n < BATCH.min(self.ring.capacity()) {
+            finishes.push(match self.ring.read(n, &mut batch.ops) {
+                Entry::Absent => break,
+                Entry::Op(finish) | Entry::Nothing(finish) | Entry::Flush(finish) => finish,
+                Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
+            });
             n += 1;
         }
         if let State::Flushing { .. } = self.state {
@@ -341,10 +354,12 @@ impl<R: Ring> Lane<R> {
         if n > 0 {
             self.ring.take(n);
             self.dropped += u64::from(n);
-            self.add_idle(n, Finish::NONE);
+            finishes.into_iter().for_each(|finish| self.add_idle(1, finish));
             // Nothing is under way that they could wait for.
             if let State::Failed = self.state {
-                self.unfinished.clear();
+                for run in self.unfinished.drain(..) {
+                    self.ring.finish(run.finish);
+                }
                 self.credit(self.under_way);
             }
         }

@@ -41,11 +41,12 @@ fn a_malformed_descriptor_fails_its_context_alone() {
         r.job.barrier.wait();
         for (c, (descriptor, _)) in bad.iter().enumerate() {
             device.post(c, peer, *descriptor);
-            // More than the ring holds: credits go on.
+            // More than the ring holds: credits go on, and so do counters, since sources are free.
             for _ in 0..30 {
-                device.post(c, peer, put(OP_SIGNAL_INC, 64).with_signal(1, 0, true));
+                device.post(c, peer, put(OP_SIGNAL_INC | OP_COUNTER, 64).with_signal(1, 0, true).with_counter(2));
             }
             device.flush(c, peer);
+            assert_eq!(device.counter(c, 2), 30, "context {c}");
             device.post(last, peer, entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(1, 0, true));
             device.wait_signal(last, 1, c as u64 + 1);
             assert!(device.has_error());

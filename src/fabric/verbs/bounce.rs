@@ -69,9 +69,11 @@ pub struct Values {
 }
 
 impl Values {
-    /// A free place, with all up to operation `gone` out of theirs.
-    pub fn place(&mut self, gone: u32) -> Option<usize> {
-        while self.numbers.front().is_some_and(|&number| gone.wrapping_sub(number) as i32 >= 0) {
+    /// A free place, with all up to operation `gone` out of theirs; `issued` is the newest one. Numbers wrap: one may
+    /// have been out of its place for as long as that takes.
+    pub fn place(&mut self, gone: u32, issued: u32) -> Option<usize> {
+        let is_in = |number: u32| number.wrapping_sub(gone).wrapping_sub(1) < issued.wrapping_sub(gone);
+        while self.numbers.front().is_some_and(|&number| !is_in(number)) {
             self.numbers.pop_front();
         }
         (self.numbers.len() < PLACES).then_some(self.next)
@@ -93,13 +95,19 @@ mod tests {
         let mut values = Values::default();
         let start = u32::MAX - 3;
         for i in 0..PLACES {
-            assert_eq!(values.place(start), Some(i));
+            assert_eq!(values.place(start, start.wrapping_add(i as u32)), Some(i));
             values.take(start.wrapping_add(1 + i as u32));
         }
-        assert_eq!(values.place(start), None);
+        let issued = start.wrapping_add(PLACES as u32);
+        assert_eq!(values.place(start, issued), None);
         // Numbers wrap.
-        assert_eq!(values.place(start.wrapping_add(2)), Some(0));
-        values.take(start.wrapping_add(1 + PLACES as u32));
-        assert_eq!(values.place(start.wrapping_add(2)), Some(1));
+        assert_eq!(values.place(start.wrapping_add(2), issued), Some(0));
+        let issued = issued.wrapping_add(1);
+        values.take(issued);
+        assert_eq!(values.place(start.wrapping_add(2), issued), Some(1));
+        // All are out of theirs, and none was asked for until half of the numbers had passed.
+        let later = issued.wrapping_add(1 << 31).wrapping_add(5);
+        assert_eq!(values.place(later, later), Some(1));
+        assert!(values.numbers.is_empty());
     }
 }

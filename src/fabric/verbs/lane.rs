@@ -287,6 +287,14 @@ impl Lane {
         self.depth.saturating_sub(self.used).saturating_sub(2 * direct)
     }
 
+    /// All operations that went straight to the device are among those up to `completed`: numbers wrap, so that is
+    /// noted while it shows.
+    pub fn settle(&mut self, completed: u32) {
+        if !self.open && self.direct.wrapping_sub(completed) as i32 <= 0 {
+            self.direct = completed;
+        }
+    }
+
     /// Operations go the long way from the one after `direct` on.
     pub fn shut(&mut self, direct: u32) {
         if self.open {
@@ -368,6 +376,17 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By message nothing goes straight to the device, ever.
+    #[test]
+    fn there_is_room_after_half_of_the_numbers() {
+        let mut lane = Lane::new(std::ptr::null_mut(), 3, 8);
+        lane.shut(0);
+        for completed in [1, 0x7fff_ffff, 0x8000_0001, 0xffff_ffff, 5] {
+            lane.settle(completed);
+            assert_eq!(lane.room(completed.wrapping_add(1)), 8, "{completed:#x}");
+        }
+    }
 
     #[test]
     fn operations_are_split_and_signalled_last() {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// not here after a quarter of a second never was.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// How long one is left alone that may be all there, and of which a word is what words are before they are written:
-/// many times what the way of a store takes.
-pub const UNSURE: Duration = Duration::from_micros(50);
+/// many times what the way of a store takes, which is less than 1 µs behind the store before it.
+pub const UNSURE: Duration = Duration::from_micros(10);
 
 /// The one at the head of a queue, if it is such a one.
 #[derive(Debug, Default)]

@@ -210,6 +210,38 @@ fn what_is_rung_before_it_has_arrived_is_waited_for() {
     }
 }
 
+/// Bytes that stand in an entry are stored in units of 4, and less where there are less; behind them nothing is.
+#[test]
+fn bytes_inside_an_entry_are_waited_for_in_the_units_they_are_stored_in() {
+    // Length, bytes: what is missing of them makes the entry wait.
+    for len in [1, 2, 4, 8, 28] {
+        let units = 1 + usize::div_ceil(len, 4);
+        for missing in 0..1_u32 << units {
+            let shared = Shared::new();
+            let mut queue = shared.queue(Ringing::FreeFlow, None);
+            let mut bytes = [0xff; 64];
+            let segments: u8 = if len > 12 { 4 } else { 3 };
+            bytes[..32].fill(0);
+            bytes[3] = 0x08;
+            bytes[6..8].copy_from_slice(&[9, segments]);
+            for unit in (0..units).filter(|unit| missing >> unit & 1 == 0) {
+                let end = if unit == 0 { 36 } else { 36 + len.min(4 * unit) };
+                bytes[32 + 4 * unit..end].fill(0x11);
+            }
+            if missing & 1 == 0 {
+                bytes[32..36].copy_from_slice(&(1 << 31 | len as u32).to_be_bytes());
+            }
+            for (i, word) in bytes.chunks_exact(8).enumerate() {
+                shared.slots[i].store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
+            }
+            shared.ring(0);
+            queue.begin();
+            let is_absent = queue.read(0, &mut Vec::new()) == Entry::Absent;
+            assert_eq!(is_absent, missing != 0, "{len} bytes without units {missing:#b}");
+        }
+    }
+}
+
 /// Of an addition of -1 a word is what words are before they are written: it counts when it has stood for a while.
 #[test]
 fn what_may_have_arrived_is_taken_when_it_has_stood() {

@@ -12,6 +12,8 @@ use std::sync::atomic::{fence, AtomicU64, Ordering};
 
 /// Words of a slot.
 const WORDS: usize = ENTRY_BYTES / 8;
+/// Where the length of bytes that stand in an entry is, and they behind it.
+const INSIDE: usize = 32;
 /// The words that are all ones in no entry: a control segment's first, a remote key, and the lengths and keys of two
 /// data segments.
 const MARKED: [usize; 4] = [0, 3, 4, 6];
@@ -85,11 +87,32 @@ pub fn shown(bytes: &[u8; ENTRY_BYTES], index: u64) -> Shown {
     let view = View(bytes);
     let words = bytes.chunks_exact(8).enumerate();
     let blank = words.fold(0, |blank, (i, word)| blank | u32::from(word == [0xff; 8]) << i);
-    let written = (1 << (2 * u32::from(view.segments())).min(WORDS as u32)) - 1;
-    match blank & written == 0 && view.index() == index as u16 {
+    let written = match stands_inside(bytes) {
+        true if is_blank_inside(bytes) => u32::MAX,
+        // The words before; behind the bytes nothing need be written.
+        true => (1 << (INSIDE / 8)) - 1,
+        false => (1 << (2 * u32::from(view.segments())).min(WORDS as u32)) - 1,
+    };
+    match blank & written == 0 && written != u32::MAX && view.index() == index as u16 {
         true => Shown::All,
         false => shown_in_part(bytes, index),
     }
+}
+
+/// Whether what is written to the peer stands in the entry, or its length is missing.
+#[inline(always)]
+fn stands_inside(bytes: &[u8; ENTRY_BYTES]) -> bool {
+    View(bytes).opcode() == opcode::WRITE && bytes[INSIDE] & 0x80 != 0
+}
+
+/// Whether some of what stands in the entry is what words are before they are written. Device code stores the length,
+/// and the bytes behind it, in units of 4 bytes, and in less where there are less.
+#[inline(always)]
+fn is_blank_inside(bytes: &[u8; ENTRY_BYTES]) -> bool {
+    let is_blank = |unit: &[u8]| unit.iter().all(|&byte| byte == 0xff);
+    let (length, behind) = bytes[INSIDE..].split_at(4);
+    let len = u32::from_be_bytes([length[0] & 0x7f, length[1], length[2], length[3]]) as usize;
+    is_blank(length) || behind[..len.min(behind.len())].chunks(4).any(is_blank)
 }
 
 #[cold]
@@ -111,7 +134,10 @@ fn is_whole(bytes: &[u8; ENTRY_BYTES], index: u64) -> bool {
         (opcode::WAIT | opcode::DUMP, _) => &MARKED[..2],
         _ => &MARKED[..1],
     };
-    view.index() == index as u16 && !marked.iter().any(|&word| bytes[8 * word..8 * word + 8] == [0xff; 8])
+    let lacks_length = stands_inside(bytes) && bytes[INSIDE..INSIDE + 4] == [0xff; 4];
+    view.index() == index as u16
+        && !lacks_length
+        && !marked.iter().any(|&word| bytes[8 * word..8 * word + 8] == [0xff; 8])
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ struct Model {
     completed: [AtomicU32; 2],
     is_full: Cell<bool>,
     is_gone: Cell<bool>,
+    is_peer_gone: Cell<bool>,
     payments: Cell<u32>,
 }
 
@@ -118,7 +119,7 @@ impl Context for Model {
         Ok(Flush::Done)
     }
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        match self.is_gone.get() {
+        match self.is_gone.get() || self.is_peer_gone.get() && peer == PEER {
             true => Err(Error::system("the GPU is gone")),
             false => Ok(seq.is_done(Seq(self.completed[peer as usize].load(Ordering::Relaxed)))),
         }
@@ -266,6 +267,19 @@ fn a_fabric_that_fails_is_not_waited_for() {
         assert!(visits <= ASK_EVERY as usize, "{is_posted}");
         assert!(!lane.visit());
     }
+}
+
+/// A peer alone is gone: what it was sent is counted by nobody any more, and credits are told all the same.
+#[test]
+fn credits_go_on_when_a_peer_is_gone() {
+    let mut lane = Lane::new(half(), 4);
+    assert!(lane.post(2, true));
+    lane.fabric.is_peer_gone.set(true);
+    lane.fabric.under_way.borrow_mut().clear();
+    lane.owed.add(2);
+    let visits = (0..=ASK_EVERY).take_while(|_| lane.visit() && lane.fabric.payment.borrow().is_none()).count();
+    assert!(visits > 0 && visits <= ASK_EVERY as usize);
+    assert_eq!(*lane.fabric.payment.borrow(), Some(2));
 }
 
 proptest! {

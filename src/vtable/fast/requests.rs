@@ -37,7 +37,8 @@ static TABLE: [RequestEntry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// Free stretches: first entry, entries. Entry 0 stays free, so that no request is NULL.
+/// Free stretches, in order, no two of them side by side: first entry, entries. Entry 0 stays free, so that no request
+/// is NULL.
 static FREE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 static FRESH: Mutex<usize> = Mutex::new(1);
 /// Entries that were ever taken. Beside what is locked: a child may not lock.
@@ -57,7 +58,7 @@ impl Stretch {
         if let Some(i) = free.iter().position(|&(_, n)| n >= len) {
             let (first, n) = free[i];
             if n == len {
-                free.swap_remove(i);
+                free.remove(i);
             } else {
                 free[i] = (first + len, n - len);
             }
@@ -93,10 +94,25 @@ impl Stretch {
     }
 }
 
+/// Adds a stretch to the free ones, and to its neighbours among them: sets of many sizes would leave nothing but
+/// pieces.
+fn give_back(free: &mut Vec<(usize, usize)>, first: usize, len: usize) {
+    let at = free.partition_point(|&(other, _)| other < first);
+    free.insert(at, (first, len));
+    for left in [at, at.wrapping_sub(1)] {
+        if let Some(&[(a, n), (b, m)]) = free.get(left..left.wrapping_add(2)) {
+            if a + n == b {
+                free[left] = (a, n + m);
+                free.remove(left + 1);
+            }
+        }
+    }
+}
+
 impl Drop for Stretch {
     fn drop(&mut self) {
         self.announce(0);
-        FREE.lock().push((self.first, self.len));
+        give_back(&mut FREE.lock(), self.first, self.len);
     }
 }
 
@@ -164,6 +180,17 @@ pub fn find(coll: *mut c_void, request: *mut c_void) -> Option<&'static RequestE
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sets of many sizes come and go: what is free in the end is one stretch.
+    #[test]
+    fn free_stretches_side_by_side_are_one() {
+        let mut free = Vec::new();
+        for (first, len) in [(40, 8), (10, 5), (20, 4), (15, 5), (48, 2), (24, 16)] {
+            give_back(&mut free, first, len);
+            assert!(free.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0), "{free:?}");
+        }
+        assert_eq!(free, [(10, 40)]);
+    }
 
     #[test]
     fn stretches_do_not_overlap_and_come_back() {

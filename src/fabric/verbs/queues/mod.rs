@@ -182,6 +182,7 @@ impl Queues {
         if lane.failed {
             return false;
         }
+        lane.settle(outcomes.completed(peer));
         if !lane.backlog.is_empty() || lane.flushing || owes {
             return true;
         }

@@ -104,7 +104,8 @@ impl Lane {
             true if self.is_open() => self.issued(),
             true => self.sent,
         };
-        self.values.place(gone)
+        let issued = self.issued();
+        self.values.place(gone, issued)
     }
 
     /// Queues an entry behind all others; returns its number.
