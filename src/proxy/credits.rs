@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering;
 
 /// Looks at a payment in vain after which the fabric is asked whether it will ever be done.
 const ASK_EVERY: u32 = 4096;
+/// Looks without a credit after which few are told although more follow: some 100 µs, longer than most operations take.
+const WAITS: u32 = 1024;
 
 /// A consumer index, of 4 or 8 bytes, in a window of this rank's.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +72,8 @@ pub struct Owed {
     payment: Option<Payment>,
     /// The newest operation that the fabric may count and is not known to have completed.
     counted: Option<Payment>,
+    /// Looks since the last credit.
+    waits: u32,
     /// The fabric takes no payment any more, and has said so.
     is_over: bool,
 }
@@ -78,13 +82,25 @@ impl Owed {
     /// Of an index that is 0. `worth`: so many credits are worth a payment while more follow, a part of the ring's
     /// slots, so that a producer that waits for room finds some before all is used up.
     pub fn new(at: CreditWord, worth: u32) -> Self {
-        Self { at, worth: worth.max(1), credits: 0, told: 0, payment: None, counted: None, is_over: false }
+        Self { at, worth: worth.max(1), credits: 0, told: 0, payment: None, counted: None, waits: 0, is_over: false }
     }
 
     /// Device code is owed `n` more.
     #[inline(always)]
     pub fn add(&mut self, n: u32) {
         self.credits += u64::from(n);
+        self.waits = 0;
+    }
+
+    /// So many credits are worth a payment now: fewer when more follow and do not come for long, as device code may
+    /// wait for those that there are.
+    #[inline(always)]
+    fn least(&mut self, more_follow: bool) -> u32 {
+        if !more_follow || self.waits >= WAITS {
+            return 1;
+        }
+        self.waits += 1;
+        self.worth
     }
 
     /// What was added and neither a payment nor the fabric, which has counted `paid`, has told.
@@ -124,7 +140,7 @@ impl Owed {
             return true;
         }
         let paid = context.paid(peer);
-        let (left, least) = (self.left(paid), if more_follow { self.worth } else { 1 });
+        let (left, least) = (self.left(paid), self.least(more_follow));
         if left < least || self.is_over {
             return false;
         }
@@ -146,7 +162,7 @@ impl Owed {
     /// The same, without waiting for earlier ones.
     #[inline(always)]
     fn pay_by_addition<C: Context>(&mut self, context: &C, more_follow: bool) -> bool {
-        let (left, least) = (self.left(0), if more_follow { self.worth } else { 1 });
+        let (left, least) = (self.left(0), self.least(more_follow));
         if left < least || self.is_over {
             return false;
         }

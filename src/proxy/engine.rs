@@ -8,7 +8,7 @@ use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
 use crate::telemetry::trace::Trace;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,8 @@ struct Common {
 struct Worker {
     common: Arc<Common>,
     thread: Option<Thread>,
+    /// It has not let go of what was asked back: it stands in a call that may never return.
+    is_stuck: AtomicBool,
 }
 
 /// The threads of a communicator.
@@ -74,12 +76,15 @@ pub struct Engine {
     workers: Vec<Worker>,
     next: AtomicU64,
     trace: Option<Arc<Trace>>,
+    /// How long it waits for work that it asks back.
+    give_back: Duration,
 }
 
 impl Engine {
     /// Starts them.
     pub fn start(settings: &Settings) -> Result<Self> {
-        let mut engine = Self { workers: Vec::new(), next: AtomicU64::new(1), trace: settings.trace.clone() };
+        let mut engine =
+            Self { workers: Vec::new(), next: AtomicU64::new(1), trace: settings.trace.clone(), give_back: GIVE_BACK };
         for i in 0..settings.threads.max(1) {
             let common = Arc::new(Common {
                 desk: Mutex::new(Desk { arrived: Vec::new(), wanted: Vec::new(), has: Vec::new(), ends: false }),
@@ -89,7 +94,7 @@ impl Engine {
             });
             let own = common.clone();
             let thread = Thread::spawn(&format!("oxygin-px{}.{i}", settings.comm), STACK, move || run(&own))?;
-            engine.workers.push(Worker { common, thread: Some(thread) });
+            engine.workers.push(Worker { common, thread: Some(thread), is_stuck: AtomicBool::new(false) });
         }
         Ok(engine)
     }
@@ -118,18 +123,21 @@ impl Engine {
 
     /// Ends the work on something. Returns whether the thread has let go of it: if not, its memory must stay.
     pub fn take_back(&self, ticket: Ticket) -> bool {
-        let common = &self.workers[ticket.thread].common;
+        let Worker { common, is_stuck, .. } = &self.workers[ticket.thread];
         let mut desk = common.desk.lock();
         desk.wanted.push(ticket.number);
         common.changes.fetch_add(1, Ordering::Release);
         common.changed.notify_all();
-        let end = Instant::now() + GIVE_BACK;
+        // One that has kept others waiting for as long is not waited for again.
+        let end = Instant::now() + if is_stuck.load(Ordering::Relaxed) { Duration::ZERO } else { self.give_back };
         while desk.has.contains(&ticket.number) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                is_stuck.store(true, Ordering::Relaxed);
                 log::warn!(
-                    "an engine thread has not let go of a destroyed set of contexts for {GIVE_BACK:?}: it stands in a \
-                     call of the driver; its memory stays allocated"
+                    "an engine thread has not let go of a destroyed set of contexts for {:?}: it stands in a call of \
+                     the driver; its memory stays allocated",
+                    self.give_back
                 );
                 return false;
             }
@@ -147,8 +155,10 @@ impl Drop for Engine {
             worker.common.tell(desk);
         }
         for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                thread.join();
+            match worker.thread.take() {
+                Some(thread) if *worker.is_stuck.get_mut() => thread.leave(),
+                Some(thread) => thread.join(),
+                None => {}
             }
         }
         if let Some(trace) = &self.trace {
@@ -233,7 +243,7 @@ fn sleep(common: &Common, seen: u64, time: Duration) {
 mod tests {
     use super::*;
     use crate::proxy::drain::Pass;
-    use std::sync::atomic::{AtomicBool, AtomicU32};
+    use std::sync::atomic::AtomicU32;
 
     struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
 
@@ -280,5 +290,41 @@ mod tests {
         assert_eq!(count.load(Ordering::SeqCst), after, "nobody works on it any more");
         drop(engine);
         assert!(all.iter().all(|(_, _, dropped)| dropped.load(Ordering::SeqCst)));
+    }
+
+    /// Stands in a call, as a driver's may, until it is let go.
+    struct Stands(Arc<AtomicBool>, Arc<AtomicBool>);
+
+    impl Work for Stands {
+        fn pass(&mut self, _: bool) -> Pass {
+            self.0.store(true, Ordering::SeqCst);
+            while !self.1.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            Pass::default()
+        }
+
+        fn watch(&mut self, _: Instant, _: Duration) {}
+    }
+
+    #[test]
+    fn a_thread_that_stands_holds_nobody_up_for_ever() {
+        let settings =
+            Settings { threads: 1, spin: None, stall: Duration::from_secs(1), cpus: None, comm: 8, trace: None };
+        let mut engine = Engine::start(&settings).unwrap();
+        engine.give_back = Duration::from_millis(50);
+        let [stands, goes] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let first = engine.give(0, Box::new(Stands(stands.clone(), goes.clone())));
+        while !stands.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let second = engine.give(0, Box::new(Counts(count, dropped.clone())));
+        assert!(!engine.take_back(first) && !engine.take_back(second));
+        drop(engine);
+        goes.store(true, Ordering::SeqCst);
+        while !dropped.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
     }
 }
