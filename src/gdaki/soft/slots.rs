@@ -87,15 +87,15 @@ pub fn shown(bytes: &[u8; ENTRY_BYTES], index: u64) -> Shown {
     let view = View(bytes);
     let words = bytes.chunks_exact(8).enumerate();
     let blank = words.fold(0, |blank, (i, word)| blank | u32::from(word == [0xff; 8]) << i);
-    let written = match stands_inside(bytes) {
-        true if is_blank_inside(bytes) => u32::MAX,
-        // The words before; behind the bytes nothing need be written.
-        true => (1 << (INSIDE / 8)) - 1,
-        false => (1 << (2 * u32::from(view.segments())).min(WORDS as u32)) - 1,
+    let before = |words: u32| blank & ((1 << words) - 1) != 0;
+    let is_blank = match stands_inside(bytes) {
+        // Behind the bytes nothing need be written.
+        true => before(INSIDE as u32 / 8) || is_blank_inside(bytes),
+        false => before((2 * u32::from(view.segments())).min(WORDS as u32)),
     };
-    match blank & written == 0 && written != u32::MAX && view.index() == index as u16 {
-        true => Shown::All,
-        false => shown_in_part(bytes, index),
+    match is_blank || view.index() != index as u16 {
+        true => shown_in_part(bytes, index),
+        false => Shown::All,
     }
 }
 
