@@ -17,6 +17,7 @@ use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::drain::{Drain, Kept, Work};
 use oxygin::proxy::engine::{Engine, Settings};
+use oxygin::proxy::idle::Rest;
 use oxygin::proxy::lane::{Common, Lane};
 use oxygin::proxy::meter::{Meter, Metered};
 use oxygin::rma::atomic::Atomics;
@@ -240,7 +241,7 @@ fn rate(setting: &Setting, queues: &[(usize, usize)]) -> f64 {
         let (begun, mut moved) = (Instant::now(), 0u64);
         while begun.elapsed() < Duration::from_millis(500) {
             for _ in 0..1000 {
-                moved += u64::from(drain.pass(false).moved);
+                moved += u64::from(drain.pass(Rest::Awake).moved);
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
@@ -303,7 +304,7 @@ fn latency() {
         });
         pin(0);
         while !stop.load(Ordering::Relaxed) {
-            drain.pass(false);
+            drain.pass(Rest::Awake);
         }
         producer.join().expect("the producer")
     });
@@ -321,13 +322,13 @@ mod measured {
     /// Passes of an engine that has nothing to do.
     #[inline(never)]
     pub fn idle(drain: &mut Drain<AtOnce, Queue>, passes: u32) -> u32 {
-        (0..passes).map(|_| drain.pass(false).moved).sum()
+        (0..passes).map(|_| drain.pass(Rest::Awake).moved).sum()
     }
 
     /// Passes with a batch each.
     #[inline(never)]
     pub fn batch(drain: &mut Drain<AtOnce, Queue>) -> u32 {
-        drain.pass(false).moved
+        drain.pass(Rest::Awake).moved
     }
 }
 

@@ -12,6 +12,7 @@ use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
 use oxygin::memory::window::{Registration, Remote, Window};
 use oxygin::proxy::drain::{Drain, Kept, Work};
+use oxygin::proxy::idle::Rest;
 use oxygin::proxy::lane::{Common, Lane};
 use oxygin::rma::atomic::Atomics;
 use oxygin::rma::op::Op;
@@ -187,7 +188,7 @@ fn rate(setting: &Setting) -> f64 {
         let (begun, mut moved) = (Instant::now(), 0u64);
         while begun.elapsed() < Duration::from_millis(500) {
             for _ in 0..1000 {
-                moved += u64::from(drain.pass(false).moved);
+                moved += u64::from(drain.pass(Rest::Awake).moved);
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
@@ -203,7 +204,7 @@ mod measured {
     /// Passes with a batch each.
     #[inline(never)]
     pub fn batch(drain: &mut Drain<AtOnce, SendQueue>) -> u32 {
-        drain.pass(false).moved
+        drain.pass(Rest::Awake).moved
     }
 }
 

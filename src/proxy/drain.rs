@@ -4,6 +4,7 @@
 //! something has begun to arrive is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096
 //! such words.
 
+use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
@@ -19,6 +20,16 @@ const SWEEP_BUSY: usize = 64;
 /// Visits without anything after which a lane is cold again.
 const HOT_VISITS: u32 = 512;
 
+/// How many of so many lanes a pass looks at. All of them where the thread sleeps between passes: an entry that comes
+/// meanwhile waits for one sleep.
+fn slice(rest: Rest, is_cold: bool, lanes: usize) -> usize {
+    match (rest, is_cold) {
+        (Rest::Sleeps, _) => lanes,
+        (_, true) => SWEEP_IDLE,
+        (_, false) => SWEEP_BUSY,
+    }
+}
+
 /// What a pass did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
@@ -30,9 +41,9 @@ pub struct Pass {
 
 /// Something that a thread of the engine works on, pass by pass.
 pub trait Work: Send {
-    /// Looks at what there is, moves what can be moved. Never blocks. `is_resting`: the thread sleeps between passes,
-    /// and leaves what peers send to the fabric's own threads, unless something is under way.
-    fn pass(&mut self, is_resting: bool) -> Pass;
+    /// Looks at what there is, moves what can be moved. Never blocks. A thread that rests between passes leaves what
+    /// peers send to the fabric's own threads, unless something is under way.
+    fn pass(&mut self, rest: Rest) -> Pass;
 
     /// The watchdog's look, every now and then.
     fn watch(&mut self, now: Instant, limit: Duration);
@@ -180,8 +191,11 @@ impl<C: Context, R: Ring> Drain<C, R> {
     }
 
     /// Looks at a slice of the cold lanes.
-    fn sweep(&mut self, pass: &mut Pass) {
-        let most = if self.hot.is_empty() { SWEEP_IDLE } else { SWEEP_BUSY };
+    fn sweep(&mut self, rest: Rest, pass: &mut Pass) {
+        let most = slice(rest, self.hot.is_empty(), self.heads.len());
+        if most >= self.heads.len() {
+            self.next_cold = 0;
+        }
         let end = (self.next_cold + most).min(self.heads.len());
         let mut from = self.next_cold;
         // SAFETY: of a ring, whose memory `_memory` keeps.
@@ -203,12 +217,12 @@ impl<C: Context, R: Ring> Drain<C, R> {
 }
 
 impl<C: Context, R: Ring> Work for Drain<C, R> {
-    fn pass(&mut self, is_resting: bool) -> Pass {
+    fn pass(&mut self, rest: Rest) -> Pass {
         self.passes += 1;
         if let Some(meter) = &mut self.meter {
             meter.begin_pass();
         }
-        if !is_resting || !self.hot.is_empty() {
+        if rest == Rest::Awake || !self.hot.is_empty() {
             self.progress();
         }
         let mut pass = Pass::default();
@@ -221,7 +235,7 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
                 }
             }
         }
-        self.sweep(&mut pass);
+        self.sweep(rest, &mut pass);
         pass
     }
 
@@ -239,5 +253,18 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
             };
             meter.look(self.hot.iter().map(told));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_sleeps_looks_at_all_before_it_sleeps_again() {
+        for lanes in [1, SWEEP_IDLE, 8 * SWEEP_IDLE + 1] {
+            assert_eq!([true, false].map(|is_cold| slice(Rest::Sleeps, is_cold, lanes)), [lanes; 2]);
+        }
+        assert_eq!((slice(Rest::Naps, true, 9000), slice(Rest::Awake, false, 9000)), (SWEEP_IDLE, SWEEP_BUSY));
     }
 }

@@ -193,7 +193,7 @@ fn run(common: &Common) {
         }
         let (mut moved, mut is_busy) = (0, false);
         for (_, work) in &mut works {
-            let pass = work.pass(idle.is_resting());
+            let pass = work.pass(idle.rest());
             moved += pass.moved;
             is_busy |= pass.is_busy;
         }
@@ -243,12 +243,13 @@ fn sleep(common: &Common, seen: u64, time: Duration) {
 mod tests {
     use super::*;
     use crate::proxy::drain::Pass;
+    use crate::proxy::idle::Rest;
     use std::sync::atomic::AtomicU32;
 
     struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
 
     impl Work for Counts {
-        fn pass(&mut self, _: bool) -> Pass {
+        fn pass(&mut self, _: Rest) -> Pass {
             self.0.fetch_add(1, Ordering::SeqCst);
             Pass::default()
         }
@@ -296,7 +297,7 @@ mod tests {
     struct Stands(Arc<AtomicBool>, Arc<AtomicBool>);
 
     impl Work for Stands {
-        fn pass(&mut self, _: bool) -> Pass {
+        fn pass(&mut self, _: Rest) -> Pass {
             self.0.store(true, Ordering::SeqCst);
             while !self.1.load(Ordering::SeqCst) {
                 std::thread::yield_now();

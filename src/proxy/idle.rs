@@ -25,6 +25,17 @@ pub enum Next {
     Sleep(Duration),
 }
 
+/// How a thread rests between two passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It does not.
+    Awake,
+    /// It naps, for less than a copy over a network takes.
+    Naps,
+    /// It sleeps for so long that a pass more costs nothing beside.
+    Sleeps,
+}
+
 /// A thread's state of rest.
 #[derive(Debug)]
 pub struct Idle {
@@ -32,14 +43,14 @@ pub struct Idle {
     spin: Option<Duration>,
     passes: u32,
     since: Option<Instant>,
-    /// It sleeps between passes: each is followed by a look at the clock.
-    naps: bool,
+    /// Each pass is followed by a look at the clock where it rests.
+    rest: Rest,
 }
 
 impl Idle {
     /// Awake.
     pub fn new(spin: Option<Duration>) -> Self {
-        Self { spin, passes: 0, since: None, naps: false }
+        Self { spin, passes: 0, since: None, rest: Rest::Awake }
     }
 
     /// After a pass that moved something or did not; `now` is asked rarely.
@@ -47,27 +58,28 @@ impl Idle {
     pub fn after(&mut self, moved: bool, is_busy: bool, now: impl FnOnce() -> Instant) -> Next {
         self.passes = self.passes.wrapping_add(1);
         if moved {
-            (self.since, self.naps) = (None, false);
-        } else if self.naps || self.passes % LOOK == 0 {
+            (self.since, self.rest) = (None, Rest::Awake);
+        } else if self.rest != Rest::Awake || self.passes % LOOK == 0 {
             return self.look(is_busy, now());
         }
         Next::Pass
     }
 
-    /// Whether it sleeps between passes.
-    pub fn is_resting(&self) -> bool {
-        self.naps
+    /// How it rests between passes.
+    pub fn rest(&self) -> Rest {
+        self.rest
     }
 
     fn look(&mut self, is_busy: bool, now: Instant) -> Next {
         let idle = now.duration_since(*self.since.get_or_insert(now));
         let Some(spin) = self.spin.filter(|&spin| idle >= spin) else { return Next::Yield };
-        self.naps = true;
-        Next::Sleep(match idle {
+        let time = match idle {
             _ if is_busy || idle < LONG_AFTER.max(spin) => SHORT,
             _ if idle < LONGEST_AFTER.max(spin) => LONG,
             _ => LONGEST,
-        })
+        };
+        self.rest = if time == SHORT { Rest::Naps } else { Rest::Sleeps };
+        Next::Sleep(time)
     }
 }
 
@@ -102,7 +114,12 @@ mod tests {
             (10_009, false, false, Next::Sleep(SHORT)),
         ] {
             assert_eq!(passes(&mut idle, start, ms, moved, is_busy), next, "at {ms} ms");
-            assert_eq!(idle.is_resting(), matches!(next, Next::Sleep(_)), "at {ms} ms");
+            let rest = match next {
+                Next::Sleep(SHORT) => Rest::Naps,
+                Next::Sleep(_) => Rest::Sleeps,
+                _ => Rest::Awake,
+            };
+            assert_eq!(idle.rest(), rest, "at {ms} ms");
         }
         // Every pass is a look at the clock now.
         assert_eq!(idle.after(false, false, || start + Duration::from_millis(10_010)), Next::Sleep(SHORT));

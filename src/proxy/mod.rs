@@ -15,7 +15,7 @@ pub mod credits;
 pub mod descriptor;
 pub mod drain;
 pub mod engine;
-mod idle;
+pub mod idle;
 pub mod lane;
 pub mod memory;
 pub mod meter;
