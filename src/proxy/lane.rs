@@ -240,8 +240,23 @@ impl<R: Ring> Lane<R> {
     }
 
     /// An entry without an operation: complete with what came before it.
-    fn add_idle(&mut self, n: u32, finish: Finish) {
-        self.add(Run { last: self.newest, n, has_ops: false, finish, brings: false });
+    fn add_idle(&mut self, finish: Finish) {
+        self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings: false });
+    }
+
+    /// A flush that was taken is waited for no longer: it completes with what came before it.
+    fn end_flushing(&mut self) {
+        if let State::Flushing { finish, .. } = self.state {
+            self.state = State::Open;
+            self.add_idle(finish);
+        }
+    }
+
+    /// Nothing completes what is unfinished. The sources are free either way.
+    fn finish_all(&mut self) {
+        for run in self.unfinished.drain(..) {
+            self.ring.finish(run.finish);
+        }
     }
 
     fn credit(&mut self, n: u32) {
@@ -272,7 +287,7 @@ impl<R: Ring> Lane<R> {
 
     /// Starts flushes that are left, and looks whether those started are done. Completes the entry then.
     fn go_on_flushing<C: Context>(&mut self, context: &C, common: &Common) -> u32 {
-        let State::Flushing { waits, left, finish } = &mut self.state else { return 0 };
+        let State::Flushing { waits, left, .. } = &mut self.state else { return 0 };
         let mut failed = None;
         while let Some(&peer) = left.last() {
             match context.flush(peer) {
@@ -294,14 +309,9 @@ impl<R: Ring> Lane<R> {
             }
         });
         if let Some(why) = failed {
-            let finish = *finish;
-            self.state = State::Open;
-            self.add_idle(1, finish);
             self.fail(common, &why);
         } else if waits.is_empty() && left.is_empty() {
-            let finish = *finish;
-            self.add_idle(1, finish);
-            self.state = State::Open;
+            self.end_flushing();
         }
         0
     }
@@ -309,6 +319,7 @@ impl<R: Ring> Lane<R> {
     /// The fabric will not complete what is unfinished: credits for all of it, and what comes is dropped.
     #[cold]
     fn fail(&mut self, common: &Common, why: &str) {
+        self.end_flushing();
         log::warn!(
             "context {} to rank {}: {why}; {} entries of device code to it are dropped, and those that come",
             common.number,
@@ -316,17 +327,10 @@ impl<R: Ring> Lane<R> {
             self.under_way
         );
         common.fail();
-        // The flush was taken, and is among nothing that is under way.
-        if let State::Flushing { finish, .. } = self.state {
-            self.add_idle(1, finish);
-        }
         self.state = State::Failed;
         self.ring.stop(Stopped::Lost);
         let n = self.under_way;
-        // The sources are free either way.
-        for run in self.unfinished.drain(..) {
-            self.ring.finish(run.finish);
-        }
+        self.finish_all();
         self.dropped += u64::from(n);
         if n > 0 {
             self.credit(n);
@@ -347,19 +351,14 @@ impl<R: Ring> Lane<R> {
             });
             n += 1;
         }
-        if let State::Flushing { .. } = self.state {
-            self.state = State::Open;
-            self.add_idle(1, Finish::NONE);
-        }
+        self.end_flushing();
         if n > 0 {
             self.ring.take(n);
             self.dropped += u64::from(n);
-            finishes.into_iter().for_each(|finish| self.add_idle(1, finish));
+            finishes.into_iter().for_each(|finish| self.add_idle(finish));
             // Nothing is under way that they could wait for.
             if let State::Failed = self.state {
-                for run in self.unfinished.drain(..) {
-                    self.ring.finish(run.finish);
-                }
+                self.finish_all();
                 self.credit(self.under_way);
             }
         }

@@ -6,6 +6,7 @@
 //! all of it is here, but not that what its thread wrote before it is visible. So each waits for a while that is long
 //! beside any store's way.
 
+use super::early::WaitedFor;
 use std::time::{Duration, Instant};
 
 /// How long a first entry may stay without its word until the queue counts as one that nobody rings. Between the two
@@ -25,7 +26,7 @@ enum Known {
     Rings,
     /// Device code does not ring. All entries before `until` have arrived, at `since` at the latest. `unsure`: an entry
     /// that may have arrived in part, and since when it has been as it is.
-    Silent { until: u64, since: Instant, unsure: Option<(u64, Instant)> },
+    Silent { until: u64, since: Instant, unsure: WaitedFor },
 }
 
 /// What a slot shows of its entry.
@@ -77,7 +78,7 @@ impl Arrival {
         let now = Instant::now();
         match &mut self.0 {
             Known::Nothing(Some(since)) if now.duration_since(*since) >= SILENT => {
-                self.0 = Known::Silent { until: index, since: now, unsure: None };
+                self.0 = Known::Silent { until: index, since: now, unsure: WaitedFor::default() };
                 true
             }
             Known::Nothing(None) => {
@@ -101,7 +102,7 @@ impl Arrival {
             let mut end = producer;
             while match shown(end) {
                 Shown::All => true,
-                Shown::Unsure => has_stood(unsure, end, now),
+                Shown::Unsure => unsure.time(end, now).is_some_and(|time| time >= SILENT),
                 Shown::No => false,
             } {
                 end += 1;
@@ -110,16 +111,6 @@ impl Arrival {
         }
         producer
     }
-}
-
-/// Whether an entry has been unsure for so long that no store to it is under way.
-fn has_stood(unsure: &mut Option<(u64, Instant)>, index: u64, now: Instant) -> bool {
-    let since = match *unsure {
-        Some((known, since)) if known == index => since,
-        _ => now,
-    };
-    *unsure = Some((index, since));
-    now.duration_since(since) >= SILENT
 }
 
 #[cfg(test)]

@@ -13,11 +13,27 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// many times what the way of a store takes, which is less than 1 µs behind the store before it.
 pub const UNSURE: Duration = Duration::from_micros(10);
 
+/// The entry that is waited for, and since when.
+#[derive(Debug, Default)]
+pub struct WaitedFor(Option<(u64, Instant)>);
+
+impl WaitedFor {
+    /// How long entry `index` has been waited for; `None`: from now on.
+    pub fn time(&mut self, index: u64, now: Instant) -> Option<Duration> {
+        match self.0 {
+            Some((awaited, since)) if awaited == index => Some(now.duration_since(since)),
+            _ => {
+                self.0 = Some((index, now));
+                None
+            }
+        }
+    }
+}
+
 /// The one at the head of a queue, if it is such a one.
 #[derive(Debug, Default)]
 pub struct Early {
-    /// Its index, and since when it is waited for.
-    waits: Option<(u64, Instant)>,
+    awaited: WaitedFor,
     /// How many there were.
     entries: u64,
 }
@@ -27,16 +43,11 @@ impl Early {
     /// for no longer: they are what there is.
     #[cold]
     pub fn is_overdue(&mut self, index: u64, shown: Shown) -> bool {
-        let now = Instant::now();
-        match self.waits {
-            Some((waits, since)) if waits == index => {
-                now.duration_since(since) >= if shown == Shown::No { PATIENCE } else { UNSURE }
-            }
-            _ => {
-                (self.waits, self.entries) = (Some((index, now)), self.entries + 1);
-                false
-            }
-        }
+        let Some(time) = self.awaited.time(index, Instant::now()) else {
+            self.entries += 1;
+            return false;
+        };
+        time >= if shown == Shown::No { PATIENCE } else { UNSURE }
     }
 
     /// How many entries were rung for before they showed.

@@ -64,7 +64,7 @@ impl<R: Ring> Lane<R> {
                     self.ring.stop(Stopped::Refused);
                     self.refused += 1;
                     common.fail();
-                    self.add_idle(1, Finish::NONE);
+                    self.add_idle(Finish::NONE);
                 }
             }
         }

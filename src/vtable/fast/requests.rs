@@ -99,8 +99,8 @@ impl Stretch {
 fn give_back(free: &mut Vec<(usize, usize)>, first: usize, len: usize) {
     let at = free.partition_point(|&(other, _)| other < first);
     free.insert(at, (first, len));
-    for left in [at, at.wrapping_sub(1)] {
-        if let Some(&[(a, n), (b, m)]) = free.get(left..left.wrapping_add(2)) {
+    for left in [Some(at), at.checked_sub(1)].into_iter().flatten() {
+        if let Some(&[(a, n), (b, m)]) = free.get(left..left + 2) {
             if a + n == b {
                 free[left] = (a, n + m);
                 free.remove(left + 1);

@@ -395,8 +395,7 @@ impl Engine {
         self.has_failed.store(true, Ordering::Release);
         let why = Error::remote(format!("rank {} has closed its communicator", self.rank));
         if !idle {
-            // What the copy kernel may still be at is left to the process with its memory.
-            state.handover.take_all().into_iter().for_each(|owner| state.refused.fail(owner, &why));
+            state.fail_kernel(&why);
         }
         state.fail(why);
         let by_kernel = state.handover.kernel.as_ref().map(CopyKernel::stats).unwrap_or_default();

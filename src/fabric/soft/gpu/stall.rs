@@ -3,6 +3,7 @@
 use super::device::Device;
 use super::kernel::CopyKernel;
 use super::state::EngineState;
+use crate::error::Error;
 use crate::memory::gpu::cuda_error;
 use std::time::{Duration, Instant};
 
@@ -47,8 +48,13 @@ impl EngineState {
         let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
         let up = self.small.submissions.drain(..).chain(self.bulk.submissions.drain(..));
         up.flat_map(|submission| submission.finished).for_each(|o| self.refused.fail(o, &why));
-        self.handover.take_all().into_iter().for_each(|o| self.refused.fail(o, &why));
+        self.fail_kernel(&why);
         self.fail(why);
+    }
+
+    /// Fails what the copy kernel was given. It may still be at it: its memory is left to the process.
+    pub fn fail_kernel(&mut self, why: &Error) {
+        self.handover.take_all().into_iter().for_each(|owner| self.refused.fail(owner, why));
     }
 
     /// What waits and what is in flight, in words, for when nothing moves.

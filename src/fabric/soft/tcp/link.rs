@@ -203,8 +203,7 @@ impl Initiator {
         }
         let own = task.lane.clone();
         lane.tasks.push_back(task);
-        let fetched = if self.conns[EXPRESS].blocked { Ok(()) } else { staged::prefetch(lane, &self.gpu) };
-        if let Err(e) = fetched {
+        if let Err(e) = staged::prefetch(lane, &self.gpu, &self.conns[EXPRESS]) {
             return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
         }
         if !std::mem::replace(&mut lane.queued, true) {

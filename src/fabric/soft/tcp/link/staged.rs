@@ -33,10 +33,11 @@ pub fn is_from_gpu(put: &Put) -> bool {
 }
 
 /// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers. Not behind an operation that
-/// will need a buffer itself: it might wait for one that is given back behind it only.
+/// will need a buffer itself: it might wait for one that is given back behind it only. Nor for a peer that takes
+/// nothing on `express`: others need buffers.
 #[inline]
-pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu) -> Result<()> {
-    while lane.looked < lane.tasks.len().min(PREFETCH) {
+pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu, express: &Conn) -> Result<()> {
+    while !express.blocked && lane.looked < lane.tasks.len().min(PREFETCH) {
         match &lane.tasks[lane.looked].work {
             Op::Put(p) if is_from_gpu(p) && p.len as usize <= SMALL => {
                 let Some(buffer) = gpu.fetch(p.lkey, p.local, p.len)? else { break };
@@ -157,18 +158,13 @@ impl Initiator {
         let Some(lane) = self.lanes[at].as_deref_mut() else { return Ok(Turn::Blocked) };
         let stripes = self.conns.len();
         if put.len as usize <= SMALL {
-            // A peer that takes nothing gets no more buffers, which others need.
-            if !self.conns[EXPRESS].blocked {
-                prefetch(lane, &self.gpu)?;
-            } else if lane.fetched.is_empty() {
-                return Ok(Turn::Blocked);
-            }
+            let conn = &mut self.conns[EXPRESS];
+            prefetch(lane, &self.gpu, conn)?;
             let Some(buffer) = lane.fetched.front() else {
-                self.hungry = true;
+                self.hungry |= !conn.blocked;
                 return Ok(Turn::Blocked);
             };
             let from = Put { local: buffer.host() as u64, ..*put };
-            let conn = &mut self.conns[EXPRESS];
             if !buffer.has_landed()? {
                 return Ok(Turn::Blocked);
             }
