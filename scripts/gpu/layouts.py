@@ -3,6 +3,9 @@ import dataclasses
 
 # Kernels of all ranks must fit on the GPU at once, or a collective waits for blocks that cannot start: fewer blocks each.
 MULTI = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16"}
+# The streams of all ranks of a process must not share hardware queues, or a rank's kernel can lie behind another's that waits
+# for it.
+SHARED = {**MULTI, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # All streams of the application share one hardware queue, which stands while a kernel spins and another is behind it.
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}
@@ -39,9 +42,9 @@ LAYOUTS = {
                           core=True),
     "2gpu-hosts": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies through TCP", HOSTS, TCP, core=True),
     "2gpu-hosts-mapped": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies from GPU to GPU", HOSTS),
-    "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
-    "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), MULTI, (2, 30), core=True),
-    "1gpu-2threads-tcp": Layout(1, 2, "two ranks in one process on one GPU, copies through TCP", (), {**MULTI, **TCP}, (2, 30)),
+    "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), SHARED, (2, 30), core=True),
+    "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), SHARED, (2, 30), core=True),
+    "1gpu-2threads-tcp": Layout(1, 2, "two ranks in one process on one GPU, copies through TCP", (), {**SHARED, **TCP}, (2, 30)),
     "1gpu-2processes": Layout(1, 2, "two processes on one GPU", PROCESSES, MULTI, (2, 30), solo=True),
     "1gpu-2hosts": Layout(1, 2, "two processes on one GPU, two hosts for NCCL, copies through TCP", HOSTS, {**MULTI, **TCP},
                           (2, 30), solo=True),

@@ -125,6 +125,8 @@ pub struct Config {
     pub tcp_threads: Option<u32>,
     /// `OXYGIN_GPU_ISSUE`: for measuring.
     pub gpu_issue: GpuIssue,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`: hardware queues for the streams of a process, for a warning.
+    pub hardware_queues: u32,
     /// `OXYGIN_ENGINE`: who drains what device code writes.
     pub engine: EngineChoice,
     /// `OXYGIN_GDAKI_SIGNALS`: what kernels compiled for GDAKI need of a signal, on any fabric.
@@ -190,6 +192,8 @@ impl Default for Config {
             tcp_stripes: None,
             tcp_threads: None,
             gpu_issue: GpuIssue::default(),
+            // CUDA's own default.
+            hardware_queues: 8,
             engine: EngineChoice::Auto,
             gdaki_signals: GdakiSignals::AllPeers,
             proxy_threads: 1,

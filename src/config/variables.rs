@@ -126,6 +126,14 @@ pub const VARIABLES: &[Variable] = &[
         apply: |config, text| GpuIssue::parse(text).map(|value| config.gpu_issue = value),
     },
     Variable {
+        name: "CUDA_DEVICE_MAX_CONNECTIONS",
+        default: "8",
+        meaning: "CUDA's own: how many hardware queues the streams of a process have on a GPU. Where ranks of one \
+                  process share a GPU the log asks for 32: streams that share a queue wait for each other.",
+        accepted: "1 to 32",
+        apply: |config, text| within(text, 1, 32).map(|value| config.hardware_queues = value),
+    },
+    Variable {
         name: "OXYGIN_LIBIBVERBS",
         default: "libibverbs.so.1",
         meaning: "The verbs library to load, by name or path.",

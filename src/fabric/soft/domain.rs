@@ -68,7 +68,7 @@ impl Domain {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
         let (inbox, status) = (Inbox::create(n, token)?, Status::create(n, token)?);
-        let engine = Engine::new(world.rank, token, registry.clone(), config.gpu_issue);
+        let engine = Engine::new(world.rank, token, registry.clone(), &config);
         let received = Arc::new(Received::new(n));
         tcp.gpu().set_engine(engine.clone(), received.clone());
         let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)

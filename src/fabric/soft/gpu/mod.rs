@@ -24,6 +24,7 @@ mod dispatch;
 mod drain;
 mod gpu_message;
 mod handover;
+mod hardware_queues;
 mod in_flight;
 mod kernel;
 mod launch;
@@ -58,7 +59,7 @@ use self::device::Device;
 use self::kernel::CopyKernel;
 use self::state::EngineState;
 use self::watch::Watched;
-use crate::config::GpuIssue;
+use crate::config::{Config, GpuIssue};
 use crate::error::{Error, Result};
 use crate::memory::gpu::{cuda_error, GpuMemory};
 use crate::memory::key::Key;
@@ -102,6 +103,8 @@ pub struct Engine {
     /// The copy kernel took commands when it was last polled.
     kernel_is_up: AtomicBool,
     tuning: GpuIssue,
+    /// Those that the streams of this process have on a GPU.
+    hardware_queues: u32,
     state: Mutex<EngineState>,
 }
 
@@ -120,7 +123,8 @@ pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
 
 impl Engine {
     /// The engine of a rank. It does nothing until a GPU window opens it.
-    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, tuning: GpuIssue) -> Arc<Self> {
+    pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, config: &Config) -> Arc<Self> {
+        let tuning = config.gpu_issue;
         let state = EngineState::new(tuning);
         let engine = Arc::new(Self {
             rank,
@@ -138,6 +142,7 @@ impl Engine {
             refusals: state.refused.told(),
             kernel_is_up: AtomicBool::new(false),
             tuning,
+            hardware_queues: config.hardware_queues,
             state: Mutex::new(state),
         });
         let mut all = ENGINES.lock();
@@ -219,6 +224,7 @@ impl Engine {
             None
         };
         *opening = Watched::begin().inspect_err(|e| log::info!("nobody watches the GPUs: {}", e.message())).ok();
+        hardware_queues::warn_where_shared(self.rank, device.ordinal(), self.hardware_queues);
         self.gpu.store(device.ordinal(), Ordering::Release);
         let mut state = self.state.lock();
         (state.device, state.handover.kernel) = (Some(device), kernel);

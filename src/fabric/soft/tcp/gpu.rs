@@ -260,7 +260,7 @@ mod tests {
         for _ in 0..100 {
             let received = Arc::new(Received::new(1));
             let gpu = Gpu::default();
-            gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), Default::default()), received.clone());
+            gpu.set_engine(Engine::new(0, [0; 16], Arc::default(), &Default::default()), received.clone());
             std::thread::scope(|s| {
                 let signal =
                     GpuMessage::Signal { source: Source::far(0, 0), key: Key::gpu(0, false).0, addr: 0, value: 1 };

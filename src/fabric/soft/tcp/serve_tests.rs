@@ -305,7 +305,7 @@ fn a_fin_is_an_orderly_end_and_silence_is_not() {
 fn signals_behind_a_put_for_the_gpu_are_with_its_engine_at_the_end_of_the_turn() {
     const SIGNALS: u64 = 100;
     let (gpu, received) = (Arc::new(Gpu::default()), Arc::new(Received::new(2)));
-    let engine = Engine::new(0, [0; 16], Arc::default(), Default::default());
+    let engine = Engine::new(0, [0; 16], Arc::default(), &Default::default());
     gpu.set_engine(engine.clone(), received.clone());
     let mut target = target_of(Serving::new(1, gpu), 3);
     let base = target.base();
