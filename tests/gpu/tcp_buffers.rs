@@ -3,7 +3,7 @@
 
 use crate::harness::Fake;
 use crate::tcp_harness::{localhost, token, until};
-use oxygin::config::GpuIssue;
+use oxygin::config::Config;
 use oxygin::fabric::soft::gpu::{Engine, PinnedPools, Received};
 use oxygin::fabric::soft::lane::{Health, Lane, Task};
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
@@ -44,7 +44,7 @@ impl<'a> Target<'a> {
     fn new(fake: &'a Fake, peer: SocketAddr) -> Self {
         let registry: Arc<Registry> = Arc::default();
         let tcp = Tcp::open(&[localhost()], token(0), 1, registry.clone()).unwrap();
-        let engine = Engine::new(0, token(0), registry, GpuIssue::default());
+        let engine = Engine::new(0, token(0), registry, &Config::default());
         tcp.gpu().set_engine(engine.clone(), Arc::new(Received::new(2)));
         let _context = fake.enter(0);
         let at = fake.alloc(0, BYTES, false);
