@@ -100,8 +100,7 @@ impl Coll {
         if offers.iter().all(|offer| offer.is_empty()) {
             return Ok(());
         }
-        let extents: Vec<_> = remote.iter().map(|r| Extent { base: r.base, len: r.len }).collect();
-        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, &extents, offers))?;
+        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, remote, offers))?;
         let gathered = call.step(contribution(taken))?;
         call.end();
         let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();

@@ -13,8 +13,7 @@ pub mod verbs;
 
 use crate::error::Result;
 use crate::memory::gpu::GpuMemory;
-use crate::memory::registry::Extent;
-use crate::memory::window::Registration;
+use crate::memory::window::{Registration, Remote};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
 use crate::rma::reach::is_reached;
@@ -53,7 +52,7 @@ impl ContextSpec {
 /// Memory to register.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// Window number, the same on every rank of the communicator.
+    /// Window number at this rank; other ranks may have another for theirs.
     pub id: u32,
     /// First byte, an address in this process, of host or GPU memory.
     pub base: u64,
@@ -105,8 +104,8 @@ pub trait Fabric: Sized + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Takes what peers offered, by rank; each has the window at one of `extents`. Returns what they are to know.
-    fn take_offers(&self, _region: &Region, _extents: &[Extent], _offers: &[&[u8]]) -> Result<Vec<u8>> {
+    /// Takes what peers offered, by rank; each has the window at one of `remotes`. Returns what they are to know.
+    fn take_offers(&self, _region: &Region, _remotes: &[Remote], _offers: &[&[u8]]) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
 

@@ -70,7 +70,7 @@ impl Registration {
 pub struct Window {
     /// Number of the communicator in this process: operations of another one refuse the window.
     pub coll: u64,
-    /// Window number, the same on every rank.
+    /// Window number at this rank.
     pub id: u32,
     /// First byte here.
     pub base: u64,

@@ -2,7 +2,7 @@
 //! is told, nothing is written or read afterwards, and nothing stays mapped. Through the RMA v16 table, on the fake
 //! CUDA driver.
 
-use crate::harness::memory::Memory;
+use crate::harness::memory::{pattern, Memory};
 use crate::harness::*;
 use crate::support::common::*;
 use crate::support::processes::{processes, Place};
@@ -305,6 +305,51 @@ fn what_is_copied_from_stays_mapped_when_another_copy_fails() {
             assert!(fake.foreign() < mapped);
         }
         place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
+/// A rank refuses registrations before they have a number there: its numbers are others from then on. All windows are
+/// mapped all the same, also those that take the numbers of others that are gone.
+#[test]
+fn ranks_may_number_their_windows_differently() {
+    processes("ranks_may_number_their_windows_differently", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        for _ in 0..3 {
+            let at = fake.segments(0, &[65_536], true);
+            let len = if r.rank == 0 { 8192 * 8 } else { 0 };
+            let mut handle = null_mut();
+            // SAFETY: device memory that stays; what is refused is not used.
+            let refused =
+                unsafe { T.reg_mr_sym.unwrap()(r.coll, at as *mut c_void, len, PTR_CUDA, NEVER_RESET, &mut handle) };
+            assert_ne!(refused, NcclResult::SUCCESS);
+        }
+        let began = Instant::now();
+        let peer = 1 - r.rank;
+        for round in 0..100 {
+            let window = Memory::Segments(1).window(&fake, &r, 0, 1536);
+            (0..512).for_each(|i| window.set(i, pattern(r.rank, i + round)));
+            assert!(fake.foreign() > 0, "round {round}");
+            place.barrier();
+            r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), peer, None));
+            r.wait(r.get(0, (window.as_window(), 0), 4096, (window.as_window(), 8192), peer));
+            assert!((0..512).all(|i| window.get(1024 + i) == pattern(peer, i + round)), "round {round}");
+            place.barrier();
+            let end = Instant::now() + Duration::from_secs(60);
+            while window.get(1023) != pattern(peer, 511 + round) {
+                assert!(Instant::now() < end, "round {round}");
+            }
+            // Now and then both keep it, so that numbers are used again in another order.
+            if round % 3 != 0 {
+                r.dereg(window.as_window());
+            }
+            place.barrier();
+        }
+        assert!(began.elapsed() < Duration::from_secs(9), "a window that was offered was waited for");
         r.leave();
         assert_eq!(fake.foreign(), 0);
         fake.check();

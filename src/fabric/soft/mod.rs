@@ -43,7 +43,7 @@ use crate::config::{Config, SoftTransport};
 use crate::error::{Error, Result};
 use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::{Extent, Registry};
-use crate::memory::window::Registration;
+use crate::memory::window::{Registration, Remote};
 use crate::sys::interfaces;
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;
@@ -203,10 +203,10 @@ impl Fabric for SoftFabric {
         }
     }
 
-    /// Maps what peers on this host offered; each has the window at one of `extents`. Returns what they are to know.
-    fn take_offers(&self, region: &Region, extents: &[Extent], offers: &[&[u8]]) -> Result<Vec<u8>> {
+    /// Maps what peers on this host offered; each has the window at one of `remotes`. Returns what they are to know.
+    fn take_offers(&self, region: &Region, remotes: &[Remote], offers: &[&[u8]]) -> Result<Vec<u8>> {
         let shared = self.shared()?;
-        Ok(shared.share.fetch(&**shared, region.id, extents, offers))
+        Ok(shared.share.fetch(&**shared, region.id, remotes, offers))
     }
 
     /// Learns who has mapped this rank's window, from what each rank's `take_offers` returned.

@@ -41,7 +41,7 @@ impl Registered {
         shared.status.set_window(id, false);
         let staged = shared.tcp().gpu().remove_window(id, within);
         let passed = shared.engine.remove_window(id, within);
-        shared.share.retire(&**shared, id, false);
+        shared.share.retire(&**shared, id, &[]);
         self.outcome(&peers, staged && passed)
     }
 

@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(put(of(0, 1), 2, 0x110, 0x210), 6);
     }
 
-    /// Ranks of one process number their windows alike, and whose is whose depends on the direction.
+    /// Ranks of one process mostly number their windows alike, and whose is whose depends on the direction.
     #[test]
     fn copies_of_two_posters_and_directions_stay_apart() {
         let lane = Arc::new(Lane::new(0, 0, Arc::default()));

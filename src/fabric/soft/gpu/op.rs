@@ -53,7 +53,8 @@ impl TransferEnd {
     }
 }
 
-/// A window that a caller's address lies in. Ranks number theirs alike: a key names one together with its rank only.
+/// A window that a caller's address lies in. Ranks number theirs by themselves: a key names one together with its rank
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerWindow {
     /// The rank that registered it.

@@ -21,7 +21,9 @@ pub struct Import {
     home: i32,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
-    /// This rank has deregistered its own window of this number.
+    /// The number of this rank's window that was registered together with it.
+    pub own: u32,
+    /// This rank has deregistered that one.
     pub is_retired: bool,
     mapping: ManuallyDrop<Mapped>,
     context: Arc<Context>,
@@ -53,6 +55,8 @@ impl Drop for Import {
 pub struct Fetch {
     /// Whose.
     pub rank: u32,
+    /// Its number there.
+    pub window: u32,
     /// Where it is for the peer.
     extent: Extent,
     collected: Collected<Allocation>,
@@ -60,8 +64,8 @@ pub struct Fetch {
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, extent: Extent, offset: u64, sizes: Vec<u64>) -> Self {
-        Self { rank, extent, collected: Collected::new(offset, sizes) }
+    pub fn new(rank: u32, window: u32, extent: Extent, offset: u64, sizes: Vec<u64>) -> Self {
+        Self { rank, window, extent, collected: Collected::new(offset, sizes) }
     }
 
     /// The first segment that is missing.
@@ -77,8 +81,8 @@ impl Fetch {
         })
     }
 
-    /// Maps it once nothing is missing; `key` is what no other window has.
-    pub fn map(self, context: &Arc<Context>, key: u32) -> Result<Import, String> {
+    /// Maps it once nothing is missing; `key` is what no other window has, `own` the number of this rank's window.
+    pub fn map(self, context: &Arc<Context>, key: u32, own: u32) -> Result<Import, String> {
         let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
         let _current = context.enter().map_err(said)?;
         let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
@@ -89,6 +93,7 @@ impl Fetch {
             home,
             extent: self.extent,
             key,
+            own,
             uses: Arc::default(),
             is_retired: false,
             mapping: ManuallyDrop::new(mapping),

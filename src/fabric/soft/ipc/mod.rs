@@ -25,6 +25,7 @@ use crate::config::{Config, SoftTransport};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
+use crate::memory::window::Remote;
 use crate::sys::sync::{Mutex, RwLock};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -86,7 +87,7 @@ pub struct Share {
     answers: Mutex<Answers<OwnedFd>>,
     /// By window number.
     given: RwLock<Table<Given>>,
-    /// By rank, then window number.
+    /// By rank, then that rank's number of the window: ranks need not number theirs alike.
     imports: RwLock<Box<[Table<Import>]>>,
     /// How many were mapped so far.
     mapped: AtomicU32,
@@ -126,25 +127,18 @@ impl Share {
         offer.encode()
     }
 
-    /// Maps what the peers on this host offered for a window that each has at one of `extents`. Returns, for each rank,
-    /// whether it is mapped now. Makes no error of anything: what is not mapped goes another way.
-    pub fn fetch(&self, host: &impl Host, window: u32, extents: &[Extent], offers: &[&[u8]]) -> Vec<u8> {
+    /// Maps what the peers on this host offered for a window that each has at one of `remotes`, and this rank under the
+    /// number `window`. Returns, for each rank, whether it is mapped now. Makes no error of anything: what is not
+    /// mapped goes another way.
+    pub fn fetch(&self, host: &impl Host, window: u32, remotes: &[Remote], offers: &[&[u8]]) -> Vec<u8> {
         let _turn = self.turn.lock();
         let mut mapped = vec![0; offers.len()];
-        // What had this number before is gone on all ranks.
-        self.retire(host, window, true);
+        let wanted = self.wanted(host, remotes, offers);
+        // What had these numbers before is gone at the ranks that use them again.
+        let reused: Vec<_> = wanted.iter().map(|f| (f.rank, f.window)).collect();
+        self.retire(host, window, &reused);
         let Some(context) = host.engine().context().filter(|_| self.enabled) else { return mapped };
-        let mut fetches = Vec::new();
-        for (rank, (&extent, &message)) in (0..).zip(extents.iter().zip(offers)) {
-            if message.is_empty() || !host.is_beside(rank) {
-                continue;
-            }
-            match Offer::parse(message, extent.len) {
-                None => self.tell(rank, "it sent a malformed offer"),
-                Some(Offer::Not(why)) => self.tell(rank, &why),
-                Some(Offer::Segments { offset, sizes }) => fetches.push(Fetch::new(rank, extent, offset, sizes)),
-            }
-        }
+        let mut fetches = wanted;
         if fetches.is_empty() {
             return mapped;
         }
@@ -171,7 +165,7 @@ impl Share {
                         let rank = fetches[i].rank;
                         let due = asked[rank as usize]
                             .is_none_or(|(lap, at)| lap != first / AT_ONCE || at.elapsed() > ASK_AGAIN);
-                        if due && ask(host, rank, window, round, first) {
+                        if due && ask(host, rank, fetches[i].window, round, first) {
                             asked[rank as usize] = Some((first / AT_ONCE, Instant::now()));
                         }
                     }
@@ -183,11 +177,11 @@ impl Share {
         }
         self.answers.lock().end();
         for fetch in complete {
-            let rank = fetch.rank;
-            match fetch.map(&context, self.next_key()) {
+            let (rank, number) = (fetch.rank, fetch.window);
+            match fetch.map(&context, self.next_key(), window) {
                 Ok(import) => {
                     // A predecessor that is still in use, against all rules, is left to the process.
-                    std::mem::forget(self.imports.write()[rank as usize].insert(window, import));
+                    std::mem::forget(self.imports.write()[rank as usize].insert(number, import));
                     mapped[rank as usize] = 1;
                     if !self.told[rank as usize].0.swap(true, Ordering::Relaxed) {
                         log::info!("rank {rank}: on this host, its GPU windows are mapped here: one copy a transfer");
@@ -198,6 +192,26 @@ impl Share {
             }
         }
         mapped
+    }
+
+    /// What there is to fetch of the offers for a window.
+    fn wanted(&self, host: &impl Host, remotes: &[Remote], offers: &[&[u8]]) -> Vec<Fetch> {
+        let mut wanted = Vec::new();
+        for (rank, (remote, &message)) in (0..).zip(remotes.iter().zip(offers)) {
+            if message.is_empty() || !self.enabled || !host.is_beside(rank) {
+                continue;
+            }
+            let number = Key(remote.rkey).number();
+            match Offer::parse(message, remote.len).filter(|_| (number as usize) < WINDOW_BITS) {
+                None => self.tell(rank, "it sent a malformed offer"),
+                Some(Offer::Not(why)) => self.tell(rank, &why),
+                Some(Offer::Segments { offset, sizes }) => {
+                    let extent = Extent { base: remote.base, len: remote.len };
+                    wanted.push(Fetch::new(rank, number, extent, offset, sizes));
+                }
+            }
+        }
+        wanted
     }
 
     /// No window's key has this bit.
@@ -282,13 +296,14 @@ impl Share {
         Vec::new()
     }
 
-    /// This rank has deregistered its window of this number: unmaps the peers' that they have deregistered as well, and
-    /// all others that nobody needs any more. `all`: the number is about to be used again.
-    pub fn retire(&self, host: &impl Host, window: u32, all: bool) {
+    /// This rank has no window of this number now: unmaps those that peers registered together with the last one and
+    /// have deregistered as well, all others that nobody needs any more, and those whose numbers, by rank, their owners
+    /// are about to use again.
+    pub fn retire(&self, host: &impl Host, window: u32, reused: &[(u32, u32)]) {
         let mut over = Vec::new();
         for (rank, imports) in (0..).zip(self.imports.write().iter_mut()) {
             for (id, import) in imports.iter_mut() {
-                import.is_retired |= id == window;
+                import.is_retired |= import.own == window;
                 if import.is_retired {
                     self.has_retired.store(true, Ordering::SeqCst);
                 }
@@ -297,8 +312,8 @@ impl Share {
         }
         // Links are asked without the lock: they take it while they are locked themselves.
         over.retain(|&(rank, id, is_retired)| {
-            let is_over = || (all && id == window) || !host.may_have_window(rank, id);
-            host.has_failed(rank) || is_retired && is_over()
+            let is_reused = reused.contains(&(rank, id));
+            host.has_failed(rank) || is_reused || is_retired && !host.may_have_window(rank, id)
         });
         self.finish_failed(host, &over);
         let mut gone = Vec::new();
