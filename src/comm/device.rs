@@ -159,14 +159,14 @@ impl Coll {
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
-                let signals = self.register(|| signal_window(&spec, &room))? as usize;
-                windows.push(signals);
+                windows.push(self.register(|| signal_window(&spec, &room))? as usize);
                 let key = match &room.credits {
                     Some(words) => Some(self.register_credits(words, &room.memory, set.target(), windows)?),
                     None => None,
                 };
-                Ok((self.drain(set, &spec, room, windows, key)?, ()))
+                Ok((spec, room, key))
             },
+            |set, (spec, room, key), windows| Ok((self.drain(set, &spec, room, windows, key)?, ())),
         )?;
         Ok((set, place))
     }

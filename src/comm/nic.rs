@@ -205,11 +205,18 @@ impl Coll {
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
-                let keys = self.register_own(&spec, &room, windows)?;
+                let own = self.register_own(&spec, &room, windows)?;
                 let count = match self.keeps_credits_on_gpu() {
                     true => Some(self.register_credits(&room.credits(), &room.memory, set.target(), windows)?),
                     false => None,
                 };
+                Ok((spec, room, own, count))
+            },
+            |set, (spec, room, own, count), windows| {
+                let mut keys = [0; 2];
+                for (key, window) in keys.iter_mut().zip(own) {
+                    *key = window.map_or(Ok(0), |window| self.key_of(window as *mut c_void))?;
+                }
                 self.drain_nic(set, &spec, room, windows, keys, count)
             },
         )
@@ -220,17 +227,17 @@ impl Coll {
         self.keys().add(window as u64).ok_or_else(|| Error::system("no key is left for a window; deregister some"))
     }
 
-    /// Registers signals and counters. Returns their keys; 0 where there are none.
-    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[u32; 2]> {
-        let mut keys = [0; 2];
-        for (key, memory) in keys.iter_mut().zip(room.windows(spec)) {
+    /// Registers signals and counters. Returns the handles of their windows, where there are any.
+    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[Option<usize>; 2]> {
+        let mut own = [None; 2];
+        for (own, memory) in own.iter_mut().zip(room.windows(spec)) {
             if let Some(memory) = memory {
-                let window = self.register(|| memory)?;
-                windows.push(window as usize);
-                *key = self.key_of(window)?;
+                let window = self.register(|| memory)? as usize;
+                windows.push(window);
+                *own = Some(window);
             }
         }
-        Ok(keys)
+        Ok(own)
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts; a context's companions go
