@@ -1,7 +1,7 @@
 //! Queues that device code writes and this library drains, whoever's format they have: how a set of contexts gets them
 //! and how they end.
 
-use super::coll::Coll;
+use super::coll::{check_contexts, Coll};
 use super::contexts::{Contexts, EngineKind};
 use super::mlx5::HardwareQueues;
 use super::rendezvous::Contribution;
@@ -27,15 +27,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Counters and signals of a context at most: what a descriptor can name.
+/// Counters and signals of a set at most. A descriptor can name so many in one context, and they take 64 and 128 MiB.
 const COUNTERS_MAX: u32 = 1 << 23;
 const SIGNALS_MAX: u32 = 1 << 24;
 
-/// Whether a context may have so many.
-pub(super) fn check_words(counters: u32, signals: u32) -> Result<()> {
+/// Whether a set may have so many contexts, and so many counters and signals in each. To be asked before memory is taken
+/// for them.
+pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Result<()> {
+    check_contexts(contexts)?;
     for (name, asked, most) in [("nCounters", counters, COUNTERS_MAX), ("nSignals", signals, SIGNALS_MAX)] {
-        if asked > most {
-            return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+        if u64::from(asked) * u64::from(contexts) > most.into() {
+            return Err(Error::argument(format!(
+                "{name} = {asked} with nContexts = {contexts}; the contexts of a set have at most {most} together"
+            )));
         }
     }
     Ok(())

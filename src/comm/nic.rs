@@ -5,7 +5,7 @@ use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{check_numbers, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
@@ -87,8 +87,8 @@ struct Room {
 
 impl Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
+        check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
-        check_words(spec.counters, spec.signals)?;
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
         let peers = (0..world.nranks).filter(|&peer| spec.contexts.reaches(world, peer)).count();
         let queues = n * peers * of_pair;
@@ -377,6 +377,19 @@ mod tests {
             assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
             let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
             assert_eq!(room.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
+        }
+    }
+
+    #[test]
+    fn what_a_set_cannot_have_is_refused_before_memory_is_taken() {
+        for (contexts, signals, why) in
+            [(1025, 1, "nContexts = 1025"), (1024, 1 << 15, "nSignals = 32768 with nContexts = 1024")]
+        {
+            let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+            let handler = Ringing::Doorbell;
+            let spec = NicSpec { contexts, depth: 0, signals, counters: 0, handler, layout: None };
+            let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }).err().expect(why);
+            assert!(refused.message().contains(why), "{refused}");
         }
     }
 
