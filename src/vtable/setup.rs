@@ -214,7 +214,8 @@ connects! {
 /// The part of connect that all versions share. `coll_comm` is only checked.
 ///
 /// What is wrong with the arguments is told to the other ranks, as long as they say who they are and which rank this
-/// one is: that takes a live listenComm, a number of ranks, this rank's number or its own handle, and rank 0's handle.
+/// one is: that takes a live listenComm, a number of ranks, this rank's own handle or else its number, and rank 0's
+/// handle.
 ///
 /// # Safety
 /// `handles` is NULL or holds `nranks` pointers, each NULL or to HANDLE_BYTES bytes.
@@ -257,8 +258,13 @@ pub(super) unsafe fn join(
             }
         }
     }
-    let found = given.or_else(|| all.iter().position(|handle| *handle == Some(own)));
-    match (found, wrong) {
+    // A rank that takes another one's number would leave that one's messages to nobody, or have nobody to gather for it.
+    let is_own = |&r: &usize| all[r] == Some(own);
+    let found = given.filter(is_own).or_else(|| (0..ranks).find(is_own));
+    if let (Some(given), Some(found)) = (given, found.filter(|found| given != Some(*found))) {
+        note(Error::argument(format!("rank = {given}, but handles[{found}] is the one that this rank listened with")));
+    }
+    match (found.or(given), wrong) {
         (Some(rank), wrong) => {
             let world = World { rank: rank as u32, nranks: ranks as u32 };
             let table = connector.says(&listen.instance.config);

@@ -114,6 +114,8 @@ fn a_connect_that_one_rank_refuses() {
         ("collComm NULL", Connect { no_place: true, ..connect }, "collComm is NULL", true),
         ("rank -1", Connect { rank: Some(-1), ..connect }, "rank = -1 of nranks = 3", true),
         ("rank 3", Connect { rank: Some(3), ..connect }, "rank = 3 of nranks = 3", true),
+        ("rank 0 of another", Connect { rank: Some(0), ..connect }, "rank = 0, but handles[2] is", true),
+        ("rank 1 of another", Connect { rank: Some(1), ..connect }, "rank = 1, but handles[", true),
         ("a handle NULL", Connect { lacks: Some(1), ..connect }, "handles[1] is NULL", true),
         ("handles NULL", Connect { no_handles: true, ..connect }, "handles is NULL", false),
         ("rank 0's handle NULL", Connect { lacks: Some(0), ..connect }, "handles[0] is NULL", false),
@@ -125,7 +127,8 @@ fn a_connect_that_one_rank_refuses() {
             if bad.connections.is_some() && table.kind() != Kind::GinV12 {
                 continue;
             }
-            for wrong in [0, N - 1].into_iter().filter(|&wrong| wrong == 0 || *without) {
+            let differs = |&wrong: &usize| bad.rank != Some(wrong as i32) && (wrong == 0 || *without);
+            for wrong in [0, N - 1].into_iter().filter(differs) {
                 let what = &format!("{:?}: connect with {what} on rank {wrong}", table.kind());
                 let mark = log::mark();
                 let codes = each(&mut ranks, |rank| rank.connect(if rank.rank == wrong { bad } else { &connect }));
