@@ -53,11 +53,11 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
         unsafe { telemetry::log::install(logger) };
         log::info!("oxygin {}, communicator {comm_id:#x}", version::BUILD);
-        nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
+        let nccl = nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
         if ctx.is_null() {
             return Err(null("ctx"));
         }
-        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table));
+        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table, nccl));
         // SAFETY: `ctx` is not NULL.
         unsafe { store("ctx", ctx, insert(instance)?) }
     })
@@ -138,7 +138,7 @@ unsafe fn listen_with(
             return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
         }
         let instance = match handles::clone::<Instance>(ctx) {
-            None if foreign => Arc::new(Instance::new(Config::from_env(), 0, TableKind::Gin)),
+            None if foreign => Arc::new(Instance::new(Config::from_env(), 0, TableKind::Gin, nccl::last())),
             other => other.ok_or_else(|| dead(Kind::Instance, ctx))?,
         };
         device(dev)?;
