@@ -3,7 +3,6 @@
 use super::coll::Coll;
 use super::contexts::Contexts;
 use super::fabrics::on_queues;
-use super::nccl;
 use super::nic::NicSpec;
 use crate::fabric::Context;
 use crate::gdaki::soft::capture::{Capture, CapturedQueue, CapturedSet};
@@ -24,7 +23,7 @@ impl Coll {
         }
         let prefix = self.instance.config.gdaki_capture.as_ref()?;
         let of = CapturedSet {
-            nccl: nccl::version(),
+            nccl: self.instance.nccl,
             layout: spec.layout,
             fabric: on_queues!(set.queues(), q => name(q)),
             is_on_gpu,

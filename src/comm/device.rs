@@ -4,7 +4,7 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{check_numbers, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
@@ -65,8 +65,8 @@ impl Room {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
     /// `has_credits`: consumer indices are to be where device code is.
     fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool) -> Result<Self> {
+        check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
-        check_words(spec.counters, spec.signals)?;
         let mut memory = Memory::here()?;
         let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.contexts.rank_stride);
         let queue_bytes = size as usize * spec.layout.form.bytes();
@@ -159,14 +159,14 @@ impl Coll {
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
-                let signals = self.register(|| signal_window(&spec, &room))? as usize;
-                windows.push(signals);
+                windows.push(self.register(|| signal_window(&spec, &room))? as usize);
                 let key = match &room.credits {
                     Some(words) => Some(self.register_credits(words, &room.memory, set.target(), windows)?),
                     None => None,
                 };
-                Ok((self.drain(set, &spec, room, windows, key)?, ()))
+                Ok((spec, room, key))
             },
+            |set, (spec, room, key), windows| Ok((self.drain(set, &spec, room, windows, key)?, ())),
         )?;
         Ok((set, place))
     }
@@ -260,6 +260,23 @@ mod tests {
             let room = Room::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();
             let fixed = contexts as usize * (4 * 64 + 3 * 8);
             assert_eq!(room.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
+        }
+    }
+
+    #[test]
+    fn what_a_set_cannot_have_is_refused_before_memory_is_taken() {
+        for (contexts, signals, counters, why) in [
+            (0, 1, 1, "nContexts = 0"),
+            (1025, 1, 1, "nContexts = 1025"),
+            (1 << 29, 0, 0, "nContexts = 536870912"),
+            (1024, 1 << 15, 0, "nSignals = 32768 with nContexts = 1024"),
+            (3, 0, 1 << 22, "nCounters = 4194304 with nContexts = 3"),
+        ] {
+            let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+            let layout = Layout::choose(Table::V14(2), None, None).unwrap();
+            let spec = DeviceSpec { contexts, depth: 0, signals, counters, layout };
+            let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }, true, true).err().expect(why);
+            assert!(refused.message().contains(why), "{refused}");
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Queues that device code writes and this library drains, whoever's format they have: how a set of contexts gets them
 //! and how they end.
 
-use super::coll::Coll;
+use super::coll::{check_contexts, Coll};
 use super::contexts::{Contexts, EngineKind};
 use super::mlx5::HardwareQueues;
+use super::rendezvous::Contribution;
 use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
@@ -26,15 +27,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Counters and signals of a context at most: what a descriptor can name.
+/// Counters and signals of a set at most. A descriptor can name so many in one context, and they take 64 and 128 MiB.
 const COUNTERS_MAX: u32 = 1 << 23;
 const SIGNALS_MAX: u32 = 1 << 24;
 
-/// Whether a context may have so many.
-pub(super) fn check_words(counters: u32, signals: u32) -> Result<()> {
+/// Whether a set may have so many contexts, and so many counters and signals in each. To be asked before memory is taken
+/// for them.
+pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Result<()> {
+    check_contexts(contexts)?;
     for (name, asked, most) in [("nCounters", counters, COUNTERS_MAX), ("nSignals", signals, SIGNALS_MAX)] {
-        if asked > most {
-            return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+        if u64::from(asked) * u64::from(contexts) > most.into() {
+            return Err(Error::argument(format!(
+                "{name} = {asked} with nContexts = {contexts}; the contexts of a set have at most {most} together"
+            )));
         }
     }
     Ok(())
@@ -180,14 +185,16 @@ impl Coll {
     /// Makes a set of contexts of this kind, with queues for device code that are drained from here on. Collective.
     ///
     /// `allocate` reads this rank's arguments and makes what the queues lie in; what is wrong there the others are
-    /// told. `attach` registers windows over that memory, puts the handle of each into the list, and hands the queues
-    /// to the engine. Where it fails its windows end first, and the memory after them: until then peers may write
-    /// there.
-    pub(super) fn create_with_queues<R, T>(
+    /// told. `register` registers windows over that memory, by collective calls and nothing else, and puts the handle of
+    /// each into the list. `drain` hands the queues to the engine. It may fail on one rank: a last step tells the others,
+    /// whose kernels would wait for that rank's. Where anything fails the windows end first, and the memory after
+    /// them: until then peers may write there.
+    pub(super) fn create_with_queues<R, S, T>(
         self: &Arc<Self>,
         kind: EngineKind,
         allocate: impl FnOnce() -> Result<(ContextSpec, Arc<Memory>, R)>,
-        attach: impl FnOnce(&Arc<Contexts>, R, &mut Vec<usize>) -> Result<(DeviceQueues, T)>,
+        register: impl FnOnce(&Arc<Contexts>, R, &mut Vec<usize>) -> Result<S>,
+        drain: impl FnOnce(&Arc<Contexts>, S, &[usize]) -> Result<(DeviceQueues, T)>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         let mut made = None;
         let (set, place) = self.create_contexts(kind, || {
@@ -196,27 +203,30 @@ impl Coll {
             Ok(spec)
         })?;
         let (mut memory, mut windows) = (None, Vec::new());
-        let attached =
-            made.ok_or_else(|| Error::internal("createContext: nothing was asked")).and_then(|(kept, room)| {
+        let attached = made
+            .ok_or_else(|| Error::internal("createContext: nothing was asked"))
+            .and_then(|(kept, room)| {
                 memory = Some(kept);
-                attach(&set, room, &mut windows)
+                register(&set, room, &mut windows)
+            })
+            .and_then(|registered| {
+                self.exchange.call("createContext", |call| {
+                    let (queues, told) = drain(&set, registered, &windows)?;
+                    set.attach_device(queues);
+                    call.step(Contribution::default())?;
+                    call.end();
+                    Ok(told)
+                })
             });
-        match attached {
-            Ok((queues, told)) => {
-                set.attach_device(queues);
-                Ok((set, place, told))
-            }
-            Err(error) => {
-                self.destroy_contexts(&set);
-                for window in windows {
-                    if let Err(error) = self.deregister(window as *mut c_void) {
-                        log::warn!("createContext: a window that nobody uses stays: {}", error.message());
-                        std::mem::forget(memory.clone());
-                    }
+        attached.map(|told| (set.clone(), place, told)).inspect_err(|_| {
+            self.destroy_contexts(&set);
+            for window in windows {
+                if let Err(error) = self.deregister(window as *mut c_void) {
+                    log::warn!("createContext: a window that nobody uses stays: {}", error.message());
+                    std::mem::forget(memory.clone());
                 }
-                Err(error)
             }
-        }
+        })
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Instance {
     pub config: Arc<Config>,
     /// NCCL's number for the communicator, for logs.
     pub comm_id: u64,
+    /// Version of the NCCL that has it; `None`: not known.
+    pub nccl: Option<i32>,
     /// Whose table's it is.
     of: TableKind,
     children: Mutex<Children>,
@@ -45,12 +47,12 @@ impl Object for Instance {
 }
 
 impl Instance {
-    /// An instance without objects.
-    pub fn new(config: Config, comm_id: u64, of: TableKind) -> Self {
+    /// An instance without objects, for an NCCL of this version.
+    pub fn new(config: Config, comm_id: u64, of: TableKind, nccl: Option<i32>) -> Self {
         if of == TableKind::Rma {
             OF_RMA.fetch_add(1, Ordering::AcqRel);
         }
-        Self { config: Arc::new(config), comm_id, of, children: Mutex::default() }
+        Self { config: Arc::new(config), comm_id, nccl, of, children: Mutex::default() }
     }
 
     /// Whether an RMA table is in use in this process.

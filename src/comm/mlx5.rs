@@ -1,9 +1,9 @@
 //! Sets of contexts of mlx5 devices: queue pairs that device code of NCCL's GDAKI backend writes and rings itself.
 //! Nothing of this library is in their way, so there are no contexts of the fabric's, and no thread.
 
-use super::coll::{check_contexts, differs, told, Coll};
+use super::coll::{differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{check_words, DeviceQueues};
+use super::device_queues::{check_numbers, DeviceQueues};
 use super::fabrics::{AnyFabric, Queues};
 use super::gdaki::DeviceImage;
 use super::nic::{slots, NicSpec};
@@ -58,8 +58,7 @@ fn words(spec: &NicSpec, each: u32) -> u64 {
 
 impl Mlx5Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
-        check_contexts(spec.contexts.contexts)?;
-        check_words(spec.counters, spec.signals)?;
+        check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
         let shape = SetShape {
             rank: world.rank,

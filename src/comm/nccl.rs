@@ -1,21 +1,24 @@
-//! The NCCL that loaded this library, where there is one: its version decides what its device code expects.
+//! The NCCL that calls this library, where there is one: its version decides what its device code expects. A process may
+//! have several, so each instance remembers that of the one whose `init` made it.
 
 use std::ffi::{c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// `ncclGetVersion`'s answer; 0: not known.
+/// What `ncclGetVersion` answered last; 0: not known.
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
-/// Looks up the version of the NCCL that `function`, its logger, belongs to. What is no NCCL changes nothing.
-pub fn learn_from(function: *const c_void) {
-    if let Some(version) = version_of(function) {
+/// Looks up the version of the NCCL that `function`, its logger, belongs to. Where that is no NCCL: [`last`].
+pub fn learn_from(function: *const c_void) -> Option<i32> {
+    let version = version_of(function);
+    if let Some(version) = version {
         VERSION.store(version, Ordering::Relaxed);
     }
+    version.or_else(last)
 }
 
-/// Version of the NCCL that called `init` last, as 10000 × major + 100 × minor + patch; `None`: not known.
-pub fn version() -> Option<i32> {
+/// Version of the NCCL that called `init` last, for what no `init` made, as 10000 × major + 100 × minor + patch; `None`: not known.
+pub fn last() -> Option<i32> {
     Some(VERSION.load(Ordering::Relaxed)).filter(|version| *version > 0)
 }
 
@@ -60,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_is_no_nccl_has_no_version() {
-        assert_eq!(version_of(version as *const c_void), None);
+        assert_eq!(version_of(last as *const c_void), None);
         assert_eq!(version_of(libc::malloc as *const c_void), None);
         assert_eq!(version_of(std::ptr::null()), None);
         assert_eq!(version_of(std::ptr::dangling::<c_void>()), None);

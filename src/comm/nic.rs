@@ -5,7 +5,7 @@ use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_words, device_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{check_numbers, device_words, settings, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
@@ -87,8 +87,8 @@ struct Room {
 
 impl Room {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
+        check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
-        check_words(spec.counters, spec.signals)?;
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
         let peers = (0..world.nranks).filter(|&peer| spec.contexts.reaches(world, peer)).count();
         let queues = n * peers * of_pair;
@@ -205,11 +205,18 @@ impl Coll {
                 Ok((spec.contexts, room.memory.clone(), (spec, room)))
             },
             |set, (spec, room), windows| {
-                let keys = self.register_own(&spec, &room, windows)?;
+                let own = self.register_own(&spec, &room, windows)?;
                 let count = match self.keeps_credits_on_gpu() {
                     true => Some(self.register_credits(&room.credits(), &room.memory, set.target(), windows)?),
                     false => None,
                 };
+                Ok((spec, room, own, count))
+            },
+            |set, (spec, room, own, count), windows| {
+                let mut keys = [0; 2];
+                for (key, window) in keys.iter_mut().zip(own) {
+                    *key = window.map_or(Ok(0), |window| self.key_of(window as *mut c_void))?;
+                }
                 self.drain_nic(set, &spec, room, windows, keys, count)
             },
         )
@@ -220,17 +227,17 @@ impl Coll {
         self.keys().add(window as u64).ok_or_else(|| Error::system("no key is left for a window; deregister some"))
     }
 
-    /// Registers signals and counters. Returns their keys; 0 where there are none.
-    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[u32; 2]> {
-        let mut keys = [0; 2];
-        for (key, memory) in keys.iter_mut().zip(room.windows(spec)) {
+    /// Registers signals and counters. Returns the handles of their windows, where there are any.
+    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[Option<usize>; 2]> {
+        let mut own = [None; 2];
+        for (own, memory) in own.iter_mut().zip(room.windows(spec)) {
             if let Some(memory) = memory {
-                let window = self.register(|| memory)?;
-                windows.push(window as usize);
-                *key = self.key_of(window)?;
+                let window = self.register(|| memory)? as usize;
+                windows.push(window);
+                *own = Some(window);
             }
         }
-        Ok(keys)
+        Ok(own)
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts; a context's companions go
@@ -370,6 +377,19 @@ mod tests {
             assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
             let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
             assert_eq!(room.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
+        }
+    }
+
+    #[test]
+    fn what_a_set_cannot_have_is_refused_before_memory_is_taken() {
+        for (contexts, signals, why) in
+            [(1025, 1, "nContexts = 1025"), (1024, 1 << 15, "nSignals = 32768 with nContexts = 1024")]
+        {
+            let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+            let handler = Ringing::Doorbell;
+            let spec = NicSpec { contexts, depth: 0, signals, counters: 0, handler, layout: None };
+            let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }).err().expect(why);
+            assert!(refused.message().contains(why), "{refused}");
         }
     }
 

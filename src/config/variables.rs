@@ -283,8 +283,8 @@ pub const VARIABLES: &[Variable] = &[
         default: "none",
         meaning:
             "A file to which the engine writes what it did with the last 65536 descriptors of each of its threads, \
-                  as the communicator closes; ui.perfetto.dev opens it. `%p` in it becomes the process number and the \
-                  communicator's; without it they are appended.",
+                  as the communicator closes; ui.perfetto.dev opens it. `%p` in it becomes \
+                  PID-COMMUNICATOR-RANK-HOST; without it that is appended.",
         accepted: "a path",
         apply: |config, text| {
             config.trace = (!text.is_empty()).then(|| text.to_owned());

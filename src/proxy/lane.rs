@@ -156,12 +156,15 @@ impl<R: Ring> Lane<R> {
     pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> LaneProgress {
         let context = &contexts[common.number as usize];
         let completed = self.complete(context, common);
+        let before = self.under_way;
         let taken = match self.state {
             State::Open if !common.is_dead => match self.post(context, common, batch) {
                 Ok(taken) => taken,
                 Err(error) => {
+                    // The fabric may have begun some before it failed: they are off the ring.
+                    let taken = self.under_way - before;
                     self.fail(common, &error.to_string());
-                    0
+                    taken
                 }
             },
             State::Flushing { .. } if !common.is_dead => self.go_on_flushing(context, common),

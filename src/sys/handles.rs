@@ -212,13 +212,17 @@ pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
     }
 }
 
+/// Whether a handle is live now, of the right kind and made by this process. To be asked before the lock is taken: a child
+/// may have been forked while it was held, and nobody is there to let it go. Such a child has no handle of its parent's,
+/// and passes those of others on to whoever made them.
+fn is_own<T: Object>(handle: *mut c_void) -> bool {
+    live::<T>(handle as u64).is_some() && maker(handle).is_none()
+}
+
 /// One more reference to the object behind a live handle that this process made.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
-    // First: a child may have been forked while the lock was held, and nobody is there to let it go.
-    if maker(handle).is_some() {
-        return None;
-    }
+    is_own::<T>(handle).then_some(())?;
     let _turn = FREE.lock();
     let object = live::<T>(handle as u64)?;
     // SAFETY: handle and object change only under the lock, which is held: the handle is live, so the object is one of
@@ -244,10 +248,7 @@ pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {
 /// made by this process.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
-    // As in `clone`.
-    if maker(handle).is_some() {
-        return None;
-    }
+    is_own::<T>(handle).then_some(())?;
     let mut free = FREE.lock();
     let object = live::<T>(handle as u64)?;
     let entry = entry(handle as u64);

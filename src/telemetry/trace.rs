@@ -5,8 +5,8 @@
 //! each entry a slice from seen to complete, and inside it one to posted and one from there.
 
 use crate::sys::sync::Mutex;
-use std::fs::OpenOptions;
-use std::io::{BufWriter, Result, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Error, ErrorKind, Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 /// Entries that the ring of a thread holds: 3 MiB.
@@ -88,21 +88,48 @@ impl std::fmt::Debug for Trace {
     }
 }
 
-/// The file of a communicator: `%p` becomes PID-COMMUNICATOR; without it that is appended.
-fn path(template: &str, pid: u32, comm: u64) -> String {
-    let own = format!("{pid}-{comm}");
+/// The file of a communicator: `%p` becomes PID-COMMUNICATOR-RANK-HOST; without it that is appended. Processes of several
+/// containers may have one number, and one folder.
+fn path(template: &str, pid: u32, (comm, rank): (u64, u32), host: &str) -> String {
+    let own = format!("{pid}-{comm}-{rank}-{host}");
     match template.contains("%p") {
         true => template.replace("%p", &own),
         false => format!("{template}-{own}.json"),
     }
 }
 
+/// This host's name, of characters that may stand in the name of a file and in a string of JSON.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '_' };
+    match name.trim() {
+        "" => "host".into(),
+        name => name.chars().take(64).map(plain).collect(),
+    }
+}
+
+/// Has `print` write a file, readable by this user alone, that has its name once all of it is written.
+fn write_whole(path: &str, print: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+    let part = format!("{path}.part");
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => Error::new(
+            e.kind(),
+            format!("{part} is there: another process writes it, or was ended as it did; remove it then"),
+        ),
+        _ => e,
+    })?;
+    let written = print(&mut BufWriter::with_capacity(1 << 18, file)).and_then(|()| std::fs::rename(&part, path));
+    // What is there of it is no trace.
+    written.inspect_err(|_| _ = std::fs::remove_file(&part))
+}
+
 impl Trace {
     /// Of communicator `comm` of this process, `rank` of `nranks`, with a ring for each of so many threads.
     pub fn new(template: &str, comm: u64, (rank, nranks): (u32, u32), threads: usize) -> Self {
+        let host = host();
         Self {
-            path: path(template, std::process::id(), comm),
-            name: format!("rank {rank} of {nranks}, communicator {comm}"),
+            path: path(template, std::process::id(), (comm, rank), &host),
+            name: format!("rank {rank} of {nranks} on {host}, communicator {comm}"),
             rings: (0..threads).map(|_| Mutex::default()).collect(),
         }
     }
@@ -125,12 +152,11 @@ impl Trace {
 
     /// Writes the file, readable by this user alone. What goes wrong is said in the log.
     pub fn write(&self) {
-        let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.path);
         let (events, lost) = self.rings.iter().fold((0, 0), |(events, lost), ring| {
             let ring = ring.lock();
             (events + ring.events.len(), lost + ring.lost)
         });
-        match opened.and_then(|file| self.print(&mut BufWriter::with_capacity(1 << 18, file), lost)) {
+        match write_whole(&self.path, |out| self.print(out, lost)) {
             Ok(()) => log::info!("OXYGIN_TRACE: {events} entries in {}, {lost} older ones are lost", self.path),
             Err(error) => log::warn!("OXYGIN_TRACE: {} could not be written: {error}", self.path),
         }
@@ -188,9 +214,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_names_process_and_communicator() {
-        assert_eq!(path("/tmp/t", 12, 3), "/tmp/t-12-3.json");
-        assert_eq!(path("/tmp/t.%p.json", 12, 3), "/tmp/t.12-3.json");
+    fn the_path_names_process_communicator_rank_and_host() {
+        assert_eq!(path("/tmp/t", 12, (3, 0), "a"), "/tmp/t-12-3-0-a.json");
+        assert_eq!(path("/tmp/t.%p.json", 12, (3, 0), "a"), "/tmp/t.12-3-0-a.json");
+        assert_ne!(path("t", 12, (3, 1), "a"), path("t", 12, (3, 0), "a"));
+        assert!(!host().is_empty() && !host().contains(['/', '"', '\\', '\n']));
+    }
+
+    #[test]
+    fn a_file_has_its_name_once_all_of_it_is_written() {
+        let folder = std::env::temp_dir().join(format!("oxygin-trace-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let names = || {
+            let all = std::fs::read_dir(&folder).unwrap();
+            let mut names: Vec<_> = all.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        let path = folder.join("t.json").to_str().unwrap().to_owned();
+        let cut = |out: &mut BufWriter<File>| {
+            out.write_all(b"{\"half\":")?;
+            assert_eq!(names(), ["t.json.part"]);
+            Err(Error::from(ErrorKind::StorageFull))
+        };
+        assert_eq!(write_whole(&path, cut).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert!(names().is_empty(), "{:?}", names());
+        let whole = |out: &mut BufWriter<File>| out.write_all(b"{}").and_then(|()| out.flush());
+        write_whole(&path, whole).unwrap();
+        assert_eq!(names(), ["t.json"]);
+        // Somebody else's is left alone.
+        File::create(format!("{path}.part")).unwrap();
+        assert!(write_whole(&path, whole).unwrap_err().to_string().contains("remove it"));
+        assert_eq!(names(), ["t.json", "t.json.part"]);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

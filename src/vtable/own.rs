@@ -8,7 +8,6 @@ use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::device_queues::DeviceQueues;
 use crate::comm::instance::Instance;
-use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
 use crate::config::{Config, Ringing};
 use crate::error::{Error, Result};
@@ -119,13 +118,13 @@ fn contexts(a: &Asked) -> Result<ContextSpec> {
     Ok(ContextSpec { rank_stride, ..setup::spec(a.n_contexts, 0, a.traffic_class)? })
 }
 
-fn own_spec(config: &Config, a: &Asked) -> Result<DeviceSpec> {
+fn own_spec(instance: &Instance, a: &Asked) -> Result<DeviceSpec> {
     Ok(DeviceSpec {
         contexts: contexts(a)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
-        layout: layout::Layout::choose(a.table, nccl::version(), config.device_layout)?,
+        layout: layout::Layout::choose(a.table, instance.nccl, instance.config.device_layout)?,
     })
 }
 
@@ -145,15 +144,14 @@ fn ringing(asked: Option<Ringing>, layout: view::Layout, nccl: Option<NcclVersio
     }
 }
 
-fn nic_spec(config: &Config, a: &Asked) -> Result<NicSpec> {
-    let version = nccl::version();
-    let layout = view::Layout::choose(a.table, version)?;
+fn nic_spec(instance: &Instance, a: &Asked) -> Result<NicSpec> {
+    let layout = view::Layout::choose(a.table, instance.nccl)?;
     Ok(NicSpec {
         contexts: contexts(a)?,
         depth: a.queue_depth,
         signals: number("nSignals", a.n_signals)?,
         counters: number("nCounters", a.n_counters)?,
-        handler: ringing(config.gdaki_ringing, layout, version),
+        handler: ringing(instance.config.gdaki_ringing, layout, instance.nccl),
         layout: Some(layout),
     })
 }
@@ -175,7 +173,7 @@ fn create(
         let mut named = None;
         let (set, place) = coll.create_mlx5_contexts(|| {
             let asked = asked()?;
-            let spec = nic_spec(&coll.instance.config, &asked)?;
+            let spec = nic_spec(&coll.instance, &asked)?;
             named = Some((asked.table, spec));
             Ok(spec)
         })?;
@@ -193,7 +191,7 @@ fn create(
         let (mut table, mut structures) = (None, None);
         let (set, place, _) = coll.create_nic_contexts(|| {
             let asked = asked()?;
-            let spec = nic_spec(&coll.instance.config, &asked)?;
+            let spec = nic_spec(&coll.instance, &asked)?;
             (table, structures) = (Some(asked.table), spec.layout);
             Ok(spec)
         })?;
@@ -210,7 +208,7 @@ fn create(
     let mut named = None;
     let (set, place) = coll.create_device_contexts(|| {
         let asked = asked()?;
-        let spec = own_spec(&coll.instance.config, &asked)?;
+        let spec = own_spec(&coll.instance, &asked)?;
         named = Some((asked, spec));
         Ok(spec)
     })?;
@@ -255,5 +253,30 @@ pub unsafe fn create_context(
     unsafe {
         store("devHandle", dev_handle, device)?;
         store("ginCtx", ctx, handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::instance::TableKind;
+
+    #[test]
+    fn each_nccl_of_a_process_gets_its_own_structures() {
+        let instance = |nccl| Instance::new(Config::default(), 1, TableKind::Gin, Some(nccl));
+        let all = [23_007, 23_203, 23_101].map(instance);
+        let asked = |table| Asked {
+            table,
+            n_signals: 1,
+            n_counters: 1,
+            n_contexts: 1,
+            queue_depth: 0,
+            traffic_class: -1,
+            rank_stride: 1,
+        };
+        let bytes = |i: &Instance| own_spec(i, &asked(Table::V14(2))).unwrap().layout.context_bytes;
+        assert_eq!(all.each_ref().map(bytes), [72, 80, 72]);
+        let rings = |i: &Instance| nic_spec(i, &asked(Table::V14(2))).unwrap().handler;
+        assert_eq!(all.each_ref().map(rings), [Ringing::Doorbell, Ringing::FreeFlow, Ringing::Doorbell]);
     }
 }

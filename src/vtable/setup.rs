@@ -53,11 +53,11 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
         // SAFETY: NCCL's logger is a function of the process, valid as long as the plugin is loaded.
         unsafe { telemetry::log::install(logger) };
         log::info!("oxygin {}, communicator {comm_id:#x}", version::BUILD);
-        nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
+        let nccl = nccl::learn_from(logger.map_or(std::ptr::null(), |function| function as *const c_void));
         if ctx.is_null() {
             return Err(null("ctx"));
         }
-        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table));
+        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table, nccl));
         // SAFETY: `ctx` is not NULL.
         unsafe { store("ctx", ctx, insert(instance)?) }
     })
@@ -138,7 +138,7 @@ unsafe fn listen_with(
             return Err(null(if handle.is_null() { "handle" } else { "listenComm" }));
         }
         let instance = match handles::clone::<Instance>(ctx) {
-            None if foreign => Arc::new(Instance::new(Config::from_env(), 0, TableKind::Gin)),
+            None if foreign => Arc::new(Instance::new(Config::from_env(), 0, TableKind::Gin, nccl::last())),
             other => other.ok_or_else(|| dead(Kind::Instance, ctx))?,
         };
         device(dev)?;
@@ -214,7 +214,8 @@ connects! {
 /// The part of connect that all versions share. `coll_comm` is only checked.
 ///
 /// What is wrong with the arguments is told to the other ranks, as long as they say who they are and which rank this
-/// one is: that takes a live listenComm, a number of ranks, this rank's number or its own handle, and rank 0's handle.
+/// one is: that takes a live listenComm, a number of ranks, this rank's own handle or else its number, and rank 0's
+/// handle.
 ///
 /// # Safety
 /// `handles` is NULL or holds `nranks` pointers, each NULL or to HANDLE_BYTES bytes.
@@ -257,8 +258,13 @@ pub(super) unsafe fn join(
             }
         }
     }
-    let found = given.or_else(|| all.iter().position(|handle| *handle == Some(own)));
-    match (found, wrong) {
+    // A rank that takes another one's number would leave that one's messages to nobody, or have nobody to gather for it.
+    let is_own = |&r: &usize| all[r] == Some(own);
+    let found = given.filter(is_own).or_else(|| (0..ranks).find(is_own));
+    if let (Some(given), Some(found)) = (given, found.filter(|found| given != Some(*found))) {
+        note(Error::argument(format!("rank = {given}, but handles[{found}] is the one that this rank listened with")));
+    }
+    match (found.or(given), wrong) {
         (Some(rank), wrong) => {
             let world = World { rank: rank as u32, nranks: ranks as u32 };
             let table = connector.says(&listen.instance.config);

@@ -4,3 +4,4 @@ mod exchange;
 mod lost;
 mod ranks;
 mod refused_steps;
+mod tables;

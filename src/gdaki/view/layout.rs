@@ -26,7 +26,7 @@ const FIRST_UNKNOWN: NcclVersion = 23_300;
 impl Layout {
     /// What device code reads, or why this library does not know it.
     ///
-    /// `nccl` is what `comm::nccl::version` found. Where that is `None` (a program that is no NCCL, or has NCCL linked
+    /// `nccl` is what `comm::nccl` found. Where that is `None` (a program that is no NCCL, or has NCCL linked
     /// into it statically) the table and `backendVersion` decide alone.
     pub fn choose(table: Table, nccl: Option<NcclVersion>) -> Result<Self> {
         let is_within = |first: NcclVersion, end: NcclVersion| nccl.is_none_or(|v| (first..end).contains(&v));

@@ -2,6 +2,8 @@ use super::*;
 use crate::error::Error;
 use crate::fabric::{CreditIndex, Flush};
 use crate::proxy::credits::{CreditWord, Owed};
+use crate::proxy::drain::{Drain, Kept, Work};
+use crate::proxy::idle::Rest;
 use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Put;
@@ -17,13 +19,17 @@ const TOTAL: u64 = 1000;
 #[derive(Default)]
 struct Device {
     slots: [u64; SLOTS],
+    /// So many it writes in all.
+    total: u64,
     written: u64,
     given_back: u64,
+    /// By the lane; not what the fabric counted.
+    credited: u32,
 }
 
 impl Device {
     fn write(&mut self) {
-        while self.written < (self.given_back + SLOTS as u64).min(TOTAL) {
+        while self.written < (self.given_back + SLOTS as u64).min(self.total) {
             let slot = &mut self.slots[self.written as usize % SLOTS];
             assert_eq!(*slot, 0, "a place is given back and still stands");
             self.written += 1;
@@ -36,26 +42,29 @@ struct Slots {
     device: Rc<RefCell<Device>>,
     next: u64,
     owed: Owed,
-    credited: u32,
 }
 
 // SAFETY: a test uses it in one thread.
 unsafe impl Send for Slots {}
 
-struct Nowhere;
+/// A place of the ring.
+struct Slot {
+    device: Rc<RefCell<Device>>,
+    at: usize,
+}
 
-impl Head for Nowhere {
+impl Head for Slot {
     unsafe fn is_there(&self) -> bool {
-        true
+        self.device.borrow().slots[self.at] != 0
     }
 }
 
 impl Ring for Slots {
-    type Head = Nowhere;
+    type Head = Slot;
     const ENDS: Ends = Ends::Ring;
 
-    fn head(&self) -> Nowhere {
-        Nowhere
+    fn head(&self) -> Slot {
+        Slot { device: self.device.clone(), at: self.next as usize % SLOTS }
     }
     fn capacity(&self) -> u32 {
         SLOTS as u32
@@ -75,7 +84,7 @@ impl Ring for Slots {
     }
     fn finish(&mut self, _: Finish) {}
     fn credit(&mut self, n: u32) {
-        self.credited += n;
+        self.device.borrow_mut().credited += n;
         self.owed.add(n);
     }
     fn owed(&mut self) -> Option<&mut Owed> {
@@ -104,7 +113,9 @@ impl Context for AtOnce {
 
     unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
         assert!(matches!(ops, [Op::Value(_)]), "all entries are the fabric's to count");
-        Ok(Posted::NONE)
+        // What failed it takes no entries; the word that gives them back it stores.
+        let taken = self.fails.load(Ordering::Relaxed).into();
+        Ok(Posted { taken, last: self.newest(1) })
     }
     unsafe fn post_entries(&self, _: u32, ops: &[Op], _: CreditIndex, begin: impl FnOnce(usize)) -> Result<Posted> {
         let taken = ops.len().min(self.most);
@@ -148,12 +159,12 @@ impl Context for AtOnce {
     }
 }
 
-/// With a ring that device code has filled, and a fabric that takes so many at once.
-fn bench(most: usize) -> (Vec<AtOnce>, Lane<Slots>, Common) {
-    let device = Rc::new(RefCell::new(Device::default()));
+/// With a ring that device code has filled, if it writes so many entries, and a fabric that takes so many at once.
+fn bench(most: usize, total: u64) -> (Vec<AtOnce>, Lane<Slots>, Common) {
+    let device = Rc::new(RefCell::new(Device { total, ..Device::default() }));
     device.borrow_mut().write();
     let owed = Owed::new(CreditWord::half(0, 7, 64), 1);
-    let ring = Slots { device: device.clone(), next: 0, owed, credited: 0 };
+    let ring = Slots { device: device.clone(), next: 0, owed };
     let (entries, done, fails) = (RefCell::default(), AtomicU32::new(0), AtomicBool::new(false));
     let fabric = AtOnce { device, entries, done, most, fails };
     (vec![fabric], Lane::new(ring, 1, Seq(0)), Common::new(0, Arc::default()))
@@ -163,21 +174,41 @@ fn bench(most: usize) -> (Vec<AtOnce>, Lane<Slots>, Common) {
 #[test]
 fn places_are_clear_before_the_fabric_counts_them() {
     for most in [1, 3, SLOTS] {
-        let (contexts, mut lane, mut common) = bench(most);
+        let (contexts, mut lane, mut common) = bench(most, TOTAL);
         let mut batch = Batch::default();
         for _ in 0..2 * TOTAL {
             lane.visit(&contexts, &mut common, &mut batch);
         }
         assert_eq!(*contexts[0].entries.borrow(), (1..=TOTAL).collect::<Vec<_>>(), "{most} at once");
-        assert_eq!(u64::from(lane.ring.credited), TOTAL);
+        assert_eq!(u64::from(contexts[0].device.borrow().credited), TOTAL);
     }
 }
 
 /// What was taken off the ring for a post that failed is given back all the same.
 #[test]
 fn what_a_failed_post_took_is_given_back() {
-    let (contexts, mut lane, mut common) = bench(SLOTS);
+    let (contexts, mut lane, mut common) = bench(SLOTS, TOTAL);
     contexts[0].fails.store(true, Ordering::Relaxed);
-    lane.visit(&contexts, &mut common, &mut Batch::default());
-    assert_eq!((lane.ring.next, lane.ring.credited), (SLOTS as u64, SLOTS as u32));
+    let found = lane.visit(&contexts, &mut common, &mut Batch::default());
+    assert_eq!((found.taken, found.has_failed), (SLOTS as u32, true), "they are counted as what came off the ring");
+    assert_eq!((lane.ring.next, contexts[0].device.borrow().credited), (SLOTS as u64, SLOTS as u32));
+}
+
+/// Who looks for the next entry of a lane that has become cold looks behind those that the failed post took.
+#[test]
+fn what_comes_long_after_a_failed_post_is_given_back() {
+    let (contexts, lane, common) = bench(SLOTS, 1);
+    contexts[0].fails.store(true, Ordering::Relaxed);
+    let (device, contexts) = (contexts[0].device.clone(), Arc::new(contexts));
+    // SAFETY: the owner is that of the contexts.
+    let kept = unsafe { Kept::new(&contexts, contexts.clone()) };
+    let mut drain = Drain::new(kept, vec![common], vec![(0, lane)], Arc::new(()));
+    let mut credited_after_passes = || {
+        (0..2000).for_each(|_| _ = drain.pass(Rest::Awake));
+        device.borrow().credited
+    };
+    assert_eq!(credited_after_passes(), 1);
+    device.borrow_mut().total = 2;
+    device.borrow_mut().write();
+    assert_eq!(credited_after_passes(), 2);
 }

@@ -7,9 +7,9 @@ use super::now;
 use crate::error::{Error, Result};
 use crate::sys::memfd::{sealed_len, Mapping};
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -128,7 +128,7 @@ pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
     let (mut sets, mut seen) = (Vec::new(), HashSet::new());
     for path in files(pid)? {
         // It may have been closed just now.
-        let Ok(file) = File::open(&path) else { continue };
+        let Ok(file) = open(&path) else { continue };
         let Ok(metadata) = file.metadata() else { continue };
         if !seen.insert((metadata.dev(), metadata.ino())) {
             continue;
@@ -142,6 +142,12 @@ pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
     }
     sets.sort_by_key(|s| (s.comm, s.set));
     Ok(sets)
+}
+
+/// Opens what was named as pages are a moment ago. By now it may be anything: nothing that another process does or leaves
+/// undone with it holds the caller up, as a pipe that nobody writes to would.
+fn open(path: impl AsRef<Path>) -> std::io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
 /// The files under `/proc` that are named as pages are.

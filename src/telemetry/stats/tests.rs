@@ -134,6 +134,20 @@ fn garbage_is_refused() {
 }
 
 #[test]
+fn a_pipe_in_a_page_s_place_holds_nobody_up() {
+    let folder = std::env::temp_dir().join(format!("oxygin-pipe-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let (pipe, link) = (folder.join("pipe"), folder.join("7"));
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::os::unix::fs::symlink(&pipe, &link).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(open(link).is_ok_and(|file| set(7, &file) == Ok(None))));
+    let found = told.recv_timeout(Duration::from_secs(20));
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(found, Ok(true), "it is no page, and nobody waited for who writes to it");
+}
+
+#[test]
 fn a_process_that_is_not_there_is_said_so() {
     let error = sets(u32::MAX, |_| {}).unwrap_err();
     assert!(error.message().contains("there is no process"), "{}", error.message());

@@ -1,8 +1,9 @@
 //! The windows of one communicator where the data path finds them: by a few bits of the handle, with what an operation
 //! needs beside it.
 //!
-//! Two windows may fall on the same place; then the later one has it, and operations on the other take the long way
-//! through the handle table. Nothing is ever wrong here, only slower.
+//! Two windows may fall on the same place; then the earlier one keeps it, and operations on the other take the long way
+//! through the handle table. Nothing is ever wrong here, only slower. A place changes only while no live window has it:
+//! whoever has found a window reads its fields one after the other, while another thread may register a window.
 
 use crate::memory::window::{Remote, Window};
 use crate::rma::check::{Find, Local};
@@ -79,6 +80,11 @@ fn vacant(place: usize) -> u64 {
     (((place + 1) % PLACES) << PICK_SHIFT) as u64 | 1
 }
 
+/// What a place holds while a window's fields are written: as little a match as [`vacant`].
+fn claimed(place: usize) -> u64 {
+    vacant(place) | 2
+}
+
 impl WindowCache {
     fn index(handle: u64) -> usize {
         (handle >> PICK_SHIFT) as usize % PLACES
@@ -93,12 +99,15 @@ impl WindowCache {
         self.0.as_ptr()
     }
 
-    /// Gives a window its place.
+    /// Gives a window its place, unless another one has it.
     pub fn insert(&self, window: &Window) {
         let handle = window.handle.load(Ordering::Relaxed);
-        let place = self.place(handle);
-        place.handle.store(vacant(Self::index(handle)), Ordering::Release);
-        place.base.store(window.base, Ordering::Release);
+        let (place, index) = (self.place(handle), Self::index(handle));
+        let (empty, claimed) = (vacant(index), claimed(index));
+        if place.handle.compare_exchange(empty, claimed, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
+        }
+        place.base.store(window.base, Ordering::Relaxed);
         place.len.store(window.len, Ordering::Relaxed);
         place.lkey.store(window.lkey, Ordering::Relaxed);
         place.remote.store(window.remote.as_ptr().cast_mut(), Ordering::Relaxed);
@@ -140,5 +149,60 @@ impl Find for Cached {
     unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<&Remote> {
         // SAFETY: as above; the rank exists and windows outlive calls with them (caller).
         Some(unsafe { find(self.0, handle)?.remote(rank) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::window::Registration;
+
+    /// A window whose numbers are all `n`, behind a handle with this index.
+    fn window(index: u64, n: u64) -> Window {
+        let remote = Box::new([Remote { base: n, len: n, rkey: n as u32 }]);
+        let registration = Registration { lkey: n as u32, rkey: n as u32, guard: Box::new(()) };
+        let handle = AtomicU64::new(n << 32 | index << PICK_SHIFT);
+        Window { coll: 1, id: 0, base: n, len: n, lkey: n as u32, remote, registration, handle }
+    }
+
+    fn handle(window: &Window) -> *mut c_void {
+        window.handle.load(Ordering::Relaxed) as *mut c_void
+    }
+
+    fn fields(place: &CachedWindow) -> [u64; 4] {
+        // SAFETY: the windows of these tests have rank 0 and outlive the looks at them.
+        let remote = unsafe { place.remote(0) };
+        [place.base(), place.len(), place.lkey().into(), remote.base]
+    }
+
+    #[test]
+    fn a_place_that_was_found_stays_its_window_s_while_others_are_registered() {
+        let cache = WindowCache::default();
+        let (first, second) = (window(3, 1), window(3 + PLACES as u64, 2));
+        cache.insert(&first);
+        // SAFETY: the cache lives until the end.
+        let look = |window: &Window| unsafe { find(cache.start(), handle(window)) };
+        let place = look(&first).unwrap();
+        cache.insert(&second);
+        assert_eq!(fields(place), [1; 4]);
+        assert!(look(&second).is_none(), "the place is taken");
+        cache.remove(&second);
+        assert_eq!(look(&first).map(fields), Some([1; 4]));
+        cache.remove(&first);
+        assert!(look(&first).is_none());
+        cache.insert(&second);
+        assert_eq!(look(&second).map(fields), Some([2; 4]));
+    }
+
+    #[test]
+    fn what_is_not_registered_is_not_found() {
+        let cache = WindowCache::default();
+        for place in 0..PLACES {
+            for value in [vacant(place), claimed(place)] {
+                // SAFETY: as above.
+                assert!(unsafe { find(cache.start(), value as *mut c_void) }.is_none());
+                assert_ne!(WindowCache::index(value), place);
+            }
+        }
     }
 }

@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Pause after the process ran out of descriptors and no stranger was there to drop.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
+/// Connections accepted at once, those counted that died in the queue: who comes faster than this rank accepts does not
+/// keep it from its deadline.
+const ACCEPTS: usize = 64;
+
 struct Link {
     socket: Private<TcpStream>,
     out: Outgoing,
@@ -107,8 +111,12 @@ impl Root<'_> {
         Ok(())
     }
 
+    /// Accepts some of those who wait; the rest at the next wait.
     fn accept(&mut self) -> nix::Result<()> {
-        while self.gather.accepting() {
+        for _ in 0..ACCEPTS {
+            if !self.gather.accepting() {
+                break;
+            }
             let (socket, peer) = match self.listener.socket().accept() {
                 Ok((socket, peer)) => (Private::new(socket), peer),
                 Err(e)
@@ -211,5 +219,40 @@ impl Root<'_> {
                 self.gather.closed(conn, now);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::rendezvous::job::Job;
+    use crate::comm::rendezvous::wire::{encode_request, Sender};
+    use std::sync::Arc;
+
+    #[test]
+    fn many_who_wait_are_accepted_in_turns_between_looks_at_the_clock() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (token, timeout) = (listener.token(), Duration::from_secs(60));
+        let job = Job { addresses: vec![Some(listener.address()), None], token, timeout, silence: timeout };
+        let sender = Sender { token, step: 1, name: "connect", rank: 0, nranks: 2 };
+        let request = encode_request(&sender, Ok(b""), b"").unwrap();
+        let mut gather = Gather::new(Arc::new(job), 1, "connect", request, None, Instant::now());
+        let mut root = Root {
+            gather: &mut gather,
+            listener: &listener,
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap(),
+            links: HashMap::new(),
+            next: 0,
+            buffer: vec![0; CHUNK],
+            watched: false,
+            short: false,
+            shortage: None,
+            kept: &mut Vec::new(),
+        };
+        let waiting: Vec<_> = (0..ACCEPTS + 10).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();
+        root.accept().unwrap();
+        assert_eq!(root.next, ACCEPTS as Conn);
+        root.accept().unwrap();
+        assert_eq!(root.next, waiting.len() as Conn);
     }
 }
