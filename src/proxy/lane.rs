@@ -50,9 +50,11 @@ impl Common {
 struct Run {
     /// Of the last one. All of them may have it: entries without an operation are complete with what came before.
     last: Seq,
-    /// Entries; the one before the last has the number before its own, and so on, if `has_ops`.
+    /// Entries.
     n: u32,
-    has_ops: bool,
+    /// How many are one operation: the `of_op` before the last ones have the number before theirs, and so on; 0: they
+    /// have none.
+    of_op: u32,
     /// Of each.
     finish: Finish,
     /// What they bring here has to be made visible once they are done. Such a run has no consecutive numbers.
@@ -65,10 +67,10 @@ impl Run {
         if self.last.is_done(done) {
             return self.n;
         }
-        match self.has_ops {
+        match self.of_op {
+            0 => 0,
             // Those behind `done` are not.
-            true => self.n.saturating_sub(self.last.0.wrapping_sub(done.0)),
-            false => 0,
+            of_op => self.n.saturating_sub(self.last.0.wrapping_sub(done.0).saturating_mul(of_op)),
         }
     }
 }
@@ -244,7 +246,7 @@ impl<R: Ring> Lane<R> {
 
     /// An entry without an operation: complete with what came before it.
     fn add_idle(&mut self, finish: Finish) {
-        self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings: false });
+        self.add(Run { last: self.newest, n: 1, of_op: 0, finish, brings: false });
     }
 
     /// A flush that was taken is waited for no longer: it completes with what came before it.
@@ -350,7 +352,7 @@ impl<R: Ring> Lane<R> {
             finishes.push(match self.ring.read(n, &mut batch.ops) {
                 Entry::Absent => break,
                 Entry::Op(finish) | Entry::Nothing(finish) | Entry::Flush(finish) => finish,
-                Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
+                Entry::Joined | Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
             });
             n += 1;
         }
@@ -368,3 +370,7 @@ impl<R: Ring> Lane<R> {
         n
     }
 }
+
+#[cfg(test)]
+#[path = "lane/joined_tests.rs"]
+mod joined_tests;

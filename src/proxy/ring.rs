@@ -26,6 +26,9 @@ pub enum Entry {
     Gets(u8),
     /// Nothing to move: complete when what came before it is.
     Nothing(Finish),
+    /// A part of the operation that the entry before it is, which carries it: complete with that. Of rings that
+    /// [join](Ring::JOINS) entries.
+    Joined,
     /// What the context's gets have brought must be visible before anything behind it.
     Flush(Finish),
     /// Something that cannot be: a sentence with the entry decoded. What [`Ring::ENDS`] says fails.
@@ -66,6 +69,9 @@ pub trait Ring: Send + 'static {
 
     /// What a refused entry ends.
     const ENDS: Ends;
+
+    /// Whether two entries may become one operation: [`Entry::Joined`].
+    const JOINS: bool = false;
 
     /// That, for the entry which is the next one now.
     fn head(&self) -> Self::Head;

@@ -298,7 +298,7 @@ impl SendQueue {
             // fabric, and none that has to wait for the one before it.
             Request::Add { .. } if self.writer.wrapping_add(1) == index && join(ops) => {
                 self.writer = NEVER;
-                return Ok(Some(Entry::Nothing(Finish::NONE)));
+                return Ok(Some(Entry::Joined));
             }
             Request::Write(..) | Request::WriteInline(..) => self.writer = index,
             _ => self.writer = NEVER,
@@ -364,6 +364,7 @@ impl Ring for SendQueue {
     type Head = Look;
 
     const ENDS: Ends = Ends::Ring;
+    const JOINS: bool = true;
 
     #[inline(always)]
     fn head(&self) -> Look {

@@ -7,8 +7,10 @@ use crate::rma::op::Op;
 /// A thread's room for one batch, used again and again.
 pub struct Batch {
     pub(super) ops: Vec<Op>,
-    /// So many of the first entries are operations that need nothing but their credits.
+    /// So many of the first operations need nothing but the credits of their entries.
     pub(super) plain: u32,
+    /// A bit for each of these, the lowest for the first: it has two entries.
+    pub(super) joined: u32,
     /// The entries behind these.
     pub(super) others: Vec<Other>,
     /// So many of the operations the fabric took.
@@ -30,6 +32,7 @@ impl Default for Batch {
         Self {
             ops: Vec::with_capacity(BATCH as usize),
             plain: 0,
+            joined: 0,
             others: Vec::with_capacity(BATCH as usize),
             posted: 0,
         }
@@ -39,7 +42,7 @@ impl Default for Batch {
 impl Batch {
     pub(super) fn clear(&mut self) {
         self.ops.clear();
-        self.plain = 0;
+        (self.plain, self.joined) = (0, 0);
         self.others.clear();
         self.posted = 0;
     }
@@ -51,7 +54,8 @@ impl Batch {
 
     /// Of each entry of that batch, how many operations it has.
     pub fn counts(&self) -> impl Iterator<Item = u8> + '_ {
-        std::iter::repeat_n(1, self.plain as usize).chain(self.others.iter().map(|other| other.ops))
+        let plain = (0..self.plain).flat_map(|op| std::iter::once(1).chain((self.joined >> op & 1 > 0).then_some(0)));
+        plain.chain(self.others.iter().map(|other| other.ops))
     }
 
     #[inline(always)]
@@ -63,12 +67,28 @@ impl Batch {
         }
     }
 
+    /// An entry that is a part of the last operation.
+    #[inline(always)]
+    pub(super) fn add_joined(&mut self) {
+        match self.plain {
+            1.. if self.others.is_empty() => self.joined |= 1 << (self.plain - 1),
+            _ => self.add(Finish::NONE, false),
+        }
+    }
+
+    /// Entries of the first `ops` operations, which are plain.
+    #[inline(always)]
+    pub(super) fn entries(&self, ops: u32) -> u32 {
+        let of_them = 1_u32.checked_shl(ops).unwrap_or(0).wrapping_sub(1);
+        ops + (self.joined & of_them).count_ones()
+    }
+
     /// An entry of so many operations, which bring something here or do not.
     pub(super) fn add_several(&mut self, ops: u8, brings: bool) {
         self.others.push(Other { finish: Finish::NONE, ops, brings });
     }
 
     pub(super) fn len(&self) -> u32 {
-        self.plain + self.others.len() as u32
+        self.entries(self.plain) + self.others.len() as u32
     }
 }

@@ -28,9 +28,18 @@ impl<R: Ring> Lane<R> {
         batch.clear();
         self.ring.begin();
         let mut stop = None;
-        for nth in 0..BATCH.min(self.ring.capacity()) {
-            match self.ring.read(nth, &mut batch.ops) {
+        let most = if R::JOINS { 2 * BATCH } else { BATCH };
+        for nth in 0..most.min(self.ring.capacity()) {
+            let before = batch.ops.len();
+            let entry = self.ring.read(nth, &mut batch.ops);
+            if R::JOINS && before >= BATCH as usize && entry != Entry::Joined {
+                // The batch is full; it is read again.
+                batch.ops.truncate(before);
+                break;
+            }
+            match entry {
                 Entry::Absent => break,
+                Entry::Joined => batch.add_joined(),
                 Entry::Op(finish) => batch.add(finish, true),
                 Entry::Nothing(finish) => batch.add(finish, false),
                 Entry::Ops(ops) => batch.add_several(ops, false),
@@ -85,7 +94,7 @@ impl<R: Ring> Lane<R> {
         };
         let (ring, mut begun) = (&mut self.ring, 0);
         let begin = |n: usize| {
-            begun = n as u32;
+            begun = batch.entries(n as u32);
             ring.take(begun);
         };
         // SAFETY: as above. The index is in memory of the set's, which ends after its contexts and queues, and nothing
@@ -93,7 +102,7 @@ impl<R: Ring> Lane<R> {
         let posted = unsafe { context.post_entries(self.peer, &batch.ops, index, begin) };
         match posted {
             Ok(posted) => {
-                debug_assert_eq!(posted.taken, begun as usize);
+                debug_assert_eq!(batch.entries(posted.taken as u32), begun);
                 if let Some(owed) = self.ring.owed().filter(|_| posted.taken > 0) {
                     owed.may_count(posted.last);
                 }
@@ -104,6 +113,22 @@ impl<R: Ring> Lane<R> {
                 self.under_way += begun;
                 Err(error)
             }
+        }
+    }
+
+    /// The first `n` operations of a batch are under way, the first one with number `next`: a run for each row of those
+    /// that have as many entries.
+    #[inline(always)]
+    fn add_plain(&mut self, next: Seq, n: u32, joined: u32) {
+        let mut at = 0;
+        while at < n {
+            let bits = joined >> at;
+            let is_joined = bits & 1;
+            let alike = if is_joined > 0 { bits.trailing_ones() } else { bits.trailing_zeros() }.min(n - at);
+            at += alike;
+            self.newest = Seq(next.0.wrapping_add(at - 1));
+            let (n, of_op) = (alike << is_joined, 1 + is_joined);
+            self.add(Run { last: self.newest, n, of_op, finish: Finish::NONE, brings: false });
         }
     }
 
@@ -130,14 +155,12 @@ impl<R: Ring> Lane<R> {
                 common.gets.push(self.peer);
             }
         }
-        let mut taken = batch.plain.min(left);
-        if taken > 0 {
-            left -= taken;
-            self.newest = Seq(next.0.wrapping_add(taken - 1));
-            next = self.newest.next();
-            self.add(Run { last: self.newest, n: taken, has_ops: true, finish: Finish::NONE, brings: false });
-        }
-        if taken == batch.plain {
+        let plain = batch.plain.min(left);
+        left -= plain;
+        self.add_plain(next, plain, batch.joined);
+        let mut taken = batch.entries(plain);
+        next = Seq(next.0.wrapping_add(plain));
+        if plain == batch.plain {
             for &Other { finish, ops, brings } in &batch.others {
                 if ops > 0 {
                     // One whose operations were taken in part is posted again as a whole: it is no atomic one.
@@ -146,7 +169,7 @@ impl<R: Ring> Lane<R> {
                     self.newest = Seq(next.0.wrapping_add(u32::from(ops) - 1));
                     next = self.newest.next();
                 }
-                self.add(Run { last: self.newest, n: 1, has_ops: false, finish, brings });
+                self.add(Run { last: self.newest, n: 1, of_op: 0, finish, brings });
                 taken += 1;
             }
         }

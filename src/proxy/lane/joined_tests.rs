@@ -1,0 +1,187 @@
+//! Entries that are a part of the operation before them.
+
+use super::*;
+use crate::fabric::{Flush, Posted};
+use crate::proxy::ring::{Ends, Head};
+use crate::rma::atomic::Atomics;
+use crate::rma::op::{Op, Put};
+use proptest::prelude::*;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Op,
+    Joined,
+    Nothing,
+    /// An entry of two operations.
+    Two,
+}
+
+/// Takes so many operations as it is told, and completes them when it is told.
+#[derive(Default)]
+struct Fabric {
+    room: Cell<usize>,
+    posted: AtomicU32,
+    done: AtomicU32,
+}
+
+// SAFETY: a test uses it in one thread.
+unsafe impl Sync for Fabric {}
+
+impl Context for Fabric {
+    const NAME: &'static str = "model";
+    const SHARES_PROGRESS: bool = true;
+
+    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
+        let taken = ops.len().min(self.room.get());
+        let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
+        Ok(Posted { taken, last: Seq(last) })
+    }
+    fn flush(&self, _: u32) -> Result<Flush> {
+        Ok(Flush::Done)
+    }
+    fn test(&self, _: u32, _: Seq) -> Result<bool> {
+        Ok(false)
+    }
+    fn progress(&self) -> Result<()> {
+        Ok(())
+    }
+    fn has_error(&self) -> bool {
+        false
+    }
+    fn completed(&self, _: u32) -> &AtomicU32 {
+        &self.done
+    }
+    fn newest(&self, _: u32) -> Seq {
+        Seq(self.posted.load(Ordering::Relaxed))
+    }
+    fn atomics(&self) -> Atomics {
+        Atomics::NONE
+    }
+}
+
+struct Nowhere;
+
+impl Head for Nowhere {
+    unsafe fn is_there(&self) -> bool {
+        false
+    }
+}
+
+/// A long ring, and what is to be the case of it.
+struct Entries {
+    all: Vec<Kind>,
+    next: usize,
+    credited: RefCell<usize>,
+    /// The last operation of a batch that was read, if no joined entry can follow it in the next one.
+    can_join: bool,
+}
+
+// SAFETY: a test uses it in one thread.
+unsafe impl Send for Entries {}
+
+impl Ring for Entries {
+    type Head = Nowhere;
+    const ENDS: Ends = Ends::Ring;
+    const JOINS: bool = true;
+
+    fn head(&self) -> Nowhere {
+        Nowhere
+    }
+    fn capacity(&self) -> u32 {
+        128
+    }
+    fn begin(&mut self) {
+        self.can_join = false;
+    }
+    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+        let Some(kind) = self.all.get(self.next + nth as usize) else { return Entry::Absent };
+        let put = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, signal: None, more: false });
+        let could_join = std::mem::replace(&mut self.can_join, *kind == Kind::Op);
+        match kind {
+            Kind::Joined if could_join => return Entry::Joined,
+            // What has nothing to join is an operation of its own.
+            Kind::Op | Kind::Joined => ops.push(put),
+            Kind::Nothing => return Entry::Nothing(Finish::NONE),
+            Kind::Two => {
+                ops.extend([put; 2]);
+                return Entry::Ops(2);
+            }
+        }
+        Entry::Op(Finish::NONE)
+    }
+    fn take(&mut self, n: u32) {
+        self.next += n as usize;
+    }
+    fn finish(&mut self, _: Finish) {}
+    fn credit(&mut self, n: u32) {
+        *self.credited.borrow_mut() += n as usize;
+    }
+}
+
+fn bench(all: Vec<Kind>) -> (Vec<Fabric>, Lane<Entries>, Common) {
+    let ring = Entries { all, next: 0, credited: RefCell::default(), can_join: false };
+    (vec![Fabric::default()], Lane::new(ring, 0, Seq(0)), Common::new(0, Arc::default()))
+}
+
+#[test]
+fn a_batch_has_as_many_operations_whether_entries_join_them_or_not() {
+    for (entries, taken) in [(vec![Kind::Op], BATCH), (vec![Kind::Op, Kind::Joined], 2 * BATCH)] {
+        let (contexts, mut lane, mut common) = bench(entries.repeat(100));
+        contexts[0].room.set(1000);
+        let mut batch = Batch::default();
+        let found = lane.visit(&contexts, &mut common, &mut batch);
+        assert_eq!((found.taken, batch.posted().len() as u32), (taken, BATCH));
+        let counts: Vec<_> = batch.counts().collect();
+        assert_eq!(counts, [1, 0][..entries.len()].repeat(BATCH as usize));
+        // The half of them are complete.
+        contexts[0].done.store(BATCH / 2, Ordering::Relaxed);
+        contexts[0].room.set(0);
+        assert_eq!(lane.visit(&contexts, &mut common, &mut batch).completed, taken / 2);
+    }
+}
+
+proptest! {
+    /// Whatever the fabric takes and completes when: entries are given back when the operation that has them is
+    /// complete, and those without one when all before them are.
+    #[test]
+    fn each_entry_is_given_back_with_its_operation(
+        kinds in prop::collection::vec(
+            prop_oneof![4 => Just(Kind::Op), 4 => Just(Kind::Joined), 1 => Just(Kind::Nothing), 1 => Just(Kind::Two)],
+            1..200,
+        ),
+        steps in prop::collection::vec((0..40_usize, 0..40_u32), 1..100),
+    ) {
+        let (contexts, mut lane, mut common) = bench(kinds.clone());
+        let fabric = &contexts[0];
+        let mut batch = Batch::default();
+        // By entry: operations that must be complete for it.
+        let mut needs: Vec<u32> = Vec::new();
+        let mut posted = 0;
+        let mut visit = |lane: &mut Lane<Entries>| {
+            let found = lane.visit(&contexts, &mut common, &mut batch);
+            for count in batch.counts().take(found.taken as usize) {
+                posted += u32::from(count);
+                needs.push(posted);
+            }
+            let done = fabric.done.load(Ordering::Relaxed);
+            let credited = *lane.ring.credited.borrow();
+            (needs.iter().take_while(|&&n| n <= done).count(), credited, needs.len(), lane.under_way as usize)
+        };
+        for (room, done) in steps {
+            fabric.room.set(room);
+            let most = fabric.posted.load(Ordering::Relaxed);
+            let done = (fabric.done.load(Ordering::Relaxed) + done).min(most);
+            fabric.done.store(done, Ordering::Relaxed);
+            let (may_be, is, taken, under_way) = visit(&mut lane);
+            prop_assert!(is <= may_be && taken == is + under_way, "{is} of {may_be}, {taken} taken");
+        }
+        fabric.room.set(usize::MAX);
+        for _ in 0..2 * kinds.len() {
+            fabric.done.store(fabric.posted.load(Ordering::Relaxed), Ordering::Relaxed);
+            visit(&mut lane);
+        }
+        prop_assert_eq!(*lane.ring.credited.borrow(), kinds.len());
+    }
+}
