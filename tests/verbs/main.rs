@@ -3,6 +3,7 @@
 mod atomics;
 mod data;
 mod faults;
+mod flushes;
 mod gdaki;
 mod gpu;
 mod gpu_table;

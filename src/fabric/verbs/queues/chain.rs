@@ -1,6 +1,6 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Lane, Logged, Op, WorkRequest, NOTED};
+use super::super::lane::{EntryKind, Logged, Op, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
@@ -158,21 +158,18 @@ impl Queues {
     /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.
     fn post_flush(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let own = self.device.rank;
-        let free = |own: &Lane| !own.failed && own.room(outcomes.completed(self.device.rank)) > 0;
-        let ready = self.lanes.get(own as usize).is_some_and(free);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let Some(&op) = lane.backlog.front() else { return false };
-        if op.kind != EntryKind::Flush
-            || lane.flushing
-            || lane.failed
-            || !lane.is_drained(outcomes.completed(peer))
-            || !ready
-        {
+        if op.kind != EntryKind::Flush || lane.flushing || lane.failed || !lane.is_drained(outcomes.completed(peer)) {
+            return false;
+        }
+        let number = lane.sent.wrapping_add(1);
+        if !self.own_has_room(peer, outcomes) {
             return false;
         }
         let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
         let mut wr = ibv_send_wr {
-            wr_id: WrId::flush(peer, lane.sent.wrapping_add(1)),
+            wr_id: WrId::flush(peer, number),
             sg_list: &mut sge,
             num_sge: 1,
             opcode: IBV_WR_RDMA_READ,
@@ -198,6 +195,24 @@ impl Queues {
             lane.backlog.pop_front();
             lane.flushing = true;
         }
+        false
+    }
+
+    /// Whether something for `peer` can go over the connection to this rank itself. Where that one is broken it never
+    /// will: what waits for it fails, as nothing else would end the wait.
+    pub(super) fn own_has_room(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        let rank = self.device.rank;
+        let Some(own) = self.lanes.get(rank as usize) else { return false };
+        if !own.failed {
+            return own.room(outcomes.completed(rank)) > 0;
+        }
+        let kind = outcomes.check(rank).map_or_else(|e| e.kind(), |()| crate::error::Kind::DeviceFailed);
+        self.fail(peer, outcomes, kind, || {
+            format!(
+                "the connection of rank {rank} to itself, over which what gets and atomic operations brought is made \
+                 visible, is broken; look for its error, which came first"
+            )
+        });
         false
     }
 

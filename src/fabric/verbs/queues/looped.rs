@@ -39,8 +39,6 @@ impl Queues {
     /// chain may follow.
     pub(super) fn post_looped(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let own = self.device.rank;
-        let own_has_room =
-            self.lanes.get(own as usize).is_some_and(|l| !l.failed && l.room(outcomes.completed(own)) > 0);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         if !lane.begin_loop(outcomes.completed(peer)) {
             return false;
@@ -59,7 +57,7 @@ impl Queues {
                 wr.wr.atomic = ibv_wr_atomic { remote_addr, compare_add: expected, swap, rkey };
             }
             (LoopStep::Deliver, Some((remote_addr, rkey))) => {
-                if !own_has_room {
+                if !self.own_has_room(peer, outcomes) {
                     return false;
                 }
                 on_own = true;

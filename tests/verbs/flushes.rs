@@ -1,0 +1,40 @@
+//! Flushes of gets into GPU memory, and what they need: the connection of a rank to itself.
+
+use crate::gpu::{take, window};
+use crate::harness::*;
+use crate::support::atomics::{atomic, post, Words};
+use oxygin::rma::atomic::{Change, Width};
+use oxygin::rma::op::{Get, Put};
+
+/// Flushes, and values that are fetched to GPU memory, go over the connection to this rank itself.
+#[test]
+fn what_waits_for_a_broken_connection_to_this_rank_itself_fails() {
+    let (fake, cuda) = take();
+    for late in [0, 1] {
+        fake.set("late", late);
+        let ranks = Job { ranks: 3, ..Default::default() }.start();
+        let (a, b, c) = (&ranks[0], &ranks[1], &ranks[2]);
+        let here = window(&cuda, a, 10, 64, false, true).unwrap();
+        let (at, lkey) = (here.memory.at, here.registration.lkey);
+        let wrong = Put { rkey: 0xdead, ..put(a, 0, a, 0, 8) };
+        let own = failure(&a.contexts[0], 0, start_put(a, 0, 0, &wrong));
+        let g = Get { local: at, lkey, ..get(a, 0, b, 0, 8) };
+        // SAFETY: windows outlive the operations.
+        unsafe { a.contexts[0].get(1, &g) }.unwrap();
+        let e = match a.contexts[0].flushed(1) {
+            Ok(flush) => failure(&a.contexts[0], 1, flush.expect("GPU memory needs a read")),
+            Err(e) => e,
+        };
+        assert!(e.message().contains("the connection of rank 0 to itself") && e.kind() == own.kind(), "{e}");
+        let word = Words { base: c.signals.memory.base(), key: c.signals.registration.rkey };
+        let fetch = atomic(word, 4, Width::Four, Change::add(3), Some((Words { base: at, key: lkey }, 8)));
+        let seq = post(&a.contexts[0], 2, &[fetch]);
+        let e = failure(&a.contexts[0], 2, seq);
+        assert!(e.message().contains("the connection of rank 0 to itself") && e.kind() == own.kind(), "{e}");
+        // Nobody else's lane is any the worse.
+        finish(&b.contexts[0], 2, start_put(b, 0, 2, &put(b, 0, c, 0, 8)));
+        drop((here, ranks));
+    }
+    cuda.check();
+    fake.check_clean();
+}
