@@ -3,6 +3,7 @@
 use crate::gpu::{take, window};
 use crate::harness::*;
 use crate::support::atomics::{atomic, post, Words};
+use oxygin::fabric::Context;
 use oxygin::rma::atomic::{Change, Width};
 use oxygin::rma::op::{Get, Put};
 
@@ -35,6 +36,42 @@ fn what_waits_for_a_broken_connection_to_this_rank_itself_fails() {
         finish(&b.contexts[0], 2, start_put(b, 0, 2, &put(b, 0, c, 0, 8)));
         drop((here, ranks));
     }
+    cuda.check();
+    fake.check_clean();
+}
+
+/// What tells a peer how many of its messages were taken goes out while a flush is under way in another queue.
+#[test]
+fn a_flush_that_is_complete_stays_so() {
+    let (fake, cuda) = take();
+    fake.set("atomic_cap", 0);
+    let ranks = Job::default().start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let here = window(&cuda, a, 10, 64, false, true).unwrap();
+    let g = Get { local: here.memory.at, lkey: here.registration.lkey, ..get(a, 0, b, 0, 8) };
+    let context = &a.contexts[0];
+    // SAFETY: windows outlive the operations.
+    finish(context, 1, unsafe { context.get(1, &g) }.unwrap());
+    fake.set("late", 2);
+    let flush = context.flushed(1).unwrap().expect("GPU memory needs a read");
+    for _ in 0..16 {
+        start_put(b, 0, 0, &Put { signal: signal(a, 0, 1), ..put(b, 0, a, 0, 0) });
+    }
+    let posted = fake.count("work_requests");
+    fake.set("run", 2);
+    until("the signals", || {
+        context.progress().unwrap();
+        a.signals.memory.word(0) == 16
+    });
+    until("the announcement", || fake.count("work_requests") > posted);
+    fake.set("run", 1);
+    finish(context, 1, flush);
+    fake.set("run", 2);
+    context.progress().unwrap();
+    assert!(context.test(1, flush).unwrap());
+    fake.set("late", 0);
+    finish(context, 1, start_put(a, 0, 1, &put(a, 0, b, 0, 8)));
+    drop((here, ranks));
     cuda.check();
     fake.check_clean();
 }

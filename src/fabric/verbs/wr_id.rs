@@ -16,6 +16,7 @@ const FLUSH: u64 = SPECIAL | 1 << 60;
 const CHAIN: u64 = SPECIAL | 2 << 60;
 const PART: u64 = SPECIAL | 3 << 60;
 const LOOP: u64 = SPECIAL | 4 << 60;
+const ASIDE: u64 = SPECIAL | 5 << 60;
 const KIND: u64 = 7 << 60 | SPECIAL;
 
 /// A decoded `wr_id`.
@@ -41,6 +42,13 @@ impl WrId {
     pub fn chain(peer: u32, number: u32, slots: u32) -> u64 {
         debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
         Self::numbered(peer, number) | u64::from(slots) << 50 | CHAIN
+    }
+
+    /// Of what is no operation: what tells a peer how many of its messages were taken. `slots` entries are free, and no
+    /// operation is complete by it: a flush, which is in another queue, may be already.
+    pub fn aside(peer: u32, slots: u32) -> u64 {
+        debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
+        Self::numbered(peer, 0) | u64::from(slots) << 50 | ASIDE
     }
 
     /// Of a receive into buffer `index`.
@@ -86,6 +94,11 @@ impl WrId {
         (self.0 & KIND == CHAIN).then_some((self.0 >> 50) as u32 & MAX_SLOTS)
     }
 
+    /// Entries given back, when it is no operation.
+    pub fn aside_slots(self) -> Option<u32> {
+        (self.0 & KIND == ASIDE).then_some((self.0 >> 50) as u32 & MAX_SLOTS)
+    }
+
     /// Whether it is a part of an operation inside a chain.
     pub fn is_part(self) -> bool {
         self.0 & KIND == PART
@@ -129,6 +142,9 @@ mod tests {
         assert!(!t.is_next() && !t.is_part() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
         let t = WrId(WrId::looped(7, 31));
         assert!(t.is_loop() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
-        assert_eq!((t.peer(), t.number(), t.chain_slots()), (7, 31, None));
+        assert_eq!((t.peer(), t.number(), t.chain_slots(), t.aside_slots()), (7, 31, None, None));
+        let t = WrId(WrId::aside(MAX_PEERS - 1, MAX_SLOTS));
+        assert_eq!((t.peer(), t.aside_slots()), (MAX_PEERS - 1, Some(MAX_SLOTS)));
+        assert!(t.chain_slots().is_none() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
     }
 }

@@ -42,8 +42,8 @@ fn new<T>(object: T) -> *mut T {
     Box::into_raw(Box::new(object))
 }
 
-/// Sets `key`; "reset" restores the defaults and "run" carries everything out that waits. Returns 0, or -1 for a name
-/// that does not exist.
+/// Sets `key`; "reset" restores the defaults and "run" carries out what waits: everything (0), what ranks sent to
+/// themselves (1), or what they sent to others (2). Returns 0, or -1 for a name that does not exist.
 #[no_mangle]
 pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i64 {
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
             world.settings.reset();
             gpu::forget();
         }
-        "run" => world.run_all(),
+        "run" => world.run_all(value),
         key => return if world.settings.set(key, value) { 0 } else { -1 },
     }
     0

@@ -233,9 +233,11 @@ impl World {
         }
     }
 
-    /// Carries out everything that can be.
-    pub fn run_all(&mut self) {
-        let all: Vec<u32> = self.pairs.keys().copied().collect();
+    /// Carries out everything that can be (0), on connections of a rank to itself (1), or on all others (2).
+    pub fn run_all(&mut self, which: i64) {
+        let is_meant =
+            |(number, pair): &(&u32, &Pair)| which == 0 || (pair.attr.dest_qp_num == **number) == (which == 1);
+        let all: Vec<u32> = self.pairs.iter().filter(is_meant).map(|(number, _)| *number).collect();
         for number in all {
             self.run(number, usize::MAX);
         }

@@ -226,7 +226,7 @@ impl Queues {
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
         let mut wr = ibv_send_wr {
-            wr_id: WrId::chain(peer, lane.sent, lane.unsignalled + 1),
+            wr_id: WrId::aside(peer, lane.unsignalled + 1),
             sg_list: &mut sge,
             num_sge: 1,
             send_flags: IBV_SEND_SIGNALED | fence,

@@ -93,7 +93,7 @@ impl Queues {
         }
     }
 
-    /// An error, the end of a chain, a flush, or a received message.
+    /// An error, the end of a chain, an announcement, a flush, or a received message.
     fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let wr_id = WrId(wc.wr_id);
         let peer = wr_id.peer();
@@ -106,6 +106,12 @@ impl Queues {
                 lane.give(slots);
             }
             outcomes.complete(peer, wr_id.number());
+            return;
+        }
+        if let Some(slots) = wr_id.aside_slots() {
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.give(slots);
+            }
             return;
         }
         if wr_id.is_loop() {
