@@ -131,6 +131,33 @@ fn a_rank_that_is_gone_is_an_error_within_the_retries() {
     fake.check_clean();
 }
 
+/// Nothing is under way to a peer that gives no credit: the device says nothing of it by itself.
+#[test]
+fn a_rank_that_is_gone_is_an_error_also_to_who_waits_for_its_credit() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    let mut ranks = Job { devices: 2, ..Default::default() }.start();
+    // What rank 1 says of its credit does not come through.
+    fake.set("stopped@0", 1);
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let p = Put { signal: signal(b, 0, 1), ..put(a, 0, b, 0, 8) };
+    let seqs: Vec<_> = (0..33).map(|_| issue(a, 1, &p)).collect();
+    finish(&a.contexts[0], 1, seqs[31]);
+    until("the signals", || b.signals.memory.word(0) == 32);
+    // While it is there, that is asked for without a word.
+    let before = fake.count("work_requests");
+    until("the question", || {
+        assert!(!a.contexts[0].test(1, seqs[32]).unwrap());
+        fake.count("work_requests") > before
+    });
+    assert!(!a.contexts[0].test(1, seqs[32]).unwrap());
+    ranks.remove(1);
+    let e = failure(&ranks[0].contexts[0], 1, seqs[32]);
+    assert!(e.kind() == Kind::PeerGone && e.message().contains("rank 1"), "{e}");
+    drop(ranks);
+    fake.check_clean();
+}
+
 #[test]
 fn signal_messages_touch_registered_words_only() {
     let fake = Fake::take();

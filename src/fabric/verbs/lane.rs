@@ -358,6 +358,11 @@ impl Lane {
         self.room(completed) == self.depth
     }
 
+    /// Whether no completion is to come, so that no error is either.
+    pub fn is_silent(&self, completed: u32) -> bool {
+        self.room(completed) + self.unsignalled == self.depth
+    }
+
     /// Notes what operation `number` is about: at most [`NOTED`] of them are in the send queue.
     #[inline(always)]
     pub fn note(&mut self, number: u32, logged: Logged) {

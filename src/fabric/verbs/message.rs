@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of a message: address, value, key, mark.
 const MESSAGE: usize = 24;
@@ -26,6 +27,10 @@ const MARK: u32 = u32::from_le_bytes(*b"oxSG");
 /// Bytes in front of a peer's buffers: the credit word that the peer writes, and the one written to the peer.
 const HEAD: usize = 64;
 const CREDIT_OUT: usize = 8;
+
+/// A peer that gives no credit for so long is asked for a sign of life: where nothing is under way, no error can come
+/// from the device by itself.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
 
 /// Which window a remote key names.
 pub type Keys = RwLock<HashMap<u32, u32>>;
@@ -61,6 +66,8 @@ struct Peer {
     announced: u32,
     /// Where the peer reads `announced`.
     credit: ibv_wr_rdma,
+    /// Since when a message has waited for credit with nothing under way, or since it was last asked.
+    starved: Option<Instant>,
 }
 
 // SAFETY: the pointers are to libibverbs objects, which any thread may use under the context's lock.
@@ -84,7 +91,14 @@ impl Messages {
             .map_err(|e| Error::system(format!("registering {bytes} bytes for signal messages: {e}")))?;
         let peers = qps
             .iter()
-            .map(|qp| Peer { qp: qp.as_ptr(), sent: 0, taken: 0, announced: 0, credit: ibv_wr_rdma::default() })
+            .map(|qp| Peer {
+                qp: qp.as_ptr(),
+                sent: 0,
+                taken: 0,
+                announced: 0,
+                credit: ibv_wr_rdma::default(),
+                starved: None,
+            })
             .collect();
         let messages = Self { mr, memory, receives, post_recv, peers, registry, keys };
         for peer in 0..qps.len() as u32 {
@@ -159,7 +173,19 @@ impl Messages {
     pub fn sent(&mut self, peer: u32, count: u32) {
         if let Some(p) = self.peers.get_mut(peer as usize) {
             p.sent = p.sent.wrapping_add(count);
+            p.starved = None;
         }
+    }
+
+    /// A message waits for credit of `peer` while nothing is under way: where to write nothing, if it is time to find
+    /// out whether that peer is there at all.
+    pub fn probe(&mut self, peer: u32) -> Option<ibv_wr_rdma> {
+        let p = self.peers.get_mut(peer as usize)?;
+        let is_due = p.starved.is_some_and(|since| since.elapsed() >= PROBE_AFTER);
+        if is_due || p.starved.is_none() {
+            p.starved = Some(Instant::now());
+        }
+        is_due.then_some(p.credit)
     }
 
     /// A message of `peer` lies in buffer `index`: applies it and posts the buffer anew. The error is a sentence.

@@ -44,8 +44,8 @@ impl WrId {
         Self::numbered(peer, number) | u64::from(slots) << 50 | CHAIN
     }
 
-    /// Of what is no operation: what tells a peer how many of its messages were taken. `slots` entries are free, and no
-    /// operation is complete by it: a flush, which is in another queue, may be already.
+    /// Of what is no operation: it tells a peer how many of its messages were taken, or finds out whether it is there.
+    /// `slots` entries are free. No operation is complete by it: a flush, in another queue, may be already.
     pub fn aside(peer: u32, slots: u32) -> u64 {
         debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
         Self::numbered(peer, 0) | u64::from(slots) << 50 | ASIDE

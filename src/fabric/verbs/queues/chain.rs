@@ -59,7 +59,9 @@ impl Queues {
     pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let count = self.build(peer, outcomes.completed(peer));
         if count == 0 {
-            return self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
+            let more = self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
+            self.probe(peer, outcomes);
+            return more;
         }
         let chain = self.chain.as_ptr();
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
@@ -225,24 +227,59 @@ impl Queues {
         }
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
+        let sge = NonNull::from(&mut sge);
+        if self.post_aside(peer, rdma, Some(sge), fence, outcomes) {
+            if let Some(messages) = &mut self.messages {
+                messages.announced(peer);
+            }
+        }
+    }
+
+    /// Asks for a sign of life of a peer whose credit a signal waits for, with nothing under way that the device could
+    /// report as lost. A write of nothing is acknowledged by the peer's device, whatever its process does; where there
+    /// is no device or no queue pair any more, it comes back with an error.
+    fn probe(&mut self, peer: u32, outcomes: &Outcomes) {
+        let Some(messages) = &mut self.messages else { return };
+        let Some(lane) = self.lanes.get(peer as usize) else { return };
+        let completed = outcomes.completed(peer);
+        let waits = lane.backlog.front().is_some_and(|op| !matches!(op.kind, EntryKind::Flush | EntryKind::Loop));
+        if !waits || lane.failed || lane.flushing || !lane.is_silent(completed) || lane.room(completed) == 0 {
+            return;
+        }
+        if let Some(rdma) = messages.probe(peer) {
+            self.post_aside(peer, rdma, None, 0, outcomes);
+        }
+    }
+
+    /// Posts a write of `sge`, or of nothing, that is no operation; whether the device took it.
+    fn post_aside(
+        &mut self,
+        peer: u32,
+        rdma: ibv_wr_rdma,
+        sge: Option<NonNull<ibv_sge>>,
+        flags: u32,
+        outcomes: &Outcomes,
+    ) -> bool {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let mut wr = ibv_send_wr {
             wr_id: WrId::aside(peer, lane.unsignalled + 1),
-            sg_list: &mut sge,
-            num_sge: 1,
-            send_flags: IBV_SEND_SIGNALED | fence,
+            sg_list: sge.map_or(null_mut(), NonNull::as_ptr),
+            num_sge: i32::from(sge.is_some()),
+            send_flags: IBV_SEND_SIGNALED | flags,
             wr: ibv_wr_remote { rdma },
             ..blank()
         };
         let mut bad = null_mut();
-        // SAFETY: the queue pair is live and the source word belongs to `messages`, which outlives it.
+        // SAFETY: the queue pair is live, `sge` is the caller's own, and what it names belongs to `messages`, which
+        // outlives the queue pair.
         let rc = unsafe { (self.device.post_send)(lane.qp, &mut wr, &mut bad) };
-        if rc == 0 {
-            lane.take(1);
-            lane.unsignalled = 0;
-            messages.announced(peer);
-        } else {
+        if rc != 0 {
             self.refused_chain(peer, rc, outcomes);
+            return false;
         }
+        lane.take(1);
+        lane.unsignalled = 0;
+        true
     }
 
     /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane.

@@ -93,7 +93,7 @@ impl Queues {
         }
     }
 
-    /// An error, the end of a chain, an announcement, a flush, or a received message.
+    /// An error, the end of a chain, what is no operation, a flush, or a received message.
     fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let wr_id = WrId(wc.wr_id);
         let peer = wr_id.peer();
