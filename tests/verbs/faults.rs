@@ -179,6 +179,12 @@ fn signal_messages_touch_registered_words_only() {
         finish(&a.contexts[0], 1, seq);
         until("the receiver's error", || b.contexts[0].has_error());
         assert_eq!((outside.word(0), b.signals.memory.word(0)), (0, 0));
+        // The sender is not left waiting for credit, and nothing behind the refused signal arrives.
+        let p = Put { signal: signal(b, 1, 1), ..put(a, 0, b, 0, 8) };
+        // SAFETY: as in `issue`.
+        let more = (0..40).try_fold(seq, |_, _| unsafe { a.contexts[0].put(1, &p) });
+        let e = more.map_or_else(|e| e, |last| failure(&a.contexts[0], 1, last));
+        assert!(e.code() == NcclResult::REMOTE_ERROR && b.signals.memory.word(1) == 0, "{e}");
         drop(ranks);
         fake.check_clean();
     }

@@ -131,6 +131,10 @@ impl Queues {
             return;
         }
         let (Some(messages), true) = (&mut self.messages, wr_id.is_receive()) else { return };
+        if self.lanes.get(peer as usize).is_none_or(|lane| lane.failed) {
+            // A signal behind one that was refused may announce what is not there.
+            return;
+        }
         match messages.received(peer, wr_id.number(), wc.byte_len) {
             Ok(()) => {
                 if messages.owes(peer) {

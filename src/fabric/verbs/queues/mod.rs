@@ -51,7 +51,7 @@ pub struct Device {
 pub struct Queues {
     device: Device,
     /// Ended before `messages`: nothing arrives in their buffers any more.
-    _pairs: Pairs,
+    pairs: Pairs,
     /// By peer.
     pub lanes: Box<[Lane]>,
     /// The work request of those that the device refused.
@@ -79,7 +79,7 @@ impl Queues {
     ) -> Self {
         let mut queues = Self {
             device,
-            _pairs: pairs,
+            pairs,
             bad: null_mut(),
             waiting: Vec::with_capacity(lanes.len()),
             lanes: lanes.into(),
@@ -124,7 +124,9 @@ impl Queues {
         self.take(outcomes).unwrap_or_else(|taken| self.settle(taken, outcomes))
     }
 
-    /// Ends a lane: what waits is dropped, everything unfinished fails.
+    /// Ends a lane: what waits is dropped, everything unfinished fails. Its queue pair ends too, where no error
+    /// completion has done that: what is posted must not touch memory after it was called failed, and the peer, whose
+    /// operations nobody answers any more, must not wait for ever.
     #[cold]
     #[inline(never)]
     pub fn fail(&mut self, peer: u32, outcomes: &Outcomes, kind: Kind, sentence: impl FnOnce() -> String) {
@@ -137,6 +139,10 @@ impl Queues {
         lane.shut(lane.issued());
         lane.backlog = Default::default();
         lane.loops = Default::default();
+        if let Some(qp) = self.pairs.to(peer) {
+            // A device that refuses this is one that does nothing more either.
+            let _ = qp.modify(&ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() }, IBV_QP_STATE);
+        }
         outcomes.fail(peer, kind, sentence());
     }
 
