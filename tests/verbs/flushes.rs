@@ -1,6 +1,6 @@
 //! Flushes of gets into GPU memory, and what they need: the connection of a rank to itself.
 
-use crate::gpu::{take, window};
+use crate::gpu::{take, window, Window};
 use crate::harness::*;
 use crate::support::atomics::{atomic, post, Words};
 use oxygin::fabric::Context;
@@ -72,6 +72,43 @@ fn a_flush_that_is_complete_stays_so() {
     fake.set("late", 0);
     finish(context, 1, start_put(a, 0, 1, &put(a, 0, b, 0, 8)));
     drop((here, ranks));
+    cuda.check();
+    fake.check_clean();
+}
+
+/// Bytes of device memory that gets brought may be in windows that are gone when the flush comes.
+#[test]
+fn a_flush_reads_a_window_that_is_still_there() {
+    let (fake, cuda) = take();
+    fake.set("reuse_keys", 1);
+    let ranks = Job::default().start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let context = &a.contexts[0];
+    let bring = |into: &Window| {
+        let g = Get { local: into.memory.at, lkey: into.registration.lkey, ..get(a, 0, b, 0, 8) };
+        // SAFETY: the window outlives the operation.
+        finish(context, 1, unsafe { context.get(1, &g) }.unwrap());
+    };
+    let first = window(&cuda, a, 10, 64, false, true).unwrap();
+    let second = window(&cuda, a, 11, 64, false, true).unwrap();
+    bring(&first);
+    bring(&second);
+    drop(second.registration);
+    let before = fake.count("work_requests");
+    finish(context, 1, context.flushed(1).unwrap().expect("the first is still there"));
+    assert_eq!(fake.count("work_requests") - before, 1, "a local read");
+    assert_eq!(fake.count("last_read_key"), i64::from(first.registration.rkey));
+    // Another window with the keys of one that is gone.
+    bring(&first);
+    let keys = first.registration.lkey;
+    drop(first.registration);
+    let third = window(&cuda, a, 12, 64, false, true).unwrap();
+    assert_eq!(third.registration.lkey, keys);
+    assert_eq!(context.flushed(1).unwrap(), None, "what was brought is in no window");
+    bring(&third);
+    finish(context, 1, context.flushed(1).unwrap().expect("GPU memory needs a read"));
+    assert_eq!(context.flushed(1).unwrap(), None);
+    drop((third, ranks));
     cuda.check();
     fake.check_clean();
 }

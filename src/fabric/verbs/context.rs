@@ -340,18 +340,18 @@ impl Context for VerbsContext {
         shared.outcomes.check(peer)?;
         let mut queues = shared.queues.lock();
         let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
-        let Some(from) = lane.flush_from.and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) else {
-            lane.flush_from = None;
+        let Some((remote, rkey)) = shared.regions.to_read(&lane.brought) else {
+            lane.brought.clear();
             let (newest, done) = (Seq(lane.issued()), Seq(shared.outcomes.completed(peer)));
             return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });
         };
         let (local, lkey) = shared.scratch.place();
-        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey, remote, len: 1, signal: None };
         let Some(seq) = queues.enqueue(peer, op, shared.limits.operations, &shared.outcomes) else {
             return Ok(Flush::NoRoom);
         };
         if let Some(lane) = queues.lanes.get_mut(peer as usize) {
-            lane.flush_from = None;
+            lane.brought.clear();
         }
         Ok(Flush::Until(seq))
     }

@@ -2,6 +2,7 @@
 
 use super::atomic::Loops;
 use super::bounce::Values;
+use super::regions::Brought;
 use super::template::Template;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
@@ -207,8 +208,8 @@ pub struct Lane {
     pub values: Values,
     /// The operations that are [`EntryKind::Loop`].
     pub loops: Loops,
-    /// Where a get brought device memory since the last flush: address, local key.
-    pub flush_from: Option<(u64, u32)>,
+    /// Where gets brought device memory since the last flush.
+    pub brought: Vec<Brought>,
     notes: Notes,
 }
 
@@ -237,7 +238,7 @@ impl Lane {
             backlog: VecDeque::new(),
             values: Values::default(),
             loops: Loops::default(),
-            flush_from: None,
+            brought: Vec::new(),
             notes: Notes { remote: [0; NOTED], len: [0; NOTED] },
         }
     }

@@ -35,6 +35,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("open_errno", 0),
     // Registrations fail with this errno.
     ("reg_errno", 0),
+    // A region gets the keys of one that has ended.
+    ("reuse_keys", 0),
     // DMA-BUFs can be registered: those of `fake_verbs_gpu`, else memfds, which are mapped.
     ("dmabuf", 1),
     // Registrations of DMA-BUFs fail with this errno.

@@ -111,8 +111,11 @@ pub struct World {
 impl World {
     /// Gives a region its keys.
     pub fn add_region(&mut self, region: Region) -> (u32, u32) {
-        self.next_key += 1;
-        let (lkey, rkey) = (self.next_key * 2, 0x8000_0001 + self.next_key * 2);
+        let free = |n: &u32| !self.local.contains_key(&(n * 2));
+        let number = (1..=self.next_key).find(|n| self.settings.get("reuse_keys", 0) != 0 && free(n));
+        let number = number.unwrap_or(self.next_key + 1);
+        self.next_key = self.next_key.max(number);
+        let (lkey, rkey) = (number * 2, 0x8000_0001 + number * 2);
         self.local.insert(lkey, region);
         self.remote.insert(rkey, lkey);
         (lkey, rkey)
