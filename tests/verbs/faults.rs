@@ -7,7 +7,7 @@ use oxygin::error::Kind;
 use oxygin::fabric::verbs::{devices, VerbsFabric};
 use oxygin::fabric::{Context, ContextSpec, Fabric, Region, World};
 use oxygin::memory::registry::Registry;
-use oxygin::rma::op::Put;
+use oxygin::rma::op::{Op, Put};
 use oxygin::rma::seq::Seq;
 use std::sync::Arc;
 
@@ -211,6 +211,30 @@ fn queues_shrink_to_what_the_device_has() {
     assert!(e.message().contains("the device has 12"), "{e}");
     drop(fabrics);
     fake.check_clean();
+}
+
+/// The providers of soft devices queue a whole chain before they ring, and name no work request if that fails.
+#[test]
+fn what_a_device_may_have_taken_is_not_posted_again() {
+    let fake = Fake::take();
+    for late in [0, 2] {
+        fake.set("late", late);
+        let ranks = Job::default().start();
+        let [a, b] = &ranks[..] else { unreachable!() };
+        let ops: Vec<Op> = (0..4).map(|i| Op::Put(Put { signal: signal(b, i, 1), ..put(a, 0, b, 0, 8) })).collect();
+        fake.set("ring_errno", libc::ENOMEM.into());
+        // SAFETY: as in `issue`.
+        assert_eq!(unsafe { a.contexts[0].post(1, &ops) }.unwrap().taken, 4);
+        // SAFETY: as above.
+        let e = unsafe { a.contexts[0].post(1, &ops) }.unwrap_err();
+        assert!(e.kind() == Kind::DeviceFailed && e.message().contains("without a word on which"), "{e}");
+        fake.set("late", 0);
+        fake.set("run", 0);
+        a.contexts[0].progress().unwrap();
+        assert!((0..4).all(|i| b.signals.memory.word(i) <= 1));
+        drop(ranks);
+        fake.check_clean();
+    }
 }
 
 /// Soft-RoCE (this vendor) sends for ever where 7 times are asked for: a peer that is gone would never show.

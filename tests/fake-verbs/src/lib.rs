@@ -259,6 +259,10 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
         allowance -= 1;
         at = unsafe { wr.as_ref() }.next;
     }
+    if rc == 0 {
+        rc = world.settings.get("ring_errno", 0) as i32;
+        world.settings.set("ring_errno", 0);
+    }
     if world.settings.get("late", 0) == 0 {
         world.run(number, usize::MAX);
     }

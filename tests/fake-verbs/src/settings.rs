@@ -47,6 +47,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("late", 0),
     // Every n-th post_send takes a part of its chain only and says ENOMEM.
     ("enomem_every", 0),
+    // The next post_send takes everything, says this errno all the same, and names no work request.
+    ("ring_errno", 0),
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),

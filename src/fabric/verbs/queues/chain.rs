@@ -69,12 +69,10 @@ impl Queues {
         // SAFETY: the chain is this object's own, its first `count` work requests are linked and end in NULL; the
         // queue pair is live; whoever issued the operations vouches for their local ranges.
         let rc = unsafe { (self.device.post_send)(lane.qp, addr_of_mut!((*chain).wrs[0]), &mut bad) };
-        let taken = if rc == 0 {
-            count
-        } else {
-            // SAFETY: only addresses are compared.
-            (0..count).find(|&i| bad == unsafe { addr_of_mut!((*chain).wrs[i]) }).unwrap_or(0)
-        };
+        // SAFETY: only addresses are compared.
+        let refused = || (0..count).find(|&i| bad == unsafe { addr_of_mut!((*chain).wrs[i]) });
+        let named = if rc == 0 { Some(count) } else { refused() };
+        let taken = named.unwrap_or(0);
         if taken > 0 {
             // SAFETY: `build` filled the first `count` steps and `taken` is at most that.
             let step = unsafe { (*chain).steps[taken - 1] };
@@ -90,7 +88,7 @@ impl Queues {
             }
         }
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, peer, rc, named.is_some(), outcomes);
         }
         rc == 0 && count == CHAIN
     }
@@ -184,7 +182,7 @@ impl Queues {
         // SAFETY: the queue pair is live; the scratch outlives it and the device checks keys and ranges.
         let rc = unsafe { (self.device.post_send)(qp, &mut wr, &mut bad) };
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, own, rc, std::ptr::eq(bad, &wr), outcomes);
             return false;
         }
         if let Some(own) = self.lanes.get_mut(own as usize) {
@@ -274,7 +272,7 @@ impl Queues {
         // outlives the queue pair.
         let rc = unsafe { (self.device.post_send)(lane.qp, &mut wr, &mut bad) };
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, peer, rc, std::ptr::eq(bad, &wr), outcomes);
             return false;
         }
         lane.take(1);
@@ -282,22 +280,31 @@ impl Queues {
         true
     }
 
-    /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane.
+    /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane, and so does a
+    /// refusal that names none of the work requests: the providers of soft devices queue all of them before they ring,
+    /// and if that fails nobody knows what the device has taken. `by` is the lane in whose queue they are.
     #[cold]
     #[inline(never)]
-    pub(super) fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
+    pub(super) fn refused_chain(&mut self, peer: u32, by: u32, rc: i32, is_named: bool, outcomes: &Outcomes) {
         // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
         let errno = match rc {
             -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
             rc => rc.saturating_abs(),
         };
-        if matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
+        if is_named && matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
             return;
         }
         let e = std::io::Error::from_raw_os_error(errno);
-        self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, || {
-            format!("the device refuses work requests towards rank {peer}: {e}; look for the device in the kernel log")
-        });
+        let unsaid = if is_named { "" } else { ", without a word on which of them it took" };
+        let sentence = || {
+            format!(
+                "the device refuses work requests towards rank {by}{unsaid}: {e}; look for the device in the kernel log"
+            )
+        };
+        if !is_named && by != peer {
+            self.fail(by, outcomes, crate::error::Kind::DeviceFailed, sentence);
+        }
+        self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, sentence);
     }
 }
 

@@ -75,7 +75,7 @@ impl Queues {
         // SAFETY: the queue pair is live; the slot outlives it, and the device checks keys and ranges.
         let rc = unsafe { (self.device.post_send)(qp, &mut wr, &mut bad) };
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, by, rc, std::ptr::eq(bad, &wr), outcomes);
             return false;
         }
         if let Some(by) = self.lanes.get_mut(by as usize) {
