@@ -241,6 +241,25 @@ fn a_rank_that_calls_nothing_still_gets_signals_by_message() {
 }
 
 #[test]
+fn ranks_whose_devices_take_different_numbers_of_messages_send_as_many_as_both_do() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    // 32 receives at rank 0, 4 at rank 1.
+    fake.set("max_cqe@1", 60);
+    litmus(&fake, 1000, Job { devices: 2, ..Default::default() });
+    let ranks = Job { devices: 2, ..Default::default() }.start();
+    for (from, to) in [(&ranks[0], &ranks[1]), (&ranks[1], &ranks[0])] {
+        let p = Put { signal: signal(to, 1, 1), ..put(from, 0, to, 0, 8) };
+        let last = (0..200).map(|_| start_put(from, 0, to.rank, &p)).last().unwrap();
+        finish(&from.contexts[0], to.rank, last);
+        until("the signals", || to.signals.memory.word(1) == 200);
+    }
+    assert_eq!(fake.count("receiver_not_ready"), 0);
+    drop(ranks);
+    fake.check_clean();
+}
+
+#[test]
 fn contexts_do_not_mix() {
     let fake = Fake::take();
     fake.set("late", 1);

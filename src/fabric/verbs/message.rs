@@ -2,8 +2,10 @@
 //! value, and the receiver adds. A reliable connection delivers it after the data that was written before it.
 //!
 //! Flow control: a sender never has more messages under way than the receiver has receives posted, because a device
-//! without atomics (iWARP) may break the connection instead of waiting for a receive. The receiver counts the receives
-//! it has posted anew and, when half of them are due, writes the count into the sender's credit word by RDMA.
+//! without atomics (iWARP) may break the connection instead of waiting for a receive. Of two ends that have posted
+//! different numbers of receives, which devices' limits may bring about, the smaller one counts both ways. The receiver
+//! counts the receives it has posted anew and, when half of that number are due, writes the count into the sender's
+//! credit word by RDMA.
 
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -58,6 +60,8 @@ pub struct Messages {
 
 struct Peer {
     qp: *mut ibv_qp,
+    /// Messages under way at most, both ways: the receives of whichever end posted fewer. A power of two.
+    limit: u32,
     /// Messages sent.
     sent: u32,
     /// Receives posted anew.
@@ -93,6 +97,7 @@ impl Messages {
             .iter()
             .map(|qp| Peer {
                 qp: qp.as_ptr(),
+                limit: receives,
                 sent: 0,
                 taken: 0,
                 announced: 0,
@@ -131,10 +136,11 @@ impl Messages {
         (self.at(peer, 0), self.mr.rkey())
     }
 
-    /// Where `peer` wants to be told how many of its messages were taken.
-    pub fn connect(&mut self, peer: u32, remote_addr: u64, rkey: u32) {
+    /// Where `peer` wants to be told how many of its messages were taken, and how many receives it has posted.
+    pub fn connect(&mut self, peer: u32, credit: ibv_wr_rdma, receives: u32) {
         if let Some(p) = self.peers.get_mut(peer as usize) {
-            p.credit = ibv_wr_rdma { remote_addr, rkey };
+            p.credit = credit;
+            p.limit = self.receives.min(receives);
         }
     }
 
@@ -157,11 +163,11 @@ impl Messages {
         let number = p.sent.wrapping_add(ahead);
         // Counts only grow; the low half is enough while fewer than 2^32 messages are under way.
         let known = self.word(peer, 0)?.load(Ordering::Acquire) as u32;
-        if number.wrapping_sub(known) >= self.receives {
+        if number.wrapping_sub(known) >= p.limit {
             return None;
         }
-        // A peer that has taken message n - receives is through with this buffer.
-        let offset = HEAD + STRIDE * (number % self.receives) as usize;
+        // A peer that has taken message n - limit is through with this buffer.
+        let offset = HEAD + STRIDE * (number % p.limit) as usize;
         let key = u64::from(signal.rkey) | u64::from(MARK) << 32;
         for (i, word) in [signal.remote, signal.value, key].into_iter().enumerate() {
             self.word(peer, offset + 8 * i)?.store(word.to_le(), Ordering::Relaxed);
@@ -222,8 +228,7 @@ impl Messages {
 
     /// Whether `peer` should be told how many messages were taken.
     pub fn owes(&self, peer: u32) -> bool {
-        let due = (self.receives / 2).max(1);
-        self.peers.get(peer as usize).is_some_and(|p| p.taken.wrapping_sub(p.announced) >= due)
+        self.peers.get(peer as usize).is_some_and(|p| p.taken.wrapping_sub(p.announced) >= (p.limit / 2).max(1))
     }
 
     /// The write that tells it.
