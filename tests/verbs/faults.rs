@@ -278,10 +278,12 @@ fn connections_take_the_smaller_limits_and_the_configured_values() {
         );
     }
     drop(ranks);
-    // What createContext says wins over the environment.
+    // The environment wins over what createContext says.
     let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: Some(104), rank_stride: 1 };
     drop(Job { config, spec, ..Default::default() }.start());
-    assert_eq!(fake.count("last_traffic_class"), 104);
+    assert_eq!((fake.count("last_traffic_class"), fake.count("last_sl")), (40, 3));
+    drop(Job { spec, ..Default::default() }.start());
+    assert_eq!((fake.count("last_traffic_class"), fake.count("last_sl")), (104, 0));
     drop(Job { config: Config { ib_gid_index: Some(1), ..Config::default() }, ..Default::default() }.start());
     assert_eq!(fake.count("last_sgid_index"), 1);
     fake.check_clean();

@@ -82,8 +82,8 @@ pub struct VerbsFabric {
     origin: Origin,
     /// On iWARP devices.
     iwarp: Option<Home>,
-    /// `NCCL_IB_TC`, else 0.
-    traffic_class: u8,
+    /// `NCCL_IB_TC` or `NCCL_GIN_IB_TC`; what createContext asks for counts where neither is set, as with NCCL.
+    traffic_class: Option<u8>,
     /// `NCCL_IB_SL` was given.
     sl_given: bool,
     hello: Hello,
@@ -165,7 +165,7 @@ impl VerbsFabric {
                 retry_cnt: connect::retries(config.ib_retry_cnt, limits.vendor_id),
             },
             iwarp,
-            traffic_class: config.ib_tc.unwrap_or(0),
+            traffic_class: config.ib_tc,
             sl_given: config.ib_sl.is_some(),
             hello,
             limits,

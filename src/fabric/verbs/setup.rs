@@ -219,7 +219,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
     let receives: Vec<u32> = said.iter().map(|s| s.receives).collect();
     let tokens: Vec<Token> = said.iter().map(|s| s.token).collect();
     let origin = with_class(fabric.origin, &fabric.hello, fabric.sl_given, pending.traffic_class);
-    let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
+    let tc = fabric.traffic_class.or(pending.traffic_class).unwrap_or(0);
     let begun = Instant::now();
     let mut done = Vec::with_capacity(pending.contexts.len());
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
