@@ -9,6 +9,7 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use oxygin_ffi::verbs::Channel;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// The thread calls nothing deep.
@@ -19,6 +20,17 @@ struct State {
     /// Written to when the thread is to look at `stop` or at a new context.
     wake: EventFd,
     contexts: Mutex<Contexts>,
+    /// Callers that want `contexts`: the thread, which may have much to do, gives way to them.
+    wanted: AtomicUsize,
+}
+
+impl State {
+    /// Changes the contexts, as soon as the thread has gone round once.
+    fn change(&self, change: impl FnOnce(&mut Contexts)) {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        change(&mut self.contexts.lock());
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -38,7 +50,7 @@ impl Progress {
     pub fn start(channel: Arc<Channel>) -> Result<Self> {
         let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| Error::system(format!("eventfd for the signal thread: {e}; raise the limit of open files")))?;
-        let state = Arc::new(State { channel, wake, contexts: Mutex::default() });
+        let state = Arc::new(State { channel, wake, contexts: Mutex::default(), wanted: AtomicUsize::new(0) });
         let own = state.clone();
         let thread = Thread::spawn("oxygin-signals", STACK, move || run(&own))?;
         Ok(Self { state, thread: Some(thread) })
@@ -51,13 +63,13 @@ impl Progress {
 
     /// Serves a context from here on.
     pub(super) fn add(&self, context: &Arc<Shared>) {
-        self.state.contexts.lock().all.push(context.clone());
+        self.state.change(|contexts| contexts.all.push(context.clone()));
         self.wake();
     }
 
     /// No longer serves it; on return the thread does not touch it any more.
     pub(super) fn remove(&self, context: &Arc<Shared>) {
-        self.state.contexts.lock().all.retain(|c| !Arc::ptr_eq(c, context));
+        self.state.change(|contexts| contexts.all.retain(|c| !Arc::ptr_eq(c, context)));
     }
 
     fn wake(&self) {
@@ -68,7 +80,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.state.contexts.lock().stop = true;
+        self.state.change(|contexts| contexts.stop = true);
         self.wake();
         if let Some(thread) = self.thread.take() {
             thread.join();
@@ -78,6 +90,11 @@ impl Drop for Progress {
 
 fn run(state: &State) {
     loop {
+        let mut is_behind = false;
+        // They only add, take away or stop.
+        while state.wanted.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
         {
             let contexts = state.contexts.lock();
             if contexts.stop {
@@ -85,8 +102,11 @@ fn run(state: &State) {
             }
             // Armed first, then swept: what arrives in between makes an event.
             for context in &contexts.all {
-                if let Err(e) = context.serve() {
-                    log::warn!("a completion queue cannot be armed: {e}; signals wait until this rank calls in");
+                match context.serve() {
+                    Ok(more) => is_behind |= more,
+                    Err(e) => {
+                        log::warn!("a completion queue cannot be armed: {e}; signals wait until this rank calls in")
+                    }
                 }
             }
         }
@@ -94,7 +114,7 @@ fn run(state: &State) {
         let channel = unsafe { BorrowedFd::borrow_raw(state.channel.fd()) };
         let mut fds = [PollFd::new(channel, PollFlags::POLLIN), PollFd::new(state.wake.as_fd(), PollFlags::POLLIN)];
         // An interrupted wait is a wake-up like any other.
-        let _ = poll(&mut fds, PollTimeout::NONE);
+        let _ = poll(&mut fds, if is_behind { PollTimeout::ZERO } else { PollTimeout::NONE });
         let _ = state.wake.read();
         while state.channel.take_event() {}
     }

@@ -45,6 +45,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("peermem", 0),
     // 0: post_send carries everything out at once. 1: polls carry out a little of some queue pair. 2: nothing moves.
     ("late", 0),
+    // Polls that find nothing take a completion with this wr_id.
+    ("endless", 0),
     // Every n-th post_send takes a part of its chain only and says ENOMEM.
     ("enomem_every", 0),
     // The next post_send takes everything, says this errno all the same, and names no work request.
