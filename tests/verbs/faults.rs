@@ -351,10 +351,13 @@ fn hellos_that_do_not_fit_are_refused_by_rank() {
     infiniband[8] = 1;
     let mut version_one = good.clone();
     version_one[13] = 1;
+    let mut ipv6 = good.clone();
+    ipv6[16..32].copy_from_slice(&[0x20; 16]);
     for (bytes, words) in [
         (&b"junk"[..], "the hello of rank 1"),
         (&infiniband[..], "rank 1 is on InfiniBand and rank 0 on RoCE"),
         (&version_one[..], "rank 1 uses a RoCE v1 GID"),
+        (&ipv6[..], "rank 1 uses an IPv6 address and rank 0 an IPv4 one; set NCCL_IB_GID_INDEX"),
     ] {
         let e = fabric.join(world, &[&good, bytes]).unwrap_err();
         assert!(e.message().contains(words), "{e}");

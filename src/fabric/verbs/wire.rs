@@ -2,6 +2,7 @@
 //! contexts. All fields are little-endian at fixed places. Everything here came from a peer of any build:
 //! `parse` is the one place where it earns trust.
 
+use super::gid::is_ipv4_mapped;
 use oxygin_ffi::verbs::types::*;
 use std::fmt;
 
@@ -106,6 +107,14 @@ impl Hello {
         }
     }
 
+    /// The family of the GID's IP address, in words.
+    fn family(&self) -> &'static str {
+        match is_ipv4_mapped(&ibv_gid { raw: self.gid }) {
+            true => "IPv4",
+            false => "IPv6",
+        }
+    }
+
     /// Bytes of a hello.
     pub const LEN: usize = 40;
 
@@ -182,11 +191,20 @@ pub fn mismatch(hellos: &[Hello]) -> Option<String> {
             ));
         }
         let roce = hello.link_layer == IBV_LINK_LAYER_ETHERNET && !hello.iwarp;
-        (roce && hello.gid_type != first.gid_type).then(|| {
-            format!(
+        if roce && hello.gid_type != first.gid_type {
+            return Some(format!(
                 "rank {rank} uses a RoCE v{} GID and rank 0 a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
                 hello.gid_type, first.gid_type
-            )
+            ));
+        }
+        // Kernels find no way from an address of one family to one of the other.
+        let has_ip = hello.iwarp || (roce && u32::from(hello.gid_type) == IBV_GID_TYPE_ROCE_V2);
+        (has_ip && hello.family() != first.family()).then(|| {
+            let remedy = match hello.iwarp {
+                true => "give the devices' interfaces addresses of one family",
+                false => "set NCCL_IB_GID_INDEX on all ranks to entries of one family",
+            };
+            format!("rank {rank} uses an {} address and rank 0 an {} one; {remedy}", hello.family(), first.family())
         })
     })
 }
