@@ -13,3 +13,4 @@ mod room;
 mod stride;
 #[path = "../support/mod.rs"]
 mod support;
+mod words;

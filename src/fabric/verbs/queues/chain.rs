@@ -150,7 +150,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots);
+            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots, step.offset > 0);
         }
         count
     }
@@ -164,6 +164,7 @@ impl Queues {
             return false;
         }
         let number = lane.sent.wrapping_add(1);
+        lane.note(number, Logged::of(&op));
         if !self.own_has_room(peer, outcomes) {
             return false;
         }

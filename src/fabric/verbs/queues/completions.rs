@@ -1,5 +1,6 @@
 //! What comes back from the device.
 
+use super::super::lane::Logged;
 use super::super::outcome::Outcomes;
 use super::super::status::kind;
 use super::super::wr_id::WrId;
@@ -150,22 +151,23 @@ impl Queues {
     fn broken(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let wr_id = WrId(wc.wr_id);
         let peer = wr_id.peer();
-        if wr_id.is_flush() {
-            // The broken queue pair is the one to this rank itself.
-            let rank = self.device.rank;
-            self.fail(rank, outcomes, kind(wc.status), || outcomes.explain(rank, wc, None));
+        let number = match wr_id {
+            t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
+            t if t.is_part() || t.is_loop() || t.is_flush() || t.chain_slots().is_some() => Some(t.operation()),
+            _ => None,
+        };
+        let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
+        let logged = logged.or_else(|| wr_id.aside_slots().map(|_| Logged::ASIDE));
+        // The rank that the broken queue pair leads to: a flush goes over the one to this rank itself.
+        let by = if wr_id.is_flush() { self.device.rank } else { peer };
+        if by != peer {
+            self.fail(by, outcomes, kind(wc.status), || outcomes.explain(by, wc, logged));
         }
         let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !wr_id.is_flush();
         if self.device.closes && flushed && self.is_idle(peer, outcomes) {
             self.close(peer, outcomes);
             return;
         }
-        let number = match wr_id {
-            t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
-            t if t.is_part() || t.is_loop() || t.chain_slots().is_some() => Some(t.number()),
-            _ => None,
-        };
-        let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
-        self.fail(peer, outcomes, kind(wc.status), || outcomes.explain(peer, wc, logged));
+        self.fail(peer, outcomes, kind(wc.status), || outcomes.explain(by, wc, logged));
     }
 }
