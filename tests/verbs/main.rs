@@ -2,6 +2,7 @@
 
 mod atomics;
 mod data;
+mod events;
 mod faults;
 mod flushes;
 mod gdaki;

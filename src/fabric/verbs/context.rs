@@ -90,10 +90,13 @@ impl Shared {
     }
 
     /// Takes what has arrived, with the queue armed for what comes later; whether there may be more. Peers that send
-    /// faster than this takes do not keep the thread from other contexts.
-    pub(super) fn serve(&self) -> std::io::Result<bool> {
+    /// faster than this takes do not keep the thread from other contexts. `look`: there are events of the device.
+    pub(super) fn serve(&self, look: bool) -> std::io::Result<bool> {
         /// Batches of completions taken in one go.
         const BATCHES: usize = 64;
+        if look {
+            self.queues.lock().look(&self.outcomes);
+        }
         self.cq.arm(self.limits.solicited)?;
         Ok((0..BATCHES).all(|_| self.queues.lock().advance(&self.outcomes)))
     }

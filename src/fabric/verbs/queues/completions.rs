@@ -4,6 +4,7 @@ use super::super::lane::Logged;
 use super::super::outcome::Outcomes;
 use super::super::status::kind;
 use super::super::wr_id::WrId;
+use super::events::LOOK_EVERY;
 use super::Queues;
 use crate::error::Kind;
 use oxygin_ffi::verbs::types::*;
@@ -50,7 +51,14 @@ impl Queues {
         if left < 0 || !self.waiting.is_empty() {
             return Err(Taken { next, left });
         }
-        Ok(!std::ptr::eq(next, first))
+        if !std::ptr::eq(next, first) {
+            return Ok(true);
+        }
+        self.empty += 1;
+        if self.empty >= LOOK_EVERY {
+            return Err(Taken { next, left });
+        }
+        Ok(false)
     }
 
     /// The rest of the batch, and what waits. Returns whether there were completions.
@@ -60,6 +68,12 @@ impl Queues {
         let any = taken.left > 0 || !std::ptr::eq(taken.next, self.completions.as_ptr());
         if taken.left != 0 {
             self.unusual_from(taken, outcomes);
+        }
+        if !any {
+            self.empty += 1;
+            if self.empty >= LOOK_EVERY {
+                self.look(outcomes);
+            }
         }
         self.pump_all(outcomes);
         any

@@ -6,12 +6,14 @@
 mod chain;
 mod completions;
 mod direct;
+mod events;
 mod looped;
 mod post;
 
 pub use completions::Taken;
 pub use post::PostBatch;
 
+use super::events::Events;
 use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
@@ -21,6 +23,7 @@ use chain::Chain;
 use completions::BATCH;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// The device's calls and objects that the data path uses.
 #[derive(Clone, Copy)]
@@ -62,6 +65,11 @@ pub struct Queues {
     completions: [ibv_wc; BATCH],
     /// Signals by message, where the devices have no atomics.
     pub messages: Option<Messages>,
+    events: Arc<Events>,
+    /// How many of the events this context has seen.
+    seen: usize,
+    /// Polls that found nothing since events were last looked for.
+    empty: u32,
 }
 
 // SAFETY: the pointers are to memory that this object owns and to libibverbs objects, which any thread may use; the
@@ -72,6 +80,7 @@ impl Queues {
     /// Queues over connected lanes.
     pub fn new(
         device: Device,
+        events: Arc<Events>,
         pairs: Pairs,
         lanes: Vec<Lane>,
         messages: Option<Messages>,
@@ -86,6 +95,9 @@ impl Queues {
             chain: Chain::new(),
             completions: [ibv_wc::default(); BATCH],
             messages,
+            seen: events.count(),
+            events,
+            empty: 0,
         };
         for lane in &mut queues.lanes {
             lane.template.link(device.scratch, device.scratch_lkey);
