@@ -13,6 +13,7 @@ fn expected() -> Vec<(String, u64)> {
         ibv_device,
         ibv_context_ops,
         ibv_context,
+        ibv_async_event,
         ibv_pd,
         ibv_mr,
         ibv_comp_channel,
@@ -36,6 +37,7 @@ fn expected() -> Vec<(String, u64)> {
         ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
         ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat }
+        ibv_async_event { element, event_type }
         ibv_pd { context, handle }
         ibv_mr { context, pd, addr, length, handle, lkey, rkey }
         ibv_comp_channel { context, fd, refcnt }
@@ -82,6 +84,9 @@ fn expected() -> Vec<(String, u64)> {
         IBV_ATOMIC_NONE,
         IBV_ATOMIC_HCA,
         IBV_ATOMIC_GLOB,
+        IBV_EVENT_CQ_ERR,
+        IBV_EVENT_QP_FATAL,
+        IBV_EVENT_DEVICE_FATAL,
         IBV_PORT_ACTIVE,
         IBV_LINK_LAYER_INFINIBAND,
         IBV_LINK_LAYER_ETHERNET,

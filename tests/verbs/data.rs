@@ -240,6 +240,58 @@ fn a_rank_that_calls_nothing_still_gets_signals_by_message() {
     fake.check_clean();
 }
 
+/// Peers that send faster than a context takes keep the thread that applies signals neither from other contexts nor
+/// from its end.
+#[test]
+fn one_context_that_is_never_through_holds_up_no_other() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+    let mut ranks = Job { spec, ..Default::default() }.start();
+    // A completion that is no operation's and frees nothing.
+    fake.set("endless", (1 << 63 | 5u64 << 60) as i64);
+    let in_time = |condition: &dyn Fn() -> bool| {
+        let since = std::time::Instant::now();
+        while !condition() && since.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        condition()
+    };
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let arrived = [0, 1].map(|context| {
+        let p = Put { signal: signal(b, context, 1), ..put(a, 0, b, 0, 8) };
+        start_put(a, context, 1, &p);
+        in_time(&|| b.signals.memory.word(context) == 1)
+    });
+    let contexts = std::mem::take(&mut ranks[1].contexts);
+    let ending = std::thread::spawn(move || drop(contexts));
+    let ended = in_time(&|| ending.is_finished());
+    fake.set("endless", 0);
+    ending.join().unwrap();
+    assert!(arrived == [true; 2] && ended, "{arrived:?}, {ended}");
+    drop(ranks);
+    fake.check_clean();
+}
+
+#[test]
+fn ranks_whose_devices_take_different_numbers_of_messages_send_as_many_as_both_do() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    // 32 receives at rank 0, 4 at rank 1.
+    fake.set("max_cqe@1", 60);
+    litmus(&fake, 1000, Job { devices: 2, ..Default::default() });
+    let ranks = Job { devices: 2, ..Default::default() }.start();
+    for (from, to) in [(&ranks[0], &ranks[1]), (&ranks[1], &ranks[0])] {
+        let p = Put { signal: signal(to, 1, 1), ..put(from, 0, to, 0, 8) };
+        let last = (0..200).map(|_| start_put(from, 0, to.rank, &p)).last().unwrap();
+        finish(&from.contexts[0], to.rank, last);
+        until("the signals", || to.signals.memory.word(1) == 200);
+    }
+    assert_eq!(fake.count("receiver_not_ready"), 0);
+    drop(ranks);
+    fake.check_clean();
+}
+
 #[test]
 fn contexts_do_not_mix() {
     let fake = Fake::take();

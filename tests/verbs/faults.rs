@@ -7,7 +7,7 @@ use oxygin::error::Kind;
 use oxygin::fabric::verbs::{devices, VerbsFabric};
 use oxygin::fabric::{Context, ContextSpec, Fabric, Region, World};
 use oxygin::memory::registry::Registry;
-use oxygin::rma::op::Put;
+use oxygin::rma::op::{Op, Put};
 use oxygin::rma::seq::Seq;
 use std::sync::Arc;
 
@@ -131,6 +131,33 @@ fn a_rank_that_is_gone_is_an_error_within_the_retries() {
     fake.check_clean();
 }
 
+/// Nothing is under way to a peer that gives no credit: the device says nothing of it by itself.
+#[test]
+fn a_rank_that_is_gone_is_an_error_also_to_who_waits_for_its_credit() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    let mut ranks = Job { devices: 2, ..Default::default() }.start();
+    // What rank 1 says of its credit does not come through.
+    fake.set("stopped@0", 1);
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let p = Put { signal: signal(b, 0, 1), ..put(a, 0, b, 0, 8) };
+    let seqs: Vec<_> = (0..33).map(|_| issue(a, 1, &p)).collect();
+    finish(&a.contexts[0], 1, seqs[31]);
+    until("the signals", || b.signals.memory.word(0) == 32);
+    // While it is there, that is asked for without a word.
+    let before = fake.count("work_requests");
+    until("the question", || {
+        assert!(!a.contexts[0].test(1, seqs[32]).unwrap());
+        fake.count("work_requests") > before
+    });
+    assert!(!a.contexts[0].test(1, seqs[32]).unwrap());
+    ranks.remove(1);
+    let e = failure(&ranks[0].contexts[0], 1, seqs[32]);
+    assert!(e.kind() == Kind::PeerGone && e.message().contains("rank 1"), "{e}");
+    drop(ranks);
+    fake.check_clean();
+}
+
 #[test]
 fn signal_messages_touch_registered_words_only() {
     let fake = Fake::take();
@@ -152,6 +179,12 @@ fn signal_messages_touch_registered_words_only() {
         finish(&a.contexts[0], 1, seq);
         until("the receiver's error", || b.contexts[0].has_error());
         assert_eq!((outside.word(0), b.signals.memory.word(0)), (0, 0));
+        // The sender is not left waiting for credit, and nothing behind the refused signal arrives.
+        let p = Put { signal: signal(b, 1, 1), ..put(a, 0, b, 0, 8) };
+        // SAFETY: as in `issue`.
+        let more = (0..40).try_fold(seq, |_, _| unsafe { a.contexts[0].put(1, &p) });
+        let e = more.map_or_else(|e| e, |last| failure(&a.contexts[0], 1, last));
+        assert!(e.code() == NcclResult::REMOTE_ERROR && b.signals.memory.word(1) == 0, "{e}");
         drop(ranks);
         fake.check_clean();
     }
@@ -178,6 +211,30 @@ fn queues_shrink_to_what_the_device_has() {
     assert!(e.message().contains("the device has 12"), "{e}");
     drop(fabrics);
     fake.check_clean();
+}
+
+/// The providers of soft devices queue a whole chain before they ring, and name no work request if that fails.
+#[test]
+fn what_a_device_may_have_taken_is_not_posted_again() {
+    let fake = Fake::take();
+    for late in [0, 2] {
+        fake.set("late", late);
+        let ranks = Job::default().start();
+        let [a, b] = &ranks[..] else { unreachable!() };
+        let ops: Vec<Op> = (0..4).map(|i| Op::Put(Put { signal: signal(b, i, 1), ..put(a, 0, b, 0, 8) })).collect();
+        fake.set("ring_errno", libc::ENOMEM.into());
+        // SAFETY: as in `issue`.
+        assert_eq!(unsafe { a.contexts[0].post(1, &ops) }.unwrap().taken, 4);
+        // SAFETY: as above.
+        let e = unsafe { a.contexts[0].post(1, &ops) }.unwrap_err();
+        assert!(e.kind() == Kind::DeviceFailed && e.message().contains("without a word on which"), "{e}");
+        fake.set("late", 0);
+        fake.set("run", 0);
+        a.contexts[0].progress().unwrap();
+        assert!((0..4).all(|i| b.signals.memory.word(i) <= 1));
+        drop(ranks);
+        fake.check_clean();
+    }
 }
 
 /// Soft-RoCE (this vendor) sends for ever where 7 times are asked for: a peer that is gone would never show.
@@ -221,10 +278,12 @@ fn connections_take_the_smaller_limits_and_the_configured_values() {
         );
     }
     drop(ranks);
-    // What createContext says wins over the environment.
+    // The environment wins over what createContext says.
     let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: Some(104), rank_stride: 1 };
     drop(Job { config, spec, ..Default::default() }.start());
-    assert_eq!(fake.count("last_traffic_class"), 104);
+    assert_eq!((fake.count("last_traffic_class"), fake.count("last_sl")), (40, 3));
+    drop(Job { spec, ..Default::default() }.start());
+    assert_eq!((fake.count("last_traffic_class"), fake.count("last_sl")), (104, 0));
     drop(Job { config: Config { ib_gid_index: Some(1), ..Config::default() }, ..Default::default() }.start());
     assert_eq!(fake.count("last_sgid_index"), 1);
     fake.check_clean();
@@ -292,10 +351,13 @@ fn hellos_that_do_not_fit_are_refused_by_rank() {
     infiniband[8] = 1;
     let mut version_one = good.clone();
     version_one[13] = 1;
+    let mut ipv6 = good.clone();
+    ipv6[16..32].copy_from_slice(&[0x20; 16]);
     for (bytes, words) in [
         (&b"junk"[..], "the hello of rank 1"),
         (&infiniband[..], "rank 1 is on InfiniBand and rank 0 on RoCE"),
         (&version_one[..], "rank 1 uses a RoCE v1 GID"),
+        (&ipv6[..], "rank 1 uses an IPv6 address and rank 0 an IPv4 one; set NCCL_IB_GID_INDEX"),
     ] {
         let e = fabric.join(world, &[&good, bytes]).unwrap_err();
         assert!(e.message().contains(words), "{e}");

@@ -21,7 +21,7 @@ fn said() -> Vec<String> {
 }
 
 /// Both fakes, the log collected.
-fn take() -> (Fake, Cuda) {
+pub(super) fn take() -> (Fake, Cuda) {
     let fake = Fake::take();
     collect();
     let cuda = Cuda::meet(&fake_path());
@@ -29,9 +29,9 @@ fn take() -> (Fake, Cuda) {
 }
 
 /// A GPU window of one rank.
-struct Window {
-    memory: Memory,
-    registration: Registration,
+pub(super) struct Window {
+    pub memory: Memory,
+    pub registration: Registration,
 }
 
 /// Registers memory as regMrSym (`fd` is `None`) or regMrSymDmaBuf do.
@@ -40,7 +40,7 @@ fn register(r: &Rank, id: u32, memory: &Memory, strict: bool, fd: Option<RawFd>)
     r.fabric.register_gpu(&region, &gpu::inspect(region.base, region.len, strict)?)
 }
 
-fn window(cuda: &Cuda, r: &Rank, id: u32, words: usize, strict: bool, given: bool) -> Result<Window, Error> {
+pub(super) fn window(cuda: &Cuda, r: &Rank, id: u32, words: usize, strict: bool, given: bool) -> Result<Window, Error> {
     let memory = cuda.alloc(r.rank as i32, words, strict, false);
     let fd = given.then(|| cuda.export(r.rank as i32, &memory));
     let registration = register(r, id, &memory, strict, fd);

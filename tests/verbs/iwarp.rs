@@ -256,6 +256,10 @@ fn iwarp_and_roce_do_not_meet() {
     assert!(sentence.contains("rank 1 is on RoCE and rank 0 on iWARP"), "{sentence}");
     assert!(iwarp.join(World { rank: 0, nranks: 2 }, &hellos).is_err());
     assert_eq!(mismatch(&[hellos[0], hellos[0]]), None);
+    let mut ipv6 = iwarp.hello();
+    ipv6[16..32].copy_from_slice(&[0x20; 16]);
+    let sentence = mismatch(&[&ipv6, hellos[0]]).unwrap();
+    assert!(sentence.contains("rank 1 uses an IPv4 address and rank 0 an IPv6 one; give the devices"), "{sentence}");
     drop((iwarp, roce, list));
     fake.check_clean();
 }

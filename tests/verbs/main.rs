@@ -2,7 +2,9 @@
 
 mod atomics;
 mod data;
+mod events;
 mod faults;
+mod flushes;
 mod gdaki;
 mod gpu;
 mod gpu_table;
@@ -12,3 +14,4 @@ mod room;
 mod stride;
 #[path = "../support/mod.rs"]
 mod support;
+mod words;

@@ -180,6 +180,41 @@ impl Context {
         Ok((gid, None))
     }
 
+    /// Readable when an asynchronous event waits.
+    pub fn async_fd(&self) -> c_int {
+        // SAFETY: the context is open; the descriptor does not change.
+        unsafe { self.at.as_ref() }.async_fd
+    }
+
+    /// Has [`Context::take_async_event`] return at once where no event waits; false: it cannot.
+    pub fn watch(&self) -> bool {
+        if self.verbs.get_async_event.is_none() || self.verbs.ack_async_event.is_none() {
+            return false;
+        }
+        let fd = self.async_fd();
+        // SAFETY: reads and sets flags of a descriptor that is the open device's own.
+        unsafe {
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
+        }
+    }
+
+    /// Takes and acknowledges one event; `None` when none waits. Only after [`Context::watch`] does it not wait. What
+    /// it names may be gone already: only addresses may be compared.
+    pub fn take_async_event(&self) -> Option<ibv_async_event> {
+        let (get, ack) = (self.verbs.get_async_event?, self.verbs.ack_async_event?);
+        let mut event = ibv_async_event::default();
+        // SAFETY: the context is open and `event` has the size of the ABI. An object that it names lives until the
+        // event is acknowledged, which is at once.
+        unsafe {
+            if get(self.at.as_ptr(), &mut event) != 0 {
+                return None;
+            }
+            ack(&mut event);
+        }
+        Some(event)
+    }
+
     /// Takes completions. Set once the device is open.
     pub fn poll_cq(&self) -> Option<PollCq> {
         // SAFETY: the context is open; the table does not change.

@@ -111,6 +111,10 @@ verbs! {
         /// Registers a DMA-BUF.
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" c"IBVERBS_1.12"
             fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        /// Takes an asynchronous event of a device.
+        get_async_event: c"ibv_get_async_event" c"IBVERBS_1.1" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+        /// Acknowledges it.
+        ack_async_event: c"ibv_ack_async_event" c"IBVERBS_1.1" fn(*mut ibv_async_event);
         /// The way to a peer's port; the kernel finds the next hop on Ethernet.
         create_ah: c"ibv_create_ah" c"IBVERBS_1.1" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut c_void;
         /// Ends it.

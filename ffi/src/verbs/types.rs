@@ -79,6 +79,23 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
+/// An asynchronous event of a device.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ibv_async_event {
+    /// What it is about: a pointer to an object, or a port; which one, the type tells.
+    pub element: u64,
+    /// `IBV_EVENT_*`.
+    pub event_type: c_uint,
+}
+
+/// `IBV_EVENT_CQ_ERR`: a completion queue overran, or failed.
+pub const IBV_EVENT_CQ_ERR: c_uint = 0;
+/// `IBV_EVENT_QP_FATAL`: a queue pair failed, and may not be able to say so by completions.
+pub const IBV_EVENT_QP_FATAL: c_uint = 1;
+/// `IBV_EVENT_DEVICE_FATAL`: the device failed, or is taken away.
+pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
+
 /// A protection domain.
 #[repr(C)]
 pub struct ibv_pd {

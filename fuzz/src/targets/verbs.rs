@@ -1,7 +1,7 @@
 //! The verbs fabric's connect messages.
 
 use super::{take, Target};
-use oxygin::fabric::verbs::wire::{Hello, QpInfo};
+use oxygin::fabric::verbs::wire::{Hello, QpInfo, QpSlice};
 
 pub fn targets() -> Vec<Target> {
     vec![
@@ -51,9 +51,11 @@ fn slices() -> Vec<Vec<u8>> {
 
 fn slice(mut input: &[u8]) {
     let [n] = take(&mut input);
-    if let Ok((infos, token)) = QpInfo::parse_slice(input, n.into(), 64) {
-        let mut again = Vec::new();
-        QpInfo::emit_slice(&infos, 64, &token, &mut again);
-        assert_eq!(again, input);
+    for by_message in [false, true] {
+        if let Ok(QpSlice { infos, receives, token }) = QpInfo::parse_slice(input, n.into(), by_message) {
+            let mut again = Vec::new();
+            QpInfo::emit_slice(&infos, receives, &token, &mut again);
+            assert_eq!(again, input);
+        }
     }
 }

@@ -89,11 +89,16 @@ impl Shared {
         self.look(completed, seq)
     }
 
-    /// Takes everything that has arrived, with the queue armed for what comes later.
-    pub(super) fn serve(&self) -> std::io::Result<()> {
+    /// Takes what has arrived, with the queue armed for what comes later; whether there may be more. Peers that send
+    /// faster than this takes do not keep the thread from other contexts. `look`: there are events of the device.
+    pub(super) fn serve(&self, look: bool) -> std::io::Result<bool> {
+        /// Batches of completions taken in one go.
+        const BATCHES: usize = 64;
+        if look {
+            self.queues.lock().look(&self.outcomes);
+        }
         self.cq.arm(self.limits.solicited)?;
-        while self.queues.lock().advance(&self.outcomes) {}
-        Ok(())
+        Ok((0..BATCHES).all(|_| self.queues.lock().advance(&self.outcomes)))
     }
 
     /// The rest of `post`: several operations, none that may go straight, somebody else has the lock, or the lane is
@@ -340,18 +345,18 @@ impl Context for VerbsContext {
         shared.outcomes.check(peer)?;
         let mut queues = shared.queues.lock();
         let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
-        let Some(from) = lane.flush_from.and_then(|(at, lkey)| Some((at, shared.regions.rkey(lkey)?))) else {
-            lane.flush_from = None;
+        let Some((remote, rkey)) = shared.regions.to_read(&lane.brought) else {
+            lane.brought.clear();
             let (newest, done) = (Seq(lane.issued()), Seq(shared.outcomes.completed(peer)));
             return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });
         };
         let (local, lkey) = shared.scratch.place();
-        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey: from.1, remote: from.0, len: 1, signal: None };
+        let op = lane::Op { kind: EntryKind::Flush, local, lkey, rkey, remote, len: 1, signal: None };
         let Some(seq) = queues.enqueue(peer, op, shared.limits.operations, &shared.outcomes) else {
             return Ok(Flush::NoRoom);
         };
         if let Some(lane) = queues.lanes.get_mut(peer as usize) {
-            lane.flush_from = None;
+            lane.brought.clear();
         }
         Ok(Flush::Until(seq))
     }

@@ -2,6 +2,7 @@
 
 use super::atomic::Loops;
 use super::bounce::Values;
+use super::regions::Brought;
 use super::template::Template;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
@@ -121,21 +122,36 @@ pub enum WorkRequest {
 pub struct Logged {
     /// Address at the peer.
     pub remote: u64,
-    /// Bytes, capped; [`LOG_GET`] set for a get.
+    /// Bytes of a put; [`LOG_GET`] and bytes, capped, of a get; 0 of a signal alone; or one of the other marks.
     pub len: u32,
 }
 
-/// Set in the length of a get; alone: an atomic operation.
+/// Set in the length of a get.
 const LOG_GET: u32 = 1 << 31;
+/// An atomic operation.
+const LOG_ATOMIC: u32 = u32::MAX;
+/// A put of nothing.
+const LOG_EMPTY: u32 = u32::MAX - 1;
+/// The read of a flush.
+const LOG_FLUSH: u32 = u32::MAX - 2;
+/// No operation: see `WrId::aside`.
+const LOG_ASIDE: u32 = u32::MAX - 3;
+/// Bytes that can be told from the marks.
+const LOG_MOST: u32 = (LOG_ASIDE - 1) & !LOG_GET;
 
 impl Logged {
+    /// What is no operation.
+    pub const ASIDE: Self = Self { remote: 0, len: LOG_ASIDE };
+
     /// Of an operation.
     pub fn of(op: &Op) -> Self {
-        let len = op.len.min((LOG_GET - 1).into()) as u32;
+        let len = op.len.min(LOG_MOST.into()) as u32;
         match (op.kind, op.signal) {
-            (EntryKind::FetchAdd | EntryKind::Loop, _) => Self { remote: op.remote, len: LOG_GET },
-            (EntryKind::Get | EntryKind::Flush, _) => Self { remote: op.remote, len: len | LOG_GET },
+            (EntryKind::FetchAdd | EntryKind::Loop, _) => Self { remote: op.remote, len: LOG_ATOMIC },
+            (EntryKind::Get, _) => Self { remote: op.remote, len: len | LOG_GET },
+            (EntryKind::Flush, _) => Self { remote: op.remote, len: LOG_FLUSH },
             (EntryKind::Put | EntryKind::Value, Some(s)) if op.len == 0 => Self { remote: s.remote, len: 0 },
+            (EntryKind::Put | EntryKind::Value, None) if op.len == 0 => Self { remote: op.remote, len: LOG_EMPTY },
             (EntryKind::Put | EntryKind::Value, _) => Self { remote: op.remote, len },
         }
     }
@@ -145,11 +161,14 @@ impl std::fmt::Display for Logged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let len = self.len & !LOG_GET;
         let (start, end) = (self.remote, self.remote.wrapping_add(len.into()));
-        match (self.len & LOG_GET != 0, len) {
-            (true, 0) => write!(f, "an atomic operation at {start:#x}"),
-            (true, _) => write!(f, "a get of {len} bytes from {start:#x}..{end:#x}"),
-            (false, 0) => write!(f, "a signal at {start:#x}"),
-            (false, _) => write!(f, "a put of {len} bytes to {start:#x}..{end:#x}"),
+        match self.len {
+            LOG_ATOMIC => write!(f, "an atomic operation at {start:#x}"),
+            LOG_EMPTY => write!(f, "a put of 0 bytes to {start:#x}"),
+            LOG_FLUSH => write!(f, "the read of a flush at {start:#x}"),
+            LOG_ASIDE => write!(f, "a write that goes with signal messages"),
+            0 => write!(f, "a signal at {start:#x}"),
+            LOG_GET.. => write!(f, "a get of {len} bytes from {start:#x}..{end:#x}"),
+            _ => write!(f, "a put of {len} bytes to {start:#x}..{end:#x}"),
         }
     }
 }
@@ -207,8 +226,8 @@ pub struct Lane {
     pub values: Values,
     /// The operations that are [`EntryKind::Loop`].
     pub loops: Loops,
-    /// Where a get brought device memory since the last flush: address, local key.
-    pub flush_from: Option<(u64, u32)>,
+    /// Where gets brought device memory since the last flush.
+    pub brought: Vec<Brought>,
     notes: Notes,
 }
 
@@ -237,7 +256,7 @@ impl Lane {
             backlog: VecDeque::new(),
             values: Values::default(),
             loops: Loops::default(),
-            flush_from: None,
+            brought: Vec::new(),
             notes: Notes { remote: [0; NOTED], len: [0; NOTED] },
         }
     }
@@ -356,6 +375,11 @@ impl Lane {
     /// Whether the send queue is empty.
     pub fn is_drained(&self, completed: u32) -> bool {
         self.room(completed) == self.depth
+    }
+
+    /// Whether no completion is to come, so that no error is either.
+    pub fn is_silent(&self, completed: u32) -> bool {
+        self.room(completed) + self.unsignalled == self.depth
     }
 
     /// Notes what operation `number` is about: at most [`NOTED`] of them are in the send queue.

@@ -2,8 +2,10 @@
 //! value, and the receiver adds. A reliable connection delivers it after the data that was written before it.
 //!
 //! Flow control: a sender never has more messages under way than the receiver has receives posted, because a device
-//! without atomics (iWARP) may break the connection instead of waiting for a receive. The receiver counts the receives
-//! it has posted anew and, when half of them are due, writes the count into the sender's credit word by RDMA.
+//! without atomics (iWARP) may break the connection instead of waiting for a receive. Of two ends that have posted
+//! different numbers of receives, which devices' limits may bring about, the smaller one counts both ways. The receiver
+//! counts the receives it has posted anew and, when half of that number are due, writes the count into the sender's
+//! credit word by RDMA.
 
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -16,6 +18,7 @@ use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of a message: address, value, key, mark.
 const MESSAGE: usize = 24;
@@ -26,6 +29,10 @@ const MARK: u32 = u32::from_le_bytes(*b"oxSG");
 /// Bytes in front of a peer's buffers: the credit word that the peer writes, and the one written to the peer.
 const HEAD: usize = 64;
 const CREDIT_OUT: usize = 8;
+
+/// A peer that gives no credit for so long is asked for a sign of life: where nothing is under way, no error can come
+/// from the device by itself.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
 
 /// Which window a remote key names.
 pub type Keys = RwLock<HashMap<u32, u32>>;
@@ -53,6 +60,8 @@ pub struct Messages {
 
 struct Peer {
     qp: *mut ibv_qp,
+    /// Messages under way at most, both ways: the receives of whichever end posted fewer. A power of two.
+    limit: u32,
     /// Messages sent.
     sent: u32,
     /// Receives posted anew.
@@ -61,6 +70,8 @@ struct Peer {
     announced: u32,
     /// Where the peer reads `announced`.
     credit: ibv_wr_rdma,
+    /// Since when a message has waited for credit with nothing under way, or since it was last asked.
+    starved: Option<Instant>,
 }
 
 // SAFETY: the pointers are to libibverbs objects, which any thread may use under the context's lock.
@@ -84,7 +95,15 @@ impl Messages {
             .map_err(|e| Error::system(format!("registering {bytes} bytes for signal messages: {e}")))?;
         let peers = qps
             .iter()
-            .map(|qp| Peer { qp: qp.as_ptr(), sent: 0, taken: 0, announced: 0, credit: ibv_wr_rdma::default() })
+            .map(|qp| Peer {
+                qp: qp.as_ptr(),
+                limit: receives,
+                sent: 0,
+                taken: 0,
+                announced: 0,
+                credit: ibv_wr_rdma::default(),
+                starved: None,
+            })
             .collect();
         let messages = Self { mr, memory, receives, post_recv, peers, registry, keys };
         for peer in 0..qps.len() as u32 {
@@ -117,10 +136,11 @@ impl Messages {
         (self.at(peer, 0), self.mr.rkey())
     }
 
-    /// Where `peer` wants to be told how many of its messages were taken.
-    pub fn connect(&mut self, peer: u32, remote_addr: u64, rkey: u32) {
+    /// Where `peer` wants to be told how many of its messages were taken, and how many receives it has posted.
+    pub fn connect(&mut self, peer: u32, credit: ibv_wr_rdma, receives: u32) {
         if let Some(p) = self.peers.get_mut(peer as usize) {
-            p.credit = ibv_wr_rdma { remote_addr, rkey };
+            p.credit = credit;
+            p.limit = self.receives.min(receives);
         }
     }
 
@@ -143,11 +163,11 @@ impl Messages {
         let number = p.sent.wrapping_add(ahead);
         // Counts only grow; the low half is enough while fewer than 2^32 messages are under way.
         let known = self.word(peer, 0)?.load(Ordering::Acquire) as u32;
-        if number.wrapping_sub(known) >= self.receives {
+        if number.wrapping_sub(known) >= p.limit {
             return None;
         }
-        // A peer that has taken message n - receives is through with this buffer.
-        let offset = HEAD + STRIDE * (number % self.receives) as usize;
+        // A peer that has taken message n - limit is through with this buffer.
+        let offset = HEAD + STRIDE * (number % p.limit) as usize;
         let key = u64::from(signal.rkey) | u64::from(MARK) << 32;
         for (i, word) in [signal.remote, signal.value, key].into_iter().enumerate() {
             self.word(peer, offset + 8 * i)?.store(word.to_le(), Ordering::Relaxed);
@@ -159,7 +179,19 @@ impl Messages {
     pub fn sent(&mut self, peer: u32, count: u32) {
         if let Some(p) = self.peers.get_mut(peer as usize) {
             p.sent = p.sent.wrapping_add(count);
+            p.starved = None;
         }
+    }
+
+    /// A message waits for credit of `peer` while nothing is under way: where to write nothing, if it is time to find
+    /// out whether that peer is there at all.
+    pub fn probe(&mut self, peer: u32) -> Option<ibv_wr_rdma> {
+        let p = self.peers.get_mut(peer as usize)?;
+        let is_due = p.starved.is_some_and(|since| since.elapsed() >= PROBE_AFTER);
+        if is_due || p.starved.is_none() {
+            p.starved = Some(Instant::now());
+        }
+        is_due.then_some(p.credit)
     }
 
     /// A message of `peer` lies in buffer `index`: applies it and posts the buffer anew. The error is a sentence.
@@ -196,8 +228,7 @@ impl Messages {
 
     /// Whether `peer` should be told how many messages were taken.
     pub fn owes(&self, peer: u32) -> bool {
-        let due = (self.receives / 2).max(1);
-        self.peers.get(peer as usize).is_some_and(|p| p.taken.wrapping_sub(p.announced) >= due)
+        self.peers.get(peer as usize).is_some_and(|p| p.taken.wrapping_sub(p.announced) >= (p.limit / 2).max(1))
     }
 
     /// The write that tells it.

@@ -7,6 +7,7 @@ mod bounce;
 mod connect;
 mod context;
 mod devices;
+mod events;
 mod gid;
 mod gpu;
 mod hca;
@@ -44,6 +45,7 @@ use crate::memory::registry::Registry;
 use crate::memory::window::Registration;
 use crate::sys::sync::Mutex;
 use connect::Origin;
+use events::Events;
 use gpu::Gpu;
 use iwarp::Home;
 use message::Keys;
@@ -82,8 +84,8 @@ pub struct VerbsFabric {
     origin: Origin,
     /// On iWARP devices.
     iwarp: Option<Home>,
-    /// `NCCL_IB_TC`, else 0.
-    traffic_class: u8,
+    /// `NCCL_IB_TC` or `NCCL_GIN_IB_TC`; what createContext asks for counts where neither is set, as with NCCL.
+    traffic_class: Option<u8>,
     /// `NCCL_IB_SL` was given.
     sl_given: bool,
     hello: Hello,
@@ -98,6 +100,7 @@ pub struct VerbsFabric {
     keys: Arc<Keys>,
     regions: Arc<DeviceRegions>,
     joined: OnceLock<Joined>,
+    events: Arc<Events>,
     progress: Mutex<Option<Arc<Progress>>>,
     next_context: AtomicU32,
 }
@@ -153,6 +156,7 @@ impl VerbsFabric {
             device.speed_mbps
         );
         Ok(Self {
+            events: Arc::new(Events::new(&context)),
             pd,
             devx,
             label,
@@ -165,7 +169,7 @@ impl VerbsFabric {
                 retry_cnt: connect::retries(config.ib_retry_cnt, limits.vendor_id),
             },
             iwarp,
-            traffic_class: config.ib_tc.unwrap_or(0),
+            traffic_class: config.ib_tc,
             sl_given: config.ib_sl.is_some(),
             hello,
             limits,
@@ -203,7 +207,7 @@ impl VerbsFabric {
         }
         let channel = Channel::new(self.device())
             .map_err(|e| Error::system(format!("a completion channel on {}: {e}", self.label)))?;
-        let started = Arc::new(Progress::start(channel)?);
+        let started = Arc::new(Progress::start(channel, self.events.clone())?);
         *progress = Some(started.clone());
         Ok(started)
     }

@@ -118,7 +118,7 @@ impl Outcomes {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// An error completion in words.
+    /// An error completion of the queue pair towards `peer`, in words.
     #[cold]
     pub fn explain(&self, peer: u32, wc: &ibv_wc, logged: Option<Logged>) -> String {
         let (meaning, remedy) = meaning(wc.status);

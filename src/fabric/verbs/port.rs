@@ -100,7 +100,7 @@ pub struct SharedPort {
     pub has_udp: bool,
     origin: Origin,
     sl_given: bool,
-    traffic_class: u8,
+    traffic_class: Option<u8>,
     mine: Hello,
     peers: Vec<Hello>,
 }
@@ -122,7 +122,7 @@ impl SharedPort {
         let theirs = &self.peers[peer as usize];
         let origin = with_class(self.origin, &self.mine, self.sl_given, class);
         PeerWay {
-            address: address(&origin, &self.mine, theirs, class.unwrap_or(self.traffic_class)),
+            address: address(&origin, &self.mine, theirs, self.traffic_class.or(class).unwrap_or(0)),
             mtu: self.mine.active_mtu.min(theirs.active_mtu),
             reads_out: self.mine.max_rd_atomic.min(theirs.max_dest_rd_atomic).into(),
             reads_in: self.mine.max_dest_rd_atomic.min(theirs.max_rd_atomic).into(),

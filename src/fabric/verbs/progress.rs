@@ -2,6 +2,7 @@
 //! sleeps on the completion channel and ends with the last owner.
 
 use super::context::Shared;
+use super::events::Events;
 use crate::error::{Error, Result};
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;
@@ -9,6 +10,7 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use oxygin_ffi::verbs::Channel;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// The thread calls nothing deep.
@@ -16,9 +18,21 @@ const STACK: usize = 256 << 10;
 
 struct State {
     channel: Arc<Channel>,
+    events: Arc<Events>,
     /// Written to when the thread is to look at `stop` or at a new context.
     wake: EventFd,
     contexts: Mutex<Contexts>,
+    /// Callers that want `contexts`: the thread, which may have much to do, gives way to them.
+    wanted: AtomicUsize,
+}
+
+impl State {
+    /// Changes the contexts, as soon as the thread has gone round once.
+    fn change(&self, change: impl FnOnce(&mut Contexts)) {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        change(&mut self.contexts.lock());
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -34,11 +48,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts the thread on a channel.
-    pub fn start(channel: Arc<Channel>) -> Result<Self> {
+    /// Starts the thread on a channel, and on the events of its device.
+    pub fn start(channel: Arc<Channel>, events: Arc<Events>) -> Result<Self> {
         let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| Error::system(format!("eventfd for the signal thread: {e}; raise the limit of open files")))?;
-        let state = Arc::new(State { channel, wake, contexts: Mutex::default() });
+        let state = Arc::new(State { channel, events, wake, contexts: Mutex::default(), wanted: AtomicUsize::new(0) });
         let own = state.clone();
         let thread = Thread::spawn("oxygin-signals", STACK, move || run(&own))?;
         Ok(Self { state, thread: Some(thread) })
@@ -51,13 +65,13 @@ impl Progress {
 
     /// Serves a context from here on.
     pub(super) fn add(&self, context: &Arc<Shared>) {
-        self.state.contexts.lock().all.push(context.clone());
+        self.state.change(|contexts| contexts.all.push(context.clone()));
         self.wake();
     }
 
     /// No longer serves it; on return the thread does not touch it any more.
     pub(super) fn remove(&self, context: &Arc<Shared>) {
-        self.state.contexts.lock().all.retain(|c| !Arc::ptr_eq(c, context));
+        self.state.change(|contexts| contexts.all.retain(|c| !Arc::ptr_eq(c, context)));
     }
 
     fn wake(&self) {
@@ -68,7 +82,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.state.contexts.lock().stop = true;
+        self.state.change(|contexts| contexts.stop = true);
         self.wake();
         if let Some(thread) = self.thread.take() {
             thread.join();
@@ -77,25 +91,51 @@ impl Drop for Progress {
 }
 
 fn run(state: &State) {
+    // What is polled beside `wake`, until it reports an error: it would do so at once, for ever.
+    let (mut has_channel, mut has_events) = (true, true);
+    let mut look = false;
     loop {
-        {
-            let contexts = state.contexts.lock();
-            if contexts.stop {
-                return;
-            }
-            // Armed first, then swept: what arrives in between makes an event.
-            for context in &contexts.all {
-                if let Err(e) = context.serve() {
-                    log::warn!("a completion queue cannot be armed: {e}; signals wait until this rank calls in");
-                }
-            }
+        // They only add, take away or stop.
+        while state.wanted.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
         }
+        let Some(is_behind) = serve_all(state, look) else { return };
+        let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
         // SAFETY: the channel lives as long as `state`.
         let channel = unsafe { BorrowedFd::borrow_raw(state.channel.fd()) };
-        let mut fds = [PollFd::new(channel, PollFlags::POLLIN), PollFd::new(state.wake.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(state.wake.as_fd(), PollFlags::POLLIN)];
+        fds.extend(state.events.fd().filter(|_| has_events).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let events = fds.len() - 1;
+        fds.extend(has_channel.then(|| PollFd::new(channel, PollFlags::POLLIN)));
         // An interrupted wait is a wake-up like any other.
-        let _ = poll(&mut fds, PollTimeout::NONE);
+        let _ = poll(&mut fds, if is_behind { PollTimeout::ZERO } else { PollTimeout::NONE });
+        let said = |at: usize| fds.get(at).and_then(|fd| fd.revents()).unwrap_or(PollFlags::empty());
+        if events > 0 {
+            look = !said(1).is_empty();
+            has_events = !said(1).intersects(gone);
+        }
+        if has_channel && said(events + 1).intersects(gone) {
+            log::warn!("the completion channel reports an error; signals wait until this rank calls in");
+            has_channel = false;
+        }
         let _ = state.wake.read();
-        while state.channel.take_event() {}
+        while has_channel && state.channel.take_event() {}
     }
+}
+
+/// Serves each context once; whether there may be more to do. `None`: the thread is to end.
+fn serve_all(state: &State, look: bool) -> Option<bool> {
+    let contexts = state.contexts.lock();
+    if contexts.stop {
+        return None;
+    }
+    let mut is_behind = false;
+    // Armed first, then swept: what arrives in between makes an event.
+    for context in &contexts.all {
+        match context.serve(look) {
+            Ok(more) => is_behind |= more,
+            Err(e) => log::warn!("a completion queue cannot be armed: {e}; signals wait until this rank calls in"),
+        }
+    }
+    Some(is_behind)
 }

@@ -36,7 +36,23 @@ impl Scratch {
 #[derive(Default)]
 pub struct DeviceRegions {
     any: AtomicBool,
-    rkeys: RwLock<HashMap<u32, u32>>,
+    registered: AtomicU64,
+    keys: RwLock<HashMap<u32, DeviceKey>>,
+}
+
+/// What a window in device memory has beside its local key.
+#[derive(Clone, Copy)]
+struct DeviceKey {
+    rkey: u32,
+    /// No two registrations have the same; their local keys may be, one after the other.
+    serial: u64,
+}
+
+/// A byte of device memory that a get brought, and the registration that it was in then.
+pub struct Brought {
+    at: u64,
+    lkey: u32,
+    serial: u64,
 }
 
 impl DeviceRegions {
@@ -46,9 +62,38 @@ impl DeviceRegions {
         self.any.load(Ordering::Relaxed)
     }
 
+    fn add(&self, lkey: u32, rkey: u32) {
+        let serial = self.registered.fetch_add(1, Ordering::Relaxed);
+        self.keys.write().insert(lkey, DeviceKey { rkey, serial });
+        self.any.store(true, Ordering::Relaxed);
+    }
+
     /// The remote key of the device window that `lkey` names.
     pub fn rkey(&self, lkey: u32) -> Option<u32> {
-        self.rkeys.read().get(&lkey).copied()
+        self.keys.read().get(&lkey).map(|key| key.rkey)
+    }
+
+    /// Notes that a get brings the byte at `at`, if `lkey` names a device window: one byte of each window that there is
+    /// still, as any of them may be gone when the flush comes.
+    pub fn note(&self, brought: &mut Vec<Brought>, at: u64, lkey: u32) {
+        let keys = self.keys.read();
+        let Some(&DeviceKey { serial, .. }) = keys.get(&lkey) else { return };
+        if brought.iter().any(|b| b.serial == serial) {
+            return;
+        }
+        brought.retain(|b| keys.get(&b.lkey).is_some_and(|key| key.serial == b.serial));
+        brought.push(Brought { at, lkey, serial });
+    }
+
+    /// Address and remote key of a byte that a flush of what gets brought may read: all device windows are on one GPU,
+    /// and a read of it pushes everything in front. `None`: no such window is registered any more.
+    pub fn to_read(&self, brought: &[Brought]) -> Option<(u64, u32)> {
+        if brought.is_empty() {
+            return None;
+        }
+        let keys = self.keys.read();
+        let key_of = |b: &Brought| keys.get(&b.lkey).filter(|key| key.serial == b.serial);
+        brought.iter().rev().find_map(|b| Some((b.at, key_of(b)?.rkey)))
     }
 }
 
@@ -64,8 +109,7 @@ impl WindowGuard {
     pub fn new(mr: Mr, id: u32, device: bool, keys: &Arc<Keys>, regions: &Arc<DeviceRegions>) -> Self {
         keys.write().insert(mr.rkey(), id);
         if device {
-            regions.rkeys.write().insert(mr.lkey(), mr.rkey());
-            regions.any.store(true, Ordering::Relaxed);
+            regions.add(mr.lkey(), mr.rkey());
         }
         Self { mr, keys: keys.clone(), regions: regions.clone() }
     }
@@ -83,7 +127,7 @@ impl Drop for WindowGuard {
     fn drop(&mut self) {
         // Before the region ends: its keys may be given out again at once.
         self.keys.write().remove(&self.mr.rkey());
-        self.regions.rkeys.write().remove(&self.mr.lkey());
+        self.regions.keys.write().remove(&self.mr.lkey());
     }
 }
 

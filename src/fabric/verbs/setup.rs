@@ -11,7 +11,7 @@ use super::pairs::Pairs;
 use super::port::with_class;
 use super::progress::Progress;
 use super::queues::{Device, Queues};
-use super::wire::{QpInfo, Token};
+use super::wire::{QpInfo, QpSlice, Token};
 use super::{Joined, VerbsFabric};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
@@ -64,7 +64,13 @@ fn sizes(wanted: u32, nranks: u32, atomics: bool, limits: &ibv_device_attr) -> R
     let max_wr = limits.max_qp_wr.max(0) as u32;
     let completions = limits.max_cqe.max(0) as u32;
     let share = completions / nranks;
-    let receives = if atomics { 0 } else { (if nranks <= 64 { 32 } else { 16 }).min(max_wr).min(share / 4) };
+    let receives = match atomics {
+        true => 0u32,
+        // A power of two: buffers are counted through, also where the count of messages wraps.
+        false => {
+            (if nranks <= 64 { 32 } else { 16 }).min(max_wr).min(share / 4).checked_ilog2().map_or(0, |log| 1 << log)
+        }
+    };
     let wanted = if wanted == 0 { usual } else { wanted.max(4) };
     let depth = wanted.min(max_wr).min(MAX_DEPTH).min(share.saturating_sub(receives));
     if depth < 4 || (!atomics && receives == 0) {
@@ -209,14 +215,16 @@ fn no_call(fabric: &VerbsFabric, name: &str) -> Error {
 
 pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
     let joined = fabric.joined()?;
-    let (infos, tokens) = said(joined, &pending, from)?;
+    let said = said(joined, &pending, from)?;
+    let receives: Vec<u32> = said.iter().map(|s| s.receives).collect();
+    let tokens: Vec<Token> = said.iter().map(|s| s.token).collect();
     let origin = with_class(fabric.origin, &fabric.hello, fabric.sl_given, pending.traffic_class);
-    let tc = pending.traffic_class.unwrap_or(fabric.traffic_class);
+    let tc = fabric.traffic_class.or(pending.traffic_class).unwrap_or(0);
     let begun = Instant::now();
     let mut done = Vec::with_capacity(pending.contexts.len());
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
-        let theirs: Vec<QpInfo> = infos.iter().filter_map(|i| i.get(index).copied()).collect();
-        let lanes = lanes(fabric, joined, &mut context, &theirs, &origin, tc)?;
+        let theirs: Vec<QpInfo> = said.iter().filter_map(|s| s.infos.get(index).copied()).collect();
+        let lanes = lanes(fabric, joined, &mut context, (&theirs, &receives), &origin, tc)?;
         let device = device(fabric, joined, &context)?;
         if let (Some(home), Some(acceptor)) = (&fabric.iwarp, context.acceptor.take()) {
             let round = ConnectRound {
@@ -238,7 +246,7 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let left_out = (0..joined.world.nranks).filter(|&peer| context.pairs.to(peer).is_none());
         left_out.for_each(|peer| outcomes.leave_out(peer, pending.stride));
         let shared = Shared::new(
-            Queues::new(device, context.pairs, lanes, context.messages, &outcomes),
+            Queues::new(device, fabric.events.clone(), context.pairs, lanes, context.messages, &outcomes),
             outcomes,
             context.cq,
             fabric.scratch.clone(),
@@ -251,20 +259,16 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
     Ok(done)
 }
 
-/// What each rank says of its queue pairs, context by context, and what its listeners want to hear.
-fn said(joined: &Joined, pending: &Pending, from: &[&[u8]]) -> Result<(Vec<Vec<QpInfo>>, Vec<Token>)> {
+/// What each rank says of its queue pairs.
+fn said(joined: &Joined, pending: &Pending, from: &[&[u8]]) -> Result<Vec<QpSlice>> {
     if from.len() != joined.hellos.len() {
         return Err(Error::internal(format!("{} slices of queue pairs for {} ranks", from.len(), joined.hellos.len())));
     }
-    let mut infos = Vec::with_capacity(from.len());
-    let mut tokens = Vec::with_capacity(from.len());
-    for (rank, bytes) in from.iter().enumerate() {
-        let (said, token) = QpInfo::parse_slice(bytes, pending.contexts.len(), pending.receives)
-            .map_err(|e| Error::protocol(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))?;
-        infos.push(said);
-        tokens.push(token);
-    }
-    Ok((infos, tokens))
+    let parse = |(rank, bytes): (usize, &&[u8])| {
+        QpInfo::parse_slice(bytes, pending.contexts.len(), pending.receives > 0)
+            .map_err(|e| Error::protocol(format!("what rank {rank} says of its queue pairs cannot be used: {e}")))
+    };
+    from.iter().enumerate().map(parse).collect()
 }
 
 /// A context's lanes, one a peer, on queue pairs that are connected; those of iWARP are not yet.
@@ -272,7 +276,7 @@ fn lanes(
     fabric: &VerbsFabric,
     joined: &Joined,
     context: &mut PendingContext,
-    theirs: &[QpInfo],
+    (theirs, receives): (&[QpInfo], &[u32]),
     origin: &Origin,
     tc: u8,
 ) -> Result<Vec<Lane>> {
@@ -292,7 +296,8 @@ fn lanes(
                 .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
         }
         if let Some(messages) = &mut context.messages {
-            messages.connect(peer as u32, info.credit_addr, info.credit_rkey);
+            let credit = ibv_wr_rdma { remote_addr: info.credit_addr, rkey: info.credit_rkey };
+            messages.connect(peer as u32, credit, receives.get(peer).copied().unwrap_or(0));
         }
         lanes.push(Lane::new(qp.as_ptr(), peer as u32, context.depth));
     }
@@ -381,7 +386,7 @@ mod tests {
     #[test]
     fn completions_are_never_more_than_the_queue_holds() {
         for nranks in [1, 2, 3, 64, 65, 256, 1000, 4000] {
-            for (wr, cqe) in [(16, 1 << 22), (32768, 32767), (1 << 20, 4096)] {
+            for (wr, cqe) in [(16, 1 << 22), (27, 1 << 22), (32768, 32767), (1 << 20, 4096)] {
                 for wanted in [0, 1, 64, 5000] {
                     for atomics in [true, false] {
                         let Ok(s) = sizes(wanted, nranks, atomics, &limits(wr, cqe)) else {
@@ -392,6 +397,7 @@ mod tests {
                         assert_eq!(s.completions, nranks * (s.depth + s.receives));
                         assert!(s.depth <= wr as u32 && s.depth >= 4 && s.depth <= MAX_DEPTH);
                         assert_eq!(atomics, s.receives == 0);
+                        assert!(atomics || s.receives.is_power_of_two());
                     }
                 }
             }

@@ -2,6 +2,7 @@
 //! contexts. All fields are little-endian at fixed places. Everything here came from a peer of any build:
 //! `parse` is the one place where it earns trust.
 
+use super::gid::is_ipv4_mapped;
 use oxygin_ffi::verbs::types::*;
 use std::fmt;
 
@@ -106,6 +107,14 @@ impl Hello {
         }
     }
 
+    /// The family of the GID's IP address, in words.
+    fn family(&self) -> &'static str {
+        match is_ipv4_mapped(&ibv_gid { raw: self.gid }) {
+            true => "IPv4",
+            false => "IPv6",
+        }
+    }
+
     /// Bytes of a hello.
     pub const LEN: usize = 40;
 
@@ -182,11 +191,20 @@ pub fn mismatch(hellos: &[Hello]) -> Option<String> {
             ));
         }
         let roce = hello.link_layer == IBV_LINK_LAYER_ETHERNET && !hello.iwarp;
-        (roce && hello.gid_type != first.gid_type).then(|| {
-            format!(
+        if roce && hello.gid_type != first.gid_type {
+            return Some(format!(
                 "rank {rank} uses a RoCE v{} GID and rank 0 a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
                 hello.gid_type, first.gid_type
-            )
+            ));
+        }
+        // Kernels find no way from an address of one family to one of the other.
+        let has_ip = hello.iwarp || (roce && u32::from(hello.gid_type) == IBV_GID_TYPE_ROCE_V2);
+        (has_ip && hello.family() != first.family()).then(|| {
+            let remedy = match hello.iwarp {
+                true => "give the devices' interfaces addresses of one family",
+                false => "set NCCL_IB_GID_INDEX on all ranks to entries of one family",
+            };
+            format!("rank {rank} uses an {} address and rank 0 an {} one; {remedy}", hello.family(), first.family())
         })
     })
 }
@@ -208,6 +226,17 @@ pub struct QpInfo {
 
 /// Random bytes of one rank's set of contexts, which whoever connects to them by iWARP must know; else zeros.
 pub type Token = [u8; 16];
+
+/// What a rank says to one peer of a set of contexts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpSlice {
+    /// Its queue pairs towards that peer, one a context.
+    pub infos: Vec<QpInfo>,
+    /// Receives that it posted on each: none where signals are atomics, else a power of two.
+    pub receives: u32,
+    /// What its listeners want to hear.
+    pub token: Token,
+}
 
 impl QpInfo {
     const LEN: usize = 24;
@@ -235,14 +264,17 @@ impl QpInfo {
         }
     }
 
-    /// Reads the slice of a peer that made `contexts` queue pairs and as many receives on each as this rank did.
-    pub fn parse_slice(bytes: &[u8], contexts: usize, receives: u32) -> Result<(Vec<Self>, Token), Malformed> {
+    /// Reads the slice of a peer that made `contexts` queue pairs, where signals are messages or not.
+    pub fn parse_slice(bytes: &[u8], contexts: usize, by_message: bool) -> Result<QpSlice, Malformed> {
         let mut r = header(bytes)?;
         let want = Self::slice_len(contexts);
         if bytes.len() != want {
             return Err(Malformed::Length { got: bytes.len(), want });
         }
-        field("the number of receives", r.u16().into(), receives.into()..=receives.into())?;
+        let receives = u32::from(r.u16());
+        if receives.is_power_of_two() != by_message || (receives > 0 && !by_message) {
+            return Err(Malformed::Field("the number of receives", receives.into()));
+        }
         field("the number of contexts", r.u32().into(), contexts as u64..=contexts as u64)?;
         let token = r.take();
         let infos: Result<_, _> = (0..contexts)
@@ -256,7 +288,7 @@ impl QpInfo {
                 Ok(info)
             })
             .collect();
-        Ok((infos?, token))
+        Ok(QpSlice { infos: infos?, receives, token })
     }
 }
 
@@ -317,12 +349,18 @@ mod tests {
         }
 
         #[test]
-        fn slices_come_back(infos in proptest::collection::vec(info(), 0..20), receives in 0u32..1000, token: Token) {
+        fn slices_come_back(infos in proptest::collection::vec(info(), 0..20), log in 0u32..16, token: Token) {
+            for receives in [0, 1 << log] {
+                let (mut bytes, by_message) = (Vec::new(), receives > 0);
+                QpInfo::emit_slice(&infos, receives, &token, &mut bytes);
+                let said = Ok(QpSlice { infos: infos.clone(), receives, token });
+                prop_assert_eq!(QpInfo::parse_slice(&bytes, infos.len(), by_message), said);
+                prop_assert!(QpInfo::parse_slice(&bytes, infos.len() + 1, by_message).is_err());
+                prop_assert!(QpInfo::parse_slice(&bytes, infos.len(), !by_message).is_err());
+            }
             let mut bytes = Vec::new();
-            QpInfo::emit_slice(&infos, receives, &token, &mut bytes);
-            prop_assert_eq!(QpInfo::parse_slice(&bytes, infos.len(), receives), Ok((infos.clone(), token)));
-            prop_assert!(QpInfo::parse_slice(&bytes, infos.len() + 1, receives).is_err());
-            prop_assert!(QpInfo::parse_slice(&bytes, infos.len(), receives + 1).is_err());
+            QpInfo::emit_slice(&infos, 27, &token, &mut bytes);
+            prop_assert!(QpInfo::parse_slice(&bytes, infos.len(), true).is_err());
         }
 
         #[test]
@@ -338,7 +376,7 @@ mod tests {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Hello::parse(&bytes);
-            let _ = QpInfo::parse_slice(&bytes, bytes.len() / 24, 32);
+            let _ = QpInfo::parse_slice(&bytes, bytes.len() / 24, true);
         }
     }
 

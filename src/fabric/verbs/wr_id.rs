@@ -3,8 +3,8 @@
 //! An operation that goes straight to the device has its peer there and nothing else: it is the one after those that
 //! are complete, because a queue pair completes in order and each such operation brings one completion. So the work
 //! requests of a lane keep their `wr_id` for good. Bit 63 marks everything else, so that one look at the sign tells;
-//! then bits 60..63 say what it is, 50..60 how many send queue entries its completion gives back, 32..48 are the peer
-//! and 0..32 the number of an operation or a buffer.
+//! then bits 60..63 say what it is, 50..60 how many send queue entries its completion gives back, 48 that it is a part
+//! of the next operation, 32..48 are the peer and 0..32 the number of an operation or a buffer.
 
 /// Ranks that fit.
 pub const MAX_PEERS: u32 = 1 << 16;
@@ -16,6 +16,8 @@ const FLUSH: u64 = SPECIAL | 1 << 60;
 const CHAIN: u64 = SPECIAL | 2 << 60;
 const PART: u64 = SPECIAL | 3 << 60;
 const LOOP: u64 = SPECIAL | 4 << 60;
+const ASIDE: u64 = SPECIAL | 5 << 60;
+const MIDWAY: u64 = 1 << 48;
 const KIND: u64 = 7 << 60 | SPECIAL;
 
 /// A decoded `wr_id`.
@@ -37,10 +39,19 @@ impl WrId {
         Self::numbered(peer, number) | PART
     }
 
-    /// Of the end of a chain: everything up to operation `number` is complete and `slots` entries are free.
-    pub fn chain(peer: u32, number: u32, slots: u32) -> u64 {
+    /// Of the end of a chain: everything up to operation `number` is complete and `slots` entries are free. `midway`:
+    /// the work request itself belongs to the operation after that one, and is not its last.
+    pub fn chain(peer: u32, number: u32, slots: u32, midway: bool) -> u64 {
         debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
-        Self::numbered(peer, number) | u64::from(slots) << 50 | CHAIN
+        let midway = if midway { MIDWAY } else { 0 };
+        Self::numbered(peer, number) | u64::from(slots) << 50 | midway | CHAIN
+    }
+
+    /// Of what is no operation: it tells a peer how many of its messages were taken, or finds out whether it is there.
+    /// `slots` entries are free. No operation is complete by it: a flush, in another queue, may be already.
+    pub fn aside(peer: u32, slots: u32) -> u64 {
+        debug_assert!(peer < MAX_PEERS && slots <= MAX_SLOTS);
+        Self::numbered(peer, 0) | u64::from(slots) << 50 | ASIDE
     }
 
     /// Of a receive into buffer `index`.
@@ -81,9 +92,19 @@ impl WrId {
         self.0 as u32
     }
 
+    /// The operation that a work request with a number belongs to.
+    pub fn operation(self) -> u32 {
+        self.number().wrapping_add(u32::from(self.0 & MIDWAY != 0))
+    }
+
     /// Entries given back, when it is the end of a chain.
     pub fn chain_slots(self) -> Option<u32> {
         (self.0 & KIND == CHAIN).then_some((self.0 >> 50) as u32 & MAX_SLOTS)
+    }
+
+    /// Entries given back, when it is no operation.
+    pub fn aside_slots(self) -> Option<u32> {
+        (self.0 & KIND == ASIDE).then_some((self.0 >> 50) as u32 & MAX_SLOTS)
     }
 
     /// Whether it is a part of an operation inside a chain.
@@ -119,8 +140,11 @@ mod tests {
         let t = WrId(WrId::part(MAX_PEERS - 1, u32::MAX));
         assert_eq!((t.peer(), t.number()), (MAX_PEERS - 1, u32::MAX));
         assert!(!t.is_next() && t.is_part() && !t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
-        let t = WrId(WrId::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS));
+        let t = WrId(WrId::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS, false));
         assert_eq!((t.peer(), t.number(), t.chain_slots()), (MAX_PEERS - 1, u32::MAX, Some(MAX_SLOTS)));
+        let midway = WrId(WrId::chain(MAX_PEERS - 1, u32::MAX, MAX_SLOTS, true));
+        assert_eq!((midway.peer(), midway.number(), midway.chain_slots()), (t.peer(), t.number(), t.chain_slots()));
+        assert_eq!((t.operation(), midway.operation()), (u32::MAX, 0));
         assert!(!t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
         let t = WrId(WrId::receive(7, 31));
         assert!(!t.is_next() && !t.is_part() && !t.is_flush() && t.is_receive() && t.chain_slots().is_none());
@@ -129,6 +153,9 @@ mod tests {
         assert!(!t.is_next() && !t.is_part() && t.is_flush() && !t.is_receive() && t.chain_slots().is_none());
         let t = WrId(WrId::looped(7, 31));
         assert!(t.is_loop() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
-        assert_eq!((t.peer(), t.number(), t.chain_slots()), (7, 31, None));
+        assert_eq!((t.peer(), t.number(), t.chain_slots(), t.aside_slots()), (7, 31, None, None));
+        let t = WrId(WrId::aside(MAX_PEERS - 1, MAX_SLOTS));
+        assert_eq!((t.peer(), t.aside_slots()), (MAX_PEERS - 1, Some(MAX_SLOTS)));
+        assert!(t.chain_slots().is_none() && !t.is_next() && !t.is_part() && !t.is_flush() && !t.is_receive());
     }
 }

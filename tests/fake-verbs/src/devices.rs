@@ -1,8 +1,10 @@
 //! Devices: the list of them, what they say of themselves, their ports and GIDs.
 
+use crate::world::AsyncEvents;
 use crate::world::World;
 use crate::{fail, new, poll_cq, post_recv, post_send, req_notify_cq, world};
 use oxygin_ffi::verbs::types::*;
+use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, CStr};
 use std::ptr::{null_mut, NonNull};
 
@@ -86,9 +88,12 @@ pub unsafe fn open(device: *mut ibv_device) -> *mut ibv_context {
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.cmd_fd = -1;
-    context.async_fd = -1;
+    context.async_fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC) };
+    let async_fd = context.async_fd;
     context.num_comp_vectors = 1;
-    new(Open { base: context, index }).cast()
+    let context: *mut ibv_context = new(Open { base: context, index }).cast();
+    world.events.insert(context as usize, AsyncEvents { device: index, fd: async_fd, queue: VecDeque::new() });
+    context
 }
 
 #[no_mangle]
@@ -99,6 +104,8 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 pub unsafe fn close(context: *mut ibv_context) -> c_int {
     let mut world = world();
     world.mlx5_end_context(context as usize);
+    world.events.remove(&(context as usize));
+    unsafe { libc::close((*context).async_fd) };
     drop(unsafe { Box::from_raw(context.cast::<Open>()) });
     world.settings.count("live_contexts", -1);
     0

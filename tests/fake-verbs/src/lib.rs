@@ -42,8 +42,10 @@ fn new<T>(object: T) -> *mut T {
     Box::into_raw(Box::new(object))
 }
 
-/// Sets `key`; "reset" restores the defaults and "run" carries everything out that waits. Returns 0, or -1 for a name
-/// that does not exist.
+/// Sets `key`. "reset" restores the defaults, "run" carries out what waits: everything (0), what ranks sent to
+/// themselves (1), or what they sent to others (2). "device_fatal" is an asynchronous event of a device, "pair_fatal"
+/// of a queue pair by its number, which `last_qp` tells, "queue_fatal" of its completion queue. Returns 0, or -1 for a
+/// name that does not exist.
 #[no_mangle]
 pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i64 {
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
@@ -53,7 +55,10 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
             world.settings.reset();
             gpu::forget();
         }
-        "run" => world.run_all(),
+        "run" => world.run_all(value),
+        "device_fatal" => world.strike(IBV_EVENT_DEVICE_FATAL, value),
+        "pair_fatal" => world.strike(IBV_EVENT_QP_FATAL, value),
+        "queue_fatal" => world.strike(IBV_EVENT_CQ_ERR, value),
         key => return if world.settings.set(key, value) { 0 } else { -1 },
     }
     0
@@ -117,6 +122,25 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _count: c_uint) {}
+
+#[no_mangle]
+pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    let mut count = 0u64;
+    if unsafe { libc::read((*context).async_fd, (&raw mut count).cast(), 8) } != 8 {
+        return -1;
+    }
+    let mut world = world();
+    let Some(taken) = world.events.get_mut(&(context as usize)).and_then(|e| e.queue.pop_front()) else { return -1 };
+    // What is not acknowledged shows at the end.
+    world.settings.count("misuse", 1);
+    unsafe { *event = taken };
+    0
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {
+    world().settings.count("misuse", -1);
+}
 
 #[no_mangle]
 pub unsafe extern "C" fn ibv_create_cq(
@@ -186,7 +210,12 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     qp.recv_cq = init.recv_cq;
     qp.qp_num = number;
     qp.qp_type = init.qp_type;
-    new(qp)
+    let qp = new(qp);
+    world.settings.note("last_qp", number.into());
+    if let Some(pair) = world.pairs.get_mut(&number) {
+        pair.at = qp as usize;
+    }
+    qp
 }
 
 #[no_mangle]
@@ -258,6 +287,10 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
         }
         allowance -= 1;
         at = unsafe { wr.as_ref() }.next;
+    }
+    if rc == 0 {
+        rc = world.settings.get("ring_errno", 0) as i32;
+        world.settings.set("ring_errno", 0);
     }
     if world.settings.get("late", 0) == 0 {
         world.run(number, usize::MAX);

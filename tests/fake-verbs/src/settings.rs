@@ -35,6 +35,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("open_errno", 0),
     // Registrations fail with this errno.
     ("reg_errno", 0),
+    // A region gets the keys of one that has ended.
+    ("reuse_keys", 0),
     // DMA-BUFs can be registered: those of `fake_verbs_gpu`, else memfds, which are mapped.
     ("dmabuf", 1),
     // Registrations of DMA-BUFs fail with this errno.
@@ -43,8 +45,12 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("peermem", 0),
     // 0: post_send carries everything out at once. 1: polls carry out a little of some queue pair. 2: nothing moves.
     ("late", 0),
+    // Polls that find nothing take a completion with this wr_id.
+    ("endless", 0),
     // Every n-th post_send takes a part of its chain only and says ENOMEM.
     ("enomem_every", 0),
+    // The next post_send takes everything, says this errno all the same, and names no work request.
+    ("ring_errno", 0),
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),

@@ -61,6 +61,8 @@ unsafe impl Send for Posted {}
 
 /// A queue pair.
 pub struct Pair {
+    /// Its address.
+    pub at: usize,
     context: usize,
     device: usize,
     send_cq: usize,
@@ -87,6 +89,25 @@ pub struct Events {
     pub queue: VecDeque<usize>,
 }
 
+/// Asynchronous events of an open device.
+pub struct AsyncEvents {
+    /// Index of the device.
+    pub device: usize,
+    /// An eventfd that counts them.
+    pub fd: i32,
+    /// Oldest first.
+    pub queue: VecDeque<ibv_async_event>,
+}
+
+impl AsyncEvents {
+    fn push(&mut self, event_type: u32, element: u64) {
+        self.queue.push_back(ibv_async_event { element, event_type });
+        let one = 1u64;
+        // SAFETY: writes eight bytes of a local variable to the device's eventfd.
+        unsafe { libc::write(self.fd, (&raw const one).cast(), 8) };
+    }
+}
+
 /// Everything.
 #[derive(Default)]
 pub struct World {
@@ -102,6 +123,8 @@ pub struct World {
     pub pairs: HashMap<u32, Pair>,
     /// By address.
     pub channels: HashMap<usize, Events>,
+    /// By address of the open device.
+    pub events: HashMap<usize, AsyncEvents>,
     /// What libmlx5 has made.
     pub mlx5: Mlx5,
     next_key: u32,
@@ -111,8 +134,11 @@ pub struct World {
 impl World {
     /// Gives a region its keys.
     pub fn add_region(&mut self, region: Region) -> (u32, u32) {
-        self.next_key += 1;
-        let (lkey, rkey) = (self.next_key * 2, 0x8000_0001 + self.next_key * 2);
+        let free = |n: &u32| !self.local.contains_key(&(n * 2));
+        let number = (1..=self.next_key).find(|n| self.settings.get("reuse_keys", 0) != 0 && free(n));
+        let number = number.unwrap_or(self.next_key + 1);
+        self.next_key = self.next_key.max(number);
+        let (lkey, rkey) = (number * 2, 0x8000_0001 + number * 2);
         self.local.insert(lkey, region);
         self.remote.insert(rkey, lkey);
         (lkey, rkey)
@@ -130,6 +156,7 @@ impl World {
         self.pairs.insert(
             number,
             Pair {
+                at: 0,
                 context,
                 device,
                 send_cq,
@@ -144,6 +171,20 @@ impl World {
             },
         );
         number
+    }
+
+    /// An asynchronous event, and nothing else: of all open devices of this index, of a queue pair of this number, or
+    /// of its completion queue.
+    pub fn strike(&mut self, event_type: u32, value: i64) {
+        if event_type == IBV_EVENT_DEVICE_FATAL {
+            let of = self.events.values_mut().filter(|events| events.device as i64 == value);
+            return of.for_each(|events| events.push(event_type, 0));
+        }
+        let Some(pair) = self.pairs.get(&(value as u32)) else { return };
+        let element = if event_type == IBV_EVENT_CQ_ERR { pair.send_cq } else { pair.at };
+        if let Some(events) = self.events.get_mut(&pair.context) {
+            events.push(event_type, element as u64);
+        }
     }
 
     /// Takes a send into the queue; an errno when it cannot.
@@ -211,6 +252,11 @@ impl World {
             take(taken, entry.wc);
             taken += 1;
         }
+        let endless = self.settings.get("endless", 0) as u64;
+        if taken == 0 && n > 0 && endless != 0 {
+            take(0, ibv_wc { wr_id: endless, ..Default::default() });
+            return 1;
+        }
         taken
     }
 
@@ -233,9 +279,11 @@ impl World {
         }
     }
 
-    /// Carries out everything that can be.
-    pub fn run_all(&mut self) {
-        let all: Vec<u32> = self.pairs.keys().copied().collect();
+    /// Carries out everything that can be (0), on connections of a rank to itself (1), or on all others (2).
+    pub fn run_all(&mut self, which: i64) {
+        let is_meant =
+            |(number, pair): &(&u32, &Pair)| which == 0 || (pair.attr.dest_qp_num == **number) == (which == 1);
+        let all: Vec<u32> = self.pairs.iter().filter(is_meant).map(|(number, _)| *number).collect();
         for number in all {
             self.run(number, usize::MAX);
         }

@@ -1,6 +1,6 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Lane, Logged, Op, WorkRequest, NOTED};
+use super::super::lane::{EntryKind, Logged, Op, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
@@ -59,7 +59,9 @@ impl Queues {
     pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let count = self.build(peer, outcomes.completed(peer));
         if count == 0 {
-            return self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
+            let more = self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
+            self.probe(peer, outcomes);
+            return more;
         }
         let chain = self.chain.as_ptr();
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
@@ -67,12 +69,10 @@ impl Queues {
         // SAFETY: the chain is this object's own, its first `count` work requests are linked and end in NULL; the
         // queue pair is live; whoever issued the operations vouches for their local ranges.
         let rc = unsafe { (self.device.post_send)(lane.qp, addr_of_mut!((*chain).wrs[0]), &mut bad) };
-        let taken = if rc == 0 {
-            count
-        } else {
-            // SAFETY: only addresses are compared.
-            (0..count).find(|&i| bad == unsafe { addr_of_mut!((*chain).wrs[i]) }).unwrap_or(0)
-        };
+        // SAFETY: only addresses are compared.
+        let refused = || (0..count).find(|&i| bad == unsafe { addr_of_mut!((*chain).wrs[i]) });
+        let named = if rc == 0 { Some(count) } else { refused() };
+        let taken = named.unwrap_or(0);
         if taken > 0 {
             // SAFETY: `build` filled the first `count` steps and `taken` is at most that.
             let step = unsafe { (*chain).steps[taken - 1] };
@@ -88,7 +88,7 @@ impl Queues {
             }
         }
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, peer, rc, named.is_some(), outcomes);
         }
         rc == 0 && count == CHAIN
     }
@@ -150,7 +150,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots);
+            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots, step.offset > 0);
         }
         count
     }
@@ -158,21 +158,19 @@ impl Queues {
     /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.
     fn post_flush(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let own = self.device.rank;
-        let free = |own: &Lane| !own.failed && own.room(outcomes.completed(self.device.rank)) > 0;
-        let ready = self.lanes.get(own as usize).is_some_and(free);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let Some(&op) = lane.backlog.front() else { return false };
-        if op.kind != EntryKind::Flush
-            || lane.flushing
-            || lane.failed
-            || !lane.is_drained(outcomes.completed(peer))
-            || !ready
-        {
+        if op.kind != EntryKind::Flush || lane.flushing || lane.failed || !lane.is_drained(outcomes.completed(peer)) {
+            return false;
+        }
+        let number = lane.sent.wrapping_add(1);
+        lane.note(number, Logged::of(&op));
+        if !self.own_has_room(peer, outcomes) {
             return false;
         }
         let mut sge = ibv_sge { addr: op.local, length: op.len as u32, lkey: op.lkey };
         let mut wr = ibv_send_wr {
-            wr_id: WrId::flush(peer, lane.sent.wrapping_add(1)),
+            wr_id: WrId::flush(peer, number),
             sg_list: &mut sge,
             num_sge: 1,
             opcode: IBV_WR_RDMA_READ,
@@ -185,7 +183,7 @@ impl Queues {
         // SAFETY: the queue pair is live; the scratch outlives it and the device checks keys and ranges.
         let rc = unsafe { (self.device.post_send)(qp, &mut wr, &mut bad) };
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, own, rc, std::ptr::eq(bad, &wr), outcomes);
             return false;
         }
         if let Some(own) = self.lanes.get_mut(own as usize) {
@@ -201,6 +199,24 @@ impl Queues {
         false
     }
 
+    /// Whether something for `peer` can go over the connection to this rank itself. Where that one is broken it never
+    /// will: what waits for it fails, as nothing else would end the wait.
+    pub(super) fn own_has_room(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
+        let rank = self.device.rank;
+        let Some(own) = self.lanes.get(rank as usize) else { return false };
+        if !own.failed {
+            return own.room(outcomes.completed(rank)) > 0;
+        }
+        let kind = outcomes.check(rank).map_or_else(|e| e.kind(), |()| crate::error::Kind::DeviceFailed);
+        self.fail(peer, outcomes, kind, || {
+            format!(
+                "the connection of rank {rank} to itself, over which what gets and atomic operations brought is made \
+                 visible, is broken; look for its error, which came first"
+            )
+        });
+        false
+    }
+
     /// Tells a peer how many of its signal messages were taken, where that is due.
     pub(super) fn announce(&mut self, peer: u32, outcomes: &Outcomes) {
         let Some(messages) = &mut self.messages else { return };
@@ -210,42 +226,86 @@ impl Queues {
         }
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
+        let sge = NonNull::from(&mut sge);
+        if self.post_aside(peer, rdma, Some(sge), fence, outcomes) {
+            if let Some(messages) = &mut self.messages {
+                messages.announced(peer);
+            }
+        }
+    }
+
+    /// Asks for a sign of life of a peer whose credit a signal waits for, with nothing under way that the device could
+    /// report as lost. A write of nothing is acknowledged by the peer's device, whatever its process does; where there
+    /// is no device or no queue pair any more, it comes back with an error.
+    fn probe(&mut self, peer: u32, outcomes: &Outcomes) {
+        let Some(messages) = &mut self.messages else { return };
+        let Some(lane) = self.lanes.get(peer as usize) else { return };
+        let completed = outcomes.completed(peer);
+        let waits = lane.backlog.front().is_some_and(|op| !matches!(op.kind, EntryKind::Flush | EntryKind::Loop));
+        if !waits || lane.failed || lane.flushing || !lane.is_silent(completed) || lane.room(completed) == 0 {
+            return;
+        }
+        if let Some(rdma) = messages.probe(peer) {
+            self.post_aside(peer, rdma, None, 0, outcomes);
+        }
+    }
+
+    /// Posts a write of `sge`, or of nothing, that is no operation; whether the device took it.
+    fn post_aside(
+        &mut self,
+        peer: u32,
+        rdma: ibv_wr_rdma,
+        sge: Option<NonNull<ibv_sge>>,
+        flags: u32,
+        outcomes: &Outcomes,
+    ) -> bool {
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         let mut wr = ibv_send_wr {
-            wr_id: WrId::chain(peer, lane.sent, lane.unsignalled + 1),
-            sg_list: &mut sge,
-            num_sge: 1,
-            send_flags: IBV_SEND_SIGNALED | fence,
+            wr_id: WrId::aside(peer, lane.unsignalled + 1),
+            sg_list: sge.map_or(null_mut(), NonNull::as_ptr),
+            num_sge: i32::from(sge.is_some()),
+            send_flags: IBV_SEND_SIGNALED | flags,
             wr: ibv_wr_remote { rdma },
             ..blank()
         };
         let mut bad = null_mut();
-        // SAFETY: the queue pair is live and the source word belongs to `messages`, which outlives it.
+        // SAFETY: the queue pair is live, `sge` is the caller's own, and what it names belongs to `messages`, which
+        // outlives the queue pair.
         let rc = unsafe { (self.device.post_send)(lane.qp, &mut wr, &mut bad) };
-        if rc == 0 {
-            lane.take(1);
-            lane.unsignalled = 0;
-            messages.announced(peer);
-        } else {
-            self.refused_chain(peer, rc, outcomes);
+        if rc != 0 {
+            self.refused_chain(peer, peer, rc, std::ptr::eq(bad, &wr), outcomes);
+            return false;
         }
+        lane.take(1);
+        lane.unsignalled = 0;
+        true
     }
 
-    /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane.
+    /// Want of room is no failure: what was refused is posted again later. Anything else ends the lane, and so does a
+    /// refusal that names none of the work requests: the providers of soft devices queue all of them before they ring,
+    /// and if that fails nobody knows what the device has taken. `by` is the lane in whose queue they are.
     #[cold]
     #[inline(never)]
-    pub(super) fn refused_chain(&mut self, peer: u32, rc: i32, outcomes: &Outcomes) {
+    pub(super) fn refused_chain(&mut self, peer: u32, by: u32, rc: i32, is_named: bool, outcomes: &Outcomes) {
         // libibverbs' providers return an errno, its negative, or -1 and leave it in errno.
         let errno = match rc {
             -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
             rc => rc.saturating_abs(),
         };
-        if matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
+        if is_named && matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) {
             return;
         }
         let e = std::io::Error::from_raw_os_error(errno);
-        self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, || {
-            format!("the device refuses work requests towards rank {peer}: {e}; look for the device in the kernel log")
-        });
+        let unsaid = if is_named { "" } else { ", without a word on which of them it took" };
+        let sentence = || {
+            format!(
+                "the device refuses work requests towards rank {by}{unsaid}: {e}; look for the device in the kernel log"
+            )
+        };
+        if !is_named && by != peer {
+            self.fail(by, outcomes, crate::error::Kind::DeviceFailed, sentence);
+        }
+        self.fail(peer, outcomes, crate::error::Kind::DeviceFailed, sentence);
     }
 }
 

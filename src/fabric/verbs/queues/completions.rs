@@ -1,8 +1,10 @@
 //! What comes back from the device.
 
+use super::super::lane::Logged;
 use super::super::outcome::Outcomes;
 use super::super::status::kind;
 use super::super::wr_id::WrId;
+use super::events::LOOK_EVERY;
 use super::Queues;
 use crate::error::Kind;
 use oxygin_ffi::verbs::types::*;
@@ -49,7 +51,14 @@ impl Queues {
         if left < 0 || !self.waiting.is_empty() {
             return Err(Taken { next, left });
         }
-        Ok(!std::ptr::eq(next, first))
+        if !std::ptr::eq(next, first) {
+            return Ok(true);
+        }
+        self.empty += 1;
+        if self.empty >= LOOK_EVERY {
+            return Err(Taken { next, left });
+        }
+        Ok(false)
     }
 
     /// The rest of the batch, and what waits. Returns whether there were completions.
@@ -59,6 +68,12 @@ impl Queues {
         let any = taken.left > 0 || !std::ptr::eq(taken.next, self.completions.as_ptr());
         if taken.left != 0 {
             self.unusual_from(taken, outcomes);
+        }
+        if !any {
+            self.empty += 1;
+            if self.empty >= LOOK_EVERY {
+                self.look(outcomes);
+            }
         }
         self.pump_all(outcomes);
         any
@@ -93,7 +108,7 @@ impl Queues {
         }
     }
 
-    /// An error, the end of a chain, a flush, or a received message.
+    /// An error, the end of a chain, what is no operation, a flush, or a received message.
     fn unusual(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let wr_id = WrId(wc.wr_id);
         let peer = wr_id.peer();
@@ -106,6 +121,12 @@ impl Queues {
                 lane.give(slots);
             }
             outcomes.complete(peer, wr_id.number());
+            return;
+        }
+        if let Some(slots) = wr_id.aside_slots() {
+            if let Some(lane) = self.lanes.get_mut(peer as usize) {
+                lane.give(slots);
+            }
             return;
         }
         if wr_id.is_loop() {
@@ -125,6 +146,10 @@ impl Queues {
             return;
         }
         let (Some(messages), true) = (&mut self.messages, wr_id.is_receive()) else { return };
+        if self.lanes.get(peer as usize).is_none_or(|lane| lane.failed) {
+            // A signal behind one that was refused may announce what is not there.
+            return;
+        }
         match messages.received(peer, wr_id.number(), wc.byte_len) {
             Ok(()) => {
                 if messages.owes(peer) {
@@ -140,22 +165,23 @@ impl Queues {
     fn broken(&mut self, wc: &ibv_wc, outcomes: &Outcomes) {
         let wr_id = WrId(wc.wr_id);
         let peer = wr_id.peer();
-        if wr_id.is_flush() {
-            // The broken queue pair is the one to this rank itself.
-            let rank = self.device.rank;
-            self.fail(rank, outcomes, kind(wc.status), || outcomes.explain(rank, wc, None));
+        let number = match wr_id {
+            t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
+            t if t.is_part() || t.is_loop() || t.is_flush() || t.chain_slots().is_some() => Some(t.operation()),
+            _ => None,
+        };
+        let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
+        let logged = logged.or_else(|| wr_id.aside_slots().map(|_| Logged::ASIDE));
+        // The rank that the broken queue pair leads to: a flush goes over the one to this rank itself.
+        let by = if wr_id.is_flush() { self.device.rank } else { peer };
+        if by != peer {
+            self.fail(by, outcomes, kind(wc.status), || outcomes.explain(by, wc, logged));
         }
         let flushed = wc.status == IBV_WC_WR_FLUSH_ERR && !wr_id.is_flush();
         if self.device.closes && flushed && self.is_idle(peer, outcomes) {
             self.close(peer, outcomes);
             return;
         }
-        let number = match wr_id {
-            t if t.is_next() => Some(outcomes.completed(peer).wrapping_add(1)),
-            t if t.is_part() || t.is_loop() || t.chain_slots().is_some() => Some(t.number()),
-            _ => None,
-        };
-        let logged = self.lanes.get(peer as usize).zip(number).map(|(lane, number)| lane.noted(number));
-        self.fail(peer, outcomes, kind(wc.status), || outcomes.explain(peer, wc, logged));
+        self.fail(peer, outcomes, kind(wc.status), || outcomes.explain(by, wc, logged));
     }
 }

@@ -39,8 +39,6 @@ impl Queues {
     /// chain may follow.
     pub(super) fn post_looped(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
         let own = self.device.rank;
-        let own_has_room =
-            self.lanes.get(own as usize).is_some_and(|l| !l.failed && l.room(outcomes.completed(own)) > 0);
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return false };
         if !lane.begin_loop(outcomes.completed(peer)) {
             return false;
@@ -59,7 +57,7 @@ impl Queues {
                 wr.wr.atomic = ibv_wr_atomic { remote_addr, compare_add: expected, swap, rkey };
             }
             (LoopStep::Deliver, Some((remote_addr, rkey))) => {
-                if !own_has_room {
+                if !self.own_has_room(peer, outcomes) {
                     return false;
                 }
                 on_own = true;
@@ -77,7 +75,7 @@ impl Queues {
         // SAFETY: the queue pair is live; the slot outlives it, and the device checks keys and ranges.
         let rc = unsafe { (self.device.post_send)(qp, &mut wr, &mut bad) };
         if rc != 0 {
-            self.refused_chain(peer, rc, outcomes);
+            self.refused_chain(peer, by, rc, std::ptr::eq(bad, &wr), outcomes);
             return false;
         }
         if let Some(by) = self.lanes.get_mut(by as usize) {

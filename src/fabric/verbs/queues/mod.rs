@@ -6,12 +6,14 @@
 mod chain;
 mod completions;
 mod direct;
+mod events;
 mod looped;
 mod post;
 
 pub use completions::Taken;
 pub use post::PostBatch;
 
+use super::events::Events;
 use super::lane::Lane;
 use super::message::Messages;
 use super::outcome::Outcomes;
@@ -21,6 +23,7 @@ use chain::Chain;
 use completions::BATCH;
 use oxygin_ffi::verbs::types::*;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// The device's calls and objects that the data path uses.
 #[derive(Clone, Copy)]
@@ -51,7 +54,7 @@ pub struct Device {
 pub struct Queues {
     device: Device,
     /// Ended before `messages`: nothing arrives in their buffers any more.
-    _pairs: Pairs,
+    pairs: Pairs,
     /// By peer.
     pub lanes: Box<[Lane]>,
     /// The work request of those that the device refused.
@@ -62,6 +65,11 @@ pub struct Queues {
     completions: [ibv_wc; BATCH],
     /// Signals by message, where the devices have no atomics.
     pub messages: Option<Messages>,
+    events: Arc<Events>,
+    /// How many of the events this context has seen.
+    seen: usize,
+    /// Polls that found nothing since events were last looked for.
+    empty: u32,
 }
 
 // SAFETY: the pointers are to memory that this object owns and to libibverbs objects, which any thread may use; the
@@ -72,6 +80,7 @@ impl Queues {
     /// Queues over connected lanes.
     pub fn new(
         device: Device,
+        events: Arc<Events>,
         pairs: Pairs,
         lanes: Vec<Lane>,
         messages: Option<Messages>,
@@ -79,13 +88,16 @@ impl Queues {
     ) -> Self {
         let mut queues = Self {
             device,
-            _pairs: pairs,
+            pairs,
             bad: null_mut(),
             waiting: Vec::with_capacity(lanes.len()),
             lanes: lanes.into(),
             chain: Chain::new(),
             completions: [ibv_wc::default(); BATCH],
             messages,
+            seen: events.count(),
+            events,
+            empty: 0,
         };
         for lane in &mut queues.lanes {
             lane.template.link(device.scratch, device.scratch_lkey);
@@ -124,7 +136,9 @@ impl Queues {
         self.take(outcomes).unwrap_or_else(|taken| self.settle(taken, outcomes))
     }
 
-    /// Ends a lane: what waits is dropped, everything unfinished fails.
+    /// Ends a lane: what waits is dropped, everything unfinished fails. Its queue pair ends too, where no error
+    /// completion has done that: what is posted must not touch memory after it was called failed, and the peer, whose
+    /// operations nobody answers any more, must not wait for ever.
     #[cold]
     #[inline(never)]
     pub fn fail(&mut self, peer: u32, outcomes: &Outcomes, kind: Kind, sentence: impl FnOnce() -> String) {
@@ -137,6 +151,10 @@ impl Queues {
         lane.shut(lane.issued());
         lane.backlog = Default::default();
         lane.loops = Default::default();
+        if let Some(qp) = self.pairs.to(peer) {
+            // A device that refuses this is one that does nothing more either.
+            let _ = qp.modify(&ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() }, IBV_QP_STATE);
+        }
         outcomes.fail(peer, kind, sentence());
     }
 

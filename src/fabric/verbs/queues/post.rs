@@ -39,10 +39,8 @@ impl Queues {
                 op::Op::Atomic(atomic) => atomic.fetched.map(|f| (f.local, f.lkey)),
                 _ => None,
             };
-            if let Some((_, lkey)) = brought {
-                if batch.regions.any() && batch.regions.rkey(lkey).is_some() {
-                    lane.flush_from = brought;
-                }
+            if let Some((at, lkey)) = brought.filter(|_| batch.regions.any()) {
+                batch.regions.note(&mut lane.brought, at, lkey);
             }
         }
         if posted.taken > 0 {

@@ -22,6 +22,10 @@ impl World {
     /// Moves a queue pair to another state as a strict device would.
     pub fn modify(&mut self, number: u32, attr: &ibv_qp_attr, mask: i32) -> Result<(), i32> {
         let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
+        if attr.qp_state == IBV_QPS_ERR && mask == IBV_QP_STATE {
+            self.break_pair(number);
+            return Ok(());
+        }
         let now = &mut pair.attr;
         if self.settings.get("iwarp", pair.device) != 0 {
             // All that an iWARP device knows of it; the rest is the connection manager's.
