@@ -115,8 +115,9 @@ impl World {
             produced: 0,
             is_broken: false,
             users: 0,
-            armed_by: 0,
+            sequence: 0,
         };
+        self.settings.count("mlx5_born_armed", cq.is_armed().into());
         self.mlx5.cqs.insert(number, cq);
         CREATE_CQ_OUT.set(out, "cqn", number.into());
         Ok(Kind::Cq(number))

@@ -30,10 +30,11 @@
 //! * **Counts** (`fake_verbs_query(name)`): `live_mlx5_umems`, `live_mlx5_uars`, `live_mlx5_cqs`, `live_mlx5_qps`,
 //!   `live_mlx5_channels`: what has been made and not ended; `live_mlx5`: their sum. `mlx5_commands`, `mlx5_refused`,
 //!   `mlx5_entries` (executed), `mlx5_completions`, `mlx5_doorbells` (seen in registers), `mlx5_records` (entries
-//!   that a record alone announced), `mlx5_overruns` (of completion queues, and of send queues), `mlx5_lag_port` (of
-//!   the last queue pair), `mlx5_dscp`, `mlx5_sl`, `mlx5_ack_timeout`, `mlx5_retry_count`, `mlx5_path_mtu`,
-//!   `mlx5_sra_max`, `mlx5_rra_max`, and `misuse` (something ended that was in use, a doorbell in a page that is not
-//!   the queue pair's, a context closed with objects).
+//!   that a record alone announced), `mlx5_born_armed` (completion queues whose record armed them when they were
+//!   made), `mlx5_overruns` (of completion queues, and of send queues), `mlx5_lag_port` (of the last queue pair),
+//!   `mlx5_dscp`, `mlx5_sl`, `mlx5_ack_timeout`, `mlx5_retry_count`, `mlx5_path_mtu`, `mlx5_sra_max`, `mlx5_rra_max`,
+//!   and `misuse` (something ended that was in use, a doorbell in a page that is not the queue pair's, a context closed
+//!   with objects).
 //!
 //! # How strict it is
 //!
