@@ -104,7 +104,24 @@ fn data_direct_is_used_where_the_device_has_it() {
     cuda.exports(exports::YES);
     exercise(&fake, &cuda);
     // This driver exports for the usual mapping alone, and the log says so.
-    assert!(has_said("Data Direct"), "{:#?}", lines());
+    assert!(has_said("by a DMA-BUF; by a DMA-BUF with Data Direct: "), "{:#?}", lines());
+    lines().clear();
+    cuda.exports(exports::EVERY_MAPPING);
+    exercise(&fake, &cuda);
+    assert!(has_said("by a DMA-BUF with Data Direct ("), "{:#?}", lines());
+}
+
+#[test]
+fn a_device_that_refuses_data_direct_has_the_plain_ways() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_data_direct", 1);
+    cuda.exports(exports::EVERY_MAPPING);
+    for errno in [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EINVAL] {
+        fake.set("mlx5_data_direct_errno", errno.into());
+        exercise(&fake, &cuda);
+        assert!(has_said("by a DMA-BUF; by a DMA-BUF with Data Direct: "), "{:#?}", lines());
+        lines().clear();
+    }
 }
 
 /// What a rank says that cannot join.

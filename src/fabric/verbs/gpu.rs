@@ -191,7 +191,8 @@ impl VerbsFabric {
                         _ => "",
                     };
                     failed.push(format!("by {way}: {e}{hint}"));
-                    if is_unknown_to_kernel(&e) {
+                    // Data Direct has a function and a device of its own, which say nothing of the plain ways.
+                    if way != RegistrationWay::DataDirect && is_unknown_to_kernel(&e) {
                         return None;
                     }
                 }

@@ -76,6 +76,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("mlx5_channel_errno", 0),
     ("mlx5_subscribe_errno", 0),
     ("mlx5_data_direct", 0),
+    ("mlx5_data_direct_errno", 0),
     ("mlx5_destroy_errno", 0),
     ("mlx5_fail_in", 0),
     ("mlx5_fail_opcode", 0),

@@ -12,7 +12,8 @@
 //!   EOPNOTSUPP, as older libraries do), `mlx5_uar_errno`, `mlx5_uar_dmabuf` (0: uar_export_dmabuf_fd says
 //!   EOPNOTSUPP; 1: a descriptor), `mlx5_umem_errno`, `mlx5_umem_in` (n: only the n-th umem from now fails, with
 //!   `mlx5_umem_errno`), `mlx5_umem_dmabuf` (1; 0: DMA-BUF umems say EOPNOTSUPP), `mlx5_eqn_errno`,
-//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_data_direct` (0), `mlx5_destroy_errno`. GPU memory by its
+//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
+//!   registrations), `mlx5_destroy_errno`. GPU memory by its
 //!   address needs `peermem`, as for regions; `dmabuf_errno` is for umems, too.
 //! * **Commands that fail**: `mlx5_fail_in` = n: the n-th command from now fails (1: the next), of those with the
 //!   opcode `mlx5_fail_opcode` if that is not 0, with status `mlx5_fail_status` (3: BAD_PARAM) and syndrome
