@@ -124,6 +124,27 @@ fn a_device_that_refuses_data_direct_has_the_plain_ways() {
     }
 }
 
+#[test]
+fn more_than_a_gpu_has_is_refused_and_the_process_lives() {
+    let (fake, cuda) = take();
+    job(1, 0, |r| {
+        listen();
+        let _context = cuda.enter(0);
+        // 128 GiB of signals.
+        let ask = Ask { contexts: 1024, signals: 1 << 24, counters: 0, depth: 1, ..Ask::default() };
+        assert!(V14_2.create(r, ask).is_err());
+        let see = |at| cuda.see(at).expect("what kernels can see");
+        // Completion entries of a set that is filled in several pieces are unwritten, to the last one.
+        let kernel = Kernel::new(r, V14_2, Ask { contexts: 4, depth: 32_768, ..Ask::default() }, &see);
+        kernel.qp(3, 0).post(&[kernel.add_signal(3, 0, 1, 5)]);
+        kernel.wait_signal(3, 1, 5);
+        kernel.destroy();
+    });
+    assert!(has_said("GPU memory for device queues"), "{:#?}", lines());
+    fake.check_clean();
+    cuda.check();
+}
+
 /// What a rank says that cannot join.
 fn refused_with(words: &[&str]) {
     let refused = Job::new(1);

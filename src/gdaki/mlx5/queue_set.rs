@@ -65,13 +65,22 @@ pub struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Takes it for such queues.
-    pub fn allocate(request: &SetRequest, memory: &mut Memory) -> Result<Self> {
+    /// Takes it for such queues, if the device can have them.
+    pub fn allocate(nic: &Mlx5Nic, request: &SetRequest, memory: &mut Memory) -> Result<Self> {
+        check(nic, request).map_err(|e| e.context(nic.label()))?;
         let (contexts, peers) = (request.shape.contexts as usize, request.shape.peers().count());
         let of_pair = if request.counts { 2 } else { 1 };
         let responders = if request.counts { contexts * (peers + 1) } else { contexts };
         let plan = QueuePlan::new(contexts * peers * of_pair, responders, request.log_slots)?;
-        let queues = memory.device(&plan.contents())?;
+        let most = nic.capabilities.queue_pairs;
+        if plan.queue_pairs() > most.into() {
+            return Err(Error::argument(format!(
+                "nContexts = {contexts} makes {} queue pairs; {} has {most}",
+                plan.queue_pairs(),
+                nic.label()
+            )));
+        }
+        let queues = memory.filled(plan.bytes() as usize, |begin, piece| plan.write(begin, piece))?;
         let records = memory.host(plan.host_bytes() as usize)?;
         Ok(Self { plan, at: [queues, records.cpu.as_ptr() as u64] })
     }
@@ -117,7 +126,6 @@ impl QueueSet {
         memory: &Arc<Memory>,
     ) -> Result<(Self, Vec<u8>)> {
         let with_label = |e: Error| e.context(nic.label());
-        check(nic, &request).map_err(with_label)?;
         let (devx, plan) = (&nic.port.devx, places.plan);
         let queues = QueueUmem::on_device(devx, memory, places.at[0], plan.bytes() as usize, nic.dma_buf);
         let records = QueueUmem::on_host(devx, memory, places.at[1], plan.host_bytes() as usize);
