@@ -116,7 +116,8 @@ fn device(compared: &mut Compared) {
     compared.fields(&GENERAL_CAP_OUT, 0, "capability.", general);
     let roce = named!(capabilities::roce: R_ROCE_MAX_SRC_UDP_PORT R_ROCE_MIN_SRC_UDP_PORT);
     compared.fields(&ROCE_CAP_OUT, 0, "capability.", roce);
-    compared.fields(&GENERAL_2_CAP_OUT, 0, "capability.", named!(capabilities::general_2: SEND_DBR_MODE_NO_DBR_EXT));
+    let more = named!(capabilities::general_2: SEND_DBR_MODE_NO_DBR_EXT LOG_MAX_SEND_DBR_LESS_QP_SQ);
+    compared.fields(&GENERAL_2_CAP_OUT, 0, "capability.", more);
 }
 
 /// Names of fields, and of places, that the provider's source has.

@@ -73,11 +73,15 @@ fn kernels_find_their_way_on_gpus() {
 fn a_page_that_all_share_is_mapped_once() {
     let (fake, cuda) = take();
     fake.set("mlx5_uar_dedicated", 0);
+    // The two sets ring different registers of it.
+    fake.set("mlx5_cap.log_max_send_dbr_less_qp_sq", 5);
+    std::env::set_var("NCCL_GDAKI_USE_RELIABLE_DB", "2");
     job(2, 0, |r| {
         let _context = cuda.enter(r.rank as i32);
         let see = |at| cuda.see(at).expect("what kernels can see");
         let ask = Ask { contexts: 3, ..Ask::default() };
-        let sets = [(); 2].map(|()| Kernel::new(r, V14_2, ask, &see));
+        let sets = [32, 64].map(|depth| Kernel::new(r, V14_2, Ask { depth, ..ask }, &see));
+        assert_eq!([&sets[0], &sets[1]].map(|kernel| kernel.handler(2, 0)), [10, 2]);
         r.job.barrier.wait();
         for (set, kernel) in sets.iter().enumerate() {
             kernel.qp(2, 1 - r.rank).post(&[kernel.add_signal(2, 1 - r.rank, 1, set as u64 + 5)]);
@@ -93,6 +97,7 @@ fn a_page_that_all_share_is_mapped_once() {
         second.destroy();
         r.job.barrier.wait();
     });
+    std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
     fake.check_clean();
     cuda.check();
 }

@@ -56,17 +56,15 @@ fn refused(step: &str, what: impl std::fmt::Display, e: &CommandError, remedy: &
 }
 
 impl Mlx5QueuePair {
-    /// Makes one, in state RESET. `stays` is set if the device refuses to end it later.
+    /// Makes one that is rung in this way, in state RESET. `stays` is set if the device refuses to end it later.
     pub fn new(
         nic: &Mlx5Nic,
-        role: Role,
+        (role, mode): (Role, DoorbellMode),
         place: QueuePlace,
         memory: &Arc<QueueUmem>,
         (completions, page): (&Arc<Mlx5CompletionQueue>, &Arc<DoorbellPage>),
         stays: &Arc<AtomicBool>,
     ) -> Result<Self> {
-        // Nobody rings a responder.
-        let mode = if role == Role::Responder { DoorbellMode::Record } else { nic.mode };
         let command = NewQueuePair {
             domain: nic.domain,
             log_slots: place.log_entries,
@@ -136,7 +134,7 @@ impl Mlx5QueuePair {
             slots: 1 << self.place.log_entries,
             send_queue: self.memory.for_kernels(self.place.ring),
             send_record: self.memory.for_kernels(self.place.record + SEND_RECORD),
-            doorbell: self.page.for_kernels(),
+            doorbell: self.page.for_kernels(self.mode),
             completion_number: self.completions.number(),
             is_counted: false,
             completion_queue: self.completions.for_kernels(),

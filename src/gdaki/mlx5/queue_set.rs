@@ -1,14 +1,17 @@
 //! The queue pairs of a set of contexts: made, connected, described, watched, ended.
 
 use super::command::path::{udp_port, Ethernet, PortPath};
+use super::command::queue_pair::DoorbellMode;
 use super::command::transition::{Patience, RcConnection};
 use super::completion_queue::Mlx5CompletionQueue;
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::Mlx5Nic;
 use super::plan::QueuePlan;
+use super::probe::mode;
 use super::queue_pair::{Mlx5QueuePair, Role};
 use super::watch::ErrorWatch;
+use crate::config::ReliableDoorbell;
 use crate::error::{Error, Result};
 use crate::gdaki::view::{PeerQueues, SetShape};
 use crate::proxy::memory::Memory;
@@ -89,6 +92,8 @@ impl QueueMemory {
 /// What queues are made of while a set is made.
 struct Builder<'a> {
     nic: &'a Arc<Mlx5Nic>,
+    /// How kernels ring the queues.
+    mode: DoorbellMode,
     plan: QueuePlan,
     memory: Arc<QueueUmem>,
     records: Arc<QueueUmem>,
@@ -104,7 +109,7 @@ impl Builder<'_> {
         self.queues += 1;
         let rings = (&self.memory, &self.records);
         let completions = Arc::new(Mlx5CompletionQueue::new(self.nic, &completions, rings, page, &self.stays)?);
-        Mlx5QueuePair::new(self.nic, role, send, &self.memory, (&completions, page), &self.stays)
+        Mlx5QueuePair::new(self.nic, (role, self.mode), send, &self.memory, (&completions, page), &self.stays)
     }
 
     /// The other end of a queue pair's connection to this rank. It sends nothing, so that nothing of it ever completes:
@@ -112,7 +117,9 @@ impl Builder<'_> {
     fn responder(&mut self, of: &Mlx5QueuePair, page: &Arc<DoorbellPage>) -> Result<Mlx5QueuePair> {
         let place = self.plan.responder(self.responders);
         self.responders += 1;
-        Mlx5QueuePair::new(self.nic, Role::Responder, place, &self.memory, (&of.completions, page), &self.stays)
+        // Nobody rings it.
+        let what = (Role::Responder, DoorbellMode::Record);
+        Mlx5QueuePair::new(self.nic, what, place, &self.memory, (&of.completions, page), &self.stays)
     }
 }
 
@@ -131,6 +138,7 @@ impl QueueSet {
         let records = QueueUmem::on_host(devx, memory, places.at[1], plan.host_bytes() as usize);
         let mut builder = Builder {
             nic,
+            mode: mode(&nic.capabilities, nic.reliable_doorbell, 1 << request.log_slots),
             plan,
             memory: Arc::new(queues.map_err(with_label)?),
             records: Arc::new(records.map_err(with_label)?),
@@ -345,11 +353,15 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
              incremented; use kernels without counters, or OXYGIN_ENGINE=gdaki-soft",
         ));
     }
-    let most = capabilities.send_slots.min(capabilities.completions);
-    if 1_u64 << request.log_slots > u64::from(most) {
+    let (slots, most) = (1_u64 << request.log_slots, capabilities.send_slots.min(capabilities.completions));
+    if slots > most.into() {
+        return Err(Error::argument(format!("queueDepth: {slots} slots; the device has queues of up to {most}")));
+    }
+    let most = capabilities.no_record_slots;
+    if nic.reliable_doorbell == ReliableDoorbell::On && slots > most.into() {
         return Err(Error::argument(format!(
-            "queueDepth: {} slots; the device has queues of up to {most}",
-            1_u64 << request.log_slots
+            "queueDepth: {slots} slots; the device has queues without a doorbell record of up to {most}; set \
+             NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2, or ask for less depth"
         )));
     }
     Ok(())
@@ -358,12 +370,12 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
 /// A page for a context: one of its own while there are any, else the one that all share.
 fn doorbell_page(nic: &Mlx5Nic, memory: &Memory) -> Result<Arc<DoorbellPage>> {
     let (devx, context) = (&nic.port.devx, memory.context());
-    DoorbellPage::dedicated(devx, context, nic.mode).map(Arc::new).or_else(|first| {
+    DoorbellPage::dedicated(devx, context).map(Arc::new).or_else(|first| {
         let mut shared = nic.shared_page.lock();
         if let Some(page) = shared.upgrade() {
             return Ok(page);
         }
-        let page = DoorbellPage::shared(devx, context, nic.mode);
+        let page = DoorbellPage::shared(devx, context);
         let page = Arc::new(page.map_err(|e| e.context(format_args!("{first}; and the page that all share")))?);
         *shared = Arc::downgrade(&page);
         Ok(page)
