@@ -67,6 +67,25 @@ fn kernels_find_their_way_on_gpus() {
     let (fake, cuda) = take();
     exercise(&fake, &cuda);
     assert!(has_said("GPU memory is registered by"), "{:#?}", lines());
+    assert!(has_said("engine gdaki: 2 contexts, V14(2), structures V3; "), "{:#?}", lines());
+}
+
+#[test]
+fn memory_of_a_set_has_no_number_in_the_log() {
+    let (fake, cuda) = take();
+    cuda.exports(exports::EVERY_MAPPING);
+    job(1, 0, |r| {
+        listen();
+        let _context = cuda.enter(0);
+        let see = |at| cuda.see(at).expect("what kernels can see");
+        // There is no window before it, so that it is the first of which a way is said.
+        Kernel::new(r, V14_2, Ask::default(), &see).destroy();
+    });
+    assert!(has_said("by a DMA-BUF (memory of a set of contexts, "), "{:#?}", lines());
+    let odd = |line: &&(log::Level, String)| line.1.contains("4294967295") || line.1.contains("Some(");
+    assert_eq!(lines().iter().find(odd), None);
+    fake.check_clean();
+    cuda.check();
 }
 
 #[test]

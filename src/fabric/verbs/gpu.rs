@@ -4,6 +4,7 @@
 //! which needs a peer memory module in the kernel. Whatever way it was, devices then read, write and add to GPU
 //! memory by themselves: no data passes through here, and the CPU never touches it.
 
+use super::port::NO_WINDOW;
 use super::regions::WindowGuard;
 use super::VerbsFabric;
 use crate::error::{Error, Result};
@@ -236,11 +237,15 @@ impl VerbsFabric {
         if !failed.is_empty() {
             said = format!("{said}; {}", failed.join("; "));
         }
+        let what = match id {
+            NO_WINDOW => "memory of a set of contexts".to_owned(),
+            id => format!("window {id}"),
+        };
         let mut state = self.gpu.state.lock();
         if state.said == said {
-            log::debug!("{}: window {id}, {place}, by {way}", self.label);
+            log::debug!("{}: {what}, {place}, by {way}", self.label);
         } else {
-            log::info!("{said} (window {id}, {place})");
+            log::info!("{said} ({what}, {place})");
             state.said = said;
         }
     }
