@@ -82,7 +82,7 @@ impl Mlx5QueuePair {
             refused("CREATE_QP", format_args!("a {role} of {slots} slots"), &e, "ask for fewer contexts, or less depth")
         })?;
         let (completions, memory, page) = (completions.clone(), memory.clone(), page.clone());
-        let object = object.using((completions.clone(), memory.clone(), page.clone()));
+        let object = object.using((completions.clone(), memory.clone(), page.clone(), nic.port.pd.clone()));
         Ok(Self { object, number: queue_pair::number(&answer), role, place, mode, completions, memory, page })
     }
 

@@ -319,10 +319,17 @@ impl QueueSet {
             let _ = pair.main.stop();
             let _ = pair.companion.as_ref().map(Mlx5QueuePair::stop);
         }
-        let Self { nic, pairs, responders, stays, .. } = self;
-        drop((pairs, responders));
-        if stays.load(Ordering::Acquire) {
-            log::warn!("{}: the device refused to end queues of a set; see the kernel log", nic.label());
+        drop(self);
+    }
+}
+
+impl Drop for QueueSet {
+    fn drop(&mut self) {
+        self.pairs.clear();
+        self.responders.clear();
+        // What was made for a set that came to nothing is ended before this, too.
+        if self.stays.load(Ordering::Acquire) {
+            log::warn!("{}: the device refused to end queues of a set; see the kernel log", self.nic.label());
         }
     }
 }
