@@ -1,7 +1,7 @@
 //! Queues, structures and windows in memory of GPUs, over the fake CUDA driver.
 
 use crate::harness::{verbs_path, Fake, V14_2};
-use crate::support::common::{job, Job, Rank};
+use crate::support::common::{job, ok, Job, Rank};
 use crate::support::cuda::{exports, Cuda};
 use crate::support::kernel::Kernel;
 use crate::support::logged::{collect, lines, listen};
@@ -68,6 +68,52 @@ fn kernels_find_their_way_on_gpus() {
     exercise(&fake, &cuda);
     assert!(has_said("GPU memory is registered by"), "{:#?}", lines());
     assert!(has_said("engine gdaki: 2 contexts, V14(2), structures V3; "), "{:#?}", lines());
+}
+
+#[test]
+fn all_memory_of_a_communicator_is_registered_with_data_direct_or_none() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_data_direct", 1);
+    cuda.exports(exports::EVERY_MAPPING);
+    let fault = |errno: i32| fake.set("mlx5_data_direct_errno", errno.into());
+    // A window with the caller's DMA-BUF comes first, as with NCCL, then memory of a set.
+    let one_rank = |then: i32, is_made: bool| {
+        job(1, 0, |r| {
+            listen();
+            let _context = cuda.enter(0);
+            let window = cuda.alloc(0, WORDS, false, false);
+            let caller = cuda.export(0, &window);
+            let (mut mhandle, mut gin) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let register = oxygin::vtable::gin_v14::ncclGinPlugin_v14.reg_mr_sym_dma_buf.unwrap();
+            let at = window.at as *mut _;
+            // SAFETY: memory that stays, pointers to locals, and a descriptor of our own, closed once.
+            unsafe {
+                ok(register(r.coll, at, 8 * WORDS, PTR_CUDA, 0, caller, 0, &mut mhandle, &mut gin));
+                libc::close(caller);
+            }
+            fault(then);
+            match V14_2.create(r, Ask::default()) {
+                Ok((ctx, _)) => V14_2.destroy(ctx),
+                Err(_) => assert!(!is_made, "{:#?}", lines()),
+            }
+        });
+        fault(0);
+        fake.check_clean();
+        let said: Vec<String> = std::mem::take(&mut *lines()).into_iter().map(|line| line.1).collect();
+        said
+    };
+    let ways = |said: &[String]| -> Vec<bool> {
+        let by = said.iter().filter_map(|line| line.split("GPU memory is registered by ").nth(1));
+        by.map(|way| way.starts_with("a DMA-BUF with Data Direct")).collect()
+    };
+    assert_eq!(ways(&one_rank(0, true)), [true]);
+    fault(libc::EINVAL);
+    let said = one_rank(0, true);
+    assert_eq!(ways(&said), [false, false]);
+    assert!(said.iter().any(|line| line.contains("is not registered so")), "{said:#?}");
+    let said = one_rank(libc::EINVAL, false);
+    assert!(said.iter().any(|line| line.contains("set NCCL_IB_DATA_DIRECT=0")), "{said:#?}");
+    cuda.check();
 }
 
 #[test]
