@@ -46,13 +46,23 @@ fn contexts_are_spread_over_the_ports_of_a_lag() {
     for (name, value) in [("lag_tx_port_affinity", 1), ("num_lag_ports", 2)] {
         fake.set(&format!("mlx5_cap.{name}"), value);
     }
-    for (contexts, last) in [(1, 1), (2, 2), (3, 1)] {
+    // The last is of firmware that forgets what it was told before the queue pair sent.
+    for (contexts, last, forgets) in [(1, 1, 0), (2, 2, 0), (3, 1, 0), (2, 2, 1)] {
+        fake.set("mlx5_lag_forgotten", forgets);
+        fake.set("mlx5_cap.rts2rts_lag_tx_port_affinity", forgets);
         on_kernels(2, V14_2, Ask { contexts, counters: 0, ..Ask::default() }, |r, kernel, src, dst| {
             one_put(r, &kernel, src, dst);
             kernel.destroy();
         });
         assert_eq!(fake.count("mlx5_lag_port"), last, "{contexts} contexts");
     }
+    // A device that takes none then has the port of before.
+    fake.set("mlx5_fail_opcode", 0x505);
+    fake.set("mlx5_fail_in", 1);
+    on_kernels(2, V14_2, Ask { contexts: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        one_put(r, &kernel, src, dst);
+        kernel.destroy();
+    });
     fake.check_clean();
 }
 

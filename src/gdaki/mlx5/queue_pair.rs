@@ -96,7 +96,7 @@ impl Mlx5QueuePair {
         self.role
     }
 
-    /// RESET to INIT, RTR and RTS.
+    /// RESET to INIT, RTR and RTS, and there to its port of a LAG.
     pub fn connect(&self, nic: &Mlx5Nic, to: &RcConnection, patience: &Patience) -> Result<()> {
         let (number, path) = (self.number, &to.path);
         let init = transition::init(number, path.way.port_num, path.pkey_index, to.lag_port);
@@ -111,6 +111,14 @@ impl Mlx5QueuePair {
                 let what = format_args!("{} {number} on {} towards queue pair {}", self.role, nic.label(), to.peer);
                 refused(step, what, &e, remedy)
             })?;
+        }
+        if to.lag_again {
+            // Without it the queue pair sends as well, through whichever port the device chose.
+            let command = transition::bound_to(number, to.lag_port);
+            let bound = self.object.modify(command.bytes(), Plain::default().bytes_mut());
+            if let Err(e) = bound {
+                log::debug!("{} {number} on {} and its port of the LAG (RTS2RTS_QP): {e}", self.role, nic.label());
+            }
         }
         Ok(())
     }

@@ -56,6 +56,9 @@ pub mod general {
     pub const LOG_MAX_CQ: Field = at(0xdb, 5);
     /// Reads and atomics that a queue pair may have under way, as a power of two.
     pub const LOG_MAX_RA_REQ_QP: Field = at(0x14a, 6);
+    /// The LAG port of a queue pair that sends can be changed. From rdma-core,
+    /// `tests/mlx5_prm_structs.py`.
+    pub const RTS2RTS_LAG_TX_PORT_AFFINITY: Field = at(0x152, 1);
     /// Reads and atomics that may be arriving at one, as a power of two.
     pub const LOG_MAX_RA_RES_QP: Field = at(0x15a, 6);
     /// 0: InfiniBand, 1: Ethernet.
@@ -129,6 +132,8 @@ pub struct Capabilities {
     pub lag_ports: u8,
     /// A queue pair's port can be changed on its way to RTR.
     pub lag_in_rtr: bool,
+    /// It can be changed of one that sends.
+    pub lag_in_rts: bool,
     /// The port is an Ethernet one.
     pub is_ethernet: bool,
     /// Source ports of RoCE v2, first and last.
@@ -171,6 +176,7 @@ impl Capabilities {
             log_message: general.get(general::LOG_MAX_MSG) as u8,
             lag_ports: ports,
             lag_in_rtr: is(general::INIT2_LAG_TX_PORT_AFFINITY),
+            lag_in_rts: is(general::RTS2RTS_LAG_TX_PORT_AFFINITY),
             is_ethernet: general.get(general::PORT_TYPE) == 1,
             udp_ports: roce.map_or((0, 0), |answer| {
                 let port = |field| answer.get(field) as u16;

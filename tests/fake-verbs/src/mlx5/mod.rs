@@ -24,7 +24,8 @@
 //! * **Execution**: `stopped` (as for verbs: what goes to the device stays in the senders' queues), `mlx5_held` (1:
 //!   nothing is executed), `mlx5_strict_doorbells` (1: entries count only when the register has said so; without, the
 //!   record is enough, since registers are plain memory here and a page can be shared: a doorbell that another one
-//!   has overwritten would be lost). `error_in`, `error_status` fail entries of verbs only; `mlx5_error_in` = n: the
+//!   has overwritten would be lost), `mlx5_lag_forgotten` (1: a LAG port counts only where it is given to a queue pair
+//!   that sends). `error_in`, `error_status` fail entries of verbs only; `mlx5_error_in` = n: the
 //!   n-th entry from now ends with syndrome `mlx5_error_syndrome` (0x15).
 //! * **Refusals**: `fake_mlx5_refusal(buffer, bytes)` copies the sentence why the last command was refused (a C
 //!   string). The fake prints it as well, except for failures asked for.
