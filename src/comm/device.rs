@@ -88,11 +88,11 @@ impl Room {
         };
         let cis_at = credits.as_ref().map_or(cis.device, |words| words.at);
         let counters = memory.shared(8 * n * spec.counters as usize)?;
-        let signals = memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?;
+        let signals = memory.zeroed(8 * n * (spec.signals as usize).max(1))?;
         // Device code's own: produced indices, and two indices of gets a peer.
-        let indices = memory.device(&vec![0; 3 * n * cis_bytes])?;
+        let indices = memory.zeroed(3 * n * cis_bytes)?;
         let offsets = match spec.layout.has_signal_offsets() {
-            true => memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?,
+            true => memory.zeroed(8 * n * (spec.signals as usize).max(1))?,
             false => 0,
         };
         let mut array = Vec::new();

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::fabric::World;
 use crate::gdaki::soft::{QueueView, SetView, TableView};
 use crate::gdaki::view::{Description, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
-use crate::proxy::memory::Memory;
+use crate::proxy::memory::{zeros, Memory};
 use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_GDAKI};
 use std::ffi::c_void;
 
@@ -46,7 +46,7 @@ impl DeviceImage {
             contexts: spec.contexts.contexts,
         };
         let image = Image::new(layout, shape, spec.counters > 0)?;
-        let at = memory.device(&vec![0; image.bytes()])?;
+        let at = memory.zeroed(image.bytes())?;
         Ok(Self { layout, image, ranks: world.nranks as usize, at })
     }
 
@@ -82,7 +82,7 @@ impl DeviceImage {
 
     /// Writes what is described, and returns what NCCL is given.
     pub(super) fn describe(&self, description: &Description, memory: &Memory) -> Result<Box<DeviceHandle>> {
-        let mut contents = vec![0; self.image.bytes()];
+        let mut contents = zeros(self.image.bytes())?;
         self.image.write(description, &mut contents, self.at)?;
         // SAFETY: `allocate` took this many bytes of it; nobody knows the address yet.
         unsafe { memory.write_device(self.at, &contents)? };

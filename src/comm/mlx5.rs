@@ -57,7 +57,7 @@ fn words(spec: &NicSpec, each: u32) -> u64 {
 }
 
 impl Mlx5Room {
-    fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
+    fn allocate(nic: &Mlx5Nic, spec: &NicSpec, world: World) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
         let shape = SetShape {
@@ -75,10 +75,10 @@ impl Mlx5Room {
         let mut memory = Memory::here()?;
         Ok(Self {
             request,
-            places: QueueMemory::allocate(&request, &mut memory)?,
+            places: QueueMemory::allocate(nic, &request, &mut memory)?,
             image: DeviceImage::allocate(layout, spec, world, &mut memory)?,
-            counters: memory.device(&vec![0; words(spec, spec.counters) as usize])?,
-            signals: memory.device(&vec![0; words(spec, spec.signals) as usize])?,
+            counters: memory.zeroed(words(spec, spec.counters) as usize)?,
+            signals: memory.zeroed(words(spec, spec.signals) as usize)?,
             sink: memory.device(&[0; 8])?,
             memory: Arc::new(memory),
         })
@@ -146,7 +146,7 @@ impl Coll {
                 return Err(Error::internal("createContext: the communicator has no mlx5 port"));
             };
             let spec = spec()?;
-            let room = Mlx5Room::allocate(&spec, self.world)?;
+            let room = Mlx5Room::allocate(nic, &spec, self.world)?;
             let queues = self.connect_mlx5(call, (nic, fabric), &spec, room)?;
             // Device code alone uses them.
             Ok((Queues::Verbs(Box::default()), queues))

@@ -103,7 +103,7 @@ impl Room {
             bells: memory.shared(queues * bell_bytes)?,
             records: memory.shared(queues * APART)?,
             counters: memory.shared(8 * n * spec.counters as usize)?,
-            signals: memory.device(&vec![0; 8 * n * (spec.signals as usize).max(1)])?,
+            signals: memory.zeroed(8 * n * (spec.signals as usize).max(1))?,
             image: match spec.layout {
                 Some(layout) => Some(DeviceImage::allocate(layout, spec, world, &mut memory)?),
                 None => None,

@@ -42,7 +42,7 @@ impl Records {
             None => {
                 let count = (CHUNK_BYTES / each).max(1);
                 let mut memory = Memory::here()?;
-                let base = memory.device(&vec![0; count * each])?;
+                let base = memory.zeroed(count * each)?;
                 self.chunks.push(Chunk { memory, base, free: (0..count as u32).rev().collect() });
                 self.chunks.len() - 1
             }

@@ -440,7 +440,8 @@ pub const VARIABLES: &[Variable] = &[
         default: "0",
         meaning:
             "With `OXYGIN_ENGINE=gdaki`: whether kernels ring mlx5 devices without a doorbell record. 1: they do, and \
-                  devices that need one are refused; 2: they do where the device can do without.",
+                  devices that need one are refused; 2: they do where the device can do without for queues of \
+                  that depth.",
         accepted: "0, 1, 2",
         apply: |config, text| {
             config.reliable_doorbell = match integer(text)? {

@@ -14,9 +14,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a copy at set-up may take. It has a stream of its own, but the hardware queue behind that may be one that
-/// an application's kernel holds.
+/// How long a copy of a piece at set-up may take. It has a stream of its own, but the hardware queue behind that may be
+/// one that an application's kernel holds.
 const COPY_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of pinned memory at most by which GPU memory is filled at set-up, piece by piece: what a set takes of the GPU
+/// is not taken of the host as well.
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Host pages of our own.
 struct Pages {
@@ -142,20 +145,31 @@ impl Memory {
 
     /// Memory for device code alone, with these contents, on pages of its own. Returns its address there.
     pub fn device(&mut self, contents: &[u8]) -> Result<u64> {
+        self.filled(contents.len(), copies_of(contents))
+    }
+
+    /// The same, zeroed.
+    pub fn zeroed(&mut self, bytes: usize) -> Result<u64> {
+        self.filled(bytes, |_, _| ())
+    }
+
+    /// The same, with the contents that `fill` gives it: it is called with each piece in turn, which is zeroed, and
+    /// with where that begins. Pieces begin at multiples of 64 bytes.
+    pub fn filled(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<u64> {
         let Some(context) = &self.context else {
-            let block = self.host(contents.len())?;
-            // SAFETY: that many bytes were just made, and nobody has them.
-            unsafe { block.cpu.as_ptr().copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
+            let block = self.host(bytes)?;
+            // SAFETY: that many bytes were just made, and nobody else has them.
+            fill(0, unsafe { std::slice::from_raw_parts_mut(block.cpu.as_ptr(), bytes) });
             return Ok(block.device);
         };
         let what = "GPU memory for device queues";
         let made = (|| {
-            let (allocation, bytes) = Allocation::create(context.cuda(), context.device(), contents.len())?;
+            let (allocation, bytes) = Allocation::create(context.cuda(), context.device(), bytes)?;
             Mapped::new(context.cuda(), &[(allocation, bytes)], context.device())
         })()
         .map_err(|e| cuda_error(what, &e))?;
         let at = made.base();
-        fill(context, at, contents)?;
+        fill_gpu(context, at, bytes, fill)?;
         self.mapped.push(made);
         Ok(at)
     }
@@ -166,7 +180,7 @@ impl Memory {
     /// They lie inside it, and nobody reads or writes there meanwhile.
     pub unsafe fn write_device(&self, at: u64, contents: &[u8]) -> Result<()> {
         match &self.context {
-            Some(context) => fill(context, at, contents),
+            Some(context) => fill_gpu(context, at, contents.len(), copies_of(contents)),
             None => {
                 // SAFETY: host memory, of this many bytes, which nobody else uses (caller).
                 unsafe { (at as *mut u8).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
@@ -181,29 +195,49 @@ fn null() -> Error {
     Error::internal("the driver returned no memory")
 }
 
-/// Copies to GPU memory by a stream of its own and waits for it.
-fn fill(context: &Context, at: u64, contents: &[u8]) -> Result<()> {
+/// Gives each piece its part of the contents.
+fn copies_of(contents: &[u8]) -> impl FnMut(usize, &mut [u8]) + '_ {
+    |begin, piece| piece.copy_from_slice(&contents[begin..][..piece.len()])
+}
+
+/// Zeros in host memory; an error where there is not so much.
+pub fn zeros(bytes: usize) -> Result<Vec<u8>> {
+    let mut zeros = Vec::new();
+    zeros
+        .try_reserve_exact(bytes)
+        .map_err(|e| Error::system(format!("no memory for what device code is given ({bytes} bytes): {e}")))?;
+    zeros.resize(bytes, 0);
+    Ok(zeros)
+}
+
+/// Fills GPU memory with what `fill` writes into each piece: by a stream of its own, waiting for each.
+fn fill_gpu(context: &Context, at: u64, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<()> {
     let what = "a copy to device queues";
     let failed = |e| cuda_error(what, &e);
     let _current = context.enter().map_err(failed)?;
-    let staging = Pinned::alloc(context.cuda(), contents.len().max(1)).map_err(failed)?;
+    let staging = Pinned::alloc(context.cuda(), bytes.clamp(1, PIECE_BYTES)).map_err(failed)?;
     let stream = Stream::create(context.cuda()).map_err(failed)?;
-    // SAFETY: as many bytes as were asked for; nobody else has them.
-    unsafe { staging.host().copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
-    let mut copies = Copies::default();
-    copies.push(at, staging.device(), contents.len());
-    // SAFETY: both ends stay until the stream is done, or for ever.
-    unsafe { stream.copy_in(&copies) }.map_err(failed)?;
-    let end = Instant::now() + COPY_LIMIT;
-    while !stream.is_done().map_err(failed)? {
-        if Instant::now() > end {
-            std::mem::forget((staging, stream));
-            return Err(Error::cuda(format!(
-                "{what} has not ended for {COPY_LIMIT:?}: a kernel of the application holds the GPU; make device \
-                 communicators while none waits for another rank"
-            )));
+    for begin in (0..bytes).step_by(PIECE_BYTES) {
+        let len = PIECE_BYTES.min(bytes - begin);
+        // SAFETY: that many bytes were asked for; the copy before has ended, so that nobody else has them.
+        let piece = unsafe { std::slice::from_raw_parts_mut(staging.host(), len) };
+        piece.fill(0);
+        fill(begin, piece);
+        let mut copies = Copies::default();
+        copies.push(at + begin as u64, staging.device(), len);
+        // SAFETY: both ends stay until the stream is done, or for ever.
+        unsafe { stream.copy_in(&copies) }.map_err(failed)?;
+        let end = Instant::now() + COPY_LIMIT;
+        while !stream.is_done().map_err(failed)? {
+            if Instant::now() > end {
+                std::mem::forget((staging, stream));
+                return Err(Error::cuda(format!(
+                    "{what} has not ended for {COPY_LIMIT:?}: a kernel of the application holds the GPU; make device \
+                     communicators while none waits for another rank"
+                )));
+            }
+            std::thread::sleep(Duration::from_micros(20));
         }
-        std::thread::sleep(Duration::from_micros(20));
     }
     Ok(())
 }
@@ -236,7 +270,13 @@ mod tests {
             assert!(std::slice::from_raw_parts(shared.cpu.as_ptr(), 10_000).iter().all(|b| *b == 0));
             assert_eq!(std::slice::from_raw_parts(own as *const u8, 4), [1, 2, 3, 0]);
         }
+        let pattern = memory.filled(100, |begin, piece| piece.iter_mut().zip(begin..).for_each(|(b, i)| *b = i as u8));
+        // SAFETY: as above.
+        let pattern = unsafe { std::slice::from_raw_parts(pattern.unwrap() as *const u8, 100) };
+        assert!(pattern.iter().zip(0..).all(|(b, i)| *b == i));
         assert_eq!((shared.device, memory.is_on_gpu()), (shared.cpu.as_ptr() as u64, false));
         assert_eq!(memory.shared_bytes(), 10_000);
+        // What there is not is an error.
+        assert!(memory.zeroed(1 << 60).is_err() && zeros(1 << 60).is_err());
     }
 }

@@ -44,8 +44,11 @@ pub(super) unsafe fn connect_with(
     // SAFETY: passed on.
     let (coll, place) = unsafe { setup::join(handles, nranks, rank, listen_comm, coll_comm, connector)? };
     // NCCL's proxy asks for its connections here; a caller that leaves the number open gets one.
-    // Also where device code gets queues of ours: whoever has the communicator may call the data operations.
-    coll.create_contexts(EngineKind::Nccl, || setup::spec(n_connections.max(1), queue_depth, -1))?;
+    // Also where device code gets queues of ours: whoever has the communicator may call the data operations. With
+    // gdaki nobody may, since its windows have names for device code alone; all ranks agreed on that.
+    if coll.engine_kind() != EngineKind::Gdaki {
+        coll.create_contexts(EngineKind::Nccl, || setup::spec(n_connections.max(1), queue_depth, -1))?;
+    }
     coll.set_connected_depth(queue_depth);
     let handle = place.fill(coll.clone());
     coll.set_handle(handle);

@@ -174,15 +174,14 @@ fn create(
         let (set, place) = coll.create_mlx5_contexts(|| {
             let asked = asked()?;
             let spec = nic_spec(&coll.instance, &asked)?;
-            named = Some((asked.table, spec));
+            named = spec.layout.map(|layout| (asked.table, spec.contexts.contexts, layout));
             Ok(spec)
         })?;
-        if let Some((table, spec)) = named {
+        if let Some((table, contexts, structures)) = named {
             log::info!(
-                "engine gdaki: {} contexts, {table:?}, structures {:?}; suits kernels that are compiled for GDAKI. No \
-                 mlx5 hardware has run this engine yet: it was tested on a library that stands for libmlx5",
-                spec.contexts.contexts,
-                spec.layout
+                "engine gdaki: {contexts} contexts, {table:?}, structures {structures:?}; suits kernels that are \
+                 compiled for GDAKI. No mlx5 hardware has run this engine yet: it was tested on a library that stands \
+                 for libmlx5"
             );
         }
         return Ok((set, place));

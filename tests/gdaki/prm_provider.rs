@@ -112,11 +112,13 @@ fn paths(compared: &mut Compared) {
 fn device(compared: &mut Compared) {
     let general = named!(capabilities::general:
         HCA_CAP_2 LOG_MAX_QP_SZ LOG_MAX_QP LOG_MAX_CQ_SZ LOG_MAX_CQ LOG_MAX_RA_REQ_QP LOG_MAX_RA_RES_QP PORT_TYPE
-        LOG_MAX_MSG INIT2_LAG_TX_PORT_AFFINITY ROCE ATOMIC CQ_OI CD RC LAG_TX_PORT_AFFINITY NUM_LAG_PORTS);
+        LOG_MAX_MSG INIT2_LAG_TX_PORT_AFFINITY ROCE ATOMIC CQ_OI CD RC LAG_TX_PORT_AFFINITY NUM_LAG_PORTS
+        RTS2RTS_LAG_TX_PORT_AFFINITY);
     compared.fields(&GENERAL_CAP_OUT, 0, "capability.", general);
     let roce = named!(capabilities::roce: R_ROCE_MAX_SRC_UDP_PORT R_ROCE_MIN_SRC_UDP_PORT);
     compared.fields(&ROCE_CAP_OUT, 0, "capability.", roce);
-    compared.fields(&GENERAL_2_CAP_OUT, 0, "capability.", named!(capabilities::general_2: SEND_DBR_MODE_NO_DBR_EXT));
+    let more = named!(capabilities::general_2: SEND_DBR_MODE_NO_DBR_EXT LOG_MAX_SEND_DBR_LESS_QP_SQ);
+    compared.fields(&GENERAL_2_CAP_OUT, 0, "capability.", more);
 }
 
 /// Names of fields, and of places, that the provider's source has.
@@ -159,6 +161,7 @@ fn opcodes_are_those_of_another_origin() {
         (fields::RST2INIT_QP, prm::opcode::RST2INIT),
         (fields::INIT2RTR_QP, prm::opcode::INIT2RTR),
         (fields::RTR2RTS_QP, prm::opcode::RTR2RTS),
+        (fields::RTS2RTS_QP, prm::opcode::RTS2RTS),
         (fields::TO_ERR_QP, prm::opcode::TO_ERR),
         (fields::TO_RST_QP, prm::opcode::TO_RST),
         (fields::QUERY_QP, prm::opcode::QUERY_QP),

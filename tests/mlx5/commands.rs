@@ -54,6 +54,7 @@ fn commands_say_to_another_origin_what_they_are_to_say() {
         path: PortPath { way, pkey_index: 3, ethernet },
         lag_port: 2,
         lag_counts: true,
+        lag_again: true,
     };
     let path = |name: &str| format!("qpc.primary_address_path.{name}");
     let (mac, port) = (path("rmac_47_32"), path("udp_sport"));
@@ -63,6 +64,8 @@ fn commands_say_to_another_origin_what_they_are_to_say() {
     let patience = Patience { timeout: 20, retries: 7, reads_out: 16 };
     let wanted = [("qpc.retry_count", 7), ("qpc.rnr_retry", 7), ("qpc.log_sra_max", 4)];
     says(&MODIFY_QP_IN, transition::ready_to_send(9, &patience).bytes(), opcode::RTR2RTS, &wanted);
+    let wanted = [("qpn", 9), ("qpc.lag_tx_port_affinity", 2), ("opt_param_mask", 1 << 15)];
+    says(&MODIFY_QP_IN, transition::bound_to(9, 2).bytes(), opcode::RTS2RTS, &wanted);
     says(&STOP_QP_IN, transition::error(9).bytes(), opcode::TO_ERR, &[("qpn", 9)]);
     says(&STOP_QP_IN, transition::reset(9).bytes(), opcode::TO_RST, &[("qpn", 9)]);
     says(&QUERY_QP_IN, queue_pair::query(9).bytes(), opcode::QUERY_QP, &[("qpn", 9)]);

@@ -170,6 +170,7 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
     let fake = Fake::take();
     fake.set("mlx5_cap.cd", 0);
     fake.set("mlx5_cap.log_max_qp_sz", 9);
+    fake.set("mlx5_cap.log_max_qp", 4);
     collect();
     job(2, 0, |r| {
         listen();
@@ -177,6 +178,7 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
         assert_eq!(V14_2.create(r, Ask::default()).err(), Some(NcclResult::INVALID_USAGE));
         assert_eq!(V14_2.create(r, Ask { depth: 1024, ..without }).err(), Some(NcclResult::INVALID_ARGUMENT));
         assert_eq!(V14_2.create(r, Ask { depth: -1, ..without }).err(), Some(NcclResult::INVALID_ARGUMENT));
+        assert_eq!(V14_2.create(r, Ask { contexts: 6, ..without }).err(), Some(NcclResult::INVALID_ARGUMENT));
         let kernel = Kernel::new(r, V14_2, Ask { depth: 512, ..without }, &here);
         r.job.barrier.wait();
         kernel.destroy();
@@ -184,6 +186,7 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
     let said: Vec<String> = lines().iter().map(|line| line.1.clone()).collect();
     assert_said(&said, &["nCounters > 0", "(cd)"]);
     assert_said(&said, &["queueDepth: 1024 slots", "up to 512"]);
+    assert_said(&said, &["nContexts = 6 makes 18 queue pairs", "fake_0:1 has 16"]);
     fake.check_clean();
 }
 
@@ -205,7 +208,30 @@ fn a_device_that_ends_nothing_holds_nobody_up() {
         r.job.barrier.wait();
         kernel.destroy();
     });
+    ended_nothing(&fake);
+}
+
+#[test]
+fn what_a_device_does_not_end_of_a_set_that_came_to_nothing_is_said() {
+    if is_elsewhere(concat!(module_path!(), "::what_a_device_does_not_end_of_a_set_that_came_to_nothing_is_said")) {
+        return;
+    }
+    let fake = Fake::take();
+    collect();
+    fake.set("mlx5_destroy_errno", 5);
+    fake.set("mlx5_fail_opcode", 0x504);
+    fake.set("mlx5_fail_in", 1);
+    job(2, 0, |r| {
+        listen();
+        assert!(V14_2.create(r, Ask::default()).is_err());
+    });
+    ended_nothing(&fake);
+}
+
+/// Both ranks' devices refused to end queues: that is said, and what these need is still there.
+fn ended_nothing(fake: &Fake) {
     let said: Vec<String> = lines().iter().map(|line| line.1.clone()).collect();
-    assert_said(&said, &["the device refused to end queues"]);
-    fake.set("mlx5_destroy_errno", 0);
+    assert_eq!(said.iter().filter(|line| line.contains("the device refused to end queues")).count(), 2, "{said:#?}");
+    assert!(fake.count("live_mlx5_qps") > 0 && fake.count("live_mlx5_umems") > 0);
+    assert_eq!((fake.count("misuse"), fake.count("live_pds")), (0, 2));
 }

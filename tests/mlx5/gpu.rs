@@ -1,7 +1,7 @@
 //! Queues, structures and windows in memory of GPUs, over the fake CUDA driver.
 
 use crate::harness::{verbs_path, Fake, V14_2};
-use crate::support::common::{job, Job, Rank};
+use crate::support::common::{job, ok, Job, Rank};
 use crate::support::cuda::{exports, Cuda};
 use crate::support::kernel::Kernel;
 use crate::support::logged::{collect, lines, listen};
@@ -67,17 +67,86 @@ fn kernels_find_their_way_on_gpus() {
     let (fake, cuda) = take();
     exercise(&fake, &cuda);
     assert!(has_said("GPU memory is registered by"), "{:#?}", lines());
+    assert!(has_said("engine gdaki: 2 contexts, V14(2), structures V3; "), "{:#?}", lines());
+}
+
+#[test]
+fn all_memory_of_a_communicator_is_registered_with_data_direct_or_none() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_data_direct", 1);
+    cuda.exports(exports::EVERY_MAPPING);
+    let fault = |errno: i32| fake.set("mlx5_data_direct_errno", errno.into());
+    // A window with the caller's DMA-BUF comes first, as with NCCL, then memory of a set.
+    let one_rank = |then: i32, is_made: bool| {
+        job(1, 0, |r| {
+            listen();
+            let _context = cuda.enter(0);
+            let window = cuda.alloc(0, WORDS, false, false);
+            let caller = cuda.export(0, &window);
+            let (mut mhandle, mut gin) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let register = oxygin::vtable::gin_v14::ncclGinPlugin_v14.reg_mr_sym_dma_buf.unwrap();
+            let at = window.at as *mut _;
+            // SAFETY: memory that stays, pointers to locals, and a descriptor of our own, closed once.
+            unsafe {
+                ok(register(r.coll, at, 8 * WORDS, PTR_CUDA, 0, caller, 0, &mut mhandle, &mut gin));
+                libc::close(caller);
+            }
+            fault(then);
+            match V14_2.create(r, Ask::default()) {
+                Ok((ctx, _)) => V14_2.destroy(ctx),
+                Err(_) => assert!(!is_made, "{:#?}", lines()),
+            }
+        });
+        fault(0);
+        fake.check_clean();
+        let said: Vec<String> = std::mem::take(&mut *lines()).into_iter().map(|line| line.1).collect();
+        said
+    };
+    let ways = |said: &[String]| -> Vec<bool> {
+        let by = said.iter().filter_map(|line| line.split("GPU memory is registered by ").nth(1));
+        by.map(|way| way.starts_with("a DMA-BUF with Data Direct")).collect()
+    };
+    assert_eq!(ways(&one_rank(0, true)), [true]);
+    fault(libc::EINVAL);
+    let said = one_rank(0, true);
+    assert_eq!(ways(&said), [false, false]);
+    assert!(said.iter().any(|line| line.contains("is not registered so")), "{said:#?}");
+    let said = one_rank(libc::EINVAL, false);
+    assert!(said.iter().any(|line| line.contains("set NCCL_IB_DATA_DIRECT=0")), "{said:#?}");
+    cuda.check();
+}
+
+#[test]
+fn memory_of_a_set_has_no_number_in_the_log() {
+    let (fake, cuda) = take();
+    cuda.exports(exports::EVERY_MAPPING);
+    job(1, 0, |r| {
+        listen();
+        let _context = cuda.enter(0);
+        let see = |at| cuda.see(at).expect("what kernels can see");
+        // There is no window before it, so that it is the first of which a way is said.
+        Kernel::new(r, V14_2, Ask::default(), &see).destroy();
+    });
+    assert!(has_said("by a DMA-BUF (memory of a set of contexts, "), "{:#?}", lines());
+    let odd = |line: &&(log::Level, String)| line.1.contains("4294967295") || line.1.contains("Some(");
+    assert_eq!(lines().iter().find(odd), None);
+    fake.check_clean();
+    cuda.check();
 }
 
 #[test]
 fn a_page_that_all_share_is_mapped_once() {
     let (fake, cuda) = take();
     fake.set("mlx5_uar_dedicated", 0);
+    // The two sets ring different registers of it.
+    fake.set("mlx5_cap.log_max_send_dbr_less_qp_sq", 5);
+    std::env::set_var("NCCL_GDAKI_USE_RELIABLE_DB", "2");
     job(2, 0, |r| {
         let _context = cuda.enter(r.rank as i32);
         let see = |at| cuda.see(at).expect("what kernels can see");
         let ask = Ask { contexts: 3, ..Ask::default() };
-        let sets = [(); 2].map(|()| Kernel::new(r, V14_2, ask, &see));
+        let sets = [32, 64].map(|depth| Kernel::new(r, V14_2, Ask { depth, ..ask }, &see));
+        assert_eq!([&sets[0], &sets[1]].map(|kernel| kernel.handler(2, 0)), [10, 2]);
         r.job.barrier.wait();
         for (set, kernel) in sets.iter().enumerate() {
             kernel.qp(2, 1 - r.rank).post(&[kernel.add_signal(2, 1 - r.rank, 1, set as u64 + 5)]);
@@ -93,6 +162,7 @@ fn a_page_that_all_share_is_mapped_once() {
         second.destroy();
         r.job.barrier.wait();
     });
+    std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
     fake.check_clean();
     cuda.check();
 }
@@ -104,7 +174,45 @@ fn data_direct_is_used_where_the_device_has_it() {
     cuda.exports(exports::YES);
     exercise(&fake, &cuda);
     // This driver exports for the usual mapping alone, and the log says so.
-    assert!(has_said("Data Direct"), "{:#?}", lines());
+    assert!(has_said("by a DMA-BUF; by a DMA-BUF with Data Direct: "), "{:#?}", lines());
+    lines().clear();
+    cuda.exports(exports::EVERY_MAPPING);
+    exercise(&fake, &cuda);
+    assert!(has_said("by a DMA-BUF with Data Direct ("), "{:#?}", lines());
+}
+
+#[test]
+fn a_device_that_refuses_data_direct_has_the_plain_ways() {
+    let (fake, cuda) = take();
+    fake.set("mlx5_data_direct", 1);
+    cuda.exports(exports::EVERY_MAPPING);
+    for errno in [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EINVAL] {
+        fake.set("mlx5_data_direct_errno", errno.into());
+        exercise(&fake, &cuda);
+        assert!(has_said("by a DMA-BUF; by a DMA-BUF with Data Direct: "), "{:#?}", lines());
+        lines().clear();
+    }
+}
+
+#[test]
+fn more_than_a_gpu_has_is_refused_and_the_process_lives() {
+    let (fake, cuda) = take();
+    job(1, 0, |r| {
+        listen();
+        let _context = cuda.enter(0);
+        // 128 GiB of signals.
+        let ask = Ask { contexts: 1024, signals: 1 << 24, counters: 0, depth: 1, ..Ask::default() };
+        assert!(V14_2.create(r, ask).is_err());
+        let see = |at| cuda.see(at).expect("what kernels can see");
+        // Completion entries of a set that is filled in several pieces are unwritten, to the last one.
+        let kernel = Kernel::new(r, V14_2, Ask { contexts: 4, depth: 32_768, ..Ask::default() }, &see);
+        kernel.qp(3, 0).post(&[kernel.add_signal(3, 0, 1, 5)]);
+        kernel.wait_signal(3, 1, 5);
+        kernel.destroy();
+    });
+    assert!(has_said("GPU memory for device queues"), "{:#?}", lines());
+    fake.check_clean();
+    cuda.check();
 }
 
 /// What a rank says that cannot join.

@@ -6,7 +6,7 @@ use crate::support::nic::Ask;
 use crate::support::turn::{self, Turn};
 use libloading::Library;
 use nccl_plugin_api::PTR_HOST;
-use std::ffi::{c_char, CString};
+use std::ffi::{c_char, c_void, CString};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -102,6 +102,8 @@ impl Fake {
 pub struct Registered {
     memory: Window,
     first: usize,
+    /// For calls.
+    pub mhandle: *mut c_void,
     pub gin: u64,
 }
 
@@ -112,7 +114,7 @@ impl Registered {
         let at = memory.words[first..].as_ptr() as u64;
         let (mhandle, gin) = through.register(r, at, 8 * WORDS, PTR_HOST);
         assert_ne!(gin, mhandle as u64, "device code has a name of its own for it");
-        Self { memory, first, gin }
+        Self { memory, first, mhandle, gin }
     }
 
     fn word(&self, i: usize) -> &AtomicU64 {

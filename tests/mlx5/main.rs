@@ -5,6 +5,7 @@
 mod support;
 
 mod commands;
+mod connections;
 mod data;
 mod errors;
 mod faults;

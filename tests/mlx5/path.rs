@@ -46,13 +46,23 @@ fn contexts_are_spread_over_the_ports_of_a_lag() {
     for (name, value) in [("lag_tx_port_affinity", 1), ("num_lag_ports", 2)] {
         fake.set(&format!("mlx5_cap.{name}"), value);
     }
-    for (contexts, last) in [(1, 1), (2, 2), (3, 1)] {
+    // The last is of firmware that forgets what it was told before the queue pair sent.
+    for (contexts, last, forgets) in [(1, 1, 0), (2, 2, 0), (3, 1, 0), (2, 2, 1)] {
+        fake.set("mlx5_lag_forgotten", forgets);
+        fake.set("mlx5_cap.rts2rts_lag_tx_port_affinity", forgets);
         on_kernels(2, V14_2, Ask { contexts, counters: 0, ..Ask::default() }, |r, kernel, src, dst| {
             one_put(r, &kernel, src, dst);
             kernel.destroy();
         });
         assert_eq!(fake.count("mlx5_lag_port"), last, "{contexts} contexts");
     }
+    // A device that takes none then has the port of before.
+    fake.set("mlx5_fail_opcode", 0x505);
+    fake.set("mlx5_fail_in", 1);
+    on_kernels(2, V14_2, Ask { contexts: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        one_put(r, &kernel, src, dst);
+        kernel.destroy();
+    });
     fake.check_clean();
 }
 
@@ -107,6 +117,40 @@ fn doorbells_have_no_record_where_that_is_asked_for_and_possible() {
         fake.check_clean();
     }
     std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
+}
+
+#[test]
+fn queues_that_are_too_deep_for_that_have_a_record() {
+    let fake = Fake::take();
+    fake.set("mlx5_strict_doorbells", 1);
+    // They share one page, which has both registers.
+    fake.set("mlx5_uar_dedicated", 0);
+    fake.set("mlx5_cap.log_max_send_dbr_less_qp_sq", 5);
+    std::env::set_var("NCCL_GDAKI_USE_RELIABLE_DB", "2");
+    on_kernels(2, V14_2, Ask { depth: 64, ..Ask::default() }, |r, deep, src, dst| {
+        let flat = Kernel::new(r, V14_2, Ask { depth: 32, ..Ask::default() }, &here);
+        assert_eq!([&deep, &flat].map(|kernel| kernel.handler(0, 0)), [2, 10]);
+        assert_eq!([&deep, &flat].map(|kernel| kernel.qp(0, 0).view.bell % 4096), [0x800, 0x600]);
+        one_put(r, &deep, src, dst);
+        one_put(r, &flat, src, dst);
+        deep.destroy();
+        flat.destroy();
+    });
+    std::env::set_var("NCCL_GDAKI_USE_RELIABLE_DB", "1");
+    collect();
+    job(2, 0, |r| {
+        listen();
+        let deep = Ask { depth: 64, ..Ask::default() };
+        assert_eq!(V14_2.create(r, deep).err(), Some(NcclResult::INVALID_ARGUMENT));
+        let kernel = Kernel::new(r, V14_2, Ask { depth: 32, ..Ask::default() }, &here);
+        assert_eq!(kernel.handler(0, 0), 10);
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
+    let has_said = |words: &str| lines().iter().any(|line| line.1.contains(words));
+    assert!(has_said("64 slots; the device has queues without a doorbell record of up to 32; set NCCL_GDAKI_USE"));
+    fake.check_clean();
 }
 
 #[test]

@@ -17,6 +17,8 @@ pub mod exports {
     pub const PCIE_ONLY: c_int = 3;
     /// No range, because memory was allocated without a thought of RDMA.
     pub const NOT_CAPABLE: c_int = 4;
+    /// For every mapping.
+    pub const EVERY_MAPPING: c_int = 5;
 }
 
 type Resolve = extern "C" fn(c_int, u64, usize) -> *mut u8;

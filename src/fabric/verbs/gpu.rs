@@ -1,9 +1,12 @@
 //! GPU windows: the ways to register them with a device, tried in turn.
 //!
 //! A DMA-BUF that the caller brings comes first, then one that the driver exports here, then registration by address,
-//! which needs a peer memory module in the kernel. Whatever way it was, devices then read, write and add to GPU
-//! memory by themselves: no data passes through here, and the CPU never touches it.
+//! which needs a peer memory module in the kernel. Data Direct, where it is used, comes before all of them, and for all
+//! GPU memory of a fabric or for none: the device writes by another function then, and what comes by one does not wait
+//! for what comes by the other, so that a signal could be seen before its data. Whatever way it was, devices then read,
+//! write and add to GPU memory by themselves: no data passes through here, and the CPU never touches it.
 
+use super::port::NO_WINDOW;
 use super::regions::WindowGuard;
 use super::VerbsFabric;
 use crate::error::{Error, Result};
@@ -56,6 +59,8 @@ pub(super) struct Gpu {
 struct State {
     /// The GPU of the first window: one flush covers all windows only if they are on one GPU.
     device: Option<i32>,
+    /// Whether memory is registered with Data Direct: as the first was.
+    is_direct: Option<bool>,
     /// The way of the last window and why not another: said once, until it changes.
     said: String,
 }
@@ -100,6 +105,7 @@ impl VerbsFabric {
             let failed = failed.join("; ");
             return Err(Error::system(format!("{place} cannot be registered with {}: {failed}; {REMEDY}", self.label)));
         };
+        self.gpu.state.lock().is_direct.get_or_insert(way == RegistrationWay::DataDirect);
         self.say(way, &failed, &place, region.id);
         Ok(mr)
     }
@@ -132,6 +138,22 @@ impl VerbsFabric {
         memory: &GpuMemory,
         failed: &mut Vec<String>,
     ) -> Option<(RegistrationWay, Mr)> {
+        if self.devx.data_direct().is_some() && self.gpu.dma_buf && memory.context.has_dma_buf() {
+            let way = RegistrationWay::DataDirect;
+            let first = self.gpu.state.lock().is_direct;
+            if first == Some(false) {
+                failed.push(format!("by {way}: other memory of this communicator is not registered so"));
+            } else if let Ok(mr) = self.try_export(region, memory, (way, Mapping::Pcie), failed) {
+                return Some((way, mr));
+            } else if first == Some(true) {
+                failed.push(
+                    "other ways: other memory of this communicator is registered with Data Direct, and signals could \
+                     overtake data; set NCCL_IB_DATA_DIRECT=0"
+                        .into(),
+                );
+                return None;
+            }
+        }
         if let Some(found) = self.by_dma_buf(region, memory, failed) {
             return Some(found);
         }
@@ -177,27 +199,36 @@ impl VerbsFabric {
             failed.push(format!("by a DMA-BUF of our own: GPU {} exports none", memory.context.device()));
             return None;
         }
-        let direct = self.devx.data_direct().map(|_| (RegistrationWay::DataDirect, Mapping::Pcie));
-        let ways = [(RegistrationWay::Exported, Mapping::Usual), (RegistrationWay::ExportedPcie, Mapping::Pcie)];
-        for (way, mapping) in direct.into_iter().chain(ways) {
-            match self.export(region, memory, way, mapping) {
-                Ok(mr) => return Some((way, mr)),
-                Err(Refused::Export(why)) => failed.push(format!("by {way}: {why}")),
-                Err(Refused::Registration(e)) => {
-                    let hint = match e.raw_os_error() {
-                        Some(libc::ENOMEM) => {
-                            " (raise `ulimit -l`; or the GPU's BAR1 is full, see nvidia-smi -q -d MEMORY)"
-                        }
-                        _ => "",
-                    };
-                    failed.push(format!("by {way}: {e}{hint}"));
-                    if is_unknown_to_kernel(&e) {
-                        return None;
-                    }
-                }
+        for way in [(RegistrationWay::Exported, Mapping::Usual), (RegistrationWay::ExportedPcie, Mapping::Pcie)] {
+            match self.try_export(region, memory, way, failed) {
+                Ok(mr) => return Some((way.0, mr)),
+                Err(Refused::Registration(e)) if is_unknown_to_kernel(&e) => return None,
+                Err(_) => {}
             }
         }
         None
+    }
+
+    /// Registers by a DMA-BUF of our own, or notes why not.
+    fn try_export(
+        &self,
+        region: &Region,
+        memory: &GpuMemory,
+        (way, mapping): (RegistrationWay, Mapping),
+        failed: &mut Vec<String>,
+    ) -> std::result::Result<Mr, Refused> {
+        self.export(region, memory, way, mapping).inspect_err(|refused| match refused {
+            Refused::Export(why) => failed.push(format!("by {way}: {why}")),
+            Refused::Registration(e) => {
+                let hint = match e.raw_os_error() {
+                    Some(libc::ENOMEM) => {
+                        " (raise `ulimit -l`; or the GPU's BAR1 is full, see nvidia-smi -q -d MEMORY)"
+                    }
+                    _ => "",
+                };
+                failed.push(format!("by {way}: {e}{hint}"));
+            }
+        })
     }
 
     /// Registers by a DMA-BUF of our own, which is closed again: the region holds what it stands for.
@@ -235,11 +266,15 @@ impl VerbsFabric {
         if !failed.is_empty() {
             said = format!("{said}; {}", failed.join("; "));
         }
+        let what = match id {
+            NO_WINDOW => "memory of a set of contexts".to_owned(),
+            id => format!("window {id}"),
+        };
         let mut state = self.gpu.state.lock();
         if state.said == said {
-            log::debug!("{}: window {id}, {place}, by {way}", self.label);
+            log::debug!("{}: {what}, {place}, by {way}", self.label);
         } else {
-            log::info!("{said} (window {id}, {place})");
+            log::info!("{said} ({what}, {place})");
             state.said = said;
         }
     }

@@ -14,6 +14,9 @@ use oxygin_ffi::verbs::{Context, DeviceRef, Mr, Pd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
+/// Number of a region that is no window; no window has it.
+pub(super) const NO_WINDOW: u32 = u32::MAX;
+
 /// What a fabric has of libmlx5.
 pub(super) struct Devx {
     /// The device, if it takes DevX commands; else why not.
@@ -168,8 +171,6 @@ impl VerbsFabric {
 
     /// Registers memory of a set of contexts of GDAKI, named from address 0 on, in strict order. It is no window.
     pub fn register_apart(&self, base: u64, len: u64, memory: Option<&GpuMemory>) -> Result<Mr> {
-        /// No window has it.
-        const NO_WINDOW: u32 = u32::MAX;
         let region = Region { id: NO_WINDOW, base, len, strict: true, dma_buf: None };
         match memory {
             Some(memory) => self.register_device_memory(&region, memory),

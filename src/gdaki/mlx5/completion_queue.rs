@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use super::command::completion_queue::{arming, number, Answer, NewCompletionQueue};
+use super::command::completion_queue::{arming, number, Answer, NewCompletionQueue, ARMED_BY_NOBODY, FIRST_SEQUENCE};
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::Mlx5Nic;
@@ -17,9 +17,9 @@ pub struct Mlx5CompletionQueue {
     /// Its entries, bytes from the beginning of `ring`.
     ring_at: u64,
     ring: Arc<QueueUmem>,
-    /// Its doorbell record, in host memory.
-    record: u64,
-    _records: Arc<QueueUmem>,
+    /// Its doorbell record, in host memory: bytes from the beginning of `records`.
+    record_at: u64,
+    records: Arc<QueueUmem>,
     page: Arc<DoorbellPage>,
 }
 
@@ -51,6 +51,8 @@ impl Mlx5CompletionQueue {
             event_queue: nic.event_queue,
         }
         .create();
+        // Zeros would arm it for whatever completes, from its beginning on.
+        write_arming(records, place.record, ARMED_BY_NOBODY);
         let mut answer = Answer::default();
         let object = Object::create(&nic.port.devx, command.bytes(), answer.bytes_mut(), stays).map_err(|e| {
             Error::system(format!(
@@ -59,19 +61,15 @@ impl Mlx5CompletionQueue {
             ))
         })?;
         let (ring_at, ring, number) = (place.ring, ring.clone(), number(&answer));
-        let (record, records, page) = (records.for_kernels(place.record), records.clone(), page.clone());
+        let (record_at, records, page) = (place.record, records.clone(), page.clone());
         let object = object.using((ring.clone(), records.clone(), page.clone()));
-        Ok(Self { object, number, ring_at, ring, record, _records: records, page })
+        Ok(Self { object, number, ring_at, ring, record_at, records, page })
     }
 
     /// Has it tell of its next completion that is an error. Once, before anything completes.
     pub fn arm(&self) {
-        /// Of the first time.
-        const SEQUENCE: u32 = 1;
-        let word = arming(SEQUENCE, 0);
-        // SAFETY: the second word of this queue's own record, in memory that is held; the device reads it.
-        let record = unsafe { AtomicU32::from_ptr((self.record as *mut u32).add(1)) };
-        record.store(word.to_be(), Ordering::Release);
+        let word = arming(FIRST_SEQUENCE, 0);
+        write_arming(&self.records, self.record_at, word);
         self.page.ring_completions(u64::from(word) << 32 | u64::from(self.number));
     }
 
@@ -84,4 +82,13 @@ impl Mlx5CompletionQueue {
     pub fn for_kernels(&self) -> u64 {
         self.ring.for_kernels(self.ring_at)
     }
+}
+
+/// Writes the second word of the doorbell record that begins `record_at` bytes behind the beginning of `records`, which
+/// is one of a completion queue.
+fn write_arming(records: &QueueUmem, record_at: u64, word: u32) {
+    let at = (records.for_kernels(record_at) + 4) as *mut u32;
+    // SAFETY: aligned, and in host memory that `records` holds; the device alone reads it.
+    let place = unsafe { AtomicU32::from_ptr(at) };
+    place.store(word.to_be(), Ordering::Release);
 }

@@ -1,4 +1,4 @@
-//! Doorbell pages: a register of the device, mapped for kernels.
+//! Doorbell pages: registers of the device, mapped for kernels.
 
 use super::command::queue_pair::DoorbellMode;
 use crate::error::{Error, Result};
@@ -14,48 +14,45 @@ const COMPLETION_REGISTER: usize = 0x20;
 /// Bytes of a register.
 const REGISTER_BYTES: usize = 8;
 
-/// A non-cached doorbell page whose register kernels can write.
+/// A non-cached doorbell page whose registers kernels can write: the one of queues with a doorbell record, and the one
+/// of queues without.
 ///
 /// Queue pairs of different peers share one: a doorbell is one store of 8 bytes that names its queue pair.
 pub struct DoorbellPage {
     /// Given back before the page is.
     io: Option<IoRegister>,
     uar: Uar,
-    mode: DoorbellMode,
 }
 
 impl DoorbellPage {
     /// One that nobody else has, or the one that all share where there is none any more. `context`: in which kernels
     /// run; `None`: device code runs on CPUs.
-    pub fn take(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
-        Self::dedicated(device, context, mode).or_else(|first| {
-            Self::shared(device, context, mode)
-                .map_err(|e| e.context(format_args!("{first}; and the page that all share")))
+    pub fn take(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>) -> Result<Self> {
+        Self::dedicated(device, context).or_else(|first| {
+            Self::shared(device, context).map_err(|e| e.context(format_args!("{first}; and the page that all share")))
         })
     }
 
     /// One that nobody else has.
-    pub fn dedicated(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
-        Self::of_kind(device, UarKind::Dedicated, context, mode)
+    pub fn dedicated(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>) -> Result<Self> {
+        Self::of_kind(device, UarKind::Dedicated, context)
     }
 
     /// The one that all of this open device share; to be taken once.
-    pub fn shared(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>, mode: DoorbellMode) -> Result<Self> {
-        Self::of_kind(device, UarKind::Shared, context, mode)
+    pub fn shared(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>) -> Result<Self> {
+        Self::of_kind(device, UarKind::Shared, context)
     }
 
-    fn of_kind(
-        device: &Arc<DevxDevice>,
-        kind: UarKind,
-        context: Option<&Arc<Context>>,
-        mode: DoorbellMode,
-    ) -> Result<Self> {
+    fn of_kind(device: &Arc<DevxDevice>, kind: UarKind, context: Option<&Arc<Context>>) -> Result<Self> {
         let uar = Uar::new(device, kind)
             .map_err(|e| Error::system(format!("a doorbell page of the device ({kind:?}): {e}")))?;
-        let mut page = Self { io: None, uar, mode };
+        let mut page = Self { io: None, uar };
         if let Some(context) = context {
+            let registers = [DoorbellMode::Record, DoorbellMode::NoRecord].map(|mode| page.register(mode) as usize);
+            let bytes = registers[0].abs_diff(registers[1]) + REGISTER_BYTES;
+            // Both at once: the driver maps a page once.
             // SAFETY: the page is mapped until it is given back, which is after this mapping's end.
-            let io = unsafe { IoRegister::map(context, page.register(), REGISTER_BYTES) };
+            let io = unsafe { IoRegister::map(context, page.first_register(), bytes) };
             page.io = Some(io.map_err(|e| {
                 cuda_error("mapping a doorbell page for the GPU", &e).context(
                     "the GPU cannot ring the device: the driver's module option PeerMappingOverride=1 or a newer \
@@ -66,11 +63,17 @@ impl DoorbellPage {
         Ok(page)
     }
 
-    fn register(&self) -> *mut std::ffi::c_void {
-        match self.mode {
+    /// The register of queues that are rung in this way.
+    fn register(&self, mode: DoorbellMode) -> *mut std::ffi::c_void {
+        match mode {
             DoorbellMode::Record => self.uar.register(),
             DoorbellMode::NoRecord => self.uar.page().wrapping_byte_add(NO_RECORD_REGISTER),
         }
+    }
+
+    /// The one at the lower address, from which on both are mapped for kernels.
+    fn first_register(&self) -> *mut std::ffi::c_void {
+        self.register(DoorbellMode::Record).min(self.register(DoorbellMode::NoRecord))
     }
 
     /// By which queues name it.
@@ -87,9 +90,11 @@ impl DoorbellPage {
         unsafe { at.write_volatile(word.to_be()) };
     }
 
-    /// The register, for kernels.
-    pub fn for_kernels(&self) -> u64 {
-        self.io.as_ref().map_or(self.register() as u64, IoRegister::device)
+    /// The register of queues that are rung in this way, for kernels.
+    pub fn for_kernels(&self, mode: DoorbellMode) -> u64 {
+        let register = self.register(mode) as u64;
+        let mapped = |io: &IoRegister| io.device() + (register - self.first_register() as u64);
+        self.io.as_ref().map_or(register, mapped)
     }
 }
 

@@ -1,10 +1,9 @@
 //! A communicator's hold on an mlx5 port.
 
 use super::command::capabilities::{self, Answer, Capabilities, Group};
-use super::command::queue_pair::DoorbellMode;
 use super::doorbell::DoorbellPage;
-use super::probe::{check, mode};
-use crate::config::Config;
+use super::probe::check;
+use crate::config::{Config, ReliableDoorbell};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::{SharedPort, VerbsFabric};
 use crate::sys::sync::Mutex;
@@ -18,8 +17,8 @@ pub struct Mlx5Nic {
     /// The protection domain's number.
     pub(super) domain: u32,
     pub(super) event_queue: u32,
-    /// How kernels ring.
-    pub(super) mode: DoorbellMode,
+    /// How kernels are to ring, as far as a set's queues can be rung so.
+    pub(super) reliable_doorbell: ReliableDoorbell,
     /// By DMA-BUF, where there is a GPU (`NCCL_DMABUF_ENABLE`).
     pub(super) dma_buf: bool,
     uses_data_direct: bool,
@@ -35,15 +34,14 @@ impl Mlx5Nic {
         let system = |what: &str, e: std::io::Error| Error::system(format!("{}: {what}: {e}", port.label));
         let capabilities =
             query(&port.devx).map_err(|why| Error::system(why).context(format_args!("{}", port.label)))?;
-        let mode = mode(&capabilities, config.reliable_doorbell);
-        check(&capabilities, mode).map_err(|why| Error::usage(why).context(&port.label))?;
+        check(&capabilities, config.reliable_doorbell).map_err(|why| Error::usage(why).context(&port.label))?;
         let domain = port.devx.domain(&port.pd).map_err(|e| system("the number of its protection domain", e))?;
         let event_queue = port.devx.event_queue().map_err(|e| system("the number of an event queue", e))?;
         let nic = Self {
             capabilities,
             domain,
             event_queue,
-            mode,
+            reliable_doorbell: config.reliable_doorbell,
             dma_buf: config.dma_buf,
             uses_data_direct: fabric.uses_data_direct(),
             shared_page: Mutex::default(),

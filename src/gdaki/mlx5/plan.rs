@@ -35,6 +35,11 @@ impl QueuePlan {
         Ok(plan)
     }
 
+    /// All of them.
+    pub fn queue_pairs(&self) -> u64 {
+        self.queues + self.responders
+    }
+
     fn ring(&self) -> u64 {
         (ENTRY_BYTES << self.log_entries).next_multiple_of(RING_BORDER)
     }
@@ -80,15 +85,20 @@ impl QueuePlan {
         }
     }
 
-    /// What is in device code's memory at first.
-    pub fn contents(&self) -> Vec<u8> {
-        let mut contents = vec![0; self.bytes() as usize];
-        for i in 0..self.queues as usize {
-            let place = self.completion_queue(i);
-            let entries = &mut contents[place.ring as usize..][..(ENTRY_BYTES << place.log_entries) as usize];
-            entries.chunks_exact_mut(ENTRY_BYTES as usize).for_each(|entry| entry[63] = UNWRITTEN);
+    /// Writes what is in device code's memory at first into a piece of it, which is zeroed; where both begin are
+    /// multiples of an entry.
+    pub fn write(&self, begin: usize, piece: &mut [u8]) {
+        let end = begin + piece.len();
+        let of_pair = 2 * self.ring() as usize;
+        let (first, behind) = (begin / of_pair, end.div_ceil(of_pair).min(self.queues as usize));
+        for place in (first..behind).map(|i| self.completion_queue(i)) {
+            let ring = place.ring as usize;
+            let (from, to) = (ring.max(begin), (ring + ((ENTRY_BYTES as usize) << place.log_entries)).min(end));
+            if from < to {
+                let entries = piece[from - begin..to - begin].chunks_exact_mut(ENTRY_BYTES as usize);
+                entries.for_each(|entry| entry[63] = UNWRITTEN);
+            }
         }
-        contents
     }
 }
 
@@ -120,9 +130,15 @@ mod tests {
     #[test]
     fn completion_entries_are_unwritten_and_all_else_is_zero() {
         let plan = QueuePlan::new(2, 1, 1).unwrap();
-        let contents = plan.contents();
-        let written: Vec<_> = contents.iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, b)| (i, *b)).collect();
-        assert_eq!(written, [4096 + 63, 4096 + 127, 3 * 4096 + 63, 3 * 4096 + 127].map(|i| (i, 0xf1)));
+        let written = |pieces: usize| {
+            let mut contents = vec![0; plan.bytes() as usize];
+            contents.chunks_mut(pieces).enumerate().for_each(|(i, piece)| plan.write(i * pieces, piece));
+            contents.into_iter().enumerate().filter(|(_, b)| *b != 0).collect::<Vec<_>>()
+        };
+        for pieces in [64, 128, 4096, 4096 + 64, 3 * 4096, 1 << 20] {
+            let expected = [4096 + 63, 4096 + 127, 3 * 4096 + 63, 3 * 4096 + 127].map(|i| (i, 0xf1));
+            assert_eq!(written(pieces), expected, "pieces of {pieces} bytes");
+        }
     }
 
     #[test]

@@ -26,10 +26,9 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     let with_label = |e: Error| format!("{label}: {e}");
     let devx = device.open_devx()?;
     let capabilities = query(&devx).map_err(|why| format!("{label}: {why}"))?;
-    let mode = mode(&capabilities, config.reliable_doorbell);
-    check(&capabilities, mode).map_err(|why| format!("{label}: {why}"))?;
+    check(&capabilities, config.reliable_doorbell).map_err(|why| format!("{label}: {why}"))?;
     let mut memory = Memory::here().map_err(with_label)?;
-    DoorbellPage::take(&devx, memory.context(), mode).map_err(with_label)?;
+    DoorbellPage::take(&devx, memory.context()).map_err(with_label)?;
     let at = memory.device(&[0; TRIED]).map_err(with_label)?;
     QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
     EventChannel::new(&devx).map_err(|e| format!("{label}: {}", no_channel(&e)))?;
@@ -37,32 +36,30 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
 }
 
 /// Why a device of these capabilities cannot do it.
-pub(super) fn check(capabilities: &Capabilities, mode: DoorbellMode) -> Result<(), String> {
+pub(super) fn check(capabilities: &Capabilities, asked: ReliableDoorbell) -> Result<(), String> {
+    let needs_record = asked != ReliableDoorbell::On;
     let lacking = [
         (capabilities.rc, "reliable connections (rc)"),
         (capabilities.atomics, "atomic operations (atomic)"),
         (capabilities.cq_overrun, "completion queues that may be overrun (cq_oi)"),
-        (
-            mode == DoorbellMode::Record || capabilities.no_record,
-            "doorbells without a record (send_dbr_mode_no_dbr_ext)",
-        ),
+        (needs_record || capabilities.no_record, "doorbells without a record (send_dbr_mode_no_dbr_ext)"),
     ];
     let lacking: Vec<_> = lacking.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect();
     if lacking.is_empty() {
         return Ok(());
     }
-    let remedy = match mode {
-        DoorbellMode::NoRecord if !capabilities.no_record => "set NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2",
+    let remedy = match asked {
+        ReliableDoorbell::On if !capabilities.no_record => "set NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2",
         _ => "use a ConnectX-6 Dx or newer, with current firmware",
     };
     Err(format!("the device has no {}; {remedy}", lacking.join(", no ")))
 }
 
-/// How kernels are to ring.
-pub(super) fn mode(capabilities: &Capabilities, asked: ReliableDoorbell) -> DoorbellMode {
+/// How kernels are to ring queues of so many slots.
+pub(super) fn mode(capabilities: &Capabilities, asked: ReliableDoorbell, slots: u32) -> DoorbellMode {
     match asked {
         ReliableDoorbell::On => DoorbellMode::NoRecord,
-        ReliableDoorbell::IfPossible if capabilities.no_record => DoorbellMode::NoRecord,
+        ReliableDoorbell::IfPossible if slots <= capabilities.no_record_slots => DoorbellMode::NoRecord,
         ReliableDoorbell::IfPossible | ReliableDoorbell::Off => DoorbellMode::Record,
     }
 }
@@ -79,24 +76,26 @@ mod tests {
     #[test]
     fn what_a_device_lacks_is_named() {
         let full = Capabilities { rc: true, atomics: true, cq_overrun: true, ..Capabilities::default() };
-        assert_eq!(check(&full, DoorbellMode::Record), Ok(()));
-        let why = check(&Capabilities { atomics: false, cq_overrun: false, ..full }, DoorbellMode::Record);
+        assert_eq!(check(&full, ReliableDoorbell::IfPossible), Ok(()));
+        let why = check(&Capabilities { atomics: false, cq_overrun: false, ..full }, ReliableDoorbell::Off);
         let why = why.expect_err("it lacks two");
         assert!(why.contains("(atomic), no completion queues") && why.contains("ConnectX-6 Dx"), "{why}");
-        let why = check(&full, DoorbellMode::NoRecord).expect_err("it needs records");
+        let why = check(&full, ReliableDoorbell::On).expect_err("it needs records");
         assert!(why.contains("send_dbr_mode_no_dbr_ext") && why.contains("NCCL_GDAKI_USE_RELIABLE_DB"), "{why}");
     }
 
     #[test]
     fn records_are_left_out_where_that_is_asked_for_and_possible() {
         use ReliableDoorbell::*;
-        for (asked, can, chosen) in [
-            (Off, true, DoorbellMode::Record),
-            (IfPossible, false, DoorbellMode::Record),
-            (IfPossible, true, DoorbellMode::NoRecord),
-            (On, false, DoorbellMode::NoRecord),
+        for (asked, most, chosen) in [
+            (Off, 64, DoorbellMode::Record),
+            (IfPossible, 0, DoorbellMode::Record),
+            (IfPossible, 32, DoorbellMode::Record),
+            (IfPossible, 64, DoorbellMode::NoRecord),
+            (On, 32, DoorbellMode::NoRecord),
         ] {
-            assert_eq!(mode(&Capabilities { no_record: can, ..Capabilities::default() }, asked), chosen);
+            let capabilities = Capabilities { no_record_slots: most, ..Capabilities::default() };
+            assert_eq!(mode(&capabilities, asked, 64), chosen);
         }
     }
 }

@@ -56,17 +56,15 @@ fn refused(step: &str, what: impl std::fmt::Display, e: &CommandError, remedy: &
 }
 
 impl Mlx5QueuePair {
-    /// Makes one, in state RESET. `stays` is set if the device refuses to end it later.
+    /// Makes one that is rung in this way, in state RESET. `stays` is set if the device refuses to end it later.
     pub fn new(
         nic: &Mlx5Nic,
-        role: Role,
+        (role, mode): (Role, DoorbellMode),
         place: QueuePlace,
         memory: &Arc<QueueUmem>,
         (completions, page): (&Arc<Mlx5CompletionQueue>, &Arc<DoorbellPage>),
         stays: &Arc<AtomicBool>,
     ) -> Result<Self> {
-        // Nobody rings a responder.
-        let mode = if role == Role::Responder { DoorbellMode::Record } else { nic.mode };
         let command = NewQueuePair {
             domain: nic.domain,
             log_slots: place.log_entries,
@@ -84,7 +82,7 @@ impl Mlx5QueuePair {
             refused("CREATE_QP", format_args!("a {role} of {slots} slots"), &e, "ask for fewer contexts, or less depth")
         })?;
         let (completions, memory, page) = (completions.clone(), memory.clone(), page.clone());
-        let object = object.using((completions.clone(), memory.clone(), page.clone()));
+        let object = object.using((completions.clone(), memory.clone(), page.clone(), nic.port.pd.clone()));
         Ok(Self { object, number: queue_pair::number(&answer), role, place, mode, completions, memory, page })
     }
 
@@ -98,7 +96,7 @@ impl Mlx5QueuePair {
         self.role
     }
 
-    /// RESET to INIT, RTR and RTS.
+    /// RESET to INIT, RTR and RTS, and there to its port of a LAG.
     pub fn connect(&self, nic: &Mlx5Nic, to: &RcConnection, patience: &Patience) -> Result<()> {
         let (number, path) = (self.number, &to.path);
         let init = transition::init(number, path.way.port_num, path.pkey_index, to.lag_port);
@@ -113,6 +111,14 @@ impl Mlx5QueuePair {
                 let what = format_args!("{} {number} on {} towards queue pair {}", self.role, nic.label(), to.peer);
                 refused(step, what, &e, remedy)
             })?;
+        }
+        if to.lag_again {
+            // Without it the queue pair sends as well, through whichever port the device chose.
+            let command = transition::bound_to(number, to.lag_port);
+            let bound = self.object.modify(command.bytes(), Plain::default().bytes_mut());
+            if let Err(e) = bound {
+                log::debug!("{} {number} on {} and its port of the LAG (RTS2RTS_QP): {e}", self.role, nic.label());
+            }
         }
         Ok(())
     }
@@ -136,7 +142,7 @@ impl Mlx5QueuePair {
             slots: 1 << self.place.log_entries,
             send_queue: self.memory.for_kernels(self.place.ring),
             send_record: self.memory.for_kernels(self.place.record + SEND_RECORD),
-            doorbell: self.page.for_kernels(),
+            doorbell: self.page.for_kernels(self.mode),
             completion_number: self.completions.number(),
             is_counted: false,
             completion_queue: self.completions.for_kernels(),

@@ -1,14 +1,17 @@
 //! The queue pairs of a set of contexts: made, connected, described, watched, ended.
 
 use super::command::path::{udp_port, Ethernet, PortPath};
+use super::command::queue_pair::DoorbellMode;
 use super::command::transition::{Patience, RcConnection};
 use super::completion_queue::Mlx5CompletionQueue;
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::Mlx5Nic;
 use super::plan::QueuePlan;
+use super::probe::mode;
 use super::queue_pair::{Mlx5QueuePair, Role};
 use super::watch::ErrorWatch;
+use crate::config::ReliableDoorbell;
 use crate::error::{Error, Result};
 use crate::gdaki::view::{PeerQueues, SetShape};
 use crate::proxy::memory::Memory;
@@ -65,13 +68,22 @@ pub struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Takes it for such queues.
-    pub fn allocate(request: &SetRequest, memory: &mut Memory) -> Result<Self> {
+    /// Takes it for such queues, if the device can have them.
+    pub fn allocate(nic: &Mlx5Nic, request: &SetRequest, memory: &mut Memory) -> Result<Self> {
+        check(nic, request).map_err(|e| e.context(nic.label()))?;
         let (contexts, peers) = (request.shape.contexts as usize, request.shape.peers().count());
         let of_pair = if request.counts { 2 } else { 1 };
         let responders = if request.counts { contexts * (peers + 1) } else { contexts };
         let plan = QueuePlan::new(contexts * peers * of_pair, responders, request.log_slots)?;
-        let queues = memory.device(&plan.contents())?;
+        let most = nic.capabilities.queue_pairs;
+        if plan.queue_pairs() > most.into() {
+            return Err(Error::argument(format!(
+                "nContexts = {contexts} makes {} queue pairs; {} has {most}",
+                plan.queue_pairs(),
+                nic.label()
+            )));
+        }
+        let queues = memory.filled(plan.bytes() as usize, |begin, piece| plan.write(begin, piece))?;
         let records = memory.host(plan.host_bytes() as usize)?;
         Ok(Self { plan, at: [queues, records.cpu.as_ptr() as u64] })
     }
@@ -80,6 +92,8 @@ impl QueueMemory {
 /// What queues are made of while a set is made.
 struct Builder<'a> {
     nic: &'a Arc<Mlx5Nic>,
+    /// How kernels ring the queues.
+    mode: DoorbellMode,
     plan: QueuePlan,
     memory: Arc<QueueUmem>,
     records: Arc<QueueUmem>,
@@ -95,7 +109,7 @@ impl Builder<'_> {
         self.queues += 1;
         let rings = (&self.memory, &self.records);
         let completions = Arc::new(Mlx5CompletionQueue::new(self.nic, &completions, rings, page, &self.stays)?);
-        Mlx5QueuePair::new(self.nic, role, send, &self.memory, (&completions, page), &self.stays)
+        Mlx5QueuePair::new(self.nic, (role, self.mode), send, &self.memory, (&completions, page), &self.stays)
     }
 
     /// The other end of a queue pair's connection to this rank. It sends nothing, so that nothing of it ever completes:
@@ -103,7 +117,9 @@ impl Builder<'_> {
     fn responder(&mut self, of: &Mlx5QueuePair, page: &Arc<DoorbellPage>) -> Result<Mlx5QueuePair> {
         let place = self.plan.responder(self.responders);
         self.responders += 1;
-        Mlx5QueuePair::new(self.nic, Role::Responder, place, &self.memory, (&of.completions, page), &self.stays)
+        // Nobody rings it.
+        let what = (Role::Responder, DoorbellMode::Record);
+        Mlx5QueuePair::new(self.nic, what, place, &self.memory, (&of.completions, page), &self.stays)
     }
 }
 
@@ -117,12 +133,12 @@ impl QueueSet {
         memory: &Arc<Memory>,
     ) -> Result<(Self, Vec<u8>)> {
         let with_label = |e: Error| e.context(nic.label());
-        check(nic, &request).map_err(with_label)?;
         let (devx, plan) = (&nic.port.devx, places.plan);
         let queues = QueueUmem::on_device(devx, memory, places.at[0], plan.bytes() as usize, nic.dma_buf);
         let records = QueueUmem::on_host(devx, memory, places.at[1], plan.host_bytes() as usize);
         let mut builder = Builder {
             nic,
+            mode: mode(&nic.capabilities, nic.reliable_doorbell, 1 << request.log_slots),
             plan,
             memory: Arc::new(queues.map_err(with_label)?),
             records: Arc::new(records.map_err(with_label)?),
@@ -238,6 +254,9 @@ impl QueueSet {
             path: port_path,
             lag_port,
             lag_counts: capabilities.lag_in_rtr,
+            // Some firmware is said to need it, of queue pairs that were told when they were made (NVIDIA/nccl, pull
+            // request 2315).
+            lag_again: capabilities.lag_in_rts && capabilities.lag_ports > 1,
         };
         let patience = Patience {
             timeout: nic.port.timeout,
@@ -303,10 +322,17 @@ impl QueueSet {
             let _ = pair.main.stop();
             let _ = pair.companion.as_ref().map(Mlx5QueuePair::stop);
         }
-        let Self { nic, pairs, responders, stays, .. } = self;
-        drop((pairs, responders));
-        if stays.load(Ordering::Acquire) {
-            log::warn!("{}: the device refused to end queues of a set; see the kernel log", nic.label());
+        drop(self);
+    }
+}
+
+impl Drop for QueueSet {
+    fn drop(&mut self) {
+        self.pairs.clear();
+        self.responders.clear();
+        // What was made for a set that came to nothing is ended before this, too.
+        if self.stays.load(Ordering::Acquire) {
+            log::warn!("{}: the device refused to end queues of a set; see the kernel log", self.nic.label());
         }
     }
 }
@@ -337,11 +363,15 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
              incremented; use kernels without counters, or OXYGIN_ENGINE=gdaki-soft",
         ));
     }
-    let most = capabilities.send_slots.min(capabilities.completions);
-    if 1_u64 << request.log_slots > u64::from(most) {
+    let (slots, most) = (1_u64 << request.log_slots, capabilities.send_slots.min(capabilities.completions));
+    if slots > most.into() {
+        return Err(Error::argument(format!("queueDepth: {slots} slots; the device has queues of up to {most}")));
+    }
+    let most = capabilities.no_record_slots;
+    if nic.reliable_doorbell == ReliableDoorbell::On && slots > most.into() {
         return Err(Error::argument(format!(
-            "queueDepth: {} slots; the device has queues of up to {most}",
-            1_u64 << request.log_slots
+            "queueDepth: {slots} slots; the device has queues without a doorbell record of up to {most}; set \
+             NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2, or ask for less depth"
         )));
     }
     Ok(())
@@ -350,12 +380,12 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
 /// A page for a context: one of its own while there are any, else the one that all share.
 fn doorbell_page(nic: &Mlx5Nic, memory: &Memory) -> Result<Arc<DoorbellPage>> {
     let (devx, context) = (&nic.port.devx, memory.context());
-    DoorbellPage::dedicated(devx, context, nic.mode).map(Arc::new).or_else(|first| {
+    DoorbellPage::dedicated(devx, context).map(Arc::new).or_else(|first| {
         let mut shared = nic.shared_page.lock();
         if let Some(page) = shared.upgrade() {
             return Ok(page);
         }
-        let page = DoorbellPage::shared(devx, context, nic.mode);
+        let page = DoorbellPage::shared(devx, context);
         let page = Arc::new(page.map_err(|e| e.context(format_args!("{first}; and the page that all share")))?);
         *shared = Arc::downgrade(&page);
         Ok(page)

@@ -14,7 +14,8 @@ const PAGE: u64 = 4096;
 static MODE: AtomicI32 = AtomicI32::new(0);
 
 /// Memory is exported (0), the device says that it is not (1), ranges are refused (2), or are unless they are to be
-/// mapped over PCIe (3), or are because memory was allocated without a thought of RDMA (4).
+/// mapped over PCIe (3), or are because memory was allocated without a thought of RDMA (4), or are exported for every
+/// mapping (5).
 #[no_mangle]
 pub extern "C" fn fake_dma_buf(mode: c_int) {
     MODE.store(mode, Ordering::Release);
@@ -47,6 +48,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
         1 => return CUDA_ERROR_NOT_SUPPORTED,
         2 | 4 => true,
         3 => !over_pcie,
+        5 => false,
         _ => over_pcie,
     };
     let whole_pages = at % PAGE == 0 && bytes as u64 % PAGE == 0 && bytes > 0;

@@ -59,7 +59,9 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(at: *mut CUdeviceptr, host
 #[no_mangle]
 pub extern "C" fn fake_register(at: u64) -> u64 {
     let host = at & !FOR_KERNELS;
-    let is_register = at & FOR_KERNELS != 0 && MAPPED.lock().unwrap().contains_key(&host);
+    let mapped = MAPPED.lock().unwrap();
+    let before = mapped.range(..=host).next_back();
+    let is_register = at & FOR_KERNELS != 0 && before.is_some_and(|(_, behind)| host < *behind);
     if is_register {
         host
     } else {

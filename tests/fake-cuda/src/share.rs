@@ -10,6 +10,10 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 
 /// `CUDA_ERROR_NOT_FOUND`.
 const NOT_FOUND: CUresult = 500;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
+/// What a device has, for each allocation.
+const DEVICE_BYTES: usize = 16 << 30;
 /// Of mappings; smaller than a real one, so that tests are.
 pub const GRANULARITY: usize = 65_536;
 
@@ -34,6 +38,9 @@ pub unsafe extern "C" fn cuMemCreate(
     let properties = unsafe { *properties };
     if size == 0 || size % GRANULARITY != 0 || properties.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if size > DEVICE_BYTES {
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let bytes = Bytes::new(properties.location.id, size, properties.requested_handle_types);
     unsafe { give(handle, world().add_physical(bytes)) }

@@ -56,6 +56,9 @@ pub mod general {
     pub const LOG_MAX_CQ: Field = at(0xdb, 5);
     /// Reads and atomics that a queue pair may have under way, as a power of two.
     pub const LOG_MAX_RA_REQ_QP: Field = at(0x14a, 6);
+    /// The LAG port of a queue pair that sends can be changed. From rdma-core,
+    /// `tests/mlx5_prm_structs.py`.
+    pub const RTS2RTS_LAG_TX_PORT_AFFINITY: Field = at(0x152, 1);
     /// Reads and atomics that may be arriving at one, as a power of two.
     pub const LOG_MAX_RA_RES_QP: Field = at(0x15a, 6);
     /// 0: InfiniBand, 1: Ethernet.
@@ -97,6 +100,9 @@ pub mod general_2 {
     /// Doorbells that need no record. Reserved in Linux and rdma-core; from NCCL's copy of DOCA GPUNetIO,
     /// `host/mlx5_ifc.h` (2.31).
     pub const SEND_DBR_MODE_NO_DBR_EXT: Field = field(0x2e1, 1).within(START);
+    /// Slots of a send queue without one at most, as a power of two. From rdma-core,
+    /// `tests/mlx5_prm_structs.py`.
+    pub const LOG_MAX_SEND_DBR_LESS_QP_SQ: Field = field(0x2e3, 5).within(START);
 }
 
 /// What a device can, as far as queue pairs of GDAKI need it.
@@ -126,12 +132,16 @@ pub struct Capabilities {
     pub lag_ports: u8,
     /// A queue pair's port can be changed on its way to RTR.
     pub lag_in_rtr: bool,
+    /// It can be changed of one that sends.
+    pub lag_in_rts: bool,
     /// The port is an Ethernet one.
     pub is_ethernet: bool,
     /// Source ports of RoCE v2, first and last.
     pub udp_ports: (u16, u16),
     /// Doorbells that need no record.
     pub no_record: bool,
+    /// Slots of a send queue with such doorbells at most; 0: there is none.
+    pub no_record_slots: u32,
     /// There are more capabilities to ask for.
     pub has_more: bool,
 }
@@ -145,12 +155,20 @@ impl Capabilities {
             true => general.get(general::NUM_LAG_PORTS) as u8,
             false => 0,
         };
+        let no_record = general_2.is_some_and(|answer| answer.get(general_2::SEND_DBR_MODE_NO_DBR_EXT) == 1);
+        let send_slots = power(general::LOG_MAX_QP_SZ);
+        let no_record_slots = match general_2.map_or(0, |a| a.get(general_2::LOG_MAX_SEND_DBR_LESS_QP_SQ) as u32) {
+            _ if !no_record => 0,
+            // A device that says nothing has no limit of its own for them.
+            0 => send_slots,
+            log => send_slots.min(1 << log),
+        };
         Self {
             rc: is(general::RC),
             atomics: is(general::ATOMIC),
             cq_overrun: is(general::CQ_OI),
             cross_channel: is(general::CD),
-            send_slots: power(general::LOG_MAX_QP_SZ),
+            send_slots,
             completions: power(general::LOG_MAX_CQ_SZ),
             queue_pairs: power(general::LOG_MAX_QP),
             reads_out: power(general::LOG_MAX_RA_REQ_QP),
@@ -158,12 +176,14 @@ impl Capabilities {
             log_message: general.get(general::LOG_MAX_MSG) as u8,
             lag_ports: ports,
             lag_in_rtr: is(general::INIT2_LAG_TX_PORT_AFFINITY),
+            lag_in_rts: is(general::RTS2RTS_LAG_TX_PORT_AFFINITY),
             is_ethernet: general.get(general::PORT_TYPE) == 1,
             udp_ports: roce.map_or((0, 0), |answer| {
                 let port = |field| answer.get(field) as u16;
                 (port(roce::R_ROCE_MIN_SRC_UDP_PORT), port(roce::R_ROCE_MAX_SRC_UDP_PORT))
             }),
-            no_record: general_2.is_some_and(|answer| answer.get(general_2::SEND_DBR_MODE_NO_DBR_EXT) == 1),
+            no_record,
+            no_record_slots,
             has_more: is(general::HCA_CAP_2),
         }
     }
@@ -194,6 +214,13 @@ mod tests {
         more.set(general_2::SEND_DBR_MODE_NO_DBR_EXT, 1);
         let all = Capabilities::new(&general, Some(&roce), Some(&more));
         assert_eq!((all.lag_ports, all.udp_ports, all.no_record), (2, (0xc000, 0xffff), true));
+        assert_eq!(all.no_record_slots, all.send_slots, "it does not say");
+        for (log, most) in [(5, 32), (31, all.send_slots)] {
+            more.set(general_2::LOG_MAX_SEND_DBR_LESS_QP_SQ, log);
+            assert_eq!(Capabilities::new(&general, None, Some(&more)).no_record_slots, most);
+        }
+        more.set(general_2::SEND_DBR_MODE_NO_DBR_EXT, 0);
+        assert_eq!(Capabilities::new(&general, None, Some(&more)).no_record_slots, 0);
         // A device that says nonsense is no reason to end.
         general.set(general::LOG_MAX_QP_SZ, 0xff);
         assert_eq!(Capabilities::new(&general, None, None).send_slots, u32::MAX);

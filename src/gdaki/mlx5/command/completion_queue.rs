@@ -92,6 +92,13 @@ impl NewCompletionQueue {
     }
 }
 
+/// The number of the first arming. A queue takes the next one, modulo 4, behind each event, and no other (Linux,
+/// `mlx5_create_cq`; rdma-core, `mlx5_cq_event`: `arm_sn`).
+pub const FIRST_SEQUENCE: u32 = 0;
+/// What the second word of a doorbell record is before anybody arms the queue: a number that is not the first (Linux,
+/// `drivers/net/ethernet/mellanox/mlx5/core/cq.c`, `MLX5_CQ_INIT_CMD_SN`).
+pub const ARMED_BY_NOBODY: u32 = 2 << 28;
+
 /// What arms a queue, so that it tells of the next error (of solicited completions, of which sends have none, and of
 /// errors): the second word of its doorbell record, and with the queue's number behind it what its doorbell is rung
 /// with, both big-endian. Source: rdma-core, `providers/mlx5/cq.c`, `mlx5_arm_cq`.
@@ -142,7 +149,9 @@ mod tests {
 
     #[test]
     fn a_queue_is_armed_for_errors_with_a_number_that_goes_up() {
-        assert_eq!([arming(1, 0), arming(6, 0x1ff_ffff)], [0x1100_0000, 0x21ff_ffff]);
+        let armed = [arming(FIRST_SEQUENCE, 0), arming(1, 0), arming(6, 0x1ff_ffff)];
+        assert_eq!(armed, [0x0100_0000, 0x1100_0000, 0x21ff_ffff]);
+        assert_ne!(ARMED_BY_NOBODY >> 28, FIRST_SEQUENCE);
     }
 
     #[test]

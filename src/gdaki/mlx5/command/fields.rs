@@ -106,6 +106,8 @@ pub const RST2INIT_QP: u64 = 0x502;
 pub const INIT2RTR_QP: u64 = 0x503;
 /// `MLX5_CMD_OP_RTR2RTS_QP`.
 pub const RTR2RTS_QP: u64 = 0x504;
+/// `MLX5_CMD_OP_RTS2RTS_QP`.
+pub const RTS2RTS_QP: u64 = 0x505;
 /// `MLX5_CMD_OP_2ERR_QP`.
 pub const TO_ERR_QP: u64 = 0x507;
 /// `MLX5_CMD_OP_2RST_QP`.

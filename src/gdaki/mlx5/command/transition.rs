@@ -1,12 +1,14 @@
 //! The commands that take a queue pair from state to state.
 
 use super::fields::field;
-use super::fields::{CommandWords, Field, INIT2RTR_QP, OPCODE, RST2INIT_QP, RTR2RTS_QP, TO_ERR_QP, TO_RST_QP};
+use super::fields::{
+    CommandWords, Field, INIT2RTR_QP, OPCODE, RST2INIT_QP, RTR2RTS_QP, RTS2RTS_QP, TO_ERR_QP, TO_RST_QP,
+};
 use super::path::{self, PortPath};
 use super::queue_pair::fields::{QPC, QPN};
 use super::queue_pair::qpc::*;
 
-/// `rst2init_qp_in`, `init2rtr_qp_in`, `rtr2rts_qp_in`: one layout.
+/// `rst2init_qp_in`, `init2rtr_qp_in`, `rtr2rts_qp_in`, `rts2rts_qp_in`: one layout.
 pub type Command = CommandWords<{ 0x880 / 8 }>;
 
 /// Which fields count that need not be set.
@@ -70,6 +72,8 @@ pub struct RcConnection {
     pub lag_port: u8,
     /// See `lag_port`.
     pub lag_counts: bool,
+    /// The port is given once more when the queue pair can send.
+    pub lag_again: bool,
 }
 
 /// INIT to RTR.
@@ -125,6 +129,13 @@ pub fn ready_to_send(number: u32, patience: &Patience) -> Command {
     command
 }
 
+/// The port of a LAG, of a queue pair that can send (rdma-core, `modify_qp_lag_port`).
+pub fn bound_to(number: u32, lag_port: u8) -> Command {
+    let mut command = begin(RTS2RTS_QP, number);
+    set_all(&mut command, &[(LAG_TX_PORT_AFFINITY, lag_port.into())]);
+    *command.set(OPT_PARAM_MASK, LAG_COUNTS)
+}
+
 /// A number of reads and atomics as a power of two, rounded down, in three bits.
 fn power(count: u32) -> u64 {
     count.max(1).ilog2().min(7).into()
@@ -156,7 +167,16 @@ mod tests {
     fn connection() -> RcConnection {
         let way = ibv_ah_attr { dlid: 17, sl: 2, port_num: 1, ..Default::default() };
         let path = PortPath { way, pkey_index: 0, ethernet: None };
-        RcConnection { peer: 0xabcdef, mtu: 3, log_message: 30, reads_in: 16, path, lag_port: 0, lag_counts: true }
+        RcConnection {
+            peer: 0xabcdef,
+            mtu: 3,
+            log_message: 30,
+            reads_in: 16,
+            path,
+            lag_port: 0,
+            lag_counts: true,
+            lag_again: false,
+        }
     }
 
     #[test]
@@ -187,6 +207,11 @@ mod tests {
         // What is too much is as much as there is.
         let much = ready_to_send(0x99, &Patience { timeout: 255, retries: 9, reads_out: 1 << 20 });
         assert_eq!(words(much.bytes())[2..], [(14, 31 << 27), (34, 7 << 21 | 7 << 16 | 7 << 13)]);
+    }
+
+    #[test]
+    fn a_sender_can_be_bound_to_a_port() {
+        assert_eq!(words(bound_to(0x99, 2).bytes()), [(0, 0x0505_0000), (2, 0x99), (4, 1 << 15), (6, 2 << 24)]);
     }
 
     #[test]

@@ -266,6 +266,10 @@ pub unsafe extern "C" fn mlx5dv_reg_dmabuf_mr_fake(
     if mlx5_access & !1 != 0 || direct && world().settings.get("mlx5_data_direct", device) == 0 {
         return fail(libc::EOPNOTSUPP);
     }
+    let errno = world().settings.get("mlx5_data_direct_errno", device) as i32;
+    if direct && errno != 0 {
+        return fail(errno);
+    }
     unsafe { register_dmabuf(pd, offset, length, iova, fd, access) }
 }
 

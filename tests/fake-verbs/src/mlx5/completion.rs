@@ -65,6 +65,12 @@ impl Cq {
         !self.ignores_overruns && outstanding >= 1 << self.log_entries
     }
 
+    /// Whether its record has the number whose turn it is: rdma-core, `providers/mlx5/cq.c`, `mlx5_arm_cq`, and
+    /// `mlx5_cq_event`, which counts them.
+    pub(super) fn is_armed(&self) -> bool {
+        record_word(self.record + 4) >> 28 & 3 == self.sequence
+    }
+
     /// Writes an entry; the word with the owner bit last.
     fn write(&mut self, report: &Report) {
         let owner = (self.produced >> self.log_entries & 1) as u8;
@@ -95,12 +101,11 @@ impl World {
             return false;
         }
         queue.write(report);
-        // Whoever wants an event has written it behind the consumer's index, with a number that goes up.
+        // Whoever wants an event has written it behind the consumer's index, with the number whose turn it is.
         let armed = record_word(queue.record + 4);
         let wants_all = armed >> 24 & 1 == 0;
-        let is_wanted = armed != queue.armed_by && (wants_all || report.syndrome.is_some());
-        if is_wanted {
-            queue.armed_by = armed;
+        if queue.is_armed() && (wants_all || report.syndrome.is_some()) {
+            queue.sequence = (queue.sequence + 1) & 3;
             self.raise_completion(cq);
         }
         self.settings.count("mlx5_completions", 1);

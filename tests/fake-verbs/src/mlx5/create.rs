@@ -115,8 +115,9 @@ impl World {
             produced: 0,
             is_broken: false,
             users: 0,
-            armed_by: 0,
+            sequence: 0,
         };
+        self.settings.count("mlx5_born_armed", cq.is_armed().into());
         self.mlx5.cqs.insert(number, cq);
         CREATE_CQ_OUT.set(out, "cqn", number.into());
         Ok(Kind::Cq(number))
@@ -201,7 +202,14 @@ impl World {
             (0, _) => {
                 refuse!(status::BAD_PARAM, "qpc.dbr_umem_valid is not set: a user's doorbell record lies in a umem")
             }
-            (1, _) if has("send_dbr_mode_no_dbr_ext") => return Ok(None),
+            (1, _) if has("send_dbr_mode_no_dbr_ext") => {
+                let most = device_has::of(&self.settings, device, "log_max_send_dbr_less_qp_sq");
+                let log = get("qpc.log_sq_size");
+                if log > most {
+                    refuse!(status::BAD_SIZE, "2^{log} send slots without a doorbell record; the device has 2^{most}");
+                }
+                return Ok(None);
+            }
             (mode, _) => refuse!(status::BAD_PARAM, "the device has no send_dbr_mode {mode}"),
         }
         let (umem, at) = (get("qpc.dbr_umem_id"), get("qpc.dbr_addr"));

@@ -12,7 +12,8 @@
 //!   EOPNOTSUPP, as older libraries do), `mlx5_uar_errno`, `mlx5_uar_dmabuf` (0: uar_export_dmabuf_fd says
 //!   EOPNOTSUPP; 1: a descriptor), `mlx5_umem_errno`, `mlx5_umem_in` (n: only the n-th umem from now fails, with
 //!   `mlx5_umem_errno`), `mlx5_umem_dmabuf` (1; 0: DMA-BUF umems say EOPNOTSUPP), `mlx5_eqn_errno`,
-//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_data_direct` (0), `mlx5_destroy_errno`. GPU memory by its
+//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
+//!   registrations), `mlx5_destroy_errno`. GPU memory by its
 //!   address needs `peermem`, as for regions; `dmabuf_errno` is for umems, too.
 //! * **Commands that fail**: `mlx5_fail_in` = n: the n-th command from now fails (1: the next), of those with the
 //!   opcode `mlx5_fail_opcode` if that is not 0, with status `mlx5_fail_status` (3: BAD_PARAM) and syndrome
@@ -23,17 +24,19 @@
 //! * **Execution**: `stopped` (as for verbs: what goes to the device stays in the senders' queues), `mlx5_held` (1:
 //!   nothing is executed), `mlx5_strict_doorbells` (1: entries count only when the register has said so; without, the
 //!   record is enough, since registers are plain memory here and a page can be shared: a doorbell that another one
-//!   has overwritten would be lost). `error_in`, `error_status` fail entries of verbs only; `mlx5_error_in` = n: the
+//!   has overwritten would be lost), `mlx5_lag_forgotten` (1: a LAG port counts only where it is given to a queue pair
+//!   that sends). `error_in`, `error_status` fail entries of verbs only; `mlx5_error_in` = n: the
 //!   n-th entry from now ends with syndrome `mlx5_error_syndrome` (0x15).
 //! * **Refusals**: `fake_mlx5_refusal(buffer, bytes)` copies the sentence why the last command was refused (a C
 //!   string). The fake prints it as well, except for failures asked for.
 //! * **Counts** (`fake_verbs_query(name)`): `live_mlx5_umems`, `live_mlx5_uars`, `live_mlx5_cqs`, `live_mlx5_qps`,
 //!   `live_mlx5_channels`: what has been made and not ended; `live_mlx5`: their sum. `mlx5_commands`, `mlx5_refused`,
 //!   `mlx5_entries` (executed), `mlx5_completions`, `mlx5_doorbells` (seen in registers), `mlx5_records` (entries
-//!   that a record alone announced), `mlx5_overruns` (of completion queues, and of send queues), `mlx5_lag_port` (of
-//!   the last queue pair), `mlx5_dscp`, `mlx5_sl`, `mlx5_ack_timeout`, `mlx5_retry_count`, `mlx5_path_mtu`,
-//!   `mlx5_sra_max`, `mlx5_rra_max`, and `misuse` (something ended that was in use, a doorbell in a page that is not
-//!   the queue pair's, a context closed with objects).
+//!   that a record alone announced), `mlx5_born_armed` (completion queues whose record armed them when they were
+//!   made), `mlx5_overruns` (of completion queues, and of send queues), `mlx5_lag_port` (of the last queue pair),
+//!   `mlx5_dscp`, `mlx5_sl`, `mlx5_ack_timeout`, `mlx5_retry_count`, `mlx5_path_mtu`, `mlx5_sra_max`, `mlx5_rra_max`,
+//!   and `misuse` (something ended that was in use, a doorbell in a page that is not the queue pair's, a context closed
+//!   with objects).
 //!
 //! # How strict it is
 //!

@@ -36,14 +36,23 @@ impl Change<'_> {
     }
 
     /// The port through which a bonded device sends.
-    fn lag(&mut self, qp: &mut Qp, before_rtr: bool) -> Result<(), Refusal> {
+    fn lag(&mut self, qp: &mut Qp, to: State) -> Result<(), Refusal> {
         if self.get("opt_param_mask") & LAG_PORT_GIVEN == 0 {
             return Ok(());
         }
         let (port, ports) = (self.get("qpc.lag_tx_port_affinity"), self.has("num_lag_ports"));
-        let may = self.has("lag_tx_port_affinity") == 1 && (!before_rtr || self.has("init2_lag_tx_port_affinity") == 1);
+        let sends = qp.state == State::Rts;
+        let may_here = match to {
+            State::Init => self.has("init2_lag_tx_port_affinity"),
+            _ if sends => self.has("rts2rts_lag_tx_port_affinity"),
+            _ => 1,
+        };
+        let may = self.has("lag_tx_port_affinity") == 1 && may_here == 1;
         if !may || port > ports {
-            refuse!(status::BAD_PARAM, "LAG port {port} of {ports}, and lag_tx_port_affinity or init2 of it is {may}");
+            refuse!(status::BAD_PARAM, "LAG port {port} of {ports} on the way to {to:?}, which may be given: {may}");
+        }
+        if !sends && self.settings.get("mlx5_lag_forgotten", self.device) != 0 {
+            return Ok(());
         }
         qp.set("lag_tx_port_affinity", port);
         self.settings.note("mlx5_lag_port", port as i64);
@@ -66,7 +75,7 @@ impl Change<'_> {
         if !matches!(self.get("qpc.pm_state"), 0 | 3) {
             refuse!(status::BAD_PARAM, "qpc.pm_state is {}", self.get("qpc.pm_state"));
         }
-        self.lag(qp, true)?;
+        self.lag(qp, State::Init)?;
         let access = ["rre", "rwe", "rae", "atomic_mode"];
         qp.take(&MODIFY_QP_IN, self.input, &access);
         qp.take(&MODIFY_QP_IN, self.input, &["primary_address_path.vhca_port_num", "primary_address_path.pkey_index"]);
@@ -116,7 +125,7 @@ impl Change<'_> {
             refuse!(status::BAD_PARAM, "remote_qpn is 0");
         }
         self.check_path()?;
-        self.lag(qp, false)?;
+        self.lag(qp, State::Rtr)?;
         let names = ["mtu", "log_msg_max", "remote_qpn", "min_rnr_nak", "next_rcv_psn", "log_rra_max"];
         qp.take(&MODIFY_QP_IN, self.input, &names);
         let names = [
@@ -163,7 +172,7 @@ impl Change<'_> {
         if self.get("qpc.log_sra_max") > self.has("log_max_ra_req_qp") {
             refuse!(status::BAD_PARAM, "log_sra_max {}", self.get("qpc.log_sra_max"));
         }
-        self.lag(qp, false)?;
+        self.lag(qp, State::Rts)?;
         let names = ["log_ack_req_freq", "log_sra_max", "retry_count", "rnr_retry", "next_send_psn"];
         qp.take(&MODIFY_QP_IN, self.input, &names);
         qp.take(&MODIFY_QP_IN, self.input, &["primary_address_path.ack_timeout"]);
@@ -241,7 +250,7 @@ impl World {
             opcode::RST2INIT => change.reset_to_init(qp)?,
             opcode::INIT2RTR => change.init_to_rtr(qp)?,
             opcode::RTR2RTS => change.rtr_to_rts(qp)?,
-            _ => change.lag(qp, false)?,
+            _ => change.lag(qp, State::Rts)?,
         }
         qp.state = to;
         Ok(())

@@ -55,8 +55,8 @@ pub struct Cq {
     pub is_broken: bool,
     /// Queue pairs that complete here.
     pub users: u32,
-    /// What armed it when an event was last raised.
-    pub armed_by: u32,
+    /// The number that arms it next, of 2 bits.
+    pub sequence: u32,
 }
 
 /// States, as `QUERY_QP` numbers them: Linux `include/linux/mlx5/qp.h`, `MLX5_QP_STATE_*`.
