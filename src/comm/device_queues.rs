@@ -31,8 +31,8 @@ use std::sync::{Arc, Weak};
 const COUNTERS_MAX: u32 = 1 << 23;
 const SIGNALS_MAX: u32 = 1 << 24;
 
-/// Whether a set may have so many contexts, and so many counters and signals in each. To be asked before memory is taken
-/// for them.
+/// Whether a set may have so many contexts, and so many counters and signals in each. To be asked before memory is
+/// taken for them.
 pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Result<()> {
     check_contexts(contexts)?;
     for (name, asked, most) in [("nCounters", counters, COUNTERS_MAX), ("nSignals", signals, SIGNALS_MAX)] {
@@ -185,10 +185,10 @@ impl Coll {
     /// Makes a set of contexts of this kind, with queues for device code that are drained from here on. Collective.
     ///
     /// `allocate` reads this rank's arguments and makes what the queues lie in; what is wrong there the others are
-    /// told. `register` registers windows over that memory, by collective calls and nothing else, and puts the handle of
-    /// each into the list. `drain` hands the queues to the engine. It may fail on one rank: a last step tells the others,
-    /// whose kernels would wait for that rank's. Where anything fails the windows end first, and the memory after
-    /// them: until then peers may write there.
+    /// told. `register` registers windows over that memory, by collective calls and nothing else, and puts the handle
+    /// of each into the list. `drain` hands the queues to the engine. It may fail on one rank: a last step tells the
+    /// others, whose kernels would wait for that rank's. Where anything fails the windows end first, and the memory
+    /// after them: until then peers may write there.
     pub(super) fn create_with_queues<R, S, T>(
         self: &Arc<Self>,
         kind: EngineKind,

@@ -1,5 +1,5 @@
-//! The NCCL that calls this library, where there is one: its version decides what its device code expects. A process may
-//! have several, so each instance remembers that of the one whose `init` made it.
+//! The NCCL that calls this library, where there is one: its version decides what its device code expects. A process
+//! may have several, so each instance remembers that of the one whose `init` made it.
 
 use std::ffi::{c_int, c_void, CStr};
 use std::mem::MaybeUninit;
@@ -17,7 +17,8 @@ pub fn learn_from(function: *const c_void) -> Option<i32> {
     version.or_else(last)
 }
 
-/// Version of the NCCL that called `init` last, for what no `init` made, as 10000 × major + 100 × minor + patch; `None`: not known.
+/// Version of the NCCL that called `init` last, for what no `init` made, as 10000 × major + 100 × minor + patch;
+/// `None`: not known.
 pub fn last() -> Option<i32> {
     Some(VERSION.load(Ordering::Relaxed)).filter(|version| *version > 0)
 }

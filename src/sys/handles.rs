@@ -212,9 +212,9 @@ pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
     }
 }
 
-/// Whether a handle is live now, of the right kind and made by this process. To be asked before the lock is taken: a child
-/// may have been forked while it was held, and nobody is there to let it go. Such a child has no handle of its parent's,
-/// and passes those of others on to whoever made them.
+/// Whether a handle is live now, of the right kind and made by this process. To be asked before the lock is taken: a
+/// child may have been forked while it was held, and nobody is there to let it go. What its parent made is not live
+/// there.
 fn is_own<T: Object>(handle: *mut c_void) -> bool {
     live::<T>(handle as u64).is_some() && maker(handle).is_none()
 }

@@ -88,8 +88,8 @@ impl std::fmt::Debug for Trace {
     }
 }
 
-/// The file of a communicator: `%p` becomes PID-COMMUNICATOR-RANK-HOST; without it that is appended. Processes of several
-/// containers may have one number, and one folder.
+/// The file of a communicator: `%p` becomes PID-COMMUNICATOR-RANK-HOST; without it that is appended. Processes of
+/// several containers may have one number, and one folder.
 fn path(template: &str, pid: u32, (comm, rank): (u64, u32), host: &str) -> String {
     let own = format!("{pid}-{comm}-{rank}-{host}");
     match template.contains("%p") {

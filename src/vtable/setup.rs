@@ -258,7 +258,7 @@ pub(super) unsafe fn join(
             }
         }
     }
-    // A rank that takes another one's number would leave that one's messages to nobody, or have nobody to gather for it.
+    // A rank that took another one's number would gather where nobody comes, or come twice for that one.
     let is_own = |&r: &usize| all[r] == Some(own);
     let found = given.filter(is_own).or_else(|| (0..ranks).find(is_own));
     if let (Some(given), Some(found)) = (given, found.filter(|found| given != Some(*found))) {

@@ -77,6 +77,31 @@ fn what_fails_before_a_step_or_between_two_fails_all_at_once_and_the_next_call_w
     }
 }
 
+/// One rank alone knows that a call has failed, as where it is told that an answer has not arrived: the others are in
+/// the call's next step while it is in another call, of the same name.
+#[test]
+fn a_call_that_ends_early_on_one_rank_keeps_no_rank_from_the_next() {
+    let brings = |what: u8| Contribution { common: vec![what], addressed: vec![] };
+    for early in [0, 1, 2] {
+        let exchanges = exchanges(&config(20.0), 3);
+        each(&exchanges, |exchange, rank| {
+            let first = exchange.call("regMrSym", |call| {
+                call.step(brings(1))?;
+                if rank == early {
+                    call.end();
+                    return Err(Error::remote("an answer has not arrived"));
+                }
+                call.step(brings(2))
+            });
+            assert!(first.is_err(), "the call of rank {rank} where that of rank {early} has failed");
+            for what in [3, 4] {
+                let all = exchange.step("regMrSym", Ok(brings(what))).unwrap();
+                assert!((0..3).all(|from| all.common(from) == [what]), "another call's");
+            }
+        });
+    }
+}
+
 #[test]
 fn what_fails_after_the_last_step_is_the_rank_s_own_affair() {
     let exchanges = exchanges(&config(30.0), 3);

@@ -1,5 +1,5 @@
-//! Ranks that come through the tables of the library. They are threads. `OXYGIN_TIMEOUT` ends what waits for a rank that
-//! never comes, with another code and line than those of a refusal.
+//! Ranks that come through the tables of the library. They are threads. `OXYGIN_TIMEOUT` ends what waits for a rank
+//! that never comes, with another code and line than those of a refusal.
 
 use nccl_plugin_api::*;
 use oxygin_cli::plugin::{log, ContextConfig, Plugin, Table};

@@ -2,6 +2,7 @@
 
 use super::drive::Standing;
 use super::exchange::{Contribution, Exchange, Gathered, Progress};
+use super::job::in_front_of_next_call;
 use crate::error::{Error, Result};
 use crate::telemetry::panic;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -26,7 +27,8 @@ impl Exchange {
     /// refusal of an argument before the first step or a failure between two; and so is a panic. The call then fails on
     /// every rank, with a sentence that names the rank and repeats its own, and all ranks are in step for the next.
     pub fn call<T>(&self, name: &str, work: impl FnOnce(&mut Call<'_>) -> Result<T>) -> Result<T> {
-        let (progress, standing) = (self.progress.lock(), Standing::default());
+        let (mut progress, standing) = (self.progress.lock(), Standing::default());
+        progress.step = in_front_of_next_call(progress.step);
         let mut call = Call { exchange: self, progress, standing, name, over: false };
         let error = match catch_unwind(AssertUnwindSafe(|| work(&mut call))) {
             Ok(Ok(value)) => return Ok(value),

@@ -49,8 +49,8 @@ impl Gathered {
 
 /// What lasts from step to step.
 pub(super) struct Progress {
-    /// How many steps this rank has entered.
-    steps: u32,
+    /// Number of the last step that this rank has entered.
+    pub(super) step: u32,
     /// Number and sentence of the last step that failed here.
     failed: Option<(u32, String)>,
     /// Rank 0 was there.
@@ -60,7 +60,8 @@ pub(super) struct Progress {
 }
 
 /// The collective steps of one communicator. Every rank must make the same calls in the same order, also when one
-/// failed before: steps are told apart by their number. May be used from any thread; one call runs at a time.
+/// failed before: steps are told apart by the number of their call and their own in it. May be used from any thread;
+/// one call runs at a time.
 pub struct Exchange {
     job: Arc<Job>,
     world: World,
@@ -134,7 +135,7 @@ impl Exchange {
             world,
             listener,
             wrong,
-            progress: Mutex::new(Progress { steps: 0, failed: None, met: false, routes }),
+            progress: Mutex::new(Progress { step: 0, failed: None, met: false, routes }),
         })
     }
 
@@ -167,8 +168,8 @@ impl Exchange {
         name: &str,
         mine: std::result::Result<Contribution, &Error>,
     ) -> Result<Gathered> {
-        progress.steps = progress.steps.wrapping_add(1);
-        let number = progress.steps;
+        progress.step = progress.step.wrapping_add(1);
+        let number = progress.step;
         let sender =
             Sender { token: self.job.token, step: number, name, rank: self.world.rank, nranks: self.world.nranks };
         // What cannot be sent is a local failure like any other: the others must not wait for it.

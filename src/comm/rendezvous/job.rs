@@ -8,6 +8,20 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Numbers that the steps of a call have for themselves: more than any call has steps.
+const STEPS_OF_CALL: u32 = 16;
+
+/// The call that a step is of. Steps are numbered from 1 on.
+pub fn call_of(step: u32) -> u32 {
+    step.wrapping_sub(1) / STEPS_OF_CALL
+}
+
+/// The number in front of the next call's first step, where `last` was this call's last one. It is the same on every
+/// rank, also where a call ended on some ranks a step earlier than on others.
+pub fn in_front_of_next_call(last: u32) -> u32 {
+    last.wrapping_add(STEPS_OF_CALL - 1) / STEPS_OF_CALL * STEPS_OF_CALL
+}
+
 /// The ranks of a communicator.
 #[derive(Debug)]
 pub struct Job {

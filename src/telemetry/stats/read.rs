@@ -144,8 +144,8 @@ pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
     Ok(sets)
 }
 
-/// Opens what was named as pages are a moment ago. By now it may be anything: nothing that another process does or leaves
-/// undone with it holds the caller up, as a pipe that nobody writes to would.
+/// Opens what was named as pages are a moment ago. By now it may be anything: nothing that another process does or
+/// leaves undone with it holds the caller up, as a pipe that nobody writes to would.
 fn open(path: impl AsRef<Path>) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }

@@ -1,6 +1,7 @@
 //! What connections bring: the heads of requests, requests, and bytes behind them.
 
 use super::{Brought, Conn, Gather, Link, Phase, Stage, SETTLE};
+use crate::comm::rendezvous::job::call_of;
 use crate::comm::rendezvous::wire::{self, Failure, Request, RequestHead};
 use nccl_plugin_api::NcclResult;
 use std::time::Instant;
@@ -105,7 +106,7 @@ impl Gather {
     /// Answers a rank that comes to a step that is over.
     fn too_late(&mut self, conn: Conn, head: &RequestHead, name: &str) {
         let mut sentence = format!("{name}: over before {} came", self.job.rank(head.rank));
-        if let Some((_, why)) = self.earlier.as_ref().filter(|(step, _)| *step == head.step) {
+        if let Some((_, why)) = self.earlier.as_ref().filter(|(step, _)| call_of(*step) == call_of(head.step)) {
             sentence = format!("{sentence}; {why}");
         }
         sentence +=

@@ -27,7 +27,7 @@ mod field {
 pub struct RequestHead {
     /// What the sender shows.
     pub token: Token,
-    /// The sender's count of collective steps.
+    /// The sender's number of the step.
     pub step: u32,
     /// The sender's rank. Not yet compared with anything.
     pub rank: u32,
@@ -123,7 +123,7 @@ impl<'a> Request<'a> {
 pub struct Sender<'a> {
     /// Rank 0's token.
     pub token: Token,
-    /// Count of collective steps on this rank.
+    /// This rank's number of the step.
     pub step: u32,
     /// The step's name.
     pub name: &'a str,
