@@ -200,8 +200,8 @@ fn more_than_a_gpu_has_is_refused_and_the_process_lives() {
     job(1, 0, |r| {
         listen();
         let _context = cuda.enter(0);
-        // 128 GiB of signals.
-        let ask = Ask { contexts: 1024, signals: 1 << 24, counters: 0, depth: 1, ..Ask::default() };
+        // 4 GiB of entries, twice what the fake GPU has.
+        let ask = Ask { contexts: 1024, depth: 32_768, counters: 0, ..Ask::default() };
         assert!(V14_2.create(r, ask).is_err());
         let see = |at| cuda.see(at).expect("what kernels can see");
         // Completion entries of a set that is filled in several pieces are unwritten, to the last one.

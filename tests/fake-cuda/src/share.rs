@@ -13,7 +13,7 @@ const NOT_FOUND: CUresult = 500;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
 /// What a device has, for each allocation.
-const DEVICE_BYTES: usize = 16 << 30;
+const DEVICE_BYTES: usize = 2 << 30;
 /// Of mappings; smaller than a real one, so that tests are.
 pub const GRANULARITY: usize = 65_536;
 
