@@ -2,6 +2,8 @@
 
 mod batch;
 mod post;
+#[cfg(test)]
+mod stands;
 mod watch;
 
 use super::ring::{Entry, Finish, Ring, Stopped};

@@ -1,13 +1,11 @@
 //! Entries that are a part of the operation before them.
 
+use super::stands::Stands;
 use super::*;
-use crate::fabric::{Flush, Posted};
 use crate::proxy::ring::{Ends, Head};
-use crate::rma::atomic::Atomics;
 use crate::rma::op::{Op, Put};
 use proptest::prelude::*;
-use std::cell::{Cell, RefCell};
-use std::sync::atomic::AtomicU32;
+use std::cell::RefCell;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -16,49 +14,6 @@ enum Kind {
     Nothing,
     /// An entry of two operations.
     Two,
-}
-
-/// Takes so many operations as it is told, and completes them when it is told.
-#[derive(Default)]
-struct Fabric {
-    room: Cell<usize>,
-    posted: AtomicU32,
-    done: AtomicU32,
-}
-
-// SAFETY: a test uses it in one thread.
-unsafe impl Sync for Fabric {}
-
-impl Context for Fabric {
-    const NAME: &'static str = "model";
-    const SHARES_PROGRESS: bool = true;
-
-    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
-        let taken = ops.len().min(self.room.get());
-        let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
-        Ok(Posted { taken, last: Seq(last) })
-    }
-    fn flush(&self, _: u32) -> Result<Flush> {
-        Ok(Flush::Done)
-    }
-    fn test(&self, _: u32, _: Seq) -> Result<bool> {
-        Ok(false)
-    }
-    fn progress(&self) -> Result<()> {
-        Ok(())
-    }
-    fn has_error(&self) -> bool {
-        false
-    }
-    fn completed(&self, _: u32) -> &AtomicU32 {
-        &self.done
-    }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.posted.load(Ordering::Relaxed))
-    }
-    fn atomics(&self) -> Atomics {
-        Atomics::NONE
-    }
 }
 
 struct Nowhere;
@@ -120,24 +75,23 @@ impl Ring for Entries {
     }
 }
 
-fn bench(all: Vec<Kind>) -> (Vec<Fabric>, Lane<Entries>, Common) {
+fn bench(all: Vec<Kind>) -> (Vec<Stands>, Lane<Entries>, Common) {
     let ring = Entries { all, next: 0, credited: RefCell::default(), can_join: false };
-    (vec![Fabric::default()], Lane::new(ring, 0, Seq(0)), Common::new(0, Arc::default()))
+    (vec![Stands::default()], Lane::new(ring, 0, Seq(0)), Common::new(0, Arc::default()))
 }
 
 #[test]
 fn a_batch_has_as_many_operations_whether_entries_join_them_or_not() {
     for (entries, taken) in [(vec![Kind::Op], BATCH), (vec![Kind::Op, Kind::Joined], 2 * BATCH)] {
         let (contexts, mut lane, mut common) = bench(entries.repeat(100));
-        contexts[0].room.set(1000);
         let mut batch = Batch::default();
         let found = lane.visit(&contexts, &mut common, &mut batch);
         assert_eq!((found.taken, batch.posted().len() as u32), (taken, BATCH));
         let counts: Vec<_> = batch.counts().collect();
         assert_eq!(counts, [1, 0][..entries.len()].repeat(BATCH as usize));
         // The half of them are complete.
-        contexts[0].done.store(BATCH / 2, Ordering::Relaxed);
-        contexts[0].room.set(0);
+        contexts[0].completed.store(BATCH / 2, Ordering::Relaxed);
+        contexts[0].is_full.store(true, Ordering::Relaxed);
         assert_eq!(lane.visit(&contexts, &mut common, &mut batch).completed, taken / 2);
     }
 }
@@ -165,21 +119,23 @@ proptest! {
                 posted += u32::from(count);
                 needs.push(posted);
             }
-            let done = fabric.done.load(Ordering::Relaxed);
+            let done = fabric.completed.load(Ordering::Relaxed);
             let credited = *lane.ring.credited.borrow();
             (needs.iter().take_while(|&&n| n <= done).count(), credited, needs.len(), lane.under_way as usize)
         };
         for (room, done) in steps {
-            fabric.room.set(room);
+            fabric.is_full.store(room == 0, Ordering::Relaxed);
+            fabric.most.store(room as u32, Ordering::Relaxed);
             let most = fabric.posted.load(Ordering::Relaxed);
-            let done = (fabric.done.load(Ordering::Relaxed) + done).min(most);
-            fabric.done.store(done, Ordering::Relaxed);
+            let done = (fabric.completed.load(Ordering::Relaxed) + done).min(most);
+            fabric.completed.store(done, Ordering::Relaxed);
             let (may_be, is, taken, under_way) = visit(&mut lane);
             prop_assert!(is <= may_be && taken == is + under_way, "{is} of {may_be}, {taken} taken");
         }
-        fabric.room.set(usize::MAX);
+        fabric.is_full.store(false, Ordering::Relaxed);
+        fabric.most.store(0, Ordering::Relaxed);
         for _ in 0..2 * kinds.len() {
-            fabric.done.store(fabric.posted.load(Ordering::Relaxed), Ordering::Relaxed);
+            fabric.completed.store(fabric.posted.load(Ordering::Relaxed), Ordering::Relaxed);
             visit(&mut lane);
         }
         prop_assert_eq!(*lane.ring.credited.borrow(), kinds.len());

@@ -1,67 +1,12 @@
+use super::super::stands::Stands;
 use super::super::{Batch, Common};
 use super::*;
-use crate::error::{Error, Result};
-use crate::fabric::{Context, Flush, Posted};
+use crate::fabric::Context;
 use crate::proxy::ring::{Ends, Finish};
-use crate::rma::atomic::Atomics;
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-
-/// A fabric that completes nothing by itself.
-#[derive(Default)]
-struct Stands {
-    completed: AtomicU32,
-    posted: AtomicU32,
-    is_full: AtomicBool,
-    is_gone: AtomicBool,
-    /// Operations that it takes at once at most; 0: all.
-    most: AtomicU32,
-    flushes: AtomicU32,
-}
-
-impl Context for Stands {
-    const NAME: &'static str = "stands";
-    const SHARES_PROGRESS: bool = true;
-
-    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
-        if self.is_gone.load(Ordering::Relaxed) {
-            return Err(Error::system("rank 1 is gone"));
-        }
-        if self.is_full.load(Ordering::Relaxed) {
-            return Ok(Posted::NONE);
-        }
-        let taken = match self.most.load(Ordering::Relaxed) {
-            0 => ops.len(),
-            most => ops.len().min(most as usize),
-        };
-        let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
-        Ok(Posted { taken, last: Seq(last) })
-    }
-    fn flush(&self, _: u32) -> Result<Flush> {
-        self.flushes.fetch_add(1, Ordering::Relaxed);
-        Ok(Flush::Until(Seq(self.posted.load(Ordering::Relaxed))))
-    }
-    fn test(&self, _: u32, seq: Seq) -> Result<bool> {
-        Ok(seq.is_done(Seq(self.completed.load(Ordering::Relaxed))))
-    }
-    fn progress(&self) -> Result<()> {
-        Ok(())
-    }
-    fn has_error(&self) -> bool {
-        false
-    }
-    fn completed(&self, _: u32) -> &AtomicU32 {
-        &self.completed
-    }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.posted.load(Ordering::Relaxed))
-    }
-    fn atomics(&self) -> Atomics {
-        Atomics::NONE
-    }
-}
 
 /// What stands in the ring: g, a get; f, a flush; x, something malformed; h, half of an entry; b, a get whose data has
 /// to be visible; 2, two gets.
