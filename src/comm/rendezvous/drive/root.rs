@@ -52,23 +52,31 @@ pub fn gather(gather: &mut Gather, listener: &Listener, standing: &mut Standing)
     if let Some(outcome) = gather.outcome(Instant::now()) {
         return Ok(outcome.clone()); // a job of one rank
     }
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-    let mut root = Root {
-        gather,
-        listener,
-        epoll,
-        links: HashMap::new(),
-        next: 0,
-        buffer: vec![0; CHUNK],
-        watched: false,
-        short: false,
-        shortage: None,
-        kept: &mut standing.root,
-    };
+    let mut root = Root::new(gather, listener, &mut standing.root).map_err(failed)?;
     root.run().map_err(failed)
 }
 
-impl Root<'_> {
+impl<'a> Root<'a> {
+    /// With nobody there yet but those whose connections are `kept`.
+    fn new(
+        gather: &'a mut Gather,
+        listener: &'a Listener,
+        kept: &'a mut Vec<(KeptConnection, Private<TcpStream>)>,
+    ) -> nix::Result<Self> {
+        Ok(Self {
+            gather,
+            listener,
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            links: HashMap::new(),
+            next: 0,
+            buffer: vec![0; CHUNK],
+            watched: false,
+            short: false,
+            shortage: None,
+            kept,
+        })
+    }
+
     fn run(&mut self) -> nix::Result<gather::Outcome> {
         for (who, socket) in std::mem::take(self.kept) {
             let conn = self.watch_link(socket)?;
@@ -237,18 +245,8 @@ mod tests {
         let sender = Sender { token, step: 1, name: "connect", rank: 0, nranks: 2 };
         let request = encode_request(&sender, Ok(b""), b"").unwrap();
         let mut gather = Gather::new(Arc::new(job), 1, "connect", request, None, Instant::now());
-        let mut root = Root {
-            gather: &mut gather,
-            listener: &listener,
-            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap(),
-            links: HashMap::new(),
-            next: 0,
-            buffer: vec![0; CHUNK],
-            watched: false,
-            short: false,
-            shortage: None,
-            kept: &mut Vec::new(),
-        };
+        let mut kept = Vec::new();
+        let mut root = Root::new(&mut gather, &listener, &mut kept).unwrap();
         let waiting: Vec<_> = (0..ACCEPTS + 10).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();
         root.accept().unwrap();
         assert_eq!(root.next, ACCEPTS as Conn);
