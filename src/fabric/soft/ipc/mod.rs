@@ -133,12 +133,12 @@ impl Share {
     pub fn fetch(&self, host: &impl Host, window: u32, remotes: &[Remote], offers: &[&[u8]]) -> Vec<u8> {
         let _turn = self.turn.lock();
         let mut mapped = vec![0; offers.len()];
-        let wanted = self.wanted(host, remotes, offers);
-        // What had these numbers before is gone at the ranks that use them again.
-        let reused: Vec<_> = wanted.iter().map(|f| (f.rank, f.window)).collect();
-        self.retire(host, window, &reused);
+        // Without a context nothing has ever been mapped.
         let Some(context) = host.engine().context().filter(|_| self.enabled) else { return mapped };
-        let mut fetches = wanted;
+        let mut fetches = self.wanted(host, remotes, offers);
+        // What had these numbers before is gone at the ranks that use them again.
+        let reused: Vec<_> = fetches.iter().map(|f| (f.rank, f.window)).collect();
+        self.retire(host, window, &reused);
         if fetches.is_empty() {
             return mapped;
         }
@@ -198,7 +198,7 @@ impl Share {
     fn wanted(&self, host: &impl Host, remotes: &[Remote], offers: &[&[u8]]) -> Vec<Fetch> {
         let mut wanted = Vec::new();
         for (rank, (remote, &message)) in (0..).zip(remotes.iter().zip(offers)) {
-            if message.is_empty() || !self.enabled || !host.is_beside(rank) {
+            if message.is_empty() || !host.is_beside(rank) {
                 continue;
             }
             let number = Key(remote.rkey).number();
