@@ -42,14 +42,14 @@ pub(super) fn check(capabilities: &Capabilities, asked: ReliableDoorbell) -> Res
         (capabilities.rc, "reliable connections (rc)"),
         (capabilities.atomics, "atomic operations (atomic)"),
         (capabilities.cq_overrun, "completion queues that may be overrun (cq_oi)"),
-        (needs_record || capabilities.no_record, "doorbells without a record (send_dbr_mode_no_dbr_ext)"),
+        (needs_record || capabilities.can_do_without_record(), "doorbells without a record (send_dbr_mode_no_dbr_ext)"),
     ];
     let lacking: Vec<_> = lacking.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect();
     if lacking.is_empty() {
         return Ok(());
     }
     let remedy = match asked {
-        ReliableDoorbell::On if !capabilities.no_record => "set NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2",
+        ReliableDoorbell::On if !capabilities.can_do_without_record() => "set NCCL_GDAKI_USE_RELIABLE_DB to 0 or 2",
         _ => "use a ConnectX-6 Dx or newer, with current firmware",
     };
     Err(format!("the device has no {}; {remedy}", lacking.join(", no ")))

@@ -138,15 +138,18 @@ pub struct Capabilities {
     pub is_ethernet: bool,
     /// Source ports of RoCE v2, first and last.
     pub udp_ports: (u16, u16),
-    /// Doorbells that need no record.
-    pub no_record: bool,
-    /// Slots of a send queue with such doorbells at most; 0: there is none.
+    /// Slots of a send queue whose doorbells need no record at most; 0: there is no such queue.
     pub no_record_slots: u32,
     /// There are more capabilities to ask for.
     pub has_more: bool,
 }
 
 impl Capabilities {
+    /// Whether there are doorbells that need no record.
+    pub fn can_do_without_record(&self) -> bool {
+        self.no_record_slots > 0
+    }
+
     /// From the answers; those that were not asked for, or that the device refused, are `None`.
     pub fn new(general: &Answer, roce: Option<&Answer>, general_2: Option<&Answer>) -> Self {
         let is = |field| general.get(field) == 1;
@@ -182,7 +185,6 @@ impl Capabilities {
                 let port = |field| answer.get(field) as u16;
                 (port(roce::R_ROCE_MIN_SRC_UDP_PORT), port(roce::R_ROCE_MAX_SRC_UDP_PORT))
             }),
-            no_record,
             no_record_slots,
             has_more: is(general::HCA_CAP_2),
         }
@@ -207,13 +209,19 @@ mod tests {
         general.set(general::LOG_MAX_RA_REQ_QP, 4).set(general::PORT_TYPE, 1).set(general::HCA_CAP_2, 1);
         let without = Capabilities::new(&general, None, None);
         assert_eq!((without.send_slots, without.reads_out, without.lag_ports), (32_768, 16, 0));
-        assert!(without.rc && without.is_ethernet && without.has_more && !without.atomics && !without.no_record);
+        assert!(
+            without.rc
+                && without.is_ethernet
+                && without.has_more
+                && !without.atomics
+                && !without.can_do_without_record()
+        );
         general.set(general::LAG_TX_PORT_AFFINITY, 1);
         let (mut roce, mut more) = (Answer::default(), Answer::default());
         roce.set(roce::R_ROCE_MIN_SRC_UDP_PORT, 0xc000).set(roce::R_ROCE_MAX_SRC_UDP_PORT, 0xffff);
         more.set(general_2::SEND_DBR_MODE_NO_DBR_EXT, 1);
         let all = Capabilities::new(&general, Some(&roce), Some(&more));
-        assert_eq!((all.lag_ports, all.udp_ports, all.no_record), (2, (0xc000, 0xffff), true));
+        assert_eq!((all.lag_ports, all.udp_ports, all.can_do_without_record()), (2, (0xc000, 0xffff), true));
         assert_eq!(all.no_record_slots, all.send_slots, "it does not say");
         for (log, most) in [(5, 32), (31, all.send_slots)] {
             more.set(general_2::LOG_MAX_SEND_DBR_LESS_QP_SQ, log);
