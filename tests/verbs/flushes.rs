@@ -1,6 +1,6 @@
 //! Flushes of gets into GPU memory, and what they need: the connection of a rank to itself.
 
-use crate::gpu::{take, window, Window};
+use crate::gpu::{bring, take, window, Window};
 use crate::harness::*;
 use crate::support::atomics::{atomic, post, Words};
 use oxygin::fabric::Context;
@@ -48,10 +48,8 @@ fn a_flush_that_is_complete_stays_so() {
     let ranks = Job::default().start();
     let [a, b] = &ranks[..] else { unreachable!() };
     let here = window(&cuda, a, 10, 64, false, true).unwrap();
-    let g = Get { local: here.memory.at, lkey: here.registration.lkey, ..get(a, 0, b, 0, 8) };
     let context = &a.contexts[0];
-    // SAFETY: windows outlive the operations.
-    finish(context, 1, unsafe { context.get(1, &g) }.unwrap());
+    bring(a, b, &here);
     fake.set("late", 2);
     let flush = context.flushed(1).unwrap().expect("GPU memory needs a read");
     for _ in 0..16 {
@@ -84,11 +82,7 @@ fn a_flush_reads_a_window_that_is_still_there() {
     let ranks = Job::default().start();
     let [a, b] = &ranks[..] else { unreachable!() };
     let context = &a.contexts[0];
-    let bring = |into: &Window| {
-        let g = Get { local: into.memory.at, lkey: into.registration.lkey, ..get(a, 0, b, 0, 8) };
-        // SAFETY: the window outlives the operation.
-        finish(context, 1, unsafe { context.get(1, &g) }.unwrap());
-    };
+    let bring = |into: &Window| bring(a, b, into);
     let first = window(&cuda, a, 10, 64, false, true).unwrap();
     let second = window(&cuda, a, 11, 64, false, true).unwrap();
     bring(&first);

@@ -40,6 +40,14 @@ fn register(r: &Rank, id: u32, memory: &Memory, strict: bool, fd: Option<RawFd>)
     r.fabric.register_gpu(&region, &gpu::inspect(region.base, region.len, strict)?)
 }
 
+/// A get of 8 bytes of `b` into a window of `a` in GPU memory.
+pub(super) fn bring(a: &Rank, b: &Rank, into: &Window) {
+    let g = Get { local: into.memory.at, lkey: into.registration.lkey, ..get(a, 0, b, 0, 8) };
+    let (context, peer) = (&a.contexts[0], b.rank);
+    // SAFETY: the windows outlive the operation, which is waited for.
+    finish(context, peer, unsafe { context.get(peer, &g) }.unwrap());
+}
+
 pub(super) fn window(cuda: &Cuda, r: &Rank, id: u32, words: usize, strict: bool, given: bool) -> Result<Window, Error> {
     let memory = cuda.alloc(r.rank as i32, words, strict, false);
     let fd = given.then(|| cuda.export(r.rank as i32, &memory));

@@ -1,9 +1,9 @@
 //! What error lines say of the operation that failed.
 
-use crate::gpu::{take, window};
+use crate::gpu::{bring, take, window};
 use crate::harness::*;
 use oxygin::fabric::{Context, ContextSpec};
-use oxygin::rma::op::{Get, Op, Put};
+use oxygin::rma::op::{Op, Put};
 
 /// Posts operations from rank 0 to rank 1, of which work request `n` fails, and returns the error.
 fn error_in(fake: &Fake, spec: ContextSpec, n: i64, ops: impl Fn(&Rank, &Rank) -> Vec<Op>) -> String {
@@ -46,10 +46,8 @@ fn a_flush_that_fails_is_one_on_the_connection_to_this_rank_itself() {
     let ranks = Job::default().start();
     let [a, b] = &ranks[..] else { unreachable!() };
     let here = window(&cuda, a, 10, 64, false, true).unwrap();
-    let g = Get { local: here.memory.at, lkey: here.registration.lkey, ..get(a, 0, b, 0, 8) };
     let context = &a.contexts[0];
-    // SAFETY: windows outlive the operations.
-    finish(context, 1, unsafe { context.get(1, &g) }.unwrap());
+    bring(a, b, &here);
     fake.set("error_in", 1);
     let flush = context.flushed(1).unwrap().expect("GPU memory needs a read");
     let said = failure(context, 1, flush).message().to_owned();
