@@ -134,7 +134,9 @@ impl Room {
     fn count(&self, key: Option<CreditKey>, context: usize, peer: u32, which: usize) -> Option<CreditWord> {
         let key = key.filter(|_| self.handler == Ringing::FreeFlow && self.memory.is_on_gpu())?;
         let at = self.image.as_ref()?.count_at(context, peer, which > 0)?;
-        Some(CreditWord::whole(key.rank, key.rkey, at))
+        // Companions are queues to this rank, too.
+        let is_counted = which == 0 && (peer != key.rank || self.of_pair == 1);
+        Some(CreditWord::whole(key.rank, key.rkey, at, is_counted))
     }
 
     /// Where a queue is: for this process, and for device code.

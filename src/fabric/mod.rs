@@ -132,13 +132,32 @@ impl Posted {
     pub const NONE: Self = Self { taken: 0, last: Seq(0) };
 }
 
-/// Where this rank's device code looks how many of its entries to a peer are complete: an index of 4 bytes.
+/// Where this rank's device code looks how many of its entries to a peer are complete, and which operations of a batch
+/// are more than one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditIndex {
-    /// Its address, a multiple of 4.
+    /// Its address, a multiple of its size.
     pub at: u64,
     /// This rank's own key to the window that it is in.
     pub rkey: u32,
+    /// It has 8 bytes, instead of 4.
+    pub is_wide: bool,
+    /// A bit for each operation, the lowest for the first: it is two entries. Those beyond the 32nd are one.
+    pub joined: u32,
+}
+
+impl CreditIndex {
+    /// The same for what comes behind the first `n` operations of the batch.
+    #[inline]
+    pub fn behind(self, n: usize) -> Self {
+        Self { joined: self.joined.checked_shr(n as u32).unwrap_or(0), ..self }
+    }
+
+    /// How many entries operation `nth`, from 0 on, is.
+    #[inline]
+    pub fn entries(&self, nth: usize) -> u8 {
+        1 + (self.joined.checked_shr(nth as u32).unwrap_or(0) & 1) as u8
+    }
 }
 
 /// What has to be waited for until a flush is done.
@@ -172,10 +191,10 @@ pub trait Context: Send + Sync + 'static {
     /// locally complete. The operations themselves are copied.
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted>;
 
-    /// The same for operations that are an entry each of device code's: as each becomes locally complete, and all
-    /// before it to this peer are, the fabric may add 1 to `index` itself. [`Context::paid`] says for how many it has.
-    /// `begin` is told how many it takes before any of them can be counted: device code reuses an entry's place as soon
-    /// as it is. The call may fail behind that, and then completes none.
+    /// The same for operations that are entries of device code's, one or two each: as each becomes locally complete,
+    /// and all before it to this peer are, the fabric may add its entries to `index` itself. [`Context::paid`] says how
+    /// many it has. `begin` is told how many operations it takes before any of them can be counted: device code reuses
+    /// an entry's place as soon as it is. The call may fail behind that, and then completes none.
     ///
     /// # Safety
     /// As for [`Context::post`]. The index's window lives until the operations are complete, or the context is gone;
@@ -193,8 +212,14 @@ pub trait Context: Send + Sync + 'static {
         Ok(posted)
     }
 
-    /// For how many operations to `peer`, modulo 2^32, the fabric has added to the index that came with them: it counts
-    /// each before [`Context::completed`] shows it.
+    /// Whether the fabric may count entries of operations to `peer` at an index in the window with this key; once it
+    /// may, it may for good.
+    fn may_count(&self, _peer: u32, _rkey: u32) -> bool {
+        false
+    }
+
+    /// How many entries of operations to `peer`, modulo 2^32, the fabric has added to the index that came with them: it
+    /// counts those of each before [`Context::completed`] shows it.
     fn paid(&self, _peer: u32) -> u32 {
         0
     }

@@ -3,10 +3,13 @@
 //! This process cannot store there: the fabric does, for it. What device code is owed the engine tells by operations of
 //! its own to its own rank, *payments*.
 //!
-//! An index of 4 bytes the fabric may count at itself, where it carries out the operations of entries by a kernel
+//! The fabric may count at an index itself, where it carries out the operations of entries by a kernel
 //! ([`Context::post_entries`]). There a payment stores the whole count. Additions of the one and stores of the other
 //! never meet: a payment waits until nothing is under way that may be counted, and nothing of that kind is posted
-//! before the payment is done. To an index of 8 bytes payments add, and nobody else does.
+//! before the payment is done.
+//!
+//! To an index of 8 bytes payments add, as long as the fabric counts nothing there: they need not wait for each other
+//! then. Once it may, they store. An addition would be lost, as this rank's engine keeps sums that only it adds to.
 //!
 //! [`Context::post_entries`]: crate::fabric::Context::post_entries
 
@@ -27,17 +30,24 @@ pub struct CreditWord {
     rkey: u32,
     at: u64,
     bytes: usize,
+    is_counted: bool,
 }
 
 impl CreditWord {
     /// Of 4 bytes at `at`, on a border of as many. `rank` is this rank, `rkey` its own key to the window.
     pub fn half(rank: u32, rkey: u32, at: u64) -> Self {
-        Self { rank, rkey, at, bytes: 4 }
+        Self { rank, rkey, at, bytes: 4, is_counted: true }
     }
 
-    /// Of 8 bytes at `at`, to which nothing but payments adds.
-    pub fn whole(rank: u32, rkey: u32, at: u64) -> Self {
-        Self { rank, rkey, at, bytes: 8 }
+    /// Of 8 bytes at `at`. `is_counted`: the fabric may count there, as no other queue of its context to its peer has
+    /// an index.
+    pub fn whole(rank: u32, rkey: u32, at: u64, is_counted: bool) -> Self {
+        Self { rank, rkey, at, bytes: 8, is_counted }
+    }
+
+    /// Whether the fabric may count there: an entry's place may be used again before this side knows of its completion.
+    pub fn is_counted(&self) -> bool {
+        self.is_counted
     }
 }
 
@@ -69,6 +79,8 @@ pub struct Owed {
     credits: u64,
     /// How many of them payments have told, modulo 2^32.
     told: u32,
+    /// Payments add; later ones may be under way than the one that is kept.
+    adds: bool,
     payment: Option<Payment>,
     /// The newest operation that the fabric may count and is not known to have completed.
     counted: Option<Payment>,
@@ -82,7 +94,17 @@ impl Owed {
     /// Of an index that is 0. `worth`: so many credits are worth a payment while more follow, a part of the ring's
     /// slots, so that a producer that waits for room finds some before all is used up.
     pub fn new(at: CreditWord, worth: u32) -> Self {
-        Self { at, worth: worth.max(1), credits: 0, told: 0, payment: None, counted: None, waits: 0, is_over: false }
+        Self {
+            at,
+            worth: worth.max(1),
+            credits: 0,
+            told: 0,
+            adds: at.bytes > 4,
+            payment: None,
+            counted: None,
+            waits: 0,
+            is_over: false,
+        }
     }
 
     /// Device code is owed `n` more.
@@ -115,12 +137,32 @@ impl Owed {
         }
     }
 
-    /// The index, for the fabric to count entries at, of which it has counted `paid`; `None`: not now, as a payment is
-    /// under way or comes next.
+    /// The index, for the fabric to count the entries of a batch to `peer` at; `None`: not now, as a payment is under
+    /// way or comes next. `joined`: which operations are two entries.
     #[inline(always)]
-    pub fn index(&self, paid: u32) -> Option<CreditIndex> {
+    pub fn index<C: Context>(&mut self, context: &C, peer: u32, joined: u32) -> Option<CreditIndex> {
+        if self.adds && !self.stops_adding(context, peer) {
+            return None;
+        }
         let CreditWord { rkey, at, bytes, .. } = self.at;
-        (bytes == 4 && self.payment.is_none() && self.left(paid) < self.worth).then_some(CreditIndex { at, rkey })
+        let is_free = self.payment.is_none() && self.left(context.paid(peer)) < self.worth;
+        is_free.then_some(CreditIndex { at, rkey, is_wide: bytes > 4, joined })
+    }
+
+    /// Payments end to add where the fabric may count, once all that were posted are over.
+    fn stops_adding<C: Context>(&mut self, context: &C, peer: u32) -> bool {
+        let CreditWord { rank, rkey, is_counted, .. } = self.at;
+        if !is_counted || !context.may_count(peer, rkey) {
+            return false;
+        }
+        if let Some(payment) = &mut self.payment {
+            if !payment.is_over(context, rank) {
+                return false;
+            }
+            self.payment = None;
+        }
+        self.adds = false;
+        true
     }
 
     /// Operations up to this one may be counted.
@@ -133,7 +175,7 @@ impl Owed {
     /// are under way, so that a few credits can wait for theirs. Whether something is left to do.
     #[inline(always)]
     pub fn pay<C: Context>(&mut self, context: &C, peer: u32, more_follow: bool) -> bool {
-        if self.at.bytes > 4 {
+        if self.adds {
             return self.pay_by_addition(context, more_follow);
         }
         if self.payment.is_some() && !self.is_paid(context) {
@@ -172,14 +214,17 @@ impl Owed {
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.
         match unsafe { context.post(rank, &[op]) } {
             Ok(posted) if posted.taken == 0 => return true,
-            Ok(_) => self.told = self.told.wrapping_add(left),
+            Ok(posted) => {
+                self.told = self.told.wrapping_add(left);
+                self.payment = Some(Payment { seq: posted.last, looks: 0 });
+            }
             Err(_) => self.is_over = true,
         }
         false
     }
 
     fn post<C: Context>(&mut self, context: &C, paid: u32) {
-        let CreditWord { rank, rkey, at, bytes } = self.at;
+        let CreditWord { rank, rkey, at, bytes, .. } = self.at;
         let Some(payload) = Payload::new(&self.credits.to_le_bytes()[..bytes]) else { return };
         let op = Op::Value(Value { payload, rkey, remote: at, signal: None, more: false });
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.

@@ -84,3 +84,61 @@ fn kernels_find_their_way_on_gpus() {
         fake.check();
     }
 }
+
+/// Copy kernels count completions with what they carry out, a put and its signal as the two entries that they are;
+/// what they leave undone goes by the stream, and the engine counts it. Whoever does, each entry is counted once.
+#[test]
+fn every_entry_is_counted_once() {
+    const POSTS: u64 = 1500;
+    for (gpus, most_commands) in [(1, 0), (1, 40), (2, 40)] {
+        let fake = Fake::take();
+        std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
+        std::env::set_var("OXYGIN_GDAKI_RINGING", "free-flow");
+        fake.set_transport("auto");
+        fake.set_issue("kernel=4096");
+        fake.kernel_limits(0, most_commands);
+        job(2, 1, |r| {
+            let (peer, gpu, before) = (1 - r.rank, r.rank as i32 % gpus, fake.credits());
+            let _context = fake.enter(gpu);
+            let on_gpu = |at: u64| fake.peek(at) as u64;
+            let through = WAYS[5];
+            let [src, dst] = [(); 2].map(|()| fake.alloc(gpu, 8 * WORDS, false));
+            let [(_, src_gin), (_, dst_gin)] = [src, dst].map(|at| through.register(r, at, 8 * WORDS, PTR_CUDA));
+            let see = |at| Some(on_gpu(at)).filter(|seen| *seen != 0).unwrap_or(at);
+            let kernel = Kernel::new(r, through, Ask { contexts: 2, ..Ask::default() }, &see);
+            r.job.barrier.wait();
+            for i in 0..POSTS {
+                let (context, at) = (i as usize % 2, 8 * (i % 64));
+                let queue = kernel.qp(context, peer);
+                let put = |len| write(kernel.at(dst_gin, peer, at), kernel.own(src_gin, at), len);
+                match i % 20 {
+                    3 => queue.post(&[put(512)]),
+                    7 => queue.post(&[kernel.add_signal(context, peer, 3, 1)]),
+                    11 => queue.post(&[put(16 << 10), kernel.add_signal(context, peer, 2, 1)]),
+                    13 => queue.post(&[value(kernel.at(dst_gin, peer, at), &[7; 8]), put(8)]),
+                    _ => queue.post(&[put(8), kernel.add_signal(context, peer, 2, 1)]),
+                };
+                if i % 200 == 0 {
+                    assert_eq!(queue.flush(), Status::Good);
+                }
+            }
+            (0..2).for_each(|context| assert_eq!(kernel.qp(context, peer).flush(), Status::Good));
+            r.job.barrier.wait();
+            for context in 0..2 {
+                let queue = kernel.qp(context, peer);
+                let entries = queue.reserved();
+                assert!(queue.view.is_counted);
+                let stands = queue.standing(0);
+                assert!(stands.ends_with(&format!(" {entries} seen")), "{gpus} GPUs: {stands}");
+            }
+            assert!(!kernel.has_error());
+            // Memory of a set is its own GPU's alone.
+            let (given, is_one) = (fake.credits() - before, gpus == 1);
+            assert!(if is_one { given > 0 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
+            r.job.barrier.wait();
+            kernel.destroy();
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}

@@ -19,6 +19,8 @@ const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
 const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
+const WIDE: u32 = 64;
+const TWICE: u32 = 128;
 /// Of the seven commands before one, those whose signals come first: the highest bit is the one right before it.
 const BEHIND_BIT: u32 = 8;
 
@@ -27,9 +29,9 @@ const RING: u64 = 0x1_0000;
 const WORDS: u64 = RING + 64 * COMMANDS;
 const BOARDS: u64 = 0x2_0000;
 const SIGNALS: u64 = 0x3_0000;
-/// An index of 4 bytes for each command, in their order.
+/// 8 bytes for the index of each command, in their order.
 const INDICES: u64 = 0x3_8000;
-const DATA: u64 = 0x4_0000;
+const DATA: u64 = 0x5_0000;
 const SOURCES: u64 = DATA;
 /// Bytes of the sources, and as many of the destinations.
 const ROOM: u64 = 4 << 20;
@@ -227,20 +229,24 @@ impl Bench {
 
     /// The same, which is to count its completion at an index of its own.
     fn credited(&mut self, c: Command) -> Command {
-        let flags = c.flags | CREDIT;
-        self.index += 4;
+        let flags = c.flags | CREDIT | [0, TWICE, WIDE, WIDE | TWICE][self.below(4) as usize];
+        // One of 4 bytes may be where none of 8 can.
+        let at = self.index + if flags & WIDE == 0 { 4 * self.below(2) } else { 0 };
+        self.index += 8;
         assert!(self.index <= DATA);
         match c.flags & INLINE {
-            0 => Command { flags, value: self.index - 4, ..c },
-            _ => Command { flags, from: self.index - 4, ..c },
+            0 => Command { flags, value: at, ..c },
+            _ => Command { flags, from: at, ..c },
         }
     }
 
-    /// What is counted where a command that was found done is counted, if it is.
-    fn credit(&self, i: usize) -> Option<u64> {
+    /// How often a command that was found done is counted, if it is to be, and how often in part.
+    fn credit(&self, i: usize) -> Option<(u64, u64)> {
         let c = &self.all[i];
         let index = if c.flags & INLINE == 0 { c.value } else { c.from };
-        (c.flags & CREDIT != 0).then(|| self.gpu.memory.read(index, 4))
+        let entries = if c.flags & TWICE == 0 { 1 } else { 2 };
+        let counted = || self.gpu.memory.read(index, if c.flags & WIDE == 0 { 4 } else { 8 });
+        (c.flags & CREDIT != 0).then(counted).map(|n| (n / entries, n % entries))
     }
 
     /// Whether the bytes of a command are there, or (`false`) none of them.
@@ -283,9 +289,9 @@ impl Bench {
         for i in looked_at {
             match self.credit(i) {
                 None => {}
-                Some(0) => assert!(i >= done, "command {i} is done and not counted"),
-                Some(1) => self.check_bytes(i, true),
-                Some(n) => panic!("command {i} is counted {n} times"),
+                Some((0, 0)) => assert!(i >= done, "command {i} is done and not counted"),
+                Some((1, 0)) => self.check_bytes(i, true),
+                Some((n, part)) => panic!("command {i} is counted {n} times, and {part} of one"),
             }
         }
         let cut = (0..seen).rev().find(|&i| self.all[i].flags & CUT != 0 && is_there(&i)).unwrap_or(0);
@@ -333,7 +339,7 @@ impl Bench {
         (done..self.all.len()).for_each(|i| {
             self.check_bytes(i, false);
             self.check_signal(i, false);
-            assert!(matches!(self.credit(i), None | Some(0)), "command {i} is not done and counted");
+            assert!(matches!(self.credit(i), None | Some((0, 0))), "command {i} is not done and counted");
         });
         self.all.truncate(done);
         // Numbers of commands that were passed over.

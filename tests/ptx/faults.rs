@@ -63,6 +63,12 @@ const FAULTS: &[(&str, &str, &str)] = &[
     ),
     ("… by all lanes of a command", "and.pred        %p3, %p3, leads;\n    @%p5", "@%p5"),
     ("… at what an inline command stores", "@%p5 mov.u64    value, from;", ""),
+    ("… as one where it is two entries", "shr.u32         t5, flags, 7;", "mov.u32         t5, 0;"),
+    (
+        "… in 8 bytes of an index of 4",
+        "setp.ne.u32     %p9, t4, 0;\n    and.pred        %p9, %p9, %p3;",
+        "mov.pred        %p9, %p3;",
+    ),
     (
         "the stamp of one of two words stands for both",
         "prmt.b32        t1, t1, t3, 0x7632",

@@ -97,6 +97,11 @@ impl crate::fabric::Context for Context {
         self.post_any(peer, ops, Some(index), begin)
     }
 
+    #[inline]
+    fn may_count(&self, peer: u32, rkey: u32) -> bool {
+        self.shared.link(peer).may_count(&self.shared, rkey)
+    }
+
     fn paid(&self, peer: u32) -> u32 {
         self.seats[peer as usize].lane.paid()
     }

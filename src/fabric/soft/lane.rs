@@ -184,14 +184,14 @@ impl Lane {
         &self.completed
     }
 
-    /// Of an operation that is about to be complete the poster's index was told. Called by whoever moves the bytes,
-    /// which is one thread at a time.
+    /// Of `n` entries of an operation that is about to be complete the poster's index was told. Called by whoever moves
+    /// the bytes, which is one thread at a time.
     #[inline]
-    pub fn note_paid(&self) {
-        self.paid.store(self.paid.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    pub fn note_paid(&self, n: u32) {
+        self.paid.store(self.paid.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Of how many operations it was told, at least of those that are complete.
+    /// Of how many entries it was told, at least of those of operations that are complete.
     #[inline]
     pub fn paid(&self) -> u32 {
         self.paid.load(Ordering::Relaxed)

@@ -231,7 +231,10 @@ impl SendQueue {
             Ringing::Doorbell | Ringing::Proxy => index < self.producer,
         };
         if is_rung && index - self.credited >= self.size {
-            self.overrun = self.overrun.min(index);
+            // Where the fabric counts completions they show here in a moment.
+            if !self.is_counted_ahead() {
+                self.overrun = self.overrun.min(index);
+            }
             return false;
         }
         is_rung
@@ -309,12 +312,18 @@ impl SendQueue {
         Ok(Some(entry))
     }
 
+    /// Whether device code may be told of completions before this side is, and writes slots again.
+    #[inline(always)]
+    fn is_counted_ahead(&self) -> bool {
+        self.places.credits.is_some_and(|credits| credits.is_counted()) && !self.arrival.is_silent()
+    }
+
     /// Says of the oldest entry that was taken what became of it.
     #[inline(always)]
     fn complete(&mut self) {
         let (index, record) = (self.credited, self.records[self.at(self.credited)]);
-        // Device code writes a slot again after its completion entry alone.
-        if !self.is_stopped && self.slots.has_begun(index) {
+        // Device code writes a slot again after its completion alone.
+        if !self.is_stopped && !self.is_counted_ahead() && self.slots.has_begun(index) {
             self.overrun = self.overrun.min(index + self.size);
         }
         self.credited += 1;

@@ -15,7 +15,19 @@ const OWN: u32 = 0;
 #[derive(Clone, Copy, PartialEq)]
 enum Entry {
     MayCount,
+    MayCountTwo,
     Other,
+}
+
+impl Entry {
+    /// So many entries of device code's it is.
+    fn entries(self) -> u32 {
+        if self == Self::MayCountTwo {
+            2
+        } else {
+            1
+        }
+    }
 }
 
 /// A fabric that does what it is told, with an index where nothing may meet.
@@ -27,6 +39,12 @@ struct Model {
     paid: Cell<u32>,
     posted: [AtomicU32; 2],
     completed: [AtomicU32; 2],
+    /// Of those to the peer that are complete.
+    entries: Cell<u32>,
+    may_count: Cell<bool>,
+    /// Sums that were posted for the index.
+    additions: RefCell<VecDeque<u64>>,
+    sum: Cell<u64>,
     is_full: Cell<bool>,
     is_gone: Cell<bool>,
     is_peer_gone: Cell<bool>,
@@ -45,16 +63,29 @@ impl Model {
     /// The oldest operation to the peer is complete; the fabric counts it, if it may and wants to.
     fn complete(&self, counts: bool) -> bool {
         let Some(entry) = self.under_way.borrow_mut().pop_front() else { return false };
-        if entry == Entry::MayCount && counts {
+        if entry != Entry::Other && counts {
             assert!(self.payment.borrow().is_none(), "counted while a payment is under way");
-            self.index.set(self.index.get() + 1);
-            self.paid.set(self.paid.get() + 1);
+            self.index.set(self.index.get() + u64::from(entry.entries()));
+            self.paid.set(self.paid.get() + entry.entries());
         }
+        self.entries.set(self.entries.get() + entry.entries());
         self.completed[PEER as usize].fetch_add(1, Ordering::Relaxed);
         true
     }
 
     fn store(&self) {
+        while let Some(value) = self.additions.borrow_mut().pop_front() {
+            self.sum.set(self.sum.get() + value);
+            // Who keeps the sum does not look at what others have made of the index.
+            assert!(
+                self.sum.get() > self.index.get(),
+                "the index goes from {} to {}",
+                self.index.get(),
+                self.sum.get()
+            );
+            self.index.set(self.sum.get());
+            self.completed[OWN as usize].fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(value) = self.payment.borrow_mut().take() {
             assert!(value > self.index.get(), "the index goes from {} to {value}", self.index.get());
             self.index.set(value);
@@ -89,7 +120,7 @@ impl Context for Model {
                 if self.is_full.get() {
                     return Ok(Posted::NONE);
                 }
-                self.index.set(self.index.get() + signal.value);
+                self.additions.borrow_mut().push_back(signal.value);
                 self.payments.set(self.payments.get() + 1);
                 Ok(self.take(OWN, 1))
             }
@@ -107,10 +138,16 @@ impl Context for Model {
         begin: impl FnOnce(usize),
     ) -> Result<Posted> {
         begin(ops.len());
-        assert_eq!(index, CreditIndex { at: 64, rkey: 7 });
+        assert_eq!((index.at, index.rkey), (64, 7));
         assert!(self.payment.borrow().is_none(), "what is counted meets a payment");
-        self.under_way.borrow_mut().extend(ops.iter().map(|_| Entry::MayCount));
+        assert!(self.additions.borrow().is_empty(), "what is counted meets an addition");
+        let entry = |nth| if index.entries(nth) > 1 { Entry::MayCountTwo } else { Entry::MayCount };
+        self.under_way.borrow_mut().extend((0..ops.len()).map(entry));
         Ok(self.take(peer, ops.len()))
+    }
+    fn may_count(&self, _: u32, rkey: u32) -> bool {
+        assert_eq!(rkey, 7);
+        self.may_count.get()
     }
     fn paid(&self, _: u32) -> u32 {
         self.paid.get()
@@ -158,9 +195,14 @@ impl Lane {
 
     /// Posts entries; `plain`: they need nothing but their credits. Whether the fabric may count them.
     fn post(&mut self, n: u64, plain: bool) -> bool {
-        self.total += n;
+        self.post_joined(n, plain, 0)
+    }
+
+    /// The same; a bit of `joined`, the lowest for the first, says that two entries are one operation.
+    fn post_joined(&mut self, n: u64, plain: bool, joined: u32) -> bool {
         let ops = vec![PUT; n as usize];
-        let index = if plain { self.owed.index(self.fabric.paid(PEER)) } else { None };
+        let index = if plain { self.owed.index(&self.fabric, PEER, joined) } else { None };
+        self.total += n + index.map_or(0, |index| u64::from(index.joined.count_ones()));
         // SAFETY: nothing is read or written.
         match unsafe { index.map(|index| self.fabric.post_entries(PEER, &ops, index, |_| {})) } {
             Some(posted) => self.owed.may_count(posted.unwrap().last),
@@ -172,11 +214,11 @@ impl Lane {
 
     /// Sees what is complete, and pays.
     fn visit(&mut self) -> bool {
-        let completed = self.fabric.completed[PEER as usize].load(Ordering::Relaxed);
-        if completed != self.seen {
-            self.owed.add(completed.wrapping_sub(self.seen));
+        let complete = self.fabric.entries.get();
+        if complete != self.seen {
+            self.owed.add(complete.wrapping_sub(self.seen));
         }
-        self.seen = completed;
+        self.seen = complete;
         let more_follow = !self.fabric.under_way.borrow().is_empty();
         let is_busy = self.owed.pay(&self.fabric, PEER, more_follow);
         assert!(self.fabric.index.get() <= self.total, "{} of {}", self.fabric.index.get(), self.total);
@@ -186,6 +228,10 @@ impl Lane {
 
 fn half() -> CreditWord {
     CreditWord::half(OWN, 7, 64)
+}
+
+fn whole(is_counted: bool) -> CreditWord {
+    CreditWord::whole(OWN, 7, 64, is_counted)
 }
 
 #[test]
@@ -241,18 +287,49 @@ fn entries_are_counted_again_after_a_payment() {
 
 #[test]
 fn to_an_index_of_eight_bytes_payments_add() {
-    let mut lane = Lane::new(CreditWord::whole(OWN, 7, 64), 3);
-    assert!(!lane.post(8, true), "the fabric counts at indices of 4 bytes alone");
-    (0..2).for_each(|_| assert!(lane.fabric.complete(true)));
-    assert!(!lane.visit() && lane.fabric.payments.get() == 0);
-    lane.fabric.complete(true);
-    lane.fabric.is_full.set(true);
-    assert!(lane.visit(), "there is no room");
-    lane.fabric.is_full.set(false);
+    for (is_counted, may_count) in [(false, true), (true, false)] {
+        let mut lane = Lane::new(whole(is_counted), 3);
+        lane.fabric.may_count.set(may_count);
+        assert!(!lane.post(8, true), "another queue to the peer has an index, or the fabric cannot count there");
+        (0..2).for_each(|_| assert!(lane.fabric.complete(true)));
+        assert!(!lane.visit() && lane.fabric.payments.get() == 0);
+        lane.fabric.complete(true);
+        lane.fabric.is_full.set(true);
+        assert!(lane.visit(), "there is no room");
+        lane.fabric.is_full.set(false);
+        assert!(!lane.visit());
+        (0..5).for_each(|_| assert!(lane.fabric.complete(true)));
+        assert!(!lane.visit(), "it waits for no other");
+        lane.fabric.store();
+        assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (8, 2));
+    }
+}
+
+#[test]
+fn payments_to_an_index_of_eight_bytes_store_once_the_fabric_may_count() {
+    let mut lane = Lane::new(whole(true), 1);
+    lane.post(2, true);
+    while lane.fabric.complete(true) {}
     assert!(!lane.visit());
-    (0..5).for_each(|_| assert!(lane.fabric.complete(true)));
+    lane.fabric.may_count.set(true);
+    assert!(!lane.post(1, true), "an addition is under way");
+    lane.fabric.store();
+    lane.fabric.complete(false);
     assert!(!lane.visit());
-    assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (8, 2));
+    lane.fabric.store();
+    for _ in 0..100 {
+        assert!(lane.post_joined(3, true, 0b101));
+        while lane.fabric.complete(true) {
+            assert!(!lane.visit());
+        }
+    }
+    assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (503, 2));
+    assert!(lane.post_joined(2, true, 0b10));
+    (0..2).for_each(|_| assert!(lane.fabric.complete(false)));
+    assert!(lane.visit());
+    assert_eq!(*lane.fabric.payment.borrow(), Some(506));
+    lane.fabric.store();
+    assert!(!lane.visit() && lane.post(1, true));
 }
 
 /// Whoever is told that the fabric has failed waits for nothing more.
@@ -274,7 +351,7 @@ fn a_fabric_that_fails_is_not_waited_for() {
 /// Behind what is complete an operation takes long: device code is told of the others meanwhile.
 #[test]
 fn few_credits_do_not_wait_for_a_long_operation() {
-    for at in [half(), CreditWord::whole(OWN, 7, 64)] {
+    for at in [half(), whole(false), whole(true)] {
         let mut lane = Lane::new(at, 64);
         lane.post(2, false);
         lane.fabric.complete(false);
@@ -303,20 +380,20 @@ proptest! {
     /// and at the end all is told.
     #[test]
     fn all_is_told_once(
-        worth in 0..6_u32,
+        (worth, is_wide) in (0..6_u32, any::<bool>()),
         steps in prop::collection::vec((0..6_u8, any::<bool>(), 1..5_u64), 1..300),
     ) {
-        let mut lane = Lane::new(half(), worth);
+        let mut lane = Lane::new(if is_wide { whole(true) } else { half() }, worth);
         for (what, flag, n) in steps {
             match what {
-                0 => _ = lane.post(n, flag),
+                0 => _ = lane.post_joined(n, flag, if is_wide { n as u32 } else { 0 }),
                 1 | 2 => _ = lane.fabric.complete(flag),
                 3 => lane.fabric.store(),
                 4 => lane.fabric.is_full.set(flag),
+                5 if n == 4 => lane.fabric.may_count.set(true),
                 _ => _ = lane.visit(),
             }
-            let completed = u64::from(lane.fabric.completed[PEER as usize].load(Ordering::Relaxed));
-            prop_assert!(lane.fabric.index.get() <= completed);
+            prop_assert!(lane.fabric.index.get() <= lane.fabric.entries.get().into());
         }
         lane.fabric.is_full.set(false);
         while lane.fabric.complete(true) {}

@@ -80,15 +80,15 @@ impl<R: Ring> Lane<R> {
         Ok(taken)
     }
 
-    /// Posts the operations of the batch. Where each of them is an entry that needs nothing but its credit, the fabric
-    /// may give that, and those that it takes are off the ring before it can: [`Place::IsTaken`].
+    /// Posts the operations of the batch. Where all entries need nothing but their credits, the fabric may give those,
+    /// and what it takes is off the ring before it can: [`Place::IsTaken`].
     ///
     /// # Safety
     /// As for [`Context::post`].
     #[inline(always)]
     unsafe fn post_ops<C: Context>(&mut self, context: &C, batch: &Batch) -> Result<(Posted, Place)> {
         let owed = self.ring.owed().filter(|_| batch.others.is_empty());
-        let Some(index) = owed.and_then(|owed| owed.index(context.paid(self.peer))) else {
+        let Some(index) = owed.and_then(|owed| owed.index(context, self.peer, batch.joined)) else {
             // SAFETY: the caller's promise.
             return Ok((unsafe { context.post(self.peer, &batch.ops) }?, Place::IsThere));
         };

@@ -17,6 +17,8 @@ const INLINE: u32 = 4;
 const WORKERS: u32 = 8;
 const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
+const WIDE: u32 = 64;
+const TWICE: u32 = 128;
 /// Of the commands whose signals come before its own: a bit each, from here on, the highest for the one before it.
 const BEHIND_BIT: u32 = 8;
 const BEHIND_MOST: u32 = 7;
@@ -312,19 +314,25 @@ impl<'a> CopyKernel<'a> {
             return Ok(());
         }
         let index = if c.flags & INLINE == 0 { c.value } else { c.from };
-        if index % 4 != 0 {
+        let (bytes, n) = (if c.flags & WIDE == 0 { 4 } else { 8 }, if c.flags & TWICE == 0 { 1 } else { 2 });
+        if index % bytes != 0 {
             return Err(MISALIGNED);
         }
-        let index = self.at(index, 4)?;
-        // SAFETY: four aligned bytes of mapped memory.
-        unsafe { AtomicU32::from_ptr(index.cast()) }.fetch_add(1, Ordering::AcqRel);
+        let index = self.at(index, bytes as usize)?;
+        if bytes == 4 {
+            // SAFETY: four aligned bytes of mapped memory.
+            unsafe { AtomicU32::from_ptr(index.cast()) }.fetch_add(n, Ordering::AcqRel);
+        } else {
+            // SAFETY: eight aligned bytes of mapped memory.
+            unsafe { AtomicU64::from_ptr(index.cast()) }.fetch_add(n.into(), Ordering::AcqRel);
+        }
         CREDITS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     fn move_bytes(&self, c: &Command) -> Ended {
         let behind = ((1 << BEHIND_MOST) - 1) << BEHIND_BIT;
-        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | behind) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | WIDE | TWICE | behind) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

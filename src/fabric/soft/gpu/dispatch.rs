@@ -20,7 +20,7 @@ impl EngineState {
             return false;
         }
         let mut moved = false;
-        while let Some(Landed { op, has_credit, staged }) = kernel.land() {
+        while let Some(Landed { op, credited, staged }) = kernel.land() {
             if let (Some(Staged { end, room: Some(room), .. }), Some(device)) = (staged, &self.device) {
                 if let (HostEnd::To, TransferEnd::Caller { addr, .. }) = (end, op.to) {
                     // SAFETY: the copy kernel has written the bytes, which are not given back yet; the destination is
@@ -29,8 +29,8 @@ impl EngineState {
                 }
                 self.staging.give_back(room.until);
             }
-            if has_credit {
-                op.owner.lane.note_paid();
+            if credited > 0 {
+                op.owner.lane.note_paid(credited.into());
             }
             op.owner.complete();
             self.handover.back += 1;

@@ -102,6 +102,17 @@ impl Owner {
     }
 }
 
+/// An index of a poster's, and what an operation adds to it once it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// Its address, a multiple of its size, on this GPU or on one that this GPU may change words of.
+    pub at: u64,
+    /// It has 8 bytes, instead of 4.
+    pub is_wide: bool,
+    /// Entries that the operation is: 1 or 2.
+    pub entries: u8,
+}
+
 /// An operation on its way.
 pub struct Op {
     /// Who waits for it.
@@ -128,9 +139,8 @@ pub struct Op {
     pub has_turn: bool,
     /// Who keeps the bytes of the end in host memory, if there is one.
     pub host: HostBytes,
-    /// Where the copy kernel may count its completion, so that the poster need not: an index of 4 bytes on this GPU, or
-    /// on one that this GPU may store to.
-    pub credit: Option<u64>,
+    /// Where the copy kernel may count its completion, so that the poster need not.
+    pub credit: Option<Credit>,
     /// The word that it changes, behind what was submitted before; then there is nothing to copy.
     pub fetch: Option<Box<AtomicStep>>,
 }

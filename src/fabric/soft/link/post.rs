@@ -73,6 +73,7 @@ impl Link {
                 shared.wake(self.peer);
             }
         }
+        let credit = credit.map(|index| index.behind(pushed));
         let last = self.enqueue(shared, seat, queue, &ops[pushed..], done, credit)?;
         Ok(Posted { taken: ops.len(), last })
     }

@@ -5,7 +5,7 @@ use super::staged::{to_gpu, Step};
 use super::{Link, RouteKind, BURST, QUANTUM};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
-use crate::fabric::soft::gpu::{self, Engine, Owner};
+use crate::fabric::soft::gpu::{self, Credit, Engine, Owner};
 use crate::fabric::soft::lane::{Lane, Task};
 use crate::fabric::soft::own;
 use crate::fabric::soft::shm::cma;
@@ -276,6 +276,11 @@ impl Link {
         engine.submit_later(gpu::Op::new(owner, rank, home, &task.work, task.done));
     }
 
+    /// Whether the engine that moves what goes to this peer may count at an index of this rank's.
+    pub fn may_count(&self, shared: &Domain, rkey: u32) -> bool {
+        self.route.engine().is_some_and(|engine| is_countable(shared, engine, rkey))
+    }
+
     /// The same of several operations of a lane, to which nothing waits before them. Their completions are counted at
     /// `credit` where the engine's GPU can store there.
     pub(super) fn submit_all_later(
@@ -289,11 +294,17 @@ impl Link {
         self.in_engine.fetch_add(tasks.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
-        let is_reached = |key: Key| key.is_on_gpu() && (key.is_open() || home == engine.gpu());
-        let credit = credit.filter(|index| is_reached(Key(index.rkey))).map(|index| index.at);
-        engine.submit_all_later(tasks.map(|task| {
+        let credit = credit.filter(|index| is_countable(shared, engine, index.rkey));
+        engine.submit_all_later(tasks.enumerate().map(|(nth, task)| {
             let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
+            let credit = credit.map(|i| Credit { at: i.at, is_wide: i.is_wide, entries: i.entries(nth) });
             gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }
         }));
     }
+}
+
+/// Whether the engine's GPU can store to an index in this rank's window with that key.
+fn is_countable(shared: &Domain, engine: &Engine, rkey: u32) -> bool {
+    let key = Key(rkey);
+    key.is_on_gpu() && (key.is_open() || shared.engine.gpu() == engine.gpu())
 }

@@ -73,7 +73,7 @@ pub fn command(op: &Op, windows: &mut Windows, by_workers: bool, staged: Option<
         let _ = windows.add(s.rkey, s.remote, s.value);
         (c.signal, c.increment) = (s.remote, s.value);
     }
-    op.credit.map_or(c, |index| c.with_credit(index))
+    op.credit.map_or(c, |credit| c.with_credit(credit))
 }
 
 /// # Safety

@@ -30,7 +30,7 @@ use command::is_alone;
 pub use command::{command, windows_hold, HostEnd};
 use launcher::{Fate, Launcher, Request};
 use recent::Recent;
-use ring::{Command, BEHIND_BIT, COMMANDS, CREDIT, CUT, WORKERS};
+use ring::{Command, BEHIND_BIT, COMMANDS, CUT, WORKERS};
 use sizes::Sizes;
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
@@ -94,8 +94,8 @@ struct Sent {
     signal: u64,
     /// It is for worker blocks.
     is_for_workers: bool,
-    /// Its command counts its completion where its poster looks.
-    has_credit: bool,
+    /// Entries that its command counts where its poster looks.
+    credited: u8,
     /// Its place in the pinned memory.
     staged: Option<Staged>,
 }
@@ -124,8 +124,8 @@ pub struct StagingRoom {
 pub struct Landed {
     /// The operation.
     pub op: Op,
-    /// Its completion is counted where its poster looks.
-    pub has_credit: bool,
+    /// Entries of it that are counted where its poster looks.
+    pub credited: u8,
     /// Its place in the pinned memory, which holds the bytes of [`HostEnd::To`].
     pub staged: Option<Staged>,
 }
@@ -347,9 +347,10 @@ impl CopyKernel {
         }
         self.recent.add(lane, command.signal);
         self.slots[self.present].post(&command);
-        let (is_for_workers, has_credit) = (command.flags & WORKERS != 0, command.flags & CREDIT != 0);
+        let is_for_workers = command.flags & WORKERS != 0;
+        let credited = op.credit.map_or(0, |credit| credit.entries);
         self.copies += usize::from(op.len > CROWDED_BYTES);
-        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers, has_credit, staged });
+        self.sent.push_back(Sent { op, signal: command.signal, is_for_workers, credited, staged });
     }
 
     /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
@@ -376,7 +377,7 @@ impl CopyKernel {
             self.copies -= usize::from(done.op.len > CROWDED_BYTES);
             self.stats.operations += 1;
             self.stats.by_workers += u64::from(done.is_for_workers);
-            return Some(Landed { op: done.op, has_credit: done.has_credit, staged: done.staged });
+            return Some(Landed { op: done.op, credited: done.credited, staged: done.staged });
         }
         if gone {
             self.phase = Phase::Off;

@@ -9,6 +9,7 @@
 //! The last word is stored with release, and what is used was loaded with acquire at system scope: the kernel that
 //! finds a command also sees what this CPU saw when it wrote it, the bytes to be copied among it.
 
+use crate::fabric::soft::gpu::op::Credit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Commands; `copy.ptx` knows the number.
@@ -41,6 +42,10 @@ pub const WORKERS: u32 = 8;
 pub const CREDIT: u32 = 16;
 /// Somebody waits until it is done: the copy kernel says so behind its go.
 pub const REPORT: u32 = 32;
+/// The index of a `CREDIT` has 8 bytes, instead of 4.
+pub const WIDE: u32 = 64;
+/// 2 is added to the index of a `CREDIT`, instead of 1.
+pub const TWICE: u32 = 128;
 /// Of the commands whose signals its own must not overtake, a bit each from here on: the lowest for the one that is
 /// [`BEHIND_MOST`] places before it, the highest for its predecessor. There is a fence between those of one go.
 pub const BEHIND_BIT: u32 = 8;
@@ -56,7 +61,8 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, and from `BEHIND_BIT` on which signals come first.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, and from `BEHIND_BIT` on which signals
+    /// come first.
     pub flags: u32,
     /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,
@@ -67,12 +73,13 @@ pub struct Command {
 }
 
 impl Command {
-    /// The same; when it is done, 1 is added to the index of 4 bytes at `index`.
-    pub fn with_credit(self, index: u64) -> Self {
-        let flags = self.flags | CREDIT;
+    /// The same; when it is done, its entries are added to the index of the credit.
+    pub fn with_credit(self, Credit { at, is_wide, entries }: Credit) -> Self {
+        let of_index = if is_wide { WIDE } else { 0 } | if entries > 1 { TWICE } else { 0 };
+        let flags = self.flags | CREDIT | of_index;
         match self.flags & INLINE {
-            0 => Self { flags, value: index, ..self },
-            _ => Self { flags, from: index, ..self },
+            0 => Self { flags, value: at, ..self },
+            _ => Self { flags, from: at, ..self },
         }
     }
 
