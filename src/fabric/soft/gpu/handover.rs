@@ -12,8 +12,8 @@ const STREAK: u32 = 16;
 /// The copy kernel, and what speaks for it.
 #[derive(Default)]
 pub struct Handover {
-    /// Where it could be loaded and is wanted.
-    pub kernel: Option<CopyKernel>,
+    /// Where it could be loaded and is wanted. It is taken out while it is given operations, so it is kept by a pointer.
+    pub kernel: Option<Box<CopyKernel>>,
     /// Operations in a row that the copy kernel could have moved and the stream did.
     streak: u32,
     /// When the last submission of such operations started.
@@ -25,17 +25,17 @@ pub struct Handover {
 impl Handover {
     /// Whether the copy kernel has operations.
     pub fn is_busy(&self) -> bool {
-        self.kernel.as_ref().is_some_and(CopyKernel::is_busy)
+        self.kernel.as_ref().is_some_and(|kernel| kernel.is_busy())
     }
 
     /// Whether no launch can touch what operations named.
     pub fn is_idle(&self) -> bool {
-        self.kernel.as_ref().is_none_or(CopyKernel::is_idle)
+        self.kernel.as_ref().is_none_or(|kernel| kernel.is_idle())
     }
 
     /// The size of the present launch, whether it runs or is awaited.
     pub fn size(&self) -> LaunchSize {
-        self.kernel.as_ref().map_or(LaunchSize::Warp, CopyKernel::size)
+        self.kernel.as_ref().map_or(LaunchSize::Warp, |kernel| kernel.size())
     }
 
     /// How many operations the copy kernel was ever given.

@@ -227,7 +227,7 @@ impl Engine {
         hardware_queues::warn_where_shared(self.rank, device.ordinal(), self.hardware_queues);
         self.gpu.store(device.ordinal(), Ordering::Release);
         let mut state = self.state.lock();
-        (state.device, state.handover.kernel) = (Some(device), kernel);
+        (state.device, state.handover.kernel) = (Some(device), kernel.map(Box::new));
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
@@ -295,10 +295,27 @@ impl Engine {
         true
     }
 
-    /// Takes an operation. Operations of one lane arrive in their order (the caller holds the lane's link).
-    pub fn submit(&self, op: Op) {
-        self.submit_later(op);
-        self.poll();
+    /// Takes operations and starts what can start. Those of one lane arrive in their order: the caller holds the lane.
+    #[inline]
+    pub fn submit(&self, ops: impl Iterator<Item = Op>) {
+        // By way of `incoming` only where another thread is at work, which finds them there: each lock and each word
+        // that says so is memory that another processor may have had last.
+        match self.state.try_lock() {
+            Some(mut state) => {
+                self.take(&mut state);
+                state.queue.ready.extend(ops);
+                self.advance(&mut state);
+                drop(state);
+                fence(Ordering::SeqCst);
+                if self.knocked.load(Ordering::Relaxed) {
+                    self.poll();
+                }
+            }
+            None => {
+                self.submit_all_later(ops);
+                self.poll();
+            }
+        }
     }
 
     /// The helper thread works beside the callers: said at the end.
@@ -319,9 +336,20 @@ impl Engine {
     }
 
     fn take(&self, state: &mut EngineState) {
-        if self.knocked.swap(false, Ordering::Acquire) {
+        if self.knocked.load(Ordering::Relaxed) && self.knocked.swap(false, Ordering::Acquire) {
             state.queue.ready.extend(self.incoming.lock().drain(..));
         }
+    }
+
+    /// Starts what can start and completes what is done, as the only one who does. Returns whether something is under
+    /// way.
+    fn advance(&self, state: &mut EngineState) -> bool {
+        let under_way = state.advance(self.rank, &self.registry);
+        self.note(state);
+        if state.failure.is_some() {
+            self.say_failed(state);
+        }
+        under_way
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
@@ -334,11 +362,7 @@ impl Engine {
                 return true;
             };
             self.take(&mut state);
-            let under_way = state.advance(self.rank, &self.registry);
-            self.note(&state);
-            if state.failure.is_some() {
-                self.say_failed(&state);
-            }
+            let under_way = self.advance(&mut state);
             drop(state);
             fence(Ordering::SeqCst);
             if !self.knocked.load(Ordering::Relaxed) {
@@ -354,7 +378,7 @@ impl Engine {
         if self.landed.load(Ordering::Relaxed) != state.completions {
             self.landed.store(state.completions, Ordering::Relaxed);
         }
-        let is_up = state.handover.kernel.as_ref().is_some_and(CopyKernel::is_up);
+        let is_up = state.handover.kernel.as_ref().is_some_and(|kernel| kernel.is_up());
         if self.kernel_is_up.load(Ordering::Relaxed) != is_up {
             self.kernel_is_up.store(is_up, Ordering::Relaxed);
         }
@@ -404,7 +428,7 @@ impl Engine {
             state.fail_kernel(&why);
         }
         state.fail(why);
-        let by_kernel = state.handover.kernel.as_ref().map(CopyKernel::stats).unwrap_or_default();
+        let by_kernel = state.handover.kernel.as_ref().map(|kernel| kernel.stats()).unwrap_or_default();
         // Whoever closes it again has nothing to say.
         if let Some(line) = std::mem::take(&mut state.stats).line(self.rank, &self.busy, &self.beside, by_kernel) {
             log::info!("{line}");

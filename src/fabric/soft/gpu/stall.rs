@@ -1,7 +1,6 @@
 //! What is done while nothing moves: the streams are asked whether they failed, and the watch is told how things stand.
 
 use super::device::Device;
-use super::kernel::CopyKernel;
 use super::state::EngineState;
 use crate::error::Error;
 use crate::memory::gpu::cuda_error;
@@ -60,7 +59,7 @@ impl EngineState {
     /// What waits and what is in flight, in words, for when nothing moves.
     #[cold]
     pub fn describe(&self) -> String {
-        let kernel = self.handover.kernel.as_ref().map_or("none".into(), CopyKernel::describe);
+        let kernel = self.handover.kernel.as_ref().map_or("none".into(), |kernel| kernel.describe());
         let why = if self.device.as_ref().is_some_and(Device::has_private_context) {
             "a stopped process on it or a debugger"
         } else {

@@ -114,9 +114,8 @@ impl Link {
         }
         let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
-            self.submit_all_later(shared, engine, lane, credit, running);
+            self.submit_all(shared, engine, lane, credit, running);
             let last = lane.last();
-            engine.poll();
             drop(queue);
             shared.stir();
             return Ok(last);

@@ -132,6 +132,7 @@ pub(super) fn fetch(
     let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
     let to = TransferEnd::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };
     let from = TransferEnd::Caller { addr: found.addr, gpu: true };
-    shared.engine.submit(Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) });
+    let op = Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) };
+    shared.engine.submit(std::iter::once(op));
     Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
 }

@@ -263,17 +263,11 @@ impl Link {
 
     /// Hands an operation to the engine that moves it.
     fn submit(&self, shared: &Domain, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
-        self.submit_later(shared, engine, lane, task);
-        engine.poll();
-    }
-
-    /// The same for the engine's next poll.
-    pub(super) fn submit_later(&self, shared: &Domain, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
         self.in_engine.fetch_add(1, Ordering::Relaxed);
         let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
-        engine.submit_later(gpu::Op::new(owner, rank, home, &task.work, task.done));
+        engine.submit(std::iter::once(gpu::Op::new(owner, rank, home, &task.work, task.done)));
     }
 
     /// Whether the engine that moves what goes to this peer may count at an index of this rank's.
@@ -283,7 +277,7 @@ impl Link {
 
     /// The same of several operations of a lane, to which nothing waits before them. Their completions are counted at
     /// `credit` where the engine's GPU can store there.
-    pub(super) fn submit_all_later(
+    pub(super) fn submit_all(
         &self,
         shared: &Domain,
         engine: &Engine,
@@ -295,7 +289,7 @@ impl Link {
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
         let credit = credit.filter(|index| is_countable(shared, engine, index.rkey));
-        engine.submit_all_later(tasks.enumerate().map(|(nth, task)| {
+        engine.submit(tasks.enumerate().map(|(nth, task)| {
             let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
             let credit = credit.map(|i| Credit { at: i.at, is_wide: i.is_wide, entries: i.entries(nth) });
             gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }
