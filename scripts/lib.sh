@@ -26,6 +26,22 @@ as_root() {
     fi
 }
 
+# Runs a command for at most so many seconds, without input. An interrupt of the script ends it and all that it started,
+# and then the script: it is a group of processes of its own, which the terminal tells nothing.
+limited() {
+    local seconds=$1 group rc=0
+    shift
+    # With job control, or the command would ignore interrupts.
+    set -m
+    timeout --kill-after=10 "$seconds" "$@" </dev/null &
+    group=$!
+    set +m
+    trap 'kill -TERM -- "-$group" 2>/dev/null; exit 130' INT TERM
+    wait "$group" || rc=$?
+    trap - INT TERM
+    return "$rc"
+}
+
 # The release library and the tool, where cargo leaves them.
 target=${CARGO_TARGET_DIR:-$root/target}
 library=$target/release/liboxygin.so
