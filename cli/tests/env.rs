@@ -100,3 +100,20 @@ fn what_cannot_be_is_said_and_the_exit_status_is_2() {
         assert!(output.status.code() == Some(2) && said.contains(words), "{arguments:?}: {said}");
     }
 }
+
+/// Whoever starts this may ignore the ends of his children, which they inherit: the tries in children end all the same.
+#[test]
+fn ends_of_children_are_seen_whatever_is_inherited() {
+    use std::os::unix::process::CommandExt;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+    command.args(["env", "--nccl", "2.32.3", "--plugin", &plugin()]);
+    // SAFETY: one call, which is allowed between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    let output = command.output().expect("oxygin runs");
+    assert!(output.status.success(), "{output:?}");
+}

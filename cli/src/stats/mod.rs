@@ -23,10 +23,13 @@ pub struct Args {
 
 /// Runs it; true: every process that was asked for has statistics.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let all = read(&args.pids)?;
+    let (all, unread) = read(&args.pids);
     let missing: Vec<_> = args.pids.iter().filter(|pid| !all.iter().any(|set| set.pid == **pid)).collect();
-    for pid in &missing {
-        eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it");
+    for &&pid in &missing {
+        match unread.iter().find(|(of, _)| *of == pid) {
+            Some((_, why)) => eprintln!("oxygin stats: {why}"),
+            None => eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it"),
+        }
     }
     match (args.json, args.prometheus) {
         (true, _) => println!("{:#}", json::object(&all)),
@@ -37,17 +40,20 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     Ok(missing.is_empty())
 }
 
-/// Sets of contexts of these processes, or of all that may be read. One that was asked for and cannot be read is an
-/// error.
-pub(crate) fn read(pids: &[u32]) -> Result<Vec<Set>, Box<dyn Error>> {
-    let mut all = Vec::new();
+/// Sets of contexts of these processes, or of all that may be read; and which of those that were asked for cannot be
+/// read, with why: it takes nothing from the others.
+pub(crate) fn read(pids: &[u32]) -> (Vec<Set>, Vec<(u32, String)>) {
+    let (mut all, mut unread) = (Vec::new(), Vec::new());
     let skipped = |why: String| log::warn!("{why}");
     for &pid in pids {
-        all.extend(sets(pid, skipped).map_err(|e| e.message().to_owned())?);
+        match sets(pid, skipped) {
+            Ok(sets) => all.extend(sets),
+            Err(error) => unread.push((pid, error.message().to_owned())),
+        }
     }
     if pids.is_empty() {
         // Any of them may end, or not be ours to read.
         all.extend(processes().into_iter().filter_map(|pid| sets(pid, skipped).ok()).flatten());
     }
-    Ok(all)
+    (all, unread)
 }

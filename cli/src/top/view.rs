@@ -28,7 +28,7 @@ impl View {
         self.scroll(0);
     }
 
-    /// The last look failed: what there was stays on the screen, with why.
+    /// A process could not be read: why, below what there is on the screen.
     pub fn say(&mut self, error: String) {
         self.error = Some(error);
     }
