@@ -12,7 +12,7 @@ const STREAK: u32 = 16;
 /// The copy kernel, and what speaks for it.
 #[derive(Default)]
 pub struct Handover {
-    /// Where it could be loaded and is wanted. It is taken out while it is given operations, so it is kept by a pointer.
+    /// Where it could be loaded and is wanted. Kept by a pointer: it is taken out while it is given operations.
     pub kernel: Option<Box<CopyKernel>>,
     /// Operations in a row that the copy kernel could have moved and the stream did.
     streak: u32,
