@@ -254,6 +254,44 @@ fn the_owner_of_what_is_fetched_is_killed() {
     processes("the_owner_of_what_is_fetched_is_killed", 2, &[1], |p| killed(p, 2));
 }
 
+/// The owner of what a get fetches into host memory is killed while the GPU copies: once the get has failed its
+/// destination may go, and nothing is written there any more.
+#[test]
+fn what_is_fetched_for_a_host_window_that_is_gone_goes_nowhere() {
+    const BYTES: usize = 64 << 10;
+    processes("what_is_fetched_for_a_host_window_that_is_gone_goes_nowhere", 2, &[1], |place| {
+        let fake = Fake::take();
+        fake.set_issue("kernel=0");
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(1);
+        let src = Memory::Segments(1).window(&fake, &r, gpu, BYTES / 8);
+        let mut host = r.window(BYTES / 8, 0);
+        place.barrier();
+        if r.rank == 1 {
+            place.barrier();
+            // SAFETY: ends this process.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+        fake.hold(BYTES);
+        let request = r.get(0, (src.as_window(), 0), BYTES, (&host, 0), 1);
+        wait_until("the copy is under way", || {
+            // SAFETY: plain call.
+            ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            fake.is_holding()
+        });
+        place.barrier();
+        fails(&r, request);
+        r.dereg(&host);
+        host.words.fill(7);
+        fake.hold(0);
+        fake.rest();
+        r.leave();
+        assert!(host.words.iter().all(|&w| w == 7), "written after its window was gone");
+        fake.check();
+    });
+}
+
 /// A copy between processes is under way when a later one of its context is refused: what it copies from stays
 /// mapped, and the sender is not told, until it has ended.
 #[test]
