@@ -349,6 +349,40 @@ fn what_is_copied_from_stays_mapped_when_another_copy_fails() {
     });
 }
 
+/// A rank keeps its half of a window, and its peer uses the number of its own half again, for windows that nobody
+/// shares: what was mapped of the old one must not be taken for the new one.
+#[test]
+fn a_number_that_is_used_again_for_what_is_not_shared_ends_what_was_mapped() {
+    processes("a_number_that_is_used_again_for_what_is_not_shared_ends_what_was_mapped", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        for on_host in [true, false] {
+            let kept = Memory::Segments(1).window(&fake, &r, 0, 64);
+            let mapped = fake.foreign();
+            place.barrier();
+            if r.rank == 1 {
+                r.dereg(kept.as_window());
+            }
+            place.barrier();
+            // Until all that rest have been used.
+            for _ in 0..70 {
+                let host = on_host.then(|| r.window(8, 0));
+                let gpu = (!on_host).then(|| Memory::Private.window(&fake, &r, 0, 8));
+                r.dereg(host.as_ref().or(gpu.as_ref().map(GpuWindow::as_window)).unwrap());
+            }
+            assert!(r.rank == 1 || fake.foreign() < mapped, "the old window is still mapped, on_host {on_host}");
+            if r.rank == 0 {
+                r.dereg(kept.as_window());
+            }
+            place.barrier();
+        }
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
 /// A rank refuses registrations before they have a number there: its numbers are others from then on. All windows are
 /// mapped all the same, also those that take the numbers of others that are gone.
 #[test]
