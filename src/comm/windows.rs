@@ -97,10 +97,10 @@ impl Coll {
 
     /// A second step where any rank's window can be shared among processes of one host.
     fn share_window(&self, call: &mut Call<'_>, region: &Region, remote: &[Remote], offers: &[&[u8]]) -> Result<()> {
+        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, remote, offers))?;
         if offers.iter().all(|offer| offer.is_empty()) {
             return Ok(());
         }
-        let taken = on_fabric!(&self.fabric, f => f.take_offers(region, remote, offers))?;
         let gathered = call.step(contribution(taken))?;
         call.end();
         let reports: Vec<_> = (0..self.world.nranks).map(|rank| gathered.common(rank)).collect();

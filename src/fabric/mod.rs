@@ -99,12 +99,13 @@ pub trait Fabric: Sized + Send + Sync + 'static {
     fn register_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration>;
 
     /// What peers are to know of a window that was just registered, so that they can use its memory themselves; empty:
-    /// nothing. Where any rank offers something, all go on with [`Fabric::take_offers`].
+    /// nothing. All go on with [`Fabric::take_offers`].
     fn offer(&self, _region: &Region, _is_gpu: bool) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Takes what peers offered, by rank; each has the window at one of `remotes`. Returns what they are to know.
+    /// Takes what peers offered, if anything, by rank; each has the window at one of `remotes`. Returns what they are
+    /// to know where any rank has offered something.
     fn take_offers(&self, _region: &Region, _remotes: &[Remote], _offers: &[&[u8]]) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
@@ -193,8 +194,9 @@ pub trait Context: Send + Sync + 'static {
 
     /// The same for operations that are entries of device code's, one or two each: as each becomes locally complete,
     /// and all before it to this peer are, the fabric may add its entries to `index` itself. [`Context::paid`] says how
-    /// many it has. `begin` is told how many operations it takes before any of them can be counted: device code reuses
-    /// an entry's place as soon as it is. The call may fail behind that, and then completes none.
+    /// many it has. A get may be counted before its bytes are there: whoever flushes what it brought waits for its
+    /// completion first. `begin` is told how many operations it takes before any of them can be counted: device code
+    /// reuses an entry's place as soon as it is. The call may fail behind that, and then completes none.
     ///
     /// # Safety
     /// As for [`Context::post`]. The index's window lives until the operations are complete, or the context is gone;

@@ -28,8 +28,8 @@ const ASK_EVERY: u32 = 4096;
 pub struct Common {
     /// Number in its set, for the log.
     pub number: u32,
-    /// Peers from which gets came since the last flush.
-    gets: Vec<u32>,
+    /// Peers that gets since the last flush are from, and the newest of these.
+    gets: Vec<(u32, Seq)>,
     /// An entry was malformed, or the fabric failed a lane: what queryLastError shows.
     failed: Arc<AtomicBool>,
     /// Nothing is posted any more.
@@ -40,6 +40,14 @@ impl Common {
     /// Of a context that has done nothing. `failed` is set once and for all at the first fault.
     pub fn new(number: u32, failed: Arc<AtomicBool>) -> Self {
         Self { number, gets: Vec::new(), failed, is_dead: false }
+    }
+
+    /// An operation to the peer is a get.
+    fn note_get(&mut self, peer: u32, seq: Seq) {
+        match self.gets.iter_mut().find(|(of, _)| *of == peer) {
+            Some((_, newest)) => *newest = seq,
+            None => self.gets.push((peer, seq)),
+        }
     }
 
     fn fail(&self) {
@@ -107,8 +115,9 @@ pub struct Told {
 enum State {
     /// Takes entries.
     Open,
-    /// A flush is at the head: what gets brought from these peers must be visible first.
-    Flushing { waits: Vec<(u32, Seq)>, left: Vec<u32>, finish: Finish },
+    /// A flush is at the head: what gets brought must be visible first. `left` are gets, flushes for which have not
+    /// been started.
+    Flushing { waits: Vec<(u32, Seq)>, left: Vec<(u32, Seq)>, finish: Finish },
     /// An entry was refused that ends this ring alone: those that come are dropped, credits go on in order.
     Stopped,
     /// The fabric failed it: entries are dropped, credits go on.
@@ -296,18 +305,18 @@ impl<R: Ring> Lane<R> {
     fn go_on_flushing<C: Context>(&mut self, context: &C, common: &Common) -> u32 {
         let State::Flushing { waits, left, .. } = &mut self.state else { return 0 };
         let mut failed = None;
-        while let Some(&peer) = left.last() {
-            match context.flush(peer) {
-                Ok(Flush::Done) => {}
-                Ok(Flush::Until(seq)) => waits.push((peer, seq)),
-                Ok(Flush::NoRoom) => break,
-                Err(error) => {
-                    failed = Some(error.to_string());
-                    break;
-                }
+        left.retain(|&(peer, get)| match flush_behind(context, peer, get) {
+            Ok(Flush::Done) => false,
+            Ok(Flush::Until(seq)) => {
+                waits.push((peer, seq));
+                false
             }
-            left.pop();
-        }
+            Ok(Flush::NoRoom) => true,
+            Err(error) => {
+                failed = Some(error.to_string());
+                false
+            }
+        });
         waits.retain(|&(peer, seq)| match context.test(peer, seq) {
             Ok(done) => !done,
             Err(error) => {
@@ -371,6 +380,19 @@ impl<R: Ring> Lane<R> {
         }
         n
     }
+}
+
+/// Starts a flush of what gets up to `get` have brought; no room: not now. The fabric may have counted a get before it
+/// is complete ([`Context::post_entries`]).
+fn flush_behind<C: Context>(context: &C, peer: u32, get: Seq) -> Result<Flush> {
+    let completed = context.completed(peer).load(Ordering::Acquire);
+    let newest = context.newest(peer).0;
+    // However long ago it was, numbers come again.
+    let is_unfinished = newest.wrapping_sub(get.0) < newest.wrapping_sub(completed);
+    if is_unfinished && !context.test(peer, get)? {
+        return Ok(Flush::NoRoom);
+    }
+    context.flush(peer)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod copy_kernel_ends;
 mod copy_kernel_launches;
 mod cost;
 mod engine;
+mod faults;
 mod gdaki;
 mod gdaki_barriers;
 mod harness;

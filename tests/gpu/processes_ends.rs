@@ -254,6 +254,44 @@ fn the_owner_of_what_is_fetched_is_killed() {
     processes("the_owner_of_what_is_fetched_is_killed", 2, &[1], |p| killed(p, 2));
 }
 
+/// The owner of what a get fetches into host memory is killed while the GPU copies: once the get has failed its
+/// destination may go, and nothing is written there any more.
+#[test]
+fn what_is_fetched_for_a_host_window_that_is_gone_goes_nowhere() {
+    const BYTES: usize = 64 << 10;
+    processes("what_is_fetched_for_a_host_window_that_is_gone_goes_nowhere", 2, &[1], |place| {
+        let fake = Fake::take();
+        fake.set_issue("kernel=0");
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(1);
+        let src = Memory::Segments(1).window(&fake, &r, gpu, BYTES / 8);
+        let mut host = r.window(BYTES / 8, 0);
+        place.barrier();
+        if r.rank == 1 {
+            place.barrier();
+            // SAFETY: ends this process.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+        fake.hold(BYTES);
+        let request = r.get(0, (src.as_window(), 0), BYTES, (&host, 0), 1);
+        wait_until("the copy is under way", || {
+            // SAFETY: plain call.
+            ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            fake.is_holding()
+        });
+        place.barrier();
+        fails(&r, request);
+        r.dereg(&host);
+        host.words.fill(7);
+        fake.hold(0);
+        fake.rest();
+        r.leave();
+        assert!(host.words.iter().all(|&w| w == 7), "written after its window was gone");
+        fake.check();
+    });
+}
+
 /// A copy between processes is under way when a later one of its context is refused: what it copies from stays
 /// mapped, and the sender is not told, until it has ended.
 #[test]
@@ -305,6 +343,40 @@ fn what_is_copied_from_stays_mapped_when_another_copy_fails() {
             assert!(fake.foreign() < mapped);
         }
         place.barrier();
+        r.leave();
+        assert_eq!(fake.foreign(), 0);
+        fake.check();
+    });
+}
+
+/// A rank keeps its half of a window, and its peer uses the number of its own half again, for windows that nobody
+/// shares: what was mapped of the old one must not be taken for the new one.
+#[test]
+fn a_number_that_is_used_again_for_what_is_not_shared_ends_what_was_mapped() {
+    processes("a_number_that_is_used_again_for_what_is_not_shared_ends_what_was_mapped", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(0);
+        let r = place.join(1);
+        for on_host in [true, false] {
+            let kept = Memory::Segments(1).window(&fake, &r, 0, 64);
+            let mapped = fake.foreign();
+            place.barrier();
+            if r.rank == 1 {
+                r.dereg(kept.as_window());
+            }
+            place.barrier();
+            // Until all that rest have been used.
+            for _ in 0..70 {
+                let host = on_host.then(|| r.window(8, 0));
+                let gpu = (!on_host).then(|| Memory::Private.window(&fake, &r, 0, 8));
+                r.dereg(host.as_ref().or(gpu.as_ref().map(GpuWindow::as_window)).unwrap());
+            }
+            assert!(r.rank == 1 || fake.foreign() < mapped, "the old window is still mapped, on_host {on_host}");
+            if r.rank == 0 {
+                r.dereg(kept.as_window());
+            }
+            place.barrier();
+        }
         r.leave();
         assert_eq!(fake.foreign(), 0);
         fake.check();

@@ -5,8 +5,9 @@ use crate::harness::tcp::apart;
 use crate::harness::*;
 use crate::support::common::*;
 use nccl_plugin_api::*;
+use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Words of the windows, and of the longest put that a copy kernel moves.
@@ -174,32 +175,8 @@ fn a_context_that_goes_waits_for_the_copy_kernel() {
         ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
         let other = Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx };
         r.job.barrier.wait();
-        // Copies that are held up are the copy kernel's, or the test tries again.
-        let (mut round, mut by_kernel) = (0, false);
-        while !by_kernel {
-            ends.call_copy_kernel(r);
-            round += 1;
-            ends.round_trip(r, round, 64, 0);
-            r.job.barrier.wait();
-            if r.rank == 0 {
-                let copies = fake.calls("cuMemcpyBatchAsync") + fake.calls("cuMemcpyAsync");
-                fake.hold(4096);
-                let request = other.put(0, (ends.src.as_window(), 0), 4096, (ends.aside.as_window(), 0), 1, None);
-                wait_until("the copy is held up", || {
-                    assert!(!test(r, request), "it was not");
-                    fake.is_holding()
-                });
-                by_kernel = fake.calls("cuMemcpyBatchAsync") + fake.calls("cuMemcpyAsync") == copies;
-                if !by_kernel {
-                    fake.hold(0);
-                    r.wait(request);
-                }
-                HELD.store(by_kernel, Ordering::SeqCst);
-            }
-            r.job.barrier.wait();
-            by_kernel = HELD.load(Ordering::SeqCst);
-            r.job.barrier.wait();
-        }
+        hold_up_a_fetch(&fake, r, &ends, &other);
+        let round = ROUNDS_BEFORE.load(Ordering::SeqCst);
         if r.rank == 1 {
             std::thread::sleep(Duration::from_millis(100));
             released.store(true, Ordering::SeqCst);
@@ -216,5 +193,71 @@ fn a_context_that_goes_waits_for_the_copy_kernel() {
     fake.check();
 }
 
+/// The GPU fails while the copy kernel fills a buffer for TCP: that may still be written when the communicator is gone.
+#[test]
+fn a_buffer_that_a_copy_kernel_may_still_fill_is_never_freed() {
+    let fake = apart(1, 0);
+    std::env::set_var("OXYGIN_DEREG_TIMEOUT", "0.1");
+    let flags = Signals::NeverReset.set_up(&fake);
+    job(2, 1, |r| {
+        let _context = fake.enter(r.rank as i32);
+        let ends = Ends::on(&fake, r, flags);
+        r.job.barrier.wait();
+        let request = hold_up_a_fetch(&fake, r, &ends, r);
+        if let Some(request) = request {
+            let end = Instant::now() + Duration::from_secs(60);
+            let mut done = 0;
+            // SAFETY: plain call.
+            while unsafe { T.test.unwrap()(r.coll, request, &mut done) } == NcclResult::SUCCESS {
+                assert!(done == 0 && Instant::now() < end, "the put has not failed");
+                // The engine asks its streams, as nothing moves; so do others.
+                fake.inject("cuStreamQuery", 700);
+            }
+        }
+        r.job.barrier.wait();
+    });
+    std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
+    fake.hold(0);
+    wait_until("the copy kernel has ended", || fake.launched() == 0);
+    fake.check();
+}
+
+/// Rank 0 puts 4 KiB by `other`, and its copy kernel fetches them and is held up there; rank 1 takes part.
+fn hold_up_a_fetch(fake: &Fake, r: &Rank, ends: &Ends, other: &Rank) -> Option<*mut c_void> {
+    // Copies that are held up are the copy kernel's, or the test tries again.
+    for round in 1.. {
+        ends.call_copy_kernel(r);
+        ends.round_trip(r, round, 64, 0);
+        r.job.barrier.wait();
+        let mut held = None;
+        if r.rank == 0 {
+            let copies = fake.calls("cuMemcpyBatchAsync") + fake.calls("cuMemcpyAsync");
+            fake.hold(4096);
+            let request = other.put(0, (ends.src.as_window(), 0), 4096, (ends.aside.as_window(), 0), 1, None);
+            wait_until("the copy is held up", || {
+                assert!(!test(r, request), "it was not");
+                fake.is_holding()
+            });
+            held = (fake.calls("cuMemcpyBatchAsync") + fake.calls("cuMemcpyAsync") == copies).then_some(request);
+            if held.is_none() {
+                fake.hold(0);
+                r.wait(request);
+            }
+            HELD.store(held.is_some(), Ordering::SeqCst);
+        }
+        r.job.barrier.wait();
+        let by_kernel = HELD.load(Ordering::SeqCst);
+        r.job.barrier.wait();
+        if by_kernel {
+            ROUNDS_BEFORE.store(round, Ordering::SeqCst);
+            return held;
+        }
+    }
+    None
+}
+
 /// Whether rank 0's copy is held up in its copy kernel, for rank 1.
 static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Round trips until it was.
+static ROUNDS_BEFORE: AtomicU64 = AtomicU64::new(0);

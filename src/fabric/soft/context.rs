@@ -106,7 +106,8 @@ impl crate::fabric::Context for Context {
         self.seats[peer as usize].lane.paid()
     }
 
-    /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order.
+    /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order. It may have been
+    /// counted before that.
     fn flush(&self, peer: u32) -> Result<Flush> {
         self.seats[peer as usize].lane.check().map(|()| Flush::Done)
     }

@@ -60,7 +60,7 @@ pub struct Link {
     /// Operations that wait or are out, faults that are not told, and what the peer is owed; each is counted under the
     /// lock that it is behind.
     backlog: AtomicUsize,
-    /// Operations that the peer's engine has and has not completed.
+    /// Operations that the peer's engine in this process, or this rank's own, has and has not completed.
     in_engine: Arc<AtomicUsize>,
 }
 
@@ -91,7 +91,7 @@ impl Link {
     /// Whether anything waits here.
     #[inline]
     pub fn has_backlog(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) != 0 || self.in_engine.load(Ordering::Relaxed) != 0
+        self.has_waiting() || self.in_engine.load(Ordering::Relaxed) != 0
     }
 
     /// Moves what can move. Returns whether anything did.
@@ -100,10 +100,10 @@ impl Link {
         // A peer that waits for this rank is told that it waits in vain.
         if has_failed && !self.owes_refusal() {
             self.drop_all();
-            return false;
+            return self.poll_engine(shared);
         }
         let mut moved = false;
-        if self.backlog.load(Ordering::Relaxed) != 0 {
+        if self.has_waiting() {
             if self.route.way() == RouteKind::Unknown {
                 self.find_route(shared);
             }
@@ -120,7 +120,22 @@ impl Link {
                 self.publish(shared);
             }
         }
-        self.route.engine().is_some_and(|e| e.poll()) || moved
+        self.poll_engine(shared) || moved
+    }
+
+    /// Polls the engine that has operations to this peer. That is this rank's own for what it fetches; as long as lanes
+    /// wait for that, they poll.
+    fn poll_engine(&self, shared: &Domain) -> bool {
+        match self.route.engine() {
+            Some(engine) => engine.poll(),
+            None => !self.has_waiting() && self.has_backlog() && shared.engine.poll(),
+        }
+    }
+
+    /// Whether operations, faults or responses wait at this link.
+    #[inline]
+    fn has_waiting(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed) != 0
     }
 
     /// Gives each lane a turn that wants one, beginning with another one each time that there was no room.
@@ -174,7 +189,7 @@ impl Link {
 
     /// Ends everything that waits; called once the peer has failed. Lanes that somebody has now come another time.
     fn drop_all(&self) {
-        if self.backlog.load(Ordering::Relaxed) == 0 {
+        if !self.has_waiting() {
             return;
         }
         for seat in self.seats.all().iter() {
@@ -195,7 +210,7 @@ impl Link {
         if seen == alive::Liveness::Closed && self.route.way() != RouteKind::Near {
             return self.close_service();
         }
-        match self.watch.judge(seen, self.backlog.load(Ordering::Relaxed) != 0) {
+        match self.watch.judge(seen, self.has_waiting()) {
             Verdict::Stays => {}
             Verdict::Died => {
                 self.health.fail(dead(self.peer));

@@ -150,9 +150,8 @@ impl<R: Ring> Lane<R> {
                 // Others may have posted on this (context, peer): the numbers of a batch are consecutive all the same.
                 next = Seq(posted.last.0.wrapping_sub(left - 1));
             }
-            if batch.ops[..posted.taken].iter().any(|op| matches!(op, Op::Get(_))) && !common.gets.contains(&self.peer)
-            {
-                common.gets.push(self.peer);
+            if let Some(nth) = batch.ops[..posted.taken].iter().rposition(|op| matches!(op, Op::Get(_))) {
+                common.note_get(self.peer, Seq(next.0.wrapping_add(nth as u32)));
             }
         }
         let plain = batch.plain.min(left);

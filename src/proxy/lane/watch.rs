@@ -64,7 +64,7 @@ impl<R: Ring> Lane<R> {
         };
         let waits = match &self.state {
             State::Flushing { waits, left, .. } => {
-                let ranks: Vec<_> = waits.iter().map(|(peer, _)| peer).chain(left).collect();
+                let ranks: Vec<_> = waits.iter().chain(left).map(|(peer, _)| peer).collect();
                 format!("a flush waits for what gets have brought from ranks {ranks:?} to be visible")
             }
             _ if is_busy => {

@@ -145,6 +145,29 @@ fn a_flush_names_the_ranks_that_it_waits_for() {
 }
 
 #[test]
+fn a_flush_begins_once_its_gets_are_complete_however_old_they_are() {
+    let mut bench = Bench::new("gf");
+    let set = |to: &std::sync::atomic::AtomicU32, value| to.store(value, Ordering::Relaxed);
+    let flushes = |bench: &Bench| bench.contexts[0].flushes.load(Ordering::Relaxed);
+    bench.visit();
+    assert_eq!(flushes(&bench), 0, "the get may have been counted before its bytes are there");
+    set(&bench.contexts[0].completed, 1);
+    bench.visit();
+    assert_eq!((flushes(&bench), bench.lane.told(&bench.common).credited), (1, 1));
+    bench.visit();
+    assert_eq!(bench.lane.told(&bench.common).credited, 2);
+    // Others have posted a lot on the same numbers since.
+    bench.lane.ring.entries.push('g');
+    bench.visit();
+    let far = 2 + (1 << 31);
+    set(&bench.contexts[0].posted, far);
+    set(&bench.contexts[0].completed, far);
+    bench.lane.ring.entries.push('f');
+    bench.visit();
+    assert_eq!(flushes(&bench), 2);
+}
+
+#[test]
 fn what_stands_in_the_queue_is_named_too() {
     let mut bench = Bench::new("h");
     bench.visit();

@@ -1,13 +1,15 @@
 //! Where the bytes of an operation's end in host memory are, and who keeps them.
 
 use super::PinnedBuffer;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 /// Who keeps the bytes of an end in host memory.
 pub enum HostBytes {
     /// The caller, until local completion.
     Caller,
-    /// Somebody else, in pinned memory, which the GPU finds at this address.
-    Pinned(u64),
+    /// Somebody else, in pinned memory.
+    Pinned(PinnedPlace),
     /// The operation: they arrived for GPU memory.
     Arrived(ArrivedBytes),
 }
@@ -17,17 +19,27 @@ impl HostBytes {
     pub fn pinned(&self) -> Option<u64> {
         match self {
             Self::Caller | Self::Arrived(ArrivedBytes::Boxed(_)) => None,
-            Self::Pinned(at) => Some(*at),
+            Self::Pinned(place) => Some(place.at),
             Self::Arrived(ArrivedBytes::Pinned(bytes)) => Some(bytes.buffer.on_gpu()),
         }
     }
 
-    /// Gives them up although the GPU may still read them: memory that it reads is never freed.
+    /// Gives them up although the GPU may still be at them: memory that it reads or writes is never freed.
     pub fn abandon(self) {
-        if let Self::Arrived(ArrivedBytes::Pinned(bytes)) = self {
-            bytes.buffer.abandon();
+        match self {
+            Self::Arrived(ArrivedBytes::Pinned(bytes)) => bytes.buffer.abandon(),
+            Self::Pinned(place) => place.is_abandoned.store(true, Ordering::Release),
+            Self::Caller | Self::Arrived(ArrivedBytes::Boxed(_)) => {}
         }
     }
+}
+
+/// Pinned memory of somebody who waits for the operation.
+pub struct PinnedPlace {
+    /// Where the GPU finds it.
+    pub at: u64,
+    /// Set where the GPU may be at it when the operation is over.
+    pub is_abandoned: Arc<AtomicBool>,
 }
 
 /// Bytes that arrived for GPU memory, all of them.

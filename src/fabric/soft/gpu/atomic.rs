@@ -143,7 +143,9 @@ impl NextSubmission {
                     _ => MemOp::write64(addr, new),
                 },
             };
-            self.push_op(op, store, addr, BatchKind::Data);
+            // Where all of the word is stored no later signal in it may join what was stored before.
+            let at = if known.is_some() { word } else { addr };
+            self.push_op(op, store, at, BatchKind::Data);
         }
         self.deliver(s, fetch, place, old);
         Ok(BatchStep::Done)
@@ -198,5 +200,48 @@ impl NextSubmission {
                 std::ptr::copy_nonoverlapping((&raw const old).cast(), side.addr() as *mut u8, bytes)
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::GpuIssue;
+    use crate::fabric::soft::lane::Lane;
+    use crate::memory::registry::Extent;
+    use crate::rma::op::Signal;
+    use crate::rma::seq::Seq;
+    use oxygin_ffi::cuda::MemOpKind;
+    use std::sync::atomic::AtomicUsize;
+
+    /// A signal, an addition to the upper half of its word, and a signal again, each of a lane of its own.
+    #[test]
+    fn no_signal_joins_what_came_before_a_change_of_half_its_word() {
+        const WORD: u64 = 0x1000;
+        let key = Key::gpu(1, false).0;
+        let mut state = EngineState::new(GpuIssue::default());
+        state.windows.insert(1, Extent { base: WORD, len: 64 }, true);
+        let mut batch = NextSubmission::default().begin(&state);
+        let registry = Registry::default();
+        let owner = |context| {
+            let lane = Arc::new(Lane::new(context, 0, Arc::default()));
+            Owner { lane, seq: Seq(1), backlog: Arc::new(AtomicUsize::new(1)) }
+        };
+        let signal = |context| {
+            let signal = Signal { remote: WORD, rkey: key, value: 5, strong: false };
+            Op::signalled(owner(context), signal)
+        };
+        let (change, width) = (Change::add(1), Width::Four);
+        let half = AtomicStep { change, width, key, addr: WORD + 4, to: To::Nowhere };
+        // All of them stay: lanes are told apart by their addresses.
+        let mut ops = [signal(0), Op::fetching(owner(1), half), signal(2)];
+        for op in &mut ops {
+            assert!(matches!(batch.add(&mut state, &registry, op), Ok(BatchStep::Done)));
+        }
+        let stores = batch.ops.iter().map(|op| match op.parse() {
+            Some((WORD, MemOpKind::Write64(value))) => value,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(stores.last(), Some(10 | 1 << 32), "what is stored last is all that was added");
     }
 }

@@ -11,13 +11,14 @@ use std::time::Instant;
 impl EngineState {
     /// Completes submissions that are done. Returns whether there were any.
     pub fn complete(&mut self, registry: &Registry) -> bool {
-        let mut moved = self.complete_dispatched();
+        let mut moved = self.complete_dispatched(registry);
         let Some(device) = &self.device else { return false };
         if !self.small.is_empty() {
             let flag = device.flag(CopyWay::Small);
             while let Some(mut submission) = self.small.pop_done(flag) {
                 for bytes in submission.outward.drain(..) {
-                    deliver(device, registry, &bytes);
+                    // SAFETY: the submission that wrote the staging bytes is done, and they are not given back yet.
+                    unsafe { deliver(device, registry, &bytes) };
                 }
                 submission.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(submission.staged);
@@ -52,7 +53,10 @@ impl EngineState {
 }
 
 /// Copies bytes from the staging memory to where they are to go in host memory.
-fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
+///
+/// # Safety
+/// They are there, and nobody has been given their place; a caller's memory takes so many.
+pub unsafe fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
     let held;
     let to = match bytes.to {
         TransferEnd::Caller { addr, .. } => addr as *mut u8,
@@ -63,16 +67,6 @@ fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
             to
         }
     };
-    // SAFETY: the staging bytes were written by a submission that is done and are not given back yet; the destination
-    // is in a held window or the caller's until completion.
-    unsafe { deliver_to(device, bytes.offset, to, bytes.len) };
-}
-
-/// Copies `len` bytes of the staging memory to host memory.
-///
-/// # Safety
-/// They are there, and nobody has been given their place; the destination takes so many.
-pub unsafe fn deliver_to(device: &Device, offset: u64, to: *mut u8, len: u64) {
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(device.staging_host(offset), to, len as usize) };
+    // SAFETY: the bytes are there (caller); the destination is in a held window or the caller's until completion.
+    unsafe { std::ptr::copy_nonoverlapping(device.staging_host(bytes.offset), to, bytes.len as usize) };
 }

@@ -1,6 +1,6 @@
 //! A copy from GPU memory to host memory by the engine, which somebody waits for.
 
-use super::arrived_bytes::HostBytes;
+use super::arrived_bytes::{HostBytes, PinnedPlace};
 use super::{Engine, Op, Owner, TransferEnd};
 use crate::error::Result;
 use crate::fabric::soft::lane::{Health, Lane};
@@ -16,8 +16,8 @@ pub struct CopyOut {
 }
 
 impl CopyOut {
-    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on; `pinned`: where the GPU finds `to`,
-    /// if that is pinned memory. Nobody else posts on `lane`; once its health has failed, what the engine has not
+    /// Has `len` bytes copied from `from` to `to`, from the engine's next poll on; `pinned`: `to`, if that is
+    /// pinned memory. Nobody else posts on `lane`; once its health has failed, what the engine has not
     /// started it gives up. `backlog` was counted up for it, and is counted down when it is over. Until then the engine
     /// may write to the destination.
     pub fn start(
@@ -25,7 +25,7 @@ impl CopyOut {
         lane: Arc<Lane>,
         from: TransferEnd,
         to: *mut u8,
-        pinned: Option<u64>,
+        pinned: Option<PinnedPlace>,
         len: u64,
         backlog: Arc<AtomicUsize>,
     ) -> Self {

@@ -199,8 +199,18 @@ impl Device {
     /// An error that the GPU hit after a launch; one of the application's context shows some time after it was asked
     /// for.
     pub fn check(&self) -> Result<(), CudaError> {
+        self.check_app()?;
+        self.check_streams()
+    }
+
+    /// The same of the application's context.
+    pub fn check_app(&self) -> Result<(), CudaError> {
         self.app.look();
-        self.app.check()?;
+        self.app.check()
+    }
+
+    /// The same of the streams.
+    pub fn check_streams(&self) -> Result<(), CudaError> {
         let _current = self.home.enter()?;
         self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop))
     }

@@ -1,10 +1,12 @@
 //! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
 
-use super::completion::deliver_to;
+use super::completion::deliver;
+use super::in_flight::Outward;
 use super::kernel::{command, windows_hold, HostEnd, Landed, Staged, StagingRoom};
-use super::op::{Op, TransferEnd};
+use super::op::Op;
 use super::plan::{plan, Facts, KernelState, LaunchSize, Mover, PlanLimits, CROWD, CROWDED_BYTES};
 use super::state::EngineState;
+use crate::memory::registry::Registry;
 
 /// The staging memory has no room now.
 struct NoRoom;
@@ -14,7 +16,7 @@ const LOOK_AHEAD: usize = 16;
 
 impl EngineState {
     /// Completes what the copy kernel has done, and takes back what one that is gone has not.
-    pub fn complete_dispatched(&mut self) -> bool {
+    pub fn complete_dispatched(&mut self, registry: &Registry) -> bool {
         let Some(kernel) = self.handover.kernel.as_mut() else { return false };
         if kernel.is_off() && !kernel.take_over() {
             return false;
@@ -22,10 +24,9 @@ impl EngineState {
         let mut moved = false;
         while let Some(Landed { op, credited, staged }) = kernel.land() {
             if let (Some(Staged { end, room: Some(room), .. }), Some(device)) = (staged, &self.device) {
-                if let (HostEnd::To, TransferEnd::Caller { addr, .. }) = (end, op.to) {
-                    // SAFETY: the copy kernel has written the bytes, which are not given back yet; the destination is
-                    // the caller's until completion.
-                    unsafe { deliver_to(device, room.offset, addr as *mut u8, op.len) };
+                if end == HostEnd::To {
+                    // SAFETY: the copy kernel has written the bytes, which are not given back yet.
+                    unsafe { deliver(device, registry, &Outward { offset: room.offset, len: op.len, to: op.to }) };
                 }
                 self.staging.give_back(room.until);
             }

@@ -90,7 +90,7 @@ impl EngineState {
         if let Err(e) = result {
             // Part of it may run; its flag never comes.
             let why = cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e);
-            batch.finished.drain(..).for_each(|o| self.refused.fail(o, &why));
+            batch.finished.drain(..).for_each(|o| self.refused.add(o, why.clone()));
             return self.fail(why);
         }
         self.small.started = number;

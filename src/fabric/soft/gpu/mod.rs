@@ -434,6 +434,7 @@ impl Engine {
             log::info!("{line}");
         }
         let (kernel, device) = (state.handover.kernel.take(), state.device.take());
+        state.tell_refused();
         // The driver may take its time; peers that ask find a closed engine meanwhile.
         drop(state);
         self.under_way.store(false, Ordering::Relaxed);

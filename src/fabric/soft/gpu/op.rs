@@ -137,6 +137,8 @@ pub struct Op {
     pub is_open: bool,
     /// It waited behind a large copy of its lane and its turn has come: nothing holds it up any more.
     pub has_turn: bool,
+    /// No signal tells of its bytes, only its completion does.
+    pub is_get: bool,
     /// Who keeps the bytes of the end in host memory, if there is one.
     pub host: HostBytes,
     /// Where the copy kernel may count its completion, so that the poster need not.
@@ -168,6 +170,7 @@ impl Op {
                 home,
                 is_open: Key(p.lkey).is_open(),
                 has_turn: false,
+                is_get: false,
                 host: HostBytes::Caller,
                 credit: None,
                 fetch: None,
@@ -184,6 +187,7 @@ impl Op {
                 home,
                 is_open: Key(g.lkey).is_open(),
                 has_turn: false,
+                is_get: true,
                 host: HostBytes::Caller,
                 credit: None,
                 fetch: None,
@@ -210,6 +214,7 @@ impl Op {
             home: None,
             is_open: false,
             has_turn: false,
+            is_get: false,
             host: HostBytes::Caller,
             credit: None,
             fetch: None,

@@ -6,6 +6,7 @@
 //! rests until the submission is done.
 
 use super::app::AppThread;
+use super::arrived_bytes::PinnedPlace;
 use super::copy_out::CopyOut;
 use super::device::{CopyWay, Device, Load};
 use crate::error::{Error, Result};
@@ -71,8 +72,8 @@ pub struct PinnedPool {
     /// Copies wait for a launch.
     gathering: AtomicBool,
     failed: AtomicBool,
-    /// The GPU may be at a buffer that was given up.
-    is_abandoned: AtomicBool,
+    /// The GPU may be at a buffer that was given up, or whose copy by the engine has failed.
+    is_abandoned: Arc<AtomicBool>,
     /// Somebody found no buffer.
     wanted: AtomicBool,
     /// And then one came back.
@@ -105,7 +106,7 @@ impl PinnedPool {
             started: AtomicU64::new(0),
             gathering: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            is_abandoned: AtomicBool::new(false),
+            is_abandoned: Arc::default(),
             wanted: AtomicBool::new(false),
             fed: AtomicBool::new(false),
         }))
@@ -134,7 +135,7 @@ impl PinnedPool {
         let PoolState { free, resting_out, .. } = &mut *s;
         resting_out.retain(|(copy, buffer)| {
             let rests = copy.writes();
-            if !rests {
+            if !rests && !self.is_lost(copy) {
                 free.push(*buffer);
             }
             rests
@@ -152,6 +153,11 @@ impl PinnedPool {
     #[inline]
     pub fn was_fed(&self) -> bool {
         self.fed.load(Ordering::Relaxed) && self.fed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the GPU may still write what this copy was to bring, although it has failed: nobody gets its buffer.
+    fn is_lost(&self, copy: &CopyOut) -> bool {
+        copy.is_done().is_err() && self.is_abandoned.load(Ordering::Acquire)
     }
 
     /// Whether the engine still fills buffers that were given up.
@@ -341,8 +347,9 @@ impl PinnedBuffer {
 
     /// The engine fills it from here on: `start` is given the lane of the copy before, if there is one, and where the
     /// CPU and the GPU find the buffer.
-    pub fn fill(&mut self, start: impl FnOnce(Option<Arc<Lane>>, *mut u8, u64) -> CopyOut) {
-        self.by_engine = Some(start(self.lane.take(), self.host(), self.on_gpu()));
+    pub fn fill(&mut self, start: impl FnOnce(Option<Arc<Lane>>, *mut u8, PinnedPlace) -> CopyOut) {
+        let place = PinnedPlace { at: self.on_gpu(), is_abandoned: self.pool.is_abandoned.clone() };
+        self.by_engine = Some(start(self.lane.take(), self.host(), place));
     }
 
     /// Gives it up although the GPU may still be at it: nobody gets it again, and its memory is left to the process.
@@ -377,6 +384,7 @@ impl Drop for PinnedBuffer {
         let mut s = self.pool.state.lock();
         match self.by_engine.take() {
             Some(copy) if copy.writes() => s.resting_out.push((copy, self.index)),
+            Some(copy) if self.pool.is_lost(&copy) => {}
             copy if self.submission <= self.pool.device.flag(CopyWay::Small) => {
                 s.lanes[self.index as usize] = copy.map_or_else(|| self.lane.take(), CopyOut::into_lane);
                 s.free.push(self.index);

@@ -129,9 +129,9 @@ impl PinnedPools {
         let Some(mut buffer) = self.fetch[1].take()? else { return Ok(None) };
         backlog.fetch_add(1, Ordering::AcqRel);
         let from = TransferEnd::Window { key, addr };
-        buffer.fill(|lane, to, at| {
+        buffer.fill(|lane, to, place| {
             let lane = lane.unwrap_or_else(|| CopyOut::lane(engine, Arc::default()));
-            CopyOut::start(engine, lane, from, to, Some(at), len, backlog.clone())
+            CopyOut::start(engine, lane, from, to, Some(place), len, backlog.clone())
         });
         Ok(Some(buffer))
     }

@@ -133,6 +133,8 @@ pub struct Facts {
     pub is_open: bool,
     /// It was deferred before, and its turn has come: it is not deferred again.
     pub has_turn: bool,
+    /// No signal tells of its bytes.
+    pub is_get: bool,
     /// Both ends are on the engine's GPU, whose copy engines cannot copy between them.
     pub is_same_gpu: bool,
     /// All that it names lies in windows that are registered; looked up only where the copy kernel may take it.
@@ -170,6 +172,7 @@ impl Facts {
             is_reading: op.reading.is_some() || op.fetch.is_some(),
             is_open: op.is_open,
             has_turn: op.has_turn,
+            is_get: op.is_get,
             is_same_gpu: false,
             windows_hold: false,
             lane_waits: false,
@@ -217,7 +220,7 @@ impl Facts {
                 to.is_on_gpu() && (is_inline || is_short(addr))
             }
             // The CPU delivers the bytes: no signal on the GPU may be in front of that.
-            (from, TransferEnd::Caller { gpu: false, .. }) => {
+            (from, to) if !to.is_on_gpu() && (self.is_get || matches!(to, TransferEnd::Caller { .. })) => {
                 from.is_on_gpu() && is_short(from.addr()) && self.signal.is_none()
             }
             (from, to) => {

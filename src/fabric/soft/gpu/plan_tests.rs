@@ -30,6 +30,7 @@ const fn far(len: u64, kernel: KernelState) -> Facts {
         is_reading: false,
         is_open: true,
         has_turn: false,
+        is_get: false,
         is_same_gpu: false,
         windows_hold: true,
         lane_waits: false,
@@ -171,6 +172,11 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
         ("for the host, to wherever", Facts { to: caller(false).plus(1), ..fetch(8, TAKES) }, Mover::CopyKernel),
         ("for the host, in a crowd", crowded(fetch(16 * KIB, WORKS)), Mover::CopyKernel),
         // The signal would be there before the CPU has delivered the bytes.
+        (
+            "for the host, a get by its window",
+            Facts { to: window(1), is_get: true, ..fetch(8, TAKES) },
+            Mover::CopyKernel,
+        ),
         ("for the host, with a signal", Facts { signal: Some(ON_GPU), ..fetch(8, TAKES) }, Mover::PinnedMemory),
         (
             "for a window of the host",

@@ -1,5 +1,6 @@
-//! An operation that finds no window, or not the range that it names, fails its lane and nothing else. What was
-//! started of that lane before runs to its end first, so that nothing touches its callers' memory once they are told.
+//! An operation that finds no window, or not the range that it names, fails its lane and nothing else; a GPU that
+//! fails, those of all that was unfinished. What was started before runs to its end first, so that nothing touches
+//! callers' memory once they are told.
 
 use super::drain::Mark;
 use super::op::Owner;
@@ -64,13 +65,16 @@ impl EngineState {
     #[cold]
     fn tell(&mut self) -> bool {
         let mark = self.mark();
+        // Whose GPU has failed is told once what it was at has ended, as far as its streams know; where it was closed
+        // nothing more will be known.
+        let has_failed = self.failure.is_some();
+        let is_over = has_failed && (self.device.is_none() || !self.is_touching_memory());
         let mut waiting = std::mem::take(&mut self.refused.all);
         let mut told = false;
         let mut at = 0;
         while let Some(refused) = waiting.get_mut(at) {
             let until = *refused.until.get_or_insert(mark);
-            // Whose GPU has failed is told at once: nothing else will ever be known.
-            if self.failure.is_none() && !self.has_passed(&until) {
+            if !is_over && (has_failed || !self.has_passed(&until)) {
                 at += 1;
                 continue;
             }

@@ -38,22 +38,28 @@ impl Stall {
 }
 
 impl EngineState {
-    /// Asks the streams whether they failed, once flags have been down for long. Looks at the clock now and then only.
+    /// Asks the streams and the application's context whether they failed, once flags have been down for long. Looks at
+    /// the clock now and then only. Where the application's context alone has failed what the streams have goes on, in
+    /// theirs.
     pub fn check(&mut self, rank: u32) {
         if !self.stall.is_time_to_ask() {
             return;
         }
-        let Err(e) = self.device.as_ref().map_or(Ok(()), Device::check) else { return };
+        let Some(device) = &self.device else { return };
+        let streams = device.check_streams();
+        let Err(e) = streams.clone().and_then(|()| device.check_app()) else { return };
         let why = cuda_error(&format!("the GPU of rank {rank} has failed"), &e);
-        let up = self.small.submissions.drain(..).chain(self.bulk.submissions.drain(..));
-        up.flat_map(|submission| submission.finished).for_each(|o| self.refused.fail(o, &why));
+        if streams.is_err() {
+            let up = self.small.submissions.drain(..).chain(self.bulk.submissions.drain(..));
+            up.flat_map(|submission| submission.finished).for_each(|o| self.refused.add(o, why.clone()));
+        }
         self.fail_kernel(&why);
         self.fail(why);
     }
 
     /// Fails what the copy kernel was given. It may still be at it: its memory is left to the process.
     pub fn fail_kernel(&mut self, why: &Error) {
-        self.handover.take_all().into_iter().for_each(|owner| self.refused.fail(owner, why));
+        self.handover.take_all().into_iter().for_each(|owner| self.refused.add(owner, why.clone()));
     }
 
     /// What waits and what is in flight, in words, for when nothing moves.

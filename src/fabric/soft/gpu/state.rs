@@ -107,16 +107,16 @@ impl EngineState {
         if !moved && self.has_work() {
             self.check(rank);
         }
-        // What is queued and waits for the copy kernel alone is under way, too.
-        moved || self.has_submissions() || !self.queue.ready.is_empty()
+        // What is queued and waits for the copy kernel alone is under way, too, and what is to be told.
+        moved || self.has_submissions() || !self.queue.ready.is_empty() || !self.refused.is_empty()
     }
 
     /// Fails everything that waits, and whatever comes; says why, the first time. Submissions in flight end, or are
-    /// found to have failed.
+    /// found to have failed: those who wait on the same lanes are told then.
     #[cold]
     pub fn fail(&mut self, why: Error) {
         for op in self.queue.take_all() {
-            self.refused.fail(op.owner, &why);
+            self.refused.add(op.owner, why.clone());
         }
         self.failure.get_or_insert(why);
         self.tell_refused();

@@ -127,18 +127,19 @@ impl Share {
         offer.encode()
     }
 
-    /// Maps what the peers on this host offered for a window that each has at one of `remotes`, and this rank under the
-    /// number `window`. Returns, for each rank, whether it is mapped now. Makes no error of anything: what is not
-    /// mapped goes another way.
+    /// Maps what the peers on this host offered, if anything, for a window that each has at one of `remotes`, and this
+    /// rank under the number `window`. Returns, for each rank, whether it is mapped now. Makes no error of anything:
+    /// what is not mapped goes another way.
     pub fn fetch(&self, host: &impl Host, window: u32, remotes: &[Remote], offers: &[&[u8]]) -> Vec<u8> {
         let _turn = self.turn.lock();
         let mut mapped = vec![0; offers.len()];
         // Without a context nothing has ever been mapped.
         let Some(context) = host.engine().context().filter(|_| self.enabled) else { return mapped };
+        // What had these numbers before is gone at the ranks that use them again, whether they share what has them now
+        // or not.
+        let numbers = (0..).zip(remotes).map(|(rank, remote)| (rank, Key(remote.rkey).number()));
+        self.retire(host, window, &numbers.collect::<Vec<_>>());
         let mut fetches = self.wanted(host, remotes, offers);
-        // What had these numbers before is gone at the ranks that use them again.
-        let reused: Vec<_> = fetches.iter().map(|f| (f.rank, f.window)).collect();
-        self.retire(host, window, &reused);
         if fetches.is_empty() {
             return mapped;
         }
@@ -180,8 +181,7 @@ impl Share {
             let (rank, number) = (fetch.rank, fetch.window);
             match fetch.map(&context, self.next_key(), window) {
                 Ok(import) => {
-                    // A predecessor that is still in use, against all rules, is left to the process.
-                    std::mem::forget(self.imports.write()[rank as usize].insert(number, import));
+                    self.imports.write()[rank as usize].insert(number, import);
                     mapped[rank as usize] = 1;
                     if !self.told[rank as usize].0.swap(true, Ordering::Relaxed) {
                         log::info!("rank {rank}: on this host, its GPU windows are mapped here: one copy a transfer");
@@ -323,6 +323,9 @@ impl Share {
                 let table = &mut imports[rank as usize];
                 if table.get(id).is_some_and(|i| i.uses.load(Ordering::Acquire) == 0) {
                     gone.extend(table.remove(id));
+                } else if reused.contains(&(rank, id)) {
+                    // Still in use, against all rules: left to the process, and found by nobody any more.
+                    std::mem::forget(table.remove(id));
                 }
             }
         }

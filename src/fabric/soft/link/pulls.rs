@@ -111,10 +111,12 @@ pub(super) fn pull(shared: &Domain, port: &mut Port, put: &Put, lane: &Lane, pul
     Some(Step::Out(Until::Pulled(number), used))
 }
 
-/// Fetches a get's bytes by this rank's own engine, if the source is mapped here. `None`: it is not.
+/// Fetches a get's bytes by this rank's own engine, if the source is mapped here; `in_engine` counts it while the
+/// engine has it. `None`: it is not.
 pub(super) fn fetch(
     shared: &Domain,
     route: &Route,
+    in_engine: &Arc<AtomicUsize>,
     get: &Get,
     lane: &Lane,
     remote: &mut RemoteCompletions,
@@ -129,10 +131,12 @@ pub(super) fn fetch(
     }
     let fetches = remote.fetches_of(lane);
     let seq = fetches.number();
-    let owner = Owner { lane: fetches.clone(), seq, backlog: Arc::new(AtomicUsize::new(1)) };
-    let to = TransferEnd::Caller { addr: get.local, gpu: Key(get.lkey).is_on_gpu() };
+    in_engine.fetch_add(1, Ordering::Relaxed);
+    let owner = Owner { lane: fetches.clone(), seq, backlog: in_engine.clone() };
+    // By its window: once the peer has failed nothing waits for the copy before that goes.
+    let to = TransferEnd::Window { key: get.lkey, addr: get.local };
     let from = TransferEnd::Caller { addr: found.addr, gpu: true };
-    let op = Op { home: Some(found.home), ..Op::copy(owner, from, to, get.len) };
+    let op = Op { home: Some(found.home), is_get: true, ..Op::copy(owner, from, to, get.len) };
     shared.engine.submit(std::iter::once(op));
     Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
 }

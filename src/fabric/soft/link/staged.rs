@@ -13,6 +13,7 @@ use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
 use crate::memory::key::Key;
 use crate::rma::op::{Put, Transfer};
+use std::sync::atomic::AtomicUsize;
 use std::sync::Arc;
 
 /// What became of a step.
@@ -45,14 +46,20 @@ impl From<port::PortStep> for Step {
     }
 }
 
-/// One step of the first operation of a lane's queue.
-pub(super) fn to_gpu(shared: &Domain, route: &Route, queue: &mut LaneQueue, lane: &Lane) -> Result<Step> {
+/// One step of the first operation of a lane's queue; `in_engine`: see `fetch`.
+pub(super) fn to_gpu(
+    shared: &Domain,
+    route: &Route,
+    in_engine: &Arc<AtomicUsize>,
+    queue: &mut LaneQueue,
+    lane: &Lane,
+) -> Result<Step> {
     let context = lane.context;
     let LaneQueue { tasks, remote, pulls, .. } = queue;
     let Some(task) = tasks.front_mut() else { return Ok(Step::Full) };
     let put = match task.work.transfer() {
         Transfer::Get(get) => {
-            if let Some(step) = fetch(shared, route, &get, lane, remote)? {
+            if let Some(step) = fetch(shared, route, in_engine, &get, lane, remote)? {
                 return Ok(step);
             }
             let Some(mut port) = route.near() else { return Ok(Step::Full) };

@@ -162,7 +162,7 @@ impl Link {
                 let moved = own::step(&shared.registry, shared.world.rank, &task.work, task.done, n);
                 moved.map(|n| n.map_or(Step::Finished, Step::Moved))
             }
-            RouteKind::Near if on_gpu => to_gpu(shared, &self.route, &mut queue, lane),
+            RouteKind::Near if on_gpu => to_gpu(shared, &self.route, &self.in_engine, &mut queue, lane),
             RouteKind::Near => return self.step_near(shared, seat, queue, budget),
             RouteKind::Unknown | RouteKind::Closed => Ok(Step::Full),
         };

@@ -4,6 +4,7 @@ use super::ring::{Command, INLINE, REPORT, WORKERS};
 use super::Staged;
 use crate::fabric::soft::gpu::op::{Op, TransferEnd};
 use crate::fabric::soft::gpu::windows::Windows;
+use crate::memory::key::Key;
 
 /// Longer copies are done by themselves, not up to eight in one go: a copy kernel does not look at its time before it
 /// is through.
@@ -18,6 +19,8 @@ pub fn is_alone(op: &Op) -> bool {
 pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     let holds = |side, len| match side {
         TransferEnd::Caller { .. } => true,
+        // Whoever delivers the bytes looks for it.
+        TransferEnd::Window { key, .. } if !Key(key).is_on_gpu() => true,
         TransferEnd::Window { key, addr } => windows.holds(key, addr, len),
     };
     let data = op.len == 0 || holds(op.from, op.len) && holds(op.to, op.len);

@@ -32,6 +32,8 @@ impl Initiator {
         let lent = self.drop_lane(lane);
         let copies = self.gpu.pools().map(|s| s.mark());
         self.failing.push(Failing { lane: lane.clone(), why, lent, copies });
+        // Told by the next look at what waits for the GPU: nothing may land any more that calls for one.
+        self.gpu.renew();
     }
 
     /// What the peer refused, as far as the context is still there.
