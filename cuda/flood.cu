@@ -1,5 +1,5 @@
 // Floods of put + signal, every rank to its right neighbour at once, from one and from several contexts, by one thread a
-// context and by 32, and of signals alone; then large puts for bandwidth, at last from rank 0 alone. Every message goes to a
+// context and by 32, and of puts and of signals alone; then large puts for bandwidth, at last from rank 0 alone. Every message goes to a
 // place of its own, and all of them are compared.
 #include "common/gin.cuh"
 
@@ -9,6 +9,7 @@ enum class Message {
     PUT,       // put + signal
     RELEASED,  // the same; the kernel says that all it wrote is visible to the system, and NCCL leaves out its fence
     SIGNAL,    // no data
+    BARE,      // put alone; a signal comes behind the last
 };
 
 // A block posts through one context, its threads by turns.
@@ -21,18 +22,23 @@ __global__ void flood(ncclDevComm comm, ncclWindow_t window, size_t receive, siz
     const int right = (comm.rank + 1) % comm.nRanks;
     const uint64_t started = now_ns();
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const size_t at = (size_t(context) * slots + i % slots) * bytes;
         if constexpr (Kind == Message::SIGNAL) {
             gin.signal(world, right, SignalInc{signal});
+        } else if constexpr (Kind == Message::BARE) {
+            gin.put(world, right, window, receive + at, window, at, bytes);
         } else {
-            const size_t at = (size_t(context) * slots + i % slots) * bytes;
             gin.put(world, right, window, receive + at, window, at, bytes, SignalInc{signal}, ncclGin_None{}, ncclCoopThread{},
                     ncclGin_None{}, Kind == Message::RELEASED ? cuda::thread_scope_system : cuda::thread_scope_thread);
         }
     }
     // The flush waits for what has been posted before it.
     __syncthreads();
-    if (threadIdx.x != 0 || !wait_signal(gin, signal, count, out)) return;
-    if (uint64_t found = gin.readSignal(signal); found != count) return report(out, 2, signal, count, found, 0);
+    if (threadIdx.x != 0) return;
+    const uint64_t wanted = Kind == Message::BARE ? 1 : count;
+    if (Kind == Message::BARE) gin.signal(world, right, SignalInc{signal});
+    if (!wait_signal(gin, signal, wanted, out)) return;
+    if (uint64_t found = gin.readSignal(signal); found != wanted) return report(out, 2, signal, wanted, found, 0);
     gin.flush(ncclCoopThread());
     atomicMax_system(reinterpret_cast<unsigned long long*>(&out->nanoseconds), now_ns() - started);
 }
@@ -97,6 +103,8 @@ PROGRAM(flood) {
     one(both, flood<Message::PUT>, most, 1, 8, 1024, 1024 * scale, rate);
     one(both, flood<Message::PUT>, 1, 32, 8, 1024, 2048 * scale, rate, ", 32 threads");
     one(both, flood<Message::RELEASED>, 1, 1, 8, 1024, 2048 * scale, rate, ", no fence");
+    one("put", flood<Message::BARE>, 1, 1, 8, 1024, 2048 * scale, rate);
+    one("put", flood<Message::BARE>, most, 1, 8, 1024, 1024 * scale, rate);
     one("signal", flood<Message::SIGNAL>, 1, 1, 0, 0, 2048 * scale, rate);
     one("signal", flood<Message::SIGNAL>, most, 1, 0, 0, 1024 * scale, rate);
     one(both, flood<Message::PUT>, 1, 1, 64 << 10, 64, 500 * scale, rate);
