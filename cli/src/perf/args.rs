@@ -372,7 +372,7 @@ impl Args {
         };
         // Idle ranks wait while others measure; a measurement may take several times its target.
         let deadline = self.patience() + self.target() * 20;
-        Plan { place, deadline, tolerate_deaths: false, options: self.shared_options() }
+        Plan { place, deadline, tolerate_deaths: false, between_steps: true, options: self.shared_options() }
     }
 
     /// What all ranks must agree on, as a line to compare.
