@@ -161,6 +161,25 @@ fn who_cannot_be_read_is_said_so() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("has no contexts of oxygin's"), "{output:?}");
 }
 
+#[test]
+fn those_that_live_are_read_beside_one_that_has_ended() {
+    const COMM: u64 = 57;
+    let _turn = turn();
+    let (page, me) = (page(COMM, Way::Engine), std::process::id());
+    let output = stats(&format!("4194999 {me} --prometheus"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no process 4194999"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains(r#"communicator="57""#), "{output:?}");
+
+    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep runs");
+    let top = Top::start(&format!("{} {me} --interval 0.1", other.id()));
+    top.until(|text| text.contains("57.1") && text.contains("12.3M"));
+    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
+    page.record(page.index(1, 1)).entries.store(99_000_000, Ordering::Relaxed);
+    top.until(|text| text.contains(&format!("there is no process {}", other.id())) && text.contains("99.0M"));
+    top.ends_after(b"q");
+}
+
 /// A perf that runs until it is dropped.
 struct Perf(Child);
 

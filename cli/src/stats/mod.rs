@@ -23,31 +23,47 @@ pub struct Args {
 
 /// Runs it; true: every process that was asked for has statistics.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let all = read(&args.pids)?;
-    let missing: Vec<_> = args.pids.iter().filter(|pid| !all.iter().any(|set| set.pid == **pid)).collect();
-    for pid in &missing {
+    let Found { sets: all, without, unreadable } = read(&args.pids);
+    for why in &unreadable {
+        eprintln!("oxygin stats: {why}");
+    }
+    for pid in &without {
         eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it");
     }
+    let is_missing = !without.is_empty() || !unreadable.is_empty();
     match (args.json, args.prometheus) {
         (true, _) => println!("{:#}", json::object(&all)),
         (_, true) => print!("{}", prometheus::text(&all)),
-        _ if all.is_empty() && missing.is_empty() => println!("no process with contexts of oxygin's may be read here"),
+        _ if all.is_empty() && !is_missing => println!("no process with contexts of oxygin's may be read here"),
         _ => print!("{}", text::tables(&all)),
     }
-    Ok(missing.is_empty())
+    Ok(!is_missing)
 }
 
-/// Sets of contexts of these processes, or of all that may be read. One that was asked for and cannot be read is an
-/// error.
-pub(crate) fn read(pids: &[u32]) -> Result<Vec<Set>, Box<dyn Error>> {
-    let mut all = Vec::new();
+/// What there is of the processes that were asked for.
+pub(crate) struct Found {
+    /// Their sets of contexts.
+    pub sets: Vec<Set>,
+    /// Those that have none.
+    pub without: Vec<u32>,
+    /// A sentence for each that has ended or may not be read; the others are read all the same.
+    pub unreadable: Vec<String>,
+}
+
+/// Looks at these processes, or at all that may be read.
+pub(crate) fn read(pids: &[u32]) -> Found {
+    let mut found = Found { sets: Vec::new(), without: Vec::new(), unreadable: Vec::new() };
     let skipped = |why: String| log::warn!("{why}");
     for &pid in pids {
-        all.extend(sets(pid, skipped).map_err(|e| e.message().to_owned())?);
+        match sets(pid, skipped) {
+            Ok(none) if none.is_empty() => found.without.push(pid),
+            Ok(some) => found.sets.extend(some),
+            Err(error) => found.unreadable.push(error.message().to_owned()),
+        }
     }
     if pids.is_empty() {
         // Any of them may end, or not be ours to read.
-        all.extend(processes().into_iter().filter_map(|pid| sets(pid, skipped).ok()).flatten());
+        found.sets.extend(processes().into_iter().filter_map(|pid| sets(pid, skipped).ok()).flatten());
     }
-    Ok(all)
+    found
 }

@@ -31,8 +31,11 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err("top needs a terminal on its input and output; `oxygin stats` prints the same numbers once".into());
     }
-    // What cannot be read is said before the screen is taken.
-    stats::read(&args.pids)?;
+    // Where none can be read, that is said before the screen is taken.
+    let unreadable = stats::read(&args.pids).unreadable;
+    if !unreadable.is_empty() && unreadable.len() == args.pids.len() {
+        return Err(unreadable.join("; ").into());
+    }
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(&mut terminal, &args);
     // Also after an error: the terminal is the user's.
@@ -45,11 +48,12 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box
     let (mut rates, mut view) = (Rates::default(), view::View::default());
     loop {
         let looked = Instant::now();
-        // A process that has ended is said so, and the last one to end does not end this.
-        match stats::read(&args.pids) {
-            Ok(sets) => view.show(rates.update(sets)),
-            Err(error) => view.say(error.to_string()),
+        // A process that has ended is said so; the others go on, and the last one's numbers stay.
+        let stats::Found { sets, unreadable, .. } = stats::read(&args.pids);
+        if unreadable.is_empty() || unreadable.len() < args.pids.len() {
+            view.show(rates.update(sets));
         }
+        view.say(unreadable.into_iter().next());
         loop {
             terminal.draw(|frame| view.draw(frame))?;
             let left = every.saturating_sub(looked.elapsed());
