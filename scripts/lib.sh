@@ -26,6 +26,27 @@ as_root() {
     fi
 }
 
+# limited GRACE SECONDS COMMAND...: `timeout`, which Ctrl-C and SIGTERM end as well. It has a process group of its own, so
+# the terminal's signal reaches this shell alone, which would go on. The command gets no input.
+limited() {
+    local rc=0 stopped='' child
+    # Job control, for a shell has its other background commands ignore SIGINT, and all that they start.
+    set -m
+    timeout --kill-after="$1" "$2" "${@:3}" </dev/null &
+    child=$!
+    set +m
+    # timeout hands the signal on to its group. The shell waits, so that nothing is left when it is gone.
+    trap "stopped=130; kill -TERM $child || true" INT
+    trap "stopped=143; kill -TERM $child || true" TERM
+    wait "$child" || rc=$?
+    if [ -n "$stopped" ]; then
+        wait "$child" || true
+        exit "$stopped"
+    fi
+    trap - INT TERM
+    return "$rc"
+}
+
 # The release library and the tool, where cargo leaves them.
 target=${CARGO_TARGET_DIR:-$root/target}
 library=$target/release/liboxygin.so
