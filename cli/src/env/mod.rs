@@ -3,6 +3,7 @@
 pub mod find;
 pub mod select;
 
+use crate::out;
 use oxygin::config::Config;
 use select::{select, Selection};
 use serde::Serialize;
@@ -61,10 +62,10 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let selection = selected.map_err(|why| format!("{why}{}", which(&nccl)))?;
     let answer = Answer { nccl, plugin, selection };
     match (args.json, args.shell) {
-        (true, _) => println!("{}", serde_json::to_string_pretty(&answer)?),
-        (_, true) => print!("{}", shell(&answer.selection)),
-        _ => print!("{}", text(&answer)),
-    }
+        (true, _) => out::line(&serde_json::to_string_pretty(&answer)?),
+        (_, true) => out::text_of_lines(&shell(&answer.selection)),
+        _ => out::text_of_lines(&text(&answer)),
+    }?;
     Ok(true)
 }
 

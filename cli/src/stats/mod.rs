@@ -4,6 +4,7 @@ mod json;
 mod prometheus;
 pub mod text;
 
+use crate::out;
 use oxygin::telemetry::stats::read::{processes, sets, Set};
 use std::error::Error;
 
@@ -32,11 +33,11 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     }
     let is_missing = !without.is_empty() || !unreadable.is_empty();
     match (args.json, args.prometheus) {
-        (true, _) => println!("{:#}", json::object(&all)),
-        (_, true) => print!("{}", prometheus::text(&all)),
-        _ if all.is_empty() && !is_missing => println!("no process with contexts of oxygin's may be read here"),
-        _ => print!("{}", text::tables(&all)),
-    }
+        (true, _) => out::line(&format!("{:#}", json::object(&all))),
+        (_, true) => out::text_of_lines(&prometheus::text(&all)),
+        _ if all.is_empty() && !is_missing => out::line("no process with contexts of oxygin's may be read here"),
+        _ => out::text_of_lines(&text::tables(&all)),
+    }?;
     Ok(!is_missing)
 }
 

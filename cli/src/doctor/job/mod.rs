@@ -3,6 +3,7 @@
 mod judge;
 mod log;
 
+use crate::out;
 use serde_json::json;
 use std::error::Error;
 use std::ffi::{CString, OsString};
@@ -33,16 +34,16 @@ pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bo
     if json {
         let report = json!({"status": status.code(), "signal": std::os::unix::process::ExitStatusExt::signal(&status),
             "groups": groups});
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        out::line(&serde_json::to_string_pretty(&report)?)?;
     } else {
-        println!("\n{} ended: {status}", program.to_string_lossy());
+        out::line(&format!("\n{} ended: {status}", program.to_string_lossy()))?;
         match groups.is_empty() {
-            true => println!(
+            true => out::line(
                 "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other \
-                 hosts (--logs DIR, a folder that all share)"
+                 hosts (--logs DIR, a folder that all share)",
             ),
-            false => print!("{}", judge::text(&groups)),
-        }
+            false => out::text_of_lines(&judge::text(&groups)),
+        }?;
     }
     Ok(status.success() && all_used)
 }
