@@ -26,18 +26,23 @@ as_root() {
     fi
 }
 
-# Runs a command for at most so many seconds, without input. An interrupt of the script ends it and all that it started,
-# and then the script: it is a group of processes of its own, which the terminal tells nothing.
+# limited GRACE SECONDS COMMAND...: `timeout`, which Ctrl-C and SIGTERM end as well. It has a process group of its own, so
+# the terminal's signal reaches this shell alone, which would go on. The command gets no input.
 limited() {
-    local seconds=$1 group rc=0
-    shift
-    # With job control, or the command would ignore interrupts.
+    local rc=0 stopped='' child
+    # Job control, for a shell has its other background commands ignore SIGINT, and all that they start.
     set -m
-    timeout --kill-after=10 "$seconds" "$@" </dev/null &
-    group=$!
+    timeout --kill-after="$1" "$2" "${@:3}" </dev/null &
+    child=$!
     set +m
-    trap 'kill -TERM -- "-$group" 2>/dev/null; exit 130' INT TERM
-    wait "$group" || rc=$?
+    # timeout hands the signal on to its group. The shell waits, so that nothing is left when it is gone.
+    trap "stopped=130; kill -TERM $child || true" INT
+    trap "stopped=143; kill -TERM $child || true" TERM
+    wait "$child" || rc=$?
+    if [ -n "$stopped" ]; then
+        wait "$child" || true
+        exit "$stopped"
+    fi
     trap - INT TERM
     return "$rc"
 }

@@ -3,7 +3,6 @@
 use clap::{CommandFactory, Parser, Subcommand};
 use oxygin::sys::version::BUILD;
 use oxygin_cli::{check, doctor, env, pages, perf, stats, top};
-use std::panic;
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
@@ -33,26 +32,6 @@ enum Command {
     Pages(pages::Args),
 }
 
-/// As a shell has it for a program that SIGPIPE ended.
-const READER_LEFT: i32 = 141;
-
-/// Ends the program, in order, where standard output takes nothing more: `println!` would panic. Whoever reads it may
-/// leave early; a full disk is said.
-fn end_where_nobody_reads() {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        let said = info.payload().downcast_ref::<String>();
-        match said.and_then(|said| said.strip_prefix("failed printing to stdout: ")) {
-            Some(why) if why.contains("Broken pipe") => std::process::exit(READER_LEFT),
-            Some(why) => {
-                eprintln!("oxygin: standard output: {why}");
-                std::process::exit(2)
-            }
-            None => usual(info),
-        }
-    }));
-}
-
 /// Children of this program are waited for, also where whoever started it ignores the ends of his own, which is
 /// inherited.
 fn take_ends_of_children() {
@@ -62,7 +41,6 @@ fn take_ends_of_children() {
 
 fn main() -> ExitCode {
     env_logger::init();
-    end_where_nobody_reads();
     take_ends_of_children();
     let outcome = match Cli::parse().command {
         Command::Env(args) => env::run(args),

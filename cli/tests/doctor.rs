@@ -1,7 +1,9 @@
 //! `oxygin doctor` as a user runs it.
 
 use serde_json::Value;
-use std::process::Command;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 fn doctor(variables: &[(&str, &str)]) -> (Option<i32>, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
@@ -97,4 +99,25 @@ fn devices_are_those_of_the_library_that_is_loaded_and_gpu_memory_is_judged_for_
     let missing = about(&report, "Verbs fabric", "libibverbs");
     assert!(missing["detail"].as_str().unwrap_or_default().contains("/nowhere/libibverbs.so.1"), "{missing}");
     assert!(missing["remedy"].as_str().unwrap_or_default().contains("install rdma-core"), "{missing}");
+}
+
+/// As `head` and `grep -q` leave what is before them.
+#[test]
+fn a_reader_that_goes_is_no_failure_and_a_full_disk_is_one() {
+    for (arguments, status) in [(&["check", "--list"][..], 0), (&["env", "--nccl", "2.30.7"], 0), (&["stats"], 0)] {
+        let (reader, writer) = UnixStream::pair().expect("a pair");
+        drop(reader);
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        for (out, status, said) in
+            [(Stdio::from(OwnedFd::from(writer)), status, ""), (full.into(), 2, "standard output: ")]
+        {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+            let beside = std::env::current_exe().expect("this test").with_file_name("liboxygin.so");
+            let output =
+                command.args(arguments).env("OXYGIN_PLUGIN", beside).stdout(out).output().expect("oxygin runs");
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{arguments:?}: {words}");
+            assert!(words.contains(said) && !words.contains("panicked"), "{arguments:?}: {words}");
+        }
+    }
 }

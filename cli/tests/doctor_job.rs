@@ -1,8 +1,10 @@
 //! `oxygin doctor --job` with jobs that write what NCCL would.
 
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// A job of two processes on two hosts that writes its log as NCCL does, where NCCL is told to, and ends with this
 /// status.
@@ -74,4 +76,30 @@ fn a_job_without_nccl_or_that_cannot_start_says_so() {
     let output = doctor(&["--job", "/nowhere/program", "--its-option"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && said.contains("/nowhere/program: No such file"), "{said}");
+}
+
+#[test]
+fn a_job_that_is_interrupted_is_reported_and_leaves_nothing() {
+    let folder: PathBuf = std::env::temp_dir().join(format!("oxygin-doctor-keys-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    // What a job of a process with the same number has left, as in a container, where it is 1 each time.
+    let script = "mkdir $TMPDIR/oxygin-job-$$; exec \"$0\" doctor --job sh -c \"$1\"";
+    let hangs = format!("{}\necho ready; sleep 60", job(0).replace("exit 0", ""));
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_oxygin"), &hangs]).env("TMPDIR", &folder).process_group(0);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("oxygin runs");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.ends_with("ready\n") {
+        assert!(out.read_line(&mut line).expect("text") > 0, "{line}");
+    }
+    // SAFETY: a plain system call: the signal that a terminal sends to the whole group.
+    assert_eq!(unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGINT) }, 0);
+    let mut text = String::new();
+    out.read_to_string(&mut text).expect("text");
+    assert_eq!(child.wait().expect("a child").code(), Some(1), "{text}");
+    assert!(text.contains("ended: signal: 2") && text.contains("rank 0-1 (node0:40 and 1 more)"), "{text}");
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("a folder").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let _ = std::fs::remove_dir_all(folder);
 }

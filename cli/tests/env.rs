@@ -101,6 +101,37 @@ fn what_cannot_be_is_said_and_the_exit_status_is_2() {
     }
 }
 
+/// A wheel's program need not be told which environment it is in.
+#[test]
+fn the_program_of_a_wheel_looks_beside_itself_first() {
+    let plugin = plugin();
+    let (packages, other) = (Nccl::new("2.30.3"), Nccl::new("2.28.3"));
+    let site = packages.0.join("lib/python3.9/site-packages");
+    let (bin, nccl) = (site.join("oxygin/bin"), site.join("nvidia/nccl/lib"));
+    for folder in [&bin, &nccl] {
+        std::fs::create_dir_all(folder).expect("a temporary folder");
+    }
+    std::fs::copy(env!("CARGO_BIN_EXE_oxygin"), bin.join("oxygin")).expect("a copy");
+    std::fs::rename(packages.0.join("libnccl.so.2"), nccl.join("libnccl.so.2")).expect("a file");
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(bin.join("oxygin"));
+        for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_HOME", "CUDA_HOME"] {
+            command.env_remove(name);
+        }
+        command.args(["env", "--plugin", &plugin]).envs(variables.iter().copied()).output().expect("oxygin runs")
+    };
+    let text = out(&run(&[]));
+    assert!(text.contains(&format!("# NCCL 2.30.3: {}", nccl.display())), "{text}");
+    // One that is too old is named, and the others with it.
+    let folder = other.0.display().to_string();
+    let output = run(&[("LD_LIBRARY_PATH", &folder)]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    for words in ["NCCL 2.28.3 is too old", &format!("({folder}/libnccl.so.2; also here"), &nccl.display().to_string()]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
 /// Whoever starts this may ignore the ends of his children, which they inherit: the tries in children end all the same.
 #[test]
 fn ends_of_children_are_seen_whatever_is_inherited() {

@@ -53,6 +53,12 @@ fn rows(report: &Value) -> &Vec<Value> {
 }
 
 #[test]
+fn rounds_may_take_longer_than_anybody_waits() {
+    let report = run_json("--local 2 --timeout 1 --rounds 1 -D 2.5 --test completion,bandwidth -s 64K");
+    assert_eq!(rows(&report).len(), 2);
+}
+
+#[test]
 fn every_row_that_was_asked_for_is_there() {
     let report = run_json(
         "--local 2 --test latency,completion,rate,bandwidth --op put-signal -s 1,8,5000,1M -n 60 -q 3 -t 16 -l 4",

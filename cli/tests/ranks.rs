@@ -116,11 +116,38 @@ fn hung_ranks_are_killed() {
     assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1, "a child was not reaped");
 }
 
+fn ranks_that_do_not_end_are_named() {
+    let why = failure(local(2, 500, |ranks| {
+        ranks.barrier("end")?;
+        if ranks.rank() == 1 {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        Ok(vec![])
+    }));
+    assert!(why.contains("rank 1 to end"), "{why}");
+    let why = failure(local(2, 500, |_| {
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(vec![])
+    }));
+    assert!(why.contains("ranks 0, 1 to come to the next step"), "{why}");
+}
+
+fn ranks_may_work_as_long_as_they_say() {
+    let outcome = local(2, 500, |ranks| {
+        ranks.allow(Duration::from_secs(20));
+        ranks.barrier("before work")?;
+        std::thread::sleep(Duration::from_millis(1200));
+        ranks.barrier("end")?;
+        Ok(vec![])
+    });
+    outcome.results().expect("the work was announced");
+}
+
 /// Forks a process that joins as `rank`, then runs the root here.
 fn over_tcp(joins: &[(u32, u32, &str)], deadline: Duration, nranks: u32) -> Result<Vec<Vec<u8>>, RanksError> {
     let root = format!("127.0.0.1:{}", port::free());
     let body: Body = |ranks| Ok(ranks.gather("over TCP", &[ranks.rank() as u8 + 1])?.concat());
-    let plan = |place, options: &str| Plan { place, deadline, tolerate_deaths: false, options: options.into() };
+    let plan = |place, options: &str| Plan { options: options.into(), place, ..Plan::local(0, deadline) };
     let mut children = Vec::new();
     for &(rank, nranks, options) in joins {
         // SAFETY: this process has one thread.
@@ -167,7 +194,7 @@ fn other_options_are_refused() {
 }
 
 fn main() {
-    let tests: [(&str, fn()); 9] = [
+    let tests: [(&str, fn()); 11] = [
         ("gathers_by_rank", gathers_by_rank),
         ("a_late_rank_is_named", a_late_rank_is_named),
         ("a_failing_rank_is_named_once", a_failing_rank_is_named_once),
@@ -175,6 +202,8 @@ fn main() {
         ("a_panic_is_a_failure", a_panic_is_a_failure),
         ("the_living_go_on_where_deaths_are_tolerated", the_living_go_on_where_deaths_are_tolerated),
         ("hung_ranks_are_killed", hung_ranks_are_killed),
+        ("ranks_that_do_not_end_are_named", ranks_that_do_not_end_are_named),
+        ("ranks_may_work_as_long_as_they_say", ranks_may_work_as_long_as_they_say),
         ("ranks_meet_over_tcp", ranks_meet_over_tcp),
         ("other_options_are_refused", other_options_are_refused),
     ];

@@ -161,35 +161,23 @@ fn who_cannot_be_read_is_said_so() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("has no contexts of oxygin's"), "{output:?}");
 }
 
-/// What cannot be read takes nothing from the processes that can.
 #[test]
-fn a_process_that_has_ended_hides_no_other() {
+fn those_that_live_are_read_beside_one_that_has_ended() {
+    const COMM: u64 = 57;
     let _turn = turn();
-    let _page = page(0x77, Way::Engine);
-    let me = std::process::id();
-    for line in [format!("4194999 {me}"), format!("{me} 4194999")] {
-        let output = stats(&format!("{line} --prometheus"));
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("there is no process 4194999"), "{output:?}");
-        check_exposition(&String::from_utf8(output.stdout).expect("text"));
-    }
-}
+    let (page, me) = (page(COMM, Way::Engine), std::process::id());
+    let output = stats(&format!("4194999 {me} --prometheus"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no process 4194999"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains(r#"communicator="57""#), "{output:?}");
 
-/// Whoever reads what is printed may stop when he has seen enough.
-#[test]
-fn a_reader_who_leaves_early_is_no_failure_of_ours() {
-    for line in ["check --list", "doctor", "stats", "env --nccl 2.32.3"] {
-        let (reader, writer) = nix::unistd::pipe().expect("a pipe");
-        drop(reader);
-        let mut command = Command::new(OXYGIN);
-        command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(writer);
-        let output = command.output().expect("oxygin runs");
-        assert_eq!((output.status.code(), &output.stderr[..]), (Some(141), &b""[..]), "{line}: {output:?}");
-        let full = File::options().write(true).open("/dev/full").expect("it is there");
-        let output = command.stdout(full).output().expect("oxygin runs");
-        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("standard output: No space left"), "{output:?}");
-    }
+    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep runs");
+    let top = Top::start(&format!("{} {me} --interval 0.1", other.id()));
+    top.until(|text| text.contains("57.1") && text.contains("12.3M"));
+    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
+    page.record(page.index(1, 1)).entries.store(99_000_000, Ordering::Relaxed);
+    top.until(|text| text.contains(&format!("there is no process {}", other.id())) && text.contains("99.0M"));
+    top.ends_after(b"q");
 }
 
 /// A perf that runs until it is dropped.

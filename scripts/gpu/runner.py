@@ -90,6 +90,31 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
     return facts, wrong, warnings
 
 
+# Processes that run, leaders of their groups.
+running = set()
+
+
+def start(command, env):
+    """A process that can be ended with all that it starts."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+    running.add(process)
+    return process
+
+
+def kill(process):
+    """Ends it with all that it has started, if it still runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    running.discard(process)
+
+
+def end_all():
+    """Ends all that run."""
+    for process in list(running):
+        kill(process)
+
+
 class Part:
     """What one program wrote."""
 
@@ -129,8 +154,7 @@ def lines_of(process, deadline):
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
             yield None
             return
         if select.select([pipe], [], [], left)[0]:
@@ -139,6 +163,7 @@ def lines_of(process, deadline):
                 continue
             if not data:
                 process.wait()
+                running.discard(process)
                 if rest:
                     yield rest.decode(errors="replace")
                 return
@@ -158,8 +183,7 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
     log.mkdir(parents=True)
     command = [str(executable), *programs, "--ranks", str(one.ranks), "--gpus", str(one.gpus), "--seconds", str(seconds),
                *one.arguments, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                               env=environment(nccl, plugin, version, layout, gpus, log, dict(extra), engine))
+    process = start(command, environment(nccl, plugin, version, layout, gpus, log, dict(extra), engine))
     # The executable ends a program that takes too long; this is for when it does not.
     last = time.monotonic() + (seconds + 2) * len(programs) + 10
     # The one that has ended waits for the next to say where its part of NCCL's log begins.
@@ -224,8 +248,7 @@ def run(executable, programs, layout, nccl, plugin, version, gpus, seconds, flag
                 end(ended, part)
                 ended = None
                 if row >= GIVE_UP:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    kill(process)
                     return left(), f"{row} programs in a row failed in this layout"
             if verdict and part.verdict in ("PASS", "ABSENT"):
                 part, ended = None, part

@@ -27,8 +27,7 @@ def attempt(python, layout, given, nccl, plugin, version, gpus, until, log):
         env["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         # Whichever of them that NCCL knows.
         env.update(NCCL_GIN_PLUGIN=str(plugin), NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
-    process = subprocess.Popen([python, str(SCRIPT), str(LAYOUTS[layout].ranks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True, env=env)
+    process = runner.start([python, str(SCRIPT), str(LAYOUTS[layout].ranks)], env)
     lines = list(runner.lines_of(process, until))
     killed = lines[-1:] == [None]
     lines = lines[:-1] if killed else lines

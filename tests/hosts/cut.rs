@@ -154,7 +154,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         0 => Place::Root { nranks, listen: root },
         rank => Place::Join { rank, nranks, root },
     };
-    let plan = Plan { place, deadline: Duration::from_secs(90), tolerate_deaths: false, options: String::new() };
+    let (deadline, options) = (Duration::from_secs(90), String::new());
+    let plan = Plan { place, deadline, tolerate_deaths: false, between_steps: false, options };
     run(&plan, |ranks| body(ranks, library))?.results()?;
     Ok(())
 }

@@ -12,6 +12,7 @@ mod seat;
 mod window;
 mod world;
 
+use crate::out;
 use crate::plugin::{Kind, Way};
 use crate::ranks::Place;
 use report::{Report, Row, Verdict};
@@ -102,7 +103,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         return Err(format!("no case matches {:?}; --list shows them", args.filter.join(",")).into());
     }
     if args.list {
-        chosen.iter().for_each(|c| println!("{:>20}  {}", c.name, c.about));
+        chosen.iter().try_for_each(|c| out::line(&format!("{:>20}  {}", c.name, c.about)))?;
         return Ok(true);
     }
     let plugin = args.plugin.clone().unwrap_or_else(default_plugin);
@@ -139,11 +140,12 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         skipped: 0,
     };
     if !args.json {
-        report::print_heading(&report.plugin, &report.name, options.nranks, form, args.scale);
+        report::print_heading(&report.plugin, &report.name, options.nranks, form, args.scale)?;
     }
     let mut add = |row: Row| {
         if !args.json {
-            report::print_row(&row);
+            // What cannot be printed is still counted; the sum says that it cannot.
+            let _ = report::print_row(&row);
         }
         report.cases.push(row);
     };
@@ -157,9 +159,9 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let count = |verdict| report.cases.iter().filter(|r| r.result == verdict).count();
     (report.passed, report.failed, report.skipped) = (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        true => out::line(&serde_json::to_string_pretty(&report)?),
         false => report::print_sum(&report),
-    }
+    }?;
     // A run in which nothing ran has shown nothing.
     Ok(report.failed == 0 && report.passed > 0)
 }

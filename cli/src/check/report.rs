@@ -1,8 +1,9 @@
 //! The table, as nccl-tests prints them, the same as JSON, and progress for those who wait.
 
+use crate::out;
 use crate::plugin::Way;
 use serde::Serialize;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 /// How a case ended.
@@ -71,51 +72,42 @@ pub struct Report {
 }
 
 /// Prints the heading.
-pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str, scale: f64) {
+pub fn print_heading(plugin: &str, name: &str, ranks: usize, form: &str, scale: f64) -> io::Result<()> {
     let part = if scale < 1.0 { format!(", {scale} of the rounds") } else { String::new() };
-    println!("# {plugin} ({name}), {ranks} ranks, {form}{part}");
-    println!(
-        "#{:>21} {:>13} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
+    out::line(&format!(
+        "# {plugin} ({name}), {ranks} ranks, {form}{part}\n#{:>21} {:>13} {:>5} {:>12} {:>9} {:>9} {:>7}  result",
         "case", "table", "ranks", "bytes", "rounds", "time", "#wrong"
-    );
+    ))
 }
 
 /// Prints one line, and what there is to say about it.
-pub fn print_row(row: &Row) {
+pub fn print_row(row: &Row) -> io::Result<()> {
     let Row { name, table, ranks, bytes, rounds, seconds, wrong, result, why } = row;
     let result_text = match result {
         Verdict::Pass => "ok",
         Verdict::Fail => "FAILED",
         Verdict::Skip => "skipped",
     };
-    match result {
-        Verdict::Skip => {
-            print!("{name:>22} {table:>13} {ranks:>5} {:>12} {:>9} {:>9} {:>7}  {result_text}", "-", "-", "-", "-")
-        }
-        _ => {
-            print!(
-                "{name:>22} {table:>13} {ranks:>5} {bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}  {result_text}"
-            )
-        }
-    }
-    match why {
-        Some(why) => println!(": {why}"),
-        None => println!(),
-    }
-    let _ = std::io::stdout().flush();
+    let numbers = match result {
+        Verdict::Skip => format!("{:>12} {:>9} {:>9} {:>7}", "-", "-", "-", "-"),
+        _ => format!("{bytes:>12} {rounds:>9} {seconds:>8.2}s {wrong:>7}"),
+    };
+    let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    out::line(&format!("{name:>22} {table:>13} {ranks:>5} {numbers}  {result_text}{why}"))
 }
 
 /// Prints the sum.
-pub fn print_sum(report: &Report) {
-    println!("# {} passed, {} failed, {} skipped", report.passed, report.failed, report.skipped);
+pub fn print_sum(report: &Report) -> io::Result<()> {
+    out::line(&format!("# {} passed, {} failed, {} skipped", report.passed, report.failed, report.skipped))?;
     let failed: Vec<String> = report
         .cases
         .iter()
         .filter(|r| r.result == Verdict::Fail)
         .map(|r| format!("{} ({})", r.name, r.table))
         .collect();
-    if !failed.is_empty() {
-        println!("# failed: {}", failed.join(", "));
+    match failed.is_empty() {
+        true => Ok(()),
+        false => out::line(&format!("# failed: {}", failed.join(", "))),
     }
 }
 

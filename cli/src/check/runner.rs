@@ -190,7 +190,9 @@ fn sit(
 fn join(case: &Case, way: Way, options: &Options, control: &Control, place: &Place) -> Verdicts {
     let failed = |why: String| Verdicts { bytes: 0, tally: Tally::default(), failure: Some(why) };
     let same = format!("check {} {} {} {}", case.name, way.label(), options.full, options.scale);
-    let plan = Plan { place: place.clone(), deadline: options.limit, tolerate_deaths: false, options: same };
+    let (place, deadline) = (place.clone(), options.limit);
+    // A case may work for any time without a step.
+    let plan = Plan { place, deadline, tolerate_deaths: false, between_steps: false, options: same };
     let outcome = ranks::run(&plan, |ranks| {
         let rank = ranks.rank() as usize;
         let ranks = RefCell::new(ranks);

@@ -10,6 +10,7 @@ mod nccl;
 mod report;
 mod verbs;
 
+use crate::out;
 use oxygin::fabric::verbs::peermem;
 use oxygin::memory::gpu::has_driver;
 use report::Report;
@@ -58,8 +59,8 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         variables,
     ]);
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => print!("{}", report.text()),
-    }
+        true => out::line(&serde_json::to_string_pretty(&report)?),
+        false => out::text_of_lines(&report.text()),
+    }?;
     Ok(report.healthy)
 }

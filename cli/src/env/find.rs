@@ -76,10 +76,12 @@ pub fn loads(name: &str) -> Result<String, String> {
 }
 
 /// Every NCCL or RCCL library that a program here could load, each file once; first those that it would find first:
-/// what the library path has, then what Python packages bring, then the system's.
+/// what the library path has, then what Python packages bring (those beside this program, where it is in a wheel, before
+/// others), then the system's.
 pub fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let lists = ["LD_LIBRARY_PATH", "PYTHONPATH"].map(|n| variable(n).unwrap_or_default());
     let mut packages: Vec<PathBuf> = std::env::split_paths(&lists[1]).collect();
+    packages.extend(own_packages());
     for root in python_roots(variable) {
         for python in children(&root.join("lib")).filter(|p| name_of(p).starts_with("python3")) {
             packages.extend(["site-packages", "dist-packages"].map(|n| python.join(n)));
@@ -91,25 +93,20 @@ pub fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     for package in packages {
         folders.extend(["nvidia/nccl/lib", "torch/lib"].map(|n| package.join(n)));
     }
-    folders.extend(
-        [
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib/aarch64-linux-gnu",
-            "/usr/lib64",
-            "/usr/local/lib",
-            "/usr/local/nccl/lib",
-            "/usr/local/cuda/lib64",
-            "/opt/rocm/lib",
-        ]
-        .map(PathBuf::from),
-    );
+    let system = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/local/nccl/lib",
+        "/usr/local/cuda/lib64",
+        "/opt/rocm/lib",
+    ]
+    .map(PathBuf::from);
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
-    let named = folders.iter().flat_map(|f| children(f).collect::<Vec<_>>()).filter(|p| {
-        let name = name_of(p);
-        name.starts_with("libnccl.so") || name.starts_with("librccl.so")
-    });
-    for path in named.chain(cached()) {
+    // The linker's own choice comes before folders that it may look at.
+    for path in libraries_of(&folders).chain(cached()).chain(libraries_of(&system)) {
         if let Ok(real) = path.canonicalize() {
             if seen.insert(real) {
                 found.push(path);
@@ -117,6 +114,23 @@ pub fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// Files in these folders whose names are those of NCCL or RCCL.
+fn libraries_of(folders: &[PathBuf]) -> impl Iterator<Item = PathBuf> + '_ {
+    folders.iter().flat_map(|folder| children(folder)).filter(|path| {
+        let name = name_of(path);
+        name.starts_with("libnccl.so") || name.starts_with("librccl.so")
+    })
+}
+
+/// The folder of Python packages that this program is in, as a wheel puts it: FOLDER/oxygin/bin/oxygin. Whoever starts
+/// that one need not have said which environment is his.
+fn own_packages() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.ancestors().nth(3)?;
+    let is_of_packages = ["site-packages", "dist-packages"].contains(&name_of(folder).as_str());
+    is_of_packages.then(|| folder.to_path_buf())
 }
 
 fn python_roots(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {

@@ -3,6 +3,7 @@
 pub mod find;
 pub mod select;
 
+use crate::out;
 use oxygin::config::Config;
 use select::{select, Selection};
 use serde::Serialize;
@@ -57,13 +58,14 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let (nccl, code) = named(args.nccl.as_deref(), &variable)?;
     let plugin = library(args.plugin)?;
     let (config, _) = Config::parse(variable);
-    let selection = select(code, config.engine, config.gin_type, &value_of(&plugin)?)?;
+    let selected = select(code, config.engine, config.gin_type, &value_of(&plugin)?);
+    let selection = selected.map_err(|why| format!("{why}{}", which(&nccl)))?;
     let answer = Answer { nccl, plugin, selection };
     match (args.json, args.shell) {
-        (true, _) => println!("{}", serde_json::to_string_pretty(&answer)?),
-        (_, true) => print!("{}", shell(&answer.selection)),
-        _ => print!("{}", text(&answer)),
-    }
+        (true, _) => out::line(&serde_json::to_string_pretty(&answer)?),
+        (_, true) => out::text_of_lines(&shell(&answer.selection)),
+        _ => out::text_of_lines(&text(&answer)),
+    }?;
     Ok(true)
 }
 
@@ -99,6 +101,17 @@ fn named(asked: Option<&str>, variable: &dyn Fn(&str) -> Option<String>) -> Resu
             of(first, all.collect())
         }
     }
+}
+
+/// Which NCCL it is that nothing can be said for, and which others there are.
+fn which(nccl: &Nccl) -> String {
+    let Some(path) = &nccl.path else { return String::new() };
+    let mut text = format!(" ({}", path.display());
+    for (i, other) in nccl.others.iter().enumerate() {
+        text += if i == 0 { "; also here, for --nccl PATH: " } else { ", " };
+        text += &other.display().to_string();
+    }
+    text + ")"
 }
 
 /// The plugin's file, with all links followed: names that are links may be changed while a program runs.

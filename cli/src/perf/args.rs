@@ -44,11 +44,11 @@ pub struct Args {
     pub rank: Option<u32>,
 
     /// Ranks over all hosts
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "rank", conflicts_with_all = ["host", "local"])]
     pub nranks: Option<u32>,
 
     /// Where rank 0 listens
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", requires = "rank", conflicts_with_all = ["host", "local"])]
     pub root: Option<String>,
 
     /// Port of the server
@@ -301,6 +301,12 @@ impl Args {
         if self.duration.is_some_and(|d| !(d > 0.0 && d <= 86_400.0)) {
             return Err("-D takes seconds above 0 and up to 86400".into());
         }
+        if self.alltoall && self.bidirectional {
+            return Err("--alltoall sends in all directions; leave -b away".into());
+        }
+        if self.alltoall && self.test.iter().any(|t| matches!(t, Test::Latency | Test::Completion)) {
+            return Err("--alltoall is for rate and bandwidth; leave it away or choose --test rate,bandwidth".into());
+        }
         if self.bidirectional && self.test.iter().any(|t| matches!(t, Test::Latency | Test::Completion)) {
             return Err("-b is for rate and bandwidth; leave it away or choose --test rate,bandwidth".into());
         }
@@ -372,7 +378,7 @@ impl Args {
         };
         // Idle ranks wait while others measure; a measurement may take several times its target.
         let deadline = self.patience() + self.target() * 20;
-        Plan { place, deadline, tolerate_deaths: false, options: self.shared_options() }
+        Plan { place, deadline, tolerate_deaths: false, between_steps: true, options: self.shared_options() }
     }
 
     /// What all ranks must agree on, as a line to compare.
@@ -449,8 +455,19 @@ mod tests {
 
     #[test]
     fn impossible_wishes_are_refused_with_a_remedy() {
-        for line in ["--local 1", "--rank 3 --nranks 3 --root a:1", "--local 2 -D 0", "--local 2 -b --test latency"] {
+        for line in [
+            "--local 1",
+            "--rank 3 --nranks 3 --root a:1",
+            "--local 2 -D 0",
+            "--local 2 -b --test latency",
+            "--local 3 --alltoall -b",
+            "--local 3 --alltoall --test rate,latency",
+            "--local 3 --alltoall --test completion",
+        ] {
             assert!(parse(line).validate().is_err(), "{line}");
+        }
+        for line in ["--nranks 3", "--nranks 3 host", "--local 2 --nranks 3", "--local 2 --root a:1", "--root a:1"] {
+            assert!(Cli::try_parse_from(["perf"].into_iter().chain(line.split(' '))).is_err(), "{line}");
         }
         assert!(parse("--local 1 --setup").validate().is_ok());
     }

@@ -35,7 +35,7 @@ pub struct Lane {
     pub sleeps: bool,
     /// Give the core away while waiting: there are more ranks than cores.
     pub yields: bool,
-    /// How long to wait.
+    /// How long to wait; the time of a whole round is in it, since a rank that only receives sees no part of it.
     pub patience: Duration,
     /// Signals are strong.
     pub strong: bool,

@@ -19,6 +19,8 @@ use std::time::Duration;
 const WARM_UP: u64 = 32;
 /// How long the last warm-up should take.
 const WARM_UP_TIME: Duration = Duration::from_millis(5);
+/// How many times as long as the warm-up promised a round may take before those who wait for it give up.
+const SLACK: f64 = 4.0;
 /// Rounds at most, in multiples of those asked for, to fill the time.
 const MOST_ROUNDS: u64 = 100;
 
@@ -86,6 +88,15 @@ fn calls_only(args: &Args, name: &str) -> Result<(), String> {
         return Err(format!("{name}: a ping-pong of device code waits for signals; choose --op put-signal or signal"));
     }
     Ok(())
+}
+
+/// What the warm-up found.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// How many operations a measurement takes.
+    n: u64,
+    /// How long each took.
+    nanoseconds: f64,
 }
 
 struct Run<'a> {
@@ -220,6 +231,17 @@ impl<'a> Run<'a> {
         n / rounds + u64::from(nth < n % rounds)
     }
 
+    /// From now on whoever waits has patience for rounds of that pace, too. All ranks call it with the same.
+    fn allow(&mut self, paces: &[Pace]) {
+        let longest = |pace: &Pace| pace.nanoseconds * self.share(pace.n, 1) as f64 / 1e9;
+        let seconds = SLACK * paces.iter().map(longest).fold(0.0, f64::max);
+        // A year is no limit any more, and a Duration can hold it.
+        let work = Duration::from_secs_f64(seconds.min(3e7));
+        self.ranks.allow(work);
+        let patience = self.args.patience() + work;
+        self.lanes.iter_mut().for_each(|lane| lane.patience = patience);
+    }
+
     fn latency(&mut self, test: Test) -> Result<(), Fault> {
         let op = match (test, self.args.op_of(test)) {
             (Test::Latency, Op::Get) => return self.latency_as(Test::Completion, Op::Get),
@@ -241,19 +263,20 @@ impl<'a> Run<'a> {
             let floor = self.floor(size)?;
             let role = self.role();
             let mut samples: Vec<Samples> = self.lanes.iter().map(|_| Samples::default()).collect();
-            let mut counts = Vec::new();
+            let mut paces = Vec::new();
             for lane in 0..self.lanes.len() {
-                counts.push(self.calibrate(1, |run, n| {
+                paces.push(self.calibrate(1, |run, n| {
                     run.epoch += 1;
                     let (epoch, ranks) = (run.epoch, &mut *run.ranks);
                     let mut meet = || Ok(ranks.barrier("warm-up")?);
                     latency::run(&run.lanes[lane], role, test, op, size, n, epoch, &mut Samples::default(), &mut meet)
                 })?);
             }
+            self.allow(&paces);
             let mut spent = vec![Duration::ZERO; self.lanes.len()];
             for round in 1.. {
                 for (lane, samples) in samples.iter_mut().enumerate() {
-                    let n = self.share(counts[lane], round);
+                    let n = self.share(paces[lane].n, round);
                     if n == 0 {
                         continue;
                     }
@@ -269,6 +292,7 @@ impl<'a> Run<'a> {
             }
             let own: Vec<_> = samples.iter().map(|s| s.summary(divisor)).collect();
             let all = self.ranks.gather_values("latency: results", &own)?;
+            self.allow(&[]);
             self.report.row(size, &Row::Latency(all[first as usize].clone()), floor.as_ref());
         }
         Ok(())
@@ -313,12 +337,12 @@ impl<'a> Run<'a> {
             let (to, from) = (&to, &from);
             let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); self.lanes.len()];
             let mut done = vec![0; self.lanes.len()];
-            let mut counts = Vec::new();
+            let mut paces = Vec::new();
             let senders = if alltoall { u64::from(nranks - 1) } else { 1 };
             let list = (self.args.post_list as usize).min(depth);
             let load_of = |n: u64| Load { op, size, n, depth, list };
             for lane in 0..self.lanes.len() {
-                counts.push(self.calibrate(senders, |run, n| {
+                paces.push(self.calibrate(senders, |run, n| {
                     run.epoch += 1;
                     let (epoch, ranks) = (run.epoch, &mut *run.ranks);
                     let mut meet = || Ok(ranks.barrier("warm-up")?);
@@ -326,10 +350,11 @@ impl<'a> Run<'a> {
                     Ok(Duration::from_secs_f64(round.seconds))
                 })?);
             }
+            self.allow(&paces);
             let mut spent = vec![Duration::ZERO; self.lanes.len()];
             for round in 1.. {
                 for (lane, rounds) in rounds.iter_mut().enumerate() {
-                    let n = self.share(counts[lane], round);
+                    let n = self.share(paces[lane].n, round);
                     if n == 0 {
                         continue;
                     }
@@ -345,6 +370,7 @@ impl<'a> Run<'a> {
                 }
             }
             let all = self.ranks.gather_values("stream: results", &rounds)?;
+            self.allow(&[]);
             let of_lane = |lane: usize| all.iter().map(|rank| rank[lane].clone()).collect::<Vec<_>>();
             let rows = (0..self.lanes.len()).map(|lane| Bandwidth::of(size, done[lane], &of_lane(lane))).collect();
             self.report.row(size, &Row::Bandwidth(rows), floor.as_ref());
@@ -358,7 +384,7 @@ impl<'a> Run<'a> {
         &mut self,
         senders: u64,
         mut time: impl FnMut(&mut Self, u64) -> Result<Duration, Fault>,
-    ) -> Result<u64, Fault> {
+    ) -> Result<Pace, Fault> {
         let mut n = self.args.iters.unwrap_or(WARM_UP).min(WARM_UP);
         let mut once = |run: &mut Self, n| -> Result<u64, Fault> {
             let own = time(run, n)?.as_nanos() as u64;
@@ -368,15 +394,16 @@ impl<'a> Run<'a> {
         loop {
             let mut ns = once(self, n)?;
             if let Some(fixed) = self.args.iters {
-                return Ok(fixed);
+                return Ok(Pace { n: fixed, nanoseconds: ns as f64 / n as f64 });
             }
             if ns >= long {
                 // Once may have been an interruption.
                 ns = ns.min(once(self, n)?);
             }
             if ns >= long || n >= 1 << 20 {
-                let wanted = self.args.target().as_nanos() as f64 / (ns as f64 / n as f64);
-                return Ok((wanted as u64).max(WARM_UP / senders.min(WARM_UP)).max(1));
+                let nanoseconds = ns as f64 / n as f64;
+                let wanted = self.args.target().as_nanos() as f64 / nanoseconds;
+                return Ok(Pace { n: (wanted as u64).max(WARM_UP / senders.min(WARM_UP)).max(1), nanoseconds });
             }
             n *= 4;
         }

@@ -15,6 +15,7 @@ mod stream;
 
 pub use args::{Args, Op, Pin, Test};
 
+use crate::out;
 use crate::plugin::{log, Plugin, Way};
 use crate::ranks::{self, End, Memory};
 use std::error::Error;
@@ -42,7 +43,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     outcome.results()?;
     if let (true, Some(bytes)) = (args.json, first) {
         let report: serde_json::Value = serde_json::from_slice(&bytes)?;
-        println!("{report:#}");
+        out::line(&format!("{report:#}"))?;
     }
     Ok(true)
 }

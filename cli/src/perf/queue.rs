@@ -23,7 +23,6 @@ pub struct Queue {
     data: u64,
     producers: usize,
     strong: bool,
-    patience: Duration,
     /// What each context's signals should be, by context and number.
     expected: Vec<Vec<Cell<u64>>>,
 }
@@ -91,7 +90,6 @@ impl Queue {
             data: session.data_gin,
             producers: args.producers as usize,
             strong: !args.weak,
-            patience: args.patience(),
         })
     }
 
@@ -120,8 +118,8 @@ impl Queue {
     /// How measurements wait: without giving the core away, unless there are fewer cores than threads.
     fn deadline(&self, lane: &Lane) -> Deadline<'static> {
         match lane.yields {
-            true => Deadline::new(self.patience),
-            false => Deadline::new(self.patience).spinning(),
+            true => Deadline::new(lane.patience),
+            false => Deadline::new(lane.patience).spinning(),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::frame::{put_bytes, take_bytes, take_u32, Frame, Kind};
 use super::wire::Wire;
-use super::{End, MAGIC};
+use super::{End, Plan, MAGIC};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, RawFd};
@@ -42,20 +42,27 @@ pub(super) struct Hub {
     options: String,
     tolerate_deaths: bool,
     step: Option<Step>,
+    /// When a rank was last heard of.
+    heard: Instant,
+    /// How long all may be silent where no step is under way: as long as the last one could have taken, since ranks ask
+    /// for the time of the work that follows. `None`: for any time.
+    silence: Option<Duration>,
     /// When and why the run was aborted.
     aborted: Option<(Instant, String)>,
 }
 
 impl Hub {
-    pub(super) fn new(nranks: u32, options: &str, tolerate_deaths: bool, listener: Option<TcpListener>) -> Self {
+    pub(super) fn new(nranks: u32, plan: &Plan, listener: Option<TcpListener>) -> Self {
         Self {
             ranks: (0..nranks).map(|_| State::Absent).collect(),
             children: BTreeMap::new(),
             listener,
             strangers: Vec::new(),
-            options: options.to_owned(),
-            tolerate_deaths,
+            options: plan.options.clone(),
+            tolerate_deaths: plan.tolerate_deaths,
             step: None,
+            heard: Instant::now(),
+            silence: plan.between_steps.then_some(plan.deadline),
             aborted: None,
         }
     }
@@ -160,6 +167,7 @@ impl Hub {
                 Ok(Some(frame)) => frame,
                 Err(_) => return self.lost(rank),
             };
+            self.heard = Instant::now();
             match frame.kind {
                 Kind::Gather => {
                     let mut rest = &frame.payload[..];
@@ -230,7 +238,9 @@ impl Hub {
                 }
             }
         }
-        self.step = None;
+        if let Some(step) = self.step.take() {
+            self.silence = self.silence.map(|_| step.within);
+        }
         for rank in 0..self.ranks.len() {
             if let State::Running { wire, contribution } = &mut self.ranks[rank] {
                 *contribution = None;
@@ -248,7 +258,7 @@ impl Hub {
             }
             return;
         }
-        let Some(step) = &self.step else { return };
+        let Some(step) = &self.step else { return self.enforce_signs_of_life() };
         if step.since.elapsed() < step.within {
             return;
         }
@@ -264,6 +274,17 @@ impl Hub {
             .collect();
         let why = format!("step '{}': not reached within {:?} by {}", step.name, step.within, missing.join(", "));
         self.abort(&why);
+    }
+
+    /// Where nobody waits in a step, ranks are at work, in a call that does not return, or at an end that does not come.
+    fn enforce_signs_of_life(&mut self) {
+        let Some(silence) = self.silence.filter(|&silence| self.heard.elapsed() > silence) else { return };
+        let running = self.ranks.iter().enumerate().filter(|(_, state)| matches!(state, State::Running { .. }));
+        let numbers: Vec<_> = running.map(|(r, _)| r.to_string()).collect();
+        let plural = if numbers.len() == 1 { "" } else { "s" };
+        let over = self.ranks.iter().any(|state| matches!(state, State::Ended(_)));
+        let late = if over { "to end, as others have" } else { "to come to the next step" };
+        self.abort(&format!("nothing for {silence:?}: waiting for rank{plural} {} {late}", numbers.join(", ")));
     }
 
     /// Tells every rank that the run is over.

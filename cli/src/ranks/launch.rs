@@ -46,6 +46,9 @@ pub struct Plan {
     pub deadline: Duration,
     /// A rank that dies (not: one that reports a failure) leaves the others running; gathers go on without it.
     pub tolerate_deaths: bool,
+    /// Between steps, too, and after the last, ranks must be heard of within a step's time. Without it they may work for
+    /// any time before a step, and be at the end for any time.
+    pub between_steps: bool,
     /// What all ranks must have been started with; compared over TCP.
     pub options: String,
 }
@@ -53,7 +56,13 @@ pub struct Plan {
 impl Plan {
     /// `nranks` forked ranks with a deadline.
     pub fn local(nranks: u32, deadline: Duration) -> Self {
-        Self { place: Place::Local { nranks }, deadline, tolerate_deaths: false, options: String::new() }
+        Self {
+            place: Place::Local { nranks },
+            deadline,
+            tolerate_deaths: false,
+            between_steps: true,
+            options: String::new(),
+        }
     }
 }
 
@@ -215,7 +224,7 @@ where
         .map_err(|e| RanksError(format!("cannot make sockets for {here} ranks: {e}; raise `ulimit -n`")))?;
     // What is buffered now would be printed by every rank.
     let _ = std::io::stdout().flush();
-    let mut hub = Hub::new(nranks, &plan.options, plan.tolerate_deaths, listener);
+    let mut hub = Hub::new(nranks, plan, listener);
     let launcher = std::process::id();
     let mut ends: Vec<Option<UnixStream>> = Vec::new();
     let mut hub_ends = Vec::new();

@@ -54,13 +54,14 @@ pub struct Ranks {
     rank: u32,
     nranks: u32,
     deadline: Duration,
+    work: Duration,
     alive: Vec<bool>,
     wire: Wire,
 }
 
 impl Ranks {
     fn new(rank: u32, nranks: u32, deadline: Duration, wire: Wire) -> Self {
-        Self { rank, nranks, deadline, alive: vec![true; nranks as usize], wire }
+        Self { rank, nranks, deadline, work: Duration::ZERO, alive: vec![true; nranks as usize], wire }
     }
 
     /// This rank.
@@ -75,7 +76,12 @@ impl Ranks {
 
     /// How long a step may take.
     pub fn deadline(&self) -> Duration {
-        self.deadline
+        self.deadline + self.work
+    }
+
+    /// From now on steps may take so much longer, for the work that some ranks have between them.
+    pub fn allow(&mut self, work: Duration) {
+        self.work = work;
     }
 
     /// Whether a rank took part in the last step (a dead one does not, where deaths are tolerated).
@@ -85,7 +91,7 @@ impl Ranks {
 
     /// Hands everybody's bytes to everybody, by rank (empty for a dead rank). All ranks call it with the same `step`.
     pub fn gather(&mut self, step: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RanksError> {
-        self.gather_within(step, bytes, self.deadline)
+        self.gather_within(step, bytes, self.deadline())
     }
 
     /// [`Ranks::gather`] with a deadline of its own, counted from the arrival of the first rank; the longest that any

@@ -4,6 +4,7 @@ mod json;
 mod prometheus;
 pub mod text;
 
+use crate::out;
 use oxygin::telemetry::stats::read::{processes, sets, Set};
 use std::error::Error;
 
@@ -23,37 +24,47 @@ pub struct Args {
 
 /// Runs it; true: every process that was asked for has statistics.
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let (all, unread) = read(&args.pids);
-    let missing: Vec<_> = args.pids.iter().filter(|pid| !all.iter().any(|set| set.pid == **pid)).collect();
-    for &&pid in &missing {
-        match unread.iter().find(|(of, _)| *of == pid) {
-            Some((_, why)) => eprintln!("oxygin stats: {why}"),
-            None => eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it"),
-        }
+    let Found { sets: all, without, unreadable } = read(&args.pids);
+    for why in &unreadable {
+        eprintln!("oxygin stats: {why}");
     }
+    for pid in &without {
+        eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it");
+    }
+    let is_missing = !without.is_empty() || !unreadable.is_empty();
     match (args.json, args.prometheus) {
-        (true, _) => println!("{:#}", json::object(&all)),
-        (_, true) => print!("{}", prometheus::text(&all)),
-        _ if all.is_empty() && missing.is_empty() => println!("no process with contexts of oxygin's may be read here"),
-        _ => print!("{}", text::tables(&all)),
-    }
-    Ok(missing.is_empty())
+        (true, _) => out::line(&format!("{:#}", json::object(&all))),
+        (_, true) => out::text_of_lines(&prometheus::text(&all)),
+        _ if all.is_empty() && !is_missing => out::line("no process with contexts of oxygin's may be read here"),
+        _ => out::text_of_lines(&text::tables(&all)),
+    }?;
+    Ok(!is_missing)
 }
 
-/// Sets of contexts of these processes, or of all that may be read; and which of those that were asked for cannot be
-/// read, with why: it takes nothing from the others.
-pub(crate) fn read(pids: &[u32]) -> (Vec<Set>, Vec<(u32, String)>) {
-    let (mut all, mut unread) = (Vec::new(), Vec::new());
+/// What there is of the processes that were asked for.
+pub(crate) struct Found {
+    /// Their sets of contexts.
+    pub sets: Vec<Set>,
+    /// Those that have none.
+    pub without: Vec<u32>,
+    /// A sentence for each that has ended or may not be read; the others are read all the same.
+    pub unreadable: Vec<String>,
+}
+
+/// Looks at these processes, or at all that may be read.
+pub(crate) fn read(pids: &[u32]) -> Found {
+    let mut found = Found { sets: Vec::new(), without: Vec::new(), unreadable: Vec::new() };
     let skipped = |why: String| log::warn!("{why}");
     for &pid in pids {
         match sets(pid, skipped) {
-            Ok(sets) => all.extend(sets),
-            Err(error) => unread.push((pid, error.message().to_owned())),
+            Ok(none) if none.is_empty() => found.without.push(pid),
+            Ok(some) => found.sets.extend(some),
+            Err(error) => found.unreadable.push(error.message().to_owned()),
         }
     }
     if pids.is_empty() {
         // Any of them may end, or not be ours to read.
-        all.extend(processes().into_iter().filter_map(|pid| sets(pid, skipped).ok()).flatten());
+        found.sets.extend(processes().into_iter().filter_map(|pid| sets(pid, skipped).ok()).flatten());
     }
-    (all, unread)
+    found
 }

@@ -4,7 +4,6 @@ mod rates;
 mod view;
 
 use crate::stats;
-use oxygin::telemetry::stats::read::Set;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rates::Rates;
 use std::error::Error;
@@ -32,9 +31,10 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err("top needs a terminal on its input and output; `oxygin stats` prints the same numbers once".into());
     }
-    // What cannot be read is said before the screen is taken.
-    if let (_, Some((_, why))) = first_unread(&args.pids) {
-        return Err(why.into());
+    // Where none can be read, that is said before the screen is taken.
+    let unreadable = stats::read(&args.pids).unreadable;
+    if !unreadable.is_empty() && unreadable.len() == args.pids.len() {
+        return Err(unreadable.join("; ").into());
     }
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(&mut terminal, &args);
@@ -43,26 +43,17 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     outcome.map(|()| true)
 }
 
-/// What can be read of these processes, and the first of them that cannot, with why.
-fn first_unread(pids: &[u32]) -> (Vec<Set>, Option<(u32, String)>) {
-    let (sets, unread) = stats::read(pids);
-    (sets, unread.into_iter().next())
-}
-
 fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box<dyn Error>> {
     let every = Duration::from_secs_f64(args.interval);
     let (mut rates, mut view) = (Rates::default(), view::View::default());
     loop {
         let looked = Instant::now();
-        // A process that has ended is said so beside the numbers of the others. Where none is left, what there was last
-        // stays on the screen.
-        let (sets, unread) = first_unread(&args.pids);
-        if !sets.is_empty() || unread.is_none() {
+        // A process that has ended is said so; the others go on, and the last one's numbers stay.
+        let stats::Found { sets, unreadable, .. } = stats::read(&args.pids);
+        if unreadable.is_empty() || unreadable.len() < args.pids.len() {
             view.show(rates.update(sets));
         }
-        if let Some((_, why)) = unread {
-            view.say(why);
-        }
+        view.say(unreadable.into_iter().next());
         loop {
             terminal.draw(|frame| view.draw(frame))?;
             let left = every.saturating_sub(looked.elapsed());

@@ -24,13 +24,12 @@ impl View {
     /// There is news.
     pub fn show(&mut self, look: Look) {
         self.look = look;
-        self.error = None;
         self.scroll(0);
     }
 
-    /// A process could not be read: why, below what there is on the screen.
-    pub fn say(&mut self, error: String) {
-        self.error = Some(error);
+    /// What went wrong at the last look, if anything did.
+    pub fn say(&mut self, error: Option<String>) {
+        self.error = error;
     }
 
     /// Moves the lower table.

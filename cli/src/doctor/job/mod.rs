@@ -3,9 +3,12 @@
 mod judge;
 mod log;
 
+use crate::out;
 use serde_json::json;
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,28 +17,33 @@ use std::process::Command;
 pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bool, Box<dyn Error>> {
     let [program, arguments @ ..] = command else { return Err("--job needs a command".into()) };
     let folder = Folder::new(logs)?;
-    let status = Command::new(program)
-        .args(arguments)
+    let mut job = Command::new(program);
+    job.args(arguments)
         .env("NCCL_DEBUG", "INFO")
         .env("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET")
-        .env("NCCL_DEBUG_FILE", folder.path.join("nccl.%h.%p.log"))
-        .status()
-        .map_err(|e| format!("{}: {e}", program.to_string_lossy()))?;
+        .env("NCCL_DEBUG_FILE", folder.path.join("nccl.%h.%p.log"));
+    // A job that hangs is what one wants the report of: Ctrl-C ends the job, and the report comes all the same.
+    let status = {
+        let keyboard = Keyboard::of_the_job(&mut job);
+        let status = job.status();
+        drop(keyboard);
+        status.map_err(|e| format!("{}: {e}", program.to_string_lossy()))?
+    };
     let groups = judge::groups(folder.processes()?);
     let all_used = !groups.is_empty() && groups.iter().all(|g| g.used.uses_oxygin());
     if json {
         let report = json!({"status": status.code(), "signal": std::os::unix::process::ExitStatusExt::signal(&status),
             "groups": groups});
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        out::line(&serde_json::to_string_pretty(&report)?)?;
     } else {
-        println!("\n{} ended: {status}", program.to_string_lossy());
+        out::line(&format!("\n{} ended: {status}", program.to_string_lossy()))?;
         match groups.is_empty() {
-            true => println!(
+            true => out::line(
                 "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other \
-                 hosts (--logs DIR, a folder that all share)"
+                 hosts (--logs DIR, a folder that all share)",
             ),
-            false => print!("{}", judge::text(&groups)),
-        }
+            false => out::text_of_lines(&judge::text(&groups)),
+        }?;
     }
     Ok(status.success() && all_used)
 }
@@ -50,13 +58,9 @@ impl Folder {
     fn new(asked: Option<PathBuf>) -> Result<Self, String> {
         let (path, is_ours) = match asked {
             Some(path) => (std::path::absolute(&path).unwrap_or(path), false),
-            None => (std::env::temp_dir().join(format!("oxygin-job-{}", std::process::id())), true),
+            None => (temporary()?, true),
         };
-        let made = match is_ours {
-            true => std::fs::create_dir(&path),
-            false => std::fs::create_dir_all(&path),
-        };
-        made.map_err(|e| format!("{}: {e}", path.display()))?;
+        std::fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let folder = Self { path, is_ours };
         // What an earlier job left would be taken for this one's.
         match folder.files()?.is_empty() {
@@ -77,6 +81,54 @@ impl Folder {
             log::read(&text_of(&file)?, &mut processes);
         }
         Ok(processes)
+    }
+}
+
+/// A new folder for this job alone. A process's number would not do: in a container it is 1 each time.
+fn temporary() -> Result<PathBuf, String> {
+    let pattern = std::env::temp_dir().join("oxygin-job-XXXXXX");
+    let mut name = CString::new(pattern.as_os_str().as_bytes()).map_err(|e| e.to_string())?.into_bytes_with_nul();
+    // SAFETY: a string with a NUL, ours to change.
+    let made = unsafe { libc::mkdtemp(name.as_mut_ptr().cast()) };
+    if made.is_null() {
+        return Err(format!("{}: {}", pattern.display(), std::io::Error::last_os_error()));
+    }
+    name.pop();
+    Ok(OsString::from_vec(name).into())
+}
+
+/// What this process did with a signal.
+type Disposition = (libc::c_int, libc::sighandler_t);
+
+/// The signals of Ctrl-C and Ctrl-\, which this process ignores while this lives.
+struct Keyboard([Disposition; 2]);
+
+impl Keyboard {
+    /// Leaves them to `job`, as this process had them.
+    fn of_the_job(job: &mut Command) -> Self {
+        // SAFETY: sets dispositions, which nothing else in this process does.
+        let before = [libc::SIGINT, libc::SIGQUIT].map(|s| (s, unsafe { libc::signal(s, libc::SIG_IGN) }));
+        // SAFETY: the child does two system calls before it is another program.
+        unsafe {
+            job.pre_exec(move || {
+                put_back(&before);
+                Ok(())
+            });
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Keyboard {
+    fn drop(&mut self) {
+        put_back(&self.0);
+    }
+}
+
+fn put_back(before: &[Disposition]) {
+    for &(signal, how) in before {
+        // SAFETY: a disposition that `signal` gave.
+        unsafe { libc::signal(signal, how) };
     }
 }
 

@@ -1,0 +1,18 @@
+//! Standard output. The macro `println` would end the program in a panic where nobody reads any more.
+
+use std::io::{self, Write};
+
+/// Prints this, and a line's end after it. A reader that has gone, as `head` and `grep -q` go, wanted no more: that is no
+/// error, and the exit status says what it would have said. A full disk is one.
+pub fn line(text: &str) -> io::Result<()> {
+    text_of_lines(&format!("{text}\n"))
+}
+
+/// The same for text that has its lines' ends.
+pub fn text_of_lines(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| io::Error::new(e.kind(), format!("standard output: {e}"))),
+    }
+}
