@@ -44,11 +44,6 @@ impl CreditWord {
     pub fn whole(rank: u32, rkey: u32, at: u64, is_counted: bool) -> Self {
         Self { rank, rkey, at, bytes: 8, is_counted }
     }
-
-    /// Whether the fabric may count there: an entry's place may be used again before this side knows of its completion.
-    pub fn is_counted(&self) -> bool {
-        self.is_counted
-    }
 }
 
 /// A payment that is under way, or an operation that must be over before one.
@@ -147,6 +142,18 @@ impl Owed {
         let CreditWord { rkey, at, bytes, .. } = self.at;
         let is_free = self.payment.is_none() && self.left(context.paid(peer)) < self.worth;
         is_free.then_some(CreditIndex { at, rkey, is_wide: bytes > 4, joined })
+    }
+
+    /// Whether the fabric may have counted: an entry's place may be used again before this side knows of its completion.
+    #[inline(always)]
+    pub fn may_be_ahead(&self) -> bool {
+        !self.adds
+    }
+
+    /// The fabric counts from here on.
+    #[cfg(test)]
+    pub fn stop_adding(&mut self) {
+        self.adds = false;
     }
 
     /// Payments end to add where the fabric may count, once all that were posted are over.

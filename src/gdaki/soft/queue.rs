@@ -315,7 +315,7 @@ impl SendQueue {
     /// Whether device code may be told of completions before this side is, and writes slots again.
     #[inline(always)]
     fn is_counted_ahead(&self) -> bool {
-        self.places.credits.is_some_and(|credits| credits.is_counted()) && !self.arrival.is_silent()
+        self.owed.as_ref().is_some_and(Owed::may_be_ahead) && !self.arrival.is_silent()
     }
 
     /// Says of the oldest entry that was taken what became of it.
