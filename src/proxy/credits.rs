@@ -144,7 +144,7 @@ impl Owed {
         is_free.then_some(CreditIndex { at, rkey, is_wide: bytes > 4, joined })
     }
 
-    /// Whether the fabric may have counted: an entry's place may be used again before this side knows of its completion.
+    /// Whether the fabric may have counted: an entry's place may be used again before its completion is known here.
     #[inline(always)]
     pub fn may_be_ahead(&self) -> bool {
         !self.adds

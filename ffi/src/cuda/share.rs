@@ -174,7 +174,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Allocations mapped side by side, read- and writable by one GPU and those it was opened to. The mapping keeps the memory alive.
+/// Allocations mapped side by side, read- and writable by one GPU and those it was opened to. The mapping keeps the
+/// memory alive.
 pub struct Mapped {
     cuda: Arc<Cuda>,
     base: CUdeviceptr,

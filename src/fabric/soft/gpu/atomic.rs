@@ -238,10 +238,10 @@ mod tests {
         for op in &mut ops {
             assert!(matches!(batch.add(&mut state, &registry, op), Ok(BatchStep::Done)));
         }
-        let stores = batch.ops.iter().map(|op| match op.parse() {
+        let mut stores = batch.ops.iter().map(|op| match op.parse() {
             Some((WORD, MemOpKind::Write64(value))) => value,
             other => panic!("{other:?}"),
         });
-        assert_eq!(stores.last(), Some(10 | 1 << 32), "what is stored last is all that was added");
+        assert_eq!(stores.next_back(), Some(10 | 1 << 32), "what is stored last is all that was added");
     }
 }

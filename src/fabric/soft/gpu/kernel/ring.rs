@@ -63,8 +63,8 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, `FAR`, and from `BEHIND_BIT` on which signals
-    /// come first.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, `FAR`, and from `BEHIND_BIT` on which
+    /// signals come first.
     pub flags: u32,
     /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,
