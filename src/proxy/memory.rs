@@ -168,12 +168,6 @@ impl Memory {
             Mapped::new(context.cuda(), &[(allocation, bytes)], context.device())
         })()
         .map_err(|e| cuda_error(what, &e))?;
-        // Copy kernels of ranks on other GPUs count completions here. Where one cannot, the engine does.
-        for gpu in context.cuda().that_can_add_to(context.device()) {
-            if let Err(e) = made.open_to(gpu) {
-                log::info!("memory of device queues is not open to GPU {gpu}: {e}");
-            }
-        }
         let at = made.base();
         fill_gpu(context, at, bytes, fill)?;
         self.mapped.push(made);

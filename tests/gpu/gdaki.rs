@@ -90,14 +90,13 @@ fn kernels_find_their_way_on_gpus() {
 #[test]
 fn every_entry_is_counted_once() {
     const POSTS: u64 = 1500;
-    for (gpus, most_commands, lacks) in [(1, 0, false), (1, 40, false), (2, 0, false), (2, 40, false), (2, 40, true)] {
+    for (gpus, most_commands) in [(1, 0), (1, 40), (2, 40)] {
         let fake = Fake::take();
         std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
         std::env::set_var("OXYGIN_GDAKI_RINGING", "free-flow");
         fake.set_transport("auto");
         fake.set_issue("kernel=4096");
         fake.kernel_limits(0, most_commands);
-        fake.lack_atomics(lacks);
         job(2, 1, |r| {
             let (peer, gpu, before) = (1 - r.rank, r.rank as i32 % gpus, fake.credits());
             let _context = fake.enter(gpu);
@@ -133,8 +132,9 @@ fn every_entry_is_counted_once() {
                 assert!(stands.ends_with(&format!(" {entries} seen")), "{gpus} GPUs: {stands}");
             }
             assert!(!kernel.has_error());
-            let given = fake.credits() - before;
-            assert_eq!(given == 0, lacks, "{given} by copy kernels of {gpus} GPUs");
+            // Memory of a set is its own GPU's alone.
+            let (given, is_one) = (fake.credits() - before, gpus == 1);
+            assert!(if is_one { given > 0 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
             r.job.barrier.wait();
             kernel.destroy();
             r.job.barrier.wait();

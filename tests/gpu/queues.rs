@@ -77,13 +77,10 @@ fn puts_values_signals_and_gets() {
 /// and the engine gives them. Whoever does, each entry is counted once.
 #[test]
 fn every_entry_is_given_back_once() {
-    for (gpus, most_commands, lacks) in
-        [(1, 0, false), (1, 40, false), (2, 0, false), (2, 40, false), (2, 0, true), (2, 40, true)]
-    {
+    for (gpus, most_commands) in [(1, 0), (1, 40), (2, 0), (2, 40)] {
         let tell = |fake: &Fake| {
             fake.set_issue("kernel=4096");
             fake.kernel_limits(0, most_commands);
-            fake.lack_atomics(lacks);
         };
         with_queues("auto", gpus, 64, tell, |r, fake, device, src, dst| {
             let (peer, before) = (1 - r.rank, fake.credits());
@@ -108,8 +105,9 @@ fn every_entry_is_given_back_once() {
                 let posted = device.pi(context, peer).load(Ordering::Relaxed);
                 assert_eq!((posted, device.ci(context, peer)), (2000, 2000), "{gpus} GPUs, context {context}");
             }
-            let given = fake.credits() - before;
-            assert_eq!(given == 0, lacks, "{given} by copy kernels of {gpus} GPUs");
+            // Memory of a set is its own GPU's alone.
+            let (given, is_one) = (fake.credits() - before, gpus == 1);
+            assert!(if is_one { given > 0 } else { given == 0 }, "{given} by copy kernels of {gpus} GPUs");
             r.job.barrier.wait();
         });
     }

@@ -21,7 +21,6 @@ const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
 const WIDE: u32 = 64;
 const TWICE: u32 = 128;
-const FAR: u32 = 1 << 15;
 /// Of the seven commands before one, those whose signals come first: the highest bit is the one right before it.
 const BEHIND_BIT: u32 = 8;
 
@@ -231,7 +230,6 @@ impl Bench {
     /// The same, which is to count its completion at an index of its own.
     fn credited(&mut self, c: Command) -> Command {
         let flags = c.flags | CREDIT | [0, TWICE, WIDE, WIDE | TWICE][self.below(4) as usize];
-        let flags = flags | if self.below(8) == 0 { FAR } else { 0 };
         // One of 4 bytes may be where none of 8 can.
         let at = self.index + if flags & WIDE == 0 { 4 * self.below(2) } else { 0 };
         self.index += 8;

@@ -11,9 +11,6 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED` of `CUdevice_P2PAttribute`.
-pub const CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
-
 /// `CUmodule`.
 pub type CUmodule = *mut c_void;
 /// `CUfunction`.
@@ -31,7 +28,6 @@ group! {
         );
         device_count: c"cuDeviceGetCount" fn(*mut c_int);
         get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
-        p2p_attribute: c"cuDeviceGetP2PAttribute" fn(*mut c_int, c_int, CUdevice, CUdevice);
     }
 }
 
@@ -55,25 +51,6 @@ impl Cuda {
             let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
             code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
         })
-    }
-}
-
-impl Cuda {
-    /// The other GPUs of this process whose kernels can load from, store to and atomically add to words in memory of
-    /// `home`: those joined by NVLink mostly, as PCI Express has no atomics between GPUs.
-    pub fn that_can_add_to(&self, home: CUdevice) -> Vec<CUdevice> {
-        let Some(kernels) = &self.kernels else { return Vec::new() };
-        let mut count = 0;
-        // SAFETY: a place for the answer.
-        if unsafe { (kernels.device_count)(&mut count) } != CUDA_SUCCESS {
-            return Vec::new();
-        }
-        let can_add = |&device: &CUdevice| {
-            let (mut can, which) = (0, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
-            // SAFETY: as above.
-            unsafe { (kernels.p2p_attribute)(&mut can, which, device, home) == CUDA_SUCCESS && can != 0 }
-        };
-        (0..count).filter(|&device| device != home).filter(can_add).collect()
     }
 }
 

@@ -19,7 +19,7 @@ mod types;
 pub use calls::{under_way, Call};
 pub use dmabuf::*;
 pub use io::*;
-pub use kernel::{CUfunction, CUmodule, Kernel, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED};
+pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use objects::*;
 pub use own::Words;
 pub use share::*;

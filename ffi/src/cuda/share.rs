@@ -174,8 +174,7 @@ impl Drop for Allocation {
     }
 }
 
-/// Allocations mapped side by side, read- and writable by one GPU and those it was opened to. The mapping keeps the
-/// memory alive.
+/// Allocations mapped side by side, read- and writable by one GPU. The mapping keeps the memory alive.
 pub struct Mapped {
     cuda: Arc<Cuda>,
     base: CUdeviceptr,
@@ -203,19 +202,13 @@ impl Mapped {
             cuda.check("cuMemMap", unsafe { (share.map)(at, *bytes as usize, 0, allocation.raw, 0) })?;
             made.parts.push(*bytes as usize);
         }
-        made.open_to(device)?;
-        Ok(made)
-    }
-
-    /// Lets one more GPU read and write it.
-    pub fn open_to(&self, device: CUdevice) -> Result<(), CudaError> {
-        let share = self.cuda.share("cuMemSetAccess")?;
         let access = CUmemAccessDesc {
             location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
             flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the whole range is mapped; one description.
-        self.cuda.check("cuMemSetAccess", unsafe { (share.set_access)(self.base, self.bytes, &access, 1) })
+        cuda.check("cuMemSetAccess", unsafe { (share.set_access)(made.base, bytes, &access, 1) })?;
+        Ok(made)
     }
 
     /// First byte.

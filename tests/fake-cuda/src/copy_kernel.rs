@@ -19,7 +19,6 @@ const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
 const WIDE: u32 = 64;
 const TWICE: u32 = 128;
-const FAR: u32 = 1 << 15;
 /// Of the commands whose signals come before its own: a bit each, from here on, the highest for the one before it.
 const BEHIND_BIT: u32 = 8;
 const BEHIND_MOST: u32 = 7;
@@ -333,7 +332,7 @@ impl<'a> CopyKernel<'a> {
 
     fn move_bytes(&self, c: &Command) -> Ended {
         let behind = ((1 << BEHIND_MOST) - 1) << BEHIND_BIT;
-        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | WIDE | TWICE | FAR | behind) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | WIDE | TWICE | behind) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

@@ -7,7 +7,7 @@ use crate::world::{current, device_of, world, INVALID_CONTEXT};
 use crate::{blocking, call, enqueue, give, in_context};
 use oxygin_ffi::cuda::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -56,7 +56,6 @@ struct Kernels {
 
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
 /// Launches since the process began that had no worker blocks.
-static LACKS_ATOMICS: AtomicBool = AtomicBool::new(false);
 static LAUNCHES_WITHOUT_WORKERS: AtomicU64 = AtomicU64::new(0);
 /// Those of them that had more warps than one.
 static LAUNCHES_OF_A_BLOCK: AtomicU64 = AtomicU64::new(0);
@@ -257,22 +256,6 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, place: *const CUmemLoca
     unsafe { give(flags, if open { CU_MEM_ACCESS_FLAGS_PROT_READWRITE.into() } else { 0 }) }
 }
 
-/// What one GPU can do with another's memory: load, store and add, unless a test says that it cannot add.
-#[no_mangle]
-pub unsafe extern "C" fn cuDeviceGetP2PAttribute(
-    value: *mut c_int,
-    attribute: c_int,
-    from: CUdevice,
-    to: CUdevice,
-) -> CUresult {
-    call!("cuDeviceGetP2PAttribute");
-    let is_one = |gpu| (0..crate::devices::COUNT).contains(&gpu);
-    if !is_one(from) || !is_one(to) || from == to || attribute != CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    unsafe { give(value, c_int::from(!LACKS_ATOMICS.load(Ordering::Relaxed))) }
-}
-
 /// Runs a launched kernel to its end on the stream's thread. `Err`: what the stream has from then on.
 pub fn run(launch: &Launch) -> CUresult {
     while launch.is_held() {
@@ -291,12 +274,6 @@ pub fn run(launch: &Launch) -> CUresult {
 #[no_mangle]
 pub extern "C" fn fake_access(who: c_int) {
     world().set_access(who);
-}
-
-/// Whether GPUs cannot add to words in each other's memory.
-#[no_mangle]
-pub extern "C" fn fake_lack_atomics(lack: bool) {
-    LACKS_ATOMICS.store(lack, Ordering::Relaxed);
 }
 
 /// Launched kernels do not start until this is called with `false`.

@@ -140,29 +140,6 @@ impl Range {
     }
 }
 
-/// Devices, a bit each.
-#[derive(Clone, Copy)]
-pub struct Gpus(u32);
-
-impl Gpus {
-    /// None.
-    pub const NONE: Self = Self(0);
-
-    /// This one.
-    pub fn one(device: c_int) -> Self {
-        Self(1 << device)
-    }
-
-    /// These and one more.
-    pub fn and(self, device: c_int) -> Self {
-        Self(self.0 | 1 << device)
-    }
-
-    pub fn has(self, device: c_int) -> bool {
-        self.0 >> device & 1 == 1
-    }
-}
-
 /// What is mapped somewhere.
 #[derive(Clone, Copy)]
 pub struct Memory {
@@ -171,8 +148,8 @@ pub struct Memory {
     pub range: Range,
     /// Whose memory it is.
     pub device: c_int,
-    /// Nothing but these devices may touch it, and the driver names no context for it.
-    pub only: Option<Gpus>,
+    /// Nothing but this device may touch it, and the driver names no context for it.
+    pub only: Option<c_int>,
     pub managed: bool,
     /// Kernels of which GPUs may touch it, unless `only` says so: all (0), its own (1).
     pub access: c_int,
@@ -198,7 +175,7 @@ impl Memory {
     /// Whether kernels of a GPU may touch it.
     pub fn is_open_to(&self, device: c_int) -> bool {
         match (self.only, self.access) {
-            (Some(only), _) => only.has(device),
+            (Some(only), _) => only == device,
             (None, 0) => true,
             _ => self.device == device,
         }

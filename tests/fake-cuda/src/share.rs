@@ -1,7 +1,7 @@
 //! Virtual memory management and memory of other processes. Which calls wait for kernels was tried on a real driver
 //! (580.159, H200): only closing IPC memory does.
 
-use crate::memory::{Bytes, Gpus, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range};
 use crate::world::{current, world, Physical, INVALID_CONTEXT};
 use crate::{blocking, call, give, in_context};
 use oxygin_ffi::cuda::*;
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn cuMemMap(
     let device = bytes.device;
     let of = world.retain(handle);
     // Nobody, until access is set.
-    let only = Some(Gpus::NONE);
+    let only = Some(-1);
     world.add(Memory { base: at, bytes: size, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
     CUDA_SUCCESS
 }
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
         let memory = Bytes::new(device, bytes, exportable as c_int);
         range.map(base, bytes, &memory);
         let of = world.add_physical(memory);
-        let only = (!exportable).then_some(Gpus::one(device));
+        let only = (!exportable).then_some(device);
         world.add(Memory { base, bytes, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
         base += bytes as u64;
     }

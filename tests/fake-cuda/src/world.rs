@@ -3,7 +3,7 @@
 mod current;
 mod reach;
 
-use crate::memory::{Bytes, Gpus, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range};
 use crate::share::GRANULARITY;
 pub use current::*;
 use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
@@ -300,7 +300,7 @@ impl World {
     /// Memory as ncclMemAlloc makes it; `private`: as NCCL allocates signals.
     pub fn alloc(&mut self, device: c_int, bytes: usize, private: bool) -> u64 {
         let bytes = bytes.next_multiple_of(GRANULARITY);
-        let at = self.alloc_as(device, bytes, private.then_some(Gpus::one(device)), false, Kind::Mapped);
+        let at = self.alloc_as(device, bytes, private.then_some(device), false, Kind::Mapped);
         self.inner().of_tests.push(at);
         at
     }
@@ -317,7 +317,7 @@ impl World {
         std::mem::take(&mut self.inner().of_tests).into_iter().for_each(|at| self.end(at));
     }
 
-    fn alloc_as(&mut self, device: c_int, bytes: usize, only: Option<Gpus>, managed: bool, kind: Kind) -> u64 {
+    fn alloc_as(&mut self, device: c_int, bytes: usize, only: Option<c_int>, managed: bool, kind: Kind) -> u64 {
         let is_exportable = kind == Kind::Mapped && only.is_none();
         let physical = Bytes::new(device, bytes, is_exportable as c_int);
         let range = Range::reserve(physical.bytes);
@@ -389,7 +389,7 @@ impl World {
     /// Lets a device touch the mapping at `at`. Returns where the next one starts.
     pub fn allow(&mut self, at: u64, device: c_int) -> Option<u64> {
         let memory = self.inner().memory.iter_mut().find(|m| m.kind == Kind::Mapped && m.base == at)?;
-        memory.only = Some(memory.only.unwrap_or(Gpus::NONE).and(device));
+        memory.only = Some(device);
         Some(memory.base + memory.bytes as u64)
     }
 

@@ -60,7 +60,6 @@ impl Fake {
         fake.hold(0);
         (0..4).for_each(|gpu| fake.block(gpu, false));
         fake.access(0);
-        fake.lack_atomics(false);
         fake.hold_kernels(false);
         fake.capture(false);
         fake.hold_launches(0);
@@ -162,12 +161,6 @@ impl Fake {
     pub fn access(&self, who: c_int) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(c_int)>(b"fake_access")(who) }
-    }
-
-    /// Whether GPUs cannot add to words in each other's memory.
-    pub fn lack_atomics(&self, lack: bool) {
-        // SAFETY: as above.
-        unsafe { self.call::<extern "C" fn(bool)>(b"fake_lack_atomics")(lack) }
     }
 
     /// The application has a fault of its own: a GPU's primary context has this error from now on.

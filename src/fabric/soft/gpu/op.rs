@@ -105,10 +105,8 @@ impl Owner {
 /// An index of a poster's, and what an operation adds to it once it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credit {
-    /// Its address, a multiple of its size.
+    /// Its address, a multiple of its size, on this GPU or on one that this GPU may change words of.
     pub at: u64,
-    /// It is on another GPU, which this one may change words of.
-    pub is_far: bool,
     /// It has 8 bytes, instead of 4.
     pub is_wide: bool,
     /// Entries that the operation is: 1 or 2.

@@ -289,16 +289,15 @@ impl Link {
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
         let credit = credit.filter(|index| is_countable(shared, engine, index.rkey));
-        let is_far = home != engine.gpu();
         engine.submit(tasks.enumerate().map(|(nth, task)| {
             let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
-            let credit = credit.map(|i| Credit { at: i.at, is_far, is_wide: i.is_wide, entries: i.entries(nth) });
+            let credit = credit.map(|i| Credit { at: i.at, is_wide: i.is_wide, entries: i.entries(nth) });
             gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }
         }));
     }
 }
 
-/// Whether the engine's GPU can add to an index in this rank's window with that key.
+/// Whether the engine's GPU can store to an index in this rank's window with that key.
 fn is_countable(shared: &Domain, engine: &Engine, rkey: u32) -> bool {
     let key = Key(rkey);
     key.is_on_gpu() && (key.is_open() || shared.engine.gpu() == engine.gpu())

@@ -46,8 +46,6 @@ pub const REPORT: u32 = 32;
 pub const WIDE: u32 = 64;
 /// 2 is added to the index of a `CREDIT`, instead of 1.
 pub const TWICE: u32 = 128;
-/// The index of a `CREDIT` is on another GPU.
-pub const FAR: u32 = 1 << 15;
 /// Of the commands whose signals its own must not overtake, a bit each from here on: the lowest for the one that is
 /// [`BEHIND_MOST`] places before it, the highest for its predecessor. There is a fence between those of one go.
 pub const BEHIND_BIT: u32 = 8;
@@ -63,8 +61,8 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, `FAR`, and from `BEHIND_BIT` on which
-    /// signals come first.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, and from `BEHIND_BIT` on which signals
+    /// come first.
     pub flags: u32,
     /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,
@@ -76,9 +74,8 @@ pub struct Command {
 
 impl Command {
     /// The same; when it is done, its entries are added to the index of the credit.
-    pub fn with_credit(self, Credit { at, is_far, is_wide, entries }: Credit) -> Self {
-        let of_entries = if entries > 1 { TWICE } else { 0 };
-        let of_index = if is_wide { WIDE } else { 0 } | if is_far { FAR } else { 0 } | of_entries;
+    pub fn with_credit(self, Credit { at, is_wide, entries }: Credit) -> Self {
+        let of_index = if is_wide { WIDE } else { 0 } | if entries > 1 { TWICE } else { 0 };
         let flags = self.flags | CREDIT | of_index;
         match self.flags & INLINE {
             0 => Self { flags, value: at, ..self },
