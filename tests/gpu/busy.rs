@@ -6,7 +6,7 @@ use crate::harness::*;
 use crate::support::apart::is_elsewhere;
 use crate::support::common::*;
 use crate::support::logged;
-use nccl_plugin_api::NcclResult;
+use nccl_plugin_api::{NcclResult, PTR_CUDA};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -243,6 +243,97 @@ fn what_stands_is_named() {
             r.wait(put);
         }
         r.job.barrier.wait();
+    });
+    fake.check();
+}
+
+/// A window in GPU memory on rank 0 and in host memory on rank 1.
+fn mixed(fake: &Fake, r: &Rank) -> (Option<GpuWindow>, Window) {
+    let gpu = (r.rank == 0).then(|| fake.window(r, 0, 64, 0));
+    let host = if gpu.is_none() { r.window(64, 0) } else { r.not_registered(64) };
+    (gpu, host)
+}
+
+/// The first operation of a rank with GPU memory to one of its process without any makes that one's streams: it does
+/// not wait for the application either, and that rank may have a window of that GPU afterwards, with a copy kernel, and
+/// is told why not of another.
+#[test]
+fn the_first_operation_to_a_rank_without_gpu_memory() {
+    let fake = take();
+    let waits = fake.waits();
+    job(2, 1, |r| {
+        let _context = fake.enter(0);
+        let (gpu, host) = mixed(&fake, r);
+        r.job.barrier.wait();
+        if let Some(src) = &gpu {
+            fake.busy(0, true);
+            src.set(0, 77);
+            r.wait(r.put(0, (src.as_window(), 0), 64, (src.as_window(), 0), 1, None));
+            assert_eq!(fake.waits(), waits, "a post or a poll waited for the application");
+            fake.busy(0, false);
+        }
+        r.job.barrier.wait();
+        assert!(r.rank == 0 || host.words[0] == 77);
+        let loads = fake.calls("cuModuleLoadData");
+        r.job.barrier.wait();
+        let _own = fake.window(r, 0, 64, 0);
+        r.job.barrier.wait();
+        assert!(fake.calls("cuModuleLoadData") > loads, "rank 1 has no copy kernel");
+        r.job.barrier.wait();
+        logged::listen();
+        // All are told if one may not.
+        let (other, mut handle) = (fake.alloc(r.rank as i32, 64, false), null_mut());
+        // SAFETY: device memory that stays; what is refused is not used.
+        let refused = unsafe { T.reg_mr_sym.unwrap()(r.coll, other as *mut c_void, 64, PTR_CUDA, 0, &mut handle) };
+        assert_ne!(refused, NcclResult::SUCCESS);
+    });
+    assert!(said("what this rank does on a GPU for this communicator it does on GPU 0"));
+    fake.check();
+}
+
+/// A rank closes its communicator and has not destroyed its context: who puts there from GPU memory only then is told,
+/// and opens nothing that nobody would close.
+#[test]
+fn nothing_is_opened_for_a_rank_that_has_closed() {
+    let fake = take();
+    let streams = || fake.calls("cuStreamCreateWithPriority");
+    let (job, is_closed, is_over) = (Job::new(2), AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|s| {
+        for rank in 0..2 {
+            let (fake, job, is_closed, is_over) = (&fake, &job, &is_closed, &is_over);
+            s.spawn(move || {
+                let r = Rank::join(job, rank, 1);
+                let _context = fake.enter(0);
+                let (gpu, _host) = mixed(fake, &r);
+                let made = streams();
+                job.barrier.wait();
+                if rank == 1 {
+                    // SAFETY: plain call; its context's handle stays.
+                    ok(unsafe { T.close_coll.unwrap()(r.coll) });
+                    is_closed.store(true, Ordering::SeqCst);
+                    wait_until("rank 0 is through", || is_over.load(Ordering::SeqCst));
+                }
+                wait_until("rank 1 has closed", || is_closed.load(Ordering::SeqCst));
+                if let Some(src) = &gpu {
+                    let (handle, mut request) = (src.as_window().handle, null_mut());
+                    // SAFETY: a registered window.
+                    let put = unsafe { T.iput.unwrap()(r.ctx, 0, 0, handle, 64, 0, handle, 1, 0, &mut request) };
+                    assert!(put != NcclResult::SUCCESS || !comes_out(&r, request), "it came out well");
+                    assert_eq!(streams(), made, "streams for a rank that has closed");
+                }
+                is_over.store(true, Ordering::SeqCst);
+                // SAFETY: plain calls.
+                unsafe {
+                    if rank == 0 {
+                        ok(T.destroy_context.unwrap()(r.ctx));
+                        ok(T.close_coll.unwrap()(r.coll));
+                    } else {
+                        T.destroy_context.unwrap()(r.ctx);
+                    }
+                    ok(T.finalize.unwrap()(r.instance));
+                }
+            });
+        }
     });
     fake.check();
 }

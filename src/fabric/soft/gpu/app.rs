@@ -56,8 +56,7 @@ pub struct AppThread {
 }
 
 impl AppThread {
-    /// Starts it for an engine's rank. Set-up only: waits until it has made a stream in the context, by which it learns
-    /// of faults.
+    /// Starts it for an engine's rank. First it makes a stream in the context, by which it learns of faults.
     pub fn start(rank: u32, context: Arc<Context>) -> Result<Arc<Self>> {
         let shared = Arc::new(Shared {
             context,
@@ -71,10 +70,13 @@ impl AppThread {
         });
         let own = shared.clone();
         let thread = Thread::spawn(&format!("oxygin-{rank}-gpu"), STACK, move || own.run())?;
-        let app = Arc::new(Self { shared, thread: Mutex::new(Some(thread)) });
-        // What is posted is done after the stream is made; whether it was, `check` says.
-        app.run(SET_UP_WITHIN, |_| ());
-        Ok(app)
+        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Waits until the stream is made, or cannot be, which `check` says then. Set-up only.
+    pub fn wait_started(&self) {
+        // What is posted is done after that.
+        self.run(SET_UP_WITHIN, |_| ());
     }
 
     /// The context.

@@ -100,12 +100,23 @@ pub struct Engine {
     /// One opens it at a time, without the state's lock: the driver may take its time.
     opening: Mutex<Option<Watched>>,
     refusals: Arc<AtomicU64>,
+    /// The copy kernel was loaded, or could not be.
+    has_asked_for_kernel: AtomicBool,
     /// The copy kernel took commands when it was last polled.
     kernel_is_up: AtomicBool,
     tuning: GpuIssue,
     /// Those that the streams of this process have on a GPU.
     hardware_queues: u32,
     state: Mutex<EngineState>,
+}
+
+/// Why an engine gets its streams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// Its rank registers a GPU window: whoever does waits.
+    ForItself,
+    /// A rank of this process that has one puts or gets here.
+    ForPeer,
 }
 
 /// The engines of this process, by their ranks' secret tokens: how ranks of one process find each other.
@@ -140,6 +151,7 @@ impl Engine {
             landed: AtomicU64::new(0),
             opening: Mutex::default(),
             refusals: state.refused.told(),
+            has_asked_for_kernel: AtomicBool::new(false),
             kernel_is_up: AtomicBool::new(false),
             tuning,
             hardware_queues: config.hardware_queues,
@@ -177,29 +189,38 @@ impl Engine {
                 extent.base, extent.len
             )));
         }
-        self.open(memory.context.clone())?;
-        let mut state = self.state.lock();
-        if state.device.as_ref().is_some_and(|d| d.ordinal() != memory.context.device()) {
+        self.open(memory.context.clone(), Opening::ForItself)?;
+        if let Some(gpu) = self.gpu().filter(|&gpu| gpu != memory.context.device()) {
             return Err(Error::usage(format!(
-                "data = {:#x} is on GPU {}, but this communicator's windows are on another GPU; register memory of one \
-                 GPU with a communicator",
+                "data = {:#x} is on GPU {}, but what this rank does on a GPU for this communicator it does on GPU \
+                 {gpu}, where its other windows are or, as it had none, those of the first rank of this process that \
+                 put or got here; register memory of one GPU with a communicator, and on all ranks before the first \
+                 operation",
                 extent.base,
                 memory.context.device()
             )));
         }
+        self.open_kernel();
+        let mut state = self.state.lock();
         state.windows.insert(id, extent, memory.never_reset);
         Ok(Key::gpu(id, memory.is_open).0)
     }
 
-    /// Makes streams and loads the copy kernel, unless there are some.
-    fn open(&self, context: Arc<Context>) -> Result<()> {
+    /// Makes streams, unless there are some.
+    fn open(&self, context: Arc<Context>, why: Opening) -> Result<()> {
         let mut opening = self.opening.lock();
         if self.is_open() {
             return Ok(());
         }
+        if self.has_failed() {
+            return Err(self.closed());
+        }
         let tuning = self.state.lock().tuning;
         let failed = |e| cuda_error("a stream for GPU windows", &e);
         let app = AppThread::start(self.rank, context)?;
+        if why == Opening::ForItself {
+            app.wait_started();
+        }
         let opened = app.check().map_err(failed).and_then(|()| Device::open(&app, &tuning).map_err(failed));
         let device = match opened {
             Ok(device) => device,
@@ -215,21 +236,29 @@ impl Engine {
             if device.has_private_context() { "a private context" } else { "the application's context" },
             if device.can_add { "added to by the stream" } else { "read and written back" }
         );
-        let kernel = if tuning.kernel > 0 {
-            let opened = CopyKernel::open(self.rank, &app, tuning.workers);
-            opened
-                .inspect_err(|e| log::info!("rank {}: no copy kernel, all transfers go by the stream: {e}", self.rank))
-                .ok()
-        } else {
-            None
-        };
         *opening = Watched::begin().inspect_err(|e| log::info!("nobody watches the GPUs: {}", e.message())).ok();
         hardware_queues::warn_where_shared(self.rank, device.ordinal(), self.hardware_queues);
         self.gpu.store(device.ordinal(), Ordering::Release);
-        let mut state = self.state.lock();
-        (state.device, state.handover.kernel) = (Some(device), kernel.map(Box::new));
+        self.state.lock().device = Some(device);
         self.is_open.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Loads the copy kernel, unless that was done. Set-up only: it may wait for kernels.
+    fn open_kernel(&self) {
+        let _opening = self.opening.lock();
+        let Some(app) = self.app().filter(|_| self.tuning.kernel > 0) else { return };
+        if self.has_asked_for_kernel.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let opened = CopyKernel::open(self.rank, &app, self.tuning.workers);
+        let opened = opened
+            .inspect_err(|e| log::info!("rank {}: no copy kernel, all transfers go by the stream: {e}", self.rank));
+        self.state.lock().handover.kernel = opened.ok().map(Box::new);
+    }
+
+    fn closed(&self) -> Error {
+        Error::remote(format!("rank {} has closed its communicator", self.rank))
     }
 
     /// Who makes calls in the application's context; `None` before there is a GPU window and after it is closed.
@@ -272,10 +301,11 @@ impl Engine {
     }
 
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
-    /// context.
+    /// context. Waits for no call there, and does without a copy kernel: it is a post or a poll that does this. One
+    /// that was closed stays so, and fails what it is given.
     pub fn open_like(&self, other: &Engine) -> Result<()> {
-        match other.app() {
-            Some(app) => self.open(app.context().clone()),
+        match other.app().filter(|_| !self.has_failed()) {
+            Some(app) => self.open(app.context().clone(), Opening::ForPeer),
             None => Ok(()),
         }
     }
@@ -423,7 +453,7 @@ impl Engine {
         // After an error the GPU may still write what was started before it.
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
-        let why = Error::remote(format!("rank {} has closed its communicator", self.rank));
+        let why = self.closed();
         if !idle {
             state.fail_kernel(&why);
         }
