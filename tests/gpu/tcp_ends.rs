@@ -155,6 +155,44 @@ fn teardown_with_traffic_in_flight() {
     }
 }
 
+/// A window goes that copies stand on by the rank's engine and by its streams for TCP: both have one time together.
+#[test]
+fn a_deregistration_takes_its_time_once() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let fake = apart(1, 0);
+    std::env::set_var("OXYGIN_DEREG_TIMEOUT", "1");
+    job(2, 1, |r| {
+        let _context = fake.enter(r.rank as i32);
+        let [src, dst] = [(), ()].map(|()| fake.window(r, r.rank as i32, BYTES / 8, 0));
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            // The connections are up from here on.
+            r.wait(r.put(0, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), 1, None));
+            fake.hold(CHUNK);
+            // To itself by the engine, to the other one by way of pinned memory.
+            r.put(0, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), 0, None);
+            r.put(0, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), 1, None);
+            let end = Instant::now() + LIMIT / 4;
+            while Instant::now() < end {
+                // SAFETY: plain call.
+                ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            }
+            assert!(fake.is_holding());
+            let began = Instant::now();
+            // SAFETY: plain call.
+            let ended = unsafe { T.dereg_mr_sym.unwrap()(r.coll, src.as_window().handle) };
+            assert_ne!(ended, NcclResult::SUCCESS, "the GPU is still at the window");
+            let took = began.elapsed();
+            assert!((LIMIT..LIMIT * 3 / 2).contains(&took), "it took {took:?}");
+            fake.hold(0);
+            fake.rest();
+        }
+        r.job.barrier.wait();
+    });
+    std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
+    fake.check();
+}
+
 /// A window goes with traffic for it in flight: nothing touches it afterwards, the sender is told.
 #[test]
 fn a_deregistered_window_stays_untouched() {

@@ -32,15 +32,15 @@ impl Registered {
 
     fn withdraw(&self) -> Result<()> {
         let (shared, id) = (&self.shared, self.id);
-        let within = self.left();
         if !self.is_gpu {
-            let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, within);
+            let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
             return self.outcome(&peers, true);
         }
-        let peers = shared.share.withdraw(&**shared, id, within);
+        // One after the other, out of one time.
+        let peers = shared.share.withdraw(&**shared, id, self.left());
         shared.status.set_window(id, false);
-        let staged = shared.tcp().gpu().remove_window(id, within);
-        let passed = shared.engine.remove_window(id, within);
+        let staged = shared.tcp().gpu().remove_window(id, self.left());
+        let passed = shared.engine.remove_window(id, self.left());
         shared.share.retire(&**shared, id, &[]);
         self.outcome(&peers, staged && passed)
     }

@@ -2,7 +2,7 @@
 //! engine's lock, in between which others go on: a GPU may stand for as long as its application likes.
 
 use super::state::EngineState;
-use super::Engine;
+use super::{Engine, DRAIN_WITHIN};
 use crate::fabric::soft::lane::Lane;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,6 +63,11 @@ impl Engine {
     pub fn remove_window(&self, id: u32, within: Duration) -> bool {
         self.state.lock().windows.remove(id);
         self.pass(Instant::now() + within)
+    }
+
+    /// Waits for what is in flight by now. `false`: the GPU may still be at work.
+    pub fn settle(&self) -> bool {
+        self.pass(Instant::now() + DRAIN_WITHIN) && self.state.lock().failure.is_none()
     }
 
     /// Waits for what is in flight by now. `false`: at `end` it still is.

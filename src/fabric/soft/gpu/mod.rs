@@ -294,12 +294,6 @@ impl Engine {
         self.state.lock().tuning.own
     }
 
-    /// Waits for what is in flight. `false`: the GPU may still be at work.
-    pub fn settle(&self) -> bool {
-        let mut state = self.state.lock();
-        self.drain(&mut state) && state.failure.is_none()
-    }
-
     /// Lets a rank that has no GPU window take part in transfers with one that has: its engine works in that one's
     /// context. Waits for no call there, and does without a copy kernel: it is a post or a poll that does this. One
     /// that was closed stays so, and fails what it is given.
