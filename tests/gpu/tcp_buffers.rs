@@ -4,7 +4,7 @@
 use crate::harness::Fake;
 use crate::tcp_harness::{localhost, token, until};
 use oxygin::config::Config;
-use oxygin::fabric::soft::gpu::{Engine, PinnedPools, Received};
+use oxygin::fabric::soft::gpu::{Engine, PinnedBuffer, PinnedPools, Received};
 use oxygin::fabric::soft::lane::{Health, Lane, Task};
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
@@ -13,11 +13,13 @@ use oxygin::memory::gpu::inspect;
 use oxygin::memory::key::Key;
 use oxygin::memory::registry::{Extent, Registry};
 use oxygin::rma::op::{Get, Op};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The window, and its key.
 const BYTES: usize = 1 << 20;
@@ -288,4 +290,41 @@ fn a_peer_that_stops_in_a_small_answer_holds_no_slot() {
     let fake = Fake::take();
     let (t, s) = asked(&fake, SMALL);
     holds_no_slot(t, s, &answer(SMALL));
+}
+
+/// A window goes while others' copies are always under way: what is under way to or from itself is all that is waited
+/// for.
+#[test]
+fn a_window_goes_beside_traffic_of_others() {
+    let fake = Fake::take();
+    // Slow enough that the next copy is queued before one has landed.
+    fake.settings(false, 5000);
+    let t = Target::new(&fake, nobody());
+    t.tcp.gpu().add_window(2, Extent { base: t.at, len: BYTES as u64 }, 1).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let (pools, over) = (t.pools(), &over);
+        let (at, fetch) = (t.at, |key, at| pools.fetch(key, at, LARGE as u64).unwrap().unwrap());
+        s.spawn(move || {
+            let mut on_their_way = VecDeque::new();
+            while !over.load(Ordering::Acquire) {
+                if on_their_way.len() < 8 {
+                    on_their_way.push_back(fetch(KEY, at));
+                }
+                pools.poll();
+                if on_their_way.front().is_some_and(|buffer: &PinnedBuffer| buffer.has_landed().unwrap()) {
+                    on_their_way.pop_front();
+                }
+                std::thread::yield_now();
+            }
+        });
+        until("copies of the other window", || pools.landed() > 4);
+        let own = fetch(Key::gpu(2, false).0, at);
+        let began = Instant::now();
+        let is_over = pools.remove_window(2, Duration::from_secs(3));
+        let has_landed = own.has_landed().unwrap();
+        over.store(true, Ordering::Release);
+        assert!(is_over && has_landed && began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    });
+    t.end();
 }

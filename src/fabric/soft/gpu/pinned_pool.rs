@@ -211,7 +211,7 @@ impl PinnedPool {
         self.gathering.store(false, Ordering::Release);
         let none = Copies::default();
         let (copies, into) = if self.inward { (&none, &s.copies) } else { (&s.copies, &none) };
-        // SAFETY: GPU ends are checked windows, which wait for submissions before they go (`drain`); buffers come back
+        // SAFETY: GPU ends are checked windows, which wait for submissions before they go (`settle`); buffers come back
         // only after their submission.
         let result = unsafe { self.device.launch(CopyWay::Small, number, Load { copies, into, ops: &mut [] }) };
         s.copies.clear();

@@ -62,11 +62,12 @@ impl PinnedPools {
         self.windows.write().insert(id, extent);
     }
 
-    /// Ends that; waits until nothing that was started touches the window any more. `false`: it still may, after that
-    /// time.
+    /// Ends that; waits until nothing that was started touches the window any more, whatever others start meanwhile.
+    /// `false`: it still may, after that time.
     pub fn remove_window(&self, id: u32, within: Duration) -> bool {
+        // Copies are queued under this lock.
         self.windows.write().remove(id);
-        self.drain(within)
+        self.settle(Instant::now() + within)
     }
 
     /// Waits until everything that was started is done. `false`: it has not, or the GPU has failed.
