@@ -104,6 +104,29 @@ fn communicators_of_a_gpu_share_one() {
     count.fake.check();
 }
 
+/// One that has failed goes on with those who have it; a communicator that comes then has another one.
+#[test]
+fn one_that_has_failed_serves_nobody_else() {
+    let count = Counting::new();
+    job(2, 1, |r| {
+        let _context = count.fake.enter(0);
+        let src = count.fake.window(r, 0, 512, 0);
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            count.fake.lose_private_contexts(700);
+            let (handle, mut request) = (src.as_window().handle, null_mut());
+            // SAFETY: a registered window.
+            let put = unsafe { T.iput.unwrap()(r.ctx, 0, 0, handle, 64, 64, handle, 1, 0, &mut request) };
+            assert!(put != NcclResult::SUCCESS || !comes_out(r, request), "it came out well");
+        }
+        r.job.barrier.wait();
+    });
+    assert_eq!(count.contexts(), (1, 0), "what has failed is left to the process");
+    job(2, 1, |r| exchange(&count.fake, r, 1));
+    assert_eq!(count.contexts(), (2, 1));
+    count.fake.check();
+}
+
 #[test]
 fn it_ends_although_the_applications_queues_stand() {
     let count = Counting::new();

@@ -217,6 +217,10 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut CUstream, flags
     if priority != HIGHEST {
         world().violation("a stream that is not of the highest priority");
     }
+    let fault = stream::fault_of(current());
+    if fault != CUDA_SUCCESS {
+        return fault;
+    }
     unsafe { give(stream, FakeStream::start(current()) as CUstream) }
 }
 

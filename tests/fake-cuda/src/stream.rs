@@ -83,7 +83,8 @@ pub fn are_busy() -> bool {
 /// last.
 static FAULTS: Mutex<Option<HashMap<usize, CUresult>>> = Mutex::new(None);
 
-fn fault_of(context: usize) -> CUresult {
+/// The error that a context has.
+pub fn fault_of(context: usize) -> CUresult {
     let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
     faults.as_ref().and_then(|f| f.get(&context).copied()).unwrap_or(CUDA_SUCCESS)
 }
@@ -100,6 +101,14 @@ pub extern "C" fn fake_fault(device: c_int, code: CUresult) {
     let context = crate::world::context_of(device) as usize;
     let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
     faults.get_or_insert_with(HashMap::new).insert(context, code);
+}
+
+/// The contexts that the code under test has made so far have this error from now on, as after a fault of a stream's.
+#[no_mangle]
+pub extern "C" fn fake_lose_private_contexts(code: CUresult) {
+    let created = world().created_contexts();
+    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    faults.get_or_insert_with(HashMap::new).extend(created.into_iter().map(|context| (context, code)));
 }
 
 /// How many streams of a context there are that are not destroyed.

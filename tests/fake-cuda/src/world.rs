@@ -163,6 +163,11 @@ impl World {
         context
     }
 
+    /// Contexts that were created and are not destroyed.
+    pub fn created_contexts(&mut self) -> Vec<usize> {
+        self.inner().created.clone()
+    }
+
     /// `false`: it was not created, or is destroyed.
     pub fn forget_context(&mut self, context: usize) -> bool {
         let before = self.inner().created.len();

@@ -169,6 +169,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(c_int, c_int)>(b"fake_fault")(gpu, code) }
     }
 
+    /// The contexts that the library has made so far have this error from now on.
+    pub fn lose_private_contexts(&self, code: c_int) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int)>(b"fake_lose_private_contexts")(code) }
+    }
+
     /// Launched kernels do not start, or start again.
     pub fn hold_kernels(&self, held: bool) {
         // SAFETY: as above.

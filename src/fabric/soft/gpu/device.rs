@@ -1,7 +1,7 @@
 //! One rank's streams and pinned memory on its GPU.
 
 use super::app::AppThread;
-use super::private_context::{private_context, PRIVATE_CONTEXT_MIB};
+use super::private_context::{forget, private_context, PRIVATE_CONTEXT_MIB};
 use super::DRAIN_WITHIN;
 use crate::config::GpuIssue;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
@@ -187,13 +187,17 @@ impl Device {
         let (m, at) = (&self.machine, way as usize);
         let stream = &m.streams[at];
         self.started[at].store(number, Ordering::Release);
-        // SAFETY: passed on; flag and number are our own.
-        unsafe {
-            stream.copy(load.copies)?;
-            stream.copy_in(load.into)?;
-            stream.mem_ops(load.ops)?;
-            stream.copy_one(m.pinned.device() + FLAG_AT[at] as u64, m.numbers.at() + number % NUMBERS * 8, 8)
-        }
+        let mut go = || {
+            // SAFETY: passed on; flag and number are our own.
+            unsafe {
+                stream.copy(load.copies)?;
+                stream.copy_in(load.into)?;
+                stream.mem_ops(load.ops)?;
+                stream.copy_one(m.pinned.device() + FLAG_AT[at] as u64, m.numbers.at() + number % NUMBERS * 8, 8)
+            }
+        };
+        // What is more than a refusal of this call shows once more.
+        go().inspect_err(|_| drop(self.check_streams()))
     }
 
     /// An error that the GPU hit after a launch; one of the application's context shows some time after it was asked
@@ -209,10 +213,11 @@ impl Device {
         self.app.check()
     }
 
-    /// The same of the streams.
+    /// The same of the streams. Others that come are not to have a context of ours that has failed.
     pub fn check_streams(&self) -> Result<(), CudaError> {
-        let _current = self.home.enter()?;
-        self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop))
+        let current = self.home.enter();
+        let checked = current.and_then(|_current| self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop)));
+        checked.inspect_err(|_| forget(&self.home))
     }
 
     /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.

@@ -2,7 +2,7 @@
 //!
 //! In the application's context our streams would share hardware queues with its streams, and stand still whenever it
 //! has something queued behind a kernel that spins, perhaps for our own signal. One context serves all engines of a
-//! GPU, and goes with the last of them.
+//! GPU, and goes with the last of them. One that has failed serves those that have it, and no other.
 
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Context, Cuda, CudaError};
@@ -25,4 +25,10 @@ pub fn private_context(cuda: &Arc<Cuda>, device: i32) -> Result<Arc<Context>, Cu
     let made = Arc::new(Context::create(cuda, device)?);
     all.push((device, Arc::downgrade(&made)));
     Ok(made)
+}
+
+/// It has failed, which it does for good: whoever comes gets another one.
+#[cold]
+pub fn forget(context: &Arc<Context>) {
+    OWN.lock().retain(|(_, known)| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(context)));
 }
