@@ -28,7 +28,7 @@ use super::domain::Domain;
 use super::lane::{Health, Lane};
 use super::peer::finding::Finding;
 use super::peer::life::{PeerWatch, Verdict};
-use super::sentences::dead;
+use super::sentences::{closed, dead};
 use super::status::alive;
 use crate::error::Error;
 use crate::sys::sync::Mutex;
@@ -202,15 +202,24 @@ impl Link {
 
     /// Looks whether a peer on this host still lives.
     pub fn look(&self) {
-        if self.health.has_failed() || self.route.way() == RouteKind::Closed {
+        if self.health.has_failed() {
+            return;
+        }
+        if self.route.way() == RouteKind::Closed {
+            // Posted while the link was being closed: nobody takes it, or answers.
+            if self.is_unfinished() {
+                self.health.fail(closed(self.peer));
+                self.drop_all();
+            }
             return;
         }
         let Some(seen) = self.route.port().map(|port| port.inbox.look()) else { return };
+        let has_closed = seen == alive::Liveness::Closed;
         // Operations that go another way end that way.
-        if seen == alive::Liveness::Closed && self.route.way() != RouteKind::Near {
+        if has_closed && self.route.way() != RouteKind::Near {
             return self.close_service();
         }
-        match self.watch.judge(seen, self.has_waiting()) {
+        match self.watch.judge(seen, self.backlog.load(Ordering::Relaxed) != 0) {
             Verdict::Stays => {}
             Verdict::Died => {
                 self.health.fail(dead(self.peer));
@@ -226,5 +235,13 @@ impl Link {
                 self.route.close();
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    /// Closes the link as a look does that found nothing unfinished.
+    pub fn close_idle(&self) {
+        self.route.close();
     }
 }

@@ -261,6 +261,13 @@ impl Link {
         self.drop_responses(&mut service);
     }
 
+    /// Whether operations of this rank are unfinished, rather than what the peer is owed.
+    pub(super) fn is_unfinished(&self) -> bool {
+        // What is owed counts in both, which change under this.
+        let _service = self.service.lock();
+        self.backlog.load(Ordering::Relaxed) != self.owed.load(Ordering::Relaxed)
+    }
+
     /// Whether the peer was asked for the way back.
     pub(super) fn is_asked_back(&self) -> bool {
         self.service.lock().finding.is_asked()

@@ -1,0 +1,46 @@
+//! A peer closes its communicator in good order: what it has done is done, what it leaves undone fails, and what it no
+//! longer wants is nobody's fault.
+
+use super::deregistration::Standing;
+use super::*;
+
+/// Two ranks that know the way to each other, with a window each.
+fn pair(transport: SoftTransport, bytes: usize) -> (Vec<Rank>, [Window; 2], [Context; 2]) {
+    let ranks = join(2, 2, transport);
+    let windows = [0, 1].map(|r: usize| ranks[r].window(1, bytes));
+    let contexts = [0, 1].map(|r: usize| ranks[r].context());
+    for (me, context) in (0..).zip(&contexts) {
+        let other: usize = 1 - me;
+        // SAFETY: windows are never freed.
+        let seq = unsafe { context.get(other as u32, &get(&windows[me], &windows[other], 8)) }.unwrap();
+        wait(context, other as u32, seq);
+    }
+    (ranks, windows, contexts)
+}
+
+/// An operation is posted between a look that finds nothing unfinished and the closing of the link: it waits for a turn,
+/// or has asked the peer for what that one never answers.
+#[test]
+fn what_is_posted_while_a_link_closes_fails() {
+    [false, true].into_iter().for_each(posted_while_a_link_closes);
+}
+
+fn posted_while_a_link_closes(has_asked: bool) {
+    let (ranks, [mine, its], [context, _other]) = pair(SoftTransport::NoCma, 64);
+    let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
+    let standing = Standing::of(peer);
+    // SAFETY: windows are never freed.
+    let seq = unsafe { context.get(1, &get(&mine, &its, 64)) }.unwrap();
+    if has_asked {
+        own.link(1).advance(own);
+    }
+    own.link(1).close_idle();
+    let mut told = None;
+    until("the failure", || {
+        told = context.test(1, seq).err();
+        told.is_some()
+    });
+    drop(standing);
+    let told = told.unwrap();
+    assert!(told.message().contains("rank 1 has closed its communicator"), "{told}");
+}
