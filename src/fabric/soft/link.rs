@@ -200,8 +200,8 @@ impl Link {
         self.end_service();
     }
 
-    /// Looks whether a peer on this host still lives.
-    pub fn look(&self) {
+    /// Looks whether a peer on this host still lives. `is_read`: whether all that it has written for this rank is read.
+    pub fn look(&self, is_read: impl FnOnce() -> bool) {
         if self.health.has_failed() {
             return;
         }
@@ -219,7 +219,9 @@ impl Link {
         if has_closed && self.route.way() != RouteKind::Near {
             return self.close_service();
         }
-        match self.watch.judge(seen, self.backlog.load(Ordering::Relaxed) != 0) {
+        // In this order: what is read by then is finished by then.
+        let is_read = !has_closed || is_read();
+        match self.watch.judge(seen, is_read, self.backlog.load(Ordering::Relaxed) != 0) {
             Verdict::Stays => {}
             Verdict::Died => {
                 self.health.fail(dead(self.peer));

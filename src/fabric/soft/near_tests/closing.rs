@@ -4,6 +4,9 @@
 use super::deregistration::Standing;
 use super::*;
 
+/// Longer than the time between two looks at peers.
+const LOOK: Duration = Duration::from_millis(110);
+
 /// Two ranks that know the way to each other, with a window each.
 fn pair(transport: SoftTransport, bytes: usize) -> (Vec<Rank>, [Window; 2], [Context; 2]) {
     let ranks = join(2, 2, transport);
@@ -43,4 +46,28 @@ fn posted_while_a_link_closes(has_asked: bool) {
     drop(standing);
     let told = told.unwrap();
     assert!(told.message().contains("rank 1 has closed its communicator"), "{told}");
+}
+
+/// The peer has answered before it closed, and whoever reads the answer is late.
+#[test]
+fn what_a_peer_has_done_before_it_closed_is_done() {
+    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, 64);
+    let own = ranks[0].fabric.shared().unwrap();
+    its.fill(7);
+    let mut receiver = own.hold_receiver();
+    // SAFETY: windows are never freed.
+    let seq = unsafe { context.get(1, &get(&mine, &its, 64)) }.unwrap();
+    until("the answer", || {
+        let marks = receiver.marks(&own.inbox);
+        !receiver.has_passed(&marks)
+    });
+    drop(other);
+    ranks[1].fabric.close();
+    for _ in 0..4 {
+        std::thread::sleep(LOOK);
+        own.look_at_peers();
+    }
+    drop(receiver);
+    wait(&context, 1, seq);
+    assert!(mine.holds(7) && !context.has_error());
 }
