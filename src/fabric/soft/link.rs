@@ -215,13 +215,16 @@ impl Link {
         }
         let Some(seen) = self.route.port().map(|port| port.inbox.look()) else { return };
         let has_closed = seen == alive::Liveness::Closed;
-        // Operations that go another way end that way.
-        if has_closed && self.route.way() != RouteKind::Near {
-            return self.close_service();
+        if has_closed {
+            self.close_service();
+            // Operations that go another way end that way.
+            if self.route.way() != RouteKind::Near {
+                return;
+            }
         }
         // In this order: what is read by then is finished by then.
         let is_read = !has_closed || is_read();
-        match self.watch.judge(seen, is_read, self.backlog.load(Ordering::Relaxed) != 0) {
+        match self.watch.judge(seen, is_read, self.is_unfinished()) {
             Verdict::Stays => {}
             Verdict::Died => {
                 self.health.fail(dead(self.peer));

@@ -254,7 +254,7 @@ impl Link {
         self.drop_responses(&mut self.service.lock());
     }
 
-    /// The peer has closed its communicator; operations to it go another way and end that way.
+    /// The peer has closed its communicator: what it asked for reaches nobody any more.
     pub(super) fn close_service(&self) {
         let mut service = self.service.lock();
         service.is_closed = true;

@@ -71,3 +71,28 @@ fn what_a_peer_has_done_before_it_closed_is_done() {
     wait(&context, 1, seq);
     assert!(mine.holds(7) && !context.has_error());
 }
+
+/// The peer asked for more than its ring holds, gave that up and closed: this rank's answer finds no room any more, and
+/// nothing of this rank's has failed.
+#[test]
+fn an_answer_that_a_peer_gave_up_fails_nobody() {
+    const BYTES: usize = 1 << 20;
+    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, BYTES);
+    let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
+    let standing = Standing::of(peer);
+    // SAFETY: windows are never freed.
+    unsafe { other.get(0, &get(&its, &mine, BYTES)) }.unwrap();
+    peer.link(0).advance(peer);
+    until("the question", || own.link(1).owes());
+    drop(other);
+    // It reads nothing on its way out.
+    peer.request_stop();
+    drop(standing);
+    ranks[1].fabric.close();
+    for _ in 0..4 {
+        std::thread::sleep(LOOK);
+        own.look_at_peers();
+        assert!(!context.has_error());
+    }
+    until("the end of what is owed", || !own.link(1).has_backlog());
+}
