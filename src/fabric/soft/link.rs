@@ -28,7 +28,7 @@ use super::domain::Domain;
 use super::lane::{Health, Lane};
 use super::peer::finding::Finding;
 use super::peer::life::{PeerWatch, Verdict};
-use super::sentences::dead;
+use super::sentences::{closed, dead};
 use super::status::alive;
 use crate::error::Error;
 use crate::sys::sync::Mutex;
@@ -200,17 +200,31 @@ impl Link {
         self.end_service();
     }
 
-    /// Looks whether a peer on this host still lives.
-    pub fn look(&self) {
-        if self.health.has_failed() || self.route.way() == RouteKind::Closed {
+    /// Looks whether a peer on this host still lives. `is_read`: whether all that it has written for this rank is read.
+    pub fn look(&self, is_read: impl FnOnce() -> bool) {
+        if self.health.has_failed() {
+            return;
+        }
+        if self.route.way() == RouteKind::Closed {
+            // Posted while the link was being closed: nobody takes it, or answers.
+            if self.is_unfinished() {
+                self.health.fail(closed(self.peer));
+                self.drop_all();
+            }
             return;
         }
         let Some(seen) = self.route.port().map(|port| port.inbox.look()) else { return };
-        // Operations that go another way end that way.
-        if seen == alive::Liveness::Closed && self.route.way() != RouteKind::Near {
-            return self.close_service();
+        let has_closed = seen == alive::Liveness::Closed;
+        if has_closed {
+            self.close_service();
+            // Operations that go another way end that way.
+            if self.route.way() != RouteKind::Near {
+                return;
+            }
         }
-        match self.watch.judge(seen, self.has_waiting()) {
+        // In this order: what is read by then is finished by then.
+        let is_read = !has_closed || is_read();
+        match self.watch.judge(seen, is_read, self.is_unfinished()) {
             Verdict::Stays => {}
             Verdict::Died => {
                 self.health.fail(dead(self.peer));
@@ -226,5 +240,13 @@ impl Link {
                 self.route.close();
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    /// Closes the link as a look does that found nothing unfinished.
+    pub fn close_idle(&self) {
+        self.route.close();
     }
 }

@@ -2,6 +2,7 @@
 //! that get in each other's way, contexts that go while something runs.
 
 mod batches;
+mod closing;
 mod deregistration;
 mod refused;
 mod side_by_side;

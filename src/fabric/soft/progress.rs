@@ -198,9 +198,14 @@ impl Progress {
             *looked = Instant::now();
         }
         if self.attached.load(Ordering::Relaxed) > 0 {
-            self.links().iter().for_each(Link::look);
+            self.links().iter().for_each(|link| link.look(|| self.has_read(link.peer)));
         }
         self.share.reap(self);
+    }
+
+    /// Whether all that a rank has written for this one is read, as far as this thread can say.
+    fn has_read(&self, sender: u32) -> bool {
+        self.receiver.try_lock().is_some_and(|receiver| receiver.has_read(sender))
     }
 
     /// Answers what came to the contact socket. Called by the helper thread, and by who waits for an answer.
@@ -281,6 +286,14 @@ impl Progress {
                 std::thread::yield_now();
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Progress {
+    /// Reads nothing meanwhile, as a thread that has lost its core at that.
+    pub fn hold_receiver(&self) -> impl std::ops::DerefMut<Target = Receiver> + '_ {
+        self.receiver.lock()
     }
 }
 

@@ -129,6 +129,11 @@ impl Receiver {
         marks.iter().all(|&(sender, head)| consumer(sender).is_none_or(|c| c.has_passed(head)))
     }
 
+    /// Whether the ring of a sender holds nothing, or nothing that will be read.
+    pub fn has_read(&self, sender: u32) -> bool {
+        self.consumers[sender as usize].as_ref().is_none_or(Consumer::is_empty)
+    }
+
     /// Cools everything. `true`: nothing had arrived, the next message will set its news bit.
     pub fn cool_down(&mut self, shared: &Links) -> bool {
         let mut at = 0;

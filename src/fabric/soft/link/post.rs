@@ -3,9 +3,10 @@
 
 use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::{Link, RouteKind};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::lane::Task;
+use crate::fabric::soft::sentences::closed;
 use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
 use crate::fabric::{CreditIndex, Posted};
 use crate::rma::op::{Op, Transfer};
@@ -121,7 +122,7 @@ impl Link {
             return Ok(last);
         }
         if way == RouteKind::Closed {
-            self.health.fail(Error::remote(format!("rank {} has closed its communicator", self.peer)));
+            self.health.fail(closed(self.peer));
             self.health.check()?;
         }
         let small = ops.iter().all(|op| op.len() <= RING_MAX);

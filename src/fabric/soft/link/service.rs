@@ -254,11 +254,18 @@ impl Link {
         self.drop_responses(&mut self.service.lock());
     }
 
-    /// The peer has closed its communicator; operations to it go another way and end that way.
+    /// The peer has closed its communicator: what it asked for reaches nobody any more.
     pub(super) fn close_service(&self) {
         let mut service = self.service.lock();
         service.is_closed = true;
         self.drop_responses(&mut service);
+    }
+
+    /// Whether operations of this rank are unfinished, rather than what the peer is owed.
+    pub(super) fn is_unfinished(&self) -> bool {
+        // What is owed counts in both, which change under this.
+        let _service = self.service.lock();
+        self.backlog.load(Ordering::Relaxed) != self.owed.load(Ordering::Relaxed)
     }
 
     /// Whether the peer was asked for the way back.

@@ -9,10 +9,10 @@ const BYTES: usize = 64 << 10;
 const PUTS: [usize; 6] = [8, 64, 4096, 8, 16 << 10, 32 << 10];
 
 /// A rank whose helper thread stands.
-struct Standing<'a>(&'a Progress);
+pub(super) struct Standing<'a>(&'a Progress);
 
 impl<'a> Standing<'a> {
-    fn of(shared: &'a Progress) -> Self {
+    pub(super) fn of(shared: &'a Progress) -> Self {
         shared.stands[0].store(true, Ordering::SeqCst);
         let standing = Self(shared);
         until("the helper thread", || {
