@@ -21,8 +21,8 @@ fn pair(transport: SoftTransport, bytes: usize) -> (Vec<Rank>, [Window; 2], [Con
     (ranks, windows, contexts)
 }
 
-/// An operation is posted between a look that finds nothing unfinished and the closing of the link: it waits for a turn,
-/// or has asked the peer for what that one never answers.
+/// An operation is posted between a look that finds nothing unfinished and the closing of the link: it waits for a
+/// turn, or has asked the peer for what that one never answers.
 #[test]
 fn what_is_posted_while_a_link_closes_fails() {
     [false, true].into_iter().for_each(posted_while_a_link_closes);
