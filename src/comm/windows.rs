@@ -128,11 +128,13 @@ impl Coll {
         self.keys.remove(handle as u64);
         self.records.lock().remove(handle as u64);
         self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
-        // Its number is free when nobody is at it any more.
         let ended = window.registration.end(&self.registry, window.id);
         let mut held = self.held.lock();
         held.windows.retain(|w| !Arc::ptr_eq(w, &window));
-        held.ids.give_back(window.id);
+        // Whoever is still at it would seem to be at the next one of that number.
+        if ended.is_ok() {
+            held.ids.give_back(window.id);
+        }
         ended
     }
 }

@@ -432,7 +432,7 @@ pub const VARIABLES: &[Variable] = &[
         default: "1",
         meaning:
             "With `OXYGIN_ENGINE=gdaki`: whether GPU memory is registered with Data Direct where the device has it.",
-        accepted: "0 or another integer",
+        accepted: "an integer: on above 0",
         apply: |config, text| integer(text).map(|value| config.ib_data_direct = value > 0),
     },
     Variable {

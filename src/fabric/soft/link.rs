@@ -245,6 +245,11 @@ impl Link {
 
 #[cfg(test)]
 impl Link {
+    /// Lanes that have a place here.
+    pub fn places(&self) -> usize {
+        self.seats.len()
+    }
+
     /// Closes the link as a look does that found nothing unfinished.
     pub fn close_idle(&self) {
         self.route.close();

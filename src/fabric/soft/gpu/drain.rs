@@ -82,12 +82,29 @@ impl Engine {
             if !moved {
                 state.check(self.rank);
             }
-            if Instant::now() > end {
+            // Without a device nothing can end any more.
+            if state.device.is_none() || Instant::now() > end {
                 return false;
             }
             drop(state);
             std::thread::yield_now();
             state = self.state.lock();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The engine closed while the GPU stood.
+    #[test]
+    fn nobody_waits_for_an_engine_that_has_closed() {
+        let engine = Engine::new(0, [0; 16], Arc::default(), &Default::default());
+        let began = Instant::now();
+        assert!(engine.remove_window(1, Duration::from_secs(60)), "nothing was started");
+        engine.state.lock().small.started = 1;
+        assert!(!engine.remove_window(1, Duration::from_secs(60)));
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

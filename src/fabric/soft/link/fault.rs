@@ -66,6 +66,10 @@ impl Link {
         let mut queue = seat.lock();
         let dropped = queue.remote.take_pulls();
         self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
+        if let LaneState::Vacant { asked, .. } = &mut queue.state {
+            // No other answer comes.
+            *asked = false;
+        }
         self.fail_lane(shared, &seat, &mut queue, why);
         seat.release(queue);
         drop(dropped);

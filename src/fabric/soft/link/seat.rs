@@ -181,6 +181,12 @@ impl Seats {
         self.wanting.load(Ordering::Relaxed) != 0
     }
 
+    /// How many there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.all.read().len()
+    }
+
     /// All of them, as they are now.
     pub fn all(&self) -> Arc<Vec<Arc<Seat>>> {
         self.all.read().clone()

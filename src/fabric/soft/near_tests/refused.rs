@@ -109,3 +109,26 @@ fn refused(ranks: &[Rank], transport: SoftTransport, wrong: Wrong, gone: bool) {
         ranks[1].deregister(&mut nowhere);
     }
 }
+
+/// A context goes while the peer is asked for what it refuses: its place is free once that is said.
+#[test]
+fn a_context_that_is_gone_keeps_no_place_for_a_refusal() {
+    let ranks = join(2, 2, SoftTransport::NoCma);
+    let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
+    let [mine, its] = [0, 1].map(|r: usize| ranks[r].window(1, 64));
+    let context = ranks[0].context();
+    let seq = fetch(&context, 1, &get(&mine, &its, 64)).unwrap();
+    wait(&context, 1, seq);
+    let places = own.link(1).places();
+    let standing = super::deregistration::Standing::of(peer);
+    fetch(&context, 1, &get(&mine, &Window { id: 77, ..its }, 64)).unwrap();
+    own.link(1).advance(own);
+    drop(context);
+    drop(standing);
+    until("the place", || {
+        own.poll();
+        // Those that nothing comes of any more go when others come.
+        drop(ranks[0].context());
+        own.link(1).places() < places
+    });
+}
