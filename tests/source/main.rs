@@ -4,6 +4,7 @@
 mod layers;
 mod names;
 mod origin;
+mod protocols;
 mod rooms;
 mod sizes;
 
