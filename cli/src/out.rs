@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-/// Prints this, and a line's end after it. A reader that has gone, as `head` and `grep -q` go, wanted no more: that is no
-/// error, and the exit status says what it would have said. A full disk is one.
+/// Prints this, and a line's end after it. A reader that has gone, as `head` and `grep -q` go, wanted no more: that is
+/// no error, and the exit status says what it would have said. A full disk is one.
 pub fn line(text: &str) -> io::Result<()> {
     text_of_lines(&format!("{text}\n"))
 }

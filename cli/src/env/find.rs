@@ -76,8 +76,8 @@ pub fn loads(name: &str) -> Result<String, String> {
 }
 
 /// Every NCCL or RCCL library that a program here could load, each file once; first those that it would find first:
-/// what the library path has, then what Python packages bring (those beside this program, where it is in a wheel, before
-/// others), then the system's.
+/// what the library path has, then what Python packages bring (first those beside this program, if a wheel has it),
+/// then the system's.
 pub fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let lists = ["LD_LIBRARY_PATH", "PYTHONPATH"].map(|n| variable(n).unwrap_or_default());
     let mut packages: Vec<PathBuf> = std::env::split_paths(&lists[1]).collect();

@@ -276,7 +276,7 @@ impl Hub {
         self.abort(&why);
     }
 
-    /// Where nobody waits in a step, ranks are at work, in a call that does not return, or at an end that does not come.
+    /// Where nobody waits in a step, ranks are at work, in a call that does not return, or at an end that never comes.
     fn enforce_signs_of_life(&mut self) {
         let Some(silence) = self.silence.filter(|&silence| self.heard.elapsed() > silence) else { return };
         let running = self.ranks.iter().enumerate().filter(|(_, state)| matches!(state, State::Running { .. }));

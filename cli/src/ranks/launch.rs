@@ -46,8 +46,8 @@ pub struct Plan {
     pub deadline: Duration,
     /// A rank that dies (not: one that reports a failure) leaves the others running; gathers go on without it.
     pub tolerate_deaths: bool,
-    /// Between steps, too, and after the last, ranks must be heard of within a step's time. Without it they may work for
-    /// any time before a step, and be at the end for any time.
+    /// Between steps, too, and after the last, ranks must be heard of within a step's time. Without it they may work
+    /// for any time before a step, and be at the end for any time.
     pub between_steps: bool,
     /// What all ranks must have been started with; compared over TCP.
     pub options: String,
