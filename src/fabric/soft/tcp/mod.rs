@@ -298,6 +298,8 @@ impl Tcp {
             None => {
                 let rank = lane.peer;
                 lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
+                // As in `post_to`.
+                tasks.for_each(drop);
             }
         }
     }

@@ -26,6 +26,25 @@ fn joined() -> ([Tcp; 2], [Arc<Registry>; 2], Arc<Lane>) {
     (tcps, registries, lane)
 }
 
+/// A peer that fails, or a communicator that is closed, between the caller's look and the post: the caller waits for the
+/// operation that it posted, which never completes, and not for the one before.
+#[test]
+fn what_is_posted_as_its_peer_fails_has_a_number_that_never_completes() {
+    for is_closed in [false, true] {
+        let ([from, _to], _registries, lane) = joined();
+        match is_closed {
+            false => lane.health.fail(Error::remote("rank 1 has ended".to_owned())),
+            true => from.close(),
+        }
+        let signal = Some(Signal { remote: 8, rkey: 1, value: 1, strong: true });
+        let put = Put { local: 0, lkey: 1, remote: 8, rkey: 1, len: 0, signal, more: false };
+        let task = |seq| Task { lane: lane.clone(), seq, work: Op::Put(put) };
+        from.post_all(&lane, (0..2).map(|_| task(lane.number())));
+        assert_eq!(lane.unfinished(), 2, "closed: {is_closed}");
+        assert!(lane.test(lane.last()).is_err(), "closed: {is_closed}");
+    }
+}
+
 /// A thread that has to send what was deferred, and finds another one with the link, leaves it to that one, which
 /// must not defer it once more: nobody would come back to it.
 #[test]
