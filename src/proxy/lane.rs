@@ -304,7 +304,18 @@ impl<R: Ring> Lane<R> {
     /// Starts flushes that are left, and looks whether those started are done. Completes the entry then.
     fn go_on_flushing<C: Context>(&mut self, context: &C, common: &Common) -> u32 {
         let State::Flushing { waits, left, .. } = &mut self.state else { return 0 };
-        let mut failed = None;
+        let (own, mut failed) = (self.peer, None);
+        // Another peer's fault is not this lane's, whose operations go on: nobody brings anything from there any more.
+        let mut fault = |peer: u32, why: String| match peer == own {
+            true => failed = Some(why),
+            false => {
+                log::warn!(
+                    "context {}, rank {peer}: {why}; a flush does not wait for what gets should have brought",
+                    common.number
+                );
+                common.fail();
+            }
+        };
         left.retain(|&(peer, get)| match flush_behind(context, peer, get) {
             Ok(Flush::Done) => false,
             Ok(Flush::Until(seq)) => {
@@ -313,14 +324,14 @@ impl<R: Ring> Lane<R> {
             }
             Ok(Flush::NoRoom) => true,
             Err(error) => {
-                failed = Some(error.to_string());
+                fault(peer, error.to_string());
                 false
             }
         });
         waits.retain(|&(peer, seq)| match context.test(peer, seq) {
             Ok(done) => !done,
             Err(error) => {
-                failed = Some(error.to_string());
+                fault(peer, error.to_string());
                 false
             }
         });

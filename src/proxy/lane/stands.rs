@@ -17,6 +17,18 @@ pub(super) struct Stands {
     /// Operations that it takes at once at most; 0: all.
     pub(super) most: AtomicU32,
     pub(super) flushes: AtomicU32,
+    /// A peer that has failed; 0: none.
+    pub(super) failed: AtomicU32,
+}
+
+impl Stands {
+    fn check(&self, peer: u32) -> Result<()> {
+        match self.failed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            failed if failed != peer => Ok(()),
+            failed => Err(Error::system(format!("rank {failed} has ended"))),
+        }
+    }
 }
 
 impl Context for Stands {
@@ -37,11 +49,13 @@ impl Context for Stands {
         let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
         Ok(Posted { taken, last: Seq(last) })
     }
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, peer: u32) -> Result<Flush> {
+        self.check(peer)?;
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(Flush::Until(Seq(self.posted.load(Ordering::Relaxed))))
     }
-    fn test(&self, _: u32, seq: Seq) -> Result<bool> {
+    fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
+        self.check(peer)?;
         Ok(seq.is_done(Seq(self.completed.load(Ordering::Relaxed))))
     }
     fn progress(&self) -> Result<()> {

@@ -167,6 +167,24 @@ fn a_flush_begins_once_its_gets_are_complete_however_old_they_are() {
     assert_eq!(flushes(&bench), 2);
 }
 
+/// A rank from which something was got has ended: the context shows it, and this lane's own operations go on.
+#[test]
+fn a_flush_does_without_a_rank_that_has_failed() {
+    let mut bench = Bench::new("gf");
+    bench.common.note_get(2, Seq(1));
+    bench.contexts[0].failed.store(2, Ordering::Relaxed);
+    bench.visit();
+    let told = bench.lane.told(&bench.common);
+    assert_eq!((told.credited, told.dropped, told.state), (0, 0, Shown::Flushing));
+    assert!(bench.common.failed.load(Ordering::Relaxed));
+    assert_eq!(bench.contexts[0].flushes.load(Ordering::Relaxed), 0, "its own get is under way");
+    bench.contexts[0].completed.store(1, Ordering::Relaxed);
+    bench.visit();
+    bench.visit();
+    assert_eq!(bench.contexts[0].flushes.load(Ordering::Relaxed), 1);
+    assert_eq!((bench.lane.told(&bench.common).credited, bench.lane.told(&bench.common).dropped), (2, 0));
+}
+
 #[test]
 fn what_stands_in_the_queue_is_named_too() {
     let mut bench = Bench::new("h");

@@ -145,7 +145,7 @@ impl Tcp {
     pub(super) fn post_to(&self, peer: &Peer, tasks: impl Iterator<Item = Task>) {
         let tasks = tasks.filter(|task| !task.lane.is_stopped());
         if peer.info.health.has_failed() {
-            // An operation has its number by being taken: the caller waits for the last one, and not for the one before,
+            // An operation has its number by being taken: the caller waits for the last one, not for the one before,
             // which may be complete.
             return tasks.for_each(drop);
         }

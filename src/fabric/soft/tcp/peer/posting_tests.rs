@@ -26,8 +26,8 @@ fn joined() -> ([Tcp; 2], [Arc<Registry>; 2], Arc<Lane>) {
     (tcps, registries, lane)
 }
 
-/// A peer that fails, or a communicator that is closed, between the caller's look and the post: the caller waits for the
-/// operation that it posted, which never completes, and not for the one before.
+/// A peer that fails, or a communicator that is closed, between the caller's look and the post: the caller waits for
+/// the operation that it posted, which never completes, and not for the one before.
 #[test]
 fn what_is_posted_as_its_peer_fails_has_a_number_that_never_completes() {
     for is_closed in [false, true] {
