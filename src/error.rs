@@ -81,6 +81,12 @@ impl Error {
         timeout => Timeout, TIMEOUT;
     }
 
+    /// A peer has closed its communicator in good order.
+    #[cold]
+    pub fn rank_closed(rank: u32) -> Self {
+        Self::remote(format!("rank {rank} has closed its communicator"))
+    }
+
     /// A system error with the current `errno` spelled out after `what`.
     #[cold]
     pub fn last_os(what: impl fmt::Display) -> Self {

@@ -158,18 +158,9 @@ impl Owed {
 
     /// Payments end to add where the fabric may count, once all that were posted are over.
     fn stops_adding<C: Context>(&mut self, context: &C, peer: u32) -> bool {
-        let CreditWord { rank, rkey, is_counted, .. } = self.at;
-        if !is_counted || !context.may_count(peer, rkey) {
-            return false;
-        }
-        if let Some(payment) = &mut self.payment {
-            if !payment.is_over(context, rank) {
-                return false;
-            }
-            self.payment = None;
-        }
-        self.adds = false;
-        true
+        let CreditWord { rkey, is_counted, .. } = self.at;
+        self.adds = !(is_counted && context.may_count(peer, rkey) && self.is_paid(context));
+        !self.adds
     }
 
     /// Operations up to this one may be counted.

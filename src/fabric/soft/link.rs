@@ -28,7 +28,7 @@ use super::domain::Domain;
 use super::lane::{Health, Lane};
 use super::peer::finding::Finding;
 use super::peer::life::{PeerWatch, Verdict};
-use super::sentences::{closed, dead};
+use super::sentences::dead;
 use super::status::alive;
 use crate::error::Error;
 use crate::sys::sync::Mutex;
@@ -208,7 +208,7 @@ impl Link {
         if self.route.way() == RouteKind::Closed {
             // Posted while the link was being closed: nobody takes it, or answers.
             if self.is_unfinished() {
-                self.health.fail(closed(self.peer));
+                self.health.fail(Error::rank_closed(self.peer));
                 self.drop_all();
             }
             return;

@@ -8,12 +8,6 @@ pub fn gone(peer: u32) -> String {
     format!("rank {peer} has deregistered the window that an operation names; deregister after the last operation")
 }
 
-/// A peer has closed its communicator in good order.
-#[cold]
-pub fn closed(rank: u32) -> Error {
-    Error::remote(format!("rank {rank} has closed its communicator"))
-}
-
 /// A peer's process has ended.
 #[cold]
 pub fn dead(rank: u32) -> Error {

@@ -68,7 +68,7 @@ use crate::sys::secret;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::Context;
 use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long closing waits for what is still in flight.
@@ -213,7 +213,7 @@ impl Engine {
             return Ok(());
         }
         if self.has_failed() {
-            return Err(self.closed());
+            return Err(Error::rank_closed(self.rank));
         }
         let tuning = self.state.lock().tuning;
         let failed = |e| cuda_error("a stream for GPU windows", &e);
@@ -255,10 +255,6 @@ impl Engine {
         let opened = opened
             .inspect_err(|e| log::info!("rank {}: no copy kernel, all transfers go by the stream: {e}", self.rank));
         self.state.lock().handover.kernel = opened.ok().map(Box::new);
-    }
-
-    fn closed(&self) -> Error {
-        Error::remote(format!("rank {} has closed its communicator", self.rank))
     }
 
     /// Who makes calls in the application's context; `None` before there is a GPU window and after it is closed.
@@ -328,10 +324,7 @@ impl Engine {
             Some(mut state) => {
                 self.take(&mut state);
                 state.queue.ready.extend(ops);
-                self.advance(&mut state);
-                drop(state);
-                fence(Ordering::SeqCst);
-                if self.knocked.load(Ordering::Relaxed) {
+                if self.advance(state).is_none() {
                     self.poll();
                 }
             }
@@ -365,31 +358,31 @@ impl Engine {
         }
     }
 
-    /// Starts what can start and completes what is done, as the only one who does. Returns whether something is under
-    /// way.
-    fn advance(&self, state: &mut EngineState) -> bool {
+    /// Starts what can start and completes what is done, as the only one who does, and lets go. Returns whether
+    /// something is under way; `None`: operations came meanwhile, which nobody may have seen.
+    fn advance(&self, mut state: MutexGuard<'_, EngineState>) -> Option<bool> {
         let under_way = state.advance(self.rank, &self.registry);
-        self.note(state);
+        self.note(&state);
         if state.failure.is_some() {
-            self.say_failed(state);
+            self.say_failed(&state);
         }
-        under_way
+        drop(state);
+        // Whoever submits finds the lock free, or is seen here: `submit_all_later` and `poll`.
+        fence(Ordering::SeqCst);
+        (!self.knocked.load(Ordering::Relaxed)).then_some(under_way)
     }
 
     /// Starts what can start and completes what is done. Returns whether something is under way.
     pub fn poll(&self) -> bool {
         for _ in 0..ROUNDS {
-            // With the fence below: whoever submits finds the lock free, or is seen by its holder after letting go.
+            // With the one in `advance`: whoever submits finds the lock free, or its holder sees it after letting go.
             fence(Ordering::SeqCst);
             let Some(mut state) = self.state.try_lock() else {
                 self.busy.fetch_add(1, Ordering::Relaxed);
                 return true;
             };
             self.take(&mut state);
-            let under_way = self.advance(&mut state);
-            drop(state);
-            fence(Ordering::SeqCst);
-            if !self.knocked.load(Ordering::Relaxed) {
+            if let Some(under_way) = self.advance(state) {
                 return under_way;
             }
         }
@@ -447,7 +440,7 @@ impl Engine {
         // After an error the GPU may still write what was started before it.
         let idle = self.drain(&mut state) && state.failure.is_none();
         self.has_failed.store(true, Ordering::Release);
-        let why = self.closed();
+        let why = Error::rank_closed(self.rank);
         if !idle {
             state.fail_kernel(&why);
         }

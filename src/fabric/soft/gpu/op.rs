@@ -158,40 +158,14 @@ impl Op {
             return Self { done, signal: value.signal, ..arrived };
         }
         match work.transfer() {
-            Transfer::Put(p) => Self {
-                owner,
-                from: caller(p.local, p.lkey),
-                to: TransferEnd::Window { key: p.rkey, addr: p.remote },
-                len: p.len,
-                done,
-                signal: p.signal,
-                reading: None,
-                window: Some(CallerWindow { rank, key: p.lkey }),
-                home,
-                is_open: Key(p.lkey).is_open(),
-                has_turn: false,
-                is_get: false,
-                host: HostBytes::Caller,
-                credit: None,
-                fetch: None,
-            },
-            Transfer::Get(g) => Self {
-                owner,
-                from: TransferEnd::Window { key: g.rkey, addr: g.remote },
-                to: caller(g.local, g.lkey),
-                len: g.len,
-                done,
-                signal: None,
-                reading: None,
-                window: Some(CallerWindow { rank, key: g.lkey }),
-                home,
-                is_open: Key(g.lkey).is_open(),
-                has_turn: false,
-                is_get: true,
-                host: HostBytes::Caller,
-                credit: None,
-                fetch: None,
-            },
+            Transfer::Put(p) => {
+                let (from, to) = (caller(p.local, p.lkey), TransferEnd::Window { key: p.rkey, addr: p.remote });
+                Self { signal: p.signal, done, ..Self::copy(owner, from, to, p.len).of_caller(rank, home, p.lkey) }
+            }
+            Transfer::Get(g) => {
+                let (from, to) = (TransferEnd::Window { key: g.rkey, addr: g.remote }, caller(g.local, g.lkey));
+                Self { is_get: true, done, ..Self::copy(owner, from, to, g.len).of_caller(rank, home, g.lkey) }
+            }
             Transfer::Atomic(a) => {
                 let (change, width, key, addr) = (a.change, a.width, a.rkey, a.remote);
                 let to = a.fetched.map_or(To::Nowhere, |f| To::Caller(caller(f.local, f.lkey)));
@@ -219,6 +193,11 @@ impl Op {
             credit: None,
             fetch: None,
         }
+    }
+
+    /// The same, where the caller's end is in the window with this key of `rank`, whose GPU windows are on `home`.
+    fn of_caller(self, rank: u32, home: Option<i32>, key: u32) -> Self {
+        Self { window: Some(CallerWindow { rank, key }), home, is_open: Key(key).is_open(), ..self }
     }
 
     /// Whether both ends are in windows of the engine's rank.

@@ -3,10 +3,9 @@
 
 use super::seat::{LaneQueue, LaneState, Running, Seat};
 use super::{Link, RouteKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::lane::Task;
-use crate::fabric::soft::sentences::closed;
 use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
 use crate::fabric::{CreditIndex, Posted};
 use crate::rma::op::{Op, Transfer};
@@ -115,14 +114,14 @@ impl Link {
         }
         let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
-            self.submit_all(shared, engine, lane, credit, running);
+            self.submit(shared, engine, lane, credit, running);
             let last = lane.last();
             drop(queue);
             shared.stir();
             return Ok(last);
         }
         if way == RouteKind::Closed {
-            self.health.fail(closed(self.peer));
+            self.health.fail(Error::rank_closed(self.peer));
             self.health.check()?;
         }
         let small = ops.iter().all(|op| op.len() <= RING_MAX);

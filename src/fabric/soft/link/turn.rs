@@ -17,6 +17,7 @@ use crate::memory::key::Key;
 use crate::rma::op::Transfer;
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
+use std::borrow::Borrow;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -150,7 +151,8 @@ impl Link {
         }
         let result = match self.route.way() {
             RouteKind::Gpu => {
-                self.route.engine().inspect(|engine| self.submit(shared, engine, lane, task));
+                let task = std::iter::once(task);
+                self.route.engine().inspect(|engine| self.submit(shared, engine, lane, None, task));
                 Ok(Step::HandedOver)
             }
             RouteKind::Far => {
@@ -261,35 +263,27 @@ impl Link {
         }
     }
 
-    /// Hands an operation to the engine that moves it.
-    fn submit(&self, shared: &Domain, engine: &Engine, lane: &Arc<Lane>, task: &Running) {
-        self.in_engine.fetch_add(1, Ordering::Relaxed);
-        let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
-        shared.mark_pending(self.peer);
-        let (rank, home) = (shared.world.rank, shared.engine.gpu());
-        engine.submit(std::iter::once(gpu::Op::new(owner, rank, home, &task.work, task.done)));
-    }
-
     /// Whether the engine that moves what goes to this peer may count at an index of this rank's.
     pub fn may_count(&self, shared: &Domain, rkey: u32) -> bool {
         self.route.engine().is_some_and(|engine| is_countable(shared, engine, rkey))
     }
 
-    /// The same of several operations of a lane, to which nothing waits before them. Their completions are counted at
-    /// `credit` where the engine's GPU can store there.
-    pub(super) fn submit_all(
+    /// Hands operations of a lane to the engine that moves them; nothing of the lane waits before them. Their
+    /// completions are counted at `credit` where the engine's GPU can store there.
+    pub(super) fn submit(
         &self,
         shared: &Domain,
         engine: &Engine,
         lane: &Arc<Lane>,
         credit: Option<CreditIndex>,
-        tasks: impl ExactSizeIterator<Item = Running>,
+        tasks: impl ExactSizeIterator<Item = impl Borrow<Running>>,
     ) {
         self.in_engine.fetch_add(tasks.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
         let credit = credit.filter(|index| is_countable(shared, engine, index.rkey));
         engine.submit(tasks.enumerate().map(|(nth, task)| {
+            let task: &Running = task.borrow();
             let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
             let credit = credit.map(|i| Credit { at: i.at, is_wide: i.is_wide, entries: i.entries(nth) });
             gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }

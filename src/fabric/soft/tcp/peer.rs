@@ -106,7 +106,7 @@ impl Peer {
     }
 
     fn has_left(&self) -> Error {
-        Error::remote(format!("rank {} has closed its communicator", self.rank))
+        Error::rank_closed(self.rank)
     }
 }
 
