@@ -37,6 +37,8 @@ pub struct Lines {
     /// The line that the peer opened.
     theirs: Option<Private<OwnedFd>>,
     attempts: u32,
+    /// The peer said something elsewhere since the last beat.
+    heard: bool,
     silent: u32,
 }
 
@@ -45,6 +47,11 @@ impl Lines {
     pub fn admit(&mut self, fd: Private<OwnedFd>) {
         let _ = sock::send_some(&fd, b".");
         self.theirs = Some(fd);
+    }
+
+    /// The peer said something on a data connection.
+    pub fn hear(&mut self) {
+        self.heard = true;
     }
 
     /// Ends both.
@@ -70,10 +77,10 @@ impl Lines {
             },
             open => open,
         };
-        let (mut heard, mut listens) = (false, false);
+        let (mut heard, mut listens) = (std::mem::take(&mut self.heard), false);
         if let Line::Open(fd) = &self.own {
             match exchange(fd) {
-                Ok(word) => (heard, listens) = (word, true),
+                Ok(word) => (heard, listens) = (heard | word, true),
                 Err(_) => self.own = self.failed(),
             }
         }
@@ -139,6 +146,8 @@ mod tests {
         let mut said = [0; 5];
         peer.read_exact(&mut said).unwrap();
         assert_eq!(&said, b".....");
+        life.hear();
+        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [0, 1], "something on a data connection");
         drop(peer);
         assert_eq!(life.beat(none, hello), 0, "its end says nothing");
     }

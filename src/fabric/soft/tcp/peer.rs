@@ -59,6 +59,8 @@ pub struct Peer {
     /// It sent its FIN.
     left: AtomicBool,
     life: Mutex<Lines>,
+    /// Bytes came from it on a data connection since the last beat.
+    heard: AtomicBool,
     /// Whether the link waits for this rank's GPU or for buffers, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
@@ -75,6 +77,7 @@ impl Peer {
             serving: Serving::new(rank, gpu.clone()),
             left: AtomicBool::new(false),
             life: Mutex::default(),
+            heard: AtomicBool::new(false),
             link_staging: AtomicBool::new(false),
             serving_staging: AtomicUsize::new(0),
         }
@@ -82,6 +85,14 @@ impl Peer {
 
     fn fail(&self, error: Error) {
         self.info.health.fail(error);
+    }
+
+    /// Bytes came from it: as good as a word on a life line, which it may have no descriptor for.
+    fn note_heard(&self) {
+        // Several threads receive, and a store takes the line from the others.
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The connection of a stripe was lost.
@@ -350,6 +361,9 @@ impl Tcp {
             }
             false
         });
+        if received {
+            peer.note_heard();
+        }
         if driven.is_none() {
             // Also called without an event that would come again.
             self.gpu.renew();

@@ -273,6 +273,11 @@ impl Inbound {
         &self.fd
     }
 
+    /// Bytes that were ever received.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
     /// After the peer's FIN: whoever left still had its puts reported complete, so they are to count as arrived.
     fn part(&self) -> Outcome {
         if self.storing.is_empty() {

@@ -39,6 +39,9 @@ impl Tcp {
         let mut life = peer.life.lock();
         // Whoever has the link is not asked: as it was.
         life.wanted = (served || up.unwrap_or(life.wanted)) && !failed;
+        if peer.heard.swap(false, Ordering::Relaxed) {
+            life.hear();
+        }
         let silent = self.beat(peer, world, &mut life);
         drop(life);
         if silent >= self.clock.patience() && !failed {
