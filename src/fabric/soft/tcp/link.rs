@@ -368,6 +368,11 @@ impl Initiator {
     pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
         self.conns.iter().filter(|c| !c.send_buffer.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
     }
+
+    /// Connections on which answers are due.
+    pub fn owing(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.conns.iter().filter(|c| !c.asked.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
+    }
 }
 
 impl TaskQueue {

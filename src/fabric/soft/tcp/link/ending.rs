@@ -80,6 +80,27 @@ impl Initiator {
         }
     }
 
+    /// Reads what comes on a link that has parted, for nobody. The kernel resets a connection that is closed with bytes
+    /// unread or due, and throws away what the peer has not read of it. Returns whether anything came.
+    pub fn throw_answers_away(&mut self) -> bool {
+        let mut came = false;
+        for stripe in 0..self.conns.len() {
+            let received = self.receive_some(stripe);
+            let conn = &mut self.conns[stripe];
+            conn.fetched.clear();
+            conn.refusals.clear();
+            came |= matches!(received, Ok(true));
+            if received.is_err() {
+                // The peer has its FIN, or wants nothing any more.
+                conn.asked.clear();
+                if let (Some(fd), true) = (conn.fd.take(), conn.send_buffer.is_lending()) {
+                    sock::abort(&fd);
+                }
+            }
+        }
+        came
+    }
+
     /// Gives up what has not begun, and sends its FIN behind the rest. For `close`. Returns whether anything was given
     /// up.
     pub fn part(&mut self) -> bool {
@@ -93,6 +114,7 @@ impl Initiator {
         self.ring.clear();
         for conn in &mut self.conns {
             any |= !conn.line.is_empty();
+            conn.asked.iter_mut().for_each(AskedGet::disown);
             conn.line.clear();
             conn.line_bytes = 0;
             conn.send_buffer.copy(&Frame::Fin.emit());
