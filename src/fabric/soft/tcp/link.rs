@@ -203,8 +203,10 @@ impl Initiator {
         }
         let own = task.lane.clone();
         lane.tasks.push_back(task);
-        if let Err(e) = staged::prefetch(lane, &self.gpu, &self.conns[EXPRESS]) {
-            return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
+        if self.phase == Phase::Up {
+            if let Err(e) = staged::prefetch(lane, &self.gpu, &self.conns[EXPRESS]) {
+                return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
+            }
         }
         if !std::mem::replace(&mut lane.queued, true) {
             self.ring.push_back(at as u32);

@@ -30,11 +30,15 @@ impl Tcp {
         if peer.left.load(Ordering::Acquire) {
             return peer.life.lock().end();
         }
-        let mut up = None;
+        let (mut up, mut gave) = (None, false);
         self.drive(peer, |link| {
             up = Some(link.phase == Phase::Up);
+            gave = link.give_buffers_back();
             true
         });
+        if gave {
+            self.gpu.renew();
+        }
         let (failed, served) = (peer.info.health.has_failed(), peer.serving.stripes() > 0);
         let mut life = peer.life.lock();
         // Whoever has the link is not asked: as it was.
