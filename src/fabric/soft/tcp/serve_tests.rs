@@ -192,6 +192,43 @@ fn a_window_that_goes_while_a_put_arrives_takes_no_more() {
     assert!(window[128..].iter().all(|&w| w == UNTOUCHED));
 }
 
+/// A window goes between two system calls of one turn: what is not out yet is refused, and the connection stays.
+#[test]
+fn a_window_that_goes_while_gets_are_answered_ends_no_connection() {
+    const GETS: usize = 64;
+    const LEN: usize = 256;
+    for _ in 0..500 {
+        let mut t = target(1);
+        let place = WindowBytes { rkey: 1, addr: t.base(), len: LEN as u32 };
+        t.initiator.write_all(&Frame::Get { context: 0, place }.emit().repeat(GETS)).unwrap();
+        std::thread::scope(|s| {
+            let (mut peer, registry) = (t.initiator.try_clone().unwrap(), &t.registry);
+            let reader = s.spawn(move || {
+                let (mut header, mut data, mut any_refused) = ([0; HEADER], [0; LEN], false);
+                for n in 0..GETS {
+                    peer.read_exact(&mut header).unwrap();
+                    if n == 0 {
+                        registry.remove(1);
+                    }
+                    match Frame::parse(&header) {
+                        Ok(Frame::Data { len }) if !any_refused && len as usize == LEN => {
+                            peer.read_exact(&mut data).unwrap();
+                        }
+                        frame => {
+                            assert_eq!(frame, Ok(Frame::Refused { why: Refusal::Get, context: 0, place }));
+                            any_refused = true;
+                        }
+                    }
+                }
+            });
+            while !reader.is_finished() {
+                assert!(matches!(t.advance(0), Ok(Outcome::Open(_))));
+            }
+            reader.join().unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_signal_waits_for_what_its_counts_name() {
     let mut t = target(2);
