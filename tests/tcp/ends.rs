@@ -50,6 +50,35 @@ fn a_peer_that_leaves_in_order_is_no_error_until_asked() {
     let _ = seq;
 }
 
+/// What is sent to a peer that has left has its host reset the connection before anybody has read that it left.
+#[test]
+fn a_peer_that_left_in_order_is_known_by_its_last_word() {
+    let _guard = alone();
+    let listener = TcpListener::bind(localhost()).unwrap();
+    let mut a = believer(&[listener.local_addr().unwrap()]);
+    let greeter = std::thread::spawn(move || greet(1, &listener));
+    let lane = a.lane(0, 1);
+    let small = || a.post(&lane, Op::Put(put(address(&a.data), 4096, 8)));
+    wait(&lane, small());
+    let [mut express, _middle, _stripe] = greeter.join().unwrap();
+    // What was staged until the connections were up.
+    express.read_exact(&mut [0; 48 + 8]).unwrap();
+    a.freeze();
+    let small = || a.post(&lane, Op::Put(put(address(&a.data), 4096, 8)));
+    small();
+    express.peek(&mut [0]).unwrap();
+    express.write_all(&Frame::Fin.emit()).unwrap();
+    // With that put unread: a reset, at once.
+    drop(express);
+    until("failure", || {
+        small();
+        std::thread::sleep(Duration::from_millis(10));
+        a.health[1].has_failed()
+    });
+    let e = a.health[1].check().unwrap_err();
+    assert!(e.message().contains("rank 1 has closed its communicator"), "{e}");
+}
+
 /// A peer that leaves in the middle of a frame sends its FIN on its other connections.
 #[test]
 fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {

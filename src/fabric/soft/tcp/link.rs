@@ -316,8 +316,8 @@ impl Initiator {
         }
     }
 
-    /// Sends what the kernel takes, for a turn. Returns whether anything moved.
-    pub fn pump(&mut self) -> io::Result<bool> {
+    /// Sends what the kernel takes, for a turn. Returns whether anything moved; an error with the connection's number.
+    pub fn pump(&mut self) -> std::result::Result<bool, (usize, io::Error)> {
         if self.phase != Phase::Up {
             return Ok(false);
         }
@@ -334,7 +334,8 @@ impl Initiator {
                 let before = conn.send_buffer.borrowed() + conn.send_buffer.staged();
                 let lanes = &mut self.lanes;
                 // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
-                let all = unsafe { conn.send_buffer.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }?;
+                let all = unsafe { conn.send_buffer.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }
+                    .map_err(|e| (stripe, e))?;
                 let sent = before - conn.send_buffer.borrowed() - conn.send_buffer.staged();
                 total += sent;
                 moved |= sent > 0;

@@ -262,8 +262,8 @@ impl Tcp {
         }
         let moved = match link.pump() {
             Ok(moved) => moved,
-            Err(e) => {
-                self.end_link(peer, link, 0, Lost::Io(e));
+            Err((stripe, e)) => {
+                self.send_failed(peer, link, stripe, e);
                 return true;
             }
         };
@@ -371,6 +371,16 @@ impl Tcp {
         driven.unwrap_or(false) | received
     }
 
+    /// A connection of the link takes nothing any more.
+    fn send_failed(&self, peer: &Peer, link: &mut Initiator, stripe: usize, e: std::io::Error) {
+        // The destinations of gets may be gone once the peer has failed.
+        let why = match peer.info.health.has_failed() {
+            true => Lost::Io(e),
+            false => link.last_word(stripe, e),
+        };
+        self.end_link(peer, link, stripe, why);
+    }
+
     /// A connection of the link ended: what that means for the rest.
     fn end_link(&self, peer: &Peer, link: &mut Initiator, stripe: usize, why: Lost) {
         let error = match why {
@@ -429,7 +439,7 @@ impl Tcp {
         loop {
             let mut link = peer.link.lock();
             if let Some(Err(e)) = loan.take().map(|l| link.take_back(l)) {
-                self.end_link(peer, &mut link, stripe, Lost::Io(e));
+                self.send_failed(peer, &mut link, stripe, e);
             }
             self.settle(peer, &mut link);
             loan = if total < BULK_TURN { link.lend(stripe) } else { None };

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Turns in which a connection is read on which a send has failed: 16 MiB.
+const LAST_TURNS: usize = 16;
+
 /// Why a connection ends.
 #[derive(Debug)]
 pub enum Lost {
@@ -78,6 +81,21 @@ impl Initiator {
             conn.line_bytes = 0;
             conn.storing.clear();
         }
+    }
+
+    /// Why a connection is over on which a send has failed: a peer that left in order said so before, and it may lie
+    /// there unread.
+    #[cold]
+    pub fn last_word(&mut self, stripe: usize, failure: io::Error) -> Lost {
+        // More than the kernel holds: nothing comes behind a reset.
+        for _ in 0..LAST_TURNS {
+            match self.receive(stripe) {
+                Ok(true) => {}
+                Err(Lost::Fin) => return Lost::Fin,
+                _ => break,
+            }
+        }
+        Lost::Io(failure)
     }
 
     /// Reads what comes on a link that has parted, for nobody. The kernel resets a connection that is closed with bytes
