@@ -329,8 +329,8 @@ fn a_peer_that_is_not_there_yet_keeps_no_slots_from_others() {
     t.end();
 }
 
-/// Whether what one peer does not take is in the sockets, staged or fetched: its buffers are the others' after a beat, and
-/// it gets everything once it reads.
+/// Whether what one peer does not take is in the sockets, staged or fetched: its buffers are the others' after a beat,
+/// and it gets everything once it reads.
 #[test]
 fn a_peer_that_takes_nothing_gives_its_slots_to_others() {
     const COUNT: usize = 1000;

@@ -205,8 +205,8 @@ impl Initiator {
         Ok(Turn::Moved)
     }
 
-    /// Gives back the small buffers with bytes for a peer that takes none at the moment: others may wait for them. Bytes
-    /// on their way are copied, others are fetched again. Returns whether there were any.
+    /// Gives back the small buffers with bytes for a peer that takes none at the moment: others may wait for them.
+    /// Bytes on their way are copied, others are fetched again. Returns whether there were any.
     pub fn give_buffers_back(&mut self) -> bool {
         let express = &mut self.conns[EXPRESS];
         if !express.blocked {
