@@ -7,12 +7,12 @@ use oxygin::config::Config;
 use oxygin::fabric::soft::gpu::{Engine, PinnedBuffer, PinnedPools, Received};
 use oxygin::fabric::soft::lane::{Health, Lane, Task};
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
-use oxygin::fabric::soft::tcp::{PeerInfo, Tcp};
+use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
 use oxygin::memory::gpu::inspect;
 use oxygin::memory::key::Key;
 use oxygin::memory::registry::{Extent, Registry};
-use oxygin::rma::op::{Get, Op};
+use oxygin::rma::op::{Get, Op, Put};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,6 +27,8 @@ const KEY: u32 = Key::gpu(1, false).0;
 /// A put and a get that need a large buffer, and such that need a small one.
 const LARGE: usize = 64 << 10;
 const SMALL: usize = 100;
+/// A put that is sent from its small buffer.
+const PUT: usize = 4 << 10;
 /// Small buffers of a direction.
 const SMALL_SLOTS: usize = 128;
 /// Connections that a rank opens, and the one for bulk.
@@ -44,8 +46,12 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     /// Rank 1 listens at `peer`.
     fn new(fake: &'a Fake, peer: SocketAddr) -> Self {
+        Self::with(fake, peer, Timing::default())
+    }
+
+    fn with(fake: &'a Fake, peer: SocketAddr, timing: Timing) -> Self {
         let registry: Arc<Registry> = Arc::default();
-        let tcp = Tcp::open(&[localhost()], token(0), 1, registry.clone()).unwrap();
+        let tcp = Tcp::open_with(&[localhost()], token(0), 1, registry.clone(), timing).unwrap();
         let engine = Engine::new(0, token(0), registry, &Config::default());
         tcp.gpu().set_engine(engine.clone(), Arc::new(Received::new(2)));
         let _context = fake.enter(0);
@@ -100,6 +106,25 @@ impl<'a> Target<'a> {
 
     fn pools(&self) -> &PinnedPools {
         self.tcp.gpu().pools().unwrap()
+    }
+
+    /// Takes all buffers for small messages that come from the GPU.
+    fn slots_from_gpu(&self) -> Vec<impl Sized + '_> {
+        std::iter::from_fn(|| self.pools().fetch(KEY, self.at, SMALL as u64).unwrap()).collect()
+    }
+
+    /// Posts so many small puts from the GPU on each of these lanes; the i-th of one has the i-th piece of the window
+    /// over and over.
+    fn puts(&self, lanes: &[Arc<Lane>], count: usize) {
+        for (lane, i) in lanes.iter().flat_map(|lane| (0..count).map(move |i| (lane, i))) {
+            let (local, remote) = (self.at + (i * PUT % BYTES) as u64, i as u64);
+            let put = Put { local, lkey: KEY, remote, rkey: 1, len: PUT as u64, signal: None, more: false };
+            self.tcp.post(Task { lane: lane.clone(), seq: lane.number(), work: Op::Put(put) });
+        }
+    }
+
+    fn lanes(&self) -> [Arc<Lane>; 4] {
+        [10, 11, 12, 13].map(|context| Arc::new(Lane::new(context, 1, self.health.clone())))
     }
 
     /// Takes all buffers for messages of this length that go to the GPU.
@@ -290,6 +315,63 @@ fn a_peer_that_stops_in_a_small_answer_holds_no_slot() {
     let fake = Fake::take();
     let (t, s) = asked(&fake, SMALL);
     holds_no_slot(t, s, &answer(SMALL));
+}
+
+/// Its host takes the connections, and it never greets back.
+#[test]
+fn a_peer_that_is_not_there_yet_keeps_no_slots_from_others() {
+    let fake = Fake::take();
+    let silent = TcpListener::bind(localhost()).unwrap();
+    let t = Target::new(&fake, silent.local_addr().unwrap());
+    t.puts(&t.lanes(), 32);
+    t.tcp.progress();
+    assert_eq!(t.slots_from_gpu().len(), SMALL_SLOTS);
+    t.end();
+}
+
+/// Whether what one peer does not take is in the sockets, staged or fetched: its buffers are the others' after a beat,
+/// and it gets everything once it reads.
+#[test]
+fn a_peer_that_takes_nothing_gives_its_slots_to_others() {
+    const COUNT: usize = 1000;
+    let fake = Fake::take();
+    let (at, greeter) = callee();
+    let t = Target::with(&fake, at, Timing::of(Duration::from_secs(16)));
+    let memory = fake.peek(t.at);
+    // SAFETY: bytes of the window, which nobody else touches by now.
+    (0..BYTES).for_each(|i| unsafe { memory.add(i).write_volatile((i / PUT + i) as u8) });
+    let lanes = t.lanes();
+    t.puts(&lanes, 1);
+    t.until("connections", || greeter.is_finished() && lanes.iter().all(|lane| lane.is_idle()));
+    t.puts(&lanes, COUNT);
+    t.until("slots", || {
+        assert!(!t.health.has_failed() && lanes.iter().all(|lane| !lane.is_idle()));
+        // Those that were taken to count them come back with their copies.
+        !t.pools().poll() && t.slots_from_gpu().len() == SMALL_SLOTS
+    });
+    let mut theirs = greeter.join().unwrap();
+    let express = theirs.iter().position(|s| s.peek(&mut [0]).is_ok_and(|n| n > 0)).unwrap();
+    let mut express = theirs.swap_remove(express);
+    express.set_nonblocking(false).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut next = [0; 4];
+        for _ in 0..4 * (1 + COUNT) {
+            let (mut header, mut bytes) = ([0; 48], [0; PUT]);
+            express.read_exact(&mut header).unwrap();
+            express.read_exact(&mut bytes).unwrap();
+            let Ok(Frame::Put { context, place, bell: None }) = Frame::parse(&header) else { panic!("no put") };
+            let (next, i) = (&mut next[context as usize - 10], place.addr as usize);
+            // The first one was alone.
+            assert_eq!((i, place.len as usize), (usize::max(*next, 1) - 1, PUT));
+            *next += 1;
+            let first = i * PUT % BYTES;
+            assert!((first..).zip(bytes).all(|(at, byte)| byte == (at / PUT + at) as u8), "put {i} of {context}");
+        }
+        express
+    });
+    t.until("the rest", || reader.is_finished() && lanes.iter().all(|lane| lane.is_idle()));
+    reader.join().unwrap();
+    t.end();
 }
 
 /// A window goes while others' copies are always under way: what is under way to or from itself is all that is waited

@@ -83,6 +83,33 @@ fn who_was_stopped_itself_or_waits_for_less_than_others_blames_nobody() {
     assert!(all.iter().all(|r| r.health.iter().all(|h| !h.has_failed())));
 }
 
+/// A rank whose descriptors have run out opens no life line and accepts none; its host takes what comes on one. What it
+/// sends on its data connections says as well that it lives.
+#[test]
+fn a_peer_that_sends_is_not_silent() {
+    use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
+    use std::io::{Read, Write};
+    let _guard = alone();
+    let listener = std::net::TcpListener::bind(localhost()).unwrap();
+    let a = believer_with(&[listener.local_addr().unwrap()], Timing::of(secs(1.0)));
+    let mut conns = [0, 1, 2].map(|stripe| {
+        let mut s = std::net::TcpStream::connect(a.tcp.addresses()[0]).unwrap();
+        let hello = Hello { answer: false, token: token(0), from: 1, to: 0, nranks: 2, stripe, stripes: 3, silence: 0 };
+        s.write_all(&hello.emit()).unwrap();
+        s.read_exact(&mut [0; 48]).unwrap();
+        s
+    });
+    let nothing = Frame::Put { context: 0, place: WindowBytes { rkey: DATA, addr: 0, len: 0 }, bell: None }.emit();
+    let start = Instant::now();
+    while start.elapsed() < secs(3.0) {
+        conns[0].write_all(&nothing).unwrap();
+        std::thread::sleep(secs(0.1));
+        assert!(!a.health[1].has_failed(), "{:?} after {:?}", a.health[1].check(), start.elapsed());
+    }
+    until("failure", || a.health[1].has_failed());
+    assert!(a.health[1].check().unwrap_err().message().contains("has said nothing for 1 s"));
+}
+
 /// The word of a connection that was closed does not say more than is known.
 #[test]
 fn a_connection_that_is_closed_is_no_process_that_ended() {

@@ -50,6 +50,35 @@ fn a_peer_that_leaves_in_order_is_no_error_until_asked() {
     let _ = seq;
 }
 
+/// What is sent to a peer that has left has its host reset the connection before anybody has read that it left.
+#[test]
+fn a_peer_that_left_in_order_is_known_by_its_last_word() {
+    let _guard = alone();
+    let listener = TcpListener::bind(localhost()).unwrap();
+    let mut a = believer(&[listener.local_addr().unwrap()]);
+    let greeter = std::thread::spawn(move || greet(1, &listener));
+    let lane = a.lane(0, 1);
+    let small = || a.post(&lane, Op::Put(put(address(&a.data), 4096, 8)));
+    wait(&lane, small());
+    let [mut express, _middle, _stripe] = greeter.join().unwrap();
+    // What was staged until the connections were up.
+    express.read_exact(&mut [0; 48 + 8]).unwrap();
+    a.freeze();
+    let small = || a.post(&lane, Op::Put(put(address(&a.data), 4096, 8)));
+    small();
+    express.peek(&mut [0]).unwrap();
+    express.write_all(&Frame::Fin.emit()).unwrap();
+    // With that put unread: a reset, at once.
+    drop(express);
+    until("failure", || {
+        small();
+        std::thread::sleep(Duration::from_millis(10));
+        a.health[1].has_failed()
+    });
+    let e = a.health[1].check().unwrap_err();
+    assert!(e.message().contains("rank 1 has closed its communicator"), "{e}");
+}
+
 /// A peer that leaves in the middle of a frame sends its FIN on its other connections.
 #[test]
 fn a_peer_that_leaves_with_bytes_unsent_is_an_error() {
@@ -104,6 +133,49 @@ fn what_was_promised_before_close_arrives() {
     assert!(!b.health[0].has_failed());
 }
 
+/// Answers that nobody wants any more are on their way when a rank closes: what it promised arrives nevertheless.
+#[test]
+fn what_was_promised_arrives_beside_answers_that_nobody_wants() {
+    const SIZE: usize = 256 << 10;
+    let _guard = alone();
+    let listener = TcpListener::bind(localhost()).unwrap();
+    take_little(&listener);
+    let mut a = believer(&[listener.local_addr().unwrap()]);
+    pattern(&a.data, 3);
+    let greeter = std::thread::spawn(move || greet(1, &listener));
+    let [gone, lane] = [0, 1].map(|context| a.lane(context, 1));
+    a.post(&gone, Op::Get(get(address(&a.data), 4096, SIZE)));
+    let [_express, _middle, mut stripe] = greeter.join().unwrap();
+    stripe.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut request = [0; 48];
+    stripe.read_exact(&mut request).unwrap();
+    assert!(matches!(Frame::parse(&request), Ok(Frame::Get { context: 0, .. })));
+    a.freeze();
+    a.tcp.drop_lane(&gone);
+    stripe.write_all(&[&Frame::Data { len: SIZE as u32 }.emit()[..], &[0; 64 << 10]].concat()).unwrap();
+    a.post(&lane, Op::Put(put(address(&a.data), 4096, SIZE)));
+    std::thread::scope(|s| {
+        let tcp = &a.tcp;
+        let closer = s.spawn(move || tcp.close());
+        std::thread::sleep(Duration::from_millis(300));
+        let mut all = vec![0; 48 + SIZE + 48];
+        stripe.read_exact(&mut all).expect("cut off");
+        assert!(all[48..48 + SIZE] == bytes(&a.data)[..SIZE]);
+        assert_eq!(Frame::parse(all[48 + SIZE..].try_into().unwrap()), Ok(Frame::Fin));
+        // As a rank does that has read it.
+        drop(stripe);
+        closer.join().unwrap();
+    });
+}
+
+/// Has connections that come to it take few bytes at a time.
+fn take_little(listener: &TcpListener) {
+    let (bytes, size) = (32 << 10, size_of::<libc::c_int>() as libc::socklen_t);
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
+    // SAFETY: an int that lives through the call, and its size.
+    unsafe { libc::setsockopt(listener.as_raw_fd(), level, name, (&raw const bytes).cast(), size) };
+}
+
 /// One peer takes nothing any more, another one is slow: it gets everything nevertheless.
 #[test]
 fn close_serves_the_slow_beside_those_that_hang() {
@@ -112,10 +184,7 @@ fn close_serves_the_slow_beside_those_that_hang() {
     logged::collect();
     let listeners = [1, 2].map(|_| {
         let l = TcpListener::bind(localhost()).unwrap();
-        let (bytes, size) = (32 << 10, size_of::<libc::c_int>() as libc::socklen_t);
-        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
-        // SAFETY: an int that lives through the call, and its size.
-        unsafe { libc::setsockopt(l.as_raw_fd(), level, name, (&raw const bytes).cast(), size) };
+        take_little(&l);
         l
     });
     let at = listeners.each_ref().map(|l| l.local_addr().unwrap());

@@ -268,11 +268,16 @@ pub fn greet(rank: u32, listener: &TcpListener) -> [TcpStream; 3] {
 
 /// Rank 0, which takes whoever listens at these addresses for ranks 1 and so on.
 pub fn believer(others: &[SocketAddr]) -> Rank {
+    believer_with(others, quick())
+}
+
+/// With deadlines of its own.
+pub fn believer_with(others: &[SocketAddr], timing: Timing) -> Rank {
     let mut all = ranks(1, 1, 1 << 17);
     let mut real = all.pop().unwrap();
     real.freeze();
     let registry = Arc::new(Registry::default());
-    let tcp = Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, quick()).unwrap());
+    let tcp = Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, timing).unwrap());
     real.health.resize_with(1 + others.len(), Default::default);
     let at = tcp.addresses().into_iter().chain(others.iter().copied()).zip(&real.health).enumerate();
     let peers = at.map(|(p, (a, h))| PeerInfo { addresses: vec![a], token: token(p), health: h.clone() }).collect();

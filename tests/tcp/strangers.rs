@@ -1,12 +1,16 @@
 //! Strangers at the port, peers that break the protocol, and peers that are not there, late, or silent.
 
 use super::harness::*;
+use crate::support::apart::is_elsewhere;
+use crate::support::logged;
+use nix::sys::socket;
 use oxygin::fabric::soft::tcp::wire::{Frame, Hello, WindowBytes};
 use oxygin::fabric::soft::tcp::{PeerInfo, Tcp, Timing};
 use oxygin::fabric::World;
 use oxygin::rma::op::Op;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +46,41 @@ fn strangers_are_dropped_and_delay_nobody() {
         }
     }
     assert!(all.iter().all(|r| r.health.iter().all(|h| !h.has_failed())));
+}
+
+/// One sentence says that descriptors have run out, and who came meanwhile is let in once there are some.
+#[test]
+fn want_of_descriptors_is_said_once() {
+    if is_elsewhere(concat!(module_path!(), "::want_of_descriptors_is_said_once")) {
+        return;
+    }
+    let _guard = alone();
+    logged::collect();
+    let all = ranks(2, 1, 8);
+    let inet = (socket::AddressFamily::Inet, socket::SockType::Stream);
+    let caller = socket::socket(inet.0, inet.1, socket::SockFlag::empty(), None).unwrap();
+    let free = caller.try_clone().unwrap().as_raw_fd();
+    let limit = |soft| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a limit, borrowed mutably.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+        let before = std::mem::replace(&mut limit.rlim_cur, soft);
+        // SAFETY: a limit, borrowed.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        before
+    };
+    let before = limit(free as libc::rlim_t);
+    let at = socket::SockaddrStorage::from(all[1].tcp.addresses()[0]);
+    socket::connect(caller.as_raw_fd(), &at).unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    limit(before);
+    let said = logged::lines().iter().filter(|(_, line)| line.contains("raise the limit of open files")).count();
+    assert_eq!(said, 1);
+    let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3, silence: 0 };
+    let mut caller = TcpStream::from(caller);
+    caller.write_all(&hello.emit()).unwrap();
+    caller.set_read_timeout(Some(PATIENCE)).unwrap();
+    caller.read_exact(&mut [0; 48]).unwrap();
 }
 
 #[test]

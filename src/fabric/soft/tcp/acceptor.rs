@@ -6,13 +6,16 @@ use crate::sys::fork::Private;
 use crate::sys::secret;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Strangers held at a time; one more, and the oldest goes.
 const STRANGERS: usize = 128;
 
 /// Connections accepted in one turn.
 const TURN: usize = 32;
+
+/// How long a listener is left alone for which there was no descriptor.
+const SHUT: Duration = Duration::from_secs(1);
 
 struct Caller {
     fd: Private<OwnedFd>,
@@ -26,14 +29,16 @@ struct Caller {
 pub struct Acceptor {
     listeners: Vec<Private<TcpListener>>,
     callers: Vec<Option<Caller>>,
-    /// A listener is not watched because descriptors ran out.
-    shut: bool,
+    /// Since when a listener is not watched because descriptors ran out.
+    shut: Option<Instant>,
+    /// That was said, and nobody came in since.
+    warned: bool,
 }
 
 impl Acceptor {
     /// Watches `listeners`, reporting the i-th as `token(i)`.
     pub fn new(listeners: Vec<Private<TcpListener>>) -> Self {
-        Self { listeners, callers: Vec::new(), shut: false }
+        Self { listeners, callers: Vec::new(), shut: None, warned: false }
     }
 
     /// Accepts what waits on listener `i`; `listener` and `slot` make epoll tokens. `true`: somebody came.
@@ -51,13 +56,16 @@ impl Acceptor {
                 Ok((stream, _)) => stream,
                 Err(e) => {
                     if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
-                        log::warn!("accepting a data connection failed: {e}; raise the limit of open files");
-                        // Level-triggered, it would wake us for ever. `reopen` looks again.
-                        self.shut = poller.change(l.as_raw_fd(), 0, listener(i)).is_ok();
+                        if !std::mem::replace(&mut self.warned, true) {
+                            log::warn!("accepting a data connection failed: {e}; raise the limit of open files");
+                        }
+                        // Level-triggered, it would wake us for ever. `expire` looks again.
+                        self.shut = poller.change(l.as_raw_fd(), 0, listener(i)).ok().map(|()| Instant::now());
                     }
                     return n > 0;
                 }
             };
+            self.warned = false;
             let fd = Private::new(OwnedFd::from(stream));
             if set_nonblocking(&fd).and_then(|()| sock::tune(&fd, timing)).is_err() {
                 continue;
@@ -144,12 +152,13 @@ impl Acceptor {
                 *c = None;
             }
         }
-        if std::mem::take(&mut self.shut) {
+        if self.shut.is_some_and(|since| since.elapsed() >= SHUT) {
+            self.shut = None;
             for (i, l) in self.listeners.iter().enumerate() {
                 let _ = poller.change(l.as_raw_fd(), libc::EPOLLIN as u32, listener(i));
             }
         }
-        self.shut || self.callers.iter().flatten().any(|c| c.hello.is_none())
+        self.shut.is_some() || self.callers.iter().flatten().any(|c| c.hello.is_none())
     }
 
     /// Closes everything.

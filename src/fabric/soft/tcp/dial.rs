@@ -21,7 +21,7 @@ const WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// How long one attempt to connect may stay unanswered before another address is tried.
-const ATTEMPT: Duration = Duration::from_secs(3);
+pub const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// How far one connection is.
 #[derive(Debug, Default)]
@@ -153,7 +153,7 @@ impl Dialer<'_> {
     }
 
     /// Attempt by attempt and stripe by stripe through the peer's addresses.
-    fn address(&self, attempts: u32, stripe: usize) -> SocketAddr {
+    pub fn address(&self, attempts: u32, stripe: usize) -> SocketAddr {
         let (all, attempts) = (&self.peer.addresses, attempts as usize);
         // The express and the middle connection go where the first stripe goes.
         let at = (stripe.saturating_sub(STRIPES) + attempts) % all.len();

@@ -6,11 +6,13 @@
 //! destroy, on their way, what was promised before it. The end of a life line says nothing: the data connections tell
 //! that better.
 
+use super::dial::ATTEMPT;
 use super::sock::{self, Moved};
 use super::wire::HELLO;
 use crate::sys::fork::Private;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 /// Receives from one line at a beat: nobody honest has sent so much.
 const RECEIVES: usize = 4;
@@ -20,7 +22,8 @@ const RECEIVES: usize = 4;
 enum Line {
     #[default]
     Closed,
-    Connecting(Private<OwnedFd>),
+    /// Since then.
+    Connecting(Private<OwnedFd>, Instant),
     Open(Private<OwnedFd>),
 }
 
@@ -34,6 +37,8 @@ pub struct Lines {
     /// The line that the peer opened.
     theirs: Option<Private<OwnedFd>>,
     attempts: u32,
+    /// The peer said something elsewhere since the last beat.
+    heard: bool,
     silent: u32,
 }
 
@@ -42,6 +47,11 @@ impl Lines {
     pub fn admit(&mut self, fd: Private<OwnedFd>) {
         let _ = sock::send_some(&fd, b".");
         self.theirs = Some(fd);
+    }
+
+    /// The peer said something on a data connection.
+    pub fn hear(&mut self) {
+        self.heard = true;
     }
 
     /// Ends both.
@@ -54,18 +64,23 @@ impl Lines {
     pub fn beat(&mut self, connect: impl FnOnce(u32) -> io::Result<Private<OwnedFd>>, hello: &[u8; HELLO]) -> u32 {
         self.own = match std::mem::take(&mut self.own) {
             _ if !self.wanted => Line::Closed,
-            Line::Closed => connect(self.attempts).map_or_else(|_| self.failed(), Line::Connecting),
-            Line::Connecting(fd) => match sock::is_connected(&fd) {
-                Ok(false) => Line::Connecting(fd),
+            Line::Closed => match connect(self.attempts) {
+                Ok(fd) => Line::Connecting(fd, Instant::now()),
+                Err(_) => self.failed(),
+            },
+            Line::Connecting(fd, since) => match sock::is_connected(&fd) {
+                // An address that answers nothing keeps the others from being tried no longer than for a data
+                // connection.
+                Ok(false) if since.elapsed() <= ATTEMPT => Line::Connecting(fd, since),
                 Ok(true) if sock::send_whole(&fd, hello).is_ok() => Line::Open(fd),
                 _ => self.failed(),
             },
             open => open,
         };
-        let (mut heard, mut listens) = (false, false);
+        let (mut heard, mut listens) = (std::mem::take(&mut self.heard), false);
         if let Line::Open(fd) = &self.own {
             match exchange(fd) {
-                Ok(word) => (heard, listens) = (word, true),
+                Ok(word) => (heard, listens) = (heard | word, true),
                 Err(_) => self.own = self.failed(),
             }
         }
@@ -105,6 +120,8 @@ fn exchange(fd: &OwnedFd) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::net::SocketAddr;
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     fn pair() -> (Private<OwnedFd>, UnixStream) {
@@ -129,6 +146,8 @@ mod tests {
         let mut said = [0; 5];
         peer.read_exact(&mut said).unwrap();
         assert_eq!(&said, b".....");
+        life.hear();
+        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [0, 1], "something on a data connection");
         drop(peer);
         assert_eq!(life.beat(none, hello), 0, "its end says nothing");
     }
@@ -157,5 +176,29 @@ mod tests {
         life.wanted = false;
         life.beat(none, hello);
         peer.read_to_end(&mut Vec::new()).expect("the end of the line");
+    }
+
+    #[test]
+    fn an_address_that_answers_nothing_gives_way_to_the_next() {
+        use nix::sys::socket::SockaddrIn;
+        use nix::sys::socket::{bind, getsockname, listen, socket, AddressFamily, Backlog, SockFlag, SockType};
+        // Its queue holds one connection, and what comes after that is dropped.
+        let listener = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+        bind(listener.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let at: SockaddrIn = getsockname(listener.as_raw_fd()).unwrap();
+        let at = SocketAddr::new(at.ip().into(), at.port());
+        let connect = |_| sock::connect(at, None, &sock::Timing::default());
+        let _first = std::net::TcpStream::connect(at).unwrap();
+        let hello = &[7; HELLO];
+        let mut life = Lines { wanted: true, ..Lines::default() };
+        for _ in 0..3 {
+            life.beat(connect, hello);
+        }
+        assert!(matches!(life.own, Line::Connecting(..)) && life.attempts == 0);
+        let Line::Connecting(_, since) = &mut life.own else { unreachable!() };
+        *since = since.checked_sub(2 * ATTEMPT).unwrap();
+        life.beat(connect, hello);
+        assert!(matches!(life.own, Line::Closed) && life.attempts == 1);
     }
 }

@@ -203,8 +203,10 @@ impl Initiator {
         }
         let own = task.lane.clone();
         lane.tasks.push_back(task);
-        if let Err(e) = staged::prefetch(lane, &self.gpu, &self.conns[EXPRESS]) {
-            return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
+        if self.phase == Phase::Up {
+            if let Err(e) = staged::prefetch(lane, &self.gpu, &self.conns[EXPRESS]) {
+                return self.fail_lane(&own, e.context(format!("towards rank {}", own.peer)));
+            }
         }
         if !std::mem::replace(&mut lane.queued, true) {
             self.ring.push_back(at as u32);
@@ -314,8 +316,8 @@ impl Initiator {
         }
     }
 
-    /// Sends what the kernel takes, for a turn. Returns whether anything moved.
-    pub fn pump(&mut self) -> io::Result<bool> {
+    /// Sends what the kernel takes, for a turn. Returns whether anything moved; an error with the connection's number.
+    pub fn pump(&mut self) -> std::result::Result<bool, (usize, io::Error)> {
         if self.phase != Phase::Up {
             return Ok(false);
         }
@@ -332,7 +334,8 @@ impl Initiator {
                 let before = conn.send_buffer.borrowed() + conn.send_buffer.staged();
                 let lanes = &mut self.lanes;
                 // SAFETY: borrowed ranges belong to unfinished operations, whose callers keep them readable.
-                let all = unsafe { conn.send_buffer.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }?;
+                let all = unsafe { conn.send_buffer.send(fd.as_raw_fd(), |owner| finished(lanes, owner)) }
+                    .map_err(|e| (stripe, e))?;
                 let sent = before - conn.send_buffer.borrowed() - conn.send_buffer.staged();
                 total += sent;
                 moved |= sent > 0;
@@ -367,6 +370,11 @@ impl Initiator {
     /// Connections that have more to send.
     pub fn unsent(&self) -> impl Iterator<Item = &OwnedFd> {
         self.conns.iter().filter(|c| !c.send_buffer.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
+    }
+
+    /// Connections on which answers are due.
+    pub fn owing(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.conns.iter().filter(|c| !c.asked.is_empty()).filter_map(|c| c.fd.as_deref().map(|fd| &**fd))
     }
 }
 

@@ -59,6 +59,8 @@ pub struct Peer {
     /// It sent its FIN.
     left: AtomicBool,
     life: Mutex<Lines>,
+    /// Bytes came from it on a data connection since the last beat.
+    heard: AtomicBool,
     /// Whether the link waits for this rank's GPU or for buffers, and how many connections that are served do.
     link_staging: AtomicBool,
     serving_staging: AtomicUsize,
@@ -75,6 +77,7 @@ impl Peer {
             serving: Serving::new(rank, gpu.clone()),
             left: AtomicBool::new(false),
             life: Mutex::default(),
+            heard: AtomicBool::new(false),
             link_staging: AtomicBool::new(false),
             serving_staging: AtomicUsize::new(0),
         }
@@ -82,6 +85,14 @@ impl Peer {
 
     fn fail(&self, error: Error) {
         self.info.health.fail(error);
+    }
+
+    /// Bytes came from it: as good as a word on a life line, which it may have no descriptor for.
+    fn note_heard(&self) {
+        // Several threads receive, and a store takes the line from the others.
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The connection of a stripe was lost.
@@ -251,8 +262,8 @@ impl Tcp {
         }
         let moved = match link.pump() {
             Ok(moved) => moved,
-            Err(e) => {
-                self.end_link(peer, link, 0, Lost::Io(e));
+            Err((stripe, e)) => {
+                self.send_failed(peer, link, stripe, e);
                 return true;
             }
         };
@@ -350,11 +361,24 @@ impl Tcp {
             }
             false
         });
+        if received {
+            peer.note_heard();
+        }
         if driven.is_none() {
             // Also called without an event that would come again.
             self.gpu.renew();
         }
         driven.unwrap_or(false) | received
+    }
+
+    /// A connection of the link takes nothing any more.
+    fn send_failed(&self, peer: &Peer, link: &mut Initiator, stripe: usize, e: std::io::Error) {
+        // The destinations of gets may be gone once the peer has failed.
+        let why = match peer.info.health.has_failed() {
+            true => Lost::Io(e),
+            false => link.last_word(stripe, e),
+        };
+        self.end_link(peer, link, stripe, why);
     }
 
     /// A connection of the link ended: what that means for the rest.
@@ -415,7 +439,7 @@ impl Tcp {
         loop {
             let mut link = peer.link.lock();
             if let Some(Err(e)) = loan.take().map(|l| link.take_back(l)) {
-                self.end_link(peer, &mut link, stripe, Lost::Io(e));
+                self.send_failed(peer, &mut link, stripe, e);
             }
             self.settle(peer, &mut link);
             loan = if total < BULK_TURN { link.lend(stripe) } else { None };

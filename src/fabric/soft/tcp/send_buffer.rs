@@ -206,6 +206,18 @@ impl SendBuffer {
         }
     }
 
+    /// Copies what is nobody's any more and in pinned memory, which others may use from then on. Returns whether there
+    /// was any.
+    pub fn give_buffers_back(&mut self) -> bool {
+        let is_copied = |s: &Segment| s.buffer.is_some() && s.owner == FrameOwner::NOBODY;
+        let any = self.segments.iter().any(is_copied);
+        if any {
+            // SAFETY: a segment keeps its buffer until its bytes are copied.
+            unsafe { self.rebuild(is_copied) };
+        }
+        any
+    }
+
     /// Copies the payloads that `is_copied` names.
     ///
     /// # Safety

@@ -67,7 +67,7 @@ pub struct Inbound {
     /// Puts on their way to GPU memory, and those that must not overtake them.
     storing: VecDeque<staged::Came>,
     /// The put that arrives is for GPU memory and finds no buffer, or its signal would be one too many of those that
-    /// wait: the connection is not read.
+    /// wait, here or in the engine: the connection is not read.
     starved: bool,
     /// The first answer's bytes are on their way from the GPU, or find no buffer.
     fetching: bool,
@@ -273,6 +273,11 @@ impl Inbound {
         &self.fd
     }
 
+    /// Bytes that were ever received.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
     /// After the peer's FIN: whoever left still had its puts reported complete, so they are to count as arrived.
     fn part(&self) -> Outcome {
         if self.storing.is_empty() {
@@ -372,7 +377,7 @@ impl Inbound {
                     if staged.len() < header {
                         return Ok(());
                     }
-                    if counted && lanes.is_choked() {
+                    if counted && lanes.is_choked() || lanes.is_full_for(context, bell) {
                         self.starved = true;
                         return Ok(());
                     }

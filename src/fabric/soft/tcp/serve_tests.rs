@@ -192,6 +192,43 @@ fn a_window_that_goes_while_a_put_arrives_takes_no_more() {
     assert!(window[128..].iter().all(|&w| w == UNTOUCHED));
 }
 
+/// A window goes between two system calls of one turn: what is not out yet is refused, and the connection stays.
+#[test]
+fn a_window_that_goes_while_gets_are_answered_ends_no_connection() {
+    const GETS: usize = 64;
+    const LEN: usize = 256;
+    for _ in 0..500 {
+        let mut t = target(1);
+        let place = WindowBytes { rkey: 1, addr: t.base(), len: LEN as u32 };
+        t.initiator.write_all(&Frame::Get { context: 0, place }.emit().repeat(GETS)).unwrap();
+        std::thread::scope(|s| {
+            let (mut peer, registry) = (t.initiator.try_clone().unwrap(), &t.registry);
+            let reader = s.spawn(move || {
+                let (mut header, mut data, mut any_refused) = ([0; HEADER], [0; LEN], false);
+                for n in 0..GETS {
+                    peer.read_exact(&mut header).unwrap();
+                    if n == 0 {
+                        registry.remove(1);
+                    }
+                    match Frame::parse(&header) {
+                        Ok(Frame::Data { len }) if !any_refused && len as usize == LEN => {
+                            peer.read_exact(&mut data).unwrap();
+                        }
+                        frame => {
+                            assert_eq!(frame, Ok(Frame::Refused { why: Refusal::Get, context: 0, place }));
+                            any_refused = true;
+                        }
+                    }
+                }
+            });
+            while !reader.is_finished() {
+                assert!(matches!(t.advance(0), Ok(Outcome::Open(_))));
+            }
+            reader.join().unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_signal_waits_for_what_its_counts_name() {
     let mut t = target(2);
@@ -317,4 +354,28 @@ fn signals_behind_a_put_for_the_gpu_are_with_its_engine_at_the_end_of_the_turn()
     assert!(target.take(&all));
     assert_eq!(received.arrivals(), 1 + SIGNALS);
     assert!(target.window()[1..].iter().all(|&word| word == UNTOUCHED), "before the put that they follow");
+}
+
+/// The engine has all that it takes at a time: signals for it stay in the socket, others pass.
+#[test]
+fn signals_that_the_engine_has_no_room_for_are_not_read() {
+    for (on_gpu, sender, waits) in [(true, 1, true), (false, 1, true), (false, 2, false)] {
+        let (gpu, received) = (Arc::new(Gpu::default()), Arc::new(Received::new(3)));
+        let engine = Engine::new(0, [0; 16], Arc::default(), &Default::default());
+        gpu.set_engine(engine.clone(), received.clone());
+        let mut target = target_of(Serving::new(1, gpu), 3);
+        // The engine has no GPU yet: what it is given stays with it.
+        while !received.is_full() {
+            received.put(&engine, Source::far(sender, 7), vec![0; 8].into(), Key::gpu(2, false).0, 0);
+        }
+        let full = received.arrivals();
+        let rkey = if on_gpu { Key::gpu(2, false).0 } else { 1 };
+        let signal = put(target.base(), 0, Some(Bell { rkey, addr: target.base(), value: 1, counted: false }));
+        assert!(target.take(&signal.repeat(100)));
+        assert_eq!(target.window()[0] == UNTOUCHED + 100, !waits, "{on_gpu} {sender}");
+        assert_eq!(received.arrivals(), full);
+        assert_eq!(target.serving.seat(0).lock().as_ref().unwrap().is_staging(), waits);
+        target.initiator.set_nonblocking(true).unwrap();
+        assert_eq!(target.initiator.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it was refused");
+    }
 }

@@ -350,10 +350,14 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until one of them takes bytes again, at most so long. For `close` alone.
-pub fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, at_most: Duration) {
-    let poll = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    let mut all: Vec<_> = fds.map(poll).collect();
+/// Waits until one of the former takes bytes again or one of the latter has some, at most so long. For `close` alone.
+pub fn wait_for<'a>(
+    unsent: impl Iterator<Item = &'a OwnedFd>,
+    owing: impl Iterator<Item = &'a OwnedFd>,
+    at_most: Duration,
+) {
+    let poll = |events| move |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    let mut all: Vec<_> = unsent.map(poll(libc::POLLOUT)).chain(owing.map(poll(libc::POLLIN))).collect();
     let for_ms = at_most.as_millis().clamp(1, 1000) as i32;
     // SAFETY: so many pollfds, borrowed mutably.
     unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, for_ms) };

@@ -106,7 +106,7 @@ impl Initiator {
         received
     }
 
-    fn receive_some(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
+    pub(super) fn receive_some(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
         let conn = &mut self.conns[stripe];
         let Some(fd) = conn.fd.as_ref().map(AsRawFd::as_raw_fd) else { return Ok(false) };
         let mut total = 0;

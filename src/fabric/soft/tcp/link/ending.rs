@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Turns in which a connection is read on which a send has failed: 16 MiB.
+const LAST_TURNS: usize = 16;
+
 /// Why a connection ends.
 #[derive(Debug)]
 pub enum Lost {
@@ -80,6 +83,42 @@ impl Initiator {
         }
     }
 
+    /// Why a connection is over on which a send has failed: a peer that left in order said so before, and it may lie
+    /// there unread.
+    #[cold]
+    pub fn last_word(&mut self, stripe: usize, failure: io::Error) -> Lost {
+        // More than the kernel holds: nothing comes behind a reset.
+        for _ in 0..LAST_TURNS {
+            match self.receive(stripe) {
+                Ok(true) => {}
+                Err(Lost::Fin) => return Lost::Fin,
+                _ => break,
+            }
+        }
+        Lost::Io(failure)
+    }
+
+    /// Reads what comes on a link that has parted, for nobody. The kernel resets a connection that is closed with bytes
+    /// unread or due, and throws away what the peer has not read of it. Returns whether anything came.
+    pub fn throw_answers_away(&mut self) -> bool {
+        let mut came = false;
+        for stripe in 0..self.conns.len() {
+            let received = self.receive_some(stripe);
+            let conn = &mut self.conns[stripe];
+            conn.fetched.clear();
+            conn.refusals.clear();
+            came |= matches!(received, Ok(true));
+            if received.is_err() {
+                // The peer has its FIN, or wants nothing any more.
+                conn.asked.clear();
+                if let (Some(fd), true) = (conn.fd.take(), conn.send_buffer.is_lending()) {
+                    sock::abort(&fd);
+                }
+            }
+        }
+        came
+    }
+
     /// Gives up what has not begun, and sends its FIN behind the rest. For `close`. Returns whether anything was given
     /// up.
     pub fn part(&mut self) -> bool {
@@ -93,6 +132,7 @@ impl Initiator {
         self.ring.clear();
         for conn in &mut self.conns {
             any |= !conn.line.is_empty();
+            conn.asked.iter_mut().for_each(AskedGet::disown);
             conn.line.clear();
             conn.line_bytes = 0;
             conn.send_buffer.copy(&Frame::Fin.emit());

@@ -34,7 +34,7 @@ pub fn is_from_gpu(put: &Put) -> bool {
 
 /// Starts to fetch the bytes of a lane's next small puts, as far as there are buffers. Not behind an operation that
 /// will need a buffer itself: it might wait for one that is given back behind it only. Nor for a peer that takes
-/// nothing on `express`: others need buffers.
+/// nothing on `express`, or is not connected yet: others need buffers.
 #[inline]
 pub fn prefetch(lane: &mut TaskQueue, gpu: &Gpu, express: &Conn) -> Result<()> {
     while !express.blocked && lane.looked < lane.tasks.len().min(PREFETCH) {
@@ -203,6 +203,22 @@ impl Initiator {
         finish_chunk(lane, &mut self.conns, stripe, put, place, last);
         lane.advance(id, len, last);
         Ok(Turn::Moved)
+    }
+
+    /// Gives back the small buffers with bytes for a peer that takes none at the moment: others may wait for them.
+    /// Bytes on their way are copied, others are fetched again. Returns whether there were any.
+    pub fn give_buffers_back(&mut self) -> bool {
+        let express = &mut self.conns[EXPRESS];
+        if !express.blocked {
+            return false;
+        }
+        let mut any = express.send_buffer.give_buffers_back();
+        for lane in self.lanes.iter_mut().flatten() {
+            any |= !lane.fetched.is_empty();
+            lane.fetched.clear();
+            lane.looked = 0;
+        }
+        any
     }
 
     /// Moves on what copies from or to the GPU have finished. Returns whether there was any.

@@ -34,12 +34,12 @@ struct Draining<'a> {
     link: MutexGuard<'a, Initiator>,
     is_self: bool,
     unfinished: bool,
-    /// It gets what is left for it.
+    /// It gets what is left for it, and the answers that it owes are taken from it.
     sends: bool,
 }
 
 impl Draining<'_> {
-    /// Sends what the kernel takes. Returns whether that was anything.
+    /// Sends what the kernel takes and throws away what comes. Returns whether that was anything.
     fn advance(&mut self) -> bool {
         self.link.conns.iter_mut().for_each(|c| c.blocked = false);
         let moved = self.sends.then(|| self.link.pump());
@@ -47,8 +47,13 @@ impl Draining<'_> {
             self.sends = false;
             return false;
         };
-        self.sends = self.link.unsent().next().is_some();
-        moved
+        let came = self.link.throw_answers_away();
+        self.sends = self.has_unsent() || self.link.owing().next().is_some();
+        moved | came
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.link.unsent().next().is_some()
     }
 }
 
@@ -72,10 +77,11 @@ impl Tcp {
             if left.is_empty() || time.is_zero() {
                 break;
             }
-            sock::wait_writable(left.iter().flat_map(|l| l.link.unsent()), time.min(LOOK_EVERY));
+            let (unsent, owing) = (left.iter().flat_map(|l| l.link.unsent()), left.iter().flat_map(|l| l.link.owing()));
+            sock::wait_for(unsent, owing, time.min(LOOK_EVERY));
         }
-        if !left.is_empty() {
-            let ranks: Vec<_> = left.iter().map(|l| l.peer.rank.to_string()).collect();
+        let ranks: Vec<_> = left.iter().filter(|l| l.has_unsent()).map(|l| l.peer.rank.to_string()).collect();
+        if !ranks.is_empty() {
             let sock::Timing { linger, leave, .. } = self.timing;
             log::warn!(
                 "rank {own} closes its communicator although not everything was taken by rank {}: nothing moved for \

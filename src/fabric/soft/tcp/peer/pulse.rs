@@ -2,6 +2,7 @@
 
 use super::super::wire::HELLO;
 use super::*;
+use std::net::SocketAddr;
 
 /// Peers that have their turn at one strike: a few system calls for each.
 const AT_ONCE: usize = 8;
@@ -29,15 +30,22 @@ impl Tcp {
         if peer.left.load(Ordering::Acquire) {
             return peer.life.lock().end();
         }
-        let mut up = None;
+        let (mut up, mut gave) = (None, false);
         self.drive(peer, |link| {
             up = Some(link.phase == Phase::Up);
+            gave = link.give_buffers_back();
             true
         });
+        if gave {
+            self.gpu.renew();
+        }
         let (failed, served) = (peer.info.health.has_failed(), peer.serving.stripes() > 0);
         let mut life = peer.life.lock();
         // Whoever has the link is not asked: as it was.
         life.wanted = (served || up.unwrap_or(life.wanted)) && !failed;
+        if peer.heard.swap(false, Ordering::Relaxed) {
+            life.hear();
+        }
         let silent = self.beat(peer, world, &mut life);
         drop(life);
         if silent >= self.clock.patience() && !failed {
@@ -48,11 +56,14 @@ impl Tcp {
     }
 
     fn beat(&self, peer: &Peer, world: &World, life: &mut Lines) -> u32 {
-        let connect = |attempt: u32| {
-            let all = &peer.info.addresses;
-            sock::connect(all[attempt as usize % all.len()], None, &self.timing)
-        };
+        let connect = |attempt: u32| sock::connect(self.line_address(peer, attempt), None, &self.timing);
         life.beat(connect, &self.life_hello(peer, world))
+    }
+
+    /// Where a life line goes: as data connections do, since a link-local address counts the interfaces of the peer's
+    /// host.
+    fn line_address(&self, peer: &Peer, attempt: u32) -> SocketAddr {
+        self.with_dialer(peer, |dialer| dialer.address(attempt, 0))
     }
 
     fn life_hello(&self, peer: &Peer, world: &World) -> [u8; HELLO] {
@@ -88,5 +99,23 @@ impl Peer {
             "rank {rank} at {at} has said nothing for {limit} s: it is stopped or out of reach, or its process has \
              ended and a child of it holds the connections; OXYGIN_PEER_TIMEOUT sets how long to wait"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::lane::Health;
+
+    #[test]
+    fn a_life_line_goes_to_a_link_local_peer_through_the_interfaces_of_this_host() {
+        let all = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let tcp = Tcp::open(&all(&["127.0.0.1:0"]), [0; 16], 1, Arc::default()).unwrap();
+        tcp.links.set(all(&["[fe80::1%2]:0", "[fe80::2%3]:0"])).unwrap();
+        let info = |at| PeerInfo { addresses: all(&[at]), token: [0; 16], health: Arc::<Health>::default() };
+        tcp.join(World { rank: 0, nranks: 2 }, vec![info("127.0.0.1:80"), info("[fe80::9%77]:80")]).unwrap();
+        let peer = tcp.make_peer(1).unwrap();
+        let tried = [0, 1, 2].map(|attempt| tcp.line_address(peer, attempt));
+        assert_eq!(all(&["[fe80::9%2]:80", "[fe80::9%3]:80", "[fe80::9%2]:80"]), tried);
     }
 }

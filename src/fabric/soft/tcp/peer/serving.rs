@@ -48,7 +48,11 @@ impl Tcp {
             fence(Ordering::SeqCst);
             let Some(conn) = guard.as_mut() else { return moved };
             conn.over |= bits & libc::EPOLLHUP as u32 != 0;
+            let before = conn.received();
             let outcome = self.serve(peer, conn, stripe, must_read, io);
+            if conn.received() != before {
+                peer.note_heard();
+            }
             let staging = outcome.is_ok() && conn.is_staging();
             self.note_served(peer, &mut conn.noted, staging);
             if outcome.is_err() {

@@ -27,16 +27,16 @@ impl Inbound {
     pub(super) fn answer(&mut self, lanes: &mut Lanes, registry: &Registry) -> io::Result<bool> {
         const VECTORS: usize = 32;
         self.fetch_answers(lanes);
-        self.refuse_withdrawn(lanes, registry);
         let mut total = 0;
         while !self.answers.is_empty() && total < TURN {
             let mut io = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
             let (mut n, mut offered) = (0, 0);
             let held = registry.hold();
-            for a in self.answers.iter().take(VECTORS / 2) {
+            for a in self.answers.iter_mut().take(VECTORS / 2) {
                 if !a.is_here() {
                     break;
                 }
+                a.refuse_if_withdrawn(lanes, &held);
                 let header = &a.header[a.sent.min(HEADER)..];
                 if !header.is_empty() {
                     io[n] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };

@@ -1,4 +1,4 @@
-//! How many signals of a peer wait here for what they follow: with so many, no more are read.
+//! How many signals of a peer wait, here for what they follow or in the engine: with so many, no more are read.
 
 use super::*;
 
@@ -18,6 +18,15 @@ impl Lanes<'_> {
         let is_full = held.count() >= HELD;
         choked.store(is_full, Ordering::Relaxed);
         is_full
+    }
+
+    /// Whether a signal that has come would go to the engine, which has so much to do that no more is taken. Who polls
+    /// that one has the connection looked at again.
+    #[inline]
+    pub(super) fn is_full_for(&self, context: u32, bell: Option<Bell>) -> bool {
+        let goes_there =
+            |bell: Bell| Key(bell.rkey).is_on_gpu() || self.gpu.has_before(Source::far(self.sender, context));
+        bell.is_some_and(|bell| self.gpu.is_full() && goes_there(bell))
     }
 
     /// Signals were let go; the caller has `orders`.

@@ -80,19 +80,19 @@ impl Inbound {
             self.say_refused(lanes, Refusal::Late, context, WindowBytes { rkey: 0, addr: 0, len: 0 });
         }
     }
-
-    /// Answers gets whose windows have gone since they were asked, as far as nothing of the answer is out.
-    pub(super) fn refuse_withdrawn(&mut self, lanes: &Lanes, registry: &Registry) {
-        let held = registry.hold();
-        for a in self.answers.iter_mut().filter(|a| !a.bare && a.sent == 0 && !Key(a.place.rkey).is_on_gpu()) {
-            if held.resolve(a.place.rkey, a.place.addr, a.place.len as u64).is_none() {
-                a.refuse(lanes);
-            }
-        }
-    }
 }
 
 impl Answer {
+    /// Says that its window has gone since it was asked for, as far as nothing of it is out.
+    #[inline]
+    pub(super) fn refuse_if_withdrawn(&mut self, lanes: &Lanes, held: &Held) {
+        let WindowBytes { rkey, addr, len } = self.place;
+        let may = self.bare || self.sent > 0 || Key(rkey).is_on_gpu();
+        if !may && held.resolve(rkey, addr, len.into()).is_none() {
+            self.refuse(lanes);
+        }
+    }
+
     /// It was to bring bytes, and says now that they are not to be had.
     #[cold]
     pub(super) fn refuse(&mut self, lanes: &Lanes) {
