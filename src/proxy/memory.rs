@@ -6,8 +6,9 @@
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
+use crate::sys::sync::Mutex;
 use nix::sys::mman::{mmap_anonymous, munmap, MapFlags, ProtFlags};
-use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, Mapped, Pinned, Stream};
+use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Pinned, Stream};
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -17,9 +18,9 @@ use std::time::{Duration, Instant};
 /// How long a copy of a piece at set-up may take. It has a stream of its own, but the hardware queue behind that may be
 /// one that an application's kernel holds.
 const COPY_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes of pinned memory at most by which GPU memory is filled at set-up, piece by piece: what a set takes of the GPU
-/// is not taken of the host as well.
-const PIECE_BYTES: usize = 4 << 20;
+/// Bytes of pinned memory by which GPU memory is filled at set-up, piece by piece: what a set takes of the GPU is not
+/// taken of the host as well.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Host pages of our own.
 struct Pages {
@@ -78,6 +79,10 @@ pub struct Memory {
     pages: Vec<Pages>,
     pinned: Vec<Pinned>,
     mapped: Vec<Mapped>,
+    /// None before GPU memory is filled for the first time.
+    filler: Mutex<Option<Filler>>,
+    /// How long a copy of a piece may take.
+    patience: Duration,
     /// Bytes that [`Memory::shared`] gave.
     shared: usize,
 }
@@ -92,7 +97,17 @@ impl Memory {
                 Ok(()) => Cuda::current_context(&cuda).map_err(|e| cuda_error("createContext", &e))?.map(Arc::new),
             },
         };
-        Ok(Self { context, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new(), shared: 0 })
+        Ok(Self::of(context))
+    }
+
+    fn of(context: Option<Arc<Context>>) -> Self {
+        let (pages, pinned, mapped) = (Vec::new(), Vec::new(), Vec::new());
+        Self { context, pages, pinned, mapped, filler: Mutex::new(None), patience: COPY_LIMIT, shared: 0 }
+    }
+
+    /// Has a copy of contents fail after so long: tests cannot wait as long as programs do.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Bytes that the CPU and device code share: pinned memory, where there is a GPU.
@@ -169,8 +184,9 @@ impl Memory {
         })()
         .map_err(|e| cuda_error(what, &e))?;
         let at = made.base();
-        fill_gpu(context, at, bytes, fill)?;
+        // Before it is filled: a copy that is late writes there when its time is over.
         self.mapped.push(made);
+        self.fill_gpu(at, bytes, fill)?;
         Ok(at)
     }
 
@@ -179,15 +195,87 @@ impl Memory {
     /// # Safety
     /// They lie inside it, and nobody reads or writes there meanwhile.
     pub unsafe fn write_device(&self, at: u64, contents: &[u8]) -> Result<()> {
-        match &self.context {
-            Some(context) => fill_gpu(context, at, contents.len(), copies_of(contents)),
-            None => {
-                // SAFETY: host memory, of this many bytes, which nobody else uses (caller).
-                unsafe { (at as *mut u8).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
-                Ok(())
+        if self.is_on_gpu() {
+            return self.fill_gpu(at, contents.len(), copies_of(contents));
+        }
+        // SAFETY: host memory, of this many bytes, which nobody else uses (caller).
+        unsafe { (at as *mut u8).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
+        Ok(())
+    }
+
+    /// Fills GPU memory with what `fill` writes into each piece, waiting for each.
+    fn fill_gpu(&self, at: u64, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<()> {
+        let what = "a copy to device queues";
+        let failed = |e| cuda_error(what, &e);
+        let Some(context) = &self.context else { return Ok(()) };
+        let _current = context.enter().map_err(failed)?;
+        let mut filler = self.filler.lock();
+        let filler = match &mut *filler {
+            Some(filler) => filler,
+            none => none.insert(Filler::new(context).map_err(failed)?),
+        };
+        let Filler { staging, stream: kept } = filler;
+        let stream = match &mut *kept {
+            Some(late) => late,
+            none => none.insert(Stream::create(context.cuda()).map_err(failed)?),
+        };
+        for begin in (0..bytes).step_by(PIECE_BYTES) {
+            let len = PIECE_BYTES.min(bytes - begin);
+            // The copy before may be late, which another call gave up.
+            let has_ended = has_ended(stream, self.patience).map_err(failed)? && {
+                // SAFETY: that many bytes were asked for; the copy before has ended, so that nobody else has them.
+                let piece = unsafe { std::slice::from_raw_parts_mut(staging.host(), len) };
+                piece.fill(0);
+                fill(begin, piece);
+                let mut copies = Copies::default();
+                copies.push(at + begin as u64, staging.device(), len);
+                // SAFETY: both ends stay until the stream is done, or for ever.
+                unsafe { stream.copy_in(&copies) }.map_err(failed)?;
+                has_ended(stream, self.patience).map_err(failed)?
+            };
+            if !has_ended {
+                return Err(Error::cuda(format!(
+                    "{what} has not ended for {:?}: a kernel of the application holds the GPU; make device \
+                     communicators while none waits for another rank",
+                    self.patience
+                )));
             }
         }
+        *kept = None;
+        Ok(())
     }
+}
+
+/// By what GPU memory is filled. It is kept as long as that: pinned memory is given back behind the application's
+/// kernels, and a copy that is late still reads it.
+struct Filler {
+    staging: Pinned,
+    /// None but where a copy is late: streams share hardware queues with the application's.
+    stream: Option<Stream>,
+}
+
+impl Filler {
+    /// In the current context.
+    fn new(context: &Context) -> std::result::Result<Self, CudaError> {
+        Ok(Self { staging: Pinned::alloc(context.cuda(), PIECE_BYTES)?, stream: None })
+    }
+
+    /// Whether a copy is under way. A stream that has failed does nothing more.
+    fn is_late(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.is_done() == Ok(false))
+    }
+}
+
+/// Waits for the copy that was started last, that long at most; whether it has ended.
+fn has_ended(stream: &Stream, patience: Duration) -> std::result::Result<bool, CudaError> {
+    let end = Instant::now() + patience;
+    while !stream.is_done()? {
+        if Instant::now() > end {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    Ok(true)
 }
 
 #[cold]
@@ -210,48 +298,19 @@ pub fn zeros(bytes: usize) -> Result<Vec<u8>> {
     Ok(zeros)
 }
 
-/// Fills GPU memory with what `fill` writes into each piece: by a stream of its own, waiting for each.
-fn fill_gpu(context: &Context, at: u64, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<()> {
-    let what = "a copy to device queues";
-    let failed = |e| cuda_error(what, &e);
-    let _current = context.enter().map_err(failed)?;
-    let staging = Pinned::alloc(context.cuda(), bytes.clamp(1, PIECE_BYTES)).map_err(failed)?;
-    let stream = Stream::create(context.cuda()).map_err(failed)?;
-    for begin in (0..bytes).step_by(PIECE_BYTES) {
-        let len = PIECE_BYTES.min(bytes - begin);
-        // SAFETY: that many bytes were asked for; the copy before has ended, so that nobody else has them.
-        let piece = unsafe { std::slice::from_raw_parts_mut(staging.host(), len) };
-        piece.fill(0);
-        fill(begin, piece);
-        let mut copies = Copies::default();
-        copies.push(at + begin as u64, staging.device(), len);
-        // SAFETY: both ends stay until the stream is done, or for ever.
-        unsafe { stream.copy_in(&copies) }.map_err(failed)?;
-        let end = Instant::now() + COPY_LIMIT;
-        while !stream.is_done().map_err(failed)? {
-            if Instant::now() > end {
-                std::mem::forget((staging, stream));
-                return Err(Error::cuda(format!(
-                    "{what} has not ended for {COPY_LIMIT:?}: a kernel of the application holds the GPU; make device \
-                     communicators while none waits for another rank"
-                )));
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
-    }
-    Ok(())
-}
-
 impl Drop for Memory {
     fn drop(&mut self) {
         let Some(context) = &self.context else { return };
+        let (pinned, mapped) = (std::mem::take(&mut self.pinned), std::mem::take(&mut self.mapped));
+        let filler = self.filler.lock().take();
         // Where it cannot be entered, it has been destroyed, and its memory with it.
-        if let Ok(_current) = context.enter() {
-            self.mapped.clear();
-            self.pinned.clear();
-        } else {
-            std::mem::take(&mut self.pinned).into_iter().for_each(std::mem::forget);
-            std::mem::take(&mut self.mapped).into_iter().for_each(std::mem::forget);
+        let current = context.enter();
+        // A copy that is late needs both its ends, and to give pinned memory back waits for the kernel that it waits
+        // for.
+        let is_at_rest = || !filler.as_ref().is_some_and(Filler::is_late);
+        match current.is_ok() && is_at_rest() {
+            true => drop((filler, mapped, pinned)),
+            false => std::mem::forget((filler, mapped, pinned)),
         }
     }
 }
@@ -262,7 +321,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_all_is_zeroed_host_memory() {
-        let mut memory = Memory { context: None, pages: Vec::new(), pinned: Vec::new(), mapped: Vec::new(), shared: 0 };
+        let mut memory = Memory::of(None);
         let shared = memory.shared(10_000).unwrap();
         let own = memory.device(&[1, 2, 3]).unwrap();
         // SAFETY: both were just made.

@@ -6,6 +6,7 @@ use crate::support::common::{job, Rank};
 use crate::support::device::{entry, wait, Ask, Device};
 use crate::support::logged;
 use nccl_plugin_api::descriptor::*;
+use oxygin::proxy::memory::Memory;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -218,4 +219,38 @@ fn the_watchdog_names_what_a_gpu_holds_up() {
         device.wait_signal(0, 2, 2);
         device.flush(0, peer);
     });
+}
+
+/// A copy of contents that stands is given up, and what it reads and writes when it goes on is still there. Nothing is
+/// freed that waits for what it waits for.
+#[test]
+fn what_a_late_copy_needs_outlives_its_set() {
+    let fake = Fake::take();
+    let _context = fake.enter(0);
+    let freed = || fake.calls("cuMemFreeHost");
+    for is_over in [false, true] {
+        let mut memory = Memory::here().unwrap();
+        memory.set_patience(Duration::from_millis(20));
+        memory.shared(4096).unwrap();
+        let image = memory.device(&[7; 100]).unwrap();
+        fake.hold(1);
+        let before = freed();
+        let refused = memory.zeroed(3 << 20).unwrap_err().to_string();
+        assert!(refused.contains("has not ended for 20ms"), "{refused}");
+        // SAFETY: inside what was just made, which nobody else knows.
+        assert!(unsafe { memory.write_device(image, &[8; 100]) }.is_err(), "it would go behind the late one");
+        if is_over {
+            fake.hold(0);
+            fake.rest();
+            // SAFETY: as above.
+            unsafe { memory.write_device(image + 1, &[9; 99]) }.unwrap();
+            // SAFETY: GPU memory of the fake's, which is there.
+            assert_eq!(unsafe { *fake.peek(image).cast::<[u8; 3]>() }, [7, 9, 9]);
+        }
+        drop(memory);
+        assert_eq!(freed() - before, if is_over { 2 } else { 0 });
+        fake.hold(0);
+        fake.rest();
+    }
+    fake.check();
 }
