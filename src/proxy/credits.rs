@@ -204,21 +204,25 @@ impl Owed {
     fn pay_by_addition<C: Context>(&mut self, context: &C, more_follow: bool) -> bool {
         let (left, least) = (self.left(0), self.least(more_follow));
         if left < least || self.is_over {
-            return false;
+            // What was posted is looked after. Where more follow, that is on the way already.
+            return !more_follow && !self.is_paid(context);
         }
         let CreditWord { rank, rkey, at, .. } = self.at;
         let signal = Some(Signal { remote: at, rkey, value: left.into(), strong: false });
         let op = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false });
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.
         match unsafe { context.post(rank, &[op]) } {
-            Ok(posted) if posted.taken == 0 => return true,
+            Ok(posted) if posted.taken == 0 => {}
             Ok(posted) => {
                 self.told = self.told.wrapping_add(left);
                 self.payment = Some(Payment { seq: posted.last, looks: 0 });
             }
-            Err(_) => self.is_over = true,
+            Err(_) => {
+                self.is_over = true;
+                return false;
+            }
         }
-        false
+        true
     }
 
     fn post<C: Context>(&mut self, context: &C, paid: u32) {
@@ -235,6 +239,15 @@ impl Owed {
             }
             Err(_) => self.is_over = true,
         }
+    }
+
+    /// Whether device code has yet to see something that it is owed, for the watchdog. `peer` is the queue's.
+    #[cold]
+    pub fn is_late<C: Context>(&self, context: &C, peer: u32) -> bool {
+        let completed = || Seq(context.completed(self.at.rank).load(Ordering::Acquire));
+        let is_posted = self.payment.is_some_and(|payment| !payment.seq.is_done(completed()));
+        let paid = if self.adds { 0 } else { context.paid(peer) };
+        !self.is_over && (is_posted || self.left(paid) > 0)
     }
 
     /// Whether the payment is done, or will never be.

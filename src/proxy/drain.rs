@@ -242,7 +242,9 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     fn watch(&mut self, now: Instant, limit: Duration) {
         for &hot in &self.hot {
             let place = &mut self.places[hot as usize];
-            if let Some(sentence) = place.lane.watch(&self.commons[place.context as usize], C::NAME, now, limit) {
+            let common = &self.commons[place.context as usize];
+            let context = &self.contexts.get()[common.number as usize];
+            if let Some(sentence) = place.lane.watch(common, context, now, limit) {
                 log::warn!("{sentence}");
             }
         }

@@ -221,6 +221,40 @@ fn the_watchdog_names_what_a_gpu_holds_up() {
     });
 }
 
+/// Puts are done, and the rank's GPU takes no store: the log says why device code has no credits, once.
+#[test]
+fn the_watchdog_names_credits_that_a_gpu_does_not_take() {
+    logged::install();
+    with_queues(
+        "auto",
+        2,
+        0,
+        |fake| fake.set_issue("own=0,kernel=0"),
+        |r, fake, device, src, dst| {
+            logged::listen();
+            let peer = 1 - r.rank;
+            let put = entry(OP_PUT, 8 << 10).first(0, src).second(0, dst);
+            device.post(0, peer, put);
+            device.flush(0, peer);
+            r.job.barrier.wait();
+            (0..2).for_each(|gpu| fake.block(gpu, true));
+            r.job.barrier.wait();
+            device.post(0, peer, put);
+            let begin =
+                format!("context 0, queue to rank {peer}, fabric soft: all entries of device code are complete");
+            let said =
+                || logged::lines().iter().filter(|l| l.1.starts_with(&begin)).map(|l| l.1.clone()).collect::<Vec<_>>();
+            wait(|| format!("a line, not {:#?}", logged::lines()), || !said().is_empty());
+            std::thread::sleep(Duration::from_secs(1));
+            let said = said();
+            assert!(said.len() == 1 && said[0].contains("this rank's GPU takes no store"), "{said:#?}");
+            r.job.barrier.wait();
+            (0..2).for_each(|gpu| fake.block(gpu, false));
+            device.flush(0, peer);
+        },
+    );
+}
+
 /// A copy of contents that stands is given up, and what it reads and writes when it goes on is still there. Nothing is
 /// freed that waits for what it waits for.
 #[test]

@@ -1,6 +1,7 @@
 //! The watchdog's look at a lane: an entry that has not moved for long is named once.
 
 use super::{Common, Lane, State, Told};
+use crate::fabric::Context;
 use crate::proxy::ring::{Entry, Head, Ring};
 use crate::telemetry::stats::layout::State as Shown;
 use std::time::{Duration, Instant};
@@ -34,10 +35,13 @@ impl<R: Ring> Lane<R> {
         unsafe { self.ring.head().is_there() }
     }
 
-    /// A sentence about the oldest entry if nothing has moved for `limit`, once. `fabric`: its name.
-    pub fn watch(&mut self, common: &Common, fabric: &str, now: Instant, limit: Duration) -> Option<String> {
+    /// A sentence about the oldest entry if nothing has moved for `limit`, once; or about credits that device code has
+    /// not been told of.
+    pub fn watch<C: Context>(&mut self, common: &Common, context: &C, now: Instant, limit: Duration) -> Option<String> {
+        let (peer, fabric, has_head) = (self.peer, C::NAME, self.has_head());
         let is_busy = !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. });
-        if !is_busy && !self.has_head() {
+        let is_late = !is_busy && self.ring.owed().is_some_and(|owed| owed.is_late(context, peer));
+        if !is_busy && !is_late && !has_head {
             (self.watch.since, self.watch.said) = (None, false);
             return None;
         }
@@ -53,7 +57,13 @@ impl<R: Ring> Lane<R> {
             return None;
         }
         self.watch.said = true;
-        let (context, peer) = (common.number, self.peer);
+        let context = common.number;
+        if is_late && !has_head {
+            return Some(format!(
+                "context {context}, queue to rank {peer}, fabric {fabric}: all entries of device code are complete, \
+                 and for {age:.1?} (OXYGIN_STALL) it has not been told so: this rank's GPU takes no store"
+            ));
+        }
         let way = match is_busy {
             true => format!(
                 "read from the queue and posted as operation {} or before, {} in all unfinished",

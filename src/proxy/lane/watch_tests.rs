@@ -1,7 +1,7 @@
 use super::super::stands::Stands;
 use super::super::{Batch, Common};
 use super::*;
-use crate::fabric::Context;
+use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Finish};
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 struct Letters {
     head: Box<AtomicU64>,
     entries: Vec<char>,
+    owed: Option<Owed>,
 }
 
 impl Letters {
@@ -69,7 +70,12 @@ impl Ring for Letters {
         self.show();
     }
     fn finish(&mut self, _: Finish) {}
-    fn credit(&mut self, _: u32) {}
+    fn credit(&mut self, n: u32) {
+        self.owed.iter_mut().for_each(|owed| owed.add(n));
+    }
+    fn owed(&mut self) -> Option<&mut Owed> {
+        self.owed.as_mut()
+    }
 }
 
 struct Bench {
@@ -84,7 +90,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 impl Bench {
     fn new(entries: &str) -> Self {
-        let mut ring = Letters { head: Box::default(), entries: entries.chars().collect() };
+        let mut ring = Letters { head: Box::default(), entries: entries.chars().collect(), owed: None };
         ring.show();
         Self {
             contexts: vec![Stands::default()],
@@ -100,7 +106,7 @@ impl Bench {
     }
 
     fn look(&mut self, seconds: u64) -> Option<String> {
-        self.lane.watch(&self.common, Stands::NAME, self.start + Duration::from_secs(seconds), LIMIT)
+        self.lane.watch(&self.common, &self.contexts[0], self.start + Duration::from_secs(seconds), LIMIT)
     }
 
     /// The sentence after the limit, which comes once.
@@ -196,6 +202,33 @@ fn what_stands_in_the_queue_is_named_too() {
     bench.visit();
     let said = bench.sentence();
     assert!(said.contains("fabric stands has no room for it: rank 1"), "{said}");
+}
+
+/// All is complete, and device code waits for its credits.
+#[test]
+fn credits_that_device_code_is_not_told_of_are_named() {
+    for at in [CreditWord::half(1, 7, 64), CreditWord::whole(1, 7, 64, true)] {
+        for has_room in [true, false] {
+            let mut bench = Bench::new("ggg");
+            bench.lane.ring.owed = Some(Owed::new(at, 1));
+            bench.visit();
+            bench.contexts[0].completed.store(3, Ordering::Relaxed);
+            bench.contexts[0].is_full.store(!has_room, Ordering::Relaxed);
+            let visit = |bench: &mut Bench| bench.lane.visit(&bench.contexts, &mut bench.common, &mut bench.batch);
+            assert!(visit(&mut bench).is_busy && visit(&mut bench).is_busy, "the payment is looked after");
+            assert_eq!(
+                bench.sentence(),
+                "context 0, queue to rank 1, fabric stands: all entries of device code are complete, and for 3.0s \
+                 (OXYGIN_STALL) it has not been told so: this rank's GPU takes no store"
+            );
+            bench.contexts[0].is_full.store(false, Ordering::Relaxed);
+            bench.visit();
+            bench.contexts[0].completed.store(4, Ordering::Relaxed);
+            assert_eq!(bench.look(20), None);
+            assert!(!visit(&mut bench).is_busy);
+            assert_eq!(bench.look(30), None, "it was told");
+        }
+    }
 }
 
 #[test]
