@@ -320,14 +320,16 @@ impl Coll {
         &self.keys
     }
 
-    /// The engine, started with `settings` if there is none.
+    /// The engine, started with `settings` if there is none. Fails where it cannot take anything up any more.
     pub(super) fn engine(&self, settings: impl FnOnce() -> Settings) -> Result<Arc<Engine>> {
         let mut engine = self.engine.lock();
         self.check_open()?;
         if engine.is_none() {
             *engine = Some(Arc::new(Engine::start(&settings())?));
         }
-        engine.clone().ok_or_else(|| Error::internal("no engine"))
+        let engine = engine.clone().ok_or_else(|| Error::internal("no engine"))?;
+        engine.check()?;
+        Ok(engine)
     }
 
     /// Lets all contexts advance.

@@ -47,6 +47,9 @@ pub trait Work: Send {
 
     /// The watchdog's look, every now and then.
     fn watch(&mut self, now: Instant, limit: Duration);
+
+    /// Nobody works on it any more, as its thread has ended by a fault: whoever asks for errors is told.
+    fn fail(&mut self);
 }
 
 /// Contexts of a set, and who keeps them alive.
@@ -255,6 +258,10 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
             };
             meter.look(self.hot.iter().map(told));
         }
+    }
+
+    fn fail(&mut self) {
+        self.commons.iter().for_each(Common::fail);
     }
 }
 

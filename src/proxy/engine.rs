@@ -3,7 +3,7 @@
 use super::affinity::Cpus;
 use super::drain::Work;
 use super::idle::{Idle, Next};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
@@ -19,7 +19,7 @@ const WATCH_EVERY: Duration = Duration::from_millis(250);
 /// Passes between two looks at the clock for it, while the thread is busy.
 const WATCH_PASSES: u32 = 4096;
 /// How long a caller waits until a thread gives work back. A pass takes microseconds; a thread that does not come back
-/// stands in the driver or has died.
+/// stands in the driver.
 const GIVE_BACK: Duration = Duration::from_secs(30);
 
 /// How the threads behave.
@@ -46,6 +46,7 @@ pub struct Ticket {
     number: u64,
 }
 
+#[derive(Default)]
 struct Desk {
     /// What came and has not been taken up.
     arrived: Vec<(u64, Box<dyn Work>)>,
@@ -54,6 +55,8 @@ struct Desk {
     /// What the thread has.
     has: Vec<u64>,
     ends: bool,
+    /// The thread has let go of everything, and takes nothing up any more.
+    is_over: bool,
 }
 
 struct Common {
@@ -87,7 +90,7 @@ impl Engine {
             Self { workers: Vec::new(), next: AtomicU64::new(1), trace: settings.trace.clone(), give_back: GIVE_BACK };
         for i in 0..settings.threads.max(1) {
             let common = Arc::new(Common {
-                desk: Mutex::new(Desk { arrived: Vec::new(), wanted: Vec::new(), has: Vec::new(), ends: false }),
+                desk: Mutex::default(),
                 changed: Condvar::default(),
                 changes: AtomicU64::new(0),
                 settings: settings.clone(),
@@ -109,15 +112,28 @@ impl Engine {
         self.trace.clone()
     }
 
+    /// Fails where a thread has ended by a fault of its own, which the log has.
+    pub fn check(&self) -> Result<()> {
+        match self.workers.iter().any(|worker| worker.common.desk.lock().is_over) {
+            true => Err(Error::internal("an engine thread of this communicator has ended by a fault")),
+            false => Ok(()),
+        }
+    }
+
     /// Has a thread work on something from here on.
-    pub fn give(&self, thread: usize, work: Box<dyn Work>) -> Ticket {
+    pub fn give(&self, thread: usize, mut work: Box<dyn Work>) -> Ticket {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let thread = thread % self.workers.len();
         let common = &self.workers[thread].common;
         let mut desk = common.desk.lock();
-        desk.arrived.push((number, work));
-        desk.has.push(number);
-        common.tell(desk);
+        if desk.is_over {
+            drop(desk);
+            work.fail();
+        } else {
+            desk.arrived.push((number, work));
+            desk.has.push(number);
+            common.tell(desk);
+        }
         Ticket { thread, number }
     }
 
@@ -175,11 +191,32 @@ impl Common {
     }
 }
 
+/// What a thread works on. Dropped, whether the thread ends in order or by a fault, it lets go of all of it.
+struct Works<'a> {
+    common: &'a Common,
+    all: Vec<(u64, Box<dyn Work>)>,
+}
+
+impl Drop for Works<'_> {
+    fn drop(&mut self) {
+        let mut left = std::mem::take(&mut self.all);
+        let mut desk = self.common.desk.lock();
+        desk.is_over = true;
+        left.append(&mut desk.arrived);
+        drop(desk);
+        // In order nothing is left. Dropped without the lock, as everywhere.
+        left.iter_mut().for_each(|(_, work)| work.fail());
+        drop(left);
+        self.common.desk.lock().has.clear();
+        self.common.changed.notify_all();
+    }
+}
+
 fn run(common: &Common) {
     if let Some(cpus) = &common.settings.cpus {
         cpus.pin_this_thread();
     }
-    let mut works: Vec<(u64, Box<dyn Work>)> = Vec::new();
+    let mut works = Works { common, all: Vec::new() };
     let mut seen = u64::MAX;
     let (mut idle, mut yielder) = (Idle::new(common.settings.spin), Yielder::default());
     let (mut watched, mut passes) = (Instant::now(), 0u32);
@@ -187,12 +224,12 @@ fn run(common: &Common) {
         let changes = common.changes.load(Ordering::Acquire);
         if changes != seen {
             seen = changes;
-            if !take_up(common, &mut works) {
+            if !take_up(common, &mut works.all) {
                 return;
             }
         }
         let (mut moved, mut is_busy) = (0, false);
-        for (_, work) in &mut works {
+        for (_, work) in &mut works.all {
             let pass = work.pass(idle.rest());
             moved += pass.moved;
             is_busy |= pass.is_busy;
@@ -203,14 +240,14 @@ fn run(common: &Common) {
             let now = Instant::now();
             if now.duration_since(watched) >= WATCH_EVERY {
                 watched = now;
-                works.iter_mut().for_each(|(_, work)| work.watch(now, common.settings.stall));
+                works.all.iter_mut().for_each(|(_, work)| work.watch(now, common.settings.stall));
             }
         }
         match next {
             Next::Pass => std::hint::spin_loop(),
             Next::Yield => yielder.give_way(),
             // Nothing to look at: until something comes.
-            Next::Sleep(_) if works.is_empty() => sleep(common, seen, Duration::from_secs(3600)),
+            Next::Sleep(_) if works.all.is_empty() => sleep(common, seen, Duration::from_secs(3600)),
             Next::Sleep(time) => sleep(common, seen, time),
         }
     }
@@ -254,6 +291,9 @@ mod tests {
             Pass::default()
         }
         fn watch(&mut self, _: Instant, _: Duration) {}
+        fn fail(&mut self) {
+            self.0.store(u32::MAX, Ordering::SeqCst);
+        }
     }
 
     impl Drop for Counts {
@@ -306,6 +346,7 @@ mod tests {
         }
 
         fn watch(&mut self, _: Instant, _: Duration) {}
+        fn fail(&mut self) {}
     }
 
     #[test]
@@ -326,6 +367,45 @@ mod tests {
         goes.store(true, Ordering::SeqCst);
         while !dropped.load(Ordering::SeqCst) {
             std::thread::yield_now();
+        }
+    }
+
+    /// Has a fault once it is told to.
+    struct Faults(Arc<AtomicBool>);
+
+    impl Work for Faults {
+        fn pass(&mut self, _: Rest) -> Pass {
+            assert!(!self.0.load(Ordering::SeqCst), "a fault of this test's own");
+            Pass::default()
+        }
+        fn watch(&mut self, _: Instant, _: Duration) {}
+        fn fail(&mut self) {}
+    }
+
+    /// What the thread had, and what comes to it later, is told and let go of.
+    #[test]
+    fn a_thread_that_has_a_fault_keeps_nothing() {
+        let settings =
+            Settings { threads: 1, spin: None, stall: Duration::from_secs(1), cpus: None, comm: 9, trace: None };
+        let engine = Engine::start(&settings).unwrap();
+        let faults = Arc::new(AtomicBool::new(false));
+        let counts = || (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let [before, after] = [counts(), counts()];
+        let give = |(count, dropped): &(Arc<AtomicU32>, Arc<AtomicBool>)| {
+            engine.give(0, Box::new(Counts(count.clone(), dropped.clone())))
+        };
+        let tickets = [engine.give(0, Box::new(Faults(faults.clone()))), give(&before)];
+        assert!(engine.check().is_ok());
+        faults.store(true, Ordering::SeqCst);
+        while engine.check().is_ok() {
+            std::thread::yield_now();
+        }
+        let last = give(&after);
+        let begun = Instant::now();
+        assert!(tickets.into_iter().chain([last]).all(|ticket| engine.take_back(ticket)));
+        assert!(begun.elapsed() < GIVE_BACK / 2, "it has waited for a thread that is gone");
+        for (count, dropped) in [before, after] {
+            assert!(count.load(Ordering::SeqCst) == u32::MAX && dropped.load(Ordering::SeqCst));
         }
     }
 }

@@ -50,7 +50,8 @@ impl Common {
         }
     }
 
-    fn fail(&self) {
+    /// queryLastError shows a fault from here on.
+    pub fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
 }
