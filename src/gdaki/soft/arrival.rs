@@ -113,6 +113,21 @@ impl Arrival {
     }
 }
 
+/// Why an entry that has begun to arrive is not taken, for the log. `is_rung`: its word has been written.
+#[cold]
+pub fn why_absent(is_rung: bool, shown: Shown) -> &'static str {
+    match (is_rung, shown) {
+        (true, Shown::All) => "it has a fence, and waits for what is read before it",
+        (true, _) => "its doorbell has been rung, and it has not arrived",
+        (false, Shown::No) => "device code has written a part of it, and its other words are missing",
+        // Of a queue that was never rung entries are found by their arrival.
+        (false, _) => {
+            "it stands in its slot and has not been rung, unlike others before it: its kernel was compiled with an \
+             NCCL older than 2.31.2; set OXYGIN_GDAKI_RINGING=doorbell"
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

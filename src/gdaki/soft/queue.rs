@@ -1,6 +1,6 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
 
-use super::arrival::{Arrival, Shown};
+use super::arrival::{why_absent, Arrival, Shown};
 use super::capture::{CapturedEnd, Tape};
 use super::doorbell::{DoorbellWords, Look};
 use super::early::Early;
@@ -479,10 +479,13 @@ impl Ring for SendQueue {
     }
 
     fn why_absent(&self) -> String {
-        match self.waits_for {
-            Some((queue, index)) => format!("it waits for completion entry {index} of completion queue {queue}"),
-            None => "its doorbell has been rung, and it has not arrived, or waits for what is read before it".into(),
+        if let Some((queue, index)) = self.waits_for {
+            return format!("it waits for completion entry {index} of completion queue {queue}");
         }
+        // SAFETY: valid as long as the queue (promised to `new`).
+        let has_word = || unsafe { self.places.bell.compare(self.next, self.size) }.is_ge();
+        let is_rung = self.places.bell.handler != Ringing::FreeFlow || has_word();
+        why_absent(is_rung, self.slots.shown(self.next)).into()
     }
 }
 

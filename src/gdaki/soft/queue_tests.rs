@@ -130,6 +130,34 @@ fn a_producer_that_was_held_up_before_it_rang_is_told_of_completions() {
     assert!(queue.owed().is_some());
 }
 
+/// What the log says of an entry that stands.
+#[test]
+fn an_entry_that_is_not_taken_has_its_reason_named() {
+    let named = |act: &dyn Fn(&Shared)| {
+        let shared = Shared::new();
+        let mut queue = shared.queue(Ringing::FreeFlow, None);
+        shared.nop(0);
+        shared.ring(0);
+        queue.begin();
+        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        queue.take(1);
+        act(&shared);
+        queue.begin();
+        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Absent);
+        // SAFETY: what it looks at is here.
+        assert!(unsafe { queue.head().is_there() });
+        queue.why_absent()
+    };
+    let unrung = named(&|shared| shared.nop(1));
+    assert!(unrung.contains("has not been rung") && unrung.contains("OXYGIN_GDAKI_RINGING=doorbell"), "{unrung}");
+    // A write, without its remote key.
+    let write: u64 = 1 << 40 | 8 << 32 | 9 << 8 | 3;
+    let missing = named(&|shared| shared.slots[8].store(write.to_be(), Ordering::Relaxed));
+    assert!(missing.contains("its other words are missing"), "{missing}");
+    let rung = named(&|shared| shared.ring(1));
+    assert_eq!(rung, "its doorbell has been rung, and it has not arrived");
+}
+
 /// Where the fabric counts completions device code may use a slot again before they show here.
 #[test]
 fn a_slot_whose_completion_was_counted_is_written_again() {
