@@ -36,6 +36,29 @@ pub struct DoorbellWords {
     pub record: NonNull<AtomicU32>,
 }
 
+/// What doorbell and doorbell record said when they were looked at last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard {
+    bell: u16,
+    record: u16,
+}
+
+impl Heard {
+    /// How far an index that one of the words says is ahead of `producer`, by at most the slots of the largest ring;
+    /// `before` is what that word said. Half of what 16 bits count is ahead and behind: a word that lags by so much is
+    /// the one that has not changed.
+    #[inline(always)]
+    fn ahead(before: &mut u16, index: u16, producer: u64) -> u64 {
+        const HALF: u16 = 1 << 15;
+        let (n, is_new) = (index.wrapping_sub(producer as u16), *before != index);
+        *before = index;
+        match n < HALF || n == HALF && is_new {
+            true => n.into(),
+            false => 0,
+        }
+    }
+}
+
 /// Where it shows that an entry is there.
 pub struct Look {
     word: *const AtomicU64,
@@ -101,26 +124,25 @@ impl DoorbellWords {
     }
 
     /// How many entries beyond `producer` have been rung, by what either word says; not for free flow. Words that lag,
-    /// or are another queue pair's, say 0.
+    /// or are another queue pair's, say 0. `heard` is of the look before this one.
     ///
     /// # Safety
     /// The words are there.
     #[inline(always)]
-    pub unsafe fn rung(&self, producer: u64, queue: u32) -> u64 {
+    pub unsafe fn rung(&self, producer: u64, queue: u32, heard: &mut Heard) -> u64 {
         // SAFETY: passed on.
         let word = unsafe { self.words.as_ref() }.load(Ordering::Acquire);
         if self.handler == Ringing::Proxy {
             return word.saturating_sub(producer);
         }
         let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
-        let ahead = |index: u32| u64::from((index as u16).wrapping_sub(producer as u16));
-        // Behind it, by less than a ring has slots.
-        let forward = |n: u64| if n > 1 << 15 { 0 } else { n };
-        let is_own = u32::from_be_bytes([e, f, g, h]) == queue << 8;
-        let by_bell = if is_own { forward(ahead(u32::from_be_bytes([a, b, c, d]) >> 8)) } else { 0 };
+        let by_bell = match u32::from_be_bytes([e, f, g, h]) == queue << 8 {
+            true => Heard::ahead(&mut heard.bell, (u32::from_be_bytes([a, b, c, d]) >> 8) as u16, producer),
+            false => 0,
+        };
         // SAFETY: passed on.
         let record = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
-        by_bell.max(forward(ahead(record)))
+        by_bell.max(Heard::ahead(&mut heard.record, record as u16, producer))
     }
 }
 
@@ -139,7 +161,9 @@ mod tests {
         let b = bell(Ringing::Doorbell);
         let slot = AtomicU64::new(u64::MAX);
         // SAFETY: they are there.
-        let (rung, seen) = (|p| unsafe { b.rung(p, 9) }, |i| unsafe { b.look(i, 4, NonNull::from(&slot)).is_there() });
+        let rung = |p| unsafe { b.rung(p, 9, &mut Heard::default()) };
+        // SAFETY: as above.
+        let seen = |i| unsafe { b.look(i, 4, NonNull::from(&slot)).is_there() };
         assert_eq!((rung(0), seen(0)), (0, false));
         ring(3, 9);
         assert_eq!((rung(0), rung(3), rung(5), seen(0), seen(3)), (3, 0, 0, true, false));
@@ -153,7 +177,8 @@ mod tests {
         words[0].store(1 << 33, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe {
-            assert_eq!((b.rung(1 << 32, 9), b.rung(1 << 34, 9)), (1 << 32, 0));
+            let heard = &mut Heard::default();
+            assert_eq!((b.rung(1 << 32, 9, heard), b.rung(1 << 34, 9, heard)), (1 << 32, 0));
             assert!(
                 b.look(1, 4, NonNull::from(&slot)).is_there() && !b.look(1 << 33, 4, NonNull::from(&slot)).is_there()
             );
@@ -167,6 +192,35 @@ mod tests {
             assert!(seen(6) && seen(2) && !seen(10), "by its word");
             slot.store(7, Ordering::Relaxed);
             assert!(seen(10), "by the entry itself");
+        }
+    }
+
+    /// Rings of 2^15 slots that are filled at once: one of the words says so first, and the other lags by as much as a
+    /// new one would be ahead.
+    #[test]
+    fn a_word_that_lags_by_all_slots_of_the_largest_ring_is_behind() {
+        const SLOTS: u32 = 1 << 15;
+        let (word, record) = (AtomicU64::new(0), AtomicU32::new(0));
+        let handler = Ringing::Doorbell;
+        let bell = DoorbellWords { handler, words: NonNull::from(&word), record: NonNull::from(&record) };
+        let mut heard = Heard::default();
+        let ring = |index: u32| {
+            let bytes = [(index << 8).to_be_bytes(), (9_u32 << 8).to_be_bytes()].concat();
+            word.store(u64::from_ne_bytes(bytes.try_into().unwrap()), Ordering::Relaxed);
+        };
+        let write = |index: u32| record.store((index & 0xffff).to_be(), Ordering::Relaxed);
+        let mut producer = 0;
+        // SAFETY: they are there.
+        let mut rung = |producer| unsafe { bell.rung(producer, 9, &mut heard) };
+        ring(0);
+        for round in 1..=5 {
+            let [first, second]: [&dyn Fn(u32); 2] = if round % 2 == 1 { [&write, &ring] } else { [&ring, &write] };
+            first(round * SLOTS);
+            assert_eq!(rung(producer), u64::from(SLOTS));
+            producer += u64::from(SLOTS);
+            assert_eq!([rung(producer), rung(producer)], [0, 0], "the other one lags");
+            second(round * SLOTS);
+            assert_eq!(rung(producer), 0);
         }
     }
 }

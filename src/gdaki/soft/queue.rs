@@ -2,7 +2,7 @@
 
 use super::arrival::{why_absent, Arrival, Shown};
 use super::capture::{CapturedEnd, Tape};
-use super::doorbell::{DoorbellWords, Look};
+use super::doorbell::{DoorbellWords, Heard, Look};
 use super::early::Early;
 use super::meaning::{Fault, Terms, Windows};
 use super::slots::{shown, EntrySlots};
@@ -63,6 +63,8 @@ pub struct SendQueue {
     credited: u64,
     /// Entries rung; for free flow kept only where nobody rings.
     producer: u64,
+    /// What the doorbell said last.
+    heard: Heard,
     /// For free flow: whether device code knows it.
     arrival: Arrival,
     /// An entry that came before there was room for it.
@@ -108,6 +110,7 @@ impl SendQueue {
             next: 0,
             credited: 0,
             producer: 0,
+            heard: Heard::default(),
             arrival: Arrival::new(),
             overrun: NEVER,
             fetches: 0,
@@ -168,7 +171,7 @@ impl SendQueue {
             return;
         }
         // SAFETY: valid as long as the queue (promised to `new`).
-        let n = unsafe { self.places.bell.rung(self.producer, self.places.number) }.min(1 << 32);
+        let n = unsafe { self.places.bell.rung(self.producer, self.places.number, &mut self.heard) }.min(1 << 32);
         let outstanding = self.producer - self.credited;
         if outstanding + n > self.size {
             self.overrun = self.overrun.min(self.credited + self.size);
