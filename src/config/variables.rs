@@ -235,7 +235,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "OXYGIN_PROXY_THREADS",
         default: "1",
-        meaning: "Threads of this library's engine in a communicator; its contexts are split among them.",
+        meaning: "Threads of this library's engine in a communicator; the contexts of all its sets are split among \
+                  them.",
         accepted: "1 to 16",
         apply: |config, text| within(text, 1, 16).map(|value| config.proxy_threads = value),
     },

@@ -8,7 +8,7 @@ use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
 use crate::telemetry::trace::Trace;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,8 @@ struct Worker {
 pub struct Engine {
     workers: Vec<Worker>,
     next: AtomicU64,
+    /// Contexts that the threads were dealt.
+    dealt: AtomicUsize,
     trace: Option<Arc<Trace>>,
     /// How long it waits for work that it asks back.
     give_back: Duration,
@@ -86,8 +88,13 @@ pub struct Engine {
 impl Engine {
     /// Starts them.
     pub fn start(settings: &Settings) -> Result<Self> {
-        let mut engine =
-            Self { workers: Vec::new(), next: AtomicU64::new(1), trace: settings.trace.clone(), give_back: GIVE_BACK };
+        let mut engine = Self {
+            workers: Vec::new(),
+            next: AtomicU64::new(1),
+            dealt: AtomicUsize::new(0),
+            trace: settings.trace.clone(),
+            give_back: GIVE_BACK,
+        };
         for i in 0..settings.threads.max(1) {
             let common = Arc::new(Common {
                 desk: Mutex::default(),
@@ -105,6 +112,12 @@ impl Engine {
     /// Threads.
     pub fn threads(&self) -> usize {
         self.workers.len()
+    }
+
+    /// Which thread has the first of a set's contexts; the next ones are the next threads'. It goes on where the set
+    /// before ended: most sets have few contexts.
+    pub fn deal(&self, contexts: usize) -> usize {
+        self.dealt.fetch_add(contexts, Ordering::Relaxed) % self.threads()
     }
 
     /// Where they note what they do, if they do.
@@ -331,6 +344,14 @@ mod tests {
         assert_eq!(count.load(Ordering::SeqCst), after, "nobody works on it any more");
         drop(engine);
         assert!(all.iter().all(|(_, _, dropped)| dropped.load(Ordering::SeqCst)));
+    }
+
+    #[test]
+    fn sets_of_few_contexts_have_all_threads_in_turn() {
+        let spin = Some(Duration::from_micros(100));
+        let settings = Settings { threads: 3, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
+        let engine = Engine::start(&settings).unwrap();
+        assert_eq!([1, 1, 1, 4, 2, 1].map(|contexts| engine.deal(contexts)), [0, 1, 2, 0, 1, 0]);
     }
 
     /// Stands in a call, as a driver's may, until it is let go.

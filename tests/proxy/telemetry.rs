@@ -169,6 +169,35 @@ fn a_trace_has_every_operation() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// Sets of one context are split among the threads, as the contexts of one set are.
+#[test]
+fn sets_of_one_context_have_threads_of_their_own() {
+    let _turn = own();
+    let folder = std::env::temp_dir().join(format!("oxygin-threads-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let _trace = Variable::set("OXYGIN_TRACE", folder.join("of-%p.json").to_str().unwrap());
+    let _threads = Variable::set("OXYGIN_PROXY_THREADS", "3");
+    job(2, 1, |r| {
+        let sets = [(); 3].map(|()| Device::new(r, Ask { contexts: 1, ..Ask::default() }));
+        r.job.barrier.wait();
+        for device in &sets {
+            device.post(0, 1 - r.rank, entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(1, 0, true));
+            device.flush(0, 1 - r.rank);
+            device.wait_signal(0, 1, 1);
+        }
+        r.job.barrier.wait();
+        sets.into_iter().for_each(Device::destroy);
+    });
+    for file in std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()) {
+        let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["args"]["kind"] == "signal");
+        let mut threads: Vec<_> = events.map(|e| e["tid"].as_u64().unwrap()).collect();
+        threads.dedup();
+        assert_eq!(threads, [0, 1, 2], "{trace:#}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Device code that dies while it writes a descriptor.
 #[test]
 fn the_watchdog_names_what_stands() {
