@@ -64,6 +64,11 @@ impl Context {
     pub fn hold(&self, peer: u32) -> impl Drop + '_ {
         self.seats[peer as usize].lock()
     }
+
+    /// Has the kernel copy for the lane to a peer, from a window of it, and something happen meanwhile.
+    pub fn copy_while(&self, peer: u32, window: u32, meanwhile: impl FnOnce()) {
+        self.shared.link(peer).copy_while(&self.shared, &self.seats[peer as usize], window, meanwhile);
+    }
 }
 
 impl Drop for Context {

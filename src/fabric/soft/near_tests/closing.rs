@@ -96,3 +96,26 @@ fn an_answer_that_a_peer_gave_up_fails_nobody() {
     }
     until("the end of what is owed", || !own.link(1).has_backlog());
 }
+
+/// A peer fails while the kernel copies for an operation to it: callers are told when that is over, and no other copy
+/// begins.
+#[test]
+fn a_failure_is_told_once_nothing_is_copied() {
+    let (ranks, [mine, its], [context, _other]) = pair(SoftTransport::Auto, 1 << 20);
+    let own = ranks[0].fabric.shared().unwrap();
+    let standing = Standing::of(own);
+    let mut seq = Seq(0);
+    context.copy_while(1, its.id, || {
+        // SAFETY: windows are never freed.
+        seq = unsafe { context.get(1, &get(&mine, &its, mine.bytes)) }.unwrap();
+        own.link(1).health.fail(crate::error::Error::remote("lost"));
+        assert!(!context.test(1, seq).unwrap() && !context.has_error());
+        // It will be told of this one, too.
+        // SAFETY: as above.
+        seq = unsafe { context.get(1, &get(&mine, &its, mine.bytes)) }.unwrap();
+        assert!(!context.test(1, seq).unwrap());
+    });
+    assert!(context.test(1, seq).is_err() && context.has_error());
+    context.copy_while(1, its.id, || panic!("callers know of the failure"));
+    drop(standing);
+}
