@@ -237,10 +237,13 @@ fn a_communicator_that_closes_first_frees_nothing_that_is_written() {
     let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, from).second(0, to);
     device.post(0, 0, put.with_signal(2, 0, true));
     wait(|| "a copy that is held".into(), || fake.is_holding());
+    let began = Instant::now();
     // SAFETY: plain calls.
     unsafe {
         ok(T.close_coll.unwrap()(r.coll));
         device.destroy();
+        // 10 s are the GPU's, once.
+        assert!(began.elapsed() < Duration::from_secs(18), "it took {:?}", began.elapsed());
         fake.hold(0);
         fake.rest();
         ok(T.finalize.unwrap()(r.instance));
