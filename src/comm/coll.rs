@@ -5,6 +5,7 @@ use super::backend::life::Life;
 use super::backend::offer::EngineOffer;
 use super::backend::report::QueueOwner;
 use super::contexts::{Contexts, EngineKind, Name};
+use super::device_queues::DeviceQueues;
 use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened, Queues};
 use super::hello::Hello;
 use super::instance::Instance;
@@ -361,6 +362,15 @@ impl Coll {
         }
         *self.records.lock() = Records::default();
         on_fabric!(&self.fabric, f => f.close());
+        for window in &held.windows {
+            if let Err(error) = window.registration.guard.end() {
+                log::warn!("closeColl: {}", error.message());
+                // What is a set's own would go with it.
+                let handle = window.handle.load(Ordering::Relaxed) as *mut c_void;
+                let queues = held.sets.iter().filter_map(|set| set.device());
+                queues.filter(|q| q.windows().any(|own| own == handle)).for_each(DeviceQueues::keep_memory);
+            }
+        }
     }
 }
 

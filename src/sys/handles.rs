@@ -101,7 +101,9 @@ static TABLE: [HandleEntry; PLACES] =
 static OWNERS: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
 /// Places that were ever taken. Beside what is locked: a child may not lock.
 static USED: AtomicUsize = AtomicUsize::new(0);
-// The first place stays free: it is that of NULL.
+/// By kind: had while all objects of a kind are asked something, and by who takes one out. It takes as long as they do.
+static ASKED: [Mutex<()>; Kind::Window as usize + 1] = [const { Mutex::new(()) }; Kind::Window as usize + 1];
+// The first place stays free: it is that of NULL. Taken for a look, after `ASKED` where both are.
 static FREE: Mutex<Free> = Mutex::new(Free { indices: Vec::new(), next: 1, generation: 1 });
 
 #[inline(always)]
@@ -234,10 +236,11 @@ pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     }
 }
 
-/// Whether something holds for any live object of a kind. Objects wait with their end until it is known.
+/// Whether something holds for any live object of a kind. Objects of this kind wait with their end until it is known;
+/// nobody waits to make one, or for another reference.
 pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {
-    let free = FREE.lock();
-    (1..free.next as usize).any(|index| {
+    let _asked = ASKED[T::KIND as usize].lock();
+    (1..used()).any(|index| {
         let handle = TABLE[index].handle.load(Ordering::Acquire);
         // SAFETY: removal is serialised by the lock, so the object stays during the call.
         unsafe { get::<T>(handle as *mut c_void) }.is_some_and(&mut holds)
@@ -249,6 +252,7 @@ pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     is_own::<T>(handle).then_some(())?;
+    let _asked = ASKED[T::KIND as usize].lock();
     let mut free = FREE.lock();
     let object = live::<T>(handle as u64)?;
     let entry = entry(handle as u64);
@@ -366,26 +370,46 @@ mod tests {
         let handle = insert(Arc::new(A(1))).unwrap() as u64;
         let (asks, has_it) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (told, done) = (asks.clone(), has_it.clone());
-        let mut asking = None;
-        any::<A>(|a| {
-            if a.0 != 1 {
-                return false;
-            }
-            let (asks, has_it) = (told.clone(), done.clone());
-            asking = Some(std::thread::spawn(move || {
-                asks.store(true, Ordering::SeqCst);
-                assert!(clone::<A>(handle as *mut c_void).is_some());
-                has_it.store(true, Ordering::SeqCst);
-            }));
-            while !told.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            std::thread::sleep(Duration::from_millis(200));
-            assert!(!done.load(Ordering::SeqCst), "a reference was made beside the lock");
-            true
+        let turn = FREE.lock();
+        let asking = std::thread::spawn(move || {
+            told.store(true, Ordering::SeqCst);
+            assert!(clone::<A>(handle as *mut c_void).is_some());
+            done.store(true, Ordering::SeqCst);
         });
-        asking.unwrap().join().unwrap();
+        while !asks.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!has_it.load(Ordering::SeqCst), "a reference was made beside the lock");
+        drop(turn);
+        asking.join().unwrap();
         assert!(has_it.load(Ordering::SeqCst));
         remove::<A>(handle as *mut c_void).unwrap();
+    }
+    /// Objects take their time to answer: others are made, used and ended meanwhile, and those of the kind wait with
+    /// their end.
+    #[test]
+    fn who_is_asked_holds_up_no_other() {
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let handle = insert(Arc::new(A(77))).unwrap() as u64;
+        let mut ends = None;
+        assert!(any::<A>(|asked| {
+            if asked.0 != 77 {
+                return false;
+            }
+            is_asked.store(true, Ordering::SeqCst);
+            let (made, is_asked) = (insert(Arc::new(B)).unwrap(), is_asked.clone());
+            assert!(clone::<B>(made).is_some() && clone::<A>(handle as *mut c_void).is_some());
+            remove::<B>(made).unwrap();
+            let until = is_asked.clone();
+            ends = Some(std::thread::spawn(move || {
+                remove::<A>(handle as *mut c_void).unwrap();
+                assert!(!until.load(Ordering::SeqCst), "it ended while it was asked");
+            }));
+            std::thread::sleep(Duration::from_millis(100));
+            is_asked.store(false, Ordering::SeqCst);
+            true
+        }));
+        ends.unwrap().join().unwrap();
     }
 }

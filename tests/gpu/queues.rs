@@ -1,8 +1,8 @@
 //! Queues of device code that the library drains itself, over GPU memory: pinned where the CPU looks, GPU memory where
 //! only device code does.
 
-use crate::harness::Fake;
-use crate::support::common::{job, Rank};
+use crate::harness::{Fake, T};
+use crate::support::common::{job, ok, Job, Rank};
 use crate::support::device::{entry, wait, Ask, Device};
 use crate::support::logged;
 use nccl_plugin_api::descriptor::*;
@@ -286,5 +286,36 @@ fn what_a_late_copy_needs_outlives_its_set() {
         fake.hold(0);
         fake.rest();
     }
+}
+
+/// closeColl comes first, while a GPU that stands has stores into the set's memory before it: the memory stays.
+#[test]
+fn a_communicator_that_closes_first_frees_nothing_that_is_written() {
+    let fake = Fake::take();
+    std::env::set_var("OXYGIN_ENGINE", "own");
+    std::env::set_var("OXYGIN_DEREG_TIMEOUT", "0.1");
+    fake.set_issue("kernel=0");
+    let _context = fake.enter(0);
+    let r = Rank::join(&Job::new(1), 0, 0);
+    let [src, dst] = [(); 2].map(|()| fake.window(&r, 0, 4096, 0));
+    let (from, to) = (src.as_window().handle as u64, dst.as_window().handle as u64);
+    let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+    let device = Device::seen_by(&r, Ask::default(), see);
+    fake.hold(512);
+    let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, from).second(0, to);
+    device.post(0, 0, put.with_signal(2, 0, true));
+    wait(|| "a copy that is held".into(), || fake.is_holding());
+    let began = Instant::now();
+    // SAFETY: plain calls.
+    unsafe {
+        ok(T.close_coll.unwrap()(r.coll));
+        device.destroy();
+        // 10 s are the GPU's, once.
+        assert!(began.elapsed() < Duration::from_secs(18), "it took {:?}", began.elapsed());
+        fake.hold(0);
+        fake.rest();
+        ok(T.finalize.unwrap()(r.instance));
+    }
+    std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
     fake.check();
 }

@@ -14,6 +14,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicIsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 use support::common;
 
 /// Counts what is allocated and not freed.
@@ -62,7 +63,7 @@ fn many_lanes() {
         tcp::until("signals", || b.signals[0].load(SeqCst) == (round + 1) * AT_ONCE);
         for lane in &lanes {
             tcp::until("completion", || lane.is_idle());
-            a.tcp.drop_lane(lane);
+            a.tcp.drop_lane(lane, Instant::now() + Duration::from_secs(10));
         }
         if round == ROUNDS / 7 {
             before = LIVE.load(SeqCst);

@@ -151,7 +151,7 @@ fn what_was_promised_arrives_beside_answers_that_nobody_wants() {
     stripe.read_exact(&mut request).unwrap();
     assert!(matches!(Frame::parse(&request), Ok(Frame::Get { context: 0, .. })));
     a.freeze();
-    a.tcp.drop_lane(&gone);
+    a.tcp.drop_lane(&gone, Instant::now() + Duration::from_secs(10));
     stripe.write_all(&[&Frame::Data { len: SIZE as u32 }.emit()[..], &[0; 64 << 10]].concat()).unwrap();
     a.post(&lane, Op::Put(put(address(&a.data), 4096, SIZE)));
     std::thread::scope(|s| {

@@ -4,6 +4,7 @@
 use super::harness::*;
 use oxygin::rma::op::Op;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_deregistered_window_takes_no_more_bytes() {
@@ -54,7 +55,7 @@ fn what_comes_for_a_context_that_is_gone_is_thrown_away() {
     }
     let gone = gone.expect("a get that is unfinished");
     let other = all[0].post(&stays, Op::Get(get(address(&second), theirs, WORDS)));
-    all[0].tcp.drop_lane(&gone);
+    all[0].tcp.drop_lane(&gone, Instant::now() + Duration::from_secs(10));
     let before: Vec<u64> = first.iter().map(|w| w.load(SeqCst)).collect();
     all[1].thaw();
     wait(&stays, other);
@@ -88,7 +89,7 @@ fn what_a_context_that_is_gone_was_sending_is_not_read() {
     whole.signal = bell(&all[1].signals[0], 1, true);
     let other = all[0].post(&stays, Op::Put(whole));
     assert!(!gone.test(seq).unwrap());
-    all[0].tcp.drop_lane(&gone);
+    all[0].tcp.drop_lane(&gone, Instant::now() + Duration::from_secs(10));
     for w in &first {
         w.store(2, SeqCst);
     }

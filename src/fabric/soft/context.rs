@@ -11,7 +11,7 @@ use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Operations between two polls: a caller that only ever finds its requests done must still receive.
@@ -26,6 +26,9 @@ pub struct Context {
     seats: Box<[Arc<Seat>]>,
     /// Counts tests of later operations; one caller at a time as for everything in a context, so no more than a hint.
     tests: AtomicU32,
+    /// Until when the contexts that were made together, and so go together, wait for what is under way; from the first
+    /// one's end on.
+    leave_by: Arc<OnceLock<Instant>>,
 }
 
 impl Context {
@@ -38,7 +41,11 @@ impl Context {
             let added = link.add_lanes(lanes);
             seats.iter_mut().zip(added).for_each(|(seats, seat)| seats.push(seat));
         }
-        let context = |seats: Vec<_>| Self { shared: shared.clone(), seats: seats.into(), tests: AtomicU32::new(0) };
+        let leave_by = Arc::new(OnceLock::new());
+        let context = |seats: Vec<_>| {
+            let (shared, leave_by) = (shared.clone(), leave_by.clone());
+            Self { shared, seats: seats.into(), tests: AtomicU32::new(0), leave_by }
+        };
         seats.into_iter().map(context).collect()
     }
 
@@ -64,6 +71,11 @@ impl Context {
     pub fn hold(&self, peer: u32) -> impl Drop + '_ {
         self.seats[peer as usize].lock()
     }
+
+    /// Has the kernel copy for the lane to a peer, from a window of it, and something happen meanwhile.
+    pub fn copy_while(&self, peer: u32, window: u32, meanwhile: impl FnOnce()) {
+        self.shared.link(peer).copy_while(&self.shared, &self.seats[peer as usize], window, meanwhile);
+    }
 }
 
 impl Drop for Context {
@@ -71,7 +83,7 @@ impl Drop for Context {
         // First all, so that nothing new begins for it while one is waited for.
         let links = self.shared.links().iter().zip(&self.seats);
         let drain: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
-        let end = Instant::now() + LEAVE_WITHIN;
+        let end = *self.leave_by.get_or_init(|| Instant::now() + LEAVE_WITHIN);
         drain.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
     }
 }

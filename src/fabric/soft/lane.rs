@@ -6,7 +6,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Whether an error ends its peer for all contexts: it is gone, or what it says cannot be trusted.
@@ -71,6 +71,8 @@ pub struct Lane {
     fault: Health,
     /// There is a fault, which is told once nothing touches its callers' memory any more.
     stopped: AtomicBool,
+    /// The kernel copies for its first operation. Changed under the lock that its operations are behind.
+    copying: AtomicBool,
     posted: AtomicU32,
     completed: AtomicU32,
     paid: AtomicU32,
@@ -86,8 +88,9 @@ impl Lane {
     /// A lane without operations.
     pub fn new(context: u32, peer: u32, health: Arc<Health>) -> Self {
         let (posted, completed, paid) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
-        let (fault, stopped, place) = (Health::default(), AtomicBool::new(false), AtomicU32::new(Self::NO_PLACE));
-        Self { context, peer, health, fault, stopped, posted, completed, paid, place }
+        let (stopped, copying) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (fault, place) = (Health::default(), AtomicU32::new(Self::NO_PLACE));
+        Self { context, peer, health, fault, stopped, copying, posted, completed, paid, place }
     }
 
     /// Begins nothing more of it: a fault is about to be told.
@@ -129,17 +132,50 @@ impl Lane {
         }
     }
 
-    /// The error that ended it, or its peer.
+    /// The kernel is about to copy for it: its peer's failure is not told before [`Lane::end_copy`]. Returns whether it
+    /// may; not where the peer has failed, since callers may have been told.
+    pub fn begin_copy(&self) -> bool {
+        self.copying.store(true, Ordering::Relaxed);
+        // Either this sees the failure, or who tells it sees the copy.
+        fence(Ordering::SeqCst);
+        let may = !self.health.has_failed();
+        if !may {
+            self.end_copy();
+        }
+        may
+    }
+
+    /// The copy is over.
+    pub fn end_copy(&self) {
+        self.copying.store(false, Ordering::Release);
+    }
+
+    /// Whether its peer has failed and nothing touches its callers' memory any more.
+    #[inline]
+    fn has_lost_peer(&self) -> bool {
+        self.health.has_failed() && self.is_at_rest()
+    }
+
+    #[cold]
+    fn is_at_rest(&self) -> bool {
+        fence(Ordering::SeqCst);
+        !self.copying.load(Ordering::Acquire)
+    }
+
+    /// The error that ended it, or its peer. Nothing touches its callers' memory from then on.
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.fault.check()?;
-        self.health.check()
+        match self.has_lost_peer() {
+            true => self.health.check(),
+            false => Ok(()),
+        }
     }
 
     /// Whether it, or its peer, has failed and says so.
     #[inline]
     pub fn has_failed(&self) -> bool {
-        self.fault.has_failed() || self.health.has_failed()
+        self.fault.has_failed() || self.has_lost_peer()
     }
 
     /// Takes the next number. The caller holds whatever orders posting on this lane.

@@ -98,7 +98,7 @@ impl Link {
     pub fn advance(&self, shared: &Domain) -> bool {
         let has_failed = self.health.has_failed();
         // A peer that waits for this rank is told that it waits in vain.
-        if has_failed && !self.owes_refusal() {
+        if has_failed && !self.owes_refusal(shared) {
             self.drop_all();
             return self.poll_engine(shared);
         }

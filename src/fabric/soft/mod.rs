@@ -47,7 +47,7 @@ use crate::memory::window::{Registration, Remote};
 use crate::sys::interfaces;
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -67,6 +67,7 @@ pub struct SoftFabric {
     /// The helper thread, and the movers.
     threads: Mutex<Vec<Thread>>,
     contexts: AtomicU32,
+    has_closed: AtomicBool,
 }
 
 impl SoftFabric {
@@ -97,6 +98,7 @@ impl SoftFabric {
             shared: OnceLock::new(),
             threads: Mutex::default(),
             contexts: AtomicU32::new(0),
+            has_closed: AtomicBool::new(false),
         })
     }
 
@@ -171,6 +173,10 @@ impl Fabric for SoftFabric {
     /// Ends the helper thread and all connections. Operations that are unfinished stay so.
     fn close(&self) {
         let Some(shared) = self.shared.get() else { return };
+        // What has not ended by the first time will not by another: a GPU that stands is waited for once.
+        if self.has_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
         if !shared.is_stopping() {
             shared.flush(FLUSH_WITHIN);
         }

@@ -11,8 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long destroying a context waits for copies by the GPU, and then for one of `QUANTUM` bytes by the
-/// kernel.
+/// How long destroying a set of contexts waits for copies by the GPU; and for each of `QUANTUM` bytes by the kernel.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a lane leaves to wait for.
@@ -56,7 +55,7 @@ impl Link {
         }
         self.wait_copied(&drain.seat);
         if self.route.way() == RouteKind::Far {
-            shared.tcp().drop_lane(lane);
+            shared.tcp().drop_lane(lane, end);
             // This may be the caller's last call, and others may have got the room.
             shared.stir();
         }

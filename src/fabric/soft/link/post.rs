@@ -91,8 +91,8 @@ impl Link {
         credit: Option<CreditIndex>,
     ) -> Result<Seq> {
         let lane = &seat.lane;
-        if lane.is_stopped() {
-            // Its fault is told in a moment.
+        if lane.is_over() {
+            // Why is told in a moment.
             ops.iter().for_each(|_| _ = lane.number());
             return Ok(lane.last());
         }

@@ -11,6 +11,7 @@ use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::peer::finding::{Finding, Silent};
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::data_of;
+use crate::fabric::soft::status::alive;
 use crate::memory::key::Key;
 use crate::rma::seq::Seq;
 use nix::errno::Errno;
@@ -90,10 +91,11 @@ impl Link {
         !self.service.lock().responses.is_empty() && self.route.way() != RouteKind::Closed
     }
 
-    /// Whether the peer is owed a refusal: it is told, also where its rank has failed for this one, that it waits in
-    /// vain.
-    pub(super) fn owes_refusal(&self) -> bool {
-        self.service.lock().responses.iter().any(|r| matches!(r, Response::Refused { .. }))
+    /// Whether the peer is owed a refusal, and is there to read it: it is told, also where its rank has failed for this
+    /// one, that it waits in vain.
+    pub(super) fn owes_refusal(&self, shared: &Domain) -> bool {
+        let is_there = || shared.neighbours.get(self.peer).is_some_and(|its| its.look() == alive::Liveness::Alive);
+        self.service.lock().responses.iter().any(|r| matches!(r, Response::Refused { .. })) && is_there()
     }
 
     /// This rank has fetched everything up to pull `number` of the peer's context.

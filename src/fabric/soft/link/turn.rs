@@ -235,12 +235,18 @@ impl Link {
             return (queue, Err(Error::internal(format!("rank {} is reached, but was never met", self.peer))));
         };
         let Some(place) = self.take_place() else { return (queue, Ok(Step::Full)) };
+        if !seat.lane.begin_copy() {
+            // What waits is dropped by who looks next.
+            self.give_place(place);
+            return (queue, Ok(Step::Full));
+        }
         queue.state = LaneState::Copying;
         drop(queue);
         let result = copy::run(&shared.status, its, (self.peer, place), piece, copy);
-        self.copies.fetch_and(!(1 << place), Ordering::Release);
+        self.give_place(place);
         let mut queue = seat.lock();
         queue.copied();
+        seat.lane.end_copy();
         // Closed: what it sent last is read first (`look`).
         (queue, result.map(|n| n.map_or(Step::Full, Step::Moved)))
     }
@@ -250,6 +256,11 @@ impl Link {
         let free = |copies: u32| Some(copies.trailing_ones() as usize).filter(|&place| place < COPIES);
         let take = |copies| free(copies).map(|place| copies | 1 << place);
         self.copies.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().and_then(free)
+    }
+
+    /// The copy in that place is over.
+    fn give_place(&self, place: usize) {
+        self.copies.fetch_and(!(1 << place), Ordering::Release);
     }
 
     /// Hands what waits on a lane to TCP.
@@ -295,4 +306,18 @@ impl Link {
 fn is_countable(shared: &Domain, engine: &Engine, rkey: u32) -> bool {
     let key = Key(rkey);
     key.is_on_gpu() && (key.is_open() || shared.engine.gpu() == engine.gpu())
+}
+
+#[cfg(test)]
+impl Link {
+    /// Has the kernel copy for a lane, to no purpose, and something happen meanwhile.
+    pub fn copy_while(&self, shared: &Domain, seat: &Seat, window: u32, meanwhile: impl FnOnce()) {
+        let piece = Piece { what: "read", window, remote: 0, len: 0 };
+        let copy = || {
+            meanwhile();
+            Ok(0)
+        };
+        let (queue, _) = self.copy(shared, seat, seat.lock(), &piece, copy);
+        seat.release(queue);
+    }
 }

@@ -96,3 +96,52 @@ fn an_answer_that_a_peer_gave_up_fails_nobody() {
     }
     until("the end of what is owed", || !own.link(1).has_backlog());
 }
+
+/// A peer fails while the kernel copies for an operation to it: callers are told when that is over, and no other copy
+/// begins.
+#[test]
+fn a_failure_is_told_once_nothing_is_copied() {
+    let (ranks, [mine, its], [context, _other]) = pair(SoftTransport::Auto, 1 << 20);
+    let own = ranks[0].fabric.shared().unwrap();
+    let standing = Standing::of(own);
+    let mut seq = Seq(0);
+    context.copy_while(1, its.id, || {
+        // SAFETY: windows are never freed.
+        seq = unsafe { context.get(1, &get(&mine, &its, mine.bytes)) }.unwrap();
+        own.link(1).health.fail(crate::error::Error::remote("lost"));
+        assert!(!context.test(1, seq).unwrap() && !context.has_error());
+        // It will be told of this one, too.
+        // SAFETY: as above.
+        seq = unsafe { context.get(1, &get(&mine, &its, mine.bytes)) }.unwrap();
+        assert!(!context.test(1, seq).unwrap());
+    });
+    assert!(context.test(1, seq).is_err() && context.has_error());
+    context.copy_while(1, its.id, || panic!("callers know of the failure"));
+    drop(standing);
+}
+
+/// A refusal that finds no room in the ring of a peer that has failed, and then ends: nobody waits to send it.
+#[test]
+fn a_refusal_that_nobody_reads_any_more_is_dropped() {
+    const BYTES: usize = 1 << 20;
+    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, BYTES);
+    let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
+    let standing = Standing::of(peer);
+    // SAFETY: windows are never freed.
+    unsafe { other.get(0, &get(&its, &mine, BYTES)) }.unwrap();
+    peer.link(0).advance(peer);
+    until("the question", || own.link(1).owes());
+    let told = || crate::error::Error::remote("told in a test");
+    own.link(1).refuse(own, 0, told());
+    own.link(1).health.fail(told());
+    context.progress().unwrap();
+    assert!(own.link(1).owes(), "it is told while it may read");
+    drop(other);
+    peer.request_stop();
+    drop(standing);
+    ranks[1].fabric.close();
+    until("the end of what is owed", || {
+        context.progress().unwrap();
+        !own.link(1).has_backlog()
+    });
+}

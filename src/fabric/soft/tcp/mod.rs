@@ -297,7 +297,7 @@ impl Tcp {
             Some(peer) => self.post_to(peer, tasks),
             None => {
                 let rank = lane.peer;
-                lane.health.fail(Error::usage(format!("an operation to rank {rank} on a closed communicator")));
+                lane.health.fail(posted_when_closed(rank));
                 // As in `post_to`.
                 tasks.for_each(drop);
             }
@@ -472,6 +472,12 @@ impl Tcp {
         let due = std::mem::take(&mut *self.deferred.lock());
         due.iter().filter_map(|&p| self.peer(p)).fold(false, |moved, p| moved | self.flush(p))
     }
+}
+
+/// What becomes of an operation that is posted when this rank has closed.
+#[cold]
+fn posted_when_closed(rank: u32) -> Error {
+    Error::usage(format!("an operation to rank {rank} on a closed communicator"))
 }
 
 impl Drop for Tcp {

@@ -57,12 +57,15 @@ pub struct Order<S> {
     held: VecDeque<Held<S>>,
     /// Connections on which no more will come, a bit each.
     ended: u32,
+    /// The express one aside, those are all: no more chunks come.
+    has_all_chunks: bool,
     waiting: WaitingSignals,
 }
 
 impl<S> Default for Order<S> {
     fn default() -> Self {
-        Self { arrived: [0; MAX_STRIPES], held: VecDeque::new(), ended: 0, waiting: WaitingSignals::default() }
+        let (held, waiting) = (VecDeque::new(), WaitingSignals::default());
+        Self { arrived: [0; MAX_STRIPES], held, ended: 0, has_all_chunks: false, waiting }
     }
 }
 
@@ -77,10 +80,22 @@ impl<S> Order<S> {
         self.arrived[stripe] = self.arrived[stripe].wrapping_add(1);
     }
 
-    /// No more comes on `stripe`. `true`: nor on any other of `conns`, and what is still held will never be due.
+    /// No more comes on `stripe`. Once no more chunks come, what is held will never be due and is forgotten; the word
+    /// that all has come may be behind more of the like, on the connection that is not read for these. `true`: no more
+    /// comes on any of `conns`.
     pub fn ends(&mut self, stripe: usize, conns: u32) -> bool {
         self.ended |= 1 << stripe;
+        self.has_all_chunks = (self.ended | 1 << EXPRESS) & conns == conns;
+        if self.has_all_chunks {
+            self.held.clear();
+        }
         self.ended & conns == conns
+    }
+
+    /// Forgets what is held. `true`: nothing is known of connections that have ended, either.
+    pub fn forgets(&mut self) -> bool {
+        self.held.clear();
+        self.ended == 0
     }
 
     fn met(&self, counts: &Counts) -> bool {
@@ -88,10 +103,13 @@ impl<S> Order<S> {
         counts.iter().zip(&self.arrived).all(|(&c, &a)| a.wrapping_sub(c) as i32 >= 0)
     }
 
-    /// A signal with counts arrived: applied at once if returned, else kept.
+    /// A signal with counts arrived: applied at once if returned, else kept until it is due, if it can come to be.
     pub fn rings(&mut self, counts: Counts, signal: S) -> Option<S> {
         if self.held.is_empty() && self.met(&counts) {
             return Some(signal);
+        }
+        if self.has_all_chunks {
+            return None;
         }
         self.held.push_back(Held { counts, signal, _counted: Counted(self.waiting.one_more()) });
         None
@@ -147,6 +165,19 @@ mod tests {
         assert_eq!(waiting.count(), 5);
         drop(b);
         assert_eq!(waiting.count(), 2, "a lane that goes takes its own along");
+    }
+
+    #[test]
+    fn what_waits_for_chunks_that_do_not_come_is_forgotten() {
+        let (waiting, all) = (WaitingSignals::default(), 0b111);
+        let mut o = Order::counted_in(&waiting);
+        assert_eq!((o.rings(counts(1, 0), 1), o.rings(counts(1, 1), 2)), (None, None));
+        assert!(!o.ends(1, all));
+        assert_eq!(waiting.count(), 2, "one more connection may bring some");
+        assert!(!o.ends(2, all));
+        assert_eq!((o.rings(counts(1, 1), 3), waiting.count()), (None, 0));
+        assert_eq!(o.rings(counts(0, 0), 4), Some(4), "what waits for none");
+        assert!(o.ends(EXPRESS, all));
     }
 
     #[test]

@@ -251,7 +251,9 @@ impl Tcp {
         }
         if (link.phase == Phase::Down || peer.left.load(Ordering::Acquire)) && link.is_busy() {
             link.cut_off();
-            peer.fail(peer.has_left());
+            // This rank may be the one: posting has met its close.
+            let is_own = self.closed.load(Ordering::Acquire) && !peer.left.load(Ordering::Acquire);
+            peer.fail(if is_own { super::posted_when_closed(peer.rank) } else { peer.has_left() });
             return false;
         }
         if link.phase == Phase::Idle && link.is_busy() {

@@ -3,26 +3,27 @@
 use super::*;
 use crate::fabric::soft::lane::Lane;
 
-/// How long destroying a context waits for a thread that is sending, and for copies by the GPU.
+/// How long destroying a context waits for a thread that is sending, which waits for nobody.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 impl Tcp {
     /// The context of `lane` is gone, and with it the caller's promise that memory stays valid: what is unfinished is
-    /// dropped. Nothing touches its memory afterwards. No operation of this lane is being posted, or will be.
-    pub fn drop_lane(&self, lane: &Arc<Lane>) {
+    /// dropped. Nothing touches its memory afterwards, but for copies by the GPU that have not ended at `end`. No
+    /// operation of this lane is being posted, or will be.
+    pub fn drop_lane(&self, lane: &Arc<Lane>, end: Instant) {
         let Some(peer) = self.peer(lane.peer) else { return };
         let was_idle = lane.is_idle();
         if was_idle && lane.place() == Lane::NO_PLACE {
             return;
         }
-        let end = Instant::now() + LEAVE_WITHIN;
+        let sent_by = Instant::now() + LEAVE_WITHIN;
         let mut link = peer.link.lock();
         peer.inbox.lock().retain(|t| !Arc::ptr_eq(&t.lane, lane));
         let lent = link.drop_lane(lane);
         // Others have room now.
         self.settle(peer, &mut link);
         while !link.were_back(&lent) {
-            if Instant::now() > end {
+            if Instant::now() > sent_by {
                 // Behind that nobody sends what the send buffer holds.
                 link.cut_off();
                 let rank = peer.rank;

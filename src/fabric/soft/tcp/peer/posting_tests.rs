@@ -45,6 +45,18 @@ fn what_is_posted_as_its_peer_fails_has_a_number_that_never_completes() {
     }
 }
 
+/// A posting that has found the communicator open meets its close: it is this rank that has closed, not the other one.
+#[test]
+fn what_meets_the_close_of_its_own_rank_says_so() {
+    let ([from, _to], _registries, lane) = joined();
+    let peer = from.make_peer(1).unwrap();
+    from.close();
+    let put = Put { local: 0, lkey: 1, remote: 8, rkey: 1, len: 0, signal: None, more: false };
+    from.post_to(peer, std::iter::once(Task { lane: lane.clone(), seq: lane.number(), work: Op::Put(put) }));
+    let told = lane.test(lane.last()).unwrap_err();
+    assert!(told.message().contains("on a closed communicator"), "{told}");
+}
+
 /// A thread that has to send what was deferred, and finds another one with the link, leaves it to that one, which
 /// must not defer it once more: nobody would come back to it.
 #[test]

@@ -253,4 +253,37 @@ mod tests {
         });
         assert!(!health.has_failed());
     }
+    /// A context goes whose signals wait for a chunk that was never sent, more of them than are held: others go on.
+    #[test]
+    fn a_connection_that_is_full_of_signals_that_are_never_due_is_read_on() {
+        const SIGNALS: u32 = 30_000;
+        let (registry, window) = (Arc::new(Registry::default()), [0, 0].map(AtomicU64::new));
+        let base = window.as_ptr() as u64;
+        registry.insert(1, Extent { base, len: 16 });
+        let (tcp, health) = open(registry);
+        let (mut express, mut middle) = (connect(&tcp, 0), connect(&tcp, 1));
+        let place = |len| WindowBytes { rkey: 1, addr: base, len };
+        let bell = Some(Bell { rkey: 1, addr: base + 8, value: 1, counted: true });
+        let mut signal = Frame::Put { context: 0, place: place(0), bell }.emit().to_vec();
+        signal.extend([0u32, 1, 0].iter().flat_map(|count| count.to_le_bytes()));
+        let mut all = signal.repeat(SIGNALS as usize);
+        let end = Frame::End { context: 0, conns: 0b11 }.emit();
+        all.extend_from_slice(&end);
+        all.extend_from_slice(&Frame::Put { context: 1, place: place(8), bell: None }.emit());
+        all.extend_from_slice(&7u64.to_le_bytes());
+        let (mut sent, mut refused) = (0, 0);
+        until(&tcp, "the limit", || {
+            match express.write(&all[sent..]) {
+                Ok(n) => (sent, refused) = (sent + n, 0),
+                Err(_) => refused += 1,
+            }
+            refused > 1000 || sent == all.len()
+        });
+        middle.write_all(&end).unwrap();
+        until(&tcp, "another context's put", || {
+            sent += express.write(&all[sent..]).unwrap_or(0);
+            window[0].load(Ordering::Acquire) == 7
+        });
+        assert!(!health.has_failed() && window[1].load(Ordering::Acquire) == 0);
+    }
 }

@@ -23,7 +23,7 @@ impl Lanes<'_> {
         let order = orders.entry(context).or_insert_with(|| Order::counted_in(&self.serving.held));
         if order.ends(self.stripe, conns) {
             orders.remove(&context);
-            self.relieve();
         }
+        self.relieve();
     }
 }

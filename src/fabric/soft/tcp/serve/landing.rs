@@ -42,7 +42,10 @@ impl Inbound {
         let serving = lanes.serving;
         let mut orders = serving.orders.lock();
         if lanes.is_refused(context) {
-            orders.remove(&context);
+            // Connections that have ended say so once: that is kept until all have.
+            if orders.get_mut(&context).is_some_and(Order::forgets) {
+                orders.remove(&context);
+            }
             lanes.relieve();
             return;
         }
