@@ -192,3 +192,38 @@ fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
         traffic(&fake, kind, || true);
     }
 }
+
+/// Copies with few others are reported with their go, signals are not, and of a crowd not every copy is: a report
+/// waits for the whole GPU.
+#[test]
+fn few_copies_are_reported_at_once_and_crowds_together() {
+    let fake = take();
+    job(2, 2, |r| {
+        let _context = fake.enter(0);
+        let src = fake.window(r, 0, 8, 0);
+        let dst = fake.window(r, 0, 8, 0);
+        let sig = fake.signals(r, 0, 1, NEVER_RESET);
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            let (from, to, signal) = ((src.as_window(), 0), (dst.as_window(), 0), (sig.as_window(), 0, 1));
+            let go = |what: &str, bytes, most: usize, is_enough: &dyn Fn(u64, u64) -> bool| {
+                let before = (fake.commands(), fake.awaited_commands());
+                let grown = || (fake.commands() - before.0, fake.awaited_commands() - before.1);
+                let some = || {
+                    let all: Vec<_> = (0..most).map(|_| r.put(0, from, bytes, to, 1, Some(signal))).collect();
+                    all.into_iter().for_each(|q| r.wait(q));
+                };
+                repeat_until(what, some, || is_enough(grown().0, grown().1));
+                grown()
+            };
+            let (all, awaited) = go("copies", 64, 8, &|all, _| all >= 20);
+            assert_eq!(awaited, all, "a few copies");
+            let (_, awaited) = go("signals", 0, 8, &|all, _| all >= 20);
+            assert_eq!(awaited, 0, "signals");
+            fake.kernel_limits(100, 0);
+            go("a crowd", 64, 60, &|all, awaited| all >= 60 && awaited < all);
+        }
+        r.job.barrier.wait();
+    });
+    fake.check();
+}

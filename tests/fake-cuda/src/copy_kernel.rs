@@ -47,12 +47,18 @@ const LAUNCH_SLOTS: u64 = 4;
 
 static COMMANDS: AtomicU64 = AtomicU64::new(0);
 static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
+static REPORTS: AtomicU64 = AtomicU64::new(0);
 static CREDITS: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 /// How many commands were done.
 pub fn commands() -> u64 {
     COMMANDS.load(Ordering::Relaxed)
+}
+
+/// How many of them were to be reported with their go.
+pub fn awaited_commands() -> u64 {
+    REPORTS.load(Ordering::Relaxed)
 }
 
 /// How many of them by worker blocks.
@@ -288,8 +294,9 @@ impl<'a> CopyKernel<'a> {
         }
         self.count += batch.len() as u64;
         // At the latest after so many, or where somebody waits for one.
-        let is_awaited = batch.iter().any(|c| c.flags & REPORT != 0);
-        if is_awaited || self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
+        let awaited = batch.iter().filter(|c| c.flags & REPORT != 0).count() as u64;
+        REPORTS.fetch_add(awaited, Ordering::Relaxed);
+        if awaited > 0 || self.count - self.reported >= REPORT_AFTER || self.random.below(4) == 0 {
             self.report(self.count)?;
         }
         COMMANDS.fetch_add(batch.len() as u64, Ordering::Relaxed);

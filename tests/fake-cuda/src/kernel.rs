@@ -331,6 +331,12 @@ pub extern "C" fn fake_commands() -> u64 {
     crate::copy_kernel::commands()
 }
 
+/// How many of them were to be reported with their go.
+#[no_mangle]
+pub extern "C" fn fake_awaited_commands() -> u64 {
+    crate::copy_kernel::awaited_commands()
+}
+
 /// How many of them their worker blocks did.
 #[no_mangle]
 pub extern "C" fn fake_worker_commands() -> u64 {

@@ -26,4 +26,10 @@ impl Fake {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn() -> usize>(b"fake_slow_queries_left")() }
     }
+
+    /// Of the commands that copy kernels have done so far those that were to be reported with their go.
+    pub fn awaited_commands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_awaited_commands")() }
+    }
 }

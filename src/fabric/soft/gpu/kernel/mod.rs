@@ -30,7 +30,7 @@ use command::is_alone;
 pub use command::{command, windows_hold, HostEnd};
 use launcher::{Fate, Launcher, Request};
 use recent::Recent;
-use ring::{Command, BEHIND_BIT, COMMANDS, CUT, WORKERS};
+use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, WORKERS};
 use sizes::Sizes;
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
@@ -64,6 +64,9 @@ const RELAY: Duration = Duration::from_micros(600);
 const LATE: Duration = Duration::from_micros(300);
 /// Polls for each look at the clock while one is awaited.
 const LOOK_EVERY: u32 = 16;
+/// Behind fewer unfinished operations than these each that copies is reported with its go, not only when 32 are done or
+/// nothing follows: so few may come one by one, and NCCL's proxy, or a peer, waits for the report. Floods have more.
+const FEW: usize = 16;
 /// How long closing waits for all of them: on a GPU that others fill one may get its place late.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Threads of a launch of one warp.
@@ -344,6 +347,9 @@ impl CopyKernel {
         } else if op.signal.is_some_and(|s| s.strong) {
             // A weak signal has an order with nothing but its own data.
             command.flags |= self.recent.behind(lane, command.signal) << BEHIND_BIT;
+        }
+        if op.len > 0 && op.credit.is_none() && self.sent.len() < FEW {
+            command.flags |= REPORT;
         }
         self.recent.add(lane, command.signal);
         self.slots[self.present].post(&command);
