@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 fn doctor(variables: &[(&str, &str)]) -> (Option<i32>, Value) {
@@ -99,6 +100,24 @@ fn devices_are_those_of_the_library_that_is_loaded_and_gpu_memory_is_judged_for_
     let missing = about(&report, "Verbs fabric", "libibverbs");
     assert!(missing["detail"].as_str().unwrap_or_default().contains("/nowhere/libibverbs.so.1"), "{missing}");
     assert!(missing["remedy"].as_str().unwrap_or_default().contains("install rdma-core"), "{missing}");
+}
+
+/// What a provider of somebody else's does when it is loaded ends a try, not the report.
+#[test]
+fn a_library_that_crashes_is_named() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, library) = (folder.join("crash.c"), folder.join("libcrash.so"));
+    let crash = "#include <stdlib.h>\n__attribute__((constructor)) static void crash(void) { abort(); }\n";
+    std::fs::write(&source, crash).expect("a file");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    assert!(built.expect("a C compiler").success());
+    let library = library.to_string_lossy();
+    for (fabric, status) in [("auto", 1), ("soft", 0)] {
+        let (code, report) = doctor(&[("OXYGIN_LIBIBVERBS", &*library), ("OXYGIN_FABRIC", fabric)]);
+        assert_eq!(code, Some(status), "{report:#}");
+        let said = about(&report, "Verbs fabric", "libibverbs");
+        assert!(said["detail"].as_str().unwrap_or_default().contains("signal 6"), "{said}");
+    }
 }
 
 /// As `head` and `grep -q` leave what is before them.

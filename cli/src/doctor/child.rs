@@ -4,6 +4,9 @@ use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
+/// How long a child that is killed may take to go; one that stands in a driver does not.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Runs `work` in a forked child and returns the text it made. A child that dies or takes longer than `limit` is an
 /// error that says so. Call it while this process has one thread only: the child gets a copy of every lock as it is.
 pub fn ask(limit: Duration, work: impl FnOnce() -> Result<String, String>) -> Result<String, String> {
@@ -61,9 +64,16 @@ fn wait(pid: libc::pid_t, deadline: Instant) -> Result<(), String> {
         }
         if Instant::now() > deadline {
             // SAFETY: as above.
-            unsafe {
-                libc::kill(pid, libc::SIGKILL);
-                libc::waitpid(pid, &mut status, 0);
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            let end = Instant::now() + KILLED_WITHIN;
+            // SAFETY: as above.
+            while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
+                if Instant::now() > end {
+                    return Err(
+                        "the attempt did not end in time, nor when it was killed: it stands in the kernel".into()
+                    );
+                }
+                std::thread::sleep(Duration::from_millis(2));
             }
             return Err("the attempt did not end in time".into());
         }

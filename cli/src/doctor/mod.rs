@@ -46,16 +46,17 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     // What forks comes before libraries that may start threads.
     let (gpu, exports) = gpu::gpu();
     let soft = host::soft();
+    let (plugins, nccl) = (nccl::plugins(&variable), nccl::nccl(&variable));
     let sys = Path::new("/sys");
     let (verbs, ports) = verbs::verbs(sys, &config, has_driver());
     let report = Report::new(vec![
-        nccl::plugins(&variable),
+        plugins,
         verbs,
         gpu_rdma::section(&ports, config.dma_buf, exports, peermem(sys)),
         soft,
         host::interfaces(&config),
         gpu,
-        nccl::nccl(&variable),
+        nccl,
         variables,
     ]);
     match args.json {

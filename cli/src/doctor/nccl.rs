@@ -55,13 +55,14 @@ pub fn plugins(variable: &dyn Fn(&str) -> Option<String>) -> Section {
     section
 }
 
-/// The names that NCCL tries for a value, in its order.
+/// The names that NCCL tries for a value, a list with commas, in its order.
 pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
-    match value {
-        None => vec![format!("libnccl-{kind}.so")],
-        Some(v) if v.contains('/') || (v.starts_with("lib") && v.ends_with(".so")) => vec![v.to_owned()],
-        Some(v) => vec![v.to_owned(), format!("libnccl-{kind}-{v}.so")],
-    }
+    let Some(value) = value else { return vec![format!("libnccl-{kind}.so")] };
+    let names_of = |name: &str| match name {
+        v if v.contains('/') || (v.starts_with("lib") && v.ends_with(".so")) => vec![v.to_owned()],
+        v => vec![v.to_owned(), format!("libnccl-{kind}-{v}.so")],
+    };
+    value.split(',').filter(|name| !name.is_empty()).flat_map(names_of).collect()
 }
 
 fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<String>) {
@@ -135,6 +136,7 @@ mod tests {
         assert_eq!(candidates(Some("oxygin"), "rma"), ["oxygin", "libnccl-rma-oxygin.so"]);
         assert_eq!(candidates(Some("libx.so"), "gin"), ["libx.so"]);
         assert_eq!(candidates(Some("/a/b"), "gin"), ["/a/b"]);
+        assert_eq!(candidates(Some("libx.so,oxygin"), "gin"), ["libx.so", "oxygin", "libnccl-gin-oxygin.so"]);
     }
 
     #[test]

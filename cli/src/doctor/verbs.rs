@@ -1,5 +1,6 @@
 //! RDMA devices, as the library itself sees them: its loader, its list of ports, its reasons.
 
+use super::child;
 use super::report::Section;
 use oxygin::config::{Config, FabricChoice};
 use oxygin::fabric::devices::gpu_obstacle;
@@ -9,25 +10,17 @@ use oxygin_ffi::verbs::Verbs;
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
+use std::time::Duration;
+
+/// How long the libraries of all devices may take.
+const PROBE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Looks at everything the verbs fabric needs. `has_gpus`: a CUDA driver is here. Returns the ports too, none where
 /// there is no library.
 pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<DeviceInfo>) {
     let mut section = Section::new("Verbs fabric");
     let kernel = entries(&sys.join("class/infiniband"));
-    // Held, so that the library is loaded once for all that follows.
-    let loaded = Verbs::load();
-    let ports = match &loaded {
-        Ok(verbs) => {
-            section.ok("libibverbs", format!("{} loads", verbs.path()));
-            devices(config)
-        }
-        Err(missing) => Err(missing.clone()),
-    };
-    let ports = ports.unwrap_or_else(|missing| {
-        refuse(&mut section, if loaded.is_ok() { "devices" } else { "libibverbs" }, missing.sentence());
-        Vec::new()
-    });
+    let ports = ports(&mut section, config);
     match (ports.is_empty(), kernel.is_empty()) {
         (true, true) => section.no(
             "devices",
@@ -64,6 +57,36 @@ pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<Devic
         (n, _) => section.ok("verbs fabric", format!("would be used, {n} port(s)")),
     }
     (section, ports)
+}
+
+/// All ports. Libraries of others are loaded and asked in a child first: they may crash or hang.
+fn ports(section: &mut Section, config: &Config) -> Vec<DeviceInfo> {
+    let probed = child::ask(PROBE_LIMIT, || {
+        let _ = Verbs::load().map(|_verbs| devices(config));
+        Ok(String::new())
+    });
+    if let Err(why) = probed {
+        let (said, fix) =
+            (format!("its devices cannot be listed: {why}"), "see what ibv_devinfo says, or set OXYGIN_FABRIC=soft");
+        match config.fabric {
+            FabricChoice::Soft => section.no("libibverbs", said, fix),
+            _ => section.wrong("libibverbs", said, fix),
+        }
+        return Vec::new();
+    }
+    // Held, so that the library is loaded once for all that follows.
+    let loaded = Verbs::load();
+    let found = match &loaded {
+        Ok(verbs) => {
+            section.ok("libibverbs", format!("{} loads", verbs.path()));
+            devices(config)
+        }
+        Err(missing) => Err(missing.clone()),
+    };
+    found.unwrap_or_else(|missing| {
+        refuse(section, if loaded.is_ok() { "devices" } else { "libibverbs" }, missing.sentence());
+        Vec::new()
+    })
 }
 
 /// One port: what it offers, or why it cannot be used.

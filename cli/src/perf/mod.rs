@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     args.validate()?;
     log::print_up_to(nccl_plugin_api::LOG_WARN + i32::from(args.verbose).min(3));
-    let library = args.plugin.clone().unwrap_or_else(default_library);
+    let library = args.plugin.clone().unwrap_or_else(crate::check::default_plugin);
     let plan = args.plan();
     if let (ranks::Place::Root { listen, nranks }, false) = (&plan.place, args.json) {
         eprintln!("oxygin perf: waiting at {listen} for {} more with the same options", nranks - 1);
@@ -46,16 +46,6 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         out::line(&format!("{report:#}"))?;
     }
     Ok(true)
-}
-
-/// liboxygin.so where a build or an installation has it.
-fn default_library() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    let folder = program.parent().map(PathBuf::from).unwrap_or_default();
-    [folder.join("liboxygin.so"), folder.join("../lib/liboxygin.so")]
-        .into_iter()
-        .find(|path| path.exists())
-        .unwrap_or_else(|| "libnccl-rma-oxygin.so".into())
 }
 
 /// A library and the table to drive.
