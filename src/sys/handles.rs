@@ -386,6 +386,7 @@ mod tests {
         assert!(has_it.load(Ordering::SeqCst));
         remove::<A>(handle as *mut c_void).unwrap();
     }
+
     /// Objects take their time to answer: others are made, used and ended meanwhile, and those of the kind wait with
     /// their end.
     #[test]
