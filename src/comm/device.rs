@@ -215,9 +215,8 @@ impl Coll {
         }
         let memory = room.memory;
         let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, false, shares.len() as u32);
-        let first = engine.deal(spec.contexts.contexts as usize);
-        let tickets = shares.into_iter().enumerate().map(|(nth, share)| {
-            let thread = (first + nth) % engine.threads();
+        let threads = engine.deal(spec.contexts.contexts as usize);
+        let tickets = threads.zip(shares).map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
             let lanes = lanes.map(|(context, peer)| Metered { context, peer, is_companion: false });
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);

@@ -324,9 +324,7 @@ impl Coll {
         let (stride, has_companions, threads) = (spec.contexts.rank_stride, spec.counters > 0, shares.len() as u32);
         let page = self.stats_page(set, Way::Engine, stride, has_companions, threads);
         let mut tickets = Vec::new();
-        let first = engine.deal(spec.contexts.contexts as usize);
-        for (nth, queues) in shares.into_iter().enumerate() {
-            let thread = (first + nth) % engine.threads();
+        for (thread, queues) in engine.deal(spec.contexts.contexts as usize).zip(shares) {
             // Companions have the order of their queue pairs, and no peer of their own.
             let (commons, lanes) = &queues[0];
             let pairs: Vec<_> = lanes.iter().map(|(at, lane)| (commons[*at as usize].number, lane.peer)).collect();

@@ -114,10 +114,11 @@ impl Engine {
         self.workers.len()
     }
 
-    /// Which thread has the first of a set's contexts; the next ones are the next threads'. It goes on where the set
-    /// before ended: most sets have few contexts.
-    pub fn deal(&self, contexts: usize) -> usize {
-        self.dealt.fetch_add(contexts, Ordering::Relaxed) % self.threads()
+    /// The threads that have a set's contexts, one after another without end. They go on where the set before ended:
+    /// most sets have few contexts.
+    pub fn deal(&self, contexts: usize) -> impl Iterator<Item = usize> + '_ {
+        let first = self.dealt.fetch_add(contexts, Ordering::Relaxed) % self.threads();
+        (0..self.threads()).cycle().skip(first)
     }
 
     /// Where they note what they do, if they do.
@@ -315,11 +316,14 @@ mod tests {
         }
     }
 
+    fn start(threads: u32, spin: Option<Duration>) -> Engine {
+        let settings = Settings { threads, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
+        Engine::start(&settings).unwrap()
+    }
+
     #[test]
     fn work_is_done_until_it_is_taken_back() {
-        let spin = Some(Duration::from_micros(100));
-        let settings = Settings { threads: 2, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
-        let engine = Engine::start(&settings).unwrap();
+        let engine = start(2, Some(Duration::from_micros(100)));
         let all: Vec<_> = (0..4)
             .map(|i| {
                 let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -348,10 +352,8 @@ mod tests {
 
     #[test]
     fn sets_of_few_contexts_have_all_threads_in_turn() {
-        let spin = Some(Duration::from_micros(100));
-        let settings = Settings { threads: 3, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
-        let engine = Engine::start(&settings).unwrap();
-        assert_eq!([1, 1, 1, 4, 2, 1].map(|contexts| engine.deal(contexts)), [0, 1, 2, 0, 1, 0]);
+        let engine = start(3, Some(Duration::from_micros(100)));
+        assert_eq!([1, 1, 1, 4, 2, 1].map(|contexts| engine.deal(contexts).next()), [0, 1, 2, 0, 1, 0].map(Some));
     }
 
     /// Stands in a call, as a driver's may, until it is let go.
@@ -372,9 +374,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_stands_holds_nobody_up_for_ever() {
-        let settings =
-            Settings { threads: 1, spin: None, stall: Duration::from_secs(1), cpus: None, comm: 8, trace: None };
-        let mut engine = Engine::start(&settings).unwrap();
+        let mut engine = start(1, None);
         engine.give_back = Duration::from_millis(50);
         let [stands, goes] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let first = engine.give(0, Box::new(Stands(stands.clone(), goes.clone())));
@@ -406,9 +406,7 @@ mod tests {
     /// What the thread had, and what comes to it later, is told and let go of.
     #[test]
     fn a_thread_that_has_a_fault_keeps_nothing() {
-        let settings =
-            Settings { threads: 1, spin: None, stall: Duration::from_secs(1), cpus: None, comm: 9, trace: None };
-        let engine = Engine::start(&settings).unwrap();
+        let engine = start(1, None);
         let faults = Arc::new(AtomicBool::new(false));
         let counts = || (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
         let [before, after] = [counts(), counts()];

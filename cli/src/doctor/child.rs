@@ -52,33 +52,31 @@ pub fn ask(limit: Duration, work: impl FnOnce() -> Result<String, String>) -> Re
 
 /// Waits for a child; kills it at the deadline.
 fn wait(pid: libc::pid_t, deadline: Instant) -> Result<(), String> {
-    loop {
-        let mut status = 0;
-        // SAFETY: `pid` is a child of this process that nobody else waits for.
-        let got = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) };
-        if got == pid {
-            return match libc::WIFSIGNALED(status) {
-                true => Err(format!("the attempt was ended by signal {}", libc::WTERMSIG(status))),
-                false => Ok(()),
-            };
-        }
-        if Instant::now() > deadline {
-            // SAFETY: as above.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-            let end = Instant::now() + KILLED_WITHIN;
-            // SAFETY: as above.
-            while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
-                if Instant::now() > end {
-                    return Err(
-                        "the attempt did not end in time, nor when it was killed: it stands in the kernel".into()
-                    );
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            return Err("the attempt did not end in time".into());
+    if let Some(status) = ended(pid, deadline) {
+        return match libc::WIFSIGNALED(status) {
+            true => Err(format!("the attempt was ended by signal {}", libc::WTERMSIG(status))),
+            false => Ok(()),
+        };
+    }
+    // SAFETY: `pid` is a child of this process that nobody has waited for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    Err(match ended(pid, Instant::now() + KILLED_WITHIN) {
+        Some(_) => "the attempt did not end in time".into(),
+        None => "the attempt did not end in time, nor when it was killed: it stands in the kernel".into(),
+    })
+}
+
+/// How a child ended, if it does by then.
+fn ended(pid: libc::pid_t, by: Instant) -> Option<libc::c_int> {
+    let mut status = 0;
+    // SAFETY: `pid` is a child of this process that nobody else waits for.
+    while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } != pid {
+        if Instant::now() > by {
+            return None;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    Some(status)
 }
 
 #[cfg(test)]

@@ -21,6 +21,14 @@ fn pair(transport: SoftTransport, bytes: usize) -> (Vec<Rank>, [Window; 2], [Con
     (ranks, windows, contexts)
 }
 
+/// A peer asks, through its ring, for all of a window of this rank's.
+fn ask_for_all(own: &Progress, peer: &Progress, context: &Context, (to, from): (&Window, &Window)) {
+    // SAFETY: windows are never freed.
+    unsafe { context.get(0, &get(to, from, to.bytes)) }.unwrap();
+    peer.link(0).advance(peer);
+    until("the question", || own.link(1).owes());
+}
+
 /// An operation is posted between a look that finds nothing unfinished and the closing of the link: it waits for a
 /// turn, or has asked the peer for what that one never answers.
 #[test]
@@ -76,14 +84,10 @@ fn what_a_peer_has_done_before_it_closed_is_done() {
 /// nothing of this rank's has failed.
 #[test]
 fn an_answer_that_a_peer_gave_up_fails_nobody() {
-    const BYTES: usize = 1 << 20;
-    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, BYTES);
+    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, 1 << 20);
     let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
     let standing = Standing::of(peer);
-    // SAFETY: windows are never freed.
-    unsafe { other.get(0, &get(&its, &mine, BYTES)) }.unwrap();
-    peer.link(0).advance(peer);
-    until("the question", || own.link(1).owes());
+    ask_for_all(own, peer, &other, (&its, &mine));
     drop(other);
     // It reads nothing on its way out.
     peer.request_stop();
@@ -123,14 +127,10 @@ fn a_failure_is_told_once_nothing_is_copied() {
 /// A refusal that finds no room in the ring of a peer that has failed, and then ends: nobody waits to send it.
 #[test]
 fn a_refusal_that_nobody_reads_any_more_is_dropped() {
-    const BYTES: usize = 1 << 20;
-    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, BYTES);
+    let (ranks, [mine, its], [context, other]) = pair(SoftTransport::NoCma, 1 << 20);
     let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
     let standing = Standing::of(peer);
-    // SAFETY: windows are never freed.
-    unsafe { other.get(0, &get(&its, &mine, BYTES)) }.unwrap();
-    peer.link(0).advance(peer);
-    until("the question", || own.link(1).owes());
+    ask_for_all(own, peer, &other, (&its, &mine));
     let told = || crate::error::Error::remote("told in a test");
     own.link(1).refuse(own, 0, told());
     own.link(1).health.fail(told());

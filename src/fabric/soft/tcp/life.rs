@@ -37,8 +37,6 @@ pub struct Lines {
     /// The line that the peer opened.
     theirs: Option<Private<OwnedFd>>,
     attempts: u32,
-    /// The peer said something elsewhere since the last beat.
-    heard: bool,
     silent: u32,
 }
 
@@ -49,19 +47,20 @@ impl Lines {
         self.theirs = Some(fd);
     }
 
-    /// The peer said something on a data connection.
-    pub fn hear(&mut self) {
-        self.heard = true;
-    }
-
     /// Ends both.
     pub fn end(&mut self) {
         *self = Self::default();
     }
 
     /// Says a word and hears what was said. Returns the beats in a row without an answer. `connect` makes a
-    /// connection; it is told how many have failed so far. `hello` opens it.
-    pub fn beat(&mut self, connect: impl FnOnce(u32) -> io::Result<Private<OwnedFd>>, hello: &[u8; HELLO]) -> u32 {
+    /// connection; it is told how many have failed so far. `hello` opens it. `heard`: the peer has said something on a
+    /// data connection since the beat before.
+    pub fn beat(
+        &mut self,
+        connect: impl FnOnce(u32) -> io::Result<Private<OwnedFd>>,
+        hello: &[u8; HELLO],
+        mut heard: bool,
+    ) -> u32 {
         self.own = match std::mem::take(&mut self.own) {
             _ if !self.wanted => Line::Closed,
             Line::Closed => match connect(self.attempts) {
@@ -77,7 +76,7 @@ impl Lines {
             },
             open => open,
         };
-        let (mut heard, mut listens) = (std::mem::take(&mut self.heard), false);
+        let mut listens = false;
         if let Line::Open(fd) = &self.own {
             match exchange(fd) {
                 Ok(word) => (heard, listens) = (heard | word, true),
@@ -137,19 +136,22 @@ mod tests {
     fn only_silence_on_an_open_line_counts() {
         let hello = &[7; HELLO];
         let mut life = Lines::default();
-        assert_eq!(life.beat(none, hello), 0, "nobody is there to say anything");
+        assert_eq!(life.beat(none, hello, false), 0, "nobody is there to say anything");
         let (ours, mut peer) = pair();
         life.admit(ours);
-        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [1, 2]);
+        assert_eq!([life.beat(none, hello, false), life.beat(none, hello, false)], [1, 2]);
         peer.write_all(b"..").unwrap();
-        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [0, 1]);
+        assert_eq!([life.beat(none, hello, false), life.beat(none, hello, false)], [0, 1]);
         let mut said = [0; 5];
         peer.read_exact(&mut said).unwrap();
         assert_eq!(&said, b".....");
-        life.hear();
-        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [0, 1], "something on a data connection");
+        assert_eq!(
+            [life.beat(none, hello, true), life.beat(none, hello, false)],
+            [0, 1],
+            "something on a data connection"
+        );
         drop(peer);
-        assert_eq!(life.beat(none, hello), 0, "its end says nothing");
+        assert_eq!(life.beat(none, hello, false), 0, "its end says nothing");
     }
 
     #[test]
@@ -158,13 +160,13 @@ mod tests {
         let mut life = Lines { wanted: true, ..Lines::default() };
         for attempt in 0..3 {
             let mut asked = None;
-            life.beat(|n| none(*asked.insert(n)), hello);
+            life.beat(|n| none(*asked.insert(n)), hello, false);
             assert_eq!((asked, life.attempts), (Some(attempt), attempt + 1));
         }
         let (ours, mut peer) = pair();
         let mut ours = Some(ours);
-        assert_eq!(life.beat(|_| Ok(ours.take().unwrap()), hello), 0);
-        assert_eq!([life.beat(none, hello), life.beat(none, hello)], [1, 2]);
+        assert_eq!(life.beat(|_| Ok(ours.take().unwrap()), hello, false), 0);
+        assert_eq!([life.beat(none, hello, false), life.beat(none, hello, false)], [1, 2]);
         let mut said = [0; HELLO + 2];
         peer.read_exact(&mut said).unwrap();
         assert_eq!((&said[..HELLO], &said[HELLO..]), (&hello[..], &b".."[..]));
@@ -172,9 +174,9 @@ mod tests {
         let (theirs, mut other) = pair();
         life.admit(theirs);
         other.write_all(b".").unwrap();
-        assert_eq!(life.beat(none, hello), 0);
+        assert_eq!(life.beat(none, hello, false), 0);
         life.wanted = false;
-        life.beat(none, hello);
+        life.beat(none, hello, false);
         peer.read_to_end(&mut Vec::new()).expect("the end of the line");
     }
 
@@ -193,12 +195,12 @@ mod tests {
         let hello = &[7; HELLO];
         let mut life = Lines { wanted: true, ..Lines::default() };
         for _ in 0..3 {
-            life.beat(connect, hello);
+            life.beat(connect, hello, false);
         }
         assert!(matches!(life.own, Line::Connecting(..)) && life.attempts == 0);
         let Line::Connecting(_, since) = &mut life.own else { unreachable!() };
         *since = since.checked_sub(2 * ATTEMPT).unwrap();
-        life.beat(connect, hello);
+        life.beat(connect, hello, false);
         assert!(matches!(life.own, Line::Closed) && life.attempts == 1);
     }
 }

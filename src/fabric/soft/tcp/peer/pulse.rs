@@ -43,9 +43,6 @@ impl Tcp {
         let mut life = peer.life.lock();
         // Whoever has the link is not asked: as it was.
         life.wanted = (served || up.unwrap_or(life.wanted)) && !failed;
-        if peer.heard.swap(false, Ordering::Relaxed) {
-            life.hear();
-        }
         let silent = self.beat(peer, world, &mut life);
         drop(life);
         if silent >= self.clock.patience() && !failed {
@@ -57,7 +54,7 @@ impl Tcp {
 
     fn beat(&self, peer: &Peer, world: &World, life: &mut Lines) -> u32 {
         let connect = |attempt: u32| sock::connect(self.line_address(peer, attempt), None, &self.timing);
-        life.beat(connect, &self.life_hello(peer, world))
+        life.beat(connect, &self.life_hello(peer, world), peer.heard.swap(false, Ordering::Relaxed))
     }
 
     /// Where a life line goes: as data connections do, since a link-local address counts the interfaces of the peer's

@@ -224,6 +224,19 @@ mod tests {
         });
     }
 
+    /// Sends until nothing is taken any more, or all is. Returns how much.
+    fn send_to_the_limit(tcp: &Tcp, to: &mut TcpStream, all: &[u8]) -> usize {
+        let (mut sent, mut refused) = (0, 0);
+        until(tcp, "the limit", || {
+            match to.write(&all[sent..]) {
+                Ok(n) => (sent, refused) = (sent + n, 0),
+                Err(_) => refused += 1,
+            }
+            refused > 1000 || sent == all.len()
+        });
+        sent
+    }
+
     #[test]
     fn a_connection_that_was_not_read_for_its_signals_is_read_again() {
         const SIGNALS: u32 = 100_000;
@@ -237,14 +250,7 @@ mod tests {
         let mut signal = put(0, Some(Bell { rkey: 1, addr: base + 8, value: 1, counted: true })).to_vec();
         signal.extend([0u32, 1, 0].iter().flat_map(|count| count.to_le_bytes()));
         let all = signal.repeat(SIGNALS as usize);
-        let (mut sent, mut refused) = (0, 0);
-        until(&tcp, "the limit", || {
-            match express.write(&all[sent..]) {
-                Ok(n) => (sent, refused) = (sent + n, 0),
-                Err(_) => refused += 1,
-            }
-            refused > 1000 || sent == all.len()
-        });
+        let mut sent = send_to_the_limit(&tcp, &mut express, &all);
         assert!(sent < all.len(), "all are taken");
         middle.write_all(&[&put(8, None)[..], &[0; 8]].concat()).unwrap();
         until(&tcp, "the signals", || {
@@ -253,6 +259,7 @@ mod tests {
         });
         assert!(!health.has_failed());
     }
+
     /// A context goes whose signals wait for a chunk that was never sent, more of them than are held: others go on.
     #[test]
     fn a_connection_that_is_full_of_signals_that_are_never_due_is_read_on() {
@@ -271,14 +278,7 @@ mod tests {
         all.extend_from_slice(&end);
         all.extend_from_slice(&Frame::Put { context: 1, place: place(8), bell: None }.emit());
         all.extend_from_slice(&7u64.to_le_bytes());
-        let (mut sent, mut refused) = (0, 0);
-        until(&tcp, "the limit", || {
-            match express.write(&all[sent..]) {
-                Ok(n) => (sent, refused) = (sent + n, 0),
-                Err(_) => refused += 1,
-            }
-            refused > 1000 || sent == all.len()
-        });
+        let mut sent = send_to_the_limit(&tcp, &mut express, &all);
         middle.write_all(&end).unwrap();
         until(&tcp, "another context's put", || {
             sent += express.write(&all[sent..]).unwrap_or(0);
