@@ -270,14 +270,24 @@ mod tests {
             (0, 1, 1, "nContexts = 0"),
             (1025, 1, 1, "nContexts = 1025"),
             (1 << 29, 0, 0, "nContexts = 536870912"),
-            (1024, 1 << 15, 0, "nSignals = 32768 with nContexts = 1024"),
-            (3, 0, 1 << 22, "nCounters = 4194304 with nContexts = 3"),
+            (1024, 1 << 18, 0, "nSignals = 262144 with nContexts = 1024"),
+            (33, 0, 1 << 22, "nCounters = 4194304 with nContexts = 33"),
+            (1, 0, (1 << 23) + 1, "nCounters = 8388609; a context has"),
+            (1, (1 << 24) + 1, 0, "nSignals = 16777217; a context has"),
         ] {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let layout = Layout::choose(Table::V14(2), None, None).unwrap();
             let spec = DeviceSpec { contexts, depth: 0, signals, counters, layout };
             let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }, true, true).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
+        }
+    }
+
+    /// NCCL 2.29.7 asks for 2^19 counters and signals in each context, however many these are.
+    #[test]
+    fn a_set_has_what_every_nccl_asks_for_many_contexts() {
+        for contexts in [33, 129, 256] {
+            assert!(check_numbers(contexts, 1 << 19, 1 << 19).is_ok(), "{contexts}");
         }
     }
 }

@@ -27,18 +27,28 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Counters and signals of a set at most. A descriptor can name so many in one context, and they take 64 and 128 MiB.
+/// Counters and signals of a context at most: a descriptor can name so many.
 const COUNTERS_MAX: u32 = 1 << 23;
 const SIGNALS_MAX: u32 = 1 << 24;
+/// Counters, and signals, of a set at most; they take 1 GiB. NCCL 2.29.7 asks for 2^19 of each in every context, and
+/// 256 contexts is what the largest programs have.
+const OF_A_SET_MAX: u64 = 1 << 27;
 
 /// Whether a set may have so many contexts, and so many counters and signals in each. To be asked before memory is
 /// taken for them.
 pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Result<()> {
     check_contexts(contexts)?;
-    for (name, asked, most) in [("nCounters", counters, COUNTERS_MAX), ("nSignals", signals, SIGNALS_MAX)] {
-        if u64::from(asked) * u64::from(contexts) > most.into() {
+    for (name, asked, most, pool) in [
+        ("nCounters", counters, COUNTERS_MAX, "NCCL_GIN_COUNTER_POOL_SIZE"),
+        ("nSignals", signals, SIGNALS_MAX, "NCCL_GIN_SIGNAL_POOL_SIZE"),
+    ] {
+        if asked > most {
+            return Err(Error::argument(format!("{name} = {asked}; a context has at most {most}")));
+        }
+        if u64::from(asked) * u64::from(contexts) > OF_A_SET_MAX {
             return Err(Error::argument(format!(
-                "{name} = {asked} with nContexts = {contexts}; the contexts of a set have at most {most} together"
+                "{name} = {asked} with nContexts = {contexts}; the contexts of a set have at most {OF_A_SET_MAX} \
+                 together: ask for fewer, with NCCL 2.29.7 by {pool} or NCCL_GIN_NCONTEXTS"
             )));
         }
     }

@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn what_a_set_cannot_have_is_refused_before_memory_is_taken() {
         for (contexts, signals, why) in
-            [(1025, 1, "nContexts = 1025"), (1024, 1 << 15, "nSignals = 32768 with nContexts = 1024")]
+            [(1025, 1, "nContexts = 1025"), (1024, 1 << 18, "nSignals = 262144 with nContexts = 1024")]
         {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let handler = Ringing::Doorbell;
