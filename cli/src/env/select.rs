@@ -8,6 +8,9 @@ use serde::Serialize;
 /// The newest NCCL that oxygin was run with; what comes later is taken for one like it.
 pub const NEWEST: i32 = 23203;
 
+/// Before it the name of a GIN plugin is lost when it is unloaded (`ncclGinPluginUnload`, NCCL's `src/plugin/gin.cc`).
+const FIRST_THAT_LOADS_AGAIN: i32 = 23003;
+
 /// What `NCCL_GIN_TYPE` calls queues that NCCL's proxy drains.
 const PROXY: i32 = nccl_plugin_api::DEVICE_GIN_PROXY;
 /// What it calls queues of a plugin's own.
@@ -77,7 +80,14 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
     match (code, own) {
         (..23007, _) => {
-            s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin")
+            s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin");
+            if code < FIRST_THAT_LOADS_AGAIN {
+                s.set(
+                    "NCCL_GIN_PLUGIN_REF_COUNT",
+                    "1",
+                    "keeps the plugin: this NCCL forgets its name with the last communicator, and has no GIN then",
+                );
+            }
         }
         (_, true) => {
             s.set(
@@ -150,7 +160,8 @@ mod tests {
             let why = select(old, Auto, None, "oxygin").expect_err("too old");
             assert!(why.contains(&spell(old)), "{why}");
         }
-        for code in [22907, 23003, 23004] {
+        assert_eq!(names(22907, Auto, None), ["NCCL_GIN_PLUGIN", "NCCL_GIN_PLUGIN_REF_COUNT"]);
+        for code in [23003, 23004] {
             assert_eq!(names(code, Auto, None), ["NCCL_GIN_PLUGIN"]);
         }
         for code in [23007, 23102, 23203, 23300] {
