@@ -103,6 +103,12 @@ pub trait Ring: Send + 'static {
     /// Nothing that is read from here on is carried out: it is taken and given back all the same.
     fn stop(&mut self, _why: Stopped) {}
 
+    /// Whether all places hold entries that device code has not rung, and none is under way: whoever of its threads
+    /// waits for a place waits for ever, unless another one rings. Looked at rarely.
+    fn is_full_of_unrung(&self) -> bool {
+        false
+    }
+
     /// Why an entry that has begun to arrive is [`Entry::Absent`], for the log.
     fn why_absent(&self) -> String {
         "device code has written a part of it, and its other words are missing".into()

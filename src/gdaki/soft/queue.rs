@@ -463,8 +463,7 @@ impl Ring for SendQueue {
 
     #[inline(always)]
     fn owed(&mut self) -> Option<&mut Owed> {
-        // Device code that does not ring does not know counted completions either: it counts what it sees in the
-        // completion queue, in the same place.
+        // Device code that does not ring knows no counted completions: it counts entries of the completion queue there.
         self.owed.as_mut().filter(|_| !self.arrival.is_silent())
     }
 
@@ -479,6 +478,10 @@ impl Ring for SendQueue {
             }
         }
         self.is_stopped = true;
+    }
+
+    fn is_full_of_unrung(&self) -> bool {
+        self.places.bell.handler != Ringing::FreeFlow && self.credited == self.producer && self.slots.is_full(self.next)
     }
 
     fn why_absent(&self) -> String {

@@ -158,6 +158,28 @@ fn an_entry_that_is_not_taken_has_its_reason_named() {
     assert_eq!(rung, "its doorbell has been rung, and it has not arrived");
 }
 
+/// Threads that share a queue and ring late fill it, and none of them gets on.
+#[test]
+fn a_queue_that_is_full_of_unrung_entries_shows_it() {
+    for handler in [Ringing::Doorbell, Ringing::Proxy] {
+        let shared = Shared::new();
+        let mut queue = shared.queue(handler, None);
+        for index in 0..SIZE as u64 {
+            assert!(!queue.is_full_of_unrung(), "{handler:?}: {index} entries");
+            shared.nop(index);
+        }
+        assert!(queue.is_full_of_unrung(), "{handler:?}");
+        shared.record.store(1u32.to_be(), Ordering::Relaxed);
+        shared.words[0].store(u64::from(handler == Ringing::Proxy), Ordering::Relaxed);
+        queue.begin();
+        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        assert!(!queue.is_full_of_unrung(), "{handler:?}: one is rung");
+        queue.take(1);
+        queue.credit(1);
+        assert!(!queue.is_full_of_unrung(), "{handler:?}: one has gone");
+    }
+}
+
 /// Where the fabric counts completions device code may use a slot again before they show here.
 #[test]
 fn a_slot_whose_completion_was_counted_is_written_again() {

@@ -74,6 +74,11 @@ impl EntrySlots {
         self.slot(index)[0].load(Ordering::Relaxed) != u64::MAX
     }
 
+    /// Whether there are entries in all slots, from the oldest, `index`, to the newest.
+    pub fn is_full(&self, index: u64) -> bool {
+        [index, index + self.size - 1].iter().all(|&end| self.shown(end) != Shown::No)
+    }
+
     /// How much of an entry its slot shows.
     pub fn shown(&self, index: u64) -> Shown {
         shown(&self.read(index), index)

@@ -41,7 +41,8 @@ impl<R: Ring> Lane<R> {
         let (peer, fabric, has_head) = (self.peer, C::NAME, self.has_head());
         let is_busy = !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. });
         let is_late = !is_busy && self.ring.owed().is_some_and(|owed| owed.is_late(context, peer));
-        if !is_busy && !is_late && !has_head {
+        let is_full = !is_busy && !is_late && !has_head && self.ring.is_full_of_unrung();
+        if !is_busy && !is_late && !has_head && !is_full {
             (self.watch.since, self.watch.said) = (None, false);
             return None;
         }
@@ -58,6 +59,15 @@ impl<R: Ring> Lane<R> {
         }
         self.watch.said = true;
         let context = common.number;
+        if is_full {
+            return Some(format!(
+                "context {context}, queue to rank {peer}: for {age:.1?} (OXYGIN_STALL) its {} places have been full of \
+                 entries that device code has not rung. A kernel whose threads share a context and ring late \
+                 (ncclGinOptFlagsAggregateRequests) stands so on any NIC: give it more contexts (ginContextCount, \
+                 NCCL_GIN_NCONTEXTS) or a longer queue (ginQueueDepth, NCCL_GIN_GDAKI_QP_DEPTH)",
+                self.ring.capacity()
+            ));
+        }
         if is_late && !has_head {
             return Some(format!(
                 "context {context}, queue to rank {peer}, fabric {fabric}: all entries of device code are complete, \

@@ -14,6 +14,7 @@ struct Letters {
     head: Box<AtomicU64>,
     entries: Vec<char>,
     owed: Option<Owed>,
+    is_full_of_unrung: bool,
 }
 
 impl Letters {
@@ -76,6 +77,9 @@ impl Ring for Letters {
     fn owed(&mut self) -> Option<&mut Owed> {
         self.owed.as_mut()
     }
+    fn is_full_of_unrung(&self) -> bool {
+        self.is_full_of_unrung
+    }
 }
 
 struct Bench {
@@ -90,7 +94,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 impl Bench {
     fn new(entries: &str) -> Self {
-        let mut ring = Letters { head: Box::default(), entries: entries.chars().collect(), owed: None };
+        let entries = entries.chars().collect();
+        let mut ring = Letters { head: Box::default(), entries, owed: None, is_full_of_unrung: false };
         ring.show();
         Self {
             contexts: vec![Stands::default()],
@@ -286,4 +291,19 @@ fn an_entry_of_two_operations_is_taken_whole_or_not_at_all() {
     bench.contexts[0].completed.store(5, Ordering::Relaxed);
     bench.visit();
     assert_eq!(bench.lane.told(&bench.common).credited, 2);
+}
+
+#[test]
+fn a_queue_that_is_full_of_what_nobody_rings_is_named() {
+    let mut bench = Bench::new("");
+    assert_eq!(bench.look(0), None);
+    bench.lane.ring.is_full_of_unrung = true;
+    let said = bench.sentence();
+    assert!(said.contains("its 64 places have been full") && said.contains("ginContextCount"), "{said}");
+    // Somebody has rung, and it fills again.
+    bench.lane.ring.is_full_of_unrung = false;
+    assert_eq!(bench.look(10), None);
+    bench.lane.ring.is_full_of_unrung = true;
+    assert_eq!(bench.look(11), None);
+    assert!(bench.look(14).is_some());
 }
