@@ -142,6 +142,15 @@ PROGRAM(flood_ht) {
     const Plan plan{n, tokens};
     World world(rank, (plan.end() + 4095) / 4096 * 4096,
                 {.signals = n * plan.chunks(), .contexts = 1 + CHANNELS, .queue_depth = 3 * CHUNK + 1});
+    // Entries that are not rung yet fill a queue that several warps have, and each waits for room before it rings: with
+    // GDAKI's device code a warp must have a queue of its own. NCCL 2.29.7 gives four between hosts.
+    const char* engine = getenv("OXYGIN_ENGINE");
+    if (engine && !strncmp(engine, "gdaki", 5) && world.device.ginContextCount <= CHANNELS) {
+        const std::string given = format("NCCL gives %u contexts, and GDAKI's needs one a warp (NCCL_GIN_NCONTEXTS=%d)",
+                                         world.device.ginContextCount, 1 + CHANNELS);
+        world.close();
+        throw Absent(given);
+    }
     const std::string contexts = format("%u contexts", world.device.ginContextCount);
     fill_sent<<<256, 256, 0, world.stream>>>(world.device, world.window, plan);
     CUDA(cudaGetLastError());

@@ -17,6 +17,15 @@ class Windowed {
     Windowed(Rank& rank, size_t half) : half(half), rank_(rank) {
         rank.stage("ncclCommInitRank");
         NCCL(ncclCommInitRank(&comm, rank.count(), rank.id(), rank.index));
+#if NCCL_VERSION_CODE < 23003
+        // It takes no table for it from a plugin: between hosts only its own does it, on InfiniBand.
+        ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+        NCCL(ncclCommQueryProperties(comm, &properties));
+        if (!properties.hostRmaSupport) {
+            NCCL(ncclCommDestroy(comm));
+            throw Absent("this NCCL has its host's puts between hosts from InfiniBand only");
+        }
+#endif
         rank.stage("ncclCommWindowRegister");
         NCCL(ncclMemAlloc(reinterpret_cast<void**>(&memory), 2 * half));
         NCCL(ncclCommWindowRegister(comm, memory, 2 * half, &window, NCCL_WIN_COLL_SYMMETRIC));

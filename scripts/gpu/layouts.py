@@ -64,9 +64,11 @@ TWO_RANKS_ONLY = {"pingpong", "crowded"}
 NO_FABRIC = {"collectives", "torch"}
 # Calls of the host: no kernel asks for an engine, and ranks of one host need no fabric.
 HOST_CALLS = {"host_put", "zero_cta"}
+# NCCL's own kernels: by GIN between hosts, by loads and stores within one.
+ONLY_BETWEEN_HOSTS = HOST_CALLS | {"symmetric"}
 # crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
 # plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
-OWN_GPU_ONLY = {"collectives", "crowded"}
+OWN_GPU_ONLY = {"collectives", "crowded", "symmetric"}
 # They use no NCCL: their log says nothing of a plugin.
 NO_NCCL = {"limits", "locks"}
 # Engines that give device code queues of the library's own, and the programs that only those of GDAKI take.
@@ -96,7 +98,7 @@ VARIANTS = [("2gpu-threads", ["pingpong", "flood"]), ("1gpu-2threads", ["pingpon
 
 def has_fabric(layout, program):
     """Whether this program connects one in this layout, for certain."""
-    return program not in NO_FABRIC and (program not in HOST_CALLS or "--host-size" in LAYOUTS[layout].arguments)
+    return program not in NO_FABRIC and (program not in ONLY_BETWEEN_HOSTS or "--host-size" in LAYOUTS[layout].arguments)
 
 
 def takes(layout, program, version, engine="auto"):
