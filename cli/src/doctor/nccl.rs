@@ -3,7 +3,7 @@
 use super::child;
 use super::report::Section;
 use crate::env::find::{libraries, loads, spell, version};
-use crate::env::select::select;
+use crate::env::select::{select, Selection, KEEPS_THE_PLUGIN};
 use oxygin::comm::backend::foresee::foresee;
 use oxygin::comm::backend::report::{queue_owner, QueueOwner};
 use oxygin::config::Config;
@@ -96,6 +96,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         );
     }
     if chosen {
+        note_unloading(section, &wanted, variable);
         let config = config.clone();
         // It may try a device.
         let foreseen = child::ask(Duration::from_secs(20), move || {
@@ -115,6 +116,15 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     }
 }
 
+/// Says what a process that makes communicators one after another needs, where this NCCL needs it and it is not set.
+fn note_unloading(section: &mut Section, wanted: &Selection, variable: &dyn Fn(&str) -> Option<String>) {
+    let Some(kept) = wanted.variables.iter().find(|v| v.name == KEEPS_THE_PLUGIN) else { return };
+    let is_set = variable(kept.name).and_then(|v| v.trim().parse::<i64>().ok()).is_some_and(|count| count > 0);
+    if !is_set {
+        section.note(kept.name, format!("not set; {}={} {}", kept.name, kept.value, kept.why));
+    }
+}
+
 /// Whether the library's newest table calls itself oxygin.
 fn names_oxygin(name: &str) -> bool {
     let name = name.to_owned();
@@ -129,6 +139,7 @@ fn names_oxygin(name: &str) -> bool {
 mod tests {
     use super::super::report::Verdict;
     use super::*;
+    use oxygin::config::EngineChoice;
 
     #[test]
     fn names_are_tried_as_nccl_tries_them() {
@@ -145,5 +156,17 @@ mod tests {
         let finding = section.findings.iter().find(|f| f.subject == "NCCL_RMA_PLUGIN").expect("judged");
         assert_eq!(finding.verdict, Verdict::Wrong);
         assert!(finding.detail.contains("libnccl-rma-nonesuch.so"), "{}", finding.detail);
+    }
+
+    #[test]
+    fn what_nccl_2_29_7_needs_to_keep_the_plugin_is_said_where_it_is_not_set() {
+        let said = |code: i32, value: Option<&str>| {
+            let mut section = Section::new("NCCL");
+            let wanted = select(code, EngineChoice::Auto, None, "oxygin").expect("a version that has plugins");
+            note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));
+            section.findings.iter().any(|f| f.subject == "NCCL_GIN_PLUGIN_REF_COUNT" && f.detail.contains("forgets"))
+        };
+        assert_eq!([None, Some("0"), Some("1"), Some("2")].map(|value| said(22907, value)), [true, true, false, false]);
+        assert!(!said(23004, None));
     }
 }

@@ -11,6 +11,9 @@ pub const NEWEST: i32 = 23203;
 /// Before it the name of a GIN plugin is lost when it is unloaded (`ncclGinPluginUnload`, NCCL's `src/plugin/gin.cc`).
 const FIRST_THAT_LOADS_AGAIN: i32 = 23003;
 
+/// How many communicators beside its own NCCL counts for a GIN plugin: with one it never unloads it.
+pub const KEEPS_THE_PLUGIN: &str = "NCCL_GIN_PLUGIN_REF_COUNT";
+
 /// What `NCCL_GIN_TYPE` calls queues that NCCL's proxy drains.
 const PROXY: i32 = nccl_plugin_api::DEVICE_GIN_PROXY;
 /// What it calls queues of a plugin's own.
@@ -83,7 +86,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
             s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin");
             if code < FIRST_THAT_LOADS_AGAIN {
                 s.set(
-                    "NCCL_GIN_PLUGIN_REF_COUNT",
+                    KEEPS_THE_PLUGIN,
                     "1",
                     "keeps the plugin: this NCCL forgets its name with the last communicator, and has no GIN then",
                 );
