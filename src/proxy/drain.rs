@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const SWEEP_IDLE: usize = 1024;
 /// The same beside hot ones, which must not wait for it.
 const SWEEP_BUSY: usize = 64;
+/// Cold lanes that each look of the watchdog asks whether device code stands there: 4096 in 4 s, at 0.1 µs each.
+const WATCHED_COLD: usize = 256;
 /// Visits without anything after which a lane is cold again.
 const HOT_VISITS: u32 = 512;
 
@@ -100,7 +102,10 @@ pub struct Drain<C: Context, R: Ring> {
     /// By lane: where to look.
     heads: Vec<R::Head>,
     hot: Vec<u32>,
+    /// Cold lanes that are full of what device code has not rung.
+    full: Vec<u32>,
     next_cold: usize,
+    next_watched: usize,
     next_context: usize,
     passes: u64,
     batch: Batch,
@@ -132,7 +137,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
             heads,
             places,
             hot: Vec::new(),
+            full: Vec::new(),
             next_cold: 0,
+            next_watched: 0,
             next_context: 0,
             passes: 0,
             batch: Batch::default(),
@@ -193,6 +200,19 @@ impl<C: Context, R: Ring> Drain<C, R> {
         place.is_hot
     }
 
+    /// Keeps `full`: nothing else shows such a lane.
+    fn find_full(&mut self) {
+        let is_full = |place: &Place<R>| !place.is_hot && place.lane.is_full_of_unrung();
+        self.full.retain(|&index| is_full(&self.places[index as usize]));
+        for _ in 0..WATCHED_COLD.min(self.places.len()) {
+            let index = self.next_watched;
+            self.next_watched = (index + 1) % self.places.len();
+            if is_full(&self.places[index]) && !self.full.contains(&(index as u32)) {
+                self.full.push(index as u32);
+            }
+        }
+    }
+
     /// Looks at a slice of the cold lanes.
     fn sweep(&mut self, rest: Rest, pass: &mut Pass) {
         let most = slice(rest, self.hot.is_empty(), self.heads.len());
@@ -243,8 +263,9 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     }
 
     fn watch(&mut self, now: Instant, limit: Duration) {
-        for &hot in &self.hot {
-            let place = &mut self.places[hot as usize];
+        self.find_full();
+        for &index in self.hot.iter().chain(&self.full) {
+            let place = &mut self.places[index as usize];
             let common = &self.commons[place.context as usize];
             let context = &self.contexts.get()[common.number as usize];
             if let Some(sentence) = place.lane.watch(common, context, now, limit) {

@@ -24,4 +24,5 @@ mod refused;
 mod replay;
 mod stats;
 mod tables;
+mod unrung;
 mod view;

@@ -29,6 +29,11 @@ impl<R: Ring> Lane<R> {
         Told { credited: self.watch.completed, refused: self.refused, dropped: self.dropped, state }
     }
 
+    /// Whether all its places hold entries that device code has not rung, and none is under way.
+    pub fn is_full_of_unrung(&self) -> bool {
+        self.ring.is_full_of_unrung()
+    }
+
     /// Whether an entry has begun to arrive that was not taken.
     fn has_head(&self) -> bool {
         // SAFETY: the ring is there.
