@@ -319,3 +319,36 @@ fn a_communicator_that_closes_first_frees_nothing_that_is_written() {
     std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
     fake.check();
 }
+
+/// Sets of queues go while the application's GPU stands: all of them wait once, their contexts and their signals.
+#[test]
+fn sets_that_go_wait_once_for_a_gpu_that_stands() {
+    let fake = Fake::take();
+    std::env::set_var("OXYGIN_ENGINE", "own");
+    std::env::set_var("OXYGIN_DEREG_TIMEOUT", "2");
+    fake.set_issue("own=0,kernel=0");
+    let _context = fake.enter(0);
+    let r = Rank::join(&Job::new(1), 0, 0);
+    let [src, dst] = [(); 2].map(|()| fake.window(&r, 0, 4096, 0));
+    let (from, to) = (src.as_window().handle as u64, dst.as_window().handle as u64);
+    let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+    let sets = [(); 4].map(|()| Device::seen_by(&r, Ask::default(), see));
+    fake.hold(512);
+    let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, from).second(0, to).with_signal(2, 0, true);
+    sets.iter().for_each(|device| device.post(0, 0, put));
+    wait(|| "a copy that is held".into(), || fake.is_holding());
+    let began = Instant::now();
+    sets.into_iter().for_each(Device::destroy);
+    let took = began.elapsed();
+    assert!((Duration::from_secs(10)..Duration::from_secs(14)).contains(&took), "it took {took:?}");
+    fake.hold(0);
+    fake.rest();
+    // What has moved since is waited for as ever.
+    let device = Device::seen_by(&r, Ask::default(), see);
+    device.post(0, 0, put);
+    device.flush(0, 0);
+    device.destroy();
+    r.leave();
+    std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
+    fake.check();
+}

@@ -7,12 +7,13 @@
 use super::app::AppThread;
 use super::copy_out::CopyOut;
 use super::pinned_pool::{PinnedBuffer, PinnedPool, Shape};
+use super::standing::StandingWait;
 use super::{Engine, TransferEnd};
 use crate::error::{Error, Kind, Result};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
-use crate::sys::sync::RwLock;
+use crate::sys::sync::{Mutex, RwLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ pub struct PinnedPools {
     fetch: [Arc<PinnedPool>; 2],
     /// To the GPU, large and small.
     store: [Arc<PinnedPool>; 2],
+    /// Of those who wait for what is in flight because something goes.
+    standing: Mutex<StandingWait>,
 }
 
 impl PinnedPools {
@@ -47,7 +50,8 @@ impl PinnedPools {
             let small = Shape { buffer_bytes: Self::SMALL, buffers: SMALL_BUFFERS, gather: SMALL_GATHER, inward };
             Ok([PinnedPool::open(rank, app, own, shape)?, PinnedPool::open(rank, app, own, small)?])
         };
-        let this = Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)? };
+        let this =
+            Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)?, standing: Mutex::default() };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_BUFFERS) * Self::SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
@@ -83,7 +87,23 @@ impl PinnedPools {
 
     /// Waits until what was queued before is done, at most until `end`. `false`: it has not.
     pub fn settle(&self, end: Instant) -> bool {
-        self.pools().filter(|s| !s.settle(end)).count() == 0
+        let end = self.wait_by(end);
+        let is_over = self.pools().filter(|s| !s.settle(end)).count() == 0;
+        if is_over {
+            self.standing.lock().over();
+        }
+        is_over
+    }
+
+    /// Until when somebody who goes waits for copies in flight, with time until `end`: earlier where they stand, and
+    /// others have waited for that.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        let mut standing = self.standing.lock();
+        if self.pools().any(|s| !s.has_passed(s.mark())) {
+            return standing.end(end, self.landed());
+        }
+        standing.over();
+        end
     }
 
     /// What was queued by now.

@@ -75,6 +75,11 @@ impl Gpu {
         self.pools.get().is_none_or(|pools| pools.remove_window(id, within))
     }
 
+    /// Until when somebody who goes waits for copies in flight, with time until `end`.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        self.pools().map_or(end, |pools| pools.wait_by(end))
+    }
+
     /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
         let end = Instant::now() + DRAIN_WITHIN;
@@ -126,8 +131,9 @@ impl Gpu {
     /// Waits until what was given up before is no longer copied, at most until `end`. `false`: it is, or has failed.
     pub fn settle_copies(&self, end: Instant) -> bool {
         let Some(pools) = self.pools() else { return true };
+        let filled_by = self.engine.get().map_or(end, |(engine, _)| engine.wait_by(end));
         while pools.is_filled_in_vain() {
-            if Instant::now() > end {
+            if Instant::now() > filled_by {
                 return false;
             }
             self.advance_fetches();
