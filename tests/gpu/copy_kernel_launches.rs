@@ -5,6 +5,7 @@ use crate::harness::copy_kernel::{take, FIRST, LAUNCH_SLOTS};
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
+use crate::support::logged;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -16,6 +17,29 @@ fn a_refused_launch_fails_nothing() {
     // The first launches are those of registration.
     fake.inject_after("cuLaunchKernel", FIRST as u32, 701);
     traffic(&fake, Signals::Added, || fake.calls("cuLaunchKernel") > before + FIRST);
+}
+
+/// Refusals that pass, for want of memory: launches are tried again, less and less often, and the log says it once.
+#[test]
+fn launches_go_on_once_a_refusal_has_passed() {
+    logged::install();
+    let fake = take();
+    let said = || logged::lines().iter().filter(|(_, line)| line.contains("until a launch succeeds")).count();
+    with_bursts(&fake, |burst| {
+        logged::collect();
+        for _ in 0..3 {
+            wait_until("all have ended", || fake.launched() == 0);
+            fake.inject("cuLaunchKernel", 2);
+            let before = fake.calls("cuLaunchKernel");
+            repeat_until("a launch is refused", &mut *burst, || fake.calls("cuLaunchKernel") > before);
+            let before = fake.commands();
+            repeat_until("the kernel carries again", &mut *burst, || fake.commands() >= before + 8);
+        }
+    });
+    let said = said();
+    // Each rank's GPU may have the one that is refused.
+    assert!((1..=2).contains(&said), "{:#?}", logged::lines());
+    fake.check();
 }
 
 /// On a GPU without room for it everything goes by the stream, and closing does not wait for it for ever.
