@@ -142,6 +142,15 @@ impl Gpu {
         pools.settle(end)
     }
 
+    /// Whether peers may be told to have failed by a fault of this rank's GPU: nothing is copied for callers any more.
+    /// Until then those who wait for copies have to look again.
+    #[cold]
+    pub fn may_tell(&self, fault: &Error) -> bool {
+        let Some(pools) = self.pools() else { return true };
+        let has_ended = self.engine.get().is_some_and(|(engine, _)| engine.has_failed()) || pools.has_failed();
+        !has_ended || pools.ends(fault)
+    }
+
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.
     pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
         Key(key).is_on_gpu() && self.pools().is_some_and(|s| s.holds(key, addr, len))
