@@ -237,7 +237,7 @@ impl<R: Ring> Lane<R> {
     /// `false`: there is no room to start it now.
     #[cold]
     fn show<C: Context>(&mut self, context: &C, done: Seq) -> Result<bool> {
-        let until = match context.flush(self.peer)? {
+        let until = match context.flush(self.peer, None)? {
             Flush::Done => None,
             Flush::Until(seq) => Some(seq),
             Flush::NoRoom => return Ok(false),
@@ -404,7 +404,7 @@ fn flush_behind<C: Context>(context: &C, peer: u32, get: Seq) -> Result<Flush> {
     if is_unfinished && !context.test(peer, get)? {
         return Ok(Flush::NoRoom);
     }
-    context.flush(peer)
+    context.flush(peer, None)
 }
 
 #[cfg(test)]

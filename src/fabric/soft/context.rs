@@ -126,7 +126,7 @@ impl crate::fabric::Context for Context {
 
     /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order. It may have been
     /// counted before that.
-    fn flush(&self, peer: u32) -> Result<Flush> {
+    fn flush(&self, peer: u32, _into: Option<u32>) -> Result<Flush> {
         self.seats[peer as usize].lane.check().map(|()| Flush::Done)
     }
 

@@ -152,7 +152,7 @@ impl Context for Model {
     fn paid(&self, _: u32) -> u32 {
         self.paid.get()
     }
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
         Ok(Flush::Done)
     }
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
