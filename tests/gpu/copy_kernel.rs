@@ -2,7 +2,7 @@
 //! Through the RMA v16 table, on the fake CUDA driver, whose copy kernel does in another order whatever the real one
 //! may.
 
-use crate::harness::copy_kernel::{take, FIRST};
+use crate::harness::copy_kernel::{on_one_gpu, take, FIRST};
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
@@ -198,12 +198,7 @@ fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
 #[test]
 fn few_copies_are_reported_at_once_and_crowds_together() {
     let fake = take();
-    job(2, 2, |r| {
-        let _context = fake.enter(0);
-        let src = fake.window(r, 0, 8, 0);
-        let dst = fake.window(r, 0, 8, 0);
-        let sig = fake.signals(r, 0, 1, NEVER_RESET);
-        r.job.barrier.wait();
+    on_one_gpu(&fake, |r, [src, dst, sig]| {
         if r.rank == 0 {
             let (from, to, signal) = ((src.as_window(), 0), (dst.as_window(), 0), (sig.as_window(), 0, 1));
             let go = |what: &str, bytes, most: usize, is_enough: &dyn Fn(u64, u64) -> bool| {
@@ -223,7 +218,6 @@ fn few_copies_are_reported_at_once_and_crowds_together() {
             fake.kernel_limits(100, 0);
             go("a crowd", 64, 60, &|all, awaited| all >= 60 && awaited < all);
         }
-        r.job.barrier.wait();
     });
     fake.check();
 }

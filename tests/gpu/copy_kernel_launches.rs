@@ -1,7 +1,7 @@
 //! Launches of the copy kernel that are refused, late or never up: nothing is lost or done twice, others take over, and
 //! what a late one needs stays. Through the RMA v16 table, on the fake CUDA driver.
 
-use crate::harness::copy_kernel::{take, FIRST, LAUNCH_SLOTS};
+use crate::harness::copy_kernel::{on_one_gpu, take, FIRST, LAUNCH_SLOTS};
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
@@ -89,12 +89,7 @@ fn one_that_starts_late_takes_over() {
 /// A job in which rank 0 does something with bursts of small puts to rank 1, all of which arrive.
 fn with_bursts(fake: &Fake, act: impl Fn(&mut dyn FnMut()) + Sync) {
     let sum = AtomicU64::new(0);
-    job(2, 2, |r| {
-        let _context = fake.enter(0);
-        let src = fake.window(r, 0, 8, 0);
-        let dst = fake.window(r, 0, 8, 0);
-        let sig = fake.signals(r, 0, 1, NEVER_RESET);
-        r.job.barrier.wait();
+    on_one_gpu(fake, |r, [src, dst, sig]| {
         if r.rank == 0 {
             act(&mut || {
                 let put = |i: u64| {
