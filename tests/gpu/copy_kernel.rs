@@ -194,7 +194,7 @@ fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
 }
 
 /// Copies with few others are reported with their go, signals are not, and of a crowd not every copy is: a report
-/// waits for the whole GPU.
+/// waits for the whole GPU. They come in eights, which call for the copy kernel however slow the fake is.
 #[test]
 fn few_copies_are_reported_at_once_and_crowds_together() {
     let fake = take();
@@ -220,4 +220,23 @@ fn few_copies_are_reported_at_once_and_crowds_together() {
         }
     });
     fake.check();
+}
+
+/// Two submissions close together call for it, so that of copies which are waited for one by one all but the first go
+/// by it. The fake's streams must not be slower than a GPU's for that ([`Fake::settings`]).
+#[test]
+fn lone_copies_that_come_close_together_go_by_the_copy_kernel() {
+    for bytes in [0, 8, 64] {
+        let fake = take();
+        fake.settings(false, 0);
+        on_one_gpu(&fake, |r, [src, dst, sig]| {
+            if r.rank == 0 {
+                let (from, to, signal) = ((src.as_window(), 0), (dst.as_window(), 0), (sig.as_window(), 0, 1));
+                let before = fake.commands();
+                let lone = || r.wait(r.put(0, from, bytes, to, 1, Some(signal)));
+                repeat_until("lone ones go by the copy kernel", lone, || fake.commands() >= before + 20);
+            }
+        });
+        fake.check();
+    }
 }
