@@ -263,7 +263,10 @@ impl Gather {
             self.close(conn);
         }
         let expires = self.is_about_to_expire(now);
+        // Whose thread was held up finds room for the rest of an answer only now.
+        let was_held_up = now.saturating_duration_since(self.wake()) > SETTLE;
         match &mut self.phase {
+            Phase::Answering { until, .. } if was_held_up && now >= *until => *until = now + ANSWER_TIME,
             Phase::Open if self.missing == 0 => self.complete(now),
             Phase::Open if expires => self.expire(now),
             Phase::Open if self.beats.is_due(now) => self.beat(),
