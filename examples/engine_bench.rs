@@ -56,7 +56,7 @@ impl Context for AtOnce {
         Ok(Posted { taken: ops.len(), last: Seq(last) })
     }
 
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
         Ok(Flush::Done)
     }
 

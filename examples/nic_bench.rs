@@ -41,7 +41,7 @@ impl Context for AtOnce {
         self.0.store(last, Ordering::Release);
         Ok(Posted { taken: ops.len(), last: Seq(last) })
     }
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
         Ok(Flush::Done)
     }
     fn test(&self, _: u32, _: Seq) -> Result<bool> {

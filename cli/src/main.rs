@@ -39,9 +39,40 @@ fn take_ends_of_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
+/// Ends the first process of a container, with the code of a shell whose program a signal has ended; any other process,
+/// a forked child, by the signal itself.
+extern "C" fn end(signal: libc::c_int) {
+    // SAFETY: all of these may be called in a handler. A signal that is raised in its own comes behind it.
+    unsafe {
+        if libc::getpid() == 1 {
+            libc::_exit(128 + signal);
+        }
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// The kernel drops what would end a container's first process by a default action: Ctrl-C, and what `docker stop`
+/// sends.
+fn end_as_first_process() {
+    if std::process::id() != 1 {
+        return;
+    }
+    let handler: extern "C" fn(libc::c_int) = end;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler does what a handler may; nobody else has set one yet.
+        unsafe {
+            if libc::signal(signal, handler as libc::sighandler_t) == libc::SIG_IGN {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+        }
+    }
+}
+
 fn main() -> ExitCode {
     env_logger::init();
     take_ends_of_children();
+    end_as_first_process();
     let outcome = match Cli::parse().command {
         Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),

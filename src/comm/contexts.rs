@@ -232,10 +232,10 @@ impl Contexts {
         on_queues!(&self.queues, q => unsafe { self.room.start(q.get_unchecked(context as usize), peer, op, open) })
     }
 
-    /// Starts a flush of gets from `peer`, and waits for room where there is none; `None`: there is nothing to wait
-    /// for. The set [`Contexts::has`] both.
-    pub fn flush(&self, context: u32, peer: u32) -> Result<Option<Seq>> {
-        on_queues!(&self.queues, q => self.room.flush(&q[context as usize], peer, || self.check_open()))
+    /// Starts a flush of gets from `peer`, into a window with this local key among others, and waits for room where
+    /// there is none; `None`: there is nothing to wait for. The set [`Contexts::has`] both.
+    pub fn flush(&self, context: u32, peer: u32, into: u32) -> Result<Option<Seq>> {
+        on_queues!(&self.queues, q => self.room.flush(&q[context as usize], peer, Some(into), || self.check_open()))
     }
 
     /// Whether the operation is locally complete; makes progress when not.

@@ -54,11 +54,17 @@ impl Room {
         })
     }
 
-    /// Starts a flush; `None`: there is nothing to wait for.
-    pub fn flush<C: Context>(&self, context: &C, peer: u32, open: impl Fn() -> Result<()>) -> Result<Option<Seq>> {
+    /// Starts a flush, `into` a window ([`Context::flush`]); `None`: there is nothing to wait for.
+    pub fn flush<C: Context>(
+        &self,
+        context: &C,
+        peer: u32,
+        into: Option<u32>,
+        open: impl Fn() -> Result<()>,
+    ) -> Result<Option<Seq>> {
         self.wait(context, peer, || {
             open()?;
-            Ok(match context.flush(peer)? {
+            Ok(match context.flush(peer, into)? {
                 Flush::Done => Some(None),
                 Flush::Until(seq) => Some(Some(seq)),
                 Flush::NoRoom => None,

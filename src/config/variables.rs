@@ -61,7 +61,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "OXYGIN_DEREG_TIMEOUT",
         default: "10",
         meaning: "How long, in seconds, deregMrSym waits for copies to or from the window that peers or the GPU are \
-                  at. The error after it names them: the memory is not free yet.",
+                  at. The error after it names them: the memory is not free yet. Windows that end one after another \
+                  while the GPU stands have that time together.",
         accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
         apply: |config, text| seconds(text).map(|value| config.dereg_timeout = value),
     },

@@ -226,8 +226,9 @@ pub trait Context: Send + Sync + 'static {
         0
     }
 
-    /// Orders what gets from `peer` have brought before what the caller does next.
-    fn flush(&self, peer: u32) -> Result<Flush>;
+    /// Orders what gets from `peer` have brought, into whatever windows, before what the caller does next. `into`: the
+    /// local key of a window that stays registered until the flush is done, if the caller knows of one.
+    fn flush(&self, peer: u32, into: Option<u32>) -> Result<Flush>;
 
     /// Whether an operation is locally complete. Makes progress when it is not. Fails when it never will be.
     fn test(&self, peer: u32, seq: Seq) -> Result<bool>;

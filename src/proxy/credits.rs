@@ -176,6 +176,10 @@ impl Owed {
         if self.adds {
             return self.pay_by_addition(context, more_follow);
         }
+        if !more_follow && self.counted.as_mut().is_some_and(|counted| counted.is_over(context, peer)) {
+            // Known while it is so: others post on that (context, peer), too, and numbers come again.
+            self.counted = None;
+        }
         if self.payment.is_some() && !self.is_paid(context) {
             return true;
         }

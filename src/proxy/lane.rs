@@ -182,7 +182,7 @@ impl<R: Ring> Lane<R> {
                 }
             },
             State::Flushing { .. } if !common.is_dead => self.go_on_flushing(context, common),
-            _ => self.drop_entries(batch),
+            _ => self.drop_entries(context, batch),
         };
         let owes = self.pay(context);
         LaneProgress {
@@ -237,7 +237,7 @@ impl<R: Ring> Lane<R> {
     /// `false`: there is no room to start it now.
     #[cold]
     fn show<C: Context>(&mut self, context: &C, done: Seq) -> Result<bool> {
-        let until = match context.flush(self.peer)? {
+        let until = match context.flush(self.peer, None)? {
             Flush::Done => None,
             Flush::Until(seq) => Some(seq),
             Flush::NoRoom => return Ok(false),
@@ -256,7 +256,16 @@ impl<R: Ring> Lane<R> {
         self.unfinished.push_back(run);
     }
 
-    /// An entry without an operation: complete with what came before it.
+    /// Before entries without an operation are added. Where nothing is unfinished that they could come behind they are
+    /// complete at once: others post on this (context, peer), too, and once 2^31 operations of theirs have followed
+    /// this lane's newest one its number seems to be one that is to come.
+    fn renew_newest<C: Context>(&mut self, context: &C) {
+        if self.unfinished.is_empty() {
+            self.newest = Seq(context.completed(self.peer).load(Ordering::Acquire));
+        }
+    }
+
+    /// An entry without an operation: complete with what came before it ([`Lane::renew_newest`]).
     fn add_idle(&mut self, finish: Finish) {
         self.add(Run { last: self.newest, n: 1, of_op: 0, finish, brings: false });
     }
@@ -339,6 +348,7 @@ impl<R: Ring> Lane<R> {
         if let Some(why) = failed {
             self.fail(common, &why);
         } else if waits.is_empty() && left.is_empty() {
+            self.renew_newest(context);
             self.end_flushing();
         }
         0
@@ -367,7 +377,7 @@ impl<R: Ring> Lane<R> {
 
     /// Takes entries off the ring without doing anything for them. Those that were posted complete first.
     #[cold]
-    fn drop_entries(&mut self, batch: &mut Batch) -> u32 {
+    fn drop_entries<C: Context>(&mut self, context: &C, batch: &mut Batch) -> u32 {
         batch.clear();
         self.ring.begin();
         let (mut n, mut finishes) = (0, Vec::new());
@@ -379,6 +389,7 @@ impl<R: Ring> Lane<R> {
             });
             n += 1;
         }
+        self.renew_newest(context);
         self.end_flushing();
         if n > 0 {
             self.ring.take(n);
@@ -404,7 +415,7 @@ fn flush_behind<C: Context>(context: &C, peer: u32, get: Seq) -> Result<Flush> {
     if is_unfinished && !context.test(peer, get)? {
         return Ok(Flush::NoRoom);
     }
-    context.flush(peer)
+    context.flush(peer, None)
 }
 
 #[cfg(test)]

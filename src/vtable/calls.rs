@@ -58,8 +58,8 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
     let target = set.target();
     target.check(context, rank)?;
     // SAFETY: passed on.
-    unsafe { target.window("mhandle", mhandle)? };
-    let seq = set.flush(context as u32, rank)?;
+    let window = unsafe { target.window("mhandle", mhandle)? };
+    let seq = set.flush(context as u32, rank, window.lkey)?;
     Ok(seq.map_or(std::ptr::null_mut(), |seq| set.request(context as u32, rank, seq)))
 }
 

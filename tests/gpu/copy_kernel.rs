@@ -2,7 +2,7 @@
 //! Through the RMA v16 table, on the fake CUDA driver, whose copy kernel does in another order whatever the real one
 //! may.
 
-use crate::harness::copy_kernel::{take, FIRST};
+use crate::harness::copy_kernel::{on_one_gpu, take, FIRST};
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
@@ -194,16 +194,11 @@ fn memory_that_is_closed_to_other_gpus_is_not_given_to_it() {
 }
 
 /// Copies with few others are reported with their go, signals are not, and of a crowd not every copy is: a report
-/// waits for the whole GPU.
+/// waits for the whole GPU. They come in eights, which call for the copy kernel however slow the fake is.
 #[test]
 fn few_copies_are_reported_at_once_and_crowds_together() {
     let fake = take();
-    job(2, 2, |r| {
-        let _context = fake.enter(0);
-        let src = fake.window(r, 0, 8, 0);
-        let dst = fake.window(r, 0, 8, 0);
-        let sig = fake.signals(r, 0, 1, NEVER_RESET);
-        r.job.barrier.wait();
+    on_one_gpu(&fake, |r, [src, dst, sig]| {
         if r.rank == 0 {
             let (from, to, signal) = ((src.as_window(), 0), (dst.as_window(), 0), (sig.as_window(), 0, 1));
             let go = |what: &str, bytes, most: usize, is_enough: &dyn Fn(u64, u64) -> bool| {
@@ -223,7 +218,25 @@ fn few_copies_are_reported_at_once_and_crowds_together() {
             fake.kernel_limits(100, 0);
             go("a crowd", 64, 60, &|all, awaited| all >= 60 && awaited < all);
         }
-        r.job.barrier.wait();
     });
     fake.check();
+}
+
+/// Two submissions close together call for it, so that of copies which are waited for one by one all but the first go
+/// by it. The fake's streams must not be slower than a GPU's for that ([`Fake::settings`]).
+#[test]
+fn lone_copies_that_come_close_together_go_by_the_copy_kernel() {
+    for bytes in [0, 8, 64] {
+        let fake = take();
+        fake.settings(false, 0);
+        on_one_gpu(&fake, |r, [src, dst, sig]| {
+            if r.rank == 0 {
+                let (from, to, signal) = ((src.as_window(), 0), (dst.as_window(), 0), (sig.as_window(), 0, 1));
+                let before = fake.commands();
+                let lone = || r.wait(r.put(0, from, bytes, to, 1, Some(signal)));
+                repeat_until("lone ones go by the copy kernel", lone, || fake.commands() >= before + 20);
+            }
+        });
+        fake.check();
+    }
 }

@@ -1,10 +1,11 @@
 //! Launches of the copy kernel that are refused, late or never up: nothing is lost or done twice, others take over, and
 //! what a late one needs stays. Through the RMA v16 table, on the fake CUDA driver.
 
-use crate::harness::copy_kernel::{take, FIRST, LAUNCH_SLOTS};
+use crate::harness::copy_kernel::{on_one_gpu, take, FIRST, LAUNCH_SLOTS};
 use crate::harness::plan::*;
 use crate::harness::*;
 use crate::support::common::*;
+use crate::support::logged;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -16,6 +17,29 @@ fn a_refused_launch_fails_nothing() {
     // The first launches are those of registration.
     fake.inject_after("cuLaunchKernel", FIRST as u32, 701);
     traffic(&fake, Signals::Added, || fake.calls("cuLaunchKernel") > before + FIRST);
+}
+
+/// Refusals that pass, for want of memory: launches are tried again, less and less often, and the log says it once.
+#[test]
+fn launches_go_on_once_a_refusal_has_passed() {
+    logged::install();
+    let fake = take();
+    let said = || logged::lines().iter().filter(|(_, line)| line.contains("until a launch succeeds")).count();
+    with_bursts(&fake, |burst| {
+        logged::collect();
+        for _ in 0..3 {
+            wait_until("all have ended", || fake.launched() == 0);
+            fake.inject("cuLaunchKernel", 2);
+            let before = fake.calls("cuLaunchKernel");
+            repeat_until("a launch is refused", &mut *burst, || fake.calls("cuLaunchKernel") > before);
+            let before = fake.commands();
+            repeat_until("the kernel carries again", &mut *burst, || fake.commands() >= before + 8);
+        }
+    });
+    let said = said();
+    // Each rank's GPU may have the one that is refused.
+    assert!((1..=2).contains(&said), "{:#?}", logged::lines());
+    fake.check();
 }
 
 /// On a GPU without room for it everything goes by the stream, and closing does not wait for it for ever.
@@ -65,12 +89,7 @@ fn one_that_starts_late_takes_over() {
 /// A job in which rank 0 does something with bursts of small puts to rank 1, all of which arrive.
 fn with_bursts(fake: &Fake, act: impl Fn(&mut dyn FnMut()) + Sync) {
     let sum = AtomicU64::new(0);
-    job(2, 2, |r| {
-        let _context = fake.enter(0);
-        let src = fake.window(r, 0, 8, 0);
-        let dst = fake.window(r, 0, 8, 0);
-        let sig = fake.signals(r, 0, 1, NEVER_RESET);
-        r.job.barrier.wait();
+    on_one_gpu(fake, |r, [src, dst, sig]| {
         if r.rank == 0 {
             act(&mut || {
                 let put = |i: u64| {

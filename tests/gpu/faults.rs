@@ -1,6 +1,7 @@
 //! GPUs and contexts that fail while operations are under way: nobody is told as long as the GPU is at its memory.
 //! Through the RMA v16 table, on the fake CUDA driver.
 
+use crate::harness::tcp::{apart, CHUNK};
 use crate::harness::*;
 use crate::support::common::*;
 use nccl_plugin_api::*;
@@ -69,4 +70,65 @@ fn an_application_that_destroys_its_context_ends_nothing_that_is_under_way() {
 #[test]
 fn a_submission_that_is_refused_half_way_is_waited_for() {
     not_told_while_a_copy_is_under_way(|fake| fake.inject_after("cuMemcpyAsync", 1, 1), true);
+}
+
+/// The same over TCP, by way of pinned memory: rank 1 puts out of its GPU, or gets into it, on two contexts, and its
+/// application destroys its context. What is told first would be an operation that begins then.
+fn not_told_over_tcp(threads: u32, is_get: bool) {
+    let fake = apart(1, threads);
+    let released = AtomicBool::new(false);
+    job(2, 2, |r| {
+        let gpu = r.rank as i32;
+        let _context = fake.enter(gpu);
+        let own = fake.window(r, gpu, 2 * CHUNK / 8, 0);
+        let host = r.window(2 * CHUNK / 8, 0);
+        let start = |context, bytes| {
+            let (local, remote) = ((own.as_window(), 0), (&host, 0));
+            match is_get {
+                true => r.get(context, remote, bytes, local, 0),
+                false => r.put(context, local, bytes, remote, 0, None),
+            }
+        };
+        if r.rank == 1 {
+            // The connections are up from here on.
+            r.wait(start(0, CHUNK));
+            fake.hold(CHUNK);
+            let first = start(0, CHUNK);
+            let is_told = |request, what| {
+                let mut done = 0;
+                // SAFETY: plain call.
+                let told = unsafe { T.test.unwrap()(r.coll, request, &mut done) } != NcclResult::SUCCESS;
+                assert!(!told && done == 0 || released.load(Ordering::SeqCst), "{what} is over while the GPU copies");
+                told || done != 0
+            };
+            wait_until("the copy is under way", || {
+                is_told(first, "the first one");
+                fake.is_holding()
+            });
+            fake.destroy_context(1, true);
+            let second = start(1, 512);
+            let end = Instant::now() + Duration::from_millis(500);
+            while Instant::now() < end {
+                is_told(first, "the first one");
+                let mut done = 0;
+                // SAFETY: plain call; this one touches nothing.
+                let _ = unsafe { T.test.unwrap()(r.coll, second, &mut done) };
+            }
+            released.store(true, Ordering::SeqCst);
+            fake.hold(0);
+            wait_until("it is over", || is_told(first, ""));
+        }
+        r.job.barrier.wait();
+        fake.destroy_context(1, false);
+    });
+    fake.check();
+}
+
+#[test]
+fn an_application_that_destroys_its_context_ends_nothing_over_tcp() {
+    for threads in [0, 2] {
+        for is_get in [false, true] {
+            not_told_over_tcp(threads, is_get);
+        }
+    }
 }

@@ -156,39 +156,40 @@ fn teardown_with_traffic_in_flight() {
     }
 }
 
-/// A set of contexts goes while copies stand for all of them, by the rank's engine and by its streams for TCP: it waits
+/// Sets of contexts go while copies stand for all of them, by the rank's engine and by its streams for TCP: they wait
 /// once.
 #[test]
-fn a_set_takes_its_time_once() {
+fn sets_take_their_time_once() {
     const LIMIT: Duration = Duration::from_secs(10);
     let fake = apart(1, 0);
     job(2, 1, |r| {
         let _context = fake.enter(r.rank as i32);
         let [src, dst] = [(), ()].map(|()| fake.window(r, r.rank as i32, BYTES / 8, 0));
         let mut config = ConfigV14 { n_contexts: 3, traffic_class: -1, rank_stride: 1 };
-        let mut set = Rank { job: r.job.clone(), ctx: null_mut(), ..*r };
-        // SAFETY: pointers to locals.
-        ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut set.ctx) });
+        let sets = [(), ()].map(|()| {
+            let mut set = Rank { job: r.job.clone(), ctx: null_mut(), ..*r };
+            // SAFETY: pointers to locals.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut set.ctx) });
+            set
+        });
         r.job.barrier.wait();
         if r.rank == 0 {
             // The connections are up from here on.
             r.wait(r.put(0, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), 1, None));
             fake.hold(CHUNK);
-            for context in 0..3 {
-                for peer in [0, 1] {
-                    set.put(context, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), peer, None);
-                }
+            for (set, context, peer) in sets.iter().flat_map(|set| (0..6).map(move |i| (set, i / 2, i as usize % 2))) {
+                set.put(context, (src.as_window(), 0), CHUNK, (dst.as_window(), 0), peer, None);
             }
             let end = Instant::now() + LIMIT / 40;
             while Instant::now() < end {
                 // SAFETY: plain call.
-                ok(unsafe { T.rma_progress.unwrap()(set.ctx) });
+                ok(unsafe { T.rma_progress.unwrap()(sets[0].ctx) });
             }
             assert!(fake.is_holding());
         }
         let began = Instant::now();
-        // SAFETY: plain call.
-        ok(unsafe { T.destroy_context.unwrap()(set.ctx) });
+        // SAFETY: plain calls.
+        sets.iter().for_each(|set| ok(unsafe { T.destroy_context.unwrap()(set.ctx) }));
         let took = began.elapsed();
         assert!(r.rank != 0 || (LIMIT..LIMIT * 3 / 2).contains(&took), "it took {took:?}");
         fake.hold(0);

@@ -106,3 +106,30 @@ fn a_flush_reads_a_window_that_is_still_there() {
     cuda.check();
     fake.check_clean();
 }
+
+/// Who flushes one window knows that it stays; another one, of later gets, may be deregistered before the read is done.
+#[test]
+fn a_flush_reads_the_window_that_it_is_for() {
+    let (fake, cuda) = take();
+    let ranks = Job::default().start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    let context = &a.contexts[0];
+    let [first, second, unused] = [10, 11, 12].map(|id| window(&cuda, a, id, 64, false, true).unwrap());
+    let flush = |into: u32| {
+        [&first, &second].into_iter().for_each(|into| bring(a, b, into));
+        finish(context, 1, context.flushed_into(1, into).unwrap().expect("GPU memory needs a read"));
+        fake.count("last_read_key")
+    };
+    for one in [&first, &second] {
+        assert_eq!(flush(one.registration.lkey), i64::from(one.registration.rkey));
+    }
+    // Into where nothing was brought, or into host memory: one that was.
+    let others = [&first, &second].map(|one| i64::from(one.registration.rkey));
+    for into in [unused.registration.lkey, a.data.registration.lkey] {
+        let read = flush(into);
+        assert!(others.contains(&read), "{read}");
+    }
+    drop((first, second, unused, ranks));
+    cuda.check();
+    fake.check_clean();
+}

@@ -30,7 +30,7 @@ fn peers_that_a_stride_leaves_out_have_no_queue_pairs() {
     let refused = unsafe { context.post(1, &[Op::Put(put(first, 0, left_out, 0, 8))]) };
     let refused = refused.expect_err("there is no way to it");
     assert!(refused.message().contains("rankStride = 2"), "{}", refused.message());
-    assert!(context.flush(1).is_err() && context.has_error());
+    assert!(context.flush(1, None).is_err() && context.has_error());
     let last = start_put(first, 0, 2, &Put { signal: signal(peer, 3, 7), ..put(first, 0, peer, 0, 8) });
     finish(context, 2, last);
     assert_eq!(peer.signals.memory.word(3), 7);

@@ -21,6 +21,14 @@ pub struct CudaError {
     pub name: String,
 }
 
+impl CudaError {
+    /// Whether the same call may succeed later, because what it lacked may be there then: memory, a GPU or MPS server
+    /// that is ready, the end of a capture.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.code, 2 | 46 | 802 | 805..=809 | 900..=908 | CUDA_ERROR_NOT_READY)
+    }
+}
+
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} failed with {} ({})", self.call, self.name, self.code)

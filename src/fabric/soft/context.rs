@@ -83,7 +83,13 @@ impl Drop for Context {
         // First all, so that nothing new begins for it while one is waited for.
         let links = self.shared.links().iter().zip(&self.seats);
         let drain: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
-        let end = *self.leave_by.get_or_init(|| Instant::now() + LEAVE_WITHIN);
+        let end = *self.leave_by.get_or_init(|| {
+            let end = Instant::now() + LEAVE_WITHIN;
+            // What stands does so for all from now on, although each is waited for by itself.
+            self.shared.wait_by(end);
+            drain.iter().for_each(|(link, _)| link.begin_wait(end));
+            end
+        });
         drain.into_iter().for_each(|(link, left)| link.wait_left(&self.shared, left, end));
     }
 }
@@ -120,7 +126,7 @@ impl crate::fabric::Context for Context {
 
     /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order. It may have been
     /// counted before that.
-    fn flush(&self, peer: u32) -> Result<Flush> {
+    fn flush(&self, peer: u32, _into: Option<u32>) -> Result<Flush> {
         self.seats[peer as usize].lane.check().map(|()| Flush::Done)
     }
 

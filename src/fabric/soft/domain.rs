@@ -17,6 +17,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One communicator's moving parts on this rank, but for the links to its peers.
 pub struct Domain {
@@ -99,6 +100,12 @@ impl Domain {
     /// The transport to other hosts.
     pub fn tcp(&self) -> &Tcp {
         &self.tcp
+    }
+
+    /// Until when somebody who goes waits for this rank's GPU, with time until `end`: one that stands is waited for
+    /// once, from the first who asks on.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        self.engine.wait_by(end).min(self.tcp.gpu().wait_by(end))
     }
 
     /// From here on, polling looks at TCP as well.

@@ -57,7 +57,8 @@ impl Registered {
 
 impl Guard for Registered {
     fn apply_arrived(&self) {
-        self.shared.apply_arrived(Instant::now() + self.left());
+        let end = Instant::now() + self.left();
+        self.shared.apply_arrived(if self.is_gpu { self.shared.wait_by(end) } else { end });
     }
 
     fn end(&self) -> Result<()> {
@@ -98,7 +99,7 @@ fn sentence(me: u32, id: u32, seconds: f64, peers: &[u32]) -> String {
         }
     };
     format!(
-        "{who} to or from window {id} of rank {me} {seconds} s after its deregistration (OXYGIN_DEREG_TIMEOUT); \
+        "{who} to or from window {id} of rank {me} in the {seconds} s of a deregistration (OXYGIN_DEREG_TIMEOUT); \
          {remedy} and leave the memory as it is until then, for it may still be read or written"
     )
 }
@@ -111,7 +112,7 @@ mod tests {
     fn whoever_is_still_at_it_is_named() {
         let said = [vec![], vec![3], vec![3, 5]].map(|peers| sentence(1, 7, 10.0, &peers));
         for (said, who) in said.iter().zip(["the GPU of rank 1 has", "rank 3 has", "ranks 3, 5 have"]) {
-            assert!(said.starts_with(who) && said.contains("window 7 of rank 1 10 s after"), "{said}");
+            assert!(said.starts_with(who) && said.contains("window 7 of rank 1 in the 10 s of"), "{said}");
         }
     }
 }

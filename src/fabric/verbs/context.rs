@@ -340,12 +340,14 @@ impl Context for VerbsContext {
     /// same way to the same memory, and without the attribute that would let it overtake. So a flush is done when the
     /// reads before it are. Device memory (a DMA-BUF) is another target than the memory of the completion queue: there
     /// a read of the place through the device, over the connection to this rank itself, pushes the data in front of it.
-    fn flush(&self, peer: u32) -> Result<Flush> {
+    /// Any place will do, as all device windows are on one GPU; but it must be there until it is read, and so it is in
+    /// the window that the caller flushes. Another one may be deregistered meanwhile, by who has flushed that before.
+    fn flush(&self, peer: u32, into: Option<u32>) -> Result<Flush> {
         let shared = &self.shared;
         shared.outcomes.check(peer)?;
         let mut queues = shared.queues.lock();
         let Some(lane) = queues.lanes.get_mut(peer as usize) else { return Err(no_such_peer(peer)) };
-        let Some((remote, rkey)) = shared.regions.to_read(&lane.brought) else {
+        let Some((remote, rkey)) = shared.regions.to_read(&lane.brought, into) else {
             lane.brought.clear();
             let (newest, done) = (Seq(lane.issued()), Seq(shared.outcomes.completed(peer)));
             return Ok(if newest.is_done(done) { Flush::Done } else { Flush::Until(newest) });

@@ -86,14 +86,17 @@ impl DeviceRegions {
     }
 
     /// Address and remote key of a byte that a flush of what gets brought may read: all device windows are on one GPU,
-    /// and a read of it pushes everything in front. `None`: no such window is registered any more.
-    pub fn to_read(&self, brought: &[Brought]) -> Option<(u64, u32)> {
+    /// and a read of it pushes everything in front. One in the window `into` where they brought any there. `None`: no
+    /// such window is registered any more.
+    pub fn to_read(&self, brought: &[Brought], into: Option<u32>) -> Option<(u64, u32)> {
         if brought.is_empty() {
             return None;
         }
         let keys = self.keys.read();
         let key_of = |b: &Brought| keys.get(&b.lkey).filter(|key| key.serial == b.serial);
-        brought.iter().rev().find_map(|b| Some((b.at, key_of(b)?.rkey)))
+        let place = |b: &Brought| Some((b.at, key_of(b)?.rkey));
+        let first = brought.iter().filter(|b| Some(b.lkey) == into).find_map(place);
+        first.or_else(|| brought.iter().rev().find_map(place))
     }
 }
 

@@ -152,7 +152,7 @@ impl Context for Model {
     fn paid(&self, _: u32) -> u32 {
         self.paid.get()
     }
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
         Ok(Flush::Done)
     }
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
@@ -251,6 +251,22 @@ fn few_credits_can_wait_while_more_follow() {
     lane.fabric.store();
     assert!(!lane.visit());
     assert_eq!((lane.fabric.index.get(), lane.fabric.payments.get()), (10, 2));
+}
+
+/// The fabric counts what is plain; then come 2^31 operations of others on the same (context, peer).
+#[test]
+fn what_was_counted_long_ago_is_not_waited_for() {
+    let mut lane = Lane::new(half(), 1);
+    assert!(lane.post(3, true));
+    (0..3).for_each(|_| assert!(lane.fabric.complete(true)));
+    assert!(!lane.visit());
+    for others in [&lane.fabric.posted, &lane.fabric.completed] {
+        others[PEER as usize].fetch_add(1 << 31, Ordering::Relaxed);
+    }
+    lane.post(1, false);
+    assert!(lane.fabric.complete(false));
+    assert!(lane.visit());
+    assert_eq!(*lane.fabric.payment.borrow(), Some(4));
 }
 
 #[test]

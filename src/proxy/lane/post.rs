@@ -73,6 +73,7 @@ impl<R: Ring> Lane<R> {
                     self.ring.stop(Stopped::Refused);
                     self.refused += 1;
                     common.fail();
+                    self.renew_newest(context);
                     self.add_idle(Finish::NONE);
                 }
             }
@@ -167,6 +168,8 @@ impl<R: Ring> Lane<R> {
                     left = rest;
                     self.newest = Seq(next.0.wrapping_add(u32::from(ops) - 1));
                     next = self.newest.next();
+                } else {
+                    self.renew_newest(context);
                 }
                 self.add(Run { last: self.newest, n: 1, of_op: 0, finish, brings });
                 taken += 1;

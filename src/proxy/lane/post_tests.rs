@@ -136,7 +136,7 @@ impl Context for AtOnce {
     fn paid(&self, _: u32) -> u32 {
         self.done.load(Ordering::Relaxed)
     }
-    fn flush(&self, _: u32) -> Result<Flush> {
+    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
         Ok(Flush::Done)
     }
     fn test(&self, _: u32, _: Seq) -> Result<bool> {

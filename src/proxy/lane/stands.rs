@@ -49,7 +49,7 @@ impl Context for Stands {
         let last = self.posted.fetch_add(taken as u32, Ordering::Relaxed) + taken as u32;
         Ok(Posted { taken, last: Seq(last) })
     }
-    fn flush(&self, peer: u32) -> Result<Flush> {
+    fn flush(&self, peer: u32, _: Option<u32>) -> Result<Flush> {
         self.check(peer)?;
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(Flush::Until(Seq(self.posted.load(Ordering::Relaxed))))

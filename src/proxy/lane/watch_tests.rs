@@ -82,6 +82,26 @@ impl Ring for Letters {
     }
 }
 
+/// 2^31 operations of others on the lane's (context, peer), payments for instance, since its own newest one: what comes
+/// without an operation is complete at once.
+#[test]
+fn entries_without_an_operation_are_complete_however_old_the_newest_one_is() {
+    for entry in ['f', 'x'] {
+        let mut bench = Bench::new("g");
+        bench.visit();
+        bench.contexts[0].completed.store(1, Ordering::Relaxed);
+        bench.visit();
+        assert_eq!(bench.lane.told(&bench.common).credited, 1);
+        for others in [&bench.contexts[0].posted, &bench.contexts[0].completed] {
+            others.fetch_add(1 << 31, Ordering::Relaxed);
+        }
+        bench.lane.ring.entries.push(entry);
+        bench.lane.ring.show();
+        (0..3).for_each(|_| bench.visit());
+        assert_eq!(bench.lane.told(&bench.common).credited, 2, "{entry}");
+    }
+}
+
 struct Bench {
     contexts: Vec<Stands>,
     lane: Lane<Letters>,

@@ -1,6 +1,7 @@
 //! What the tests of the copy kernel share.
 
 use super::*;
+use crate::support::common::job;
 
 /// Places where each rank's copy kernel can be launched; each has a launch when it is made, which carries nothing.
 pub const LAUNCH_SLOTS: usize = 4;
@@ -12,6 +13,19 @@ pub fn take() -> Fake {
     let fake = Fake::take();
     fake.set_issue("kernel=4096");
     fake
+}
+
+/// What two ranks on one GPU do with two contexts: each has windows of 8 words, a source and a destination, and a
+/// signal.
+pub fn on_one_gpu(fake: &Fake, body: impl Fn(&Rank, [&GpuWindow; 3]) + Sync) {
+    job(2, 2, |r| {
+        let _context = fake.enter(0);
+        let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
+        let sig = fake.signals(r, 0, 1, NEVER_RESET);
+        r.job.barrier.wait();
+        body(r, [&src, &dst, &sig]);
+        r.job.barrier.wait();
+    });
 }
 
 impl Fake {

@@ -101,7 +101,9 @@ impl Fake {
         assert_eq!(self.violations(), 0, "violations; they are in the output");
     }
 
-    /// Whether streams add, and what each piece of work takes, µs.
+    /// Whether streams add, and what each piece of work takes, µs. More than 0 is at least as long as a thread sleeps,
+    /// some 60 µs, and a lone copy has several pieces: two such submissions are then further apart than the 100 µs
+    /// within which they call for the copy kernel.
     pub fn settings(&self, can_add: bool, delay_us: u64) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(bool, u64)>(b"fake_settings")(can_add, delay_us) }

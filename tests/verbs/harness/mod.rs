@@ -236,6 +236,8 @@ pub trait Start {
     /// As for `Context::post`.
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq>;
     fn flushed(&self, peer: u32) -> Result<Option<Seq>>;
+    /// With the local key of the window that is flushed.
+    fn flushed_into(&self, peer: u32, window: u32) -> Result<Option<Seq>>;
 }
 
 const ROOM: Room = Room { limit: PATIENCE, operations: 0 };
@@ -250,7 +252,10 @@ impl Start for VerbsContext {
         unsafe { ROOM.start(self, peer, &Op::Get(*get), || Ok(())) }
     }
     fn flushed(&self, peer: u32) -> Result<Option<Seq>> {
-        ROOM.flush(self, peer, || Ok(()))
+        ROOM.flush(self, peer, None, || Ok(()))
+    }
+    fn flushed_into(&self, peer: u32, window: u32) -> Result<Option<Seq>> {
+        ROOM.flush(self, peer, Some(window), || Ok(()))
     }
 }
 

@@ -106,7 +106,7 @@ struct Keyboard([Disposition; 2]);
 impl Keyboard {
     /// Leaves them to `job`, as this process had them.
     fn of_the_job(job: &mut Command) -> Self {
-        // SAFETY: sets dispositions, which nothing else in this process does.
+        // SAFETY: sets dispositions, which nothing else in this process does meanwhile.
         let before = [libc::SIGINT, libc::SIGQUIT].map(|s| (s, unsafe { libc::signal(s, libc::SIG_IGN) }));
         // SAFETY: the child does two system calls before it is another program.
         unsafe {

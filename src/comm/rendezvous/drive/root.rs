@@ -1,7 +1,7 @@
 //! Rank 0's sockets.
 
 use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
-use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection, RootAction};
+use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection, RootAction, SETTLE};
 use crate::comm::rendezvous::host;
 use crate::comm::rendezvous::listener::Listener;
 use crate::error::{Error, Result};
@@ -18,6 +18,8 @@ const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 /// Connections accepted at once, those counted that died in the queue: who comes faster than this rank accepts does not
 /// keep it from its deadline.
 const ACCEPTS: usize = 64;
+/// Events that one look takes.
+const EVENTS: usize = 64;
 
 struct Link {
     socket: Private<TcpStream>,
@@ -82,9 +84,12 @@ impl<'a> Root<'a> {
             let conn = self.watch_link(socket)?;
             self.gather.kept(conn, who);
         }
-        let mut events = [EpollEvent::empty(); 64];
+        let mut events = [EpollEvent::empty(); EVENTS];
         loop {
             let now = Instant::now();
+            if self.gather.is_about_to_expire(now) {
+                self.take_what_is_there(&mut events)?;
+            }
             self.gather.tick(now);
             self.act(now);
             if let Some(outcome) = self.gather.outcome(now) {
@@ -93,17 +98,32 @@ impl<'a> Root<'a> {
             let accept = self.gather.accepting() && self.shortage.is_none_or(|until| now >= until);
             self.watch(accept)?;
             let wake = self.shortage.filter(|_| !accept).map_or(self.gather.wake(), |at| at.min(self.gather.wake()));
-            let count = match self.epoll.wait(&mut events, EpollTimeout::from(millis(wake))) {
-                Err(Errno::EINTR) => 0,
-                result => result?,
-            };
-            for event in &events[..count] {
-                match event.data() {
-                    LISTENER => self.accept()?,
-                    conn => self.ready(conn, event.events()),
-                }
+            self.wait(&mut events, EpollTimeout::from(millis(wake)))?;
+        }
+    }
+
+    /// Waits until something happens, and takes it. `false`: nothing has.
+    fn wait(&mut self, events: &mut [EpollEvent; EVENTS], limit: EpollTimeout) -> nix::Result<bool> {
+        let count = match self.epoll.wait(events, limit) {
+            Err(Errno::EINTR) => 0,
+            result => result?,
+        };
+        for event in &events[..count] {
+            match event.data() {
+                LISTENER => self.accept()?,
+                conn => self.ready(conn, event.events()),
             }
         }
+        Ok(count > 0)
+    }
+
+    /// The time is over. This thread may have been held up, and not have seen who came meanwhile; or there are more of
+    /// them than one look takes. Strangers keep it no longer than that.
+    fn take_what_is_there(&mut self, events: &mut [EpollEvent; EVENTS]) -> nix::Result<()> {
+        let end = Instant::now() + SETTLE;
+        self.watch(self.gather.accepting())?;
+        while self.wait(events, EpollTimeout::ZERO)? && Instant::now() < end {}
+        Ok(())
     }
 
     fn watch(&mut self, accept: bool) -> nix::Result<()> {
@@ -223,7 +243,10 @@ impl<'a> Root<'a> {
             Ok(true) => self.gather.sent(conn),
             Ok(false) => {}
             Err(_) => {
-                self.links.remove(&conn);
+                // What it said before it went may be why.
+                if let Some(link) = self.links.remove(&conn) {
+                    read_some(&link.socket, &mut self.buffer, |bytes| self.gather.received(conn, bytes, now));
+                }
                 self.gather.closed(conn, now);
             }
         }
@@ -234,17 +257,77 @@ impl<'a> Root<'a> {
 mod tests {
     use super::*;
     use crate::comm::rendezvous::job::Job;
-    use crate::comm::rendezvous::wire::{encode_request, Sender};
+    use crate::comm::rendezvous::wire::{self, encode_request, Sender};
+    use std::io::Write;
     use std::sync::Arc;
+
+    /// Rank 0 of a job that has so many ranks and whose time is over, if `is_late`.
+    fn late_root(listener: &Listener, nranks: u32, is_late: bool) -> Gather {
+        let (token, timeout) = (listener.token(), Duration::from_secs(60));
+        let addresses = (0..nranks).map(|_| Some(listener.address())).collect();
+        let sender = Sender { token, step: 1, name: "connect", rank: 0, nranks };
+        let request = encode_request(&sender, Ok(b""), b"").unwrap();
+        let begun = Instant::now() - if is_late { timeout } else { Duration::ZERO };
+        let job = Job { addresses, token, timeout, silence: timeout };
+        Gather::new(Arc::new(job), 1, "connect", request, None, begun)
+    }
+
+    /// Its thread was held up until then, or there are more of them than one look takes.
+    #[test]
+    fn who_is_there_when_the_time_is_over_has_come() {
+        const RANKS: u32 = 200;
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut gather = late_root(&listener, RANKS, true);
+        let come = |rank| {
+            let sender = Sender { token: listener.token(), step: 1, name: "connect", rank, nranks: RANKS };
+            let mut socket = TcpStream::connect(listener.address()).unwrap();
+            socket.write_all(&encode_request(&sender, Ok(b""), b"").unwrap()).unwrap();
+            socket
+        };
+        let _others: Vec<_> = (1..RANKS).map(come).collect();
+        let mut kept = Vec::new();
+        let outcome = Root::new(&mut gather, &listener, &mut kept).unwrap().run().unwrap();
+        assert!(outcome.is_ok(), "{outcome:?}");
+    }
+
+    /// A rank gives up, leaves unread what rank 0 has sent, and is gone when the next beat goes out: it is not taken
+    /// for one that died.
+    #[test]
+    fn who_has_given_up_before_a_beat_is_known_by_its_word() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut gather = late_root(&listener, 3, false);
+        let sender = Sender { token: listener.token(), step: 1, name: "connect", rank: 1, nranks: 3 };
+        let mut socket = TcpStream::connect(listener.address()).unwrap();
+        socket.write_all(&encode_request(&sender, Ok(b""), b"").unwrap()).unwrap();
+        let (mut kept, mut events) = (Vec::new(), [EpollEvent::empty(); EVENTS]);
+        let mut root = Root::new(&mut gather, &listener, &mut kept).unwrap();
+        root.take_what_is_there(&mut events).unwrap();
+        let beat = |root: &mut Root<'_>| {
+            let now = Instant::now();
+            root.links.get_mut(&0).unwrap().out.push(Arc::new([wire::BEAT]));
+            root.flush(0, now);
+        };
+        beat(&mut root);
+        let mut some = [0; 8];
+        while socket.peek(&mut some).unwrap() == 0 {}
+        socket.write_all(&[wire::EXPIRED]).unwrap();
+        // With a reset, as something is unread.
+        drop(socket);
+        std::thread::sleep(Duration::from_millis(50));
+        beat(&mut root);
+        let now = Instant::now() + Duration::from_secs(60);
+        root.gather.tick(now);
+        root.act(now);
+        let outcome = root.gather.outcome(now + Duration::from_secs(60));
+        let Some(Err(failure)) = outcome else { panic!("{outcome:?}") };
+        assert!(failure.sentence.contains("rank 1 (127.0.0.1"), "{}", failure.sentence);
+        assert!(failure.sentence.contains("gave up after 60 s"), "{}", failure.sentence);
+    }
 
     #[test]
     fn many_who_wait_are_accepted_in_turns_between_looks_at_the_clock() {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let (token, timeout) = (listener.token(), Duration::from_secs(60));
-        let job = Job { addresses: vec![Some(listener.address()), None], token, timeout, silence: timeout };
-        let sender = Sender { token, step: 1, name: "connect", rank: 0, nranks: 2 };
-        let request = encode_request(&sender, Ok(b""), b"").unwrap();
-        let mut gather = Gather::new(Arc::new(job), 1, "connect", request, None, Instant::now());
+        let mut gather = late_root(&listener, 2, false);
         let mut kept = Vec::new();
         let mut root = Root::new(&mut gather, &listener, &mut kept).unwrap();
         let waiting: Vec<_> = (0..ACCEPTS + 10).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();

@@ -262,9 +262,13 @@ impl Gather {
             log::debug!("{}: dropped a connection from {peer} that did not introduce itself", self.name);
             self.close(conn);
         }
+        let expires = self.is_about_to_expire(now);
+        // Whose thread was held up finds room for the rest of an answer only now.
+        let was_held_up = now.saturating_duration_since(self.wake()) > SETTLE;
         match &mut self.phase {
+            Phase::Answering { until, .. } if was_held_up && now >= *until => *until = now + ANSWER_TIME,
             Phase::Open if self.missing == 0 => self.complete(now),
-            Phase::Open if now >= self.deadline || self.settle.is_some_and(|at| now >= at) => self.expire(now),
+            Phase::Open if expires => self.expire(now),
             Phase::Open if self.beats.is_due(now) => self.beat(),
             Phase::Answering { until, outcome } if now >= *until => {
                 let slow: Vec<u32> = self.links.values().filter_map(|link| link.stage.tells()).collect();
@@ -278,6 +282,13 @@ impl Gather {
             _ => {}
         }
         self.finish_if_all_know(now);
+    }
+
+    /// Whether [`Gather::tick`] is about to name those who did not come. To be asked before it: rank 0 may have been
+    /// held up, and they may have come meanwhile.
+    pub fn is_about_to_expire(&self, now: Instant) -> bool {
+        let is_late = now >= self.deadline || self.settle.is_some_and(|at| now >= at);
+        matches!(self.phase, Phase::Open) && self.missing > 0 && is_late
     }
 
     /// When [`Gather::tick`] is due next if nothing else happens.

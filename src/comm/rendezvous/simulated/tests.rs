@@ -395,6 +395,12 @@ fn a_rank_that_does_not_read_its_answer_is_named() {
     assert!(gather.outcome(now).is_none());
     let late = now + Duration::from_secs(10) + ANSWER_TIME;
     assert_eq!(gather.wake(), late);
+    // A rank 0 that is held up until much later gives it its time.
+    let much_later = late + Duration::from_secs(30);
+    gather.tick(much_later);
+    assert!(gather.outcome(much_later).is_none());
+    let late = much_later + ANSWER_TIME;
+    assert_eq!(gather.wake(), late);
     gather.tick(late);
     let sentence = gather.outcome(late).unwrap().as_ref().unwrap_err().sentence.clone();
     assert_eq!(sentence, "connect: rank 1 (10.0.0.1:4711) did not read the answer");

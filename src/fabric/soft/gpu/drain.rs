@@ -29,6 +29,15 @@ impl EngineState {
         self.small.done >= mark.small && self.bulk.done >= mark.bulk && self.handover.back >= mark.by_kernel
     }
 
+    /// Until when somebody who goes waits for what is in flight, with time until `end`. What is done was completed.
+    pub(super) fn wait_by(&mut self, end: Instant) -> Instant {
+        if self.is_touching_memory() {
+            return self.standing.end(end, self.completions);
+        }
+        self.standing.over();
+        end
+    }
+
     /// Whether the lane is going: what the copy kernel leaves undone of it is not queued again.
     pub fn is_draining(&self, lane: &Arc<Lane>) -> bool {
         self.draining.iter().any(|l| Arc::ptr_eq(l, lane))
@@ -58,6 +67,14 @@ impl Engine {
         }
     }
 
+    /// Until when somebody who goes waits for this GPU, with time until `end`: earlier where it stands, and others have
+    /// waited for that.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        let mut state = self.state.lock();
+        state.complete(&self.registry);
+        state.wait_by(end)
+    }
+
     /// Ends a window; waits until nothing that was started touches it any more. `false`: something still may, after
     /// that time.
     pub fn remove_window(&self, id: u32, within: Duration) -> bool {
@@ -74,9 +91,11 @@ impl Engine {
     fn pass(&self, end: Instant) -> bool {
         let mut state = self.state.lock();
         let mark = state.mark();
+        let mut moved = state.complete(&self.registry);
+        let end = state.wait_by(end);
         loop {
-            let moved = state.complete(&self.registry);
             if state.has_passed(&mark) {
+                state.standing.over();
                 return true;
             }
             if !moved {
@@ -89,6 +108,7 @@ impl Engine {
             drop(state);
             std::thread::yield_now();
             state = self.state.lock();
+            moved = state.complete(&self.registry);
         }
     }
 }

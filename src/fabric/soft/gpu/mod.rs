@@ -39,6 +39,7 @@ mod received;
 mod refusals;
 mod staging;
 mod stall;
+mod standing;
 mod state;
 mod stats;
 mod watch;

@@ -72,6 +72,8 @@ pub struct PinnedPool {
     /// Copies wait for a launch.
     gathering: AtomicBool,
     failed: AtomicBool,
+    /// Some pool of the rank has failed, and none of them has a copy under way any more: shared by all.
+    is_over: Arc<AtomicBool>,
     /// The GPU may be at a buffer that was given up, or whose copy by the engine has failed.
     is_abandoned: Arc<AtomicBool>,
     /// Somebody found no buffer.
@@ -82,7 +84,13 @@ pub struct PinnedPool {
 
 impl PinnedPool {
     /// Makes stream and memory. Set-up only: allocations may wait for kernels.
-    pub fn open(rank: u32, app: &Arc<AppThread>, own: bool, shape: Shape) -> Result<Arc<Self>> {
+    pub fn open(
+        rank: u32,
+        app: &Arc<AppThread>,
+        own: bool,
+        shape: Shape,
+        is_over: &Arc<AtomicBool>,
+    ) -> Result<Arc<Self>> {
         let Shape { buffer_bytes, buffers, gather, inward } = shape;
         let device = Device::open_with(app, own, 1, buffer_bytes * u64::from(buffers))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
@@ -106,6 +114,7 @@ impl PinnedPool {
             started: AtomicU64::new(0),
             gathering: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            is_over: is_over.clone(),
             is_abandoned: Arc::default(),
             wanted: AtomicBool::new(false),
             fed: AtomicBool::new(false),
@@ -238,6 +247,21 @@ impl PinnedPool {
         self.failed.load(Ordering::Acquire)
     }
 
+    /// Why nothing is copied any more, if that is so.
+    pub fn failure(&self) -> Option<Error> {
+        self.state.lock().failure.clone()
+    }
+
+    /// Begins nothing more. Whether nothing that was begun is under way any more: copies go on in their own context
+    /// where the driver has refused a call, or the application's context alone has failed.
+    #[cold]
+    pub fn ends(&self, why: &Error) -> bool {
+        // Held while one is begun.
+        let mut s = self.state.lock();
+        self.fail(&mut s, why.clone());
+        self.device.is_idle()
+    }
+
     /// Whether submissions are in flight, or gather. Asks the stream for an error if they have been for long.
     #[inline]
     pub fn poll(&self) -> bool {
@@ -265,28 +289,15 @@ impl PinnedPool {
         true
     }
 
-    /// Waits until what was queued before is done, whatever others queue meanwhile, at most until `end`. `false`: it
-    /// has not.
-    pub fn settle(&self, end: Instant) -> bool {
-        let last = self.mark();
-        while self.device.flag(CopyWay::Small) < last {
-            if !self.poll() && self.has_failed() || Instant::now() > end {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
-    }
-
     /// What was queued by now.
     pub fn mark(&self) -> u64 {
         let s = self.state.lock();
         self.started.load(Ordering::Relaxed) + u64::from(!s.copies.is_empty())
     }
 
-    /// Whether that has landed, or never will.
-    pub fn has_passed(&self, mark: u64) -> bool {
-        self.device.flag(CopyWay::Small) >= mark || self.has_failed()
+    /// Whether that has landed.
+    pub fn has_landed(&self, mark: u64) -> bool {
+        self.device.flag(CopyWay::Small) >= mark
     }
 
     /// Waits until everything that was started is done, at most until `end`. `false`: it has not.
@@ -361,7 +372,7 @@ impl PinnedBuffer {
         drop(unsafe { std::ptr::read(&this.pool) });
     }
 
-    /// Whether its copy is done.
+    /// Whether its copy is done; an error: it never will be, and nothing is copied for anybody any more.
     #[inline]
     pub fn has_landed(&self) -> Result<bool> {
         if let Some(copy) = &self.by_engine {
@@ -370,7 +381,7 @@ impl PinnedBuffer {
         if self.submission <= self.pool.device.flag(CopyWay::Small) {
             return Ok(true);
         }
-        if self.pool.failed.load(Ordering::Acquire) {
+        if self.pool.is_over.load(Ordering::Acquire) && self.submission > self.pool.device.flag(CopyWay::Small) {
             if let Some(why) = &self.pool.state.lock().failure {
                 return Err(why.clone());
             }

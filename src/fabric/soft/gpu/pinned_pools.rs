@@ -7,13 +7,14 @@
 use super::app::AppThread;
 use super::copy_out::CopyOut;
 use super::pinned_pool::{PinnedBuffer, PinnedPool, Shape};
+use super::standing::StandingWait;
 use super::{Engine, TransferEnd};
 use crate::error::{Error, Kind, Result};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
-use crate::sys::sync::RwLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sys::sync::{Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,10 @@ pub struct PinnedPools {
     fetch: [Arc<PinnedPool>; 2],
     /// To the GPU, large and small.
     store: [Arc<PinnedPool>; 2],
+    /// Of those who wait for what is in flight because something goes.
+    standing: Mutex<StandingWait>,
+    /// One has failed, and nothing is copied for anybody any more.
+    is_over: Arc<AtomicBool>,
 }
 
 impl PinnedPools {
@@ -42,12 +47,15 @@ impl PinnedPools {
     /// Allocates for `conns` connections with bulk; `own`: in a private context. Set-up only.
     pub fn open(rank: u32, app: &Arc<AppThread>, own: bool, conns: u32) -> Result<Self> {
         let large = conns.saturating_mul(2).clamp(LARGE_BUFFERS.0, LARGE_BUFFERS.1);
+        let is_over = Arc::default();
         let pair = |inward| -> Result<_> {
             let shape = Shape { buffer_bytes: Self::LARGE, buffers: large, gather: 1, inward };
             let small = Shape { buffer_bytes: Self::SMALL, buffers: SMALL_BUFFERS, gather: SMALL_GATHER, inward };
-            Ok([PinnedPool::open(rank, app, own, shape)?, PinnedPool::open(rank, app, own, small)?])
+            let open = |shape| PinnedPool::open(rank, app, own, shape, &is_over);
+            Ok([open(shape)?, open(small)?])
         };
-        let this = Self { windows: RwLock::default(), fetch: pair(false)?, store: pair(true)? };
+        let [fetch, store] = [pair(false)?, pair(true)?];
+        let this = Self { windows: RwLock::default(), fetch, store, standing: Mutex::default(), is_over };
         let mib = (2 * (u64::from(large) * Self::LARGE + u64::from(SMALL_BUFFERS) * Self::SMALL)) >> 20;
         log::info!("rank {rank}: {mib} MiB of pinned memory for GPU windows over TCP");
         Ok(this)
@@ -83,7 +91,27 @@ impl PinnedPools {
 
     /// Waits until what was queued before is done, at most until `end`. `false`: it has not.
     pub fn settle(&self, end: Instant) -> bool {
-        self.pools().filter(|s| !s.settle(end)).count() == 0
+        let (end, mark) = (self.wait_by(end), self.mark());
+        while !self.has_passed(&mark) {
+            if Instant::now() > end {
+                return false;
+            }
+            self.poll();
+            std::thread::yield_now();
+        }
+        self.standing.lock().over();
+        self.have_landed(&mark)
+    }
+
+    /// Until when somebody who goes waits for copies in flight, with time until `end`: earlier where they stand, and
+    /// others have waited for that.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        let mut standing = self.standing.lock();
+        if !self.has_passed(&self.mark()) {
+            return standing.end(end, self.landed());
+        }
+        standing.over();
+        end
     }
 
     /// What was queued by now.
@@ -91,9 +119,27 @@ impl PinnedPools {
         self.pools().map(|s| s.mark()).collect()
     }
 
-    /// Whether that has landed, or never will.
+    /// Whether that has landed, or never will: nothing of it touches memory any more.
     pub fn has_passed(&self, mark: &[u64]) -> bool {
-        self.pools().zip(mark).all(|(s, &mark)| s.has_passed(mark))
+        self.is_over() || self.have_landed(mark)
+    }
+
+    fn have_landed(&self, mark: &[u64]) -> bool {
+        self.pools().zip(mark).all(|(s, &mark)| s.has_landed(mark))
+    }
+
+    /// Whether a stream has failed, and nothing is copied any more.
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Nothing more is begun. Whether nothing that was begun is under way any more.
+    #[cold]
+    pub fn ends(&self, why: &Error) -> bool {
+        if !self.is_over() && self.pools().fold(true, |is_idle, s| s.ends(why) & is_idle) {
+            self.is_over.store(true, Ordering::Release);
+        }
+        self.is_over()
     }
 
     /// Whether a GPU window holds the range.
@@ -174,7 +220,11 @@ impl PinnedPools {
     /// The same; returns whether submissions are in flight.
     #[inline]
     pub fn poll(&self) -> bool {
-        self.pools().fold(false, |up, s| s.poll() | up)
+        let up = self.pools().fold(false, |up, s| s.poll() | up);
+        if !self.has_failed() || self.is_over() {
+            return up;
+        }
+        self.pools().find_map(|s| s.failure()).is_some_and(|why| !self.ends(&why))
     }
 
     /// How many submissions were ever done.

@@ -8,6 +8,7 @@ use super::queue::OperationQueue;
 use super::refusals::Refusals;
 use super::staging::Staging;
 use super::stall::Stall;
+use super::standing::StandingWait;
 use super::stats::Stats;
 use super::windows::Windows;
 use crate::config::GpuIssue;
@@ -36,6 +37,8 @@ pub struct EngineState {
     /// How often something was done.
     pub completions: u64,
     pub stall: Stall,
+    /// Of those who wait for what is in flight because something goes.
+    pub standing: StandingWait,
     /// Empty; its memory is kept for the next submission.
     pub batch: NextSubmission,
     pub stats: Stats,
@@ -61,6 +64,7 @@ impl EngineState {
             draining: Vec::new(),
             completions: 0,
             stall: Stall::default(),
+            standing: StandingWait::default(),
             batch: NextSubmission::default(),
             stats: Stats::default(),
             refused: Refusals::default(),

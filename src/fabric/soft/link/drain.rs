@@ -45,6 +45,13 @@ impl Link {
         Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
     }
 
+    /// Somebody who goes begins to wait for the GPU to which this leads, until `end`; see [`Domain::wait_by`].
+    pub fn begin_wait(&self, end: Instant) {
+        if let Some(engine) = self.route.engine() {
+            engine.wait_by(end);
+        }
+    }
+
     /// Waits until nothing touches memory for the lane; for copies by the GPU at most until `end`.
     pub fn wait_left(&self, shared: &Domain, drain: Draining, end: Instant) {
         drain.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));

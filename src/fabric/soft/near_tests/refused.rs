@@ -67,7 +67,7 @@ fn refused(ranks: &[Rank], transport: SoftTransport, wrong: Wrong, gone: bool) {
         }
         bad.test(1, last).is_err()
     });
-    let e = bad.flush(1).unwrap_err();
+    let e = bad.flush(1, None).unwrap_err();
     assert_eq!((e.kind(), e.code()), (Kind::RemoteAccess, nccl_plugin_api::NcclResult::REMOTE_ERROR), "{what}: {e}");
     assert!(e.message().contains("rank 1"), "{what}: {e}");
     let later = post(&bad, 1, &put(&windows[0], &windows[1], 8, None));

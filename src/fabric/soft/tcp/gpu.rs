@@ -75,6 +75,11 @@ impl Gpu {
         self.pools.get().is_none_or(|pools| pools.remove_window(id, within))
     }
 
+    /// Until when somebody who goes waits for copies in flight, with time until `end`.
+    pub fn wait_by(&self, end: Instant) -> Instant {
+        self.pools().map_or(end, |pools| pools.wait_by(end))
+    }
+
     /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
         let end = Instant::now() + DRAIN_WITHIN;
@@ -126,14 +131,24 @@ impl Gpu {
     /// Waits until what was given up before is no longer copied, at most until `end`. `false`: it is, or has failed.
     pub fn settle_copies(&self, end: Instant) -> bool {
         let Some(pools) = self.pools() else { return true };
+        let filled_by = self.engine.get().map_or(end, |(engine, _)| engine.wait_by(end));
         while pools.is_filled_in_vain() {
-            if Instant::now() > end {
+            if Instant::now() > filled_by {
                 return false;
             }
             self.advance_fetches();
             std::thread::yield_now();
         }
         pools.settle(end)
+    }
+
+    /// Whether peers may be told to have failed by a fault of this rank's GPU: nothing is copied for callers any more.
+    /// Until then those who wait for copies have to look again.
+    #[cold]
+    pub fn may_tell(&self, fault: &Error) -> bool {
+        let Some(pools) = self.pools() else { return true };
+        let has_ended = self.engine.get().is_some_and(|(engine, _)| engine.has_failed()) || pools.has_failed();
+        !has_ended || pools.ends(fault)
     }
 
     /// Whether a peer may touch `len` bytes of GPU memory at `addr`.

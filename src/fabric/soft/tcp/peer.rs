@@ -269,6 +269,9 @@ impl Tcp {
                 return true;
             }
         };
+        if link.fault.as_ref().is_some_and(|e| !self.gpu.may_tell(e)) {
+            return moved;
+        }
         if let Some(e) = link.fault.take() {
             link.cut_off();
             peer.fail(e.context(format!("towards rank {}", peer.rank)));
@@ -355,6 +358,8 @@ impl Tcp {
                     if bits & !(libc::EPOLLOUT as u32) != 0 {
                         match link.receive(stripe) {
                             Ok(r) => received = r,
+                            // As for any other fault of the GPU: once nothing is copied.
+                            Err(Lost::Gpu(e)) => drop(link.fault.get_or_insert(e)),
                             Err(l) => self.end_link(peer, link, stripe, l),
                         }
                     }

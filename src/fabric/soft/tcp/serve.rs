@@ -167,9 +167,10 @@ impl Serving {
         self.relieved.load(Ordering::Relaxed) && self.relieved.swap(false, Ordering::AcqRel)
     }
 
-    /// Why transfers to or from this rank's GPU cannot go on.
-    pub fn take_fault(&self) -> Option<Error> {
-        self.fault.lock().take()
+    /// Why transfers to or from this rank's GPU cannot go on, once nothing is copied any more. Until then connections
+    /// wait for the GPU, and are looked at again for that.
+    pub fn take_fault(&self, gpu: &Gpu) -> Option<Error> {
+        self.fault.lock().take_if(|why| gpu.may_tell(why))
     }
 
     /// Sends its FIN where that does not cut an answer in two, and closes everything.

@@ -10,7 +10,7 @@ use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,11 @@ struct Objects {
 }
 
 /// Shared by the engine and the thread for the application's context. Never frees anything by itself: `end` does.
-pub struct Launcher(ManuallyDrop<Mutex<Option<Objects>>>);
+pub struct Launcher {
+    objects: ManuallyDrop<Mutex<Option<Objects>>>,
+    /// The log says that the driver takes no launch for now.
+    has_said: AtomicBool,
+}
 
 impl Launcher {
     /// Loads it and runs it once in each launch slot, briefly, so that the driver has done what it does at a first
@@ -71,14 +75,30 @@ impl Launcher {
                 return Err(e);
             }
         }
-        Ok((Arc::new(Self(ManuallyDrop::new(Mutex::new(Some(objects))))), rings))
+        let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
+        Ok((Arc::new(Self { objects, has_said: AtomicBool::new(false) }), rings))
+    }
+
+    /// The driver has refused a launch: says so, once where it may pass.
+    #[cold]
+    fn refused(&self, rank: u32, e: &CudaError) -> Fate {
+        let may_pass = e.may_pass();
+        if !may_pass || !self.has_said.swap(true, Ordering::Relaxed) {
+            let why = cuda_error(&format!("the copy kernel on the GPU of rank {rank}"), e);
+            let until = if may_pass { " until a launch succeeds" } else { "" };
+            log::info!("{}; all transfers go by the stream{until}", why.message());
+        }
+        match may_pass {
+            true => Fate::RefusedForNow,
+            false => Fate::Refused,
+        }
     }
 
     /// Ends it, in the application's context: all launches have been told to end. `false`: one may still run, or is
     /// late and will, after `within`; code, rings and the streams of those are left to the process. So they are where
     /// the context has failed: each stream then has the error, whether its own launch has ended or not.
     pub fn end(&self, within: Duration) -> bool {
-        let mut guard = self.0.lock();
+        let mut guard = self.objects.lock();
         let Some(objects) = guard.take() else { return true };
         let is_over = |s: &Stream| s.is_done().unwrap_or(false);
         let has_failed = |s: &Stream| s.is_done().is_err();
@@ -137,13 +157,20 @@ pub enum Fate {
     Launched = 2,
     /// The stream was not free; nothing was launched.
     NotFree = 3,
-    /// The driver took no launch.
+    /// The driver took no launch, and will take none.
     Refused = 4,
     /// It was taken back before the thread came to it.
     Cancelled = 5,
+    /// The driver took no launch, for something that may pass.
+    RefusedForNow = 6,
 }
 
 impl Fate {
+    /// Nothing is launched, although nobody took it back.
+    pub fn is_none(self) -> bool {
+        matches!(self, Self::NotFree | Self::Refused | Self::RefusedForNow)
+    }
+
     fn from(number: u32) -> Self {
         match number {
             0 => Self::Waits,
@@ -151,6 +178,7 @@ impl Fate {
             2 => Self::Launched,
             3 => Self::NotFree,
             4 => Self::Refused,
+            6 => Self::RefusedForNow,
             _ => Self::Cancelled,
         }
     }
@@ -188,7 +216,7 @@ impl Request {
             return;
         }
         let launched = context.enter().and_then(|_current| {
-            let objects = launcher.0.lock();
+            let objects = launcher.objects.lock();
             let Some(objects) = &*objects else { return Ok(false) };
             if !objects.comes_free(what.slot)? {
                 return Ok(false);
@@ -200,11 +228,7 @@ impl Request {
         let fate = match launched {
             Ok(true) => Fate::Launched,
             Ok(false) => Fate::NotFree,
-            Err(e) => {
-                let why = cuda_error(&format!("the copy kernel on the GPU of rank {rank}"), &e);
-                log::info!("{}; all transfers go by the stream", why.message());
-                Fate::Refused
-            }
+            Err(e) => launcher.refused(rank, &e),
         };
         self.0.store(fate as u32, Ordering::Release);
     }

@@ -151,7 +151,7 @@ pub struct CopyKernel {
     /// Which launch slot has the one that will take over when the present one is gone, and when it was asked for.
     next: Option<(usize, Instant)>,
     backoff: Backoff,
-    /// The driver did not take a launch: there are no more.
+    /// The driver did not take a launch, and never will: there are no more.
     is_refused: bool,
     /// How many blocks a launch with worker blocks has; 0: all launches are of one warp.
     workers: u32,
@@ -212,7 +212,7 @@ impl CopyKernel {
 
     /// Asks for a launch in a launch slot that is free; `None`: there can be none now.
     fn ask(&mut self, now: Instant) -> Option<usize> {
-        self.forget_request();
+        self.forget_request(now);
         if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
             return None;
         }
@@ -251,13 +251,16 @@ impl CopyKernel {
 
     /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
     /// Its launch slot is free again if nothing was launched, which may show long after it was late.
-    fn forget_request(&mut self) {
+    fn forget_request(&mut self, now: Instant) {
         let Some((slot, request)) = &self.request else { return };
         let fate = request.fate();
         match fate {
             Fate::Waits | Fate::Taken => return,
             Fate::Launched => {}
-            Fate::NotFree | Fate::Refused | Fate::Cancelled => self.slots[*slot].take_back(),
+            Fate::NotFree | Fate::Refused | Fate::RefusedForNow | Fate::Cancelled => self.slots[*slot].take_back(),
+        }
+        if fate == Fate::RefusedForNow {
+            self.backoff.refused(now);
         }
         self.is_refused |= fate == Fate::Refused;
         self.request = None;
@@ -406,8 +409,7 @@ impl CopyKernel {
         let is_late = now.saturating_duration_since(self.since) > LATE;
         // One that is late and that the thread has not come to is none from here on.
         let is_none = self.request.as_ref().is_some_and(|(slot, request)| {
-            *slot == self.present
-                && (matches!(request.fate(), Fate::NotFree | Fate::Refused) || is_late && request.cancel())
+            *slot == self.present && (request.fate().is_none() || is_late && request.cancel())
         });
         if !is_none && !is_late {
             return;
@@ -416,7 +418,7 @@ impl CopyKernel {
         self.sizes.late(self.slots[self.present].size());
         self.phase = Phase::Off;
         if is_none {
-            self.forget_request();
+            self.forget_request(now);
         }
     }
 

@@ -19,6 +19,8 @@ pub const LAUNCH_SLOTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 /// The pause doubles at most so often.
 const DOUBLED: u32 = 6;
+/// The same of launches that the driver refuses: each is a call for nothing. About a second then.
+const REFUSED_DOUBLED: u32 = 10;
 
 /// One of them: its ring, as the engine sees it. The stream is the machine's.
 pub struct LaunchSlot {
@@ -129,6 +131,8 @@ pub fn choose(last: usize, count: usize, is_free: impl Fn(usize) -> bool) -> Opt
 pub struct Backoff {
     /// Late launches since one was in time.
     late: u32,
+    /// Those that the driver has refused since then.
+    refused: u32,
     until: Option<Instant>,
 }
 
@@ -142,8 +146,15 @@ impl Backoff {
     pub fn late(&mut self, now: Instant) {
         self.late = self.late.saturating_add(1);
         if let Some(more) = self.late.checked_sub(LAUNCH_SLOTS as u32) {
-            self.until = Some(now + PAUSE * (1 << more.min(DOUBLED)));
+            self.until = self.until.max(Some(now + PAUSE * (1 << more.min(DOUBLED))));
         }
+    }
+
+    /// The driver has refused a launch, for something that may pass.
+    pub fn refused(&mut self, now: Instant) {
+        let until = now + PAUSE * (1 << self.refused.min(REFUSED_DOUBLED));
+        self.refused = self.refused.saturating_add(1);
+        self.until = self.until.max(Some(until));
     }
 
     /// Whether one may be launched.
@@ -182,5 +193,21 @@ mod tests {
         assert!(backoff.allows(now));
         backoff.late(now);
         assert!(backoff.allows(now), "one that is late says nothing of the others");
+    }
+
+    #[test]
+    fn each_refusal_doubles_the_pause_up_to_a_second() {
+        let (mut backoff, now) = (Backoff::default(), Instant::now());
+        for factor in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
+            backoff.refused(now);
+            // One that was refused is not up in time either.
+            backoff.late(now);
+            let end = now + PAUSE * factor;
+            let late = now + PAUSE * 64;
+            assert!(!backoff.allows(end - Duration::from_nanos(1)), "{factor}");
+            assert!(backoff.allows(end.max(late)), "{factor}");
+        }
+        backoff.in_time();
+        assert!(backoff.allows(now));
     }
 }

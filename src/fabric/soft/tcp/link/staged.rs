@@ -244,6 +244,7 @@ impl Initiator {
     pub fn is_staging(&self) -> bool {
         self.gpu.pools().is_some()
             && (self.hungry
+                || self.fault.is_some()
                 || !self.failing.is_empty()
                 || self.conns.iter().any(Conn::is_staging)
                 || self.ring.iter().any(|&l| self.lanes[l as usize].as_ref().is_some_and(|l| !l.fetched.is_empty())))

@@ -110,7 +110,7 @@ impl Tcp {
         io: bool,
     ) -> Result<bool, Option<Error>> {
         let advanced = peer.serving.advance(conn, stripe, &self.registry, must_read, io);
-        if let Some(e) = peer.serving.take_fault() {
+        if let Some(e) = peer.serving.take_fault(&self.gpu) {
             return Err(Some(e.context(format!("from rank {}", peer.rank))));
         }
         match advanced {
