@@ -67,7 +67,7 @@ fn a_version_or_a_library_gives_its_variables() {
     let path = format!("{}:{}", folder(&new), folder(&old));
     let answer = json(&["--plugin", &plugin], &[("LD_LIBRARY_PATH", &path)]);
     assert_eq!(answer["nccl"]["version"], "2.32.3", "{answer:#}");
-    assert_eq!(answer["variables"][0]["name"], "NCCL_RMA_PLUGIN");
+    assert_eq!(answer["variables"][0]["name"], "NCCL_GIN_PLUGIN");
     let others = answer["nccl"]["others"].as_array().expect("a list");
     assert!(others.iter().any(|o| o.as_str().is_some_and(|o| o.starts_with(&folder(&old)))), "{answer:#}");
 }
@@ -77,9 +77,12 @@ fn a_shell_takes_what_is_printed() {
     let plugin = plugin();
     for format in [&["--shell"][..], &[]] {
         let arguments = [&["--nccl", "2.30.7", "--plugin", &plugin], format].concat();
-        let script = format!("{}\necho \"$NCCL_RMA_PLUGIN $NCCL_GIN_TYPE\"", out(&env(&arguments, &[])));
-        let shell = Command::new("sh").args(["-c", &script]).output().expect("a shell");
-        assert_eq!(out(&shell).trim(), format!("{plugin} 2"));
+        for (engine, shown) in [("nccl", format!("-{plugin}-2")), ("auto", format!("{plugin}-{plugin}-"))] {
+            let lines = out(&env(&arguments, &[("OXYGIN_ENGINE", engine)]));
+            let script = format!("{lines}\necho \"$NCCL_GIN_PLUGIN-$NCCL_RMA_PLUGIN-$NCCL_GIN_TYPE\"");
+            let shell = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+            assert_eq!(out(&shell).trim(), shown, "{engine}");
+        }
     }
     let arguments = ["--nccl", "2.32.3", "--plugin", &plugin, "--shell"];
     let script = out(&env(&arguments, &[("OXYGIN_ENGINE", "own"), ("NCCL_GIN_TYPE", "2")]));

@@ -28,10 +28,10 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
             # 2.29.7 forgets the plugin's name when it unloads it, and a second communicator of the process has none.
             if version < (2, 30):
                 env.update(NCCL_GIN_PLUGIN_REF_COUNT="1")
-        elif engine in OWN_QUEUES:
-            env.update(NCCL_GIN_PLUGIN=str(plugin), NCCL_RMA_PLUGIN=str(plugin))
-        else:
+        elif engine == "nccl":
             env.update(NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
+        else:
+            env.update(NCCL_GIN_PLUGIN=str(plugin), NCCL_RMA_PLUGIN=str(plugin))
         if engine != "auto":
             env.update(OXYGIN_ENGINE=engine)
     env.update(LAYOUTS[layout].environment)
@@ -39,10 +39,18 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
     return env
 
 
+def taken(engine, version):
+    """The engine that `auto` is over the soft fabric: the README's table."""
+    if engine != "auto":
+        return engine
+    return "own" if version < (2, 30, 7) else "gdaki-soft" if version < (2, 33) else "nccl"
+
+
 def used(before, text, version, plugin, layout, program, engine="auto"):
     """What NCCL says it used, and what is wrong with that: `text` is the program's part of the log, `before` all of its
     processes' log up to the end of that part."""
     one = LAYOUTS[layout]
+    engine = taken(engine, version)
 
     def last(pattern, where):
         found = re.findall(pattern, where)

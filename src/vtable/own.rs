@@ -2,12 +2,13 @@
 
 use super::guard::{null, shared, store};
 use super::setup;
-use crate::comm::backend::report::{queue_owner, QueueOwner};
+use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::device_queues::DeviceQueues;
 use crate::comm::instance::Instance;
+use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
 use crate::config::{Config, Ringing};
 use crate::error::{Error, Result};
@@ -29,11 +30,16 @@ pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
     }
 }
 
+/// Who asks for the plugin's properties, or connects by a GIN table.
+pub fn asking(is_v14: bool) -> Asking {
+    Asking { is_v14, rma_in_use: Instance::is_rma_in_use(), nccl: nccl::last() }
+}
+
 /// The device type that stands for "the plugin drives its own device code": NCCL asks for no progress then, and takes
 /// what kind of context it is from the device handle.
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
-    let (owner, why) = queue_owner(&config, is_v14, Instance::is_rma_in_use());
+    let (owner, why) = queue_owner(&config, asking(is_v14));
     if let (QueueOwner::Plugin, Some(kind)) = (owner, config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI)) {
         log::warn!(
             "{why} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 then; unset \

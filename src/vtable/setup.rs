@@ -2,6 +2,7 @@
 
 use super::fast::Ways;
 use super::guard::{dead, guard, null, object, shared, store};
+use super::own;
 use crate::comm::backend::report::{queue_owner, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::coll::Connecting;
@@ -170,7 +171,7 @@ impl Connector {
         let gdaki_first = self == Self::GinV14;
         let owner = match self {
             Self::Calls => QueueOwner::Nccl,
-            Self::Gin | Self::GinV14 => queue_owner(config, gdaki_first, Instance::is_rma_in_use()).0,
+            Self::Gin | Self::GinV14 => queue_owner(config, own::asking(gdaki_first)).0,
         };
         Connecting { owner, gdaki_first }
     }

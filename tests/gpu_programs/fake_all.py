@@ -48,14 +48,17 @@ def main():
                 file.write("NET/Socket : Using [0]lo\n")
             else:
                 loaded = "/elsewhere/liboxygin.so" if mood == "other plugin" else plugin
-                engine = os.environ.get("OXYGIN_ENGINE", "nccl")
+                by_itself = "own" if "NCCL_RMA_PLUGIN" not in os.environ else "nccl" if "NCCL_GIN_TYPE" in os.environ else "gdaki-soft"
+                engine = os.environ.get("OXYGIN_ENGINE", by_itself)
                 table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
                 file.write(f"Successfully loaded external plugin {loaded}\nLoaded {table}\n")
                 if engine == "nccl":
                     file.write("RMA/Plugin: Assigned plugin oxygin to comm\nfabric soft\n")
                 else:
                     assert "NCCL_GIN_TYPE" not in os.environ and "NCCL_GIN_PLUGIN" in os.environ
-                    file.write("Loaded gin plugin oxygin (v14)\nGIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric soft\n")
+                    if "NCCL_RMA_PLUGIN" in os.environ:
+                        file.write("Loaded gin plugin oxygin (v14)\n")
+                    file.write("GIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric soft\n")
                     file.write(f"engine {'own' if mood == 'other engine' else engine}: 4 contexts\n")
                 if "OXYGIN_SOFT_TRANSPORT" in os.environ:
                     file.write("rank 1: over TCP\n")

@@ -21,8 +21,9 @@ if given and mood == "takes only its own":
 ran = pathlib.Path(given).parent.parent.joinpath("version").read_text().strip() if given and mood != "takes another" else "2.28.9"
 print("TORCH 2.11.0")
 with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "a") as log:
-    table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
-    log.write(f"NCCL version {ran}+cuda13.0\nLoaded {table}\nRMA/Plugin: Assigned plugin oxygin to comm\n")
+    both = "NCCL_RMA_PLUGIN" in os.environ
+    tables = "Loaded rma plugin oxygin (v16)\nLoaded gin plugin oxygin (v14)" if both else "Loaded gin plugin oxygin (v12)"
+    log.write(f"NCCL version {ran}+cuda13.0\n{tables}\nRMA/Plugin: Assigned plugin oxygin to comm\n")
 if mood == "wrong sums":
     sys.exit("AssertionError: all_reduce")
 print(f"USED torch 2.11.0, built for NCCL 2.28.9, with NCCL {ran}, {ranks} ranks\nPASS torch")

@@ -4,8 +4,9 @@ use super::child;
 use super::report::Section;
 use crate::env::find::{libraries, loads, spell, version};
 use crate::env::select::{select, Selection, KEEPS_THE_PLUGIN};
+use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
-use oxygin::comm::backend::report::{queue_owner, QueueOwner};
+use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::Config;
 use std::time::Duration;
 
@@ -74,17 +75,19 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     };
     let line = wanted.variables.iter().map(|v| format!("{}={}", v.name, v.value)).collect::<Vec<_>>().join(" ");
     let decisive = wanted.variables[0].name;
-    let kind = if decisive == "NCCL_RMA_PLUGIN" { "rma" } else { "gin" };
     let value = variable(decisive).filter(|v| !v.is_empty());
     let is_v14 = code >= 23007;
     let named = |kind: &str, name: &str| {
         let value = variable(name).filter(|v| !v.is_empty());
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
     };
-    let rma_in_use = is_v14 && named("rma", "NCCL_RMA_PLUGIN");
-    // From 2.30.7 on either is enough, by whose queues device code gets.
-    let by_gin = || is_v14 && queue_owner(&config, true, rma_in_use).0 == QueueOwner::Plugin;
-    let chosen = named(kind, decisive) || by_gin() && named("gin", "NCCL_GIN_PLUGIN");
+    let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
+    let has_queues = queue_owner(&config, asking).0 == QueueOwner::Plugin;
+    let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
+    // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
+    let is_taken = if has_queues { may_be(DEVICE_GIN_GDAKI) } else { !is_v14 && may_be(DEVICE_GIN_PROXY) };
+    let by_gin = is_taken && named("gin", "NCCL_GIN_PLUGIN");
+    let chosen = by_gin || asking.rma_in_use && may_be(DEVICE_GIN_PROXY);
     let set_otherwise = |name: &str, value: &str| {
         name == "NCCL_GIN_TYPE" && config.gin_type.is_some_and(|t| t >= 0 && t.to_string() != value)
     };
@@ -97,15 +100,18 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     }
     if chosen {
         note_unloading(section, &wanted, variable);
+    }
+    if by_gin {
         let config = config.clone();
         // It may try a device.
-        let foreseen = child::ask(Duration::from_secs(20), move || {
-            foresee(&config, is_v14, rma_in_use).map_err(|e| e.message().to_owned())
-        });
+        let foreseen =
+            child::ask(Duration::from_secs(20), move || foresee(&config, asking).map_err(|e| e.message().to_owned()));
         match foreseen {
             Ok(engine) => section.note("engine", engine),
             Err(why) => section.wrong("engine", why, "mend that, or unset OXYGIN_ENGINE"),
         }
+    } else if chosen {
+        section.note("engine", "nccl: NCCL's proxy drives the RMA table; to take something else: oxygin env");
     }
     match (chosen, value) {
         (true, _) => section.ok(subject, "oxygin, as the variables are now"),

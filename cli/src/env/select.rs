@@ -1,7 +1,7 @@
 //! Which variables have an NCCL take oxygin, and why: the one place that knows it.
 
 use super::find::spell;
-use oxygin::comm::backend::report::{queue_owner, QueueOwner};
+use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::{Config, EngineChoice};
 use serde::Serialize;
 
@@ -72,7 +72,8 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
     // A type that oxygin has none of is replaced below.
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
-    let own = queue_owner(&config, is_v14, true).0 == QueueOwner::Plugin;
+    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
+    let own = queue_owner(&config, asking).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
@@ -93,11 +94,7 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
             }
         }
         (_, true) => {
-            s.set(
-                "NCCL_GIN_PLUGIN",
-                value,
-                "with OXYGIN_ENGINE or NCCL_GIN_TYPE=3 it has queues of its own, which NCCL takes as they are",
-            );
+            s.set("NCCL_GIN_PLUGIN", value, "device code's queues are its own, which NCCL takes as they are");
             s.set(
                 "NCCL_RMA_PLUGIN",
                 value,
@@ -168,17 +165,24 @@ mod tests {
             assert_eq!(names(code, Auto, None), ["NCCL_GIN_PLUGIN"]);
         }
         for code in [23007, 23102, 23203, 23300] {
-            assert_eq!(names(code, Auto, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
+            assert_eq!(names(code, Nccl, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
             for engine in [Own, GdakiSoft] {
                 assert_eq!(names(code, engine, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
             }
             assert_eq!(select(code, GdakiSoft, None, "oxygin").expect("newer").engine, "gdaki-soft");
+            // Device structures of later ones are not known.
+            let by_itself = select(code, Auto, None, "oxygin").expect("newer").engine;
+            let (engine, variables) = match code {
+                23300 => ("nccl", ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]),
+                _ => ("gdaki-soft; over verbs own", ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]),
+            };
+            assert_eq!((by_itself, names(code, Auto, None)), (engine, variables.to_vec()));
         }
         let tables = |code| select(code, Auto, None, "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
         let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
         assert_eq!(all, want);
-        assert!(select(23203, Auto, None, "oxygin").expect("known").notes.is_empty());
+        assert!(select(23203, Nccl, None, "oxygin").expect("known").notes.is_empty());
         assert!(select(23301, Auto, None, "oxygin").expect("later").notes[0].contains("2.33.1"));
     }
 
@@ -193,7 +197,7 @@ mod tests {
             (23004, Own, Some(2), true),
             (23004, Own, Some(-1), false),
             (23203, Auto, Some(3), false),
-            (23203, Auto, Some(4), false),
+            (23203, Auto, Some(4), true),
             (23203, Own, Some(2), true),
             (23203, Own, Some(3), false),
         ] {

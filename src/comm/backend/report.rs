@@ -13,16 +13,35 @@ pub enum QueueOwner {
     Plugin,
 }
 
+/// The first NCCL whose device structures this library does not know, as 10000 × major + 100 × minor + patch.
+const FIRST_UNKNOWN: i32 = 23_300;
+
+/// Who asks, as far as that matters.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    /// The table is GIN v14 (NCCL 2.30.7 and later), where NCCL skips a plugin whose queues are NCCL's and drives its
+    /// proxy over the RMA table.
+    pub is_v14: bool,
+    /// A communicator of this process has this library's RMA table, which those versions set up before they ask here.
+    pub rma_in_use: bool,
+    /// NCCL's version, as 10000 × major + 100 × minor + patch; `None`: not known.
+    pub nccl: Option<i32>,
+}
+
+impl Asking {
+    /// Whether NCCL's proxy is the safer way: it needs no structures of device code.
+    fn is_newer(self) -> bool {
+        self.is_v14 && self.nccl.is_none_or(|version| version >= FIRST_UNKNOWN)
+    }
+}
+
 /// Whose they are, and the variables that decided it, for the log.
 ///
-/// `is_v14`: the table is GIN v14 (NCCL 2.30.7 and later), where NCCL skips a plugin whose queues are NCCL's and drives
-/// its proxy over the RMA table. `rma_in_use`: a communicator of this process has this library's RMA table, which those
-/// versions set up before they ask here.
-///
-/// `NCCL_GIN_TYPE` decides where `OXYGIN_ENGINE` does not. Where both leave it open: up to 2.30.4 the queues are the
-/// plugin's, because NCCL's own proxy takes one descriptor of a queue a pass there, and refuses depths. From 2.30.7 on
-/// they are NCCL's, which suits kernels of every kind, unless only the GIN table was given to NCCL: that would skip it.
-pub fn queue_owner(config: &Config, is_v14: bool, rma_in_use: bool) -> (QueueOwner, &'static str) {
+/// `NCCL_GIN_TYPE` decides where `OXYGIN_ENGINE` does not. Where both leave it open the queues are the plugin's: up to
+/// 2.30.4 because NCCL's own proxy takes one descriptor of a queue a pass there, and refuses depths; from 2.30.7 on
+/// because those of the software NIC suit kernels of every kind, and no call of NCCL's proxy is in the way. For an NCCL
+/// that is newer than the library they are NCCL's, unless only the GIN table was given to it: that would skip it.
+pub fn queue_owner(config: &Config, asking: Asking) -> (QueueOwner, &'static str) {
     use QueueOwner::{Nccl, Plugin};
     match (config.engine, config.gin_type) {
         (EngineChoice::Nccl, _) => (Nccl, "OXYGIN_ENGINE=nccl"),
@@ -31,9 +50,11 @@ pub fn queue_owner(config: &Config, is_v14: bool, rma_in_use: bool) -> (QueueOwn
         (EngineChoice::Auto, Some(DEVICE_GIN_GDAKI)) => (Plugin, "NCCL_GIN_TYPE=3"),
         // Of no type that this library has: NCCL skips it, whatever it says.
         (EngineChoice::Auto, Some(_)) => (Nccl, "NCCL_GIN_TYPE"),
-        (EngineChoice::Auto, None) if !is_v14 => (Plugin, "NCCL up to 2.30.4"),
-        (EngineChoice::Auto, None) if rma_in_use => (Nccl, "NCCL_RMA_PLUGIN names this library, too"),
-        (EngineChoice::Auto, None) => (Plugin, "no NCCL_RMA_PLUGIN that names this library"),
+        (EngineChoice::Auto, None) if asking.is_newer() && asking.rma_in_use => (
+            Nccl,
+            "this NCCL is newer than those whose device structures the library knows, or its version is not known",
+        ),
+        (EngineChoice::Auto, None) => (Plugin, "neither OXYGIN_ENGINE nor NCCL_GIN_TYPE"),
     }
 }
 
@@ -45,18 +66,22 @@ mod tests {
     /// Every combination of what decides: the table in the README says the same (`the_readme_has_this_table`).
     #[test]
     fn every_combination_has_an_owner() {
-        let of = |engine, gin_type, is_v14, rma| {
-            queue_owner(&Config { engine, gin_type, ..Config::default() }, is_v14, rma).0 == QueueOwner::Plugin
+        let of = |engine, gin_type, asking| {
+            queue_owner(&Config { engine, gin_type, ..Config::default() }, asking).0 == QueueOwner::Plugin
         };
-        for (is_v14, rma) in [(false, false), (false, true), (true, false), (true, true)] {
-            for gin_type in [None, Some(2), Some(3), Some(4)] {
-                assert!(!of(Nccl, gin_type, is_v14, rma));
-                assert!(of(Own, gin_type, is_v14, rma) && of(GdakiSoft, gin_type, is_v14, rma));
-                assert!(of(Gdaki, gin_type, is_v14, rma));
+        for (is_v14, rma_in_use) in [(false, false), (false, true), (true, false), (true, true)] {
+            for nccl in [None, Some(22_907), Some(23_004), Some(23_007), Some(23_299), Some(23_300)] {
+                let asking = Asking { is_v14, rma_in_use, nccl };
+                for gin_type in [None, Some(2), Some(3), Some(4)] {
+                    assert!(!of(Nccl, gin_type, asking));
+                    assert!(of(Own, gin_type, asking) && of(GdakiSoft, gin_type, asking));
+                    assert!(of(Gdaki, gin_type, asking));
+                }
+                let is_known = nccl.is_some_and(|version| version < 23_300);
+                assert_eq!(of(Auto, None, asking), is_known || !is_v14 || !rma_in_use, "{asking:?}");
+                assert!(!of(Auto, Some(2), asking) && of(Auto, Some(3), asking));
+                assert!(!of(Auto, Some(4), asking));
             }
-            assert_eq!(of(Auto, None, is_v14, rma), !is_v14 || !rma);
-            assert!(!of(Auto, Some(2), is_v14, rma) && of(Auto, Some(3), is_v14, rma));
-            assert!(!of(Auto, Some(4), is_v14, rma));
         }
     }
 }

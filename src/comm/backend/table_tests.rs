@@ -3,7 +3,7 @@
 
 use super::choose::{choose, FabricPromise};
 use super::offer::EngineOffer;
-use super::report::{queue_owner, QueueOwner};
+use super::report::{queue_owner, Asking, QueueOwner};
 use crate::config::{Config, EngineChoice};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 
@@ -12,7 +12,8 @@ const SKIPPED: &str = "not taken";
 /// Who executes device code's operations: NCCL's selection, as it was read in its sources, and the library's choice.
 fn outcome(engine: EngineChoice, gin_type: Option<i32>, is_v14: bool, rma: bool) -> &'static str {
     let config = Config { engine, gin_type, ..Config::default() };
-    let (owner, _) = queue_owner(&config, is_v14, rma);
+    let (owner, _) =
+        queue_owner(&config, Asking { is_v14, rma_in_use: rma, nccl: Some(if is_v14 { 23_203 } else { 23_004 }) });
     let reported = if owner == QueueOwner::Plugin { DEVICE_GIN_GDAKI } else { DEVICE_GIN_PROXY };
     // NCCL takes a plugin of the type that is asked for; from 2.30.7 on none of the proxy's, and drives RMA instead.
     let taken = gin_type.is_none_or(|asked| asked == reported) && !(is_v14 && reported == DEVICE_GIN_PROXY);
@@ -56,7 +57,7 @@ fn who_executes_does_not_change_unnoticed() {
     use EngineChoice::*;
     for (engine, gin_type, is_v14, rma, want) in [
         (Auto, None, false, false, "own"),
-        (Auto, None, true, true, "nccl"),
+        (Auto, None, true, true, "gdaki-soft"),
         (Auto, None, true, false, "gdaki-soft"),
         (Auto, Some(2), true, true, "nccl"),
         (Auto, Some(2), true, false, SKIPPED),
