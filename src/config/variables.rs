@@ -170,8 +170,8 @@ pub const VARIABLES: &[Variable] = &[
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
                   software NIC, for kernels that are compiled for all backends or for GDAKI alone; `gdaki` \
                   queues of mlx5 devices that such kernels ring themselves, which has not run on such a device yet. \
-                  `auto`: the README's table, mostly `gdaki-soft` from NCCL 2.30.7 on and `own` before. The same on \
-                  all ranks, or unset.",
+                  `auto`: the README's table, without RDMA `gdaki-soft` from NCCL 2.30.7 on and `own` before. The same \
+                  on all ranks, or unset.",
         accepted: "auto, own, nccl, gdaki, gdaki-soft",
         apply: |config, text| {
             config.engine = match text {

@@ -7,6 +7,7 @@ use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::device_queues::DeviceQueues;
+use crate::comm::fabrics::first_is_verbs;
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
@@ -31,15 +32,16 @@ pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
 }
 
 /// Who asks for the plugin's properties, or connects by a GIN table.
-pub fn asking(is_v14: bool) -> Asking {
-    Asking { is_v14, rma_in_use: Instance::is_rma_in_use(), nccl: nccl::last() }
+pub fn asking(config: &Config, is_v14: bool) -> Asking {
+    let (rma_in_use, nccl, is_verbs) = (Instance::is_rma_in_use(), nccl::last(), first_is_verbs(config));
+    Asking { is_v14, rma_in_use, nccl, is_verbs }
 }
 
 /// The device type that stands for "the plugin drives its own device code": NCCL asks for no progress then, and takes
 /// what kind of context it is from the device handle.
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
-    let (owner, why) = queue_owner(&config, asking(is_v14));
+    let (owner, why) = queue_owner(&config, asking(&config, is_v14));
     if let (QueueOwner::Plugin, Some(kind)) = (owner, config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI)) {
         log::warn!(
             "{why} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 then; unset \

@@ -171,7 +171,7 @@ impl Connector {
         let gdaki_first = self == Self::GinV14;
         let owner = match self {
             Self::Calls => QueueOwner::Nccl,
-            Self::Gin | Self::GinV14 => queue_owner(config, own::asking(gdaki_first)).0,
+            Self::Gin | Self::GinV14 => queue_owner(config, own::asking(config, gdaki_first)).0,
         };
         Connecting { owner, gdaki_first }
     }

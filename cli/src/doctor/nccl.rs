@@ -2,6 +2,7 @@
 
 use super::child;
 use super::report::Section;
+use crate::env;
 use crate::env::find::{libraries, loads, spell, version};
 use crate::env::select::{select, Selection, KEEPS_THE_PLUGIN};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
@@ -69,7 +70,8 @@ pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
 fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<String>) {
     let subject = format!("selection in {}", spell(code));
     let (config, _) = Config::parse(variable);
-    let wanted = match select(code, config.engine, config.gin_type, "oxygin") {
+    let foreseen = env::wanted(&config);
+    let wanted = match select(code, foreseen, "oxygin") {
         Ok(wanted) => wanted,
         Err(why) => return section.no(subject, why, "a newer NCCL"),
     };
@@ -81,7 +83,12 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         let value = variable(name).filter(|v| !v.is_empty());
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
     };
-    let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
+    let asking = Asking {
+        is_v14,
+        rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"),
+        nccl: Some(code),
+        is_verbs: foreseen.is_verbs,
+    };
     let has_queues = queue_owner(&config, asking).0 == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
@@ -145,6 +152,7 @@ fn names_oxygin(name: &str) -> bool {
 mod tests {
     use super::super::report::Verdict;
     use super::*;
+    use crate::env::select::Wanted;
     use oxygin::config::EngineChoice;
 
     #[test]
@@ -168,7 +176,8 @@ mod tests {
     fn what_nccl_2_29_7_needs_to_keep_the_plugin_is_said_where_it_is_not_set() {
         let said = |code: i32, value: Option<&str>| {
             let mut section = Section::new("NCCL");
-            let wanted = select(code, EngineChoice::Auto, None, "oxygin").expect("a version that has plugins");
+            let wanted = select(code, Wanted { engine: EngineChoice::Auto, gin_type: None, is_verbs: false }, "oxygin")
+                .expect("a version that has plugins");
             note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));
             section.findings.iter().any(|f| f.subject == "NCCL_GIN_PLUGIN_REF_COUNT" && f.detail.contains("forgets"))
         };

@@ -3,13 +3,16 @@
 pub mod find;
 pub mod select;
 
+use crate::doctor::child;
 use crate::out;
+use oxygin::comm::fabrics::first_is_verbs;
 use oxygin::config::Config;
-use select::{select, Selection};
+use select::{select, Selection, Wanted};
 use serde::Serialize;
 use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What NCCL has room for in the name of a plugin, its NUL not counted.
 const LONGEST_NAME: usize = 253;
@@ -58,7 +61,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let (nccl, code) = named(args.nccl.as_deref(), &variable)?;
     let plugin = library(args.plugin)?;
     let (config, _) = Config::parse(variable);
-    let selected = select(code, config.engine, config.gin_type, &value_of(&plugin)?);
+    let selected = select(code, wanted(&config), &value_of(&plugin)?);
     let selection = selected.map_err(|why| format!("{why}{}", which(&nccl)))?;
     let answer = Answer { nccl, plugin, selection };
     match (args.json, args.shell) {
@@ -67,6 +70,16 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         _ => out::text_of_lines(&text(&answer)),
     }?;
     Ok(true)
+}
+
+/// What decides here beside NCCL's version. It may try a device.
+pub fn wanted(config: &Config) -> Wanted {
+    let answer = child::ask(Duration::from_secs(20), || Ok(first_is_verbs(config).to_string()));
+    Wanted {
+        engine: config.engine,
+        gin_type: config.gin_type,
+        is_verbs: answer.is_ok_and(|is_verbs| is_verbs == "true"),
+    }
 }
 
 /// The NCCL that the option names, or the first that is found, with its version number.

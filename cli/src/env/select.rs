@@ -49,9 +49,21 @@ impl Selection {
     }
 }
 
-/// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `engine` is what
-/// `OXYGIN_ENGINE` asks for, `gin_type` the present value of `NCCL_GIN_TYPE`. `Err` says why nothing can.
-pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &str) -> Result<Selection, String> {
+/// What decides beside NCCL's version.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// What `OXYGIN_ENGINE` asks for.
+    pub engine: EngineChoice,
+    /// The present value of `NCCL_GIN_TYPE`.
+    pub gin_type: Option<i32>,
+    /// The fabric of ranks here is verbs.
+    pub is_verbs: bool,
+}
+
+/// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
+/// can.
+pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
+    let Wanted { engine, gin_type, is_verbs } = wanted;
     let tables = match code {
         ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
         22807..22907 => {
@@ -72,13 +84,13 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
     // A type that oxygin has none of is replaced below.
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
-    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
+    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code), is_verbs };
     let own = queue_owner(&config, asking).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
         (true, EngineChoice::GdakiSoft) => "gdaki-soft",
-        (true, EngineChoice::Auto) if is_v14 => "gdaki-soft; over verbs own",
+        (true, EngineChoice::Auto) if is_v14 => "gdaki-soft",
         (true, _) => "own",
     };
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
@@ -129,12 +141,9 @@ pub fn select(code: i32, engine: EngineChoice, gin_type: Option<i32>, value: &st
 fn suits(engine: EngineChoice, is_v14: bool) -> &'static str {
     match engine {
         EngineChoice::Gdaki => "the kernels must be compiled for GDAKI; no mlx5 hardware has run this engine yet",
+        EngineChoice::Auto if is_v14 => suits(EngineChoice::GdakiSoft, is_v14),
         EngineChoice::GdakiSoft => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone"
-        }
-        EngineChoice::Auto if is_v14 => {
-            "gdaki-soft takes kernels that are compiled for all backends, as NCCL's headers do by default, or for \
-             GDAKI alone; own, over the verbs fabric, needs those for all"
         }
         _ => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default; those for GDAKI alone \
@@ -148,8 +157,12 @@ mod tests {
     use super::*;
     use EngineChoice::*;
 
+    fn wanted(engine: EngineChoice, gin_type: Option<i32>) -> Wanted {
+        Wanted { engine, gin_type, is_verbs: false }
+    }
+
     fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
-        let s = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
+        let s = select(code, wanted(engine, gin_type), "oxygin").expect("a version that has plugins");
         assert!(s.variables.iter().all(|v| !v.why.is_empty() && !v.value.is_empty()));
         s.variables.iter().map(|v| v.name).collect()
     }
@@ -157,7 +170,7 @@ mod tests {
     #[test]
     fn each_version_has_its_variables() {
         for old in [2708, 22806, 22903] {
-            let why = select(old, Auto, None, "oxygin").expect_err("too old");
+            let why = select(old, wanted(Auto, None), "oxygin").expect_err("too old");
             assert!(why.contains(&spell(old)), "{why}");
         }
         assert_eq!(names(22907, Auto, None), ["NCCL_GIN_PLUGIN", "NCCL_GIN_PLUGIN_REF_COUNT"]);
@@ -169,21 +182,24 @@ mod tests {
             for engine in [Own, GdakiSoft] {
                 assert_eq!(names(code, engine, None), ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]);
             }
-            assert_eq!(select(code, GdakiSoft, None, "oxygin").expect("newer").engine, "gdaki-soft");
+            assert_eq!(select(code, wanted(GdakiSoft, None), "oxygin").expect("newer").engine, "gdaki-soft");
             // Device structures of later ones are not known.
-            let by_itself = select(code, Auto, None, "oxygin").expect("newer").engine;
+            let by_itself = select(code, wanted(Auto, None), "oxygin").expect("newer").engine;
             let (engine, variables) = match code {
                 23300 => ("nccl", ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]),
-                _ => ("gdaki-soft; over verbs own", ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]),
+                _ => ("gdaki-soft", ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"]),
             };
             assert_eq!((by_itself, names(code, Auto, None)), (engine, variables.to_vec()));
         }
-        let tables = |code| select(code, Auto, None, "oxygin").expect("newer").tables;
+        // Over verbs NCCL's proxy suits more kernels.
+        let on_verbs = Wanted { is_verbs: true, ..wanted(Auto, None) };
+        assert_eq!(select(23203, on_verbs, "oxygin").expect("known").engine, "nccl");
+        let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
         let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
         assert_eq!(all, want);
-        assert!(select(23203, Nccl, None, "oxygin").expect("known").notes.is_empty());
-        assert!(select(23301, Auto, None, "oxygin").expect("later").notes[0].contains("2.33.1"));
+        assert!(select(23203, wanted(Nccl, None), "oxygin").expect("known").notes.is_empty());
+        assert!(select(23301, wanted(Auto, None), "oxygin").expect("later").notes[0].contains("2.33.1"));
     }
 
     #[test]
@@ -201,7 +217,7 @@ mod tests {
             (23203, Own, Some(2), true),
             (23203, Own, Some(3), false),
         ] {
-            let chosen = select(code, engine, gin_type, "oxygin").expect("a version that has plugins");
+            let chosen = select(code, wanted(engine, gin_type), "oxygin").expect("a version that has plugins");
             let any = chosen.variables.iter().any(|v| (v.name, v.value.as_str()) == ("NCCL_GIN_TYPE", "-1"));
             assert_eq!(any, excluded, "{code} {engine:?} {gin_type:?}");
         }
@@ -217,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_path_is_kept_as_it_is() {
-        let s = select(23007, Auto, None, "/a b/liboxygin.so").expect("known");
+        let s = select(23007, wanted(Auto, None), "/a b/liboxygin.so").expect("known");
         assert_eq!(s.variables[0].value, "/a b/liboxygin.so");
     }
 }

@@ -3,7 +3,7 @@
 use crate::comm::backend::choose::{choose, FabricPromise};
 use crate::comm::backend::offer::EngineOffer;
 use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
-use crate::comm::fabrics::{first_is_verbs, mlx5_of};
+use crate::comm::fabrics::mlx5_of;
 use crate::config::Config;
 use crate::error::Result;
 use crate::fabric::devices;
@@ -15,9 +15,8 @@ pub fn foresee(config: &Config, asking: Asking) -> Result<String> {
     if owner == QueueOwner::Nccl {
         return Ok(format!("nccl chosen: {why}"));
     }
-    let is_verbs = first_is_verbs(config);
     let mlx5 = mlx5_of(config, devices::all(config).first().map(|d| &d.kind), owner);
-    let promise = FabricPromise { signals_of_all_peers: !is_verbs, is_verbs };
+    let promise = FabricPromise { signals_of_all_peers: !asking.is_verbs, is_verbs: asking.is_verbs };
     Ok(choose(&[EngineOffer::new(config, owner, mlx5)], promise, asking.is_v14)?.sentence())
 }
 
@@ -30,7 +29,7 @@ mod tests {
     fn a_machine_foresees_what_ranks_like_it_would_take() {
         let config = |engine, gin_type| Config { engine, gin_type, fabric: FabricChoice::Soft, ..Config::default() };
         let say = |engine, gin_type, nccl| {
-            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl) };
+            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl), is_verbs: false };
             foresee(&config(engine, gin_type), asking).map_err(|e| e.to_string())
         };
         assert!(say(EngineChoice::Auto, None, 23_300).unwrap().starts_with("nccl chosen: this NCCL is newer"));

@@ -26,12 +26,21 @@ pub struct Asking {
     pub rma_in_use: bool,
     /// NCCL's version, as 10000 × major + 100 × minor + patch; `None`: not known.
     pub nccl: Option<i32>,
+    /// This rank's fabric is verbs, as far as its own devices tell: not the software NIC's.
+    pub is_verbs: bool,
 }
 
 impl Asking {
-    /// Whether NCCL's proxy is the safer way: it needs no structures of device code.
-    fn is_newer(self) -> bool {
-        self.is_v14 && self.nccl.is_none_or(|version| version >= FIRST_UNKNOWN)
+    /// Why NCCL's proxy, over the RMA table, is the way that suits more kernels.
+    fn suits_nccl(self) -> Option<&'static str> {
+        if !self.is_v14 || !self.rma_in_use {
+            return None;
+        }
+        match self.nccl {
+            Some(version) if version < FIRST_UNKNOWN => self.is_verbs.then_some("the verbs fabric, by the RMA table"),
+            Some(_) => Some("this NCCL is newer than those whose device structures the library knows"),
+            None => Some("the version of this NCCL is not known, and so its device structures"),
+        }
     }
 }
 
@@ -39,8 +48,10 @@ impl Asking {
 ///
 /// `NCCL_GIN_TYPE` decides where `OXYGIN_ENGINE` does not. Where both leave it open the queues are the plugin's: up to
 /// 2.30.4 because NCCL's own proxy takes one descriptor of a queue a pass there, and refuses depths; from 2.30.7 on
-/// because those of the software NIC suit kernels of every kind, and no call of NCCL's proxy is in the way. For an NCCL
-/// that is newer than the library they are NCCL's, unless only the GIN table was given to it: that would skip it.
+/// because those of the software NIC suit kernels of every kind, and no call of NCCL's proxy is in the way. Over verbs,
+/// where there is no such NIC, and for an NCCL that is newer than the library they are NCCL's: its proxy refuses
+/// kernels that it does not suit, which would fault on the own engine's queues. But not where only the GIN table was
+/// given to NCCL, which would skip it then.
 pub fn queue_owner(config: &Config, asking: Asking) -> (QueueOwner, &'static str) {
     use QueueOwner::{Nccl, Plugin};
     match (config.engine, config.gin_type) {
@@ -50,11 +61,10 @@ pub fn queue_owner(config: &Config, asking: Asking) -> (QueueOwner, &'static str
         (EngineChoice::Auto, Some(DEVICE_GIN_GDAKI)) => (Plugin, "NCCL_GIN_TYPE=3"),
         // Of no type that this library has: NCCL skips it, whatever it says.
         (EngineChoice::Auto, Some(_)) => (Nccl, "NCCL_GIN_TYPE"),
-        (EngineChoice::Auto, None) if asking.is_newer() && asking.rma_in_use => (
-            Nccl,
-            "this NCCL is newer than those whose device structures the library knows, or its version is not known",
-        ),
-        (EngineChoice::Auto, None) => (Plugin, "neither OXYGIN_ENGINE nor NCCL_GIN_TYPE"),
+        (EngineChoice::Auto, None) => match asking.suits_nccl() {
+            Some(why) => (Nccl, why),
+            None => (Plugin, "neither OXYGIN_ENGINE nor NCCL_GIN_TYPE"),
+        },
     }
 }
 
@@ -71,7 +81,7 @@ mod tests {
         };
         for (is_v14, rma_in_use) in [(false, false), (false, true), (true, false), (true, true)] {
             for nccl in [None, Some(22_907), Some(23_004), Some(23_007), Some(23_299), Some(23_300)] {
-                let asking = Asking { is_v14, rma_in_use, nccl };
+                let [asking, on_verbs] = [false, true].map(|is_verbs| Asking { is_v14, rma_in_use, nccl, is_verbs });
                 for gin_type in [None, Some(2), Some(3), Some(4)] {
                     assert!(!of(Nccl, gin_type, asking));
                     assert!(of(Own, gin_type, asking) && of(GdakiSoft, gin_type, asking));
@@ -79,6 +89,7 @@ mod tests {
                 }
                 let is_known = nccl.is_some_and(|version| version < 23_300);
                 assert_eq!(of(Auto, None, asking), is_known || !is_v14 || !rma_in_use, "{asking:?}");
+                assert_eq!(of(Auto, None, on_verbs), !is_v14 || !rma_in_use, "{on_verbs:?}");
                 assert!(!of(Auto, Some(2), asking) && of(Auto, Some(3), asking));
                 assert!(!of(Auto, Some(4), asking));
             }
