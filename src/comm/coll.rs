@@ -19,6 +19,7 @@ use crate::gdaki::mlx5::Mlx5Nic;
 use crate::gdaki::soft::keys::Keys;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::Registry;
+use crate::memory::shelf::WindowShelf;
 use crate::memory::window::Window;
 use crate::proxy::engine::{Engine, Settings};
 use crate::rma::request::{MAX_CONTEXTS, MAX_SETS};
@@ -40,6 +41,7 @@ pub struct Coll {
     pub(super) exchange: Exchange,
     pub(super) fabric: AnyFabric,
     pub(super) registry: Arc<Registry>,
+    pub(super) shelf: Arc<WindowShelf>,
     /// How operations wait for room.
     room: Room,
     pub(super) observer: Box<dyn Observer>,
@@ -145,14 +147,16 @@ impl Coll {
             call.end();
             Ok(((fabric, mlx5), place))
         })?;
+        let id = NEXT_COLL.fetch_add(1, Ordering::Relaxed);
         let coll = Arc::new(Self {
-            id: NEXT_COLL.fetch_add(1, Ordering::Relaxed),
+            id,
             world,
             sets: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_SETS],
             exchange,
             mlx5,
             fabric,
             registry,
+            shelf: Arc::new(WindowShelf::new(id, world.nranks as usize)),
             room: Room::of(config),
             observer,
             instance: listen.instance.clone(),
@@ -242,7 +246,8 @@ impl Coll {
             let place = reserve()?;
             let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
-            let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
+            let owner = Arc::downgrade(self);
+            let contexts = Arc::new(Contexts::new(owner, name, self.room, queues, self.shelf.clone()));
             self.life.active()?;
             self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();
@@ -356,20 +361,22 @@ impl Coll {
         }
         drop(self.engine.lock().take());
         for window in &held.windows {
-            self.registry.remove(window.id);
+            self.registry.remove(window.id());
             self.observer.window_removed(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
         *self.records.lock() = Records::default();
         on_fabric!(&self.fabric, f => f.close());
         for window in &held.windows {
-            if let Err(error) = window.registration.guard.end() {
+            let ended = window.registration().map_or(Ok(()), |registration| registration.guard.end());
+            if let Err(error) = ended {
                 log::warn!("closeColl: {}", error.message());
                 // What is a set's own would go with it.
                 let handle = window.handle.load(Ordering::Relaxed) as *mut c_void;
                 let queues = held.sets.iter().filter_map(|set| set.device());
                 queues.filter(|q| q.windows().any(|own| own == handle)).for_each(DeviceQueues::keep_memory);
             }
+            window.release();
         }
     }
 }

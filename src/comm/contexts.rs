@@ -7,6 +7,7 @@ use super::observe::Published;
 use super::room::Room;
 use crate::error::Result;
 use crate::fabric::Context;
+use crate::memory::shelf::WindowShelf;
 use crate::rma::op::Op;
 use crate::rma::refusal::{Refusal, Target};
 use crate::rma::request::{Request, MAX_RANKS};
@@ -14,7 +15,7 @@ use crate::rma::seq::Seq;
 use crate::sys::handles::{Kind, Object};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Who executes what device code of a set's contexts writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub struct Contexts {
     published: Published,
     room: Room,
     queues: Queues,
+    /// In memory as long as the set: operations look windows up that may go meanwhile.
+    _windows: Arc<WindowShelf>,
     /// Queues of this library's that device code writes into. Ended after `queues`, which wait for what is under way: a
     /// peer's GPU engine may still count completions in memory of these.
     device: OnceLock<DeviceQueues>,
@@ -108,13 +111,14 @@ impl Object for Contexts {
 }
 
 impl Contexts {
-    /// A set; `queues` has at least one context, or none where device code alone uses the set.
-    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues) -> Self {
+    /// A set; `queues` has at least one context, or none where device code alone uses the set. `windows`: the
+    /// communicator's.
+    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues, windows: Arc<WindowShelf>) -> Self {
         let Name { coll, nranks, set } = name;
         debug_assert!(nranks <= MAX_RANKS);
         let count = AtomicU32::new(on_queues!(&queues, q => q.len()) as u32);
         let (attached, device, published) = (OnceLock::new(), OnceLock::new(), Published::default());
-        Self { coll, nranks, count, set, owner, attached, published, room, queues, device }
+        Self { coll, nranks, count, set, owner, attached, published, room, queues, _windows: windows, device }
     }
 
     /// The contexts, by fabric.

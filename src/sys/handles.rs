@@ -6,8 +6,9 @@
 //!
 //! Lifetime: the table owns one reference of each object. Borrowed by [`get`], as the data path does, an object must
 //! not be destroyed by another thread during the call, as with any C interface. [`clone`] makes a reference of its own
-//! and asks for nothing: it and [`remove`] take turns. Destroying an object twice, or calling with it afterwards, is an
-//! error and not a crash.
+//! and asks for nothing: it and [`remove`] take turns. [`read`] is for objects that NCCL does end during calls, which
+//! stay in memory for that: windows. Destroying an object twice, or calling with it afterwards, is an error and not a
+//! crash.
 //!
 //! A forked child has a copy of the table, and of nothing that its objects stand for: their threads are not there,
 //! and their sockets and shared memory are still its parent's. As it is forked all that its copy holds becomes a
@@ -17,7 +18,7 @@
 
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// What a handle stands for. The discriminant is part of the handle.
@@ -149,7 +150,8 @@ impl<T: Object> Reserved<T> {
         std::mem::forget(self);
         OWNERS[place(handle)].store(std::process::id(), Ordering::Relaxed);
         let entry = entry(handle);
-        entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
+        // With release: who sees it also sees that the handle before is gone.
+        entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Release);
         entry.handle.store(handle, Ordering::Release);
         handle as *mut c_void
     }
@@ -212,6 +214,29 @@ pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
         std::hint::assert_unchecked(!object.is_null());
         Some(&*object)
     }
+}
+
+/// What `read` finds in the object behind a live handle of the right kind; `None` where the handle ends meanwhile.
+///
+/// # Safety
+/// An object of this kind that was taken out stays in memory during the call, and what of it changes then `read` reads
+/// by atomic loads.
+#[inline(always)]
+pub unsafe fn read<T: Object, R>(handle: *mut c_void, read: impl FnOnce(&T) -> R) -> Option<R> {
+    let object = live::<T>(handle as u64)?;
+    let is_live = || {
+        fence(Ordering::Acquire);
+        entry(handle as u64).handle.load(Ordering::Relaxed) == handle as u64
+    };
+    // Taken out since, or another one's, of any kind.
+    if object.is_null() || !is_live() {
+        return None;
+    }
+    // SAFETY: the handle was live after its object had been looked up, so that is of the type its kind stands for; it
+    // is in memory (caller).
+    let found = read(unsafe { &*object });
+    // It may have become another one's on the way.
+    is_live().then_some(found)
 }
 
 /// Whether a handle is live now, of the right kind and made by this process. To be asked before the lock is taken: a

@@ -7,7 +7,7 @@ use crate::comm::coll::Coll;
 use crate::comm::contexts::Contexts;
 use crate::error::Result;
 use crate::rma::args::{GetArgs, PutArgs};
-use crate::rma::check::{self, Live};
+use crate::rma::check::{self, Find, Live};
 use crate::rma::op::Op;
 use crate::rma::refusal::{self, Refusal};
 use crate::rma::request::Request;
@@ -28,8 +28,7 @@ pub unsafe fn put(set: &Contexts, a: &PutArgs) -> Result<*mut c_void> {
             return Ok(set.request(a.context as u32, a.rank, seq));
         }
     }
-    // SAFETY: passed on.
-    Err(unsafe { refusal::put(&set.target(), a) }.into())
+    Err(refusal::put(&set.target(), a).into())
 }
 
 /// Checks and starts a get.
@@ -46,8 +45,7 @@ pub unsafe fn get(set: &Contexts, a: &GetArgs) -> Result<*mut c_void> {
             return Ok(set.request(a.context as u32, a.rank, seq));
         }
     }
-    // SAFETY: passed on.
-    Err(unsafe { refusal::get(&set.target(), a) }.into())
+    Err(refusal::get(&set.target(), a).into())
 }
 
 /// Checks and starts a flush; NULL when there is nothing to wait for.
@@ -58,7 +56,9 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
     let target = set.target();
     target.check(context, rank)?;
     // SAFETY: passed on.
-    unsafe { target.window("mhandle", mhandle)? };
+    if unsafe { Live(set.coll).local(mhandle) }.is_none() {
+        target.window("mhandle", mhandle)?;
+    }
     let seq = set.flush(context as u32, rank)?;
     Ok(seq.map_or(std::ptr::null_mut(), |seq| set.request(context as u32, rank, seq)))
 }
