@@ -261,6 +261,16 @@ pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     }
 }
 
+/// What is asked of a live object; `None` for every handle that is not live, of this kind and made by this process.
+/// Objects of this kind wait with their end until it is known; nobody waits to make one, or for another reference.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+pub fn ask<T: Object, R>(handle: *mut c_void, asked: impl FnOnce(&T) -> R) -> Option<R> {
+    is_own::<T>(handle).then_some(())?;
+    let _asked = ASKED[T::KIND as usize].lock();
+    // SAFETY: removal is serialised by the lock, so the object stays during the call.
+    unsafe { get::<T>(handle) }.map(asked)
+}
+
 /// Whether something holds for any live object of a kind. Objects of this kind wait with their end until it is known;
 /// nobody waits to make one, or for another reference.
 pub fn any<T: Object>(mut holds: impl FnMut(&T) -> bool) -> bool {

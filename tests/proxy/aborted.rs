@@ -1,17 +1,19 @@
-//! Communicators that end as NCCL aborts them: windows that the program did not deregister go first, while threads are
-//! in calls that name them, then these threads end, then the communicator.
+//! What ends while other threads are in calls with it, as NCCL has it. Where it aborts a communicator, windows that the
+//! program did not deregister go first, while threads are in calls that name them, then these threads end, then the
+//! communicator. And it asks for errors from any thread.
 
 use crate::support::common::{ok, Job, Rank, Window};
 use crate::support::device::{entry, own, Ask, Device};
 use crate::support::turn;
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::*;
+use oxygin::vtable::gin_v13::ncclGinPlugin_v13 as V13;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -166,4 +168,40 @@ fn windows_go_while_a_kernel_names_them() {
         job.barrier.wait();
         place.abort_beside(round, || place.kernel(&device));
     });
+}
+
+/// `ncclCommGetAsyncError` in one thread, device communicators that come and go in another.
+#[test]
+fn sets_go_while_they_are_asked_for_errors() {
+    let _turn = own();
+    for asked in [GIN.query_last_error.unwrap(), V13.query_last_error.unwrap()] {
+        communicators(1, |job, rank, _| {
+            let rank = Rank::join(job, rank, 0);
+            let (newest, ends) = (AtomicPtr::new(null_mut::<c_void>()), AtomicBool::new(false));
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    while !ends.load(Ordering::Acquire) {
+                        let (ctx, mut bad) = (newest.load(Ordering::Acquire), false);
+                        if ctx.is_null() {
+                            continue;
+                        }
+                        // SAFETY: a place for the answer; the handle may be one that is gone.
+                        let code = unsafe { asked(ctx, &mut bad) };
+                        assert!(!bad && (code == NcclResult::SUCCESS || newest.load(Ordering::Acquire) != ctx));
+                    }
+                });
+                for _ in 0..200 {
+                    let device = Device::new(&rank, Ask { depth: 16, ..Ask::default() });
+                    newest.store(device.ctx, Ordering::Release);
+                    std::thread::yield_now();
+                    // It is off NCCL's list when it is destroyed; who has found it there may still come.
+                    newest.store(null_mut(), Ordering::Release);
+                    device.destroy();
+                }
+                ends.store(true, Ordering::Release);
+            });
+            job.barrier.wait();
+            rank.leave();
+        });
+    }
 }
