@@ -113,10 +113,11 @@ impl Coll {
         observer: Box<dyn Observer>,
     ) -> Result<(Arc<Self>, Reserved<Self>)> {
         let config = &listen.instance.config;
-        let exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
+        let mut exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
             Ok(exchange) => exchange,
             Err(nobody_to_tell) => return Err(arguments.err().unwrap_or(nobody_to_tell)),
         };
+        exchange.ends_with(listen.instance.is_over().clone());
         let registry = Arc::new(Registry::default());
         let life = Life::default();
         let ((fabric, mlx5), place) = exchange.call("connect", |call| {
@@ -354,6 +355,7 @@ impl Coll {
         if !self.life.destroy() {
             return;
         }
+        self.exchange.end();
         let held = std::mem::take(&mut *self.held.lock());
         for set in &held.sets {
             set.close();

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::sys::handles::{self, Kind, Object};
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// One `init`.
@@ -21,6 +21,8 @@ pub struct Instance {
     /// Whose table's it is.
     of: TableKind,
     children: Mutex<Children>,
+    /// It has ended, as communicators see it that are yet to be.
+    is_over: Arc<AtomicBool>,
 }
 
 /// Whose `init` made an instance.
@@ -52,12 +54,17 @@ impl Instance {
         if of == TableKind::Rma {
             OF_RMA.fetch_add(1, Ordering::AcqRel);
         }
-        Self { config: Arc::new(config), comm_id, nccl, of, children: Mutex::default() }
+        Self { config: Arc::new(config), comm_id, nccl, of, children: Mutex::default(), is_over: Arc::default() }
     }
 
     /// Whether an RMA table is in use in this process.
     pub fn is_rma_in_use() -> bool {
         OF_RMA.load(Ordering::Acquire) > 0
+    }
+
+    /// Set once it has ended.
+    pub fn is_over(&self) -> &Arc<AtomicBool> {
+        &self.is_over
     }
 
     /// Remembers a listenComm, to end it with this instance.
@@ -79,6 +86,7 @@ impl Instance {
 
     /// Ends what `listen` and `connect` made and the caller did not end: nothing stays behind a finalize.
     pub fn close(&self) {
+        self.is_over.store(true, Ordering::Release);
         let children = std::mem::take(&mut *self.children.lock());
         for handle in children.listens {
             handles::remove::<Listen>(handle as *mut c_void);

@@ -1,6 +1,6 @@
 //! Rank 0's sockets.
 
-use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
+use super::{closed, drain, millis, read_some, until, DriveStep, Outgoing, Standing, CHUNK};
 use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection, RootAction};
 use crate::comm::rendezvous::host;
 use crate::comm::rendezvous::listener::Listener;
@@ -46,14 +46,19 @@ struct Root<'a> {
 }
 
 /// Runs rank 0's side to its end.
-pub fn gather(gather: &mut Gather, listener: &Listener, standing: &mut Standing) -> Result<gather::Outcome> {
+pub fn gather(
+    gather: &mut Gather,
+    listener: &Listener,
+    standing: &mut Standing,
+    step: &DriveStep<'_>,
+) -> Result<gather::Outcome> {
     let failed = |e| Error::system(format!("epoll for the rendezvous: {e}"));
     gather.tick(Instant::now());
     if let Some(outcome) = gather.outcome(Instant::now()) {
         return Ok(outcome.clone()); // a job of one rank
     }
     let mut root = Root::new(gather, listener, &mut standing.root).map_err(failed)?;
-    root.run().map_err(failed)
+    root.run(step).map_err(failed)
 }
 
 impl<'a> Root<'a> {
@@ -77,7 +82,7 @@ impl<'a> Root<'a> {
         })
     }
 
-    fn run(&mut self) -> nix::Result<gather::Outcome> {
+    fn run(&mut self, step: &DriveStep<'_>) -> nix::Result<gather::Outcome> {
         for (who, socket) in std::mem::take(self.kept) {
             let conn = self.watch_link(socket)?;
             self.gather.kept(conn, who);
@@ -90,10 +95,13 @@ impl<'a> Root<'a> {
             if let Some(outcome) = self.gather.outcome(now) {
                 return Ok(outcome.clone());
             }
+            if (step.is_over)() {
+                return Ok(Err(closed(step.name)));
+            }
             let accept = self.gather.accepting() && self.shortage.is_none_or(|until| now >= until);
             self.watch(accept)?;
             let wake = self.shortage.filter(|_| !accept).map_or(self.gather.wake(), |at| at.min(self.gather.wake()));
-            let count = match self.epoll.wait(&mut events, EpollTimeout::from(millis(wake))) {
+            let count = match self.epoll.wait(&mut events, EpollTimeout::from(millis(until(wake, now)))) {
                 Err(Errno::EINTR) => 0,
                 result => result?,
             };
