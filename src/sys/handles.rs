@@ -246,6 +246,11 @@ fn is_own<T: Object>(handle: *mut c_void) -> bool {
     live::<T>(handle as u64).is_some() && maker(handle).is_none()
 }
 
+/// Whether a handle is live, of this kind and made by this process.
+pub fn is_live<T: Object>(handle: u64) -> bool {
+    is_own::<T>(handle as *mut c_void)
+}
+
 /// One more reference to the object behind a live handle that this process made.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
 pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
