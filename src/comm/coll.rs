@@ -22,7 +22,7 @@ use crate::memory::registry::Registry;
 use crate::memory::shelf::WindowShelf;
 use crate::memory::window::Window;
 use crate::proxy::engine::{Engine, Settings};
-use crate::rma::request::{MAX_CONTEXTS, MAX_SETS};
+use crate::rma::request::{RequestForm, MAX_CONTEXTS, MAX_SETS};
 use crate::sys::handles::{self, Kind, Object, Reserved};
 use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
@@ -238,10 +238,11 @@ impl Coll {
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         self.check_open()?;
         self.exchange.call("createContext", |call| {
-            let Some(set) = (1..MAX_SETS).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
+            let sets = RequestForm::of(self.world.nranks).sets();
+            let Some(set) = (1..sets).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
                 return Err(Error::usage(format!(
                     "createContext was called {} times without destroyContext, which is the limit; destroy unused ones",
-                    MAX_SETS - 1
+                    sets - 1
                 )));
             };
             let place = reserve()?;

@@ -10,7 +10,7 @@ use crate::fabric::Context;
 use crate::memory::shelf::WindowShelf;
 use crate::rma::op::Op;
 use crate::rma::refusal::{Refusal, Target};
-use crate::rma::request::{Request, MAX_RANKS};
+use crate::rma::request::{Request, RequestForm, MAX_RANKS};
 use crate::rma::seq::Seq;
 use crate::sys::handles::{Kind, Object};
 use std::ffi::c_void;
@@ -64,7 +64,7 @@ pub struct Name {
     pub coll: u64,
     /// Ranks in it.
     pub nranks: u32,
-    /// This set among the communicator's, 1 to 31.
+    /// This set among the communicator's, from 1 on.
     pub set: u32,
 }
 
@@ -91,7 +91,7 @@ pub struct Contexts {
     pub nranks: u32,
     /// Contexts that take operations: all, and none once the set is closed.
     count: AtomicU32,
-    /// This set among the communicator's, 1 to 31.
+    /// This set among the communicator's, from 1 on.
     pub set: u32,
     owner: Weak<Coll>,
     /// Ended before `queues`, which it may point into.
@@ -161,7 +161,7 @@ impl Contexts {
     pub fn request(&self, context: u32, peer: u32, seq: Seq) -> *mut c_void {
         match self.attached.get().and_then(|a| a.request(context, peer)) {
             Some(upper) => (upper | u64::from(seq.0)) as *mut c_void,
-            None => Request { set: self.set, context, peer, seq }.encode(),
+            None => RequestForm::of(self.nranks).encode(Request { set: self.set, context, peer, seq }),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::rma::args::{GetArgs, PutArgs};
 use crate::rma::check::{self, Find, Live};
 use crate::rma::op::Op;
 use crate::rma::refusal::{self, Refusal};
-use crate::rma::request::Request;
+use crate::rma::request::{Request, RequestForm};
 use crate::rma::seq::Seq;
 use std::ffi::c_void;
 
@@ -71,9 +71,10 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
 pub unsafe fn test(coll_comm: *mut c_void, request: *mut c_void) -> Result<bool> {
     // SAFETY: passed on.
     let coll = unsafe { object::<Coll>(coll_comm)? };
+    let form = RequestForm::of(coll.world.nranks);
     let named = match requests::find(coll_comm, request) {
-        Some(found) => Request { seq: Seq(request as u64 as u32), ..Request::decode(found.encoded() as *mut c_void) },
-        None => Request::decode(request),
+        Some(found) => Request { seq: Seq(request as u64 as u32), ..form.decode(found.encoded() as *mut c_void) },
+        None => form.decode(request),
     };
     // SAFETY: the set was made by this communicator; it is not destroyed during a call with it (handles module docs).
     if let Some(set) = unsafe { coll.set(named.set) } {
