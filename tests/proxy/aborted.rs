@@ -2,7 +2,7 @@
 //! program did not deregister go first, while threads are in calls that name them, then these threads end, then the
 //! communicator. And it asks for errors from any thread.
 
-use crate::support::common::{ok, Job, Rank, Window};
+use crate::support::common::{ok, Job, Rank};
 use crate::support::device::{entry, own, Ask, Device};
 use crate::support::turn;
 use nccl_plugin_api::descriptor::*;
@@ -23,11 +23,35 @@ const WINDOWS: usize = 6;
 /// Operations that NCCL's proxy has under way.
 const UNDER_WAY: usize = 32;
 
+/// Memory of a window, which is gone at once when it is freed.
+struct Pages(*mut c_void);
+
+impl Pages {
+    const LEN: usize = 4096;
+
+    fn new() -> Self {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping.
+        let at = unsafe { libc::mmap(null_mut(), Self::LEN, access, kind, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        Self(at)
+    }
+
+    /// # Safety
+    /// Once, and nobody touches it any more.
+    unsafe fn free(&self) {
+        // SAFETY: this mapping; the caller's promise.
+        assert_eq!(unsafe { libc::munmap(self.0, Self::LEN) }, 0);
+    }
+}
+
 /// What a rank's threads know.
 struct Place<'a> {
     rank: &'a Rank,
     /// Windows for data, by the names that operations have for them.
     data: Vec<u64>,
+    /// Their memory.
+    memory: Vec<Pages>,
     signals: u64,
     ends: AtomicBool,
 }
@@ -105,9 +129,16 @@ impl Place<'_> {
         std::thread::scope(|s| {
             s.spawn(works);
             std::thread::sleep(Duration::from_millis(round * 7 % 5));
-            for &window in self.data.iter().chain((self.signals != 0).then_some(&self.signals)) {
+            for (&window, memory) in self.data.iter().zip(&self.memory) {
+                // SAFETY: plain calls; nobody may touch the memory any more.
+                unsafe {
+                    ok(T.dereg_mr_sym.unwrap()(self.rank.coll, window as *mut c_void));
+                    memory.free();
+                }
+            }
+            if self.signals != 0 {
                 // SAFETY: a plain call.
-                ok(unsafe { T.dereg_mr_sym.unwrap()(self.rank.coll, window as *mut c_void) });
+                ok(unsafe { T.dereg_mr_sym.unwrap()(self.rank.coll, self.signals as *mut c_void) });
             }
             self.ends.store(true, Ordering::Release);
         });
@@ -140,10 +171,16 @@ fn windows_go_while_nccls_proxy_names_them() {
     std::env::set_var("OXYGIN_ENGINE", "nccl");
     communicators(300, |job, rank, round| {
         let rank = Rank::join(job, rank, 2);
-        let (data, signals) = ([(); WINDOWS].map(|()| rank.window(64, 0)), rank.window(8, MR_FLAG_FORCE_SO));
-        let name = |window: &Window| window.handle as u64;
-        let data = data.iter().map(name).collect();
-        let place = Place { rank: &rank, data, signals: name(&signals), ends: AtomicBool::new(false) };
+        let memory: Vec<_> = (0..WINDOWS).map(|_| Pages::new()).collect();
+        let data = memory.iter().map(|pages| {
+            let mut handle = null_mut();
+            // SAFETY: the memory stays until it is deregistered.
+            ok(unsafe { T.reg_mr_sym.unwrap()(rank.coll, pages.0, Pages::LEN, PTR_HOST, 0, &mut handle) });
+            handle as u64
+        });
+        let (data, signals) = (data.collect(), rank.window(8, MR_FLAG_FORCE_SO));
+        let ends = AtomicBool::new(false);
+        let place = Place { rank: &rank, data, memory, signals: signals.handle as u64, ends };
         job.barrier.wait();
         place.abort_beside(round, || place.proxy());
     });
@@ -155,15 +192,15 @@ fn windows_go_while_a_kernel_names_them() {
     let _turn = own();
     communicators(100, |job, rank, round| {
         let rank = Rank::join(job, rank, 0);
-        let memory = [(); WINDOWS].map(|()| rank.not_registered(64));
-        let data = memory.iter().map(|window| {
+        let memory: Vec<_> = (0..WINDOWS).map(|_| Pages::new()).collect();
+        let data = memory.iter().map(|pages| {
             let (mut handle, mut name) = (null_mut(), null_mut());
-            let at = window.words.as_ptr().cast_mut().cast();
-            // SAFETY: the vector does not move or shrink while registered.
-            ok(unsafe { GIN.reg_mr_sym.unwrap()(rank.coll, at, 512, PTR_HOST, 0, &mut handle, &mut name) });
+            // SAFETY: the memory stays until it is deregistered.
+            ok(unsafe { GIN.reg_mr_sym.unwrap()(rank.coll, pages.0, Pages::LEN, PTR_HOST, 0, &mut handle, &mut name) });
             name as u64
         });
-        let place = Place { rank: &rank, data: data.collect(), signals: 0, ends: AtomicBool::new(false) };
+        let data = data.collect();
+        let place = Place { rank: &rank, data, memory, signals: 0, ends: AtomicBool::new(false) };
         let device = Device::new(&rank, Ask { contexts: 4, depth: 64, ..Ask::default() });
         job.barrier.wait();
         place.abort_beside(round, || place.kernel(&device));

@@ -88,9 +88,15 @@ enum End {
 }
 
 /// Finds `len` bytes of one end of an operation.
-fn end(windows: &mut Windows, held: &Held<'_>, side: TransferEnd, len: u64) -> Result<End> {
+fn end(windows: &Windows, held: &Held<'_>, op: &Op, side: TransferEnd, len: u64) -> Result<End> {
     match side {
-        TransferEnd::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
+        TransferEnd::Caller { addr, gpu: true } => {
+            if windows.has_caller(op, addr, len) {
+                Ok(End::Gpu(addr))
+            } else {
+                Err(gone(op.window.map_or(0, |w| w.key), addr, len))
+            }
+        }
         TransferEnd::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
         TransferEnd::Window { key, addr } if Key(key).is_on_gpu() => {
             if windows.holds(key, addr, len) {
@@ -106,10 +112,10 @@ fn end(windows: &mut Windows, held: &Held<'_>, side: TransferEnd, len: u64) -> R
 }
 
 /// Adds the whole copy of an operation whose ends are both in GPU memory.
-pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry, op: &mut Op) -> Result<()> {
+pub fn add_large(copies: &mut Copies, windows: &Windows, registry: &Registry, op: &mut Op) -> Result<()> {
     let (held, left) = (registry.hold(), op.len - op.done);
-    let from = end(windows, &held, op.from.plus(op.done), left)?;
-    let to = end(windows, &held, op.to.plus(op.done), left)?;
+    let from = end(windows, &held, op, op.from.plus(op.done), left)?;
+    let to = end(windows, &held, op, op.to.plus(op.done), left)?;
     let (End::Gpu(from), End::Gpu(to)) = (from, to) else {
         return Err(Error::internal("a large copy with an end in host memory"));
     };
@@ -178,8 +184,8 @@ impl NextSubmission {
         let left = op.len - op.done;
         let to_side = op.to.plus(op.done);
         let held = registry.hold();
-        let from = end(&mut s.windows, &held, op.from.plus(op.done), left)?;
-        let to = end(&mut s.windows, &held, to_side, left)?;
+        let from = end(&s.windows, &held, op, op.from.plus(op.done), left)?;
+        let to = end(&s.windows, &held, op, to_side, left)?;
         let piece = piece_of(left, PIECE);
         match (rest_of(op, s.is_near(op)).mover(), from, to) {
             (Mover::PinnedMemory, End::Gpu(from), End::Gpu(to)) => {
