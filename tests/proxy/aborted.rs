@@ -165,11 +165,20 @@ fn communicators(rounds: u64, life: impl Fn(&Arc<Job>, usize, u64) + Sync) {
     std::env::remove_var("OXYGIN_FABRIC");
 }
 
+/// The same by each way to a rank of this host.
+fn communicators_by_each_way(rounds: u64, life: impl Fn(&Arc<Job>, usize, u64) + Sync) {
+    for transport in ["auto", "tcp"] {
+        std::env::set_var("OXYGIN_SOFT_TRANSPORT", transport);
+        communicators(rounds, &life);
+    }
+    std::env::remove_var("OXYGIN_SOFT_TRANSPORT");
+}
+
 #[test]
 fn windows_go_while_nccls_proxy_names_them() {
     let _turn = turn::take();
     std::env::set_var("OXYGIN_ENGINE", "nccl");
-    communicators(300, |job, rank, round| {
+    communicators_by_each_way(200, |job, rank, round| {
         let rank = Rank::join(job, rank, 2);
         let memory: Vec<_> = (0..WINDOWS).map(|_| Pages::new()).collect();
         let data = memory.iter().map(|pages| {
@@ -190,7 +199,7 @@ fn windows_go_while_nccls_proxy_names_them() {
 #[test]
 fn windows_go_while_a_kernel_names_them() {
     let _turn = own();
-    communicators(100, |job, rank, round| {
+    communicators_by_each_way(60, |job, rank, round| {
         let rank = Rank::join(job, rank, 0);
         let memory: Vec<_> = (0..WINDOWS).map(|_| Pages::new()).collect();
         let data = memory.iter().map(|pages| {

@@ -24,8 +24,9 @@ pub fn check(held: &Held<'_>, work: &Op, done: u64, n: u64) -> Result<()> {
     Err(withdrawn(key))
 }
 
+/// It is gone.
 #[cold]
-fn withdrawn(key: u32) -> Error {
+pub fn withdrawn(key: u32) -> Error {
     Error::usage(format!("window {key} was deregistered before the end of an operation from or to it"))
         .of_kind(Kind::LocalProtection)
 }

@@ -417,7 +417,10 @@ pub fn gone(key: u32, addr: u64, len: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::soft::gpu::kernel::windows_hold;
     use crate::fabric::soft::lane::Lane;
+    use crate::memory::registry::Extent;
+    use crate::rma::op::{self, Put};
     use crate::rma::seq::Seq;
     use oxygin_ffi::cuda::MemOpKind;
     use std::sync::atomic::AtomicUsize;
@@ -457,5 +460,27 @@ mod tests {
         // The same where a began neither; c is in nobody's way and joins both.
         let all = [(&b, Y, 1), (&b, X, 1), (&a, X, 2), (&a, Y, 2), (&c, X, 3), (&c, Y, 3), (&c, X, 4)];
         assert_eq!(run(&all), [(Y, 1), (X, 3), (Y, 3), (X, 4)]);
+    }
+
+    #[test]
+    fn nothing_is_copied_from_a_window_of_this_rank_that_is_gone() {
+        let extent = Extent { base: X, len: 64 };
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let (own, to) = (Key::gpu(1, false).0, Key::gpu(2, false).0);
+        let put = Put { local: X, lkey: own, rkey: to, remote: Y, len: 64, signal: None, more: false };
+        let posted_by = |rank| Op::new(op(&lane).owner, rank, Some(0), &op::Op::Put(put), 0);
+        let mut windows = Windows::of(0);
+        windows.insert(1, extent, true);
+        windows.insert(2, Extent { base: Y, len: 64 }, true);
+        let go = |windows: &Windows, rank| {
+            let mut op = posted_by(rank);
+            let (mut copies, may_run) = (Copies::default(), windows_hold(&op, windows));
+            let added = add_large(&mut copies, windows, &Registry::default(), &mut op).is_ok();
+            (may_run, added, copies.is_empty())
+        };
+        assert_eq!(go(&windows, 0), (true, true, false));
+        windows.remove(1);
+        assert_eq!(go(&windows, 0), (false, false, true));
+        assert_eq!(go(&windows, 1), (true, true, false), "another rank of this process has windows of its own");
     }
 }
