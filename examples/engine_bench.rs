@@ -12,7 +12,7 @@
 use nccl_plugin_api::descriptor::*;
 use oxygin::error::Result;
 use oxygin::fabric::{Context, Flush, Posted};
-use oxygin::memory::window::{Registration, Remote, Window};
+use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::drain::{Drain, Kept, Work};
@@ -110,16 +110,16 @@ impl Setting {
     fn new(form: Form, contexts: usize, ranks: usize) -> Self {
         let window = |id| {
             let remote = Remote { base: 1 << 32, len: 1 << 20, rkey: id };
-            let made = Window {
-                coll: COLL,
-                id,
-                base: 1 << 32,
-                len: 1 << 20,
-                lkey: id,
-                remote: vec![remote; ranks].into(),
-                registration: Registration { lkey: id, rkey: id, guard: Box::new(()) },
-                handle: AtomicU64::new(0),
-            };
+            let made = Window::of(
+                COLL,
+                WindowFacts {
+                    id,
+                    base: 1 << 32,
+                    len: 1 << 20,
+                    remote: vec![remote; ranks].into(),
+                    registration: Registration { lkey: id, rkey: id, guard: Box::new(()) },
+                },
+            );
             handles::insert(Arc::new(made)).expect("a free handle") as u64
         };
         let words = form.bytes() / 8 * DEPTH * ranks * contexts;

@@ -10,7 +10,7 @@ use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
-use oxygin::memory::window::{Registration, Remote, Window};
+use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::drain::{Drain, Kept, Work};
 use oxygin::proxy::idle::Rest;
 use oxygin::proxy::lane::{Common, Lane};
@@ -84,16 +84,16 @@ fn segment(bytes: &[&[u8]]) -> [u64; 2] {
 
 impl Setting {
     fn new(handler: Ringing) -> Self {
-        let window = Window {
-            coll: COLL,
-            id: 1,
-            base: 1 << 32,
-            len: 1 << 20,
-            lkey: 1,
-            remote: vec![Remote { base: 1 << 32, len: 1 << 20, rkey: 1 }].into(),
-            registration: Registration { lkey: 1, rkey: 1, guard: Box::new(()) },
-            handle: AtomicU64::new(0),
-        };
+        let window = Window::of(
+            COLL,
+            WindowFacts {
+                id: 1,
+                base: 1 << 32,
+                len: 1 << 20,
+                remote: vec![Remote { base: 1 << 32, len: 1 << 20, rkey: 1 }].into(),
+                registration: Registration { lkey: 1, rkey: 1, guard: Box::new(()) },
+            },
+        );
         let keys = Arc::new(Keys::default());
         let handle = handles::insert(Arc::new(window)).expect("a free handle") as u64;
         let key = keys.add(handle).expect("a key").to_be_bytes();

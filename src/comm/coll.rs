@@ -19,9 +19,10 @@ use crate::gdaki::mlx5::Mlx5Nic;
 use crate::gdaki::soft::keys::Keys;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::Registry;
+use crate::memory::shelf::WindowShelf;
 use crate::memory::window::Window;
 use crate::proxy::engine::{Engine, Settings};
-use crate::rma::request::{MAX_CONTEXTS, MAX_SETS};
+use crate::rma::request::{RequestForm, MAX_CONTEXTS, MAX_SETS};
 use crate::sys::handles::{self, Kind, Object, Reserved};
 use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
@@ -40,6 +41,7 @@ pub struct Coll {
     pub(super) exchange: Exchange,
     pub(super) fabric: AnyFabric,
     pub(super) registry: Arc<Registry>,
+    pub(super) shelf: Arc<WindowShelf>,
     /// How operations wait for room.
     room: Room,
     pub(super) observer: Box<dyn Observer>,
@@ -111,10 +113,11 @@ impl Coll {
         observer: Box<dyn Observer>,
     ) -> Result<(Arc<Self>, Reserved<Self>)> {
         let config = &listen.instance.config;
-        let exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
+        let mut exchange = match Exchange::new(config, world, handles, listen.listener.clone()) {
             Ok(exchange) => exchange,
             Err(nobody_to_tell) => return Err(arguments.err().unwrap_or(nobody_to_tell)),
         };
+        exchange.ends_with(listen.instance.is_over().clone());
         let registry = Arc::new(Registry::default());
         let life = Life::default();
         let ((fabric, mlx5), place) = exchange.call("connect", |call| {
@@ -145,14 +148,16 @@ impl Coll {
             call.end();
             Ok(((fabric, mlx5), place))
         })?;
+        let id = NEXT_COLL.fetch_add(1, Ordering::Relaxed);
         let coll = Arc::new(Self {
-            id: NEXT_COLL.fetch_add(1, Ordering::Relaxed),
+            id,
             world,
             sets: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_SETS],
             exchange,
             mlx5,
             fabric,
             registry,
+            shelf: Arc::new(WindowShelf::new(id, world.nranks as usize)),
             room: Room::of(config),
             observer,
             instance: listen.instance.clone(),
@@ -233,16 +238,18 @@ impl Coll {
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         self.check_open()?;
         self.exchange.call("createContext", |call| {
-            let Some(set) = (1..MAX_SETS).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
+            let sets = RequestForm::of(self.world.nranks).sets();
+            let Some(set) = (1..sets).find(|&s| self.sets[s].load(Ordering::Acquire).is_null()) else {
                 return Err(Error::usage(format!(
                     "createContext was called {} times without destroyContext, which is the limit; destroy unused ones",
-                    MAX_SETS - 1
+                    sets - 1
                 )));
             };
             let place = reserve()?;
             let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
-            let contexts = Arc::new(Contexts::new(Arc::downgrade(self), name, self.room, queues));
+            let owner = Arc::downgrade(self);
+            let contexts = Arc::new(Contexts::new(owner, name, self.room, queues, self.shelf.clone()));
             self.life.active()?;
             self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();
@@ -349,6 +356,7 @@ impl Coll {
         if !self.life.destroy() {
             return;
         }
+        self.exchange.end();
         let held = std::mem::take(&mut *self.held.lock());
         for set in &held.sets {
             set.close();
@@ -356,20 +364,22 @@ impl Coll {
         }
         drop(self.engine.lock().take());
         for window in &held.windows {
-            self.registry.remove(window.id);
+            self.registry.remove(window.id());
             self.observer.window_removed(window);
             handles::remove::<Window>(window.handle.load(Ordering::Relaxed) as *mut c_void);
         }
         *self.records.lock() = Records::default();
         on_fabric!(&self.fabric, f => f.close());
         for window in &held.windows {
-            if let Err(error) = window.registration.guard.end() {
+            let ended = window.registration().map_or(Ok(()), |registration| registration.guard.end());
+            if let Err(error) = ended {
                 log::warn!("closeColl: {}", error.message());
                 // What is a set's own would go with it.
                 let handle = window.handle.load(Ordering::Relaxed) as *mut c_void;
                 let queues = held.sets.iter().filter_map(|set| set.device());
                 queues.filter(|q| q.windows().any(|own| own == handle)).for_each(DeviceQueues::keep_memory);
             }
+            window.release();
         }
     }
 }

@@ -7,14 +7,15 @@ use super::observe::Published;
 use super::room::Room;
 use crate::error::Result;
 use crate::fabric::Context;
+use crate::memory::shelf::WindowShelf;
 use crate::rma::op::Op;
 use crate::rma::refusal::{Refusal, Target};
-use crate::rma::request::{Request, MAX_RANKS};
+use crate::rma::request::{Request, RequestForm, MAX_RANKS};
 use crate::rma::seq::Seq;
 use crate::sys::handles::{Kind, Object};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Who executes what device code of a set's contexts writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +64,7 @@ pub struct Name {
     pub coll: u64,
     /// Ranks in it.
     pub nranks: u32,
-    /// This set among the communicator's, 1 to 31.
+    /// This set among the communicator's, from 1 on.
     pub set: u32,
 }
 
@@ -90,7 +91,7 @@ pub struct Contexts {
     pub nranks: u32,
     /// Contexts that take operations: all, and none once the set is closed.
     count: AtomicU32,
-    /// This set among the communicator's, 1 to 31.
+    /// This set among the communicator's, from 1 on.
     pub set: u32,
     owner: Weak<Coll>,
     /// Ended before `queues`, which it may point into.
@@ -98,6 +99,8 @@ pub struct Contexts {
     published: Published,
     room: Room,
     queues: Queues,
+    /// In memory as long as the set: operations look windows up that may go meanwhile.
+    _windows: Arc<WindowShelf>,
     /// Queues of this library's that device code writes into. Ended after `queues`, which wait for what is under way: a
     /// peer's GPU engine may still count completions in memory of these.
     device: OnceLock<DeviceQueues>,
@@ -108,13 +111,14 @@ impl Object for Contexts {
 }
 
 impl Contexts {
-    /// A set; `queues` has at least one context, or none where device code alone uses the set.
-    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues) -> Self {
+    /// A set; `queues` has at least one context, or none where device code alone uses the set. `windows`: the
+    /// communicator's.
+    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues, windows: Arc<WindowShelf>) -> Self {
         let Name { coll, nranks, set } = name;
         debug_assert!(nranks <= MAX_RANKS);
         let count = AtomicU32::new(on_queues!(&queues, q => q.len()) as u32);
         let (attached, device, published) = (OnceLock::new(), OnceLock::new(), Published::default());
-        Self { coll, nranks, count, set, owner, attached, published, room, queues, device }
+        Self { coll, nranks, count, set, owner, attached, published, room, queues, _windows: windows, device }
     }
 
     /// The contexts, by fabric.
@@ -157,7 +161,7 @@ impl Contexts {
     pub fn request(&self, context: u32, peer: u32, seq: Seq) -> *mut c_void {
         match self.attached.get().and_then(|a| a.request(context, peer)) {
             Some(upper) => (upper | u64::from(seq.0)) as *mut c_void,
-            None => Request { set: self.set, context, peer, seq }.encode(),
+            None => RequestForm::of(self.nranks).encode(Request { set: self.set, context, peer, seq }),
         }
     }
 

@@ -66,11 +66,10 @@ impl Coll {
     ) -> Result<CreditKey> {
         let handle = self.register(|| words.registered(memory))?;
         windows.push(handle as usize);
-        // SAFETY: it was just registered.
-        let window = unsafe { target.window("createContext", handle) };
+        let window = target.window("createContext", handle);
         let window = window.map_err(|_| Error::internal("a window that was just registered is none"))?;
         let rank = self.world.rank;
-        let own = window.remote.get(rank as usize);
-        own.map(|own| CreditKey { rank, rkey: own.rkey }).ok_or_else(|| Error::internal("no key to own memory"))
+        let own = window.remote().get(rank as usize);
+        own.map(|own| CreditKey { rank, rkey: own.load().rkey }).ok_or_else(|| Error::internal("no key to own memory"))
     }
 }

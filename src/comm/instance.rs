@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::sys::handles::{self, Kind, Object};
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// One `init`.
@@ -21,6 +21,8 @@ pub struct Instance {
     /// Whose table's it is.
     of: TableKind,
     children: Mutex<Children>,
+    /// It has ended, as communicators see it that are yet to be.
+    is_over: Arc<AtomicBool>,
 }
 
 /// Whose `init` made an instance.
@@ -42,6 +44,14 @@ struct Children {
     colls: Vec<Weak<Coll>>,
 }
 
+/// Puts a handle to those that live. Whoever makes and ends one after the other adds nothing in the long run.
+fn adopt<T: Object>(handles: &mut Vec<u64>, handle: *mut c_void) {
+    if handles.len() == handles.capacity() {
+        handles.retain(|&one| handles::is_live::<T>(one));
+    }
+    handles.push(handle as u64);
+}
+
 impl Object for Instance {
     const KIND: Kind = Kind::Instance;
 }
@@ -52,7 +62,7 @@ impl Instance {
         if of == TableKind::Rma {
             OF_RMA.fetch_add(1, Ordering::AcqRel);
         }
-        Self { config: Arc::new(config), comm_id, nccl, of, children: Mutex::default() }
+        Self { config: Arc::new(config), comm_id, nccl, of, children: Mutex::default(), is_over: Arc::default() }
     }
 
     /// Whether an RMA table is in use in this process.
@@ -60,14 +70,19 @@ impl Instance {
         OF_RMA.load(Ordering::Acquire) > 0
     }
 
+    /// Set once it has ended.
+    pub fn is_over(&self) -> &Arc<AtomicBool> {
+        &self.is_over
+    }
+
     /// Remembers a listenComm, to end it with this instance.
     pub fn adopt_listen(&self, handle: *mut c_void) {
-        self.children.lock().listens.push(handle as u64);
+        adopt::<Listen>(&mut self.children.lock().listens, handle);
     }
 
     /// Remembers a set of contexts, to end it with this instance.
     pub fn adopt_contexts(&self, handle: *mut c_void) {
-        self.children.lock().contexts.push(handle as u64);
+        adopt::<Contexts>(&mut self.children.lock().contexts, handle);
     }
 
     /// Remembers a communicator, to end it with this instance.
@@ -79,6 +94,7 @@ impl Instance {
 
     /// Ends what `listen` and `connect` made and the caller did not end: nothing stays behind a finalize.
     pub fn close(&self) {
+        self.is_over.store(true, Ordering::Release);
         let children = std::mem::take(&mut *self.children.lock());
         for handle in children.listens {
             handles::remove::<Listen>(handle as *mut c_void);
@@ -101,5 +117,30 @@ impl Drop for Instance {
         if self.of == TableKind::Rma {
             OF_RMA.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::rendezvous::Listener;
+
+    #[test]
+    fn what_ended_before_is_not_remembered_for_ever() {
+        let instance = Arc::new(Instance::new(Config::default(), 1, TableKind::Gin, None));
+        let listener = Arc::new(Listener::open(&instance.config).unwrap());
+        let make = || {
+            let listen = Listen { instance: instance.clone(), device: 0, listener: listener.clone() };
+            let handle = handles::insert(Arc::new(listen)).unwrap();
+            instance.adopt_listen(handle);
+            handle
+        };
+        let kept = [make(), make()];
+        for _ in 0..1000 {
+            handles::remove::<Listen>(make()).unwrap();
+        }
+        assert!(instance.children.lock().listens.len() < 16);
+        instance.close();
+        assert!(kept.iter().all(|&handle| handles::remove::<Listen>(handle).is_none()), "they end with it");
     }
 }

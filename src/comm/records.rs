@@ -79,7 +79,7 @@ impl Coll {
             Some(_) => {
                 let window = handles::clone::<Window>(window);
                 let window = window.ok_or_else(|| Error::internal("regMrSym: a window without a handle"))?;
-                (window.remote.iter().map(|remote| remote.rkey).collect(), window.lkey)
+                (window.remote().iter().map(|remote| remote.load().rkey).collect(), window.lkey())
             }
         };
         let at = self.records.lock().add(window as u64, &rkeys, lkey)?;

@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::fabric::{Fabric, Region};
 use crate::memory::gpu::GpuMemory;
 use crate::memory::registry::Extent;
-use crate::memory::window::{Remote, Window};
+use crate::memory::window::{Remote, Window, WindowFacts};
 use crate::sys::handles;
 use crate::sys::wire::{Reader, Writer};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// What is to become a window: memory of this rank, and how it is used.
@@ -39,8 +39,10 @@ impl Coll {
             let claim = Claim { coll: self, id: self.held.lock().ids.take() };
             let region =
                 Region { id: claim.id, base: spec.base, len: spec.len, strict: spec.strict, dma_buf: spec.dma_buf };
-            let window = Arc::new(self.exchange_window(call, &region, spec.gpu.as_ref())?);
+            let what = self.exchange_window(call, &region, spec.gpu.as_ref())?;
             self.life.window_registered()?;
+            let window = self.shelf.take();
+            window.describe(what);
             // From here on deregistration gives the number back.
             std::mem::forget(claim);
             let handle = place.fill(window.clone());
@@ -51,7 +53,7 @@ impl Coll {
         })
     }
 
-    fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<Window> {
+    fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<WindowFacts> {
         let registration = on_fabric!(&self.fabric, f => match gpu {
             None => f.register(region),
             Some(memory) => f.register_gpu(region, memory),
@@ -83,16 +85,7 @@ impl Coll {
         }
         let remote = remote?;
         self.share_window(call, region, &remote, &offers)?;
-        Ok(Window {
-            coll: self.id,
-            id: region.id,
-            base: region.base,
-            len: region.len,
-            lkey: registration.lkey,
-            remote,
-            registration,
-            handle: AtomicU64::new(0),
-        })
+        Ok(WindowFacts { id: region.id, base: region.base, len: region.len, remote, registration })
     }
 
     /// A second step where any rank's window can be shared among processes of one host.
@@ -128,13 +121,16 @@ impl Coll {
         self.keys.remove(handle as u64);
         self.records.lock().remove(handle as u64);
         self.held.lock().sets.iter().for_each(|set| set.forget(handle as u64));
-        let ended = window.registration.end(&self.registry, window.id);
+        let id = window.id();
+        let ended = window.registration().map_or(Ok(()), |registration| registration.end(&self.registry, id));
         let mut held = self.held.lock();
         held.windows.retain(|w| !Arc::ptr_eq(w, &window));
         // Whoever is still at it would seem to be at the next one of that number.
         if ended.is_ok() {
-            held.ids.give_back(window.id);
+            held.ids.give_back(id);
         }
+        drop(held);
+        self.shelf.give_back(window);
         ended
     }
 }

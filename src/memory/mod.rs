@@ -4,5 +4,6 @@ pub mod gpu;
 pub mod ids;
 pub mod key;
 pub mod registry;
+pub mod shelf;
 pub mod table;
 pub mod window;

@@ -60,6 +60,11 @@ impl Held<'_> {
         self.0.get(id).filter(|extent| extent.holds(addr, len)).map(|_| addr as *mut u8)
     }
 
+    /// Whether any window holds the range: it is looked for where its own is not known any more.
+    pub fn covers(&self, addr: u64, len: u64) -> bool {
+        self.0.iter().any(|(_, extent)| extent.holds(addr, len))
+    }
+
     /// Adds to the signal at `addr` of window `id`, atomically with respect to everybody who does; all fabrics and
     /// engines that have the CPU add to a signal do it here. `false`: no aligned word of that window is there.
     ///
@@ -107,5 +112,8 @@ mod tests {
         r.remove(3);
         r.remove(77);
         assert!(r.hold().resolve(3, 0x1000, 1).is_none());
+        r.insert(4, Extent { base: 0x2000, len: 0x100 });
+        let held = r.hold();
+        assert!(held.covers(0x2010, 0xf0) && !held.covers(0x2010, 0xf1) && !held.covers(0x1000, 1));
     }
 }

@@ -31,7 +31,7 @@ pub struct Local {
 /// Where operations find windows by their handles. `None` for what is not live, or another communicator's.
 ///
 /// # Safety
-/// Of both functions: as for [`handles::get`], and the rank is one of the communicator's.
+/// Of both functions: a set of contexts of the communicator lives during the call, and the rank is one of its ranks.
 pub trait Find {
     /// A window of this rank's.
     ///
@@ -42,17 +42,32 @@ pub trait Find {
     ///
     /// # Safety
     /// As above.
-    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<&Remote>;
+    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<Remote>;
 }
 
 /// All live windows of the communicator with this number.
 pub struct Live(pub u64);
 
 impl Live {
+    /// What `read` finds in a window of this communicator.
+    ///
+    /// # Safety
+    /// As for [`Find`].
     #[inline(always)]
-    unsafe fn window(&self, handle: *mut c_void) -> Option<&Window> {
+    unsafe fn read<R>(&self, handle: *mut c_void, read: impl FnOnce(&Window) -> R) -> Option<R> {
+        // SAFETY: a set of contexts keeps its communicator's windows in memory. A program that names another
+        // communicator's does not close that meanwhile.
+        unsafe { handles::read(handle, |w: &Window| (w.coll == self.0).then(|| read(w))) }.flatten()
+    }
+
+    /// A window here, and at a rank.
+    ///
+    /// # Safety
+    /// As for [`Find`].
+    pub unsafe fn ends(&self, handle: *mut c_void, rank: u32) -> Option<(Local, Remote)> {
+        let here = |w: &Window| Local { base: w.base(), len: w.len(), lkey: w.lkey() };
         // SAFETY: passed on.
-        unsafe { handles::get::<Window>(handle) }.filter(|w| w.coll == self.0)
+        unsafe { self.read(handle, |w| Some((here(w), w.remote().get(rank as usize)?.load()))) }.flatten()
     }
 }
 
@@ -60,14 +75,13 @@ impl Find for Live {
     #[inline(always)]
     unsafe fn local(&self, handle: *mut c_void) -> Option<Local> {
         // SAFETY: passed on.
-        let w = unsafe { self.window(handle)? };
-        Some(Local { base: w.base, len: w.len, lkey: w.lkey })
+        unsafe { self.read(handle, |w| Local { base: w.base(), len: w.len(), lkey: w.lkey() }) }
     }
 
     #[inline(always)]
-    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<&Remote> {
-        // SAFETY: every window has an entry for each rank of its communicator.
-        Some(unsafe { self.window(handle)?.remote.get_unchecked(rank as usize) })
+    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<Remote> {
+        // SAFETY: passed on; every window has an entry for each rank of its communicator.
+        unsafe { self.read(handle, |w| w.remote().get_unchecked(rank as usize).load()) }
     }
 }
 

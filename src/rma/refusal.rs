@@ -11,6 +11,7 @@ use crate::memory::window::Window;
 use crate::sys::handles;
 use nccl_plugin_api::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// Why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,15 +233,12 @@ impl Target {
     }
 
     /// A window of the communicator.
-    ///
-    /// # Safety
-    /// As for [`handles::get`].
-    pub unsafe fn window<'a>(&self, name: &'static str, handle: *mut c_void) -> Result<&'a Window, Refusal> {
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    pub fn window(&self, name: &'static str, handle: *mut c_void) -> Result<Arc<Window>, Refusal> {
         if handle.is_null() {
             return Err(Refusal::NullWindow { name });
         }
-        // SAFETY: passed on.
-        match unsafe { handles::get::<Window>(handle) } {
+        match handles::clone::<Window>(handle) {
             None => Err(Refusal::NoWindow { name, handle: handle as usize }),
             Some(window) if window.coll != self.coll => Err(Refusal::ForeignWindow { name, handle: handle as usize }),
             Some(window) => Ok(window),
@@ -265,23 +263,19 @@ fn check_remote(
     end: End,
     rank: u32,
 ) -> Result<u64, Refusal> {
-    let nranks = window.remote.len() as u32;
-    let remote = window.remote.get(rank as usize).ok_or(Refusal::NoRank { rank, nranks })?;
+    let nranks = window.remote().len() as u32;
+    let remote = window.remote().get(rank as usize).ok_or(Refusal::NoRank { rank, nranks })?.load();
     check_range(name, offset, size, end, remote.len)?;
     Ok(remote.base.wrapping_add(offset))
 }
 
 /// What is wrong with a put's signal.
-///
-/// # Safety
-/// As for [`handles::get`].
-unsafe fn check_signal(target: &Target, s: &SignalArgs, rank: u32) -> Result<(), Refusal> {
+fn check_signal(target: &Target, s: &SignalArgs, rank: u32) -> Result<(), Refusal> {
     if s.op != SIGNAL_OP_INC && s.op != SIGNAL_OP_ADD {
         return Err(Refusal::NoSignalOp(s.op));
     }
-    // SAFETY: passed on.
-    let window = unsafe { target.window("signalMhandle", s.place.window)? };
-    let at = check_remote("signalOff", window, s.place.offset, 8, End::PeersSignal(rank), rank)?;
+    let window = target.window("signalMhandle", s.place.window)?;
+    let at = check_remote("signalOff", &window, s.place.offset, 8, End::PeersSignal(rank), rank)?;
     match at & 7 {
         0 => Ok(()),
         _ => Err(Refusal::UnalignedSignal { offset: s.place.offset }),
@@ -289,78 +283,57 @@ unsafe fn check_signal(target: &Target, s: &SignalArgs, rank: u32) -> Result<(),
 }
 
 /// What is wrong with a put.
-///
-/// # Safety
-/// As for [`handles::get`].
 #[cold]
 #[inline(never)]
-pub unsafe fn put(target: &Target, a: &PutArgs) -> Refusal {
-    // SAFETY: passed on.
-    unsafe { put_from(target, a, true) }
+pub fn put(target: &Target, a: &PutArgs) -> Refusal {
+    put_from(target, a, true)
 }
 
 /// What is wrong with a put of a value, which has no source window.
-///
-/// # Safety
-/// As for [`handles::get`].
 #[cold]
 #[inline(never)]
-pub unsafe fn value(target: &Target, a: &PutArgs) -> Refusal {
-    // SAFETY: passed on.
-    unsafe { put_from(target, a, false) }
+pub fn value(target: &Target, a: &PutArgs) -> Refusal {
+    put_from(target, a, false)
 }
 
-/// # Safety
-/// As for [`handles::get`].
-unsafe fn put_from(target: &Target, a: &PutArgs, has_source: bool) -> Refusal {
+fn put_from(target: &Target, a: &PutArgs, has_source: bool) -> Refusal {
     let find = || -> Result<(), Refusal> {
         target.check(a.context, a.rank)?;
         let size = a.size as u64;
         if let Some(s) = &a.signal {
-            // SAFETY: passed on.
-            unsafe { check_signal(target, s, a.rank)? };
+            check_signal(target, s, a.rank)?;
             if a.size == 0 {
                 return Ok(());
             }
         }
         if has_source {
-            // SAFETY: passed on.
-            let src = unsafe { target.window("srcMhandle", a.src.window)? };
-            check_range("srcOff", a.src.offset, size, End::Source, src.len)?;
+            let src = target.window("srcMhandle", a.src.window)?;
+            check_range("srcOff", a.src.offset, size, End::Source, src.len())?;
         }
-        // SAFETY: passed on.
-        let dst = unsafe { target.window("dstMhandle", a.dst.window)? };
-        check_remote("dstOff", dst, a.dst.offset, size, End::Peer(a.rank), a.rank).map(drop)
+        let dst = target.window("dstMhandle", a.dst.window)?;
+        check_remote("dstOff", &dst, a.dst.offset, size, End::Peer(a.rank), a.rank).map(drop)
     };
     find().err().unwrap_or(Refusal::Unexplained)
 }
 
 /// What is wrong with a get.
-///
-/// # Safety
-/// As for [`handles::get`].
 #[cold]
 #[inline(never)]
-pub unsafe fn get(target: &Target, a: &GetArgs) -> Refusal {
+pub fn get(target: &Target, a: &GetArgs) -> Refusal {
     let find = || -> Result<(), Refusal> {
         target.check(a.context, a.rank)?;
         let size = a.size as u64;
-        // SAFETY: passed on.
-        let (remote, local) = unsafe {
-            (target.window("remoteMhandle", a.remote.window)?, target.window("localMhandle", a.local.window)?)
-        };
-        check_remote("remoteOff", remote, a.remote.offset, size, End::Peer(a.rank), a.rank)?;
-        check_range("localOff", a.local.offset, size, End::Local, local.len)
+        let remote = target.window("remoteMhandle", a.remote.window)?;
+        let local = target.window("localMhandle", a.local.window)?;
+        check_remote("remoteOff", &remote, a.remote.offset, size, End::Peer(a.rank), a.rank)?;
+        check_range("localOff", a.local.offset, size, End::Local, local.len())
     };
     find().err().unwrap_or(Refusal::Unexplained)
 }
 
 /// What is wrong with an atomic operation on a context that carries out `atomics`.
-///
-/// # Safety
-/// As for [`handles::get`].
 #[cold]
-pub unsafe fn atomic(target: &Target, atomics: &Atomics, a: &AtomicArgs) -> Refusal {
+pub fn atomic(target: &Target, atomics: &Atomics, a: &AtomicArgs) -> Refusal {
     let find = || -> Result<(), Refusal> {
         target.check(a.context, a.rank)?;
         if !atomics.any() {
@@ -375,20 +348,18 @@ pub unsafe fn atomic(target: &Target, atomics: &Atomics, a: &AtomicArgs) -> Refu
             0 => Ok(()),
             _ => Err(Refusal::UnalignedAtomic { name, offset, width: a.width }),
         };
-        // SAFETY: passed on.
-        let remote = unsafe { target.window("remoteMhandle", a.remote.window)? };
-        let at = check_remote("remoteOff", remote, a.remote.offset, bytes, End::Peer(a.rank), a.rank)?;
+        let remote = target.window("remoteMhandle", a.remote.window)?;
+        let at = check_remote("remoteOff", &remote, a.remote.offset, bytes, End::Peer(a.rank), a.rank)?;
         check_aligned("remoteOff", a.remote.offset, at)?;
         let ((begins, ends), base) = (around(at, bytes, atomics), at - a.remote.offset);
-        let len = remote.remote.get(a.rank as usize).map_or(0, |r| r.len);
+        let len = remote.remote().get(a.rank as usize).map_or(0, |r| r.load().len);
         if begins < base || ends - base > len {
             return Err(Refusal::PartialWord { offset: a.remote.offset });
         }
         let Some(place) = &a.fetched else { return Ok(()) };
-        // SAFETY: passed on.
-        let local = unsafe { target.window("localMhandle", place.window)? };
-        check_range("localOff", place.offset, bytes, End::Local, local.len)?;
-        check_aligned("localOff", place.offset, local.base.wrapping_add(place.offset))
+        let local = target.window("localMhandle", place.window)?;
+        check_range("localOff", place.offset, bytes, End::Local, local.len())?;
+        check_aligned("localOff", place.offset, local.base().wrapping_add(place.offset))
     };
     find().err().unwrap_or(Refusal::Unexplained)
 }
@@ -405,16 +376,13 @@ mod tests {
     #[test]
     fn the_first_thing_that_is_wrong_is_the_reason() {
         let put_to = |context, rank| PutArgs::new(context, NOWHERE, 8, NOWHERE, rank);
-        // SAFETY: NULL is no handle.
-        unsafe {
-            assert_eq!(put(&Target { contexts: 0, ..TARGET }, &put_to(9, 9)), Refusal::Closed);
-            assert_eq!(put(&TARGET, &put_to(4, 9)), Refusal::NoContext { context: 4, contexts: 4 });
-            assert_eq!(put(&TARGET, &put_to(-1, 0)), Refusal::NoContext { context: -1, contexts: 4 });
-            assert_eq!(put(&TARGET, &put_to(3, 2)), Refusal::NoRank { rank: 2, nranks: 2 });
-            assert_eq!(put(&TARGET, &put_to(3, 1)), Refusal::NullWindow { name: "srcMhandle" });
-            let signalled = put_to(0, 0).with_signal(NOWHERE, 1, 7, true);
-            assert_eq!(put(&TARGET, &signalled), Refusal::NoSignalOp(7));
-        }
+        assert_eq!(put(&Target { contexts: 0, ..TARGET }, &put_to(9, 9)), Refusal::Closed);
+        assert_eq!(put(&TARGET, &put_to(4, 9)), Refusal::NoContext { context: 4, contexts: 4 });
+        assert_eq!(put(&TARGET, &put_to(-1, 0)), Refusal::NoContext { context: -1, contexts: 4 });
+        assert_eq!(put(&TARGET, &put_to(3, 2)), Refusal::NoRank { rank: 2, nranks: 2 });
+        assert_eq!(put(&TARGET, &put_to(3, 1)), Refusal::NullWindow { name: "srcMhandle" });
+        let signalled = put_to(0, 0).with_signal(NOWHERE, 1, 7, true);
+        assert_eq!(put(&TARGET, &signalled), Refusal::NoSignalOp(7));
     }
 
     #[test]

@@ -6,8 +6,9 @@
 //!
 //! Lifetime: the table owns one reference of each object. Borrowed by [`get`], as the data path does, an object must
 //! not be destroyed by another thread during the call, as with any C interface. [`clone`] makes a reference of its own
-//! and asks for nothing: it and [`remove`] take turns. Destroying an object twice, or calling with it afterwards, is an
-//! error and not a crash.
+//! and asks for nothing: it and [`remove`] take turns. [`read`] is for objects that NCCL does end during calls, which
+//! stay in memory for that: windows. Destroying an object twice, or calling with it afterwards, is an error and not a
+//! crash.
 //!
 //! A forked child has a copy of the table, and of nothing that its objects stand for: their threads are not there,
 //! and their sockets and shared memory are still its parent's. As it is forked all that its copy holds becomes a
@@ -17,7 +18,7 @@
 
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// What a handle stands for. The discriminant is part of the handle.
@@ -149,7 +150,8 @@ impl<T: Object> Reserved<T> {
         std::mem::forget(self);
         OWNERS[place(handle)].store(std::process::id(), Ordering::Relaxed);
         let entry = entry(handle);
-        entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Relaxed);
+        // With release: who sees it also sees that the handle before is gone.
+        entry.object.store(Arc::into_raw(object) as *mut c_void, Ordering::Release);
         entry.handle.store(handle, Ordering::Release);
         handle as *mut c_void
     }
@@ -214,11 +216,39 @@ pub unsafe fn get<'a, T: Object>(handle: *mut c_void) -> Option<&'a T> {
     }
 }
 
+/// What `read` finds in the object behind a live handle of the right kind; `None` where the handle ends meanwhile.
+///
+/// # Safety
+/// An object of this kind that was taken out stays in memory during the call, and what of it changes then `read` reads
+/// by atomic loads.
+#[inline(always)]
+pub unsafe fn read<T: Object, R>(handle: *mut c_void, read: impl FnOnce(&T) -> R) -> Option<R> {
+    let object = live::<T>(handle as u64)?;
+    let is_live = || {
+        fence(Ordering::Acquire);
+        entry(handle as u64).handle.load(Ordering::Relaxed) == handle as u64
+    };
+    // Taken out since, or another one's, of any kind.
+    if object.is_null() || !is_live() {
+        return None;
+    }
+    // SAFETY: the handle was live after its object had been looked up, so that is of the type its kind stands for; it
+    // is in memory (caller).
+    let found = read(unsafe { &*object });
+    // It may have become another one's on the way.
+    is_live().then_some(found)
+}
+
 /// Whether a handle is live now, of the right kind and made by this process. To be asked before the lock is taken: a
 /// child may have been forked while it was held, and nobody is there to let it go. What its parent made is not live
 /// there.
 fn is_own<T: Object>(handle: *mut c_void) -> bool {
     live::<T>(handle as u64).is_some() && maker(handle).is_none()
+}
+
+/// Whether a handle is live, of this kind and made by this process.
+pub fn is_live<T: Object>(handle: u64) -> bool {
+    is_own::<T>(handle as *mut c_void)
 }
 
 /// One more reference to the object behind a live handle that this process made.
@@ -234,6 +264,16 @@ pub fn clone<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
         Arc::increment_strong_count(object);
         Some(Arc::from_raw(object))
     }
+}
+
+/// What is asked of a live object; `None` for every handle that is not live, of this kind and made by this process.
+/// Objects of this kind wait with their end until it is known; nobody waits to make one, or for another reference.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+pub fn ask<T: Object, R>(handle: *mut c_void, asked: impl FnOnce(&T) -> R) -> Option<R> {
+    is_own::<T>(handle).then_some(())?;
+    let _asked = ASKED[T::KIND as usize].lock();
+    // SAFETY: removal is serialised by the lock, so the object stays during the call.
+    unsafe { get::<T>(handle) }.map(asked)
 }
 
 /// Whether something holds for any live object of a kind. Objects of this kind wait with their end until it is known;

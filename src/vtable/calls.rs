@@ -7,10 +7,10 @@ use crate::comm::coll::Coll;
 use crate::comm::contexts::Contexts;
 use crate::error::Result;
 use crate::rma::args::{GetArgs, PutArgs};
-use crate::rma::check::{self, Live};
+use crate::rma::check::{self, Find, Live};
 use crate::rma::op::Op;
 use crate::rma::refusal::{self, Refusal};
-use crate::rma::request::Request;
+use crate::rma::request::{Request, RequestForm};
 use crate::rma::seq::Seq;
 use std::ffi::c_void;
 
@@ -28,8 +28,7 @@ pub unsafe fn put(set: &Contexts, a: &PutArgs) -> Result<*mut c_void> {
             return Ok(set.request(a.context as u32, a.rank, seq));
         }
     }
-    // SAFETY: passed on.
-    Err(unsafe { refusal::put(&set.target(), a) }.into())
+    Err(refusal::put(&set.target(), a).into())
 }
 
 /// Checks and starts a get.
@@ -46,8 +45,7 @@ pub unsafe fn get(set: &Contexts, a: &GetArgs) -> Result<*mut c_void> {
             return Ok(set.request(a.context as u32, a.rank, seq));
         }
     }
-    // SAFETY: passed on.
-    Err(unsafe { refusal::get(&set.target(), a) }.into())
+    Err(refusal::get(&set.target(), a).into())
 }
 
 /// Checks and starts a flush; NULL when there is nothing to wait for.
@@ -58,8 +56,11 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
     let target = set.target();
     target.check(context, rank)?;
     // SAFETY: passed on.
-    let window = unsafe { target.window("mhandle", mhandle)? };
-    let seq = set.flush(context as u32, rank, window.lkey)?;
+    let into = match unsafe { Live(set.coll).local(mhandle) } {
+        Some(window) => window.lkey,
+        None => target.window("mhandle", mhandle)?.lkey(),
+    };
+    let seq = set.flush(context as u32, rank, into)?;
     Ok(seq.map_or(std::ptr::null_mut(), |seq| set.request(context as u32, rank, seq)))
 }
 
@@ -71,9 +72,10 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
 pub unsafe fn test(coll_comm: *mut c_void, request: *mut c_void) -> Result<bool> {
     // SAFETY: passed on.
     let coll = unsafe { object::<Coll>(coll_comm)? };
+    let form = RequestForm::of(coll.world.nranks);
     let named = match requests::find(coll_comm, request) {
-        Some(found) => Request { seq: Seq(request as u64 as u32), ..Request::decode(found.encoded() as *mut c_void) },
-        None => Request::decode(request),
+        Some(found) => Request { seq: Seq(request as u64 as u32), ..form.decode(found.encoded() as *mut c_void) },
+        None => form.decode(request),
     };
     // SAFETY: the set was made by this communicator; it is not destroyed during a call with it (handles module docs).
     if let Some(set) = unsafe { coll.set(named.set) } {

@@ -386,9 +386,8 @@ pub unsafe extern "C" fn coll_progress(coll_comm: *mut c_void) -> NcclResult {
 /// As `QueryLastErrorFn`, but any `ctx`.
 pub unsafe extern "C" fn query_last_error_any(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
     guard("queryLastError", || {
-        // SAFETY: NCCL does not destroy the set during a call with it.
-        let found = match unsafe { handles::get::<Contexts>(ctx) } {
-            Some(contexts) => contexts.has_error(),
+        let found = match handles::ask(ctx, Contexts::has_error) {
+            Some(found) => found,
             None if handles::maker(ctx).is_some() => return Err(dead(Kind::Contexts, ctx)),
             None => handles::any::<Contexts>(Contexts::has_error),
         };
@@ -397,9 +396,15 @@ pub unsafe extern "C" fn query_last_error_any(ctx: *mut c_void, has_error: *mut 
     })
 }
 
+/// queryLastError of the other tables. `ncclCommGetAsyncError` asks from any thread, while another one destroys the
+/// device communicator.
+///
 /// # Safety
 /// As `QueryLastErrorFn`.
 pub unsafe extern "C" fn query_last_error(ctx: *mut c_void, has_error: *mut bool) -> NcclResult {
-    // SAFETY: NCCL does not destroy the set during a call with it; `has_error` is NULL or writable.
-    guard("queryLastError", || unsafe { store("hasError", has_error, object::<Contexts>(ctx)?.has_error()) })
+    guard("queryLastError", || {
+        let found = handles::ask(ctx, Contexts::has_error).ok_or_else(|| dead(Kind::Contexts, ctx))?;
+        // SAFETY: NULL or writable.
+        unsafe { store("hasError", has_error, found) }
+    })
 }

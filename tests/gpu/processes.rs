@@ -339,3 +339,67 @@ fn two_ranks_in_each_of_two_processes() {
         fake.check();
     });
 }
+
+/// Where windows over the same memory begin and end, of so many words of two allocations: whole, twice and in part, as
+/// programs register it.
+const SHARED_WORDS: usize = 32_768;
+const PARTS: [(usize, usize); 6] = [
+    (0, SHARED_WORDS),
+    (0, SHARED_WORDS),
+    (0, SHARED_WORDS / 2),
+    (SHARED_WORDS / 2, SHARED_WORDS),
+    (512, SHARED_WORDS - 512),
+    (1024, 2048),
+];
+
+/// Windows over the same memory, of which one after the other goes: those that are left carry all.
+fn over_the_same_memory(place: &Place, fake: &Fake) {
+    let (gpu, r) = (place.rank as i32, place.join(1));
+    let [from, to] = [(), ()].map(|()| fake.segments(gpu, &[SHARED_WORDS * 4, SHARED_WORDS * 4], true));
+    let sig = fake.signals(&r, gpu, 1, NEVER_RESET);
+    let over = |at: u64| {
+        let window = |(begin, end): (usize, usize)| fake.register_at(&r, at + 8 * begin as u64, end - begin, 0);
+        PARTS.map(|part| Some(window(part)))
+    };
+    let (mut sources, mut targets, mut sent) = (over(from), over(to), 0);
+    for gone in [0, 5, 3, 1, 4] {
+        for (s, source) in sources.iter().enumerate() {
+            for (t, target) in targets.iter().enumerate() {
+                let (Some(source), Some(target)) = (source, target) else { continue };
+                let len = (PARTS[s].1 - PARTS[s].0).min(PARTS[t].1 - PARTS[t].0);
+                sent += 1;
+                let value = |rank: usize, i: usize| pattern(rank, (sent as usize) << 16 | i);
+                let looked_at = [0, len / 2, len - 1];
+                looked_at.iter().for_each(|&i| source.set(i, value(r.rank, i)));
+                place.barrier();
+                let (from, to) = ((source.as_window(), 0), (target.as_window(), 0));
+                r.wait(r.put(0, from, 8 * len, to, 1 - r.rank, Some((sig.as_window(), 0, 1))));
+                sig.wait(&r, 0, sent);
+                for i in looked_at {
+                    assert_eq!(target.get(i), value(1 - r.rank, i), "word {i} of window {t} from {s}, {gone} is next");
+                }
+                place.barrier();
+            }
+        }
+        for all in [&mut sources, &mut targets] {
+            all[gone].take().into_iter().for_each(|window| r.dereg(window.as_window()));
+        }
+    }
+    place.barrier();
+    r.leave();
+    assert_eq!(fake.foreign(), 0, "pieces of the peer's memory are left mapped");
+}
+
+#[test]
+fn windows_over_the_same_memory() {
+    processes("windows_over_the_same_memory", 2, &[], |place| {
+        let fake = Fake::take();
+        let _context = fake.enter(place.rank as i32);
+        for way in ["auto", "tcp"] {
+            fake.set_transport(way);
+            over_the_same_memory(place, &fake);
+            place.barrier();
+        }
+        fake.check();
+    });
+}

@@ -5,6 +5,7 @@ mod harness;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod aborted;
 mod both_tables;
 mod data;
 mod faults;

@@ -32,11 +32,11 @@ struct Watch(Arc<Seen>);
 
 impl Observer for Watch {
     fn window_added(&self, window: &Window) {
-        self.0.added.lock().unwrap().push(window.base);
+        self.0.added.lock().unwrap().push(window.base());
     }
 
     fn window_removed(&self, window: &Window) {
-        self.0.removed.lock().unwrap().push((window.base, is_mapped(window.base)));
+        self.0.removed.lock().unwrap().push((window.base(), is_mapped(window.base())));
     }
 
     fn contexts_added(&self, _: &Contexts) {}

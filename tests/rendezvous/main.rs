@@ -1,5 +1,6 @@
 //! The rendezvous, and collective calls that some rank refuses.
 
+mod closed;
 mod exchange;
 mod lost;
 mod ranks;

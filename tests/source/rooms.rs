@@ -11,20 +11,21 @@ const FABRIC: [&str; 2] = ["fabric", "soft"];
 
 /// The rooms that stand below `domain`, lowest first, and which of them each may use: nobody's arrow points down this
 /// list, so there is no circle.
-const ROOMS: [(&str, &[&str]); 12] = [
+const ROOMS: [(&str, &[&str]); 13] = [
     ("atomic", &[]),
     ("hello", &[]),
     ("sentences", &[]),
     ("status", &[]),
     ("lane", &[]),
     ("refused", &[]),
-    ("own", &["atomic", "sentences"]),
+    ("local", &[]),
+    ("own", &["atomic", "local", "sentences"]),
     ("peer", &["status"]),
     ("shm", &["atomic", "sentences", "status"]),
     ("gpu", &["atomic", "lane", "refused"]),
     // What goes into GPU memory goes there by its engine, whoever brings it.
     ("ipc", &["gpu", "status"]),
-    ("tcp", &["atomic", "gpu", "lane", "refused"]),
+    ("tcp", &["atomic", "gpu", "lane", "local", "refused"]),
 ];
 
 /// Those above, lowest first: each may use all that come before it.

@@ -1,6 +1,10 @@
 //! The soft fabric between ranks of one host, through the RMA v16 table.
 
 use crate::support::common::*;
+use nccl_plugin_api::rma_v14::ConfigV14;
+use nccl_plugin_api::MR_FLAG_FORCE_SO;
+use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
+use std::ptr::null_mut;
 
 fn pattern(rank: usize, i: usize) -> u64 {
     (rank as u64) << 32 | i as u64
@@ -128,5 +132,44 @@ fn the_helper_thread_receives() {
                 assert!(std::time::Instant::now() < end);
             }
         }
+    });
+}
+
+/// The set that an operation names decides, whichever of many it is: NCCL makes one for each of its RMA contexts
+/// (`NCCL_NUM_RMA_CTX`), and one for each device communicator.
+#[test]
+fn a_communicator_has_as_many_sets_as_it_is_asked_for() {
+    const SETS: usize = 80;
+    job(3, 0, |r| {
+        let src = r.window(SETS, 0);
+        let dst = r.window(3 * SETS, 0);
+        let sig = r.window(SETS, MR_FLAG_FORCE_SO);
+        let make = || {
+            let (mut ctx, mut config) = (null_mut(), ConfigV14 { n_contexts: 1, traffic_class: -1, rank_stride: 1 });
+            // SAFETY: pointers to locals.
+            ok(unsafe { T.create_context.unwrap()(r.coll, &mut config, &mut ctx) });
+            Rank { job: r.job.clone(), rank: r.rank, instance: r.instance, coll: r.coll, ctx }
+        };
+        let mut sets: Vec<_> = (0..SETS).map(|_| make()).collect();
+        for round in 1..=3 {
+            let all = sets.iter().enumerate().flat_map(|(i, set)| {
+                let (src, dst, sig) = (&src, &dst, &sig);
+                (0..3).map(move |peer| {
+                    let (from, to) = (8 * i as u64, 8 * (r.rank * SETS + i) as u64);
+                    (set, set.put(0, (src, from), 8, (dst, to), peer, Some((sig, from, 1))))
+                })
+            });
+            all.collect::<Vec<_>>().into_iter().for_each(|(set, request)| set.wait(request));
+            (0..SETS).for_each(|i| sets[i].wait_signal(&sig, i, 3 * round));
+            r.job.barrier.wait();
+            // Others come in the place of some that go.
+            for i in (round as usize..SETS).step_by(7) {
+                // SAFETY: nothing of it is under way.
+                ok(unsafe { T.destroy_context.unwrap()(sets[i].ctx) });
+                sets[i] = make();
+            }
+            r.job.barrier.wait();
+        }
+        // What is left ends with the communicator.
     });
 }

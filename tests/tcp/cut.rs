@@ -105,7 +105,7 @@ fn a_silent_host_fails_within_ten_seconds() {
         let hosts = Hosts::new();
         let data = words(1 << 17);
         let extent = Extent { base: address(&data), len: 1 << 20 };
-        let registries = [Arc::new(Registry::default()), Arc::new(Registry::default())];
+        let registries = [registry(), registry()];
         registries.iter().for_each(|r| r.insert(DATA, extent));
         let healths: [[Arc<Health>; 2]; 2] = Default::default();
         let (take0, tell0) = host(&hosts, 0, registries[0].clone(), healths[0].clone());

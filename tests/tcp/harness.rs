@@ -101,7 +101,7 @@ pub fn ranks_each(
 ) -> Vec<Rank> {
     let mut all: Vec<Rank> = (0..n)
         .map(|r| {
-            let registry = Arc::new(Registry::default());
+            let registry = registry();
             let (data, signals) = (words(data_words), words(64));
             registry.insert(DATA, extent(&data));
             registry.insert(SIGNALS, extent(&signals));
@@ -276,7 +276,7 @@ pub fn believer_with(others: &[SocketAddr], timing: Timing) -> Rank {
     let mut all = ranks(1, 1, 1 << 17);
     let mut real = all.pop().unwrap();
     real.freeze();
-    let registry = Arc::new(Registry::default());
+    let registry = registry();
     let tcp = Arc::new(Tcp::open_with(&[localhost()], token(0), 1, registry, timing).unwrap());
     real.health.resize_with(1 + others.len(), Default::default);
     let at = tcp.addresses().into_iter().chain(others.iter().copied()).zip(&real.health).enumerate();
@@ -296,4 +296,11 @@ pub fn impostor(then: impl FnOnce(TcpStream, TcpStream) + Send + 'static) -> (Ra
         drop(middle);
     });
     (believer(&[at]), thread)
+}
+
+/// A registry where the own ends of operations are in window 0, which is all memory.
+pub fn registry() -> Arc<Registry> {
+    let registry = Registry::default();
+    registry.insert(0, Extent { base: 0, len: u64::MAX });
+    Arc::new(registry)
 }

@@ -10,7 +10,7 @@ use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
-use oxygin::memory::window::{Registration, Remote, Window};
+use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::ring::{Entry, Ring, Stopped};
 use oxygin::rma::atomic::{Atomicity, Atomics};
 use oxygin::rma::op::{Op, Transfer};
@@ -42,16 +42,16 @@ fn keys() -> &'static (Arc<Keys>, [u32; 2]) {
         let keys = Arc::new(Keys::default());
         let made = [0u64, 1].map(|i| {
             let remote = |rank: u64| Remote { base: THERE * (1 + rank) + 4096 * i, len: LEN, rkey: 10 + i as u32 };
-            let window = Window {
-                coll: COLL,
-                id: i as u32,
-                base: HERE + 4096 * i,
-                len: LEN,
-                lkey: i as u32,
-                remote: [remote(0), remote(1)].into(),
-                registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
-                handle: AtomicU64::new(0),
-            };
+            let window = Window::of(
+                COLL,
+                WindowFacts {
+                    id: i as u32,
+                    base: HERE + 4096 * i,
+                    len: LEN,
+                    remote: [remote(0), remote(1)].into(),
+                    registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
+                },
+            );
             keys.add(handles::insert(Arc::new(window)).expect("a free handle") as u64).expect("a key")
         });
         (keys, made)

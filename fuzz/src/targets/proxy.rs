@@ -3,7 +3,7 @@
 
 use super::{take, Target};
 use nccl_plugin_api::descriptor::*;
-use oxygin::memory::window::{Registration, Remote, Window};
+use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::ring::{Entry, Ring};
@@ -33,16 +33,16 @@ fn windows() -> [u64; 3] {
     *MADE.get_or_init(|| {
         [0u64, 1, 2].map(|i| {
             let remote = |rank: u64| Remote { base: THERE * (1 + rank) + 4096 * i, len: LEN, rkey: 10 + i as u32 };
-            let window = Window {
-                coll: COLL,
-                id: i as u32,
-                base: HERE + 4096 * i,
-                len: LEN,
-                lkey: i as u32,
-                remote: [remote(0), remote(1)].into(),
-                registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
-                handle: AtomicU64::new(0),
-            };
+            let window = Window::of(
+                COLL,
+                WindowFacts {
+                    id: i as u32,
+                    base: HERE + 4096 * i,
+                    len: LEN,
+                    remote: [remote(0), remote(1)].into(),
+                    registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
+                },
+            );
             handles::insert(Arc::new(window)).expect("a free handle") as u64
         })
     })

@@ -1,6 +1,6 @@
 //! Collective steps as the rest of the library sees them.
 
-use super::drive::{self, Standing};
+use super::drive::{self, DriveStep, Standing};
 use super::gather::Gather;
 use super::job::Job;
 use super::listener::Listener;
@@ -15,6 +15,7 @@ use crate::sys::interfaces;
 use crate::sys::sync::Mutex;
 use nccl_plugin_api::NcclResult;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -69,6 +70,10 @@ pub struct Exchange {
     listener: Option<Arc<Listener>>,
     /// What is wrong with this rank's handle.
     wrong: Option<Error>,
+    /// The communicator is closed.
+    is_over: AtomicBool,
+    /// What it is a part of has ended.
+    is_orphan: Arc<AtomicBool>,
     pub(super) progress: Mutex<Progress>,
 }
 
@@ -135,8 +140,20 @@ impl Exchange {
             world,
             listener,
             wrong,
+            is_over: AtomicBool::new(false),
+            is_orphan: Arc::default(),
             progress: Mutex::new(Progress { step: 0, failed: None, met: false, routes }),
         })
+    }
+
+    /// Nobody waits in a step any more, nor from here on, once `parent` is set.
+    pub fn ends_with(&mut self, parent: Arc<AtomicBool>) {
+        self.is_orphan = parent;
+    }
+
+    /// Nobody waits in a step any more, nor from here on.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
     }
 
     /// Whether this rank's handle is in its place.
@@ -197,6 +214,10 @@ impl Exchange {
         })
     }
 
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire) || self.is_orphan.load(Ordering::Acquire)
+    }
+
     fn as_root(
         &self,
         number: u32,
@@ -207,7 +228,9 @@ impl Exchange {
         standing: &mut Standing,
     ) -> Result<Gathered> {
         let mut gather = Gather::new(self.job.clone(), number, step, request, earlier, Instant::now());
-        let (shared, own) = drive::gather(&mut gather, listener, standing)?.map_err(error_of)?;
+        let (shared, own) =
+            drive::gather(&mut gather, listener, standing, &DriveStep { name: step, is_over: &|| self.is_over() })?
+                .map_err(error_of)?;
         let mut bytes = shared.to_vec();
         bytes.extend_from_slice(&own);
         match Reply::parse(&bytes, self.world.nranks) {
@@ -225,7 +248,12 @@ impl Exchange {
         standing: &mut Standing,
     ) -> Result<Gathered> {
         let mut visit = Visit::new(self.job.clone(), number, step, request, progress.met, Instant::now());
-        let outcome = drive::visit(&mut visit, &mut progress.routes, standing);
+        let outcome = drive::visit(
+            &mut visit,
+            &mut progress.routes,
+            standing,
+            &DriveStep { name: step, is_over: &|| self.is_over() },
+        );
         progress.met = visit.met();
         let answer = outcome?.map_err(error_of)?;
         Ok(Gathered { bytes: answer.bytes, common: answer.common, addressed: answer.addressed })

@@ -15,6 +15,7 @@ pub mod ipc;
 pub mod lane;
 mod link;
 mod links;
+mod local;
 mod own;
 pub mod peer;
 mod progress;

@@ -1,6 +1,7 @@
 //! Operations to oneself, both ends in host memory.
 
 use super::atomic::change;
+use super::local;
 use super::sentences::gone;
 use crate::error::{Error, Result};
 use crate::memory::registry::{Held, Registry};
@@ -12,10 +13,11 @@ use crate::rma::op::{Op, Transfer};
 pub fn step(registry: &Registry, rank: u32, work: &Op, done: u64, n: u64) -> Result<Option<u64>> {
     let held = registry.hold();
     let missing = || Error::remote_access(gone(rank));
+    local::check(&held, work, done, n)?;
     match work.transfer() {
         Transfer::Put(put) if n > 0 => {
             let to = held.resolve(put.rkey, put.remote + done, n).ok_or_else(missing)?;
-            // SAFETY: the source is readable (Context::post), the destination inside a held window; they may overlap.
+            // SAFETY: both ends are inside held windows; they may overlap.
             unsafe { std::ptr::copy((put.local + done) as *const u8, to, n as usize) };
             Ok(Some(n))
         }
@@ -25,7 +27,7 @@ pub fn step(registry: &Registry, rank: u32, work: &Op, done: u64, n: u64) -> Res
         },
         Transfer::Get(get) if n > 0 => {
             let from = held.resolve(get.rkey, get.remote + done, n).ok_or_else(missing)?;
-            // SAFETY: the source is inside a held window, the destination writable (Context::post).
+            // SAFETY: both ends are inside held windows.
             unsafe { std::ptr::copy(from, (get.local + done) as *mut u8, n as usize) };
             Ok(Some(n))
         }

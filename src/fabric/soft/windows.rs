@@ -1,5 +1,6 @@
 //! The end of a registration: who is at the memory then, and what is said where somebody stays there.
 
+use super::link::Link;
 use super::progress::Progress;
 use super::shm::withdraw::withdraw;
 use crate::error::{Error, Kind, Result};
@@ -33,6 +34,8 @@ impl Registered {
     fn withdraw(&self) -> Result<()> {
         let (shared, id) = (&self.shared, self.id);
         if !self.is_gpu {
+            shared.status.set_window(id, false);
+            shared.links().iter().for_each(Link::pass_seats);
             let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
             return self.outcome(&peers, true);
         }

@@ -189,17 +189,16 @@ impl Windows {
 
     fn look_up(&self, key: u32) -> Option<Known> {
         let handle = self.terms.keys.find(key)?;
-        // SAFETY: NCCL deregisters windows after the operations on them.
-        let window = unsafe { self.terms.target.window("", handle as usize as *mut c_void) }.ok()?;
-        let remote = window.remote.get(self.peer as usize)?;
+        // SAFETY: who drains a set's queues keeps the set; the peer is a rank.
+        let (here, there) = unsafe { Live(self.terms.target.coll).ends(handle as usize as *mut c_void, self.peer) }?;
         Some(Known {
             key,
-            lkey: window.lkey,
-            rkey: remote.rkey,
-            base: window.base,
-            len: window.len,
-            remote_base: remote.base,
-            remote_len: remote.len,
+            lkey: here.lkey,
+            rkey: there.rkey,
+            base: here.base,
+            len: here.len,
+            remote_base: there.base,
+            remote_len: there.len,
             handle,
         })
     }
@@ -347,7 +346,7 @@ impl Windows {
             rank: self.peer,
             more: false,
         };
-        // SAFETY: NCCL deregisters windows after the operations on them; the peer is one of the ranks.
+        // SAFETY: who drains a set's queues keeps the set; the peer is a rank.
         let made = unsafe { check::atomic(&Live(self.terms.target.coll), &self.terms.atomics, &asked) };
         ops.push(Op::Atomic(made.ok_or(Fault::Atomic(remote))?));
         Ok(if fetched.is_some() { Entry::Gets(1) } else { Entry::Op(Finish::NONE) })

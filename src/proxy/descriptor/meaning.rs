@@ -107,7 +107,7 @@ pub fn meaning(d: &Descriptor, terms: &Terms, peer: u32) -> Result<Meaning, Faul
     if put.size == 0 && signal.is_none() && d.first_handle() == 0 {
         return Ok(Meaning::Nothing(finish));
     }
-    // SAFETY: NCCL deregisters windows after the operations on them.
+    // SAFETY: who drains a set's queues keeps the set; `peer` is a rank.
     unsafe {
         match check::put(&Live(terms.target.coll), &put) {
             Some(checked) => Ok(Meaning::Op(Op::Put(checked), finish)),
@@ -134,7 +134,7 @@ fn inline(d: &Descriptor, terms: &Terms, put: &PutArgs, finish: Finish) -> Resul
     let value = d.inline_value().to_le_bytes();
     let payload = (1..=INLINE_MAX).contains(&size).then(|| Payload::new(&value[..size as usize])).flatten();
     let Some(payload) = payload else { return Err(Fault::Inline(size)) };
-    // SAFETY: NCCL deregisters windows after the operations on them.
+    // SAFETY: who drains a set's queues keeps the set; `peer` is a rank.
     unsafe {
         match check::value(&Live(terms.target.coll), payload, put) {
             Some(checked) => Ok(Meaning::Op(Op::Value(checked), finish)),
@@ -148,7 +148,7 @@ fn inline(d: &Descriptor, terms: &Terms, put: &PutArgs, finish: Finish) -> Resul
 fn other(d: &Descriptor, terms: &Terms, peer: u32) -> Result<Meaning, Fault> {
     let (op, context) = (d.op(), terms.context as i32);
     let nowhere = Place::new(0, window(0));
-    // SAFETY: NCCL deregisters windows after the operations on them.
+    // SAFETY: who drains a set's queues keeps the set; `peer` is a rank.
     unsafe {
         match op {
             OP_GET if terms.form == Form::Bytes128 => {

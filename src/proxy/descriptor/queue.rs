@@ -4,7 +4,7 @@ use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
-use crate::rma::check::inside;
+use crate::rma::check::{inside, Live};
 use crate::rma::op::{Op, Put, Signal};
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
 use std::ffi::c_void;
@@ -128,17 +128,16 @@ impl Queue {
 
     /// What is to be known of a window; `None`: it is none of the communicator's.
     fn look_up(&self, handle: u64) -> Option<Known> {
-        // SAFETY: NCCL deregisters windows after the operations on them.
-        let window = unsafe { self.terms.target.window("", handle as usize as *mut c_void) }.ok()?;
-        let remote = window.remote.get(self.peer as usize)?;
+        // SAFETY: who drains a set's queues keeps the set; the peer is a rank.
+        let (here, there) = unsafe { Live(self.terms.target.coll).ends(handle as usize as *mut c_void, self.peer) }?;
         Some(Known {
             handle,
-            base: window.base,
-            len: window.len,
-            remote_base: remote.base,
-            remote_len: remote.len,
-            lkey: window.lkey,
-            rkey: remote.rkey,
+            base: here.base,
+            len: here.len,
+            remote_base: there.base,
+            remote_len: there.len,
+            lkey: here.lkey,
+            rkey: there.rkey,
         })
     }
 

@@ -4,8 +4,7 @@ use super::super::args::Place;
 use super::super::atomic::{Atomicity, Change};
 use super::super::refusal::{self, End, Refusal, Target};
 use super::*;
-use crate::memory::window::Registration;
-use std::sync::atomic::AtomicU64;
+use crate::memory::window::{Registration, WindowFacts};
 use std::sync::Arc;
 
 const COLL: u64 = 77;
@@ -17,8 +16,7 @@ fn window(coll: u64) -> *mut c_void {
     let remote = |base, len| Remote { base, len, rkey: 9 };
     let registration = Registration { lkey: 5, rkey: 9, guard: Box::new(()) };
     let remote = [remote(0x1000, 64), remote(0x2004, 40)].into();
-    let handle = AtomicU64::new(0);
-    let window = Window { coll, id: 1, base: 0x1000, len: 64, lkey: 5, remote, registration, handle };
+    let window = Window::of(coll, WindowFacts { id: 1, base: 0x1000, len: 64, remote, registration });
     handles::insert(Arc::new(window)).unwrap()
 }
 

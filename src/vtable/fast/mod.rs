@@ -33,7 +33,7 @@ use crate::comm::contexts::{Attached, Contexts};
 use crate::comm::fabrics::Queues;
 use crate::fabric::verbs::{Direct, VerbsContext};
 use crate::memory::window::Window;
-use crate::rma::request::Request;
+use crate::rma::request::{Request, RequestForm};
 use crate::rma::seq::Seq;
 use crate::sys::sync::Mutex;
 use requests::Stretch;
@@ -105,10 +105,11 @@ impl SetWays {
         let requests = Stretch::take(contexts as usize * nranks as usize);
         let direct: Box<[Direct]> = verbs(set).iter().map(VerbsContext::direct).collect();
         let ways = Self { handle: AtomicU64::new(0), nranks, windows, direct, requests };
+        let form = RequestForm::of(nranks);
         for context in 0..contexts {
             for peer in 0..nranks {
                 if let Some(requests) = &ways.requests {
-                    let plain = Request { set: set.set, context, peer, seq: Seq(0) };
+                    let plain = form.encode(Request { set: set.set, context, peer, seq: Seq(0) });
                     let direct = ways.direct.get(context as usize).copied();
                     requests.fill(ways.entry(context, peer), set.completed(context, peer), direct, plain);
                 }

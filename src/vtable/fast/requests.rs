@@ -2,10 +2,9 @@
 //! upper half of the request. With it the usual answer costs some twenty instructions.
 //!
 //! A request is the entry's number in bits 32 and up and the operation's number below. Requests of the other form
-//! (`rma::request`), for when the table is full, have bit 58 or a higher one set and are no number of an entry.
+//! (`rma::request`), for when the table is full, have bit 63 set and are no number of an entry.
 
 use crate::fabric::verbs::Direct;
-use crate::rma::request::Request;
 use crate::sys::fork;
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
@@ -74,12 +73,13 @@ impl Stretch {
         Some(Self { first, len })
     }
 
-    /// Fills entry `i`. `completed` and `context` live until the stretch is dropped.
-    pub fn fill(&self, i: usize, completed: *const AtomicU32, context: Option<Direct>, request: Request) {
+    /// Fills entry `i`. `completed` and `context` live until the stretch is dropped. `encoded`: the request of
+    /// operation 0 in the other form.
+    pub fn fill(&self, i: usize, completed: *const AtomicU32, context: Option<Direct>, encoded: *mut c_void) {
         let entry = &TABLE[self.first + i];
         entry.completed.store(completed.cast_mut(), Ordering::Relaxed);
         entry.context.store(context.map_or(null_mut(), Direct::into_raw), Ordering::Relaxed);
-        entry.encoded.store(request.encode() as u64, Ordering::Relaxed);
+        entry.encoded.store(encoded as u64, Ordering::Relaxed);
     }
 
     /// The communicator's handle, once there is one.

@@ -5,7 +5,7 @@
 //! through the handle table. Nothing is ever wrong here, only slower. A place changes only while no live window has it:
 //! whoever has found a window reads its fields one after the other, while another thread may register a window.
 
-use crate::memory::window::{Remote, Window};
+use crate::memory::window::{Remote, RemoteCell, Window};
 use crate::rma::check::{Find, Local};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ pub struct CachedWindow {
     base: AtomicU64,
     len: AtomicU64,
     lkey: AtomicU32,
-    remote: AtomicPtr<Remote>,
+    remote: AtomicPtr<RemoteCell>,
 }
 
 const _: () = assert!(std::mem::size_of::<CachedWindow>() == 1 << PLACE_SHIFT);
@@ -56,11 +56,11 @@ impl CachedWindow {
     /// The window at `rank`.
     ///
     /// # Safety
-    /// `rank` is one of the communicator's; the window is not deregistered during `'a`.
+    /// `rank` is one of the communicator's, of which a set of contexts lives during the call.
     #[inline(always)]
-    pub unsafe fn remote<'a>(&self, rank: u32) -> &'a Remote {
-        // SAFETY: a window has an entry for each rank and lives until it is deregistered (caller).
-        unsafe { &*self.remote.load(Ordering::Relaxed).add(rank as usize) }
+    pub unsafe fn remote(&self, rank: u32) -> Remote {
+        // SAFETY: a window has an entry for each rank, and the set keeps it in memory (caller).
+        unsafe { (*self.remote.load(Ordering::Relaxed).add(rank as usize)).load() }
     }
 }
 
@@ -107,10 +107,10 @@ impl WindowCache {
         if place.handle.compare_exchange(empty, claimed, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
-        place.base.store(window.base, Ordering::Relaxed);
-        place.len.store(window.len, Ordering::Relaxed);
-        place.lkey.store(window.lkey, Ordering::Relaxed);
-        place.remote.store(window.remote.as_ptr().cast_mut(), Ordering::Relaxed);
+        place.base.store(window.base(), Ordering::Relaxed);
+        place.len.store(window.len(), Ordering::Relaxed);
+        place.lkey.store(window.lkey(), Ordering::Relaxed);
+        place.remote.store(window.remote().as_ptr().cast_mut(), Ordering::Relaxed);
         place.handle.store(handle, Ordering::Release);
     }
 
@@ -146,8 +146,8 @@ impl Find for Cached {
     }
 
     #[inline(always)]
-    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<&Remote> {
-        // SAFETY: as above; the rank exists and windows outlive calls with them (caller).
+    unsafe fn remote(&self, handle: *mut c_void, rank: u32) -> Option<Remote> {
+        // SAFETY: as above; the rank exists and the set lives (caller).
         Some(unsafe { find(self.0, handle)?.remote(rank) })
     }
 }
@@ -155,14 +155,15 @@ impl Find for Cached {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::window::Registration;
+    use crate::memory::window::{Registration, WindowFacts};
 
     /// A window whose numbers are all `n`, behind a handle with this index.
     fn window(index: u64, n: u64) -> Window {
         let remote = Box::new([Remote { base: n, len: n, rkey: n as u32 }]);
         let registration = Registration { lkey: n as u32, rkey: n as u32, guard: Box::new(()) };
-        let handle = AtomicU64::new(n << 32 | index << PICK_SHIFT);
-        Window { coll: 1, id: 0, base: n, len: n, lkey: n as u32, remote, registration, handle }
+        let window = Window::of(1, WindowFacts { id: 0, base: n, len: n, remote, registration });
+        window.handle.store(n << 32 | index << PICK_SHIFT, Ordering::Relaxed);
+        window
     }
 
     fn handle(window: &Window) -> *mut c_void {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     fn fields(place: &CachedWindow) -> [u64; 4] {
-        // SAFETY: the windows of these tests have rank 0 and outlive the looks at them.
+        // SAFETY: the windows of these tests have rank 0, and live to their ends.
         let remote = unsafe { place.remote(0) };
         [place.base(), place.len(), place.lkey().into(), remote.base]
     }

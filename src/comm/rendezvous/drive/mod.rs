@@ -8,7 +8,9 @@ pub(super) use visitor::visit;
 
 use super::gather::KeptConnection;
 use super::visit::Broken;
+use super::wire::Failure;
 use crate::sys::fork::Private;
+use nccl_plugin_api::NcclResult;
 use nix::errno::Errno;
 use nix::sys::socket::{self, MsgFlags};
 use std::collections::VecDeque;
@@ -16,12 +18,26 @@ use std::io::{ErrorKind, IoSlice, Read};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that one read takes.
 const CHUNK: usize = 64 << 10;
 /// Reads from one connection before the others have their turn.
 const READS: usize = 16;
+/// Between two looks whether the communicator has ended meanwhile.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a wait that begins at `now` goes on if nothing happens: until `wake` at most.
+fn until(wake: Instant, now: Instant) -> Instant {
+    wake.min(now + LOOK)
+}
+
+/// How a step ends whose communicator was closed, by another thread of this rank: the others see its connections go.
+fn closed(step: &str) -> Failure {
+    let sentence = format!("{step}: this rank closed the communicator while it waited for the others");
+    Failure { code: NcclResult::INVALID_USAGE.0, sentence }
+}
+
 /// Milliseconds from now until `at`, rounded up so that a timer is due when the wait ends.
 fn millis(at: Instant) -> u16 {
     let nanos = at.saturating_duration_since(Instant::now()).as_nanos();
@@ -91,6 +107,14 @@ impl Outgoing {
             self.at -= done;
         }
     }
+}
+
+/// A step that is run.
+pub(super) struct DriveStep<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// Whether the communicator has ended.
+    pub is_over: &'a dyn Fn() -> bool,
 }
 
 /// Connections that a call's step leaves to its next one: rank 0's, by rank, or another rank's.

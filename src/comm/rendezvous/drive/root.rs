@@ -1,6 +1,6 @@
 //! Rank 0's sockets.
 
-use super::{drain, millis, read_some, Outgoing, Standing, CHUNK};
+use super::{closed, drain, millis, read_some, until, DriveStep, Outgoing, Standing, CHUNK};
 use crate::comm::rendezvous::gather::{self, Conn, Gather, KeptConnection, RootAction, SETTLE};
 use crate::comm::rendezvous::host;
 use crate::comm::rendezvous::listener::Listener;
@@ -48,14 +48,19 @@ struct Root<'a> {
 }
 
 /// Runs rank 0's side to its end.
-pub fn gather(gather: &mut Gather, listener: &Listener, standing: &mut Standing) -> Result<gather::Outcome> {
+pub fn gather(
+    gather: &mut Gather,
+    listener: &Listener,
+    standing: &mut Standing,
+    step: &DriveStep<'_>,
+) -> Result<gather::Outcome> {
     let failed = |e| Error::system(format!("epoll for the rendezvous: {e}"));
     gather.tick(Instant::now());
     if let Some(outcome) = gather.outcome(Instant::now()) {
         return Ok(outcome.clone()); // a job of one rank
     }
     let mut root = Root::new(gather, listener, &mut standing.root).map_err(failed)?;
-    root.run().map_err(failed)
+    root.run(step).map_err(failed)
 }
 
 impl<'a> Root<'a> {
@@ -79,7 +84,7 @@ impl<'a> Root<'a> {
         })
     }
 
-    fn run(&mut self) -> nix::Result<gather::Outcome> {
+    fn run(&mut self, step: &DriveStep<'_>) -> nix::Result<gather::Outcome> {
         for (who, socket) in std::mem::take(self.kept) {
             let conn = self.watch_link(socket)?;
             self.gather.kept(conn, who);
@@ -95,10 +100,13 @@ impl<'a> Root<'a> {
             if let Some(outcome) = self.gather.outcome(now) {
                 return Ok(outcome.clone());
             }
+            if (step.is_over)() {
+                return Ok(Err(closed(step.name)));
+            }
             let accept = self.gather.accepting() && self.shortage.is_none_or(|until| now >= until);
             self.watch(accept)?;
             let wake = self.shortage.filter(|_| !accept).map_or(self.gather.wake(), |at| at.min(self.gather.wake()));
-            self.wait(&mut events, EpollTimeout::from(millis(wake)))?;
+            self.wait(&mut events, EpollTimeout::from(millis(until(wake, now))))?;
         }
     }
 
@@ -285,8 +293,8 @@ mod tests {
             socket
         };
         let _others: Vec<_> = (1..RANKS).map(come).collect();
-        let mut kept = Vec::new();
-        let outcome = Root::new(&mut gather, &listener, &mut kept).unwrap().run().unwrap();
+        let (mut kept, step) = (Vec::new(), DriveStep { name: "connect", is_over: &|| false });
+        let outcome = Root::new(&mut gather, &listener, &mut kept).unwrap().run(&step).unwrap();
         assert!(outcome.is_ok(), "{outcome:?}");
     }
 

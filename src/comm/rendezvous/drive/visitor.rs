@@ -1,6 +1,6 @@
 //! The socket of every other rank.
 
-use super::{how_broken, millis, read_some, Outgoing, Standing, CHUNK};
+use super::{closed, how_broken, millis, read_some, until, DriveStep, Outgoing, Standing, CHUNK};
 use crate::comm::rendezvous::host::{self, DeliveryWatch};
 use crate::comm::rendezvous::routes::Routes;
 use crate::comm::rendezvous::visit::{self, Broken, Visit, VisitorAction};
@@ -123,7 +123,12 @@ fn connect(address: SocketAddr, silence: Duration) -> std::result::Result<(Priva
 }
 
 /// Runs another rank's side to its end, with rank 0 behind `routes`.
-pub fn visit(visit: &mut Visit, routes: &mut Routes, standing: &mut Standing) -> Result<visit::Outcome> {
+pub fn visit(
+    visit: &mut Visit,
+    routes: &mut Routes,
+    standing: &mut Standing,
+    step: &DriveStep<'_>,
+) -> Result<visit::Outcome> {
     let mut attempt: Option<Attempt> = None;
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -139,10 +144,13 @@ pub fn visit(visit: &mut Visit, routes: &mut Routes, standing: &mut Standing) ->
             let taken = Err(Failure { code: 0, sentence: String::new() });
             return Ok(std::mem::replace(outcome, taken));
         }
+        if (step.is_over)() {
+            return Ok(Err(closed(step.name)));
+        }
         let wake = attempt.as_ref().map_or(visit.wake(), |open| open.wake().min(visit.wake()));
         let mut fds: Vec<PollFd<'_>> =
             attempt.iter().map(|open| PollFd::new(open.socket.as_fd(), open.flags())).collect();
-        let is_ready = match poll(&mut fds, PollTimeout::from(millis(wake))) {
+        let is_ready = match poll(&mut fds, PollTimeout::from(millis(until(wake, now)))) {
             Ok(count) => count > 0,
             Err(Errno::EINTR) => false,
             Err(e) => return Err(Error::system(format!("poll for the rendezvous: {e}"))),

@@ -219,7 +219,7 @@ mod tests {
     fn no_signal_joins_what_came_before_a_change_of_half_its_word() {
         const WORD: u64 = 0x1000;
         let key = Key::gpu(1, false).0;
-        let mut state = EngineState::new(GpuIssue::default());
+        let mut state = EngineState::new(0, GpuIssue::default());
         state.windows.insert(1, Extent { base: WORD, len: 64 }, true);
         let mut batch = NextSubmission::default().begin(&state);
         let registry = Registry::default();

@@ -88,9 +88,15 @@ enum End {
 }
 
 /// Finds `len` bytes of one end of an operation.
-fn end(windows: &mut Windows, held: &Held<'_>, side: TransferEnd, len: u64) -> Result<End> {
+fn end(windows: &Windows, held: &Held<'_>, op: &Op, side: TransferEnd, len: u64) -> Result<End> {
     match side {
-        TransferEnd::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
+        TransferEnd::Caller { addr, gpu: true } => {
+            if windows.has_caller(op, addr, len) {
+                Ok(End::Gpu(addr))
+            } else {
+                Err(gone(op.window.map_or(0, |w| w.key), addr, len))
+            }
+        }
         TransferEnd::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
         TransferEnd::Window { key, addr } if Key(key).is_on_gpu() => {
             if windows.holds(key, addr, len) {
@@ -106,10 +112,10 @@ fn end(windows: &mut Windows, held: &Held<'_>, side: TransferEnd, len: u64) -> R
 }
 
 /// Adds the whole copy of an operation whose ends are both in GPU memory.
-pub fn add_large(copies: &mut Copies, windows: &mut Windows, registry: &Registry, op: &mut Op) -> Result<()> {
+pub fn add_large(copies: &mut Copies, windows: &Windows, registry: &Registry, op: &mut Op) -> Result<()> {
     let (held, left) = (registry.hold(), op.len - op.done);
-    let from = end(windows, &held, op.from.plus(op.done), left)?;
-    let to = end(windows, &held, op.to.plus(op.done), left)?;
+    let from = end(windows, &held, op, op.from.plus(op.done), left)?;
+    let to = end(windows, &held, op, op.to.plus(op.done), left)?;
     let (End::Gpu(from), End::Gpu(to)) = (from, to) else {
         return Err(Error::internal("a large copy with an end in host memory"));
     };
@@ -178,8 +184,8 @@ impl NextSubmission {
         let left = op.len - op.done;
         let to_side = op.to.plus(op.done);
         let held = registry.hold();
-        let from = end(&mut s.windows, &held, op.from.plus(op.done), left)?;
-        let to = end(&mut s.windows, &held, to_side, left)?;
+        let from = end(&s.windows, &held, op, op.from.plus(op.done), left)?;
+        let to = end(&s.windows, &held, op, to_side, left)?;
         let piece = piece_of(left, PIECE);
         match (rest_of(op, s.is_near(op)).mover(), from, to) {
             (Mover::PinnedMemory, End::Gpu(from), End::Gpu(to)) => {
@@ -411,7 +417,10 @@ pub fn gone(key: u32, addr: u64, len: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::soft::gpu::kernel::windows_hold;
     use crate::fabric::soft::lane::Lane;
+    use crate::memory::registry::Extent;
+    use crate::rma::op::{self, Put};
     use crate::rma::seq::Seq;
     use oxygin_ffi::cuda::MemOpKind;
     use std::sync::atomic::AtomicUsize;
@@ -451,5 +460,27 @@ mod tests {
         // The same where a began neither; c is in nobody's way and joins both.
         let all = [(&b, Y, 1), (&b, X, 1), (&a, X, 2), (&a, Y, 2), (&c, X, 3), (&c, Y, 3), (&c, X, 4)];
         assert_eq!(run(&all), [(Y, 1), (X, 3), (Y, 3), (X, 4)]);
+    }
+
+    #[test]
+    fn nothing_is_copied_from_a_window_of_this_rank_that_is_gone() {
+        let extent = Extent { base: X, len: 64 };
+        let lane = Arc::new(Lane::new(0, 0, Arc::default()));
+        let (own, to) = (Key::gpu(1, false).0, Key::gpu(2, false).0);
+        let put = Put { local: X, lkey: own, rkey: to, remote: Y, len: 64, signal: None, more: false };
+        let posted_by = |rank| Op::new(op(&lane).owner, rank, Some(0), &op::Op::Put(put), 0);
+        let mut windows = Windows::of(0);
+        windows.insert(1, extent, true);
+        windows.insert(2, Extent { base: Y, len: 64 }, true);
+        let go = |windows: &Windows, rank| {
+            let mut op = posted_by(rank);
+            let (mut copies, may_run) = (Copies::default(), windows_hold(&op, windows));
+            let added = add_large(&mut copies, windows, &Registry::default(), &mut op).is_ok();
+            (may_run, added, copies.is_empty())
+        };
+        assert_eq!(go(&windows, 0), (true, true, false));
+        windows.remove(1);
+        assert_eq!(go(&windows, 0), (false, false, true));
+        assert_eq!(go(&windows, 1), (true, true, false), "another rank of this process has windows of its own");
     }
 }

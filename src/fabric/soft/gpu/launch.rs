@@ -192,7 +192,7 @@ impl EngineState {
             for (op, copy) in self.queue.deferred.waiting() {
                 let left = op.len - op.done;
                 if !op.owner.lane.is_over() {
-                    match add_large(&mut copies, &mut self.windows, registry, op) {
+                    match add_large(&mut copies, &self.windows, registry, op) {
                         Ok(()) => {
                             *copy = Copy::Up(number);
                             bytes += left;

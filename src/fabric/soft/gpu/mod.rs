@@ -137,7 +137,7 @@ impl Engine {
     /// The engine of a rank. It does nothing until a GPU window opens it.
     pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, config: &Config) -> Arc<Self> {
         let tuning = config.gpu_issue;
-        let state = EngineState::new(tuning);
+        let state = EngineState::new(rank, tuning);
         let engine = Arc::new(Self {
             rank,
             registry,

@@ -19,7 +19,7 @@ pub enum TransferEnd {
         /// Address in this process.
         addr: u64,
     },
-    /// An address of the caller, who vouches for it until local completion.
+    /// An address of the caller, who vouches for it until local completion, or for as long as its window is there.
     Caller {
         /// The address.
         addr: u64,

@@ -49,13 +49,13 @@ pub struct EngineState {
 }
 
 impl EngineState {
-    /// With no window, and nothing queued.
-    pub fn new(tuning: GpuIssue) -> Self {
+    /// Of `rank`, with no window, and nothing queued.
+    pub fn new(rank: u32, tuning: GpuIssue) -> Self {
         Self {
             tuning,
             device: None,
             handover: Handover::default(),
-            windows: Windows::default(),
+            windows: Windows::of(rank),
             store_by_copy: 0,
             queue: OperationQueue::default(),
             staging: Staging::new(STAGING_BYTES),

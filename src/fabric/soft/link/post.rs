@@ -8,12 +8,24 @@ use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::lane::Task;
 use crate::fabric::soft::shm::port::{Pushed, RING_MAX};
 use crate::fabric::{CreditIndex, Posted};
-use crate::rma::op::{Op, Transfer};
+use crate::rma::op::{Op, Put, Transfer};
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
 use std::sync::atomic::Ordering;
 
+/// Whether the source of a small put in host memory is still a window's: one that goes passes by every seat once its
+/// bit is down (`Link::pass_seats`).
+#[inline]
+fn may_read(shared: &Domain, op: &Op, put: &Put) -> bool {
+    put.len == 0 || matches!(op, Op::Value(_)) || shared.status.may_have(put.lkey)
+}
+
 impl Link {
+    /// Waits for who posts right now: a window is gone, which those see who come later.
+    pub fn pass_seats(&self) {
+        self.seats.all().iter().for_each(|seat| drop(seat.lock()));
+    }
+
     /// Starts operations of a lane as far as it may have more than it has; never waits. `credit`: their completions may
     /// be counted there; `begin` is told how many are taken. See
     /// [`Context::post_entries`](crate::fabric::Context::post_entries).
@@ -44,7 +56,7 @@ impl Link {
         if let Some(mut port) = near {
             for op in ops {
                 let Transfer::Put(put) = op.transfer() else { break };
-                if put.len > RING_MAX || op.is_on_gpu() {
+                if put.len > RING_MAX || op.is_on_gpu() || !may_read(shared, op, &put) {
                     break;
                 }
                 match port.push_small(&put, lane.context) {

@@ -9,6 +9,7 @@ use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, TransferEnd, Use};
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::link::remote::Until;
+use crate::fabric::soft::local;
 use crate::fabric::soft::shm::message::GetRequest;
 use crate::fabric::soft::shm::port::{self, data_of};
 use crate::memory::key::Key;
@@ -71,9 +72,14 @@ pub(super) fn to_gpu(
             return Ok(port.push_atomic(&atomic, context, task.seq).into());
         }
     };
+    // First: who holds the port waits for nothing.
+    let held = (!Key(put.lkey).is_on_gpu()).then(|| shared.registry.hold());
     let Some(mut port) = route.near() else { return Ok(Step::Full) };
     port.is_behind |= Key(put.rkey).is_on_gpu();
-    if !Key(put.lkey).is_on_gpu() || task.done == put.len {
+    if let Some(held) = &held {
+        local::check(held, &task.work, task.done, put.len - task.done)?;
+    }
+    if held.is_some() || task.done == put.len {
         return Ok(port.push_put(&put, context, task.done, true).into());
     }
     if task.done == 0 && task.bounce.is_none() {
@@ -84,7 +90,8 @@ pub(super) fn to_gpu(
     // What the engine does takes its time.
     drop(port);
     let bounce = task.bounce.get_or_insert_with(|| {
-        let from = TransferEnd::Caller { addr: put.local + task.done, gpu: true };
+        // By its window: nothing is read once that is gone.
+        let from = TransferEnd::Window { key: put.lkey, addr: put.local + task.done };
         Bounce::start(&shared.engine, lane.health.clone(), from, task.done, put.len - task.done)
     });
     if !bounce.is_full(&shared.engine)? {

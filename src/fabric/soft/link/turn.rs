@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{self, Credit, Engine, Owner};
 use crate::fabric::soft::lane::{Lane, Task};
+use crate::fabric::soft::local;
 use crate::fabric::soft::own;
 use crate::fabric::soft::shm::cma;
 use crate::fabric::soft::shm::copy::{self, Piece};
@@ -14,7 +15,7 @@ use crate::fabric::soft::shm::port::RING_MAX;
 use crate::fabric::soft::status::COPIES;
 use crate::fabric::CreditIndex;
 use crate::memory::key::Key;
-use crate::rma::op::Transfer;
+use crate::rma::op::{Op, Transfer};
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
 use std::borrow::Borrow;
@@ -179,46 +180,75 @@ impl Link {
         queue: Locked<'a>,
         budget: u64,
     ) -> (Locked<'a>, Result<Step>) {
+        // First: who holds the port waits for nothing.
+        let held = shared.registry.hold();
         let full = Ok(Step::Full);
-        let (Some(task), Some(mut port)) = (queue.tasks.front(), self.route.near()) else { return (queue, full) };
-        let (done, context) = (task.done, seat.lane.context);
+        let (Some(task), Some(mut port)) = (queue.tasks.front(), self.route.near()) else {
+            drop(held);
+            return (queue, full);
+        };
+        let (work, done, context) = (task.work, task.done, seat.lane.context);
         let left = task.work.len() - done;
         let n = left.min(budget) as usize;
-        match task.work.transfer() {
-            Transfer::Put(put) => match port.pid_for(put.rkey) {
-                Some(pid) if left > RING_MAX => {
-                    drop(port);
-                    let (from, to) = (put.local + done, put.remote + done);
-                    let piece = Piece { what: "write", window: put.rkey, remote: to, len: n };
-                    // SAFETY: the source is readable until the operation completes (Context::post).
-                    self.copy(shared, seat, queue, &piece, || unsafe { cma::write(pid, from, to, n) })
-                }
-                pid => {
-                    let step = port.push_put(&put, context, done, pid.is_none()).into();
-                    drop(port);
-                    (queue, Ok(step))
-                }
-            },
-            Transfer::Atomic(atomic) => {
-                let step = port.push_atomic(&atomic, context, task.seq).into();
-                drop(port);
-                (queue, Ok(step))
-            }
-            Transfer::Get(get) => match port.pid_for(get.rkey) {
-                Some(pid) => {
-                    drop(port);
-                    let (to, from) = (get.local + done, get.remote + done);
-                    let piece = Piece { what: "read", window: get.rkey, remote: from, len: n };
-                    // SAFETY: the destination is writable until the operation completes (Context::post).
-                    self.copy(shared, seat, queue, &piece, || unsafe { cma::read(pid, to, from, n) })
-                }
-                None => {
-                    let step = port.push_get(&get, context, task.seq).into();
-                    drop(port);
-                    (queue, Ok(step))
-                }
-            },
+        let transfer = work.transfer();
+        let by_kernel = match &transfer {
+            Transfer::Put(put) if left > RING_MAX => port.pid_for(put.rkey),
+            Transfer::Get(get) => port.pid_for(get.rkey),
+            _ => None,
+        };
+        if let Some(pid) = by_kernel {
+            drop((port, held));
+            return self.step_by_kernel(shared, seat, queue, pid, (&work, done, n));
         }
+        let step = match &transfer {
+            Transfer::Put(put) => local::check(&held, &work, done, left).map(|()| {
+                let chunked = port.pid_for(put.rkey).is_none();
+                port.push_put(put, context, done, chunked)
+            }),
+            Transfer::Atomic(atomic) => Ok(port.push_atomic(atomic, context, task.seq)),
+            Transfer::Get(get) => Ok(port.push_get(get, context, task.seq)),
+        };
+        drop((port, held));
+        (queue, step.map(Step::from))
+    }
+
+    /// The same where the kernel copies, `n` bytes from `done` on of an operation.
+    fn step_by_kernel<'a>(
+        &'a self,
+        shared: &Domain,
+        seat: &'a Seat,
+        queue: Locked<'a>,
+        pid: libc::pid_t,
+        (work, done, n): (&Op, u64, usize),
+    ) -> (Locked<'a>, Result<Step>) {
+        let (piece, local) = match work.transfer() {
+            Transfer::Get(get) => {
+                let piece = Piece { what: "read", window: get.rkey, remote: get.remote + done, len: n };
+                (piece, get.local + done)
+            }
+            Transfer::Put(put) => {
+                let piece = Piece { what: "write", window: put.rkey, remote: put.remote + done, len: n };
+                (piece, put.local + done)
+            }
+            Transfer::Atomic(_) => return (queue, Err(Error::internal("no copy changes a word"))),
+        };
+        let (is_get, remote, mut gone) = (piece.what == "read", piece.remote, None);
+        let (queue, result) = self.copy(shared, seat, queue, &piece, || {
+            // Held meanwhile: a window that goes waits.
+            let held = shared.registry.hold();
+            if let Err(e) = local::check(&held, work, done, n as u64) {
+                gone = Some(e);
+                return Ok(0);
+            }
+            // SAFETY: this rank's end is inside a held window.
+            unsafe {
+                match is_get {
+                    true => cma::read(pid, local, remote, n),
+                    false => cma::write(pid, local, remote, n),
+                }
+            }
+        });
+        (queue, gone.map_or(result, Err))
     }
 
     /// Has the kernel copy for the first operation of a lane. Others may post and move meanwhile, on this lane too; the

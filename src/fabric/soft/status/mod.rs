@@ -169,6 +169,18 @@ impl Status {
         self.word(|p| unsafe { copy_at(p, peer, place) })
     }
 
+    /// Whether this rank may have window `id`: of those beyond the bits nobody knows.
+    #[inline]
+    pub fn may_have(&self, id: u32) -> bool {
+        let at = id as usize / 64;
+        if at >= WINDOW_BITS / 64 {
+            return true;
+        }
+        // SAFETY: the index was checked.
+        let word = self.word(|p| unsafe { (&raw mut (*p).windows).cast::<u64>().add(at) });
+        word.load(Ordering::Relaxed) >> (id % 64) & 1 != 0
+    }
+
     /// Announces a copy to or from a window of `peer`; the `place`, below [`COPIES`], is the caller's until the
     /// copy's end. If the window is there afterwards, and the peer alive, the copy may begin: whoever takes the
     /// window back waits for [`Status::end_copy`].

@@ -25,8 +25,11 @@ use super::wire::{Bell, Frame, Refusal, WindowBytes, HEADER};
 use crate::error::Error;
 use crate::fabric::soft::gpu::{PinnedBuffer, PinnedPools};
 use crate::fabric::soft::lane::Task;
+use crate::fabric::soft::local;
 use crate::memory::key::Key;
-use crate::rma::op::{Get, Put, Transfer};
+use crate::memory::registry::{Held, Registry};
+use crate::rma::op::{Get, Op, Put, Transfer};
+use crate::rma::seq::Seq;
 use crate::sys::fork::Private;
 use std::collections::VecDeque;
 use std::io;
@@ -84,6 +87,8 @@ pub struct Conn {
     fetched: Vec<(u32, u32, u64)>,
     /// What the peer has refused here.
     refusals: Vec<(Refusal, u32, WindowBytes)>,
+    /// Places of lanes whose gets found their windows gone, with the keys.
+    withdrawn: Vec<(u32, u32)>,
 }
 
 /// What became of a lane's turn.
@@ -126,6 +131,8 @@ pub struct Initiator {
     /// Since when a flush is due.
     pub deferred: Option<Instant>,
     gpu: Arc<Gpu>,
+    /// This rank's windows in host memory: operations are from and to them.
+    registry: Arc<Registry>,
     /// Threads of their own send on the stripes.
     movers: bool,
     /// How often each connection's send buffer was lent and how often it came back, together: odd while it is lent.
@@ -144,7 +151,7 @@ pub struct Initiator {
 
 impl Initiator {
     /// A link of `stripes` connections, none of them open.
-    pub fn new(stripes: usize, gpu: Arc<Gpu>, movers: bool) -> Self {
+    pub fn new(stripes: usize, gpu: Arc<Gpu>, registry: Arc<Registry>, movers: bool) -> Self {
         let mut conns = Vec::new();
         conns.resize_with(stripes, Conn::default);
         Self {
@@ -159,6 +166,7 @@ impl Initiator {
             streak: 0,
             deferred: None,
             gpu,
+            registry,
             movers,
             turns: vec![0; stripes],
             failing: Vec::new(),
@@ -195,9 +203,16 @@ impl Initiator {
             if let Transfer::Put(put) = &task.work.transfer() {
                 let stripes = self.conns.len();
                 let conn = &mut self.conns[EXPRESS];
-                if put.len as usize <= SMALL && !staged::is_from_gpu(put) && stage(lane, conn, put, stripes) {
-                    lane.done(task.seq);
-                    return;
+                if put.len as usize <= SMALL && !staged::is_from_gpu(put) {
+                    let held = self.registry.hold();
+                    if let Err(e) = local::check(&held, &task.work, 0, put.len) {
+                        drop(held);
+                        return self.fail_lane(&task.lane, e);
+                    }
+                    if stage(lane, conn, put, stripes) {
+                        lane.done(task.seq);
+                        return;
+                    }
                 }
             }
         }
@@ -237,6 +252,17 @@ impl Initiator {
         }
     }
 
+    /// A turn of a lane whose first operation goes a way of its own, and how many bytes it counts for.
+    fn turn_apart(&mut self, at: usize, seq: Seq, work: &Op) -> Option<(Turn, usize)> {
+        match work.transfer() {
+            Transfer::Put(put) if staged::is_from_gpu(&put) => {
+                Some((self.turn_staged(at, seq, &put), HEADER + put.len as usize))
+            }
+            Transfer::Atomic(atomic) => Some((self.turn_atomic(at, seq, &atomic), HEADER)),
+            _ => None,
+        }
+    }
+
     fn turn(&mut self, at: usize) -> Turn {
         let stripes = self.conns.len();
         let mut small = 0;
@@ -244,17 +270,25 @@ impl Initiator {
             let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
             let Some(task) = lane.tasks.front() else { return Turn::Empty };
             let (seq, work) = (task.seq, task.work);
-            match work.transfer() {
-                Transfer::Put(put) if staged::is_from_gpu(&put) => match self.turn_staged(at, seq, &put) {
-                    Turn::Empty => {
-                        small += HEADER + put.len as usize;
-                        if small >= SMALL_TURN {
-                            return Turn::Moved;
-                        }
+            match self.turn_apart(at, seq, &work) {
+                Some((Turn::Empty, bytes)) => {
+                    small += bytes;
+                    if small >= SMALL_TURN {
+                        return Turn::Moved;
                     }
-                    Turn::Blocked if small > 0 => return Turn::Moved,
-                    turn => return turn,
-                },
+                    continue;
+                }
+                Some((Turn::Blocked, _)) if small > 0 => return Turn::Moved,
+                Some((turn, _)) => return turn,
+                None => {}
+            }
+            let Some(lane) = self.lanes[at].as_deref_mut() else { return Turn::Empty };
+            let held = self.registry.hold();
+            if let Err(e) = local::check(&held, &work, lane.cut, work.len() - lane.cut) {
+                drop(held);
+                return self.refuse(at, e);
+            }
+            match work.transfer() {
                 Transfer::Put(put) if put.len as usize <= SMALL => {
                     if !stage(lane, &mut self.conns[EXPRESS], &put, stripes) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
@@ -282,16 +316,7 @@ impl Initiator {
                     lane.advance(id, len, last);
                     return Turn::Moved;
                 }
-                Transfer::Atomic(atomic) => match self.turn_atomic(at, seq, &atomic) {
-                    Turn::Empty => {
-                        small += HEADER;
-                        if small >= SMALL_TURN {
-                            return Turn::Moved;
-                        }
-                    }
-                    Turn::Blocked if small > 0 => return Turn::Moved,
-                    turn => return turn,
-                },
+                Transfer::Atomic(_) => return Turn::Blocked,
                 Transfer::Get(get) if get.len == 0 => {
                     lane.pop();
                     lane.done(seq);
@@ -435,7 +460,7 @@ fn stage(lane: &mut TaskQueue, conn: &mut Conn, put: &Put, stripes: usize) -> bo
     }
     let place = WindowBytes { rkey: put.rkey, addr: put.remote, len: len as u32 };
     head(lane, conn, place, put.signal, stripes);
-    // SAFETY: the caller of `Context::post` keeps the source readable until local completion.
+    // SAFETY: the source is a buffer of this rank, or in a window that the caller holds (`local::check`).
     unsafe { conn.send_buffer.copy_from(put.local, len) };
     true
 }

@@ -384,7 +384,7 @@ impl Tcp {
 
     /// A rank that this one has something to do with from here on; `None`: there is no such rank, or the end has come.
     fn make_peer(&self, rank: u32) -> Option<&Peer> {
-        let make = |info| Peer::new(rank, info, self.conns, &self.gpu, self.pollers.len() > 1);
+        let make = |info| Peer::new(rank, info, self.conns, (&self.gpu, &self.registry), self.pollers.len() > 1);
         self.peers.get()?.get_or_make(rank, make)
     }
 

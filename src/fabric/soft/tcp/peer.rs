@@ -20,6 +20,7 @@ use super::{EventSource, PeerInfo, Tcp, FLUSH, LINK, SERVING, TICK};
 use crate::error::{Error, Kind};
 use crate::fabric::soft::lane::Task;
 use crate::fabric::World;
+use crate::memory::registry::Registry;
 use crate::sys::fork::Private;
 use crate::sys::interfaces;
 use crate::sys::sync::Mutex;
@@ -67,11 +68,17 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(rank: u32, info: PeerInfo, stripes: usize, gpu: &Arc<Gpu>, movers: bool) -> Self {
+    pub fn new(
+        rank: u32,
+        info: PeerInfo,
+        stripes: usize,
+        (gpu, registry): (&Arc<Gpu>, &Arc<Registry>),
+        movers: bool,
+    ) -> Self {
         Self {
             rank,
             info,
-            link: Mutex::new(Initiator::new(stripes, gpu.clone(), movers)),
+            link: Mutex::new(Initiator::new(stripes, gpu.clone(), registry.clone(), movers)),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
             serving: Serving::new(rank, gpu.clone()),

@@ -85,7 +85,7 @@ mod tests {
         let ask = |rank| {
             let make = |info| {
                 made.set(made.get() + 1);
-                Peer::new(rank, info, 3, &gpu, false)
+                Peer::new(rank, info, 3, (&gpu, &Arc::default()), false)
             };
             peers.get_or_make(rank, make).map(|peer| peer.rank)
         };

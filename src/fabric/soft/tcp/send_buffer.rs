@@ -190,11 +190,16 @@ impl SendBuffer {
     }
 
     /// Copies what is still borrowed of the operations that `is_gone` names, so that the frames begun can be finished
-    /// after these are given up. What pinned memory has of them is sent from there.
+    /// after these are given up. What pinned memory has of them is sent from there. Of what is not there any more
+    /// zeros are sent: nobody waits for it.
     ///
     /// # Safety
-    /// Memory borrowed from them is readable.
-    pub unsafe fn take_over_from(&mut self, is_gone: impl Fn(FrameOwner) -> bool) {
+    /// Memory borrowed from them that `is_there` is readable.
+    pub unsafe fn take_over_from(
+        &mut self,
+        is_gone: impl Fn(FrameOwner) -> bool,
+        is_there: impl Fn(u64, usize) -> bool,
+    ) {
         let mut any = false;
         for s in self.segments.iter_mut().filter(|s| s.len > 0 && is_gone(s.owner)) {
             any |= s.buffer.is_none();
@@ -202,7 +207,7 @@ impl SendBuffer {
         }
         if any {
             // SAFETY: the caller's promise.
-            unsafe { self.rebuild(|s| s.owner == FrameOwner::NOBODY && s.buffer.is_none()) };
+            unsafe { self.rebuild(|s| s.owner == FrameOwner::NOBODY && s.buffer.is_none(), is_there) };
         }
     }
 
@@ -213,7 +218,7 @@ impl SendBuffer {
         let any = self.segments.iter().any(is_copied);
         if any {
             // SAFETY: a segment keeps its buffer until its bytes are copied.
-            unsafe { self.rebuild(is_copied) };
+            unsafe { self.rebuild(is_copied, |_, _| true) };
         }
         any
     }
@@ -221,14 +226,16 @@ impl SendBuffer {
     /// Copies the payloads that `is_copied` names.
     ///
     /// # Safety
-    /// They are readable.
-    unsafe fn rebuild(&mut self, is_copied: impl Fn(&Segment) -> bool) {
+    /// Those that are there are readable.
+    unsafe fn rebuild(&mut self, is_copied: impl Fn(&Segment) -> bool, is_there: impl Fn(u64, usize) -> bool) {
         let mut own = SendBuffer::default();
         let mut at = self.head;
         for s in std::mem::take(&mut self.segments) {
             own.copy(&self.stage[at..at + s.staged]);
             at += s.staged;
-            if is_copied(&s) {
+            if is_copied(&s) && s.len > 0 && !is_there(s.addr, s.len) {
+                own.copy(&vec![0; s.len]);
+            } else if is_copied(&s) {
                 // SAFETY: the caller's promise.
                 unsafe { own.copy_from(s.addr, s.len) };
             } else if s.len > 0 {
@@ -276,7 +283,7 @@ mod tests {
         o.borrow(large.as_ptr() as u64, large.len(), FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `large` is alive.
-        unsafe { o.take_over_from(|_| true) };
+        unsafe { o.take_over_from(|_| true, |_, _| true) };
         large.fill(8);
         assert!(!o.is_lending());
         // SAFETY: nothing is borrowed.
@@ -299,7 +306,7 @@ mod tests {
         o.borrow(gone.as_ptr() as u64, 10, FrameOwner { lane: 1, operation: 5 }, None);
         o.copy(b"tail");
         // SAFETY: `gone` is alive.
-        unsafe { o.take_over_from(|o| o.lane == 1) };
+        unsafe { o.take_over_from(|o| o.lane == 1, |_, _| true) };
         gone.fill(8);
         stays.fill(9);
         assert_eq!((o.borrowed(), o.staged()), (1000, 1018));
@@ -311,5 +318,22 @@ mod tests {
         let mut all = Vec::new();
         b.read_to_end(&mut all).unwrap();
         assert_eq!(all, [&b"head"[..], &[7; 1000], &[9; 1000], &[7; 10], b"tail"].concat());
+    }
+
+    #[test]
+    fn of_what_is_not_there_any_more_zeros_are_sent() {
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let mut o = SendBuffer::default();
+        o.copy(b"head");
+        o.borrow(0x10, 100, FrameOwner { lane: 1, operation: 5 }, None);
+        o.copy(b"tail");
+        // SAFETY: nothing is there.
+        unsafe { o.take_over_from(|_| true, |addr, len| (addr, len) != (0x10, 100)) };
+        // SAFETY: nothing is borrowed.
+        unsafe { o.send(a.as_raw_fd(), |_| panic!("nobody owns it")) }.unwrap();
+        drop(a);
+        let mut all = Vec::new();
+        b.read_to_end(&mut all).unwrap();
+        assert_eq!(all, [&b"head"[..], &[0; 100], b"tail"].concat());
     }
 }

@@ -23,6 +23,11 @@ impl AskedGet {
         (self.to, self.lkey, self.buffer, self.owner) = (0, 0, None, FrameOwner::NOBODY);
     }
 
+    /// Whether the window that it is for is still there; of what lies on the GPU others know.
+    fn has_window(&self, held: &Held<'_>) -> bool {
+        Key(self.lkey).is_on_gpu() || held.resolve(self.lkey, self.to, self.len as u64).is_some()
+    }
+
     /// Whether it was.
     pub fn is_disowned(&self) -> bool {
         self.owner == FrameOwner::NOBODY
@@ -42,9 +47,23 @@ impl Conn {
         rest.is_some_and(|n| self.receive_buffer.staged().len() + n < left)
     }
 
-    fn take_answers(&mut self, lanes: &mut [Option<Box<TaskQueue>>], gpu: &Gpu) -> std::result::Result<(), Lost> {
+    /// Throws the next answer away if its window is gone.
+    fn drop_withdrawn(&mut self, held: &Held<'_>) {
+        if let Some(a) = self.asked.front_mut().filter(|a| !a.is_disowned() && !a.has_window(held)) {
+            self.withdrawn.push((a.owner.lane, a.lkey));
+            a.disown();
+        }
+    }
+
+    fn take_answers(
+        &mut self,
+        lanes: &mut [Option<Box<TaskQueue>>],
+        gpu: &Gpu,
+        held: &Held<'_>,
+    ) -> std::result::Result<(), Lost> {
         loop {
             if self.landing {
+                self.drop_withdrawn(held);
                 if !self.has_place(gpu).map_err(Lost::Gpu)? {
                     return Ok(());
                 }
@@ -52,8 +71,8 @@ impl Conn {
                 let staged = self.receive_buffer.staged();
                 let n = staged.len().min(a.len - a.got);
                 if !a.is_disowned() {
-                    // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable; the stage
-                    // is ours alone.
+                    // SAFETY: the destination is an unfinished get's, in a buffer or in a window that is held; the
+                    // stage is ours alone.
                     unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), a.place(), n) };
                 }
                 a.got += n;
@@ -97,6 +116,9 @@ impl Initiator {
     /// Receives answers on a stripe. `true`: something came.
     pub fn receive(&mut self, stripe: usize) -> std::result::Result<bool, Lost> {
         let received = self.receive_some(stripe);
+        if !self.conns[stripe].withdrawn.is_empty() {
+            self.take_withdrawn(stripe);
+        }
         if !self.conns[stripe].fetched.is_empty() {
             self.take_fetched(stripe);
         }
@@ -112,7 +134,7 @@ impl Initiator {
         let mut total = 0;
         if conn.starved {
             // What is staged comes first.
-            conn.take_answers(&mut self.lanes, &self.gpu)?;
+            conn.take_answers(&mut self.lanes, &self.gpu, &self.registry.hold())?;
         }
         loop {
             if conn.starved {
@@ -123,17 +145,19 @@ impl Initiator {
                     false => Ok(total > 0),
                 };
             }
+            let held = self.registry.hold();
+            conn.drop_withdrawn(&held);
             let direct = match conn.asked.front() {
                 Some(a) if conn.landing && !a.is_disowned() && !a.lacks_buffer() => Some((a.place(), a.len - a.got)),
                 _ => None,
             };
-            // SAFETY: the destination belongs to an unfinished get, whose caller keeps it writable.
+            // SAFETY: the destination is an unfinished get's, in a buffer or in a window that is held.
             let got = unsafe { conn.receive_buffer.fill(fd, direct) }.map_err(Lost::Io)?;
             if let (Some(_), Some(a)) = (direct, conn.asked.front_mut()) {
                 a.got += got.direct;
             }
             total += got.direct + got.staged;
-            conn.take_answers(&mut self.lanes, &self.gpu)?;
+            conn.take_answers(&mut self.lanes, &self.gpu, &held)?;
             if got.ended {
                 return Err(Lost::Io(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -156,15 +180,23 @@ pub fn ask(lane: &TaskQueue, conn: &mut Conn, get: &Get, len: usize, owner: Fram
 pub mod tests {
     use super::*;
     use crate::fabric::soft::lane::{Health, Lane};
+    use crate::memory::registry::Extent;
     use crate::rma::op::Op;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     pub const LEN: usize = 64;
 
+    /// All memory is in window 0.
+    pub fn everywhere() -> Arc<Registry> {
+        let registry = Registry::default();
+        registry.insert(0, Extent { base: 0, len: u64::MAX });
+        Arc::new(registry)
+    }
+
     /// A link with threads for bulk, and the peer's ends of its connections.
     pub fn link() -> (Initiator, Vec<UnixStream>) {
-        let mut link = Initiator::new(STRIPES + 1, Arc::default(), true);
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), everywhere(), true);
         link.phase = Phase::Up;
         let connect = |conn: &mut Conn| {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -225,5 +257,30 @@ pub mod tests {
         // SAFETY: alive; read as the link writes it.
         let byte = |i: usize| to[i].iter().map(|b| unsafe { std::ptr::read_volatile(b) }).max().unwrap();
         assert_eq!([0, 1, 2].map(byte), [0, 0, 9]);
+    }
+
+    #[test]
+    fn what_lay_in_a_window_that_is_gone_is_left_alone() {
+        let (mut link, mut peer) = link();
+        let lanes = [0, 1, 2].map(|context| Arc::new(Lane::new(context, 1, Arc::new(Health::default()))));
+        let to = [0u8; LEN];
+        let (local, len) = (to.as_ptr() as u64, LEN as u64);
+        let get = Op::Get(Get { local, lkey: 0, rkey: 1, remote: 0, len, more: false });
+        let put = Put { local, lkey: 0, rkey: 1, remote: 0, len, signal: None, more: false };
+        let asked = post(&mut link, &lanes[0], get);
+        link.registry.remove(0);
+        let small = post(&mut link, &lanes[1], Op::Put(put));
+        // Longer than what there is: nobody looks.
+        let large = post(&mut link, &lanes[2], Op::Put(Put { len: 2 * CHUNK as u64, ..put }));
+        peer[EXPRESS].write_all(&[&Frame::Data { len: LEN as u32 }.emit()[..], &[9; LEN]].concat()).unwrap();
+        assert!(link.receive(EXPRESS).unwrap());
+        link.tell_faults();
+        for (lane, seq) in lanes.iter().zip([asked, small, large]) {
+            assert_eq!(lane.test(seq).unwrap_err().kind(), crate::error::Kind::LocalProtection);
+            assert!(!lane.health.has_failed());
+        }
+        // SAFETY: alive; read as the link would write it.
+        assert!(to.iter().all(|b| unsafe { std::ptr::read_volatile(b) } == 0));
+        assert!(!link.is_busy() && link.lend(STRIPES).is_none());
     }
 }

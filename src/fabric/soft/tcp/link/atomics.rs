@@ -21,12 +21,7 @@ pub struct Fetching {
 impl Initiator {
     /// A turn of a lane whose first operation is atomic. `Empty`: it is asked for, or its lane has failed.
     pub(super) fn turn_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Turn {
-        self.try_atomic(at, seq, atomic).unwrap_or_else(|e| {
-            if let Some(lane) = self.lanes[at].as_ref().map(|queue| queue.lane.clone()) {
-                self.fail_lane(&lane, e.context(format!("towards rank {}", lane.peer)));
-            }
-            Turn::Empty
-        })
+        self.try_atomic(at, seq, atomic).unwrap_or_else(|e| self.refuse(at, e))
     }
 
     fn try_atomic(&mut self, at: usize, seq: Seq, atomic: &Atomic) -> Result<Turn> {
@@ -75,11 +70,12 @@ impl Initiator {
 
     fn land_fetched(&mut self, fetching: Fetching, value: u64) {
         let Fetching { width, to, buffer, owner, .. } = fetching;
-        let bytes = width.bytes();
+        let (bytes, held) = (width.bytes(), self.registry.hold());
         let at = match (to, &buffer) {
             (None, _) => None,
             (Some(_), Some(buffer)) => Some(buffer.host()),
-            (Some(to), None) => Some(to.local as *mut u8),
+            // Nor does a window that is gone get it.
+            (Some(to), None) => held.resolve(to.lkey, to.local, bytes),
         };
         if let Some(at) = at {
             // SAFETY: a buffer of this operation's own, or the caller's memory, which is writable until the operation
@@ -117,7 +113,7 @@ mod tests {
         let [gone, stays] = [0, 1].map(|context| Arc::new(Lane::new(context, 1, Arc::new(Health::default()))));
         let here = [0; 4].map(AtomicU64::new);
         let add = |i: usize, width| {
-            let fetched = Some(Fetched { local: here[i].as_ptr() as u64, lkey: 1 });
+            let fetched = Some(Fetched { local: here[i].as_ptr() as u64, lkey: 0 });
             Op::Atomic(Atomic { change: Change::add(7), width, remote: 64, rkey: 3, fetched, more: false })
         };
         post(&mut link, &gone, add(0, Width::Eight));

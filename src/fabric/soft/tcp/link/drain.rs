@@ -87,8 +87,10 @@ impl Initiator {
         if conn.disowned && !conn.lent {
             conn.disowned = false;
             let is_gone = |o: FrameOwner| o != FrameOwner::NOBODY && lanes[o.lane as usize].is_none();
-            // SAFETY: who drops a lane has its caller wait until the send buffer is back, or cuts the connection off.
-            unsafe { conn.send_buffer.take_over_from(is_gone) };
+            let held = self.registry.hold();
+            // SAFETY: who drops a lane has its caller wait until the send buffer is back, or cuts the connection off;
+            // what is asked after here lies in windows that are held.
+            unsafe { conn.send_buffer.take_over_from(is_gone, |addr, len| held.covers(addr, len as u64)) };
         }
     }
 }

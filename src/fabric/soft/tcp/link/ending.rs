@@ -107,6 +107,7 @@ impl Initiator {
             let conn = &mut self.conns[stripe];
             conn.fetched.clear();
             conn.refusals.clear();
+            conn.withdrawn.clear();
             came |= matches!(received, Ok(true));
             if received.is_err() {
                 // The peer has its FIN, or wants nothing any more.
@@ -144,11 +145,12 @@ impl Initiator {
 
 #[cfg(test)]
 mod tests {
+    use super::super::answers::tests::everywhere;
     use super::*;
 
     #[test]
     fn a_link_that_is_over_waits_for_no_buffer() {
-        let mut link = Initiator::new(STRIPES + 1, Arc::default(), false);
+        let mut link = Initiator::new(STRIPES + 1, Arc::default(), everywhere(), false);
         link.hungry = true;
         link.cut_off();
         assert!(!link.hungry);

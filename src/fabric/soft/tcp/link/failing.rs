@@ -36,6 +36,23 @@ impl Initiator {
         self.gpu.renew();
     }
 
+    /// Fails the lane that has a turn.
+    #[cold]
+    pub(super) fn refuse(&mut self, at: usize, why: Error) -> Turn {
+        if let Some(lane) = self.lanes[at].as_ref().map(|queue| queue.lane.clone()) {
+            self.fail_lane(&lane, why.context(format!("towards rank {}", lane.peer)));
+        }
+        Turn::Empty
+    }
+
+    /// Fails lanes whose answers find no window.
+    #[cold]
+    pub(super) fn take_withdrawn(&mut self, stripe: usize) {
+        for (at, key) in std::mem::take(&mut self.conns[stripe].withdrawn) {
+            self.refuse(at as usize, local::withdrawn(key));
+        }
+    }
+
     /// What the peer refused, as far as the context is still there.
     #[cold]
     pub(super) fn take_refusals(&mut self, stripe: usize) {

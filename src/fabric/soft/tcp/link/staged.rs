@@ -146,12 +146,7 @@ impl Conn {
 impl Initiator {
     /// A turn of a lane whose first operation is a put from GPU memory. `Empty`: it was small and is done with.
     pub(super) fn turn_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Turn {
-        self.try_staged(at, seq, put).unwrap_or_else(|e| {
-            if let Some(lane) = self.lanes[at].as_ref().map(|queue| queue.lane.clone()) {
-                self.fail_lane(&lane, e.context(format!("towards rank {}", lane.peer)));
-            }
-            Turn::Empty
-        })
+        self.try_staged(at, seq, put).unwrap_or_else(|e| self.refuse(at, e))
     }
 
     fn try_staged(&mut self, at: usize, seq: Seq, put: &Put) -> Result<Turn> {
