@@ -253,5 +253,12 @@ fn memory_that_the_device_cannot_reach_is_said_at_connect() {
     cuda.check();
     // With a kernel module for it, queues are given by address; windows have the verbs fabric's ways.
     fake.set("peermem", 1);
+    {
+        // A kernel that is not told the size of pages takes larger ones than those in which rings begin.
+        let _context = cuda.enter(0);
+        fake.set("mlx5_umem_pages", 0);
+        refused_with(&["cannot be given to the device", "by address: "]);
+        fake.set("mlx5_umem_pages", 1);
+    }
     exercise(&fake, &cuda);
 }

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 
 /// Bytes of a slot, of a completion entry.
 const ENTRY_BYTES: u64 = 64;
-/// Where rings begin: what the device takes for a page at least.
-const RING_BORDER: u64 = 4096;
+/// Where rings begin: what the device takes for a page at least, and the pages in which it is given the memory. With
+/// larger ones a ring could not begin there.
+pub const RING_BORDER: u64 = 4096;
 /// Where doorbell records begin, so that kernels which ring different queues write different cache lines of the GPU.
 const RECORD_BORDER: u64 = 128;
 /// The last byte of a completion entry that nobody wrote: opcode 15 (invalid), owner bit 1.

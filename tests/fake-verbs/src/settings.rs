@@ -78,6 +78,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("mlx5_umem_errno", 0),
     ("mlx5_umem_in", 0),
     ("mlx5_umem_dmabuf", 1),
+    ("mlx5_umem_pages", 1),
     ("mlx5_eqn_errno", 0),
     ("mlx5_channel_errno", 0),
     ("mlx5_subscribe_errno", 0),
