@@ -79,7 +79,7 @@ fn all_else_that_a_set_needs_is_refused_in_turn() {
         ("mlx5_uar_errno", 12, &["a doorbell page", "and the page that all share"]),
         ("mlx5_umem_errno", 12, &["bytes for queues", "ulimit -l"]),
         ("mlx5_channel_errno", 95, &["no channel for the device's events", "Linux 5.3"]),
-        ("mlx5_subscribe_errno", 22, &["events of", "of queue pair"]),
+        ("mlx5_subscribe_errno", 12, &["events of", "of queue pair"]),
         ("reg_errno", 12, &["registering", "locked memory"]),
         ("ah_errno", 110, &["the next hop to", "ip neighbour"]),
         ("mlx5_cap_gone", 0, &[]),

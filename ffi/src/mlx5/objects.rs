@@ -243,7 +243,8 @@ impl Drop for Uar {
 
 /// Whether a umem was refused because libmlx5 or the kernel cannot be told the size of its pages.
 pub fn no_page_sizes(e: &io::Error) -> bool {
-    e.kind() == io::ErrorKind::Unsupported || matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+    let refusals = [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT];
+    e.kind() == io::ErrorKind::Unsupported || e.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
 }
 
 /// Memory in which queues lie.
@@ -258,8 +259,8 @@ unsafe impl Send for Umem {}
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// `bytes` at an address: of host memory, or of GPU memory if a peer memory module is loaded. In pages of this size:
-    /// queues may begin at multiples of it. A libmlx5 or kernel that is not told sizes is [`no_page_sizes`].
+    /// `bytes` at an address: of host memory, or of GPU memory if a peer memory module is loaded. Queues may begin at
+    /// multiples of `page`. A libmlx5 or kernel that cannot be told of pages answers with a [`no_page_sizes`].
     ///
     /// # Safety
     /// The memory stays mapped while this lives: the device reads and writes it.

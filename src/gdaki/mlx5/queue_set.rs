@@ -177,9 +177,9 @@ impl QueueSet {
                 responders.of_companions.push(builder.responder(companion, page)?);
             }
             let index = 2 * (self.pairs.len() - 1);
-            self.watch.add(&pair.main, index)?;
+            self.watch.add(&pair.main, index, builder.nic.label())?;
             if let Some(companion) = &pair.companion {
-                self.watch.add(companion, index + 1)?;
+                self.watch.add(companion, index + 1, builder.nic.label())?;
             }
         }
         Ok(())
