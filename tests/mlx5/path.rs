@@ -67,6 +67,19 @@ fn contexts_are_spread_over_the_ports_of_a_lag() {
 }
 
 #[test]
+fn a_device_that_is_set_to_real_time_has_queue_pairs() {
+    let fake = Fake::take();
+    for clocks in [1, 2] {
+        fake.set("mlx5_cap.qp_ts_format", clocks);
+        on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+            one_put(r, &kernel, src, dst);
+            kernel.destroy();
+        });
+        fake.check_clean();
+    }
+}
+
+#[test]
 fn infiniband_goes_by_lid() {
     if is_elsewhere(concat!(module_path!(), "::infiniband_goes_by_lid")) {
         return;

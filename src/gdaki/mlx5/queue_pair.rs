@@ -74,6 +74,7 @@ impl Mlx5QueuePair {
             completion_queue: completions.number(),
             mode,
             is_master: role == Role::Companion,
+            any_clock: nic.capabilities.has_clocks,
         }
         .create();
         let mut answer = Created::default();

@@ -191,6 +191,14 @@ impl World {
         if log > device_has::of(&self.settings, device, "log_max_qp_sz") {
             refuse!(status::BAD_SIZE, "2^{log} send slots");
         }
+        // DPDK, mlx5_prm.h: MLX5_HCA_CAP_TIMESTAMP_FORMAT_*, MLX5_QPC_TIMESTAMP_FORMAT_*.
+        let clocks = device_has::of(&self.settings, device, "qp_ts_format");
+        match (clocks, get("qpc.ts_format")) {
+            (0 | 2, 0) | (1 | 2, 1 | 2) => {}
+            (_, asked) => {
+                refuse!(status::BAD_PARAM, "qpc.ts_format {asked} on a device whose qp_ts_format is {clocks}")
+            }
+        }
         // DPDK, mlx5_prm.h: MLX5_ZERO_LEN_RQ.
         if get("qpc.rq_type") != 3 || get("qpc.log_rq_size") != 0 || get("qpc.log_rq_stride") != 0 {
             refuse!(status::BAD_PARAM, "a queue pair of the fake has no receive queue: rq_type 3 and no size");
