@@ -256,7 +256,7 @@ impl QueueSet {
             lag_counts: capabilities.lag_in_rtr,
             // Some firmware is said to need it, of queue pairs that were told when they were made (NVIDIA/nccl, pull
             // request 2315).
-            lag_again: capabilities.lag_in_rts && capabilities.lag_ports > 1,
+            lag_again: capabilities.lag_in_rts && capabilities.lag_ports > 0,
         };
         let patience = Patience {
             timeout: nic.port.timeout,

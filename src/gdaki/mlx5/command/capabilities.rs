@@ -79,7 +79,7 @@ pub mod general {
     pub const RC: Field = at(0x23f, 1);
     /// Queue pairs may be bound to a port of a LAG.
     pub const LAG_TX_PORT_AFFINITY: Field = at(0x278, 1);
-    /// Ports of the LAG; 0: there is none.
+    /// Ports of the LAG; 0 and 1: there is none.
     pub const NUM_LAG_PORTS: Field = at(0x27c, 4);
     /// Whose times completions of a send queue may bear: 0, those of the free-running clock alone; 1, of the real-time
     /// clock alone; 2, of both.
@@ -162,9 +162,10 @@ impl Capabilities {
     pub fn new(general: &Answer, roce: Option<&Answer>, general_2: Option<&Answer>) -> Self {
         let is = |field| general.get(field) == 1;
         let power = |field| 1_u32.checked_shl(general.get(field) as u32).unwrap_or(u32::MAX);
-        let ports = match is(general::LAG_TX_PORT_AFFINITY) {
-            true => general.get(general::NUM_LAG_PORTS) as u8,
-            false => 0,
+        // A single port is no LAG, and nothing to be bound to (Linux, `mlx5_ib_lag_should_assign_affinity`).
+        let ports = match general.get(general::NUM_LAG_PORTS) as u8 {
+            ports @ 2.. if is(general::LAG_TX_PORT_AFFINITY) => ports,
+            _ => 0,
         };
         let no_record = general_2.is_some_and(|answer| answer.get(general_2::SEND_DBR_MODE_NO_DBR_EXT) == 1);
         let send_slots = power(general::LOG_MAX_QP_SZ);
