@@ -3,12 +3,14 @@
 use super::command::capabilities::{self, Answer, Capabilities, Group};
 use super::doorbell::DoorbellPage;
 use super::probe::check;
+use super::ringer::Ringer;
 use crate::config::{Config, ReliableDoorbell};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::{SharedPort, VerbsFabric};
+use crate::proxy::memory::Memory;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::mlx5::DevxDevice;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// An mlx5 port, in the protection domain of the verbs fabric.
 pub struct Mlx5Nic {
@@ -24,6 +26,8 @@ pub struct Mlx5Nic {
     uses_data_direct: bool,
     /// The page that all share which got none of their own.
     pub(super) shared_page: Mutex<Weak<DoorbellPage>>,
+    /// None before the first set.
+    ringer: OnceLock<Ringer>,
 }
 
 impl Mlx5Nic {
@@ -45,6 +49,7 @@ impl Mlx5Nic {
             dma_buf: config.dma_buf,
             uses_data_direct: fabric.uses_data_direct(),
             shared_page: Mutex::default(),
+            ringer: OnceLock::new(),
             port,
         };
         Ok(Arc::new(nic))
@@ -53,6 +58,25 @@ impl Mlx5Nic {
     /// Device and port, for messages.
     pub fn label(&self) -> &str {
         &self.port.label
+    }
+
+    /// Who rings the device for kernels in this memory's CUDA context.
+    pub(super) fn ringer(&self, memory: &Memory) -> Result<Ringer> {
+        if let Some(known) = self.ringer.get() {
+            return Ok(*known);
+        }
+        let refused = DoorbellPage::refused_to_kernels(&self.port.devx, memory.context());
+        let ringer = match refused.map_err(|e| e.context(self.label()))? {
+            None => Ringer::Kernels,
+            Some(why) => {
+                log::warn!(
+                    "{}: {why}. This process rings for kernels until then, which is slower (OXYGIN_PROXY_THREADS)",
+                    self.label()
+                );
+                Ringer::Process
+            }
+        };
+        Ok(*self.ringer.get_or_init(|| ringer))
     }
 
     /// Whether the device reaches GPU memory on a way of its own, so that what a get brought is visible behind a dump

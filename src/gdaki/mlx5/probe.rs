@@ -16,8 +16,8 @@ use std::sync::Arc;
 const TRIED: usize = 4096;
 
 /// What a port can, or a sentence that says what it lacks and what helps. Opens the device, asks it, and tries on it
-/// what depends on drivers: a doorbell page, mapped for the GPU of the calling thread's CUDA context; memory of that
-/// GPU for queues; events. All of it is given back.
+/// what depends on drivers: a doorbell page; memory for queues of the GPU of the calling thread's CUDA context; events.
+/// All of it is given back.
 pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, String> {
     if let Some(problem) = &device.problem {
         return Err(problem.clone());
@@ -28,7 +28,9 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     let capabilities = query(&devx).map_err(|why| format!("{label}: {why}"))?;
     check(&capabilities, config.reliable_doorbell).map_err(|why| format!("{label}: {why}"))?;
     let mut memory = Memory::here().map_err(with_label)?;
-    DoorbellPage::take(&devx, memory.context()).map_err(with_label)?;
+    if let Some(why) = DoorbellPage::refused_to_kernels(&devx, memory.context()).map_err(with_label)? {
+        log::debug!("{label}: {why}");
+    }
     let at = memory.device(&[0; TRIED]).map_err(with_label)?;
     QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
     EventChannel::new(&devx).map_err(|e| format!("{label}: {}", no_channel(&e)))?;
