@@ -126,7 +126,7 @@ fn what_a_device_lacks_is_said_at_connect() {
         ("mlx5".to_owned(), 0, 1, ["is no mlx5 device", "ConnectX"]),
         ("mlx5_open_errno".into(), 95, 0, ["cannot be opened for DevX commands", "mlx5_ib"]),
         (capability("rc"), 0, 1, ["reliable connections (rc)", "ConnectX-6 Dx"]),
-        (capability("cq_oi"), 0, 1, ["cq_oi", "ConnectX-6 Dx"]),
+        (capability("atomic"), 0, 1, ["atomic operations (atomic)", "ConnectX-6 Dx"]),
         ("mlx5_uar_errno".into(), 12, 0, ["a doorbell page", "and the page that all share"]),
         ("mlx5_umem_errno".into(), 14, 0, ["for queues", "cannot be given to the device"]),
         ("mlx5_channel_errno".into(), 95, 0, ["device's events", "rdma-core 25"]),
@@ -191,6 +191,19 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
     assert_said(&said, &["queueDepth: 1024 slots", "up to 512"]);
     assert_said(&said, &["nContexts = 6 makes 18 queue pairs", "fake_0:1 has 16"]);
     fake.check_clean();
+}
+
+#[test]
+fn a_device_that_does_not_say_that_queues_may_be_overrun_is_tried() {
+    let fake = Fake::take();
+    fake.set("mlx5_cap.cq_oi", 0);
+    let fault = |fake: &Fake| {
+        fake.set("mlx5_fail_opcode", 0x400);
+        fake.set("mlx5_fail_in", 1);
+    };
+    // Refused, that is a likely cause; the second try has its queues.
+    let said = refused_set(&fake, Ask::default(), fault, |fake| fake.set("mlx5_fail_opcode", 0));
+    assert_said(&said, &["CREATE_CQ", "status 0x3", "cq_oi"]);
 }
 
 #[test]

@@ -43,7 +43,6 @@ pub(super) fn check(capabilities: &Capabilities, asked: ReliableDoorbell) -> Res
     let lacking = [
         (capabilities.rc, "reliable connections (rc)"),
         (capabilities.atomics, "atomic operations (atomic)"),
-        (capabilities.cq_overrun, "completion queues that may be overrun (cq_oi)"),
         (needs_record || capabilities.can_do_without_record(), "doorbells without a record (send_dbr_mode_no_dbr_ext)"),
     ];
     let lacking: Vec<_> = lacking.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect();
@@ -77,11 +76,11 @@ mod tests {
 
     #[test]
     fn what_a_device_lacks_is_named() {
-        let full = Capabilities { rc: true, atomics: true, cq_overrun: true, ..Capabilities::default() };
+        let full = Capabilities { rc: true, atomics: true, ..Capabilities::default() };
         assert_eq!(check(&full, ReliableDoorbell::IfPossible), Ok(()));
-        let why = check(&Capabilities { atomics: false, cq_overrun: false, ..full }, ReliableDoorbell::Off);
+        let why = check(&Capabilities { atomics: false, rc: false, ..full }, ReliableDoorbell::Off);
         let why = why.expect_err("it lacks two");
-        assert!(why.contains("(atomic), no completion queues") && why.contains("ConnectX-6 Dx"), "{why}");
+        assert!(why.contains("(rc), no atomic operations (atomic)") && why.contains("ConnectX-6 Dx"), "{why}");
         let why = check(&full, ReliableDoorbell::On).expect_err("it needs records");
         assert!(why.contains("send_dbr_mode_no_dbr_ext") && why.contains("NCCL_GDAKI_USE_RELIABLE_DB"), "{why}");
     }

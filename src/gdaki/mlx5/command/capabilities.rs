@@ -117,7 +117,8 @@ pub struct Capabilities {
     pub rc: bool,
     /// Atomic operations.
     pub atomics: bool,
-    /// Completion queues that may be overrun: device code of GDAKI writes no consumer index.
+    /// Completion queues that may be overrun: device code of GDAKI writes no consumer index. A device that does not say
+    /// so is tried: NCCL asks for such queues without a look at this.
     pub cq_overrun: bool,
     /// Entries that wait for completions: counters need them.
     pub cross_channel: bool,
