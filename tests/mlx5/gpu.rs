@@ -274,6 +274,36 @@ fn this_process_rings_where_the_gpu_cannot() {
 }
 
 #[test]
+fn who_rings_can_be_asked_for() {
+    let (fake, cuda) = take();
+    for (asked, handler) in [("1", 1), ("2", 2)] {
+        std::env::set_var("NCCL_GIN_GDAKI_NIC_HANDLER", asked);
+        job(1, 0, |r| {
+            listen();
+            let _context = cuda.enter(0);
+            let pinned = |at| cuda.is_pinned(at).then_some(at);
+            let see = |at| cuda.see(at).or_else(|| pinned(at)).expect("what kernels can see");
+            let kernel = Kernel::new(r, V14_2, Ask::default(), &see);
+            assert_eq!(kernel.handler(0, 0), handler);
+            kernel.qp(0, 0).post(&[kernel.add_signal(0, 0, 1, 5)]);
+            kernel.wait_signal(0, 1, 5);
+            kernel.destroy();
+        });
+        assert_eq!(has_said("NCCL_GIN_GDAKI_NIC_HANDLER=1. This process rings"), asked == "1");
+        lines().clear();
+        fake.check_clean();
+    }
+    {
+        let _context = cuda.enter(0);
+        cuda.refuse_registers(801);
+        refused_with(&["mapping a doorbell page for the GPU", "cuMemHostRegister", "PeerMappingOverride"]);
+    }
+    std::env::remove_var("NCCL_GIN_GDAKI_NIC_HANDLER");
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
 fn memory_that_the_device_cannot_reach_is_said_at_connect() {
     let (fake, cuda) = take();
     {

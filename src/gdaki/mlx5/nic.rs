@@ -4,7 +4,7 @@ use super::command::capabilities::{self, Answer, Capabilities, Group};
 use super::doorbell::DoorbellPage;
 use super::probe::check;
 use super::ringer::Ringer;
-use crate::config::{Config, ReliableDoorbell};
+use crate::config::{Config, ReliableDoorbell, RingerChoice};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::{SharedPort, VerbsFabric};
 use crate::proxy::memory::Memory;
@@ -26,7 +26,8 @@ pub struct Mlx5Nic {
     uses_data_direct: bool,
     /// The page that all share which got none of their own.
     pub(super) shared_page: Mutex<Weak<DoorbellPage>>,
-    /// None before the first set.
+    /// Who is to ring, and who does: none before the first set.
+    ringer_choice: RingerChoice,
     ringer: OnceLock<Ringer>,
 }
 
@@ -49,6 +50,7 @@ impl Mlx5Nic {
             dma_buf: config.dma_buf,
             uses_data_direct: fabric.uses_data_direct(),
             shared_page: Mutex::default(),
+            ringer_choice: config.ringer,
             ringer: OnceLock::new(),
             port,
         };
@@ -65,12 +67,17 @@ impl Mlx5Nic {
         if let Some(known) = self.ringer.get() {
             return Ok(*known);
         }
-        let refused = DoorbellPage::refused_to_kernels(&self.port.devx, memory.context());
-        let ringer = match refused.map_err(|e| e.context(self.label()))? {
+        let why = match self.ringer_choice {
+            RingerChoice::Process => Some(Error::usage("NCCL_GIN_GDAKI_NIC_HANDLER=1")),
+            _ => DoorbellPage::refused_to_kernels(&self.port.devx, memory.context())
+                .map_err(|e| e.context(self.label()))?,
+        };
+        let ringer = match why {
             None => Ringer::Kernels,
+            Some(why) if self.ringer_choice == RingerChoice::Kernels => return Err(why.context(self.label())),
             Some(why) => {
                 log::warn!(
-                    "{}: {why}. This process rings for kernels until then, which is slower (OXYGIN_PROXY_THREADS)",
+                    "{}: {why}. This process rings for kernels, which is slower (OXYGIN_PROXY_THREADS)",
                     self.label()
                 );
                 Ringer::Process

@@ -5,7 +5,7 @@ use super::command::queue_pair::DoorbellMode;
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::query;
-use crate::config::{Config, ReliableDoorbell};
+use crate::config::{Config, ReliableDoorbell, RingerChoice};
 use crate::error::Error;
 use crate::fabric::verbs::DeviceInfo;
 use crate::proxy::memory::Memory;
@@ -29,7 +29,10 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     check(&capabilities, config.reliable_doorbell).map_err(|why| format!("{label}: {why}"))?;
     let mut memory = Memory::here().map_err(with_label)?;
     if let Some(why) = DoorbellPage::refused_to_kernels(&devx, memory.context()).map_err(with_label)? {
-        log::debug!("{label}: {why}");
+        match config.ringer {
+            RingerChoice::Kernels => return Err(with_label(why)),
+            RingerChoice::Auto | RingerChoice::Process => log::debug!("{label}: {why}"),
+        }
     }
     let at = memory.device(&[0; TRIED]).map_err(with_label)?;
     QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
