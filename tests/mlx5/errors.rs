@@ -163,3 +163,26 @@ fn events_that_a_device_does_not_tell_of_are_done_without() {
     assert_eq!(warned(&["queue pair", "of context 2 towards rank 1 is in state ERR", "; or the device refused"]), 1);
     assert_eq!(refused("0x00"), 2, "{:#?}", lines());
 }
+
+#[test]
+fn a_completion_that_is_no_error_is_no_failure() {
+    let fake = Fake::take();
+    fake.set("mlx5_false_alarms", 1);
+    on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        let put = write(kernel.at(dst.gin, 1 - r.rank, 0), kernel.own(src.gin, 0), 8);
+        kernel.post_counted((0, 1 - r.rank), &[put, kernel.add_signal(0, 1 - r.rank, 0, 1)], 1);
+        kernel.wait_counter(0, 1, 1);
+        kernel.wait_signal(0, 0, 1);
+        (0..10).for_each(|_| assert!(!kernel.has_error()));
+        r.job.barrier.wait();
+        // What fails later is seen all the same.
+        if r.rank == 0 {
+            let (key, _) = kernel.at(dst.gin, 1, 0);
+            kernel.qp(0, 1).post(&[write((key ^ 0x5500, 0), kernel.own(src.gin, 0), 8)]);
+            sees_within_a_second(|| kernel.has_error());
+        }
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    fake.check_clean();
+}

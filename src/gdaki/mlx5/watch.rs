@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// A completion that was waited for (Linux, `include/linux/mlx5/device.h`: `MLX5_EVENT_TYPE_COMP`).
 const COMPLETION: u16 = 0x00;
-/// Events of completion queues: that, and an overrun (`_CQ_ERROR`).
-const OF_COMPLETIONS: [u16; 2] = [COMPLETION, 0x04];
+/// A completion queue that was overrun (`_CQ_ERROR`).
+const OVERRUN: u16 = 0x04;
 /// Events of queue pairs (`MLX5_EVENT_TYPE_WQ_CATAS_ERROR`, `_WQ_INVAL_REQ_ERROR`, `_WQ_ACCESS_ERROR`).
 const OF_QUEUE_PAIRS: [u16; 3] = [0x05, 0x10, 0x11];
 /// Lines of the log about failed queue pairs at most: one failure brings down many.
@@ -38,14 +38,16 @@ pub struct ErrorWatch {
     failed: AtomicBool,
     /// Events of which the device does not tell.
     silent: Vec<u16>,
-    /// Queue pairs whose completions tell nothing, by their numbers in the set.
-    asked: Vec<usize>,
+    /// Somebody is to be asked for its state.
+    asks: AtomicBool,
     round: Mutex<Round>,
 }
 
-/// How far queue pairs have been asked for their state.
+/// Who is asked for its state, and how far that has come.
 #[derive(Default)]
 struct Round {
+    /// Queue pairs whose completions tell nothing, by their numbers in the set.
+    asked: Vec<usize>,
     next: usize,
     last: Option<Instant>,
 }
@@ -53,25 +55,27 @@ struct Round {
 /// By what an error showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
-    Completion,
     Event,
+    Completion,
+    Overrun,
     State,
 }
 
-/// Of whom an event is: the number of a queue pair in its set, and whether its completions told.
+/// Of whom an event is: the number of a queue pair in its set, and what told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cookie {
     index: u64,
-    by_completion: bool,
+    shown: Shown,
 }
 
 impl Cookie {
     fn encode(self) -> u64 {
-        self.index << 1 | u64::from(self.by_completion)
+        self.index << 2 | self.shown as u64
     }
 
     fn decode(word: u64) -> Self {
-        Self { index: word >> 1, by_completion: word & 1 == 1 }
+        let all = [Shown::Event, Shown::Completion, Shown::Overrun, Shown::State];
+        Self { index: word >> 2, shown: all[word as usize & 3] }
     }
 }
 
@@ -80,21 +84,26 @@ impl ErrorWatch {
     pub fn new(nic: &Mlx5Nic) -> Result<Self> {
         let channel =
             EventChannel::new(&nic.port.devx).map_err(|e| Error::system(no_channel(&e)).context(nic.label()))?;
-        let (silent, asked, round) = (Vec::new(), Vec::new(), Mutex::default());
-        Ok(Self { channel, failed: AtomicBool::new(false), silent, asked, round })
+        let (failed, asks) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { channel, failed, silent: Vec::new(), asks, round: Mutex::default() })
     }
 
     /// Watches a queue pair, which is number `index` of its set, and with it its completions.
     pub fn add(&mut self, pair: &Mlx5QueuePair, index: usize, label: &str) -> Result<()> {
-        let cookie = |by_completion| Cookie { index: index as u64, by_completion }.encode();
-        let refused = |what: &str, e: std::io::Error| {
-            Error::system(format!("events of {what} of {} {}: {e}; see the kernel log", pair.role(), pair.number()))
-        };
-        self.subscribe(&pair.object, &OF_QUEUE_PAIRS, cookie(false), label).map_err(|e| refused("the queues", e))?;
+        let cookie = |shown| Cookie { index: index as u64, shown }.encode();
         let completions = &pair.completions.object;
-        self.subscribe(completions, &OF_COMPLETIONS, cookie(true), label).map_err(|e| refused("the completions", e))?;
+        for (what, object, events, shown) in [
+            ("the queues", &pair.object, &OF_QUEUE_PAIRS[..], Shown::Event),
+            ("the completions", completions, &[COMPLETION], Shown::Completion),
+            ("the completions", completions, &[OVERRUN], Shown::Overrun),
+        ] {
+            self.subscribe(object, events, cookie(shown), label).map_err(|e| {
+                Error::system(format!("events of {what} of {} {}: {e}; see the kernel log", pair.role(), pair.number()))
+            })?;
+        }
         if self.silent.contains(&COMPLETION) {
-            self.asked.push(index);
+            self.round.lock().asked.push(index);
+            self.asks.store(true, Ordering::Release);
         } else {
             pair.completions.arm();
         }
@@ -137,10 +146,14 @@ impl ErrorWatch {
             match self.channel.take() {
                 Ok(None) => break,
                 Ok(Some(word)) => {
+                    let Cookie { index, shown } = Cookie::decode(word);
+                    let found = pair(index as usize);
+                    if shown == Shown::Completion && found.as_ref().is_some_and(|(pair, _)| is_well(pair)) {
+                        self.false_alarm(label, index as usize);
+                        continue;
+                    }
                     self.failed.store(true, Ordering::Release);
-                    let cookie = Cookie::decode(word);
-                    if let Some((pair, whom)) = pair(cookie.index as usize).filter(|_| said < LINES) {
-                        let shown = if cookie.by_completion { Shown::Completion } else { Shown::Event };
+                    if let Some((pair, whom)) = found.filter(|_| said < LINES) {
                         log::warn!("{label}: {}", sentence(pair, &whom, shown));
                         said += 1;
                     }
@@ -153,10 +166,25 @@ impl ErrorWatch {
                 }
             }
         }
-        if !self.asked.is_empty() && !self.failed.load(Ordering::Acquire) {
+        if self.asks.load(Ordering::Acquire) && !self.failed.load(Ordering::Acquire) {
             self.ask(label, pair);
         }
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// A completion was told of, and the queue pair goes on: it is not armed any more, and is asked from here on. So is
+    /// one that has failed and does not say so yet.
+    #[cold]
+    fn false_alarm(&self, label: &str, index: usize) {
+        let mut round = self.round.lock();
+        if round.asked.is_empty() {
+            log::info!(
+                "{label}: the device told of a completion that is no error; queue pairs of which it does are asked for \
+                 their state in turn"
+            );
+        }
+        round.asked.push(index);
+        self.asks.store(true, Ordering::Release);
     }
 
     /// Asks the next queue pairs for their state, if it is time. None of them has failed before.
@@ -167,11 +195,10 @@ impl ErrorWatch {
         if round.last.is_some_and(|last| last.elapsed() < BETWEEN) {
             return;
         }
-        for _ in 0..ASKED_AT_ONCE.min(self.asked.len()) {
-            let index = self.asked[round.next % self.asked.len()];
-            round.next = (round.next + 1) % self.asked.len();
-            let Some((pair, whom)) = pair(index) else { continue };
-            if !matches!(pair.state(), Ok((state, ..)) if !has_failed(state)) {
+        for _ in 0..ASKED_AT_ONCE.min(round.asked.len()) {
+            round.next = (round.next + 1) % round.asked.len();
+            let Some((pair, whom)) = pair(round.asked[round.next]) else { continue };
+            if !is_well(pair) {
                 self.failed.store(true, Ordering::Release);
                 log::warn!("{label}: {}", sentence(pair, &whom, Shown::State));
                 break;
@@ -190,6 +217,10 @@ fn has_failed(state: QueuePairState) -> bool {
     matches!(state, QueuePairState::Error | QueuePairState::SendError)
 }
 
+fn is_well(pair: &Mlx5QueuePair) -> bool {
+    matches!(pair.state(), Ok((state, ..)) if !has_failed(state))
+}
+
 /// What happened to a queue pair.
 #[cold]
 fn sentence(pair: &Mlx5QueuePair, whom: &str, shown: Shown) -> String {
@@ -206,6 +237,7 @@ fn sentence(pair: &Mlx5QueuePair, whom: &str, shown: Shown) -> String {
     let peers = "the device refused what the peer asked for, or could not use this rank's memory";
     let cause = match shown {
         Shown::Completion => own.to_owned(),
+        Shown::Overrun => "its kernel posted more than its queue holds".to_owned(),
         Shown::Event => peers.to_owned(),
         Shown::State => format!("{own}; or {peers}"),
     };
@@ -214,12 +246,13 @@ fn sentence(pair: &Mlx5QueuePair, whom: &str, shown: Shown) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Cookie;
+    use super::{Cookie, Shown};
 
     #[test]
     fn cookies_name_one_queue_pair() {
-        for (index, by_completion) in [(0, false), (0, true), (4095, true), (1 << 40, false)] {
-            let cookie = Cookie { index, by_completion };
+        let all = [(0, Shown::Event), (0, Shown::Completion), (4095, Shown::Overrun), (1 << 40, Shown::State)];
+        for (index, shown) in all {
+            let cookie = Cookie { index, shown };
             assert_eq!(Cookie::decode(cookie.encode()), cookie);
         }
     }

@@ -83,6 +83,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("mlx5_channel_errno", 0),
     ("mlx5_subscribe_errno", 0),
     ("mlx5_events", -1),
+    ("mlx5_false_alarms", 0),
     ("mlx5_data_direct", 0),
     ("mlx5_data_direct_errno", 0),
     ("mlx5_destroy_errno", 0),

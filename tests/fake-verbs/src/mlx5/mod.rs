@@ -14,7 +14,8 @@
 //!   `mlx5_umem_errno`), `mlx5_umem_dmabuf` (1; 0: DMA-BUF umems say EOPNOTSUPP), `mlx5_umem_pages` (1; 0:
 //!   umem_reg_ex says EPROTONOSUPPORT, as kernels do that cannot be told page sizes), `mlx5_eqn_errno`,
 //!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_events` (-1: all; else a bit for each event that the device
-//!   tells of: asking for another one is EINVAL), `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
+//!   tells of: asking for another one is EINVAL), `mlx5_false_alarms` (1: every completion is told of to whoever is
+//!   armed for errors), `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
 //!   registrations), `mlx5_destroy_errno`. GPU memory by its
 //!   address needs `peermem`, as for regions; `dmabuf_errno` is for umems, too.
 //! * **Commands that fail**: `mlx5_fail_in` = n: the n-th command from now fails (1: the next), of those with the
