@@ -123,7 +123,7 @@ fn what_a_device_lacks_is_said_at_connect() {
     let fake = Fake::take();
     let capability = |name: &str| format!("mlx5_cap.{name}");
     for (switch, value, normal, words) in [
-        ("mlx5".to_owned(), 0, 1, ["is no mlx5 device", "ConnectX"]),
+        ("mlx5".to_owned(), 0, 1, ["is no mlx5 device for /", "OXYGIN_LIBMLX5"]),
         ("mlx5_open_errno".into(), 95, 0, ["cannot be opened for DevX commands", "mlx5_ib"]),
         (capability("rc"), 0, 1, ["reliable connections (rc)", "ConnectX-6 Dx"]),
         (capability("atomic"), 0, 1, ["atomic operations (atomic)", "ConnectX-6 Dx"]),
