@@ -102,14 +102,21 @@ impl DeviceQueues {
         Self { engine, tickets, memory, windows, failed, ended, handle, capture, hardware: Mutex::default() }
     }
 
-    /// Queues that a device executes, in `memory`.
-    pub(super) fn of_device(queues: HardwareQueues, memory: Arc<Memory>, handle: Box<DeviceHandle>) -> Self {
+    /// Queues that a device executes, in `memory`, and that `engine` rings where there are `tickets`. `failed`: as for
+    /// [`QueueState`].
+    pub(super) fn of_device(
+        queues: HardwareQueues,
+        memory: Arc<Memory>,
+        handle: Box<DeviceHandle>,
+        (engine, tickets): (Weak<Engine>, Vec<Ticket>),
+        failed: Arc<AtomicBool>,
+    ) -> Self {
         Self {
-            engine: Weak::new(),
-            tickets: Mutex::default(),
+            engine,
+            tickets: Mutex::new(tickets),
             memory,
             windows: Vec::new(),
-            failed: Arc::default(),
+            failed,
             ended: Arc::default(),
             handle: Some(handle),
             capture: None,
@@ -145,12 +152,8 @@ impl DeviceQueues {
         self.ended.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Nothing is drained, nor executed by a device, from here on.
+    /// Nothing is drained, nor rung or executed by a device, from here on.
     pub fn stop(&self) {
-        let hardware = self.hardware.lock().take();
-        if let Some(hardware) = hardware {
-            hardware.end();
-        }
         let tickets = std::mem::take(&mut *self.tickets.lock());
         if let Some(engine) = self.engine.upgrade() {
             for ticket in tickets {
@@ -158,6 +161,10 @@ impl DeviceQueues {
                     self.keep_memory();
                 }
             }
+        }
+        let hardware = self.hardware.lock().take();
+        if let Some(hardware) = hardware {
+            hardware.end();
         }
         if let Some(capture) = &self.capture {
             capture.write();

@@ -3,7 +3,7 @@
 
 use super::coll::{differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{check_numbers, DeviceQueues};
+use super::device_queues::{check_numbers, settings, DeviceQueues};
 use super::fabrics::{AnyFabric, Queues};
 use super::gdaki::DeviceImage;
 use super::nic::{slots, NicSpec};
@@ -17,7 +17,7 @@ use crate::proxy::memory::Memory;
 use crate::sys::handles::Reserved;
 use crate::sys::wire::Reader;
 use oxygin_ffi::verbs::Mr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// What a device executes for a set. Ended as a whole.
 pub struct HardwareQueues {
@@ -198,11 +198,25 @@ impl Coll {
                 || gpu.is_some_and(|context| !context.cuda().orders_rdma_writes(context.device())),
         };
         let handle = room.image.describe(&description, &room.memory)?;
+        let engine = match queues.wants_ringing() {
+            true => Some(self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?),
+            false => None,
+        };
         // Whoever is ready to receive may be sent to: no kernel runs before all are.
         call.step(Contribution::default())?;
         call.end();
+        let failed = Arc::default();
+        let tickets = match &engine {
+            None => Vec::new(),
+            Some(engine) => engine
+                .deal(spec.contexts.contexts as usize)
+                .zip(queues.ringing(engine.threads(), &failed))
+                .map(|(thread, ringing)| engine.give(thread, Box::new(ringing)))
+                .collect(),
+        };
+        let engine = engine.map_or_else(Weak::new, |engine| Arc::downgrade(&engine));
         let hardware = HardwareQueues { queues, keys: vec![counters, signals, sink] };
-        Ok(DeviceQueues::of_device(hardware, room.memory, handle))
+        Ok(DeviceQueues::of_device(hardware, room.memory, handle, (engine, tickets), failed))
     }
 }
 

@@ -91,6 +91,17 @@ pub enum ReliableDoorbell {
     IfPossible,
 }
 
+/// `NCCL_GIN_GDAKI_NIC_HANDLER`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingerChoice {
+    /// Kernels ring where the GPU can, else this process does.
+    Auto,
+    /// This process rings.
+    Process,
+    /// Kernels ring; where the GPU cannot the device is refused.
+    Kernels,
+}
+
 /// `OXYGIN_PROXY_AFFINITY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affinity {
@@ -177,6 +188,8 @@ pub struct Config {
     pub ib_data_direct: bool,
     /// `NCCL_GDAKI_USE_RELIABLE_DB`: whether kernels ring mlx5 devices without a doorbell record.
     pub reliable_doorbell: ReliableDoorbell,
+    /// `NCCL_GIN_GDAKI_NIC_HANDLER`: who rings mlx5 devices.
+    pub ringer: RingerChoice,
 }
 
 impl Default for Config {
@@ -220,6 +233,7 @@ impl Default for Config {
             dma_buf: true,
             ib_data_direct: true,
             reliable_doorbell: ReliableDoorbell::Off,
+            ringer: RingerChoice::Auto,
         }
     }
 }

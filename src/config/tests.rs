@@ -76,6 +76,7 @@ fn bad_values_keep_the_default_and_are_told() {
         ("NCCL_IB_TIMEOUT", "20 s"),
         ("NCCL_IB_RETRY_CNT", "8"),
         ("NCCL_DMABUF_ENABLE", "yes"),
+        ("NCCL_GIN_GDAKI_NIC_HANDLER", "6"),
     ] {
         let (config, problems) = one(name, value);
         assert_eq!(config, Config::default(), "{name}={value}");

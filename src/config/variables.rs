@@ -2,8 +2,8 @@
 
 use super::parse::{integer, seconds, unless_minus_one, within};
 use super::{
-    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, ReliableDoorbell, Ringing,
-    SoftTransport,
+    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, ReliableDoorbell, RingerChoice,
+    Ringing, SoftTransport,
 };
 use std::time::Duration;
 
@@ -450,6 +450,22 @@ pub const VARIABLES: &[Variable] = &[
                 0 => ReliableDoorbell::Off,
                 1 => ReliableDoorbell::On,
                 2 => ReliableDoorbell::IfPossible,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_GIN_GDAKI_NIC_HANDLER",
+        default: "0",
+        meaning: "With `OXYGIN_ENGINE=gdaki`: who rings mlx5 devices. 0: kernels where the GPU can, else this process \
+                  for them; 1: this process; 2: kernels, and where the GPU cannot the device is refused.",
+        accepted: "0, 1, 2",
+        apply: |config, text| {
+            config.ringer = match integer(text)? {
+                0 => RingerChoice::Auto,
+                1 => RingerChoice::Process,
+                2 => RingerChoice::Kernels,
                 _ => return None,
             };
             Some(())

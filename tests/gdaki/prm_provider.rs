@@ -81,8 +81,8 @@ fn completion_queues(compared: &mut Compared) {
 
 fn queue_pairs(compared: &mut Compared) {
     let context = named!(queue_pair::qpc:
-        STATE LAG_TX_PORT_AFFINITY ST PM_STATE PD MTU LOG_MSG_MAX LOG_SQ_SIZE UAR_PAGE SEND_DBR_MODE REMOTE_QPN
-        LOG_SRA_MAX RETRY_COUNT RNR_RETRY NEXT_SEND_PSN CQN_SND LOG_RRA_MAX ATOMIC_MODE RRE RWE RAE CD_MASTER
+        STATE LAG_TX_PORT_AFFINITY ST PM_STATE PD MTU LOG_MSG_MAX LOG_SQ_SIZE TS_FORMAT UAR_PAGE SEND_DBR_MODE
+        REMOTE_QPN LOG_SRA_MAX RETRY_COUNT RNR_RETRY NEXT_SEND_PSN CQN_SND LOG_RRA_MAX ATOMIC_MODE RRE RWE RAE CD_MASTER
         MIN_RNR_NAK NEXT_RCV_PSN DBR_ADDR RQ_TYPE HW_SQ_WQEBB_COUNTER SW_SQ_WQEBB_COUNTER DBR_UMEM_VALID DBR_UMEM_ID);
     let (start, to_path) = (queue_pair::fields::QPC, queue_pair::qpc::PRIMARY_ADDRESS_PATH);
     for layout in [&CREATE_QP_IN, &MODIFY_QP_IN, &QUERY_QP_OUT] {
@@ -113,9 +113,9 @@ fn device(compared: &mut Compared) {
     let general = named!(capabilities::general:
         HCA_CAP_2 LOG_MAX_QP_SZ LOG_MAX_QP LOG_MAX_CQ_SZ LOG_MAX_CQ LOG_MAX_RA_REQ_QP LOG_MAX_RA_RES_QP PORT_TYPE
         LOG_MAX_MSG INIT2_LAG_TX_PORT_AFFINITY ROCE ATOMIC CQ_OI CD RC LAG_TX_PORT_AFFINITY NUM_LAG_PORTS
-        RTS2RTS_LAG_TX_PORT_AFFINITY);
+        RTS2RTS_LAG_TX_PORT_AFFINITY SQ_TS_FORMAT);
     compared.fields(&GENERAL_CAP_OUT, 0, "capability.", general);
-    let roce = named!(capabilities::roce: R_ROCE_MAX_SRC_UDP_PORT R_ROCE_MIN_SRC_UDP_PORT);
+    let roce = named!(capabilities::roce: QP_TS_FORMAT R_ROCE_MAX_SRC_UDP_PORT R_ROCE_MIN_SRC_UDP_PORT);
     compared.fields(&ROCE_CAP_OUT, 0, "capability.", roce);
     let more = named!(capabilities::general_2: SEND_DBR_MODE_NO_DBR_EXT LOG_MAX_SEND_DBR_LESS_QP_SQ);
     compared.fields(&GENERAL_2_CAP_OUT, 0, "capability.", more);

@@ -40,8 +40,15 @@ fn commands_say_to_another_origin_what_they_are_to_say() {
         completion_queue: 0xff_ffff,
         mode: DoorbellMode::NoRecord,
         is_master: true,
+        any_clock: true,
     };
-    let wanted = [("qpc.pd", 0x12_3456), ("qpc.log_sq_size", 15), ("qpc.send_dbr_mode", 1), ("qpc.cd_master", 1)];
+    let wanted = [
+        ("qpc.pd", 0x12_3456),
+        ("qpc.log_sq_size", 15),
+        ("qpc.send_dbr_mode", 1),
+        ("qpc.cd_master", 1),
+        ("qpc.ts_format", 1),
+    ];
     says(&CREATE_QP_IN, pair.create().bytes(), opcode::CREATE_QP, &wanted);
     says(&MODIFY_QP_IN, transition::init(9, 1, 3, 2).bytes(), opcode::RST2INIT, &[("qpn", 9), ("qpc.rae", 1)]);
     let way = ibv_ah_attr { is_global: 1, port_num: 1, sl: 4, ..Default::default() };

@@ -1,6 +1,8 @@
 //! Errors of the device, and who sees them.
 
-use crate::harness::{on_kernels, Fake, V14_2};
+use crate::harness::{here, on_kernels, Fake, Registered, V14_2};
+use crate::support::common::job;
+use crate::support::kernel::Kernel;
 use crate::support::logged::{collect, lines, listen};
 use crate::support::nic::{write, Ask, Raw, Status};
 use std::time::{Duration, Instant};
@@ -111,5 +113,76 @@ fn a_set_ends_with_entries_that_nobody_has_executed() {
         kernel.destroy();
     });
     fake.set("mlx5_held", 0);
+    fake.check_clean();
+}
+
+/// A wrong key of rank 0's, on a device that tells of these events alone. Which ranks see an error within a second.
+fn seen_with(fake: &Fake, events: i64) -> [bool; 2] {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    let seen = [AtomicBool::new(false), AtomicBool::new(false)];
+    fake.set("mlx5_events", events);
+    job(2, 0, |r| {
+        listen();
+        let (src, dst) = (Registered::new(r, V14_2), Registered::new(r, V14_2));
+        let kernel = Kernel::new(r, V14_2, Ask { contexts: 3, counters: 2, ..Ask::default() }, &here);
+        r.job.barrier.wait();
+        assert!(!kernel.has_error());
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            let (key, _) = kernel.at(dst.gin, 1, 0);
+            kernel.qp(2, 1).post(&[write((key ^ 0x5500, 0), kernel.own(src.gin, 0), 8)]);
+            assert_eq!(kernel.qp(2, 1).wait(0), Status::Failed { syndrome: 0x13 });
+            sees_within_a_second(|| kernel.has_error());
+        }
+        r.job.barrier.wait();
+        std::thread::sleep(Duration::from_millis(200));
+        seen[r.rank].store(kernel.has_error(), Relaxed);
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
+    fake.set("mlx5_events", -1);
+    fake.check_clean();
+    seen.map(AtomicBool::into_inner)
+}
+
+#[test]
+fn events_that_a_device_does_not_tell_of_are_done_without() {
+    let fake = Fake::take();
+    collect();
+    // Completions alone: what a responder refuses is seen where it was asked for.
+    assert_eq!(seen_with(&fake, 1), [true, false]);
+    assert_eq!(warned(&["of context 2 towards rank 1", "entry of its kernel's"]), 1, "{:#?}", lines());
+    let refused = |event: &str| lines().iter().filter(|line| line.1.contains(&format!("no events {event}"))).count();
+    assert_eq!(["0x00", "0x04", "0x05", "0x10", "0x11"].map(refused), [0, 2, 2, 2, 2], "{:#?}", lines());
+    lines().clear();
+    // All but one of them.
+    assert_eq!(seen_with(&fake, !(1 << 4)), [true, true]);
+    lines().clear();
+    // None: queue pairs are asked, both of the connection.
+    assert_eq!(seen_with(&fake, 0), [true, true]);
+    assert_eq!(warned(&["queue pair", "of context 2 towards rank 1 is in state ERR", "; or the device refused"]), 1);
+    assert_eq!(refused("0x00"), 2, "{:#?}", lines());
+}
+
+#[test]
+fn a_completion_that_is_no_error_is_no_failure() {
+    let fake = Fake::take();
+    fake.set("mlx5_false_alarms", 1);
+    on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        let put = write(kernel.at(dst.gin, 1 - r.rank, 0), kernel.own(src.gin, 0), 8);
+        kernel.post_counted((0, 1 - r.rank), &[put, kernel.add_signal(0, 1 - r.rank, 0, 1)], 1);
+        kernel.wait_counter(0, 1, 1);
+        kernel.wait_signal(0, 0, 1);
+        (0..10).for_each(|_| assert!(!kernel.has_error()));
+        r.job.barrier.wait();
+        // What fails later is seen all the same.
+        if r.rank == 0 {
+            let (key, _) = kernel.at(dst.gin, 1, 0);
+            kernel.qp(0, 1).post(&[write((key ^ 0x5500, 0), kernel.own(src.gin, 0), 8)]);
+            sees_within_a_second(|| kernel.has_error());
+        }
+        r.job.barrier.wait();
+        kernel.destroy();
+    });
     fake.check_clean();
 }

@@ -225,15 +225,80 @@ fn refused_with(words: &[&str]) {
 }
 
 #[test]
-fn what_the_gpu_lacks_is_said_at_connect() {
+fn this_process_rings_where_the_gpu_cannot() {
     let (fake, cuda) = take();
+    cuda.refuse_registers(801);
+    std::env::set_var("NCCL_GDAKI_USE_RELIABLE_DB", "2");
+    job(2, 0, |r| {
+        listen();
+        let (peer, gpu) = (1 - r.rank, r.rank as i32);
+        let _context = cuda.enter(gpu);
+        let window = cuda.alloc(gpu, WORDS, false, false);
+        let (_, gin) = V14_2.register(r, window.at, 8 * WORDS, PTR_CUDA);
+        (0..WORDS / 2).for_each(|i| window.set(i, i as u64 + 1));
+        let pinned = |at| cuda.is_pinned(at).then_some(at);
+        let see = |at| cuda.see(at).or_else(|| pinned(at)).unwrap_or_else(|| panic!("kernels cannot see {at:#x}"));
+        let kernel = Kernel::new(r, V14_2, Ask { contexts: 3, depth: 32, ..Ask::default() }, &see);
+        assert_eq!([(0, 0), (2, 1)].map(|(context, peer)| kernel.handler(context, peer)), [1; 2]);
+        let bells: Vec<u64> = (0..6).map(|i| kernel.qp(i / 2, i % 2).view.bell).collect();
+        assert!(bells.iter().enumerate().all(|(i, bell)| !bells[..i].contains(bell)), "a word a queue: {bells:x?}");
+        r.job.barrier.wait();
+        // More than the queue has slots, and of one rank's than 16 bits count.
+        let rounds = [2800, 100];
+        let put = write(kernel.at(gin, peer, 4096), kernel.own(gin, 0), 512);
+        let mut entries = vec![kernel.add_signal(2, peer, 2, 1); 23];
+        entries.push(put);
+        for round in 1..=rounds[r.rank] {
+            kernel.post_counted((2, peer), &entries, 1);
+            kernel.wait_counter(2, 1, round);
+        }
+        kernel.wait_signal(2, 2, 23 * rounds[peer]);
+        (0..64).for_each(|i| assert_eq!(window.get(512 + i), i as u64 + 1, "word {i}"));
+        r.job.barrier.wait();
+        // Here a doorbell counts by itself, not what a record says; nothing else rings in this page.
+        fake.set("mlx5_strict_doorbells", 1);
+        kernel.qp(0, r.rank).post(&[kernel.add_signal(0, r.rank, 3, 7)]);
+        kernel.wait_signal(0, 3, 7);
+        assert!(!kernel.has_error());
+        assert_eq!(cuda.registers(), 0);
+        r.job.barrier.wait();
+        kernel.destroy();
+        r.job.barrier.wait();
+    });
+    std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
+    let words = ["fake_0:1: ", "cuMemHostRegister", "PeerMappingOverride", "rings for kernels"];
+    let said = lines().iter().filter(|line| words.iter().all(|word| line.1.contains(word))).count();
+    assert_eq!(said, 2, "a line a rank: {:#?}", lines());
+    fake.check_clean();
+    cuda.check();
+}
+
+#[test]
+fn who_rings_can_be_asked_for() {
+    let (fake, cuda) = take();
+    for (asked, handler) in [("1", 1), ("2", 2)] {
+        std::env::set_var("NCCL_GIN_GDAKI_NIC_HANDLER", asked);
+        job(1, 0, |r| {
+            listen();
+            let _context = cuda.enter(0);
+            let pinned = |at| cuda.is_pinned(at).then_some(at);
+            let see = |at| cuda.see(at).or_else(|| pinned(at)).expect("what kernels can see");
+            let kernel = Kernel::new(r, V14_2, Ask::default(), &see);
+            assert_eq!(kernel.handler(0, 0), handler);
+            kernel.qp(0, 0).post(&[kernel.add_signal(0, 0, 1, 5)]);
+            kernel.wait_signal(0, 1, 5);
+            kernel.destroy();
+        });
+        assert_eq!(has_said("NCCL_GIN_GDAKI_NIC_HANDLER=1. This process rings"), asked == "1");
+        lines().clear();
+        fake.check_clean();
+    }
     {
         let _context = cuda.enter(0);
-        // One page to map, not a second where the first fails.
-        fake.set("mlx5_uar_dedicated", 0);
-        cuda.inject("cuMemHostRegister", 801);
+        cuda.refuse_registers(801);
         refused_with(&["mapping a doorbell page for the GPU", "cuMemHostRegister", "PeerMappingOverride"]);
     }
+    std::env::remove_var("NCCL_GIN_GDAKI_NIC_HANDLER");
     fake.check_clean();
     cuda.check();
 }
@@ -253,5 +318,12 @@ fn memory_that_the_device_cannot_reach_is_said_at_connect() {
     cuda.check();
     // With a kernel module for it, queues are given by address; windows have the verbs fabric's ways.
     fake.set("peermem", 1);
+    {
+        // A kernel that is not told the size of pages takes larger ones than those in which rings begin.
+        let _context = cuda.enter(0);
+        fake.set("mlx5_umem_pages", 0);
+        refused_with(&["cannot be given to the device", "by address: "]);
+        fake.set("mlx5_umem_pages", 1);
+    }
     exercise(&fake, &cuda);
 }

@@ -54,7 +54,8 @@ impl Fake {
     /// The same, with another libmlx5.
     pub fn take_with(mlx5: &Path) -> Self {
         let turn = turn::take();
-        for name in ["OXYGIN_LIBCUDA", "NCCL_GDAKI_USE_RELIABLE_DB", "NCCL_IB_TC", "NCCL_IB_SL"] {
+        let asked = ["NCCL_GDAKI_USE_RELIABLE_DB", "NCCL_GIN_GDAKI_NIC_HANDLER"];
+        for name in asked.iter().chain(&["OXYGIN_LIBCUDA", "NCCL_IB_TC", "NCCL_IB_SL"]) {
             std::env::remove_var(name);
         }
         let verbs = verbs_path();

@@ -56,6 +56,14 @@ fn contexts_are_spread_over_the_ports_of_a_lag() {
         });
         assert_eq!(fake.count("mlx5_lag_port"), last, "{contexts} contexts");
     }
+    // One port is none to choose.
+    fake.set("mlx5_cap.num_lag_ports", 1);
+    on_kernels(2, V14_2, Ask::default(), |r, kernel, src, dst| {
+        one_put(r, &kernel, src, dst);
+        kernel.destroy();
+    });
+    assert_eq!(fake.count("mlx5_lag_port"), 2, "what was told before");
+    fake.set("mlx5_cap.num_lag_ports", 2);
     // A device that takes none then has the port of before.
     fake.set("mlx5_fail_opcode", 0x505);
     fake.set("mlx5_fail_in", 1);
@@ -64,6 +72,19 @@ fn contexts_are_spread_over_the_ports_of_a_lag() {
         kernel.destroy();
     });
     fake.check_clean();
+}
+
+#[test]
+fn a_device_that_is_set_to_real_time_has_queue_pairs() {
+    let fake = Fake::take();
+    for clocks in [1, 2] {
+        fake.set("mlx5_cap.qp_ts_format", clocks);
+        on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+            one_put(r, &kernel, src, dst);
+            kernel.destroy();
+        });
+        fake.check_clean();
+    }
 }
 
 #[test]

@@ -58,6 +58,7 @@ impl Cuda {
             introduce(cuda.call(b"fake_resolve"));
             let violations = cuda.call::<extern "C" fn() -> usize>(b"fake_violations")();
             cuda.exports(exports::YES);
+            cuda.refuse_registers(0);
             let left = cuda.registers();
             Self { violations, left, ..cuda }
         }
@@ -115,6 +116,18 @@ impl Cuda {
             (peek(at) as u64, self.call::<extern "C" fn(u64) -> u64>(b"fake_register")(at))
         };
         [memory, register].into_iter().find(|seen| *seen != 0)
+    }
+
+    /// Whether kernels see pinned memory there, which this process sees at the same address.
+    pub fn is_pinned(&self, at: u64) -> bool {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(u64) -> bool>(b"fake_is_pinned")(at) }
+    }
+
+    /// Mapping a register of another device fails with this from here on; 0: it does not.
+    pub fn refuse_registers(&self, code: c_int) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(c_int)>(b"fake_refuse_registers")(code) }
     }
 
     /// Registers of other devices that this test has mapped for GPUs.

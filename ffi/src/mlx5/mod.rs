@@ -7,5 +7,5 @@ mod symbols;
 #[allow(non_camel_case_types)]
 pub mod types;
 
-pub use objects::{CommandError, DevxDevice, EventChannel, Object, Uar, UarKind, Umem};
+pub use objects::{no_page_sizes, CommandError, DevxDevice, EventChannel, Object, Uar, UarKind, Umem};
 pub use symbols::{Mlx5, ENV_PATH, SONAME};

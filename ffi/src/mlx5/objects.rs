@@ -241,6 +241,12 @@ impl Drop for Uar {
     }
 }
 
+/// Whether a umem was refused because libmlx5 or the kernel cannot be told the size of its pages.
+pub fn no_page_sizes(e: &io::Error) -> bool {
+    let refusals = [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT];
+    e.kind() == io::ErrorKind::Unsupported || e.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
+}
+
 /// Memory in which queues lie.
 pub struct Umem {
     device: Arc<DevxDevice>,
@@ -253,11 +259,30 @@ unsafe impl Send for Umem {}
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// `bytes` at an address: of host memory, or of GPU memory if a peer memory module is loaded.
+    /// `bytes` at an address: of host memory, or of GPU memory if a peer memory module is loaded. Queues may begin at
+    /// multiples of `page`. A libmlx5 or kernel that cannot be told of pages answers with a [`no_page_sizes`].
     ///
     /// # Safety
     /// The memory stays mapped while this lives: the device reads and writes it.
-    pub unsafe fn by_address(device: &Arc<DevxDevice>, at: u64, bytes: usize) -> io::Result<Self> {
+    pub unsafe fn by_address(device: &Arc<DevxDevice>, at: u64, bytes: usize, page: u64) -> io::Result<Self> {
+        let asked = mlx5dv_devx_umem_in {
+            addr: at as *mut c_void,
+            size: bytes,
+            access: crate::verbs::types::IBV_ACCESS_LOCAL_WRITE,
+            pgsz_bitmap: page,
+            comp_mask: 0,
+            dmabuf_fd: -1,
+        };
+        Self::asked(device, asked)
+    }
+
+    /// The same, in pages of a size that the kernel chooses: the largest that the memory has. Whoever does not know
+    /// that these are small may have one queue in it, at its beginning (Linux, `drivers/infiniband/hw/mlx5/devx.c`,
+    /// `devx_umem_reg_cmd_alloc`).
+    ///
+    /// # Safety
+    /// As [`Self::by_address`].
+    pub unsafe fn in_any_pages(device: &Arc<DevxDevice>, at: u64, bytes: usize) -> io::Result<Self> {
         // SAFETY: the context is open; the caller vouches for the memory.
         let at = unsafe {
             (device.mlx5.umem_reg)(
@@ -270,15 +295,14 @@ impl Umem {
         Self::owned(device, at)
     }
 
-    /// `bytes` at `offset` of a DMA-BUF, which is needed during the call only. `page`: the size of its pages.
+    /// `bytes` at `offset` of a DMA-BUF, which is needed during the call only. `page`: as [`Self::by_address`].
     pub fn by_dma_buf(
         device: &Arc<DevxDevice>,
         (fd, offset): (RawFd, u64),
         bytes: usize,
         page: u64,
     ) -> io::Result<Self> {
-        let register = device.mlx5.umem_reg_ex.as_ref().map_err(unsupported)?;
-        let mut asked = mlx5dv_devx_umem_in {
+        let asked = mlx5dv_devx_umem_in {
             addr: offset as *mut c_void,
             size: bytes,
             access: crate::verbs::types::IBV_ACCESS_LOCAL_WRITE,
@@ -286,7 +310,12 @@ impl Umem {
             comp_mask: MLX5DV_UMEM_MASK_DMABUF,
             dmabuf_fd: fd,
         };
-        // SAFETY: the context is open; the kernel checks descriptor and range.
+        Self::asked(device, asked)
+    }
+
+    fn asked(device: &Arc<DevxDevice>, mut asked: mlx5dv_devx_umem_in) -> io::Result<Self> {
+        let register = device.mlx5.umem_reg_ex.as_ref().map_err(unsupported)?;
+        // SAFETY: the context is open; the kernel checks descriptor and range, and who asks vouches for an address.
         let at = unsafe { register(device.context.as_ptr(), &mut asked) };
         Self::owned(device, at)
     }

@@ -90,7 +90,7 @@ mlx5! {
         obj_destroy: c"mlx5dv_devx_obj_destroy" c"MLX5_1.7" "21" fn(*mut mlx5dv_devx_obj) -> c_int;
         /// The event queue of a completion vector.
         query_eqn: c"mlx5dv_devx_query_eqn" c"MLX5_1.7" "21" fn(*mut ibv_context, u32, *mut u32) -> c_int;
-        /// Memory for queues, by its address.
+        /// Memory for queues, by its address, in pages of the kernel's choice.
         umem_reg: c"mlx5dv_devx_umem_reg" c"MLX5_1.7" "21"
             fn(*mut ibv_context, *mut c_void, usize, u32) -> *mut mlx5dv_devx_umem;
         /// Gives it back.
@@ -111,7 +111,7 @@ mlx5! {
         /// Takes an event.
         get_event: c"mlx5dv_devx_get_event" c"MLX5_1.11" "25"
             fn(*mut mlx5dv_devx_event_channel, *mut mlx5dv_devx_async_event_hdr, usize) -> isize;
-        /// Memory for queues, also by a DMA-BUF.
+        /// Memory for queues, also by a DMA-BUF, in pages of the caller's.
         umem_reg_ex: c"mlx5dv_devx_umem_reg_ex" c"MLX5_1.19" "35"
             fn(*mut ibv_context, *mut mlx5dv_devx_umem_in) -> *mut mlx5dv_devx_umem;
         /// Where a device's Data Direct function is, if it has one.

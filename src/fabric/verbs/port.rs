@@ -59,7 +59,12 @@ impl Devx {
 pub fn open_devx(device: &DeviceRef) -> std::result::Result<Arc<DevxDevice>, String> {
     let mlx5 = Mlx5::load().map_err(|missing| missing.to_string())?;
     if !DevxDevice::is_mlx5(&mlx5, device) {
-        return Err(format!("{} is no mlx5 device (a ConnectX-6 Dx or newer is needed)", device.name()));
+        return Err(format!(
+            "{} is no mlx5 device for {} (a ConnectX-6 Dx or newer is needed, and the libmlx5 by which libibverbs \
+             drives it: OXYGIN_LIBMLX5)",
+            device.name(),
+            mlx5.path()
+        ));
     }
     DevxDevice::open(&mlx5, device).map_err(|e| {
         format!(

@@ -55,8 +55,12 @@ impl Mlx5CompletionQueue {
         write_arming(records, place.record, ARMED_BY_NOBODY);
         let mut answer = Answer::default();
         let object = Object::create(&nic.port.devx, command.bytes(), answer.bytes_mut(), stays).map_err(|e| {
+            let remedy = match nic.capabilities.cq_overrun {
+                true => "ask for fewer contexts",
+                false => "the device does not say that completion queues may be overrun (cq_oi); use a newer firmware",
+            };
             Error::system(format!(
-                "a completion queue of {} entries (CREATE_CQ): {e}; ask for fewer contexts",
+                "a completion queue of {} entries (CREATE_CQ): {e}; {remedy}",
                 1_u64 << place.log_entries
             ))
         })?;

@@ -48,19 +48,32 @@ impl DoorbellPage {
             .map_err(|e| Error::system(format!("a doorbell page of the device ({kind:?}): {e}")))?;
         let mut page = Self { io: None, uar };
         if let Some(context) = context {
-            let registers = [DoorbellMode::Record, DoorbellMode::NoRecord].map(|mode| page.register(mode) as usize);
-            let bytes = registers[0].abs_diff(registers[1]) + REGISTER_BYTES;
-            // Both at once: the driver maps a page once.
-            // SAFETY: the page is mapped until it is given back, which is after this mapping's end.
-            let io = unsafe { IoRegister::map(context, page.first_register(), bytes) };
-            page.io = Some(io.map_err(|e| {
-                cuda_error("mapping a doorbell page for the GPU", &e).context(
-                    "the GPU cannot ring the device: the driver's module option PeerMappingOverride=1 or a newer \
-                     driver may help",
-                )
-            })?);
+            page.map(context)?;
         }
         Ok(page)
+    }
+
+    /// Maps its registers for kernels.
+    fn map(&mut self, context: &Arc<Context>) -> Result<()> {
+        let registers = [DoorbellMode::Record, DoorbellMode::NoRecord].map(|mode| self.register(mode) as usize);
+        let bytes = registers[0].abs_diff(registers[1]) + REGISTER_BYTES;
+        // Both at once: the driver maps a page once.
+        // SAFETY: the page is mapped until it is given back, which is after this mapping's end.
+        let io = unsafe { IoRegister::map(context, self.first_register(), bytes) };
+        self.io = Some(io.map_err(|e| {
+            cuda_error("mapping a doorbell page for the GPU", &e).context(
+                "the GPU cannot ring the device: the driver's module option PeerMappingOverride=1 or a newer driver \
+                 may help",
+            )
+        })?);
+        Ok(())
+    }
+
+    /// Why kernels cannot ring the device; `None`: they can. An error: it has no doorbell page at all. To be asked
+    /// before any page of this open device is mapped.
+    pub fn refused_to_kernels(device: &Arc<DevxDevice>, context: Option<&Arc<Context>>) -> Result<Option<Error>> {
+        let mut page = Self::take(device, None)?;
+        Ok(context.and_then(|context| page.map(context).err()))
     }
 
     /// The register of queues that are rung in this way.
@@ -79,6 +92,14 @@ impl DoorbellPage {
     /// By which queues name it.
     pub fn number(&self) -> u32 {
         self.uar.number()
+    }
+
+    /// Rings for a send queue with a record, from this process: what was written to its record before is there for the
+    /// device.
+    pub fn ring_sends(&self, word: u64) {
+        barrier_to_device();
+        // SAFETY: a register in the page, which is mapped as long as `uar` lives.
+        unsafe { self.register(DoorbellMode::Record).cast::<u64>().write_volatile(word.to_be()) };
     }
 
     /// Rings for a completion queue of this page, from this process: what was written to its record before is there for

@@ -1,10 +1,12 @@
 //! Memory of queues, as the device knows it.
 
+use super::plan::RING_BORDER;
 use crate::error::{Error, Result};
 use crate::fabric::verbs::{page_size, pages};
 use crate::proxy::memory::Memory;
 use oxygin_ffi::cuda::Mapping;
-use oxygin_ffi::mlx5::{DevxDevice, Umem};
+use oxygin_ffi::mlx5::{no_page_sizes, DevxDevice, Umem};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -42,8 +44,12 @@ impl QueueUmem {
                 },
             }
         }
-        // SAFETY: the memory is held, and given back after the umem.
-        let by_address = unsafe { Umem::by_address(device, base, bytes) };
+        let by_address = match memory.is_on_gpu() {
+            // SAFETY: the memory is held, and given back after the umem.
+            true => unsafe { Umem::by_address(device, base, bytes, RING_BORDER) },
+            // SAFETY: as above.
+            false => unsafe { on_host_pages(device, base, bytes) },
+        };
         by_address.map(|umem| Self { umem, _memory: memory.clone(), base, skipped: 0 }).map_err(|e| {
             let remedy = match memory.is_on_gpu() {
                 true => {
@@ -70,14 +76,14 @@ impl QueueUmem {
         let page = page_size();
         let (start, whole) = pages(base, bytes as u64, page).ok_or("the range ends past the last page")?;
         let fd = context.export_dma_buf(start, whole, Mapping::Usual).map_err(|e| e.to_string())?;
-        let umem = Umem::by_dma_buf(device, (fd.as_raw_fd(), 0), whole, page).map_err(|e| e.to_string())?;
+        let umem = Umem::by_dma_buf(device, (fd.as_raw_fd(), 0), whole, RING_BORDER).map_err(|e| e.to_string())?;
         Ok(Self { umem, _memory: memory.clone(), base, skipped: base - start })
     }
 
     /// `bytes` of host memory that device code has nothing to do with, which begin a page.
     pub fn on_host(device: &Arc<DevxDevice>, memory: &Arc<Memory>, base: u64, bytes: usize) -> Result<Self> {
         // SAFETY: as above.
-        let umem = unsafe { Umem::by_address(device, base, bytes) }.map_err(|e| {
+        let umem = unsafe { on_host_pages(device, base, bytes) }.map_err(|e| {
             Error::system(format!(
                 "{bytes} bytes of host memory for queues cannot be given to the device: {e}; raise the limit of locked \
                  memory (`ulimit -l`)"
@@ -95,4 +101,17 @@ impl QueueUmem {
     pub fn for_kernels(&self, offset: u64) -> u64 {
         self.base + offset
     }
+}
+
+/// Host memory of our own, whose pages are small in all but rare cases if the kernel chooses their size.
+///
+/// # Safety
+/// As [`Umem::by_address`].
+unsafe fn on_host_pages(device: &Arc<DevxDevice>, base: u64, bytes: usize) -> io::Result<Umem> {
+    // SAFETY: the caller's.
+    unsafe { Umem::by_address(device, base, bytes, RING_BORDER) }.or_else(|e| match no_page_sizes(&e) {
+        // SAFETY: the caller's.
+        true => unsafe { Umem::in_any_pages(device, base, bytes) },
+        false => Err(e),
+    })
 }

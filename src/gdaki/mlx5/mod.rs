@@ -7,6 +7,7 @@
 //! QueueSet::connect(…)         RESET to INIT, RTR, RTS
 //! QueueSet::queues()           what device code is told of them (`view`)
 //! QueueSet::has_failed()       takes the device's events
+//! QueueSet::ringing(…)         what threads have to do where kernels cannot ring
 //! ```
 //!
 //! Every object owns what it needs, so that any of them can be dropped at any time: a queue pair its completion queue,
@@ -21,9 +22,11 @@ mod plan;
 mod probe;
 mod queue_pair;
 mod queue_set;
+mod ringer;
 mod watch;
 
 pub use command::capabilities::Capabilities;
 pub use nic::Mlx5Nic;
 pub use probe::probe;
 pub use queue_set::{QueueMemory, QueueSet, SetRequest};
+pub use ringer::RingWork;

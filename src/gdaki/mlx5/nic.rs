@@ -3,12 +3,14 @@
 use super::command::capabilities::{self, Answer, Capabilities, Group};
 use super::doorbell::DoorbellPage;
 use super::probe::check;
-use crate::config::{Config, ReliableDoorbell};
+use super::ringer::Ringer;
+use crate::config::{Config, ReliableDoorbell, RingerChoice};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::{SharedPort, VerbsFabric};
+use crate::proxy::memory::Memory;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::mlx5::DevxDevice;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// An mlx5 port, in the protection domain of the verbs fabric.
 pub struct Mlx5Nic {
@@ -24,6 +26,9 @@ pub struct Mlx5Nic {
     uses_data_direct: bool,
     /// The page that all share which got none of their own.
     pub(super) shared_page: Mutex<Weak<DoorbellPage>>,
+    /// Who is to ring, and who does: none before the first set.
+    ringer_choice: RingerChoice,
+    ringer: OnceLock<Ringer>,
 }
 
 impl Mlx5Nic {
@@ -45,6 +50,8 @@ impl Mlx5Nic {
             dma_buf: config.dma_buf,
             uses_data_direct: fabric.uses_data_direct(),
             shared_page: Mutex::default(),
+            ringer_choice: config.ringer,
+            ringer: OnceLock::new(),
             port,
         };
         Ok(Arc::new(nic))
@@ -53,6 +60,30 @@ impl Mlx5Nic {
     /// Device and port, for messages.
     pub fn label(&self) -> &str {
         &self.port.label
+    }
+
+    /// Who rings the device for kernels in this memory's CUDA context.
+    pub(super) fn ringer(&self, memory: &Memory) -> Result<Ringer> {
+        if let Some(known) = self.ringer.get() {
+            return Ok(*known);
+        }
+        let why = match self.ringer_choice {
+            RingerChoice::Process => Some(Error::usage("NCCL_GIN_GDAKI_NIC_HANDLER=1")),
+            _ => DoorbellPage::refused_to_kernels(&self.port.devx, memory.context())
+                .map_err(|e| e.context(self.label()))?,
+        };
+        let ringer = match why {
+            None => Ringer::Kernels,
+            Some(why) if self.ringer_choice == RingerChoice::Kernels => return Err(why.context(self.label())),
+            Some(why) => {
+                log::warn!(
+                    "{}: {why}. This process rings for kernels, which is slower (OXYGIN_PROXY_THREADS)",
+                    self.label()
+                );
+                Ringer::Process
+            }
+        };
+        Ok(*self.ringer.get_or_init(|| ringer))
     }
 
     /// Whether the device reaches GPU memory on a way of its own, so that what a get brought is visible behind a dump

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 
 /// Bytes of a slot, of a completion entry.
 const ENTRY_BYTES: u64 = 64;
-/// Where rings begin: what the device takes for a page at least.
-const RING_BORDER: u64 = 4096;
+/// Where rings begin: what the device takes for a page at least, and the pages in which it is given the memory. With
+/// larger ones a ring could not begin there.
+pub const RING_BORDER: u64 = 4096;
 /// Where doorbell records begin, so that kernels which ring different queues write different cache lines of the GPU.
 const RECORD_BORDER: u64 = 128;
 /// The last byte of a completion entry that nobody wrote: opcode 15 (invalid), owner bit 1.
@@ -35,6 +36,11 @@ impl QueuePlan {
         Ok(plan)
     }
 
+    /// Those that kernels use.
+    pub fn queues(&self) -> usize {
+        self.queues as usize
+    }
+
     /// All of them.
     pub fn queue_pairs(&self) -> u64 {
         self.queues + self.responders
@@ -57,7 +63,7 @@ impl QueuePlan {
         (self.records() + (self.queues + self.responders) * RECORD_BORDER).next_multiple_of(RING_BORDER)
     }
 
-    /// Bytes of host memory: the completion queues' records.
+    /// Bytes of host memory: the completion queues' records, and those of send queues that this process rings.
     pub fn host_bytes(&self) -> u64 {
         (self.queues * RECORD_BORDER).next_multiple_of(RING_BORDER)
     }
@@ -67,6 +73,11 @@ impl QueuePlan {
         let i = i as u64;
         let (ring, record) = (2 * i * self.ring(), self.records() + i * RECORD_BORDER);
         QueuePlace { ring, record, log_entries: self.log_entries }
+    }
+
+    /// The same, with its doorbell record in host memory: behind that of its completion queue.
+    pub fn send_queue_of_host(&self, i: usize) -> QueuePlace {
+        QueuePlace { record: i as u64 * RECORD_BORDER + RECORD_BORDER / 2, ..self.send_queue(i) }
     }
 
     /// Its completion queue: as many entries.
@@ -118,12 +129,14 @@ mod tests {
             };
             let mut records: Vec<u64> = (0..queues).map(|i| take(plan.send_queue(i))).collect();
             records.extend((0..responders).map(|i| take(plan.responder(i))));
-            let hosts: Vec<u64> = (0..queues).map(|i| take(plan.completion_queue(i))).collect();
+            let mut hosts: Vec<u64> = (0..queues).map(|i| take(plan.completion_queue(i))).collect();
+            hosts.extend((0..queues).map(|i| plan.send_queue_of_host(i).record));
+            hosts.sort_unstable();
             taken.extend(records.iter().map(|&at| (at, at + 8)));
             taken.sort_unstable();
             assert!(taken.windows(2).all(|w| w[0].1 <= w[1].0), "{plan:?}: {taken:?}");
             assert!(taken.last().unwrap().1 <= plan.bytes() && plan.bytes() % 4096 == 0);
-            assert!(hosts.windows(2).all(|w| w[0] < w[1]) && hosts.last().unwrap() + 8 <= plan.host_bytes());
+            assert!(hosts.windows(2).all(|w| w[0] + 64 == w[1]) && hosts.last().unwrap() + 8 <= plan.host_bytes());
         }
     }
 

@@ -5,7 +5,7 @@ use super::command::queue_pair::DoorbellMode;
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::query;
-use crate::config::{Config, ReliableDoorbell};
+use crate::config::{Config, ReliableDoorbell, RingerChoice};
 use crate::error::Error;
 use crate::fabric::verbs::DeviceInfo;
 use crate::proxy::memory::Memory;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 const TRIED: usize = 4096;
 
 /// What a port can, or a sentence that says what it lacks and what helps. Opens the device, asks it, and tries on it
-/// what depends on drivers: a doorbell page, mapped for the GPU of the calling thread's CUDA context; memory of that
-/// GPU for queues; events. All of it is given back.
+/// what depends on drivers: a doorbell page; memory for queues of the GPU of the calling thread's CUDA context; events.
+/// All of it is given back.
 pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, String> {
     if let Some(problem) = &device.problem {
         return Err(problem.clone());
@@ -28,7 +28,12 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     let capabilities = query(&devx).map_err(|why| format!("{label}: {why}"))?;
     check(&capabilities, config.reliable_doorbell).map_err(|why| format!("{label}: {why}"))?;
     let mut memory = Memory::here().map_err(with_label)?;
-    DoorbellPage::take(&devx, memory.context()).map_err(with_label)?;
+    if let Some(why) = DoorbellPage::refused_to_kernels(&devx, memory.context()).map_err(with_label)? {
+        match config.ringer {
+            RingerChoice::Kernels => return Err(with_label(why)),
+            RingerChoice::Auto | RingerChoice::Process => log::debug!("{label}: {why}"),
+        }
+    }
     let at = memory.device(&[0; TRIED]).map_err(with_label)?;
     QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
     EventChannel::new(&devx).map_err(|e| format!("{label}: {}", no_channel(&e)))?;
@@ -41,7 +46,6 @@ pub(super) fn check(capabilities: &Capabilities, asked: ReliableDoorbell) -> Res
     let lacking = [
         (capabilities.rc, "reliable connections (rc)"),
         (capabilities.atomics, "atomic operations (atomic)"),
-        (capabilities.cq_overrun, "completion queues that may be overrun (cq_oi)"),
         (needs_record || capabilities.can_do_without_record(), "doorbells without a record (send_dbr_mode_no_dbr_ext)"),
     ];
     let lacking: Vec<_> = lacking.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect();
@@ -75,11 +79,11 @@ mod tests {
 
     #[test]
     fn what_a_device_lacks_is_named() {
-        let full = Capabilities { rc: true, atomics: true, cq_overrun: true, ..Capabilities::default() };
+        let full = Capabilities { rc: true, atomics: true, ..Capabilities::default() };
         assert_eq!(check(&full, ReliableDoorbell::IfPossible), Ok(()));
-        let why = check(&Capabilities { atomics: false, cq_overrun: false, ..full }, ReliableDoorbell::Off);
+        let why = check(&Capabilities { atomics: false, rc: false, ..full }, ReliableDoorbell::Off);
         let why = why.expect_err("it lacks two");
-        assert!(why.contains("(atomic), no completion queues") && why.contains("ConnectX-6 Dx"), "{why}");
+        assert!(why.contains("(rc), no atomic operations (atomic)") && why.contains("ConnectX-6 Dx"), "{why}");
         let why = check(&full, ReliableDoorbell::On).expect_err("it needs records");
         assert!(why.contains("send_dbr_mode_no_dbr_ext") && why.contains("NCCL_GDAKI_USE_RELIABLE_DB"), "{why}");
     }

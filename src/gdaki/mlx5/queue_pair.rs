@@ -37,6 +37,27 @@ impl std::fmt::Display for Role {
     }
 }
 
+/// How a queue pair is rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    /// By kernels, at the device's register.
+    ByKernels(DoorbellMode),
+    /// By this process: kernels write the index behind their last entry to this word. There is a record.
+    ByProcess {
+        /// For device code.
+        word: u64,
+    },
+}
+
+impl Rung {
+    fn mode(self) -> DoorbellMode {
+        match self {
+            Self::ByKernels(mode) => mode,
+            Self::ByProcess { .. } => DoorbellMode::Record,
+        }
+    }
+}
+
 /// A queue pair of reliable connections, whose slots are in memory of device code.
 pub struct Mlx5QueuePair {
     /// Ended before what it uses.
@@ -44,9 +65,11 @@ pub struct Mlx5QueuePair {
     number: u32,
     role: Role,
     place: QueuePlace,
-    mode: DoorbellMode,
+    rung: Rung,
     pub(super) completions: Arc<Mlx5CompletionQueue>,
     memory: Arc<QueueUmem>,
+    /// In which its doorbell record is.
+    records: Arc<QueueUmem>,
     page: Arc<DoorbellPage>,
 }
 
@@ -59,9 +82,9 @@ impl Mlx5QueuePair {
     /// Makes one that is rung in this way, in state RESET. `stays` is set if the device refuses to end it later.
     pub fn new(
         nic: &Mlx5Nic,
-        (role, mode): (Role, DoorbellMode),
+        (role, rung): (Role, Rung),
         place: QueuePlace,
-        memory: &Arc<QueueUmem>,
+        (memory, records): (&Arc<QueueUmem>, &Arc<QueueUmem>),
         (completions, page): (&Arc<Mlx5CompletionQueue>, &Arc<DoorbellPage>),
         stays: &Arc<AtomicBool>,
     ) -> Result<Self> {
@@ -69,11 +92,12 @@ impl Mlx5QueuePair {
             domain: nic.domain,
             log_slots: place.log_entries,
             ring: memory.place(place.ring),
-            record: memory.place(place.record),
+            record: records.place(place.record),
             uar: page.number(),
             completion_queue: completions.number(),
-            mode,
+            mode: rung.mode(),
             is_master: role == Role::Companion,
+            any_clock: nic.capabilities.has_clocks,
         }
         .create();
         let mut answer = Created::default();
@@ -81,9 +105,11 @@ impl Mlx5QueuePair {
             let slots = 1_u64 << place.log_entries;
             refused("CREATE_QP", format_args!("a {role} of {slots} slots"), &e, "ask for fewer contexts, or less depth")
         })?;
-        let (completions, memory, page) = (completions.clone(), memory.clone(), page.clone());
-        let object = object.using((completions.clone(), memory.clone(), page.clone(), nic.port.pd.clone()));
-        Ok(Self { object, number: queue_pair::number(&answer), role, place, mode, completions, memory, page })
+        let (completions, page) = (completions.clone(), page.clone());
+        let (memory, records) = (memory.clone(), records.clone());
+        let uses = (completions.clone(), memory.clone(), records.clone(), page.clone(), nic.port.pd.clone());
+        let (object, number) = (object.using(uses), queue_pair::number(&answer));
+        Ok(Self { object, number, role, place, rung, completions, memory, records, page })
     }
 
     /// On the wire.
@@ -135,21 +161,31 @@ impl Mlx5QueuePair {
         Ok(queue_pair::state(&answer))
     }
 
+    /// Its send queue's doorbell record, for device code, or for this process where it rings.
+    pub fn record(&self) -> u64 {
+        self.records.for_kernels(self.place.record + SEND_RECORD)
+    }
+
     /// As device code is told of it.
     pub fn for_kernels(&self) -> QueuePair {
         QueuePair {
             number: self.number,
             slots: 1 << self.place.log_entries,
             send_queue: self.memory.for_kernels(self.place.ring),
-            send_record: self.memory.for_kernels(self.place.record + SEND_RECORD),
-            doorbell: self.page.for_kernels(self.mode),
+            // Of this process's kernels know nothing.
+            send_record: if matches!(self.rung, Rung::ByProcess { .. }) { 0 } else { self.record() },
+            doorbell: match self.rung {
+                Rung::ByKernels(mode) => self.page.for_kernels(mode),
+                Rung::ByProcess { word } => word,
+            },
             completion_number: self.completions.number(),
             is_counted: false,
             completion_queue: self.completions.for_kernels(),
             completion_record: 0,
-            handler: match self.mode {
-                DoorbellMode::Record => Handler::Doorbell,
-                DoorbellMode::NoRecord => Handler::NoRecord,
+            handler: match self.rung {
+                Rung::ByKernels(DoorbellMode::Record) => Handler::Doorbell,
+                Rung::ByKernels(DoorbellMode::NoRecord) => Handler::NoRecord,
+                Rung::ByProcess { .. } => Handler::CpuProxy,
             },
         }
     }

@@ -9,13 +9,16 @@ use super::memory::QueueUmem;
 use super::nic::Mlx5Nic;
 use super::plan::QueuePlan;
 use super::probe::mode;
-use super::queue_pair::{Mlx5QueuePair, Role};
+use super::queue_pair::{Mlx5QueuePair, Role, Rung};
+use super::ringer::{RingWork, Ringer, RungQueue, WORD_BYTES};
 use super::watch::ErrorWatch;
 use crate::config::ReliableDoorbell;
 use crate::error::{Error, Result};
 use crate::gdaki::view::{PeerQueues, SetShape};
-use crate::proxy::memory::Memory;
+use crate::proxy::memory::{Block, Memory};
+use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
+use oxygin_ffi::cuda::Context;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -56,6 +59,9 @@ pub struct QueueSet {
     /// By context.
     responders: Vec<Responders>,
     watch: ErrorWatch,
+    /// Those that this process rings, until a thread has them, and the memory in which they are.
+    bells: Mutex<Vec<RungQueue>>,
+    memory: (Arc<Memory>, Arc<QueueUmem>),
     /// The device refused to end something.
     stays: Arc<AtomicBool>,
 }
@@ -65,6 +71,8 @@ pub struct QueueMemory {
     plan: QueuePlan,
     /// First bytes, of device code's memory and of host memory.
     at: [u64; 2],
+    /// Where kernels write how far they are, if this process rings for them.
+    words: Option<Block>,
 }
 
 impl QueueMemory {
@@ -85,15 +93,21 @@ impl QueueMemory {
         }
         let queues = memory.filled(plan.bytes() as usize, |begin, piece| plan.write(begin, piece))?;
         let records = memory.host(plan.host_bytes() as usize)?;
-        Ok(Self { plan, at: [queues, records.cpu.as_ptr() as u64] })
+        let words = match nic.ringer(memory)? {
+            Ringer::Kernels => None,
+            Ringer::Process => Some(memory.shared(WORD_BYTES * plan.queues())?),
+        };
+        Ok(Self { plan, at: [queues, records.cpu.as_ptr() as u64], words })
     }
 }
 
 /// What queues are made of while a set is made.
 struct Builder<'a> {
     nic: &'a Arc<Mlx5Nic>,
-    /// How kernels ring the queues.
+    /// How kernels ring the queues, if they do.
     mode: DoorbellMode,
+    words: Option<Block>,
+    bells: Vec<RungQueue>,
     plan: QueuePlan,
     memory: Arc<QueueUmem>,
     records: Arc<QueueUmem>,
@@ -105,11 +119,23 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// A queue pair with its completion queue.
     fn requester(&mut self, role: Role, page: &Arc<DoorbellPage>) -> Result<Mlx5QueuePair> {
-        let (send, completions) = (self.plan.send_queue(self.queues), self.plan.completion_queue(self.queues));
+        let (i, (memory, records)) = (self.queues, (&self.memory, &self.records));
         self.queues += 1;
-        let rings = (&self.memory, &self.records);
-        let completions = Arc::new(Mlx5CompletionQueue::new(self.nic, &completions, rings, page, &self.stays)?);
-        Mlx5QueuePair::new(self.nic, (role, self.mode), send, &self.memory, (&completions, page), &self.stays)
+        let place = self.plan.completion_queue(i);
+        let completions = Mlx5CompletionQueue::new(self.nic, &place, (memory, records), page, &self.stays)?;
+        // SAFETY: there are as many words as queues.
+        let word = self.words.map(|words| unsafe { words.at(WORD_BYTES * i) });
+        let (rung, place, records) = match word {
+            None => (Rung::ByKernels(self.mode), self.plan.send_queue(i), memory),
+            Some(word) => (Rung::ByProcess { word: word.device }, self.plan.send_queue_of_host(i), records),
+        };
+        let ends = (&Arc::new(completions), page);
+        let pair = Mlx5QueuePair::new(self.nic, (role, rung), place, (memory, records), ends, &self.stays)?;
+        if let Some(word) = word {
+            // SAFETY: the set's memory, which those who have the bell keep.
+            self.bells.push(unsafe { RungQueue::new(word, pair.record(), &pair, page) });
+        }
+        Ok(pair)
     }
 
     /// The other end of a queue pair's connection to this rank. It sends nothing, so that nothing of it ever completes:
@@ -118,8 +144,9 @@ impl Builder<'_> {
         let place = self.plan.responder(self.responders);
         self.responders += 1;
         // Nobody rings it.
-        let what = (Role::Responder, DoorbellMode::Record);
-        Mlx5QueuePair::new(self.nic, what, place, &self.memory, (&of.completions, page), &self.stays)
+        let what = (Role::Responder, Rung::ByKernels(DoorbellMode::Record));
+        let memory = (&self.memory, &self.memory);
+        Mlx5QueuePair::new(self.nic, what, place, memory, (&of.completions, page), &self.stays)
     }
 }
 
@@ -139,6 +166,8 @@ impl QueueSet {
         let mut builder = Builder {
             nic,
             mode: mode(&nic.capabilities, nic.reliable_doorbell, 1 << request.log_slots),
+            words: places.words,
+            bells: Vec::new(),
             plan,
             memory: Arc::new(queues.map_err(with_label)?),
             records: Arc::new(records.map_err(with_label)?),
@@ -149,12 +178,16 @@ impl QueueSet {
         let watch = ErrorWatch::new(nic)?;
         let (stays, no_pairs) = (builder.stays.clone(), Vec::new());
         // From here on what was made is the set's: whatever fails below ends with it.
-        let mut set = Self { nic: nic.clone(), request, pairs: no_pairs, responders: Vec::new(), watch, stays };
+        let (nic, bells, memory) = (nic.clone(), Mutex::default(), (memory.clone(), builder.records.clone()));
+        let mut set = Self { nic, request, pairs: no_pairs, responders: Vec::new(), watch, bells, memory, stays };
+        let nic = builder.nic;
         for context in 0..request.shape.contexts {
-            let page = doorbell_page(nic, memory).map_err(with_label)?;
+            let by_kernels = builder.words.is_none();
+            let page = doorbell_page(nic, set.memory.0.context().filter(|_| by_kernels)).map_err(with_label)?;
             set.add_context(&mut builder, context, &page)
                 .map_err(|e| e.context(format_args!("{}, context {context}", nic.label())))?;
         }
+        *set.bells.lock() = builder.bells;
         let slices = set.slices();
         Ok((set, slices))
     }
@@ -177,9 +210,9 @@ impl QueueSet {
                 responders.of_companions.push(builder.responder(companion, page)?);
             }
             let index = 2 * (self.pairs.len() - 1);
-            self.watch.add(&pair.main, index)?;
+            self.watch.add(&pair.main, index, builder.nic.label())?;
             if let Some(companion) = &pair.companion {
-                self.watch.add(companion, index + 1)?;
+                self.watch.add(companion, index + 1, builder.nic.label())?;
             }
         }
         Ok(())
@@ -256,7 +289,7 @@ impl QueueSet {
             lag_counts: capabilities.lag_in_rtr,
             // Some firmware is said to need it, of queue pairs that were told when they were made (NVIDIA/nccl, pull
             // request 2315).
-            lag_again: capabilities.lag_in_rts && capabilities.lag_ports > 1,
+            lag_again: capabilities.lag_in_rts && capabilities.lag_ports > 0,
         };
         let patience = Patience {
             timeout: nic.port.timeout,
@@ -300,6 +333,24 @@ impl QueueSet {
             companion: pair.companion.as_ref().map(Mlx5QueuePair::for_kernels),
         };
         self.pairs.iter().map(queues).collect()
+    }
+
+    /// What `threads` threads have to do, so that the queues are rung: nothing, where kernels ring. To be asked once;
+    /// `failed` is set if one of them ends.
+    pub fn ringing(&self, threads: usize, failed: &Arc<AtomicBool>) -> Vec<RingWork> {
+        let mut bells = std::mem::take(&mut *self.bells.lock());
+        let each = bells.len().div_ceil(threads.max(1)).max(1);
+        let mut all = Vec::new();
+        while !bells.is_empty() {
+            let rest = bells.split_off(each.min(bells.len()));
+            all.push(RingWork::new(std::mem::replace(&mut bells, rest), self.memory.clone(), failed.clone()));
+        }
+        all
+    }
+
+    /// Whether this process rings the queues, and no thread has them yet.
+    pub fn wants_ringing(&self) -> bool {
+        !self.bells.lock().is_empty()
     }
 
     /// Whether any queue pair has failed. Any thread may ask at any time; it costs a system call.
@@ -378,8 +429,9 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
 }
 
 /// A page for a context: one of its own while there are any, else the one that all share.
-fn doorbell_page(nic: &Mlx5Nic, memory: &Memory) -> Result<Arc<DoorbellPage>> {
-    let (devx, context) = (&nic.port.devx, memory.context());
+/// `context`: as for [`DoorbellPage::take`].
+fn doorbell_page(nic: &Mlx5Nic, context: Option<&Arc<Context>>) -> Result<Arc<DoorbellPage>> {
+    let devx = &nic.port.devx;
     DoorbellPage::dedicated(devx, context).map(Arc::new).or_else(|first| {
         let mut shared = nic.shared_page.lock();
         if let Some(page) = shared.upgrade() {

@@ -5,7 +5,8 @@ use crate::world::{current, world, INVALID_CONTEXT};
 use crate::{blocking, call, give, in_context};
 use oxygin_ffi::cuda::*;
 use std::collections::BTreeMap;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::Mutex;
 
 const PAGE: u64 = 4096;
@@ -16,6 +17,15 @@ const HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 
 /// First page behind each, by its first byte.
 static MAPPED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+/// What mapping one fails with; 0: it does not.
+static REFUSED: AtomicI32 = AtomicI32::new(0);
+
+/// From here on mapping one fails with this; 0: it does not.
+#[no_mangle]
+pub extern "C" fn fake_refuse_registers(code: c_int) {
+    REFUSED.store(code, Ordering::Relaxed);
+}
 
 fn page(at: u64) -> u64 {
     at & !(PAGE - 1)
@@ -28,6 +38,10 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, f
     if bytes == 0 || flags != all | CU_MEMHOSTREGISTER_IOMEMORY {
         world().violation("cuMemHostRegister of something that is no device's register");
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    match REFUSED.load(Ordering::Relaxed) {
+        0 => {}
+        code => return code as CUresult,
     }
     let end = page(at + bytes as u64 + PAGE - 1);
     let mut mapped = MAPPED.lock().unwrap();
@@ -67,6 +81,12 @@ pub extern "C" fn fake_register(at: u64) -> u64 {
     } else {
         0
     }
+}
+
+/// Whether kernels see pinned memory at `at`.
+#[no_mangle]
+pub extern "C" fn fake_is_pinned(at: u64) -> bool {
+    world().is_pinned(at, 8)
 }
 
 /// How many there are.

@@ -79,14 +79,19 @@ pub mod general {
     pub const RC: Field = at(0x23f, 1);
     /// Queue pairs may be bound to a port of a LAG.
     pub const LAG_TX_PORT_AFFINITY: Field = at(0x278, 1);
-    /// Ports of the LAG; 0: there is none.
+    /// Ports of the LAG; 0 and 1: there is none.
     pub const NUM_LAG_PORTS: Field = at(0x27c, 4);
+    /// Whose times completions of a send queue may bear: 0, those of the free-running clock alone; 1, of the real-time
+    /// clock alone; 2, of both.
+    pub const SQ_TS_FORMAT: Field = at(0x440, 2);
 }
 
 /// Fields of `roce_cap`.
 pub mod roce {
     use super::{field, Field, START};
 
+    /// As [`super::general::SQ_TS_FORMAT`], of queue pairs.
+    pub const QP_TS_FORMAT: Field = field(0x1e, 2).within(START);
     /// The largest source port of RoCE v2.
     pub const R_ROCE_MAX_SRC_UDP_PORT: Field = field(0xc0, 16).within(START);
     /// The smallest.
@@ -112,7 +117,8 @@ pub struct Capabilities {
     pub rc: bool,
     /// Atomic operations.
     pub atomics: bool,
-    /// Completion queues that may be overrun: device code of GDAKI writes no consumer index.
+    /// Completion queues that may be overrun: device code of GDAKI writes no consumer index. A device that does not say
+    /// so is tried: NCCL asks for such queues without a look at this.
     pub cq_overrun: bool,
     /// Entries that wait for completions: counters need them.
     pub cross_channel: bool,
@@ -140,6 +146,9 @@ pub struct Capabilities {
     pub udp_ports: (u16, u16),
     /// Slots of a send queue whose doorbells need no record at most; 0: there is no such queue.
     pub no_record_slots: u32,
+    /// It may have another clock than the free-running one: queue pairs take the one that it is set to. One that is set
+    /// to real time alone refuses those that ask for the other (Linux, `mlx5_get_qp_default_ts`).
+    pub has_clocks: bool,
     /// There are more capabilities to ask for.
     pub has_more: bool,
 }
@@ -154,9 +163,10 @@ impl Capabilities {
     pub fn new(general: &Answer, roce: Option<&Answer>, general_2: Option<&Answer>) -> Self {
         let is = |field| general.get(field) == 1;
         let power = |field| 1_u32.checked_shl(general.get(field) as u32).unwrap_or(u32::MAX);
-        let ports = match is(general::LAG_TX_PORT_AFFINITY) {
-            true => general.get(general::NUM_LAG_PORTS) as u8,
-            false => 0,
+        // A single port is no LAG, and nothing to be bound to (Linux, `mlx5_ib_lag_should_assign_affinity`).
+        let ports = match general.get(general::NUM_LAG_PORTS) as u8 {
+            ports @ 2.. if is(general::LAG_TX_PORT_AFFINITY) => ports,
+            _ => 0,
         };
         let no_record = general_2.is_some_and(|answer| answer.get(general_2::SEND_DBR_MODE_NO_DBR_EXT) == 1);
         let send_slots = power(general::LOG_MAX_QP_SZ);
@@ -186,6 +196,10 @@ impl Capabilities {
                 (port(roce::R_ROCE_MIN_SRC_UDP_PORT), port(roce::R_ROCE_MAX_SRC_UDP_PORT))
             }),
             no_record_slots,
+            has_clocks: match roce.filter(|_| is(general::ROCE)) {
+                Some(roce) => roce.get(roce::QP_TS_FORMAT) != 0,
+                None => general.get(general::SQ_TS_FORMAT) != 0,
+            },
             has_more: is(general::HCA_CAP_2),
         }
     }
@@ -229,6 +243,15 @@ mod tests {
         }
         more.set(general_2::SEND_DBR_MODE_NO_DBR_EXT, 0);
         assert_eq!(Capabilities::new(&general, None, Some(&more)).no_record_slots, 0);
+        // Without RoCE queue pairs have the clocks of send queues.
+        for (by_roce, clocks) in [(0, false), (1, true)] {
+            general.set(general::ROCE, by_roce);
+            roce.set(roce::QP_TS_FORMAT, 1);
+            let has = Capabilities::new(&general, Some(&roce), None).has_clocks;
+            assert_eq!((has, Capabilities::new(&general, None, None).has_clocks), (clocks, false));
+        }
+        general.set(general::SQ_TS_FORMAT, 2);
+        assert!(Capabilities::new(&general, None, None).has_clocks);
         // A device that says nonsense is no reason to end.
         general.set(general::LOG_MAX_QP_SZ, 0xff);
         assert_eq!(Capabilities::new(&general, None, None).send_slots, u32::MAX);

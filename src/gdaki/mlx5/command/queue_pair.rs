@@ -30,6 +30,8 @@ pub mod qpc {
     pub const LOG_MSG_MAX: Field = field(0x43, 5);
     /// Slots of the send queue, as a power of two.
     pub const LOG_SQ_SIZE: Field = field(0x51, 4);
+    /// Whose times its completions bear: 0, those of the free-running clock; 1, of the one that the device is set to.
+    pub const TS_FORMAT: Field = field(0x58, 2);
     /// The doorbell page.
     pub const UAR_PAGE: Field = field(0x68, 24);
     /// 0: doorbells have a record; 1: none. Reserved in Linux and rdma-core; from NCCL's copy of DOCA GPUNetIO,
@@ -125,6 +127,9 @@ pub struct NewQueuePair {
     pub mode: DoorbellMode,
     /// Its entries may wait for completions of other queues.
     pub is_master: bool,
+    /// Its completions bear times of the clock that the device is set to, not of the free-running one. Nobody reads
+    /// them.
+    pub any_clock: bool,
 }
 
 impl NewQueuePair {
@@ -140,6 +145,7 @@ impl NewQueuePair {
             (PM_STATE, 3),
             (PD, self.domain.into()),
             (LOG_SQ_SIZE, self.log_slots.into()),
+            (TS_FORMAT, u64::from(self.any_clock)),
             (UAR_PAGE, self.uar.into()),
             (SEND_DBR_MODE, u64::from(self.mode == DoorbellMode::NoRecord)),
             (CQN_SND, self.completion_queue.into()),
@@ -233,6 +239,7 @@ mod tests {
             completion_queue: 0x42,
             mode: DoorbellMode::Record,
             is_master: false,
+            any_clock: false,
         }
     }
 
@@ -257,9 +264,10 @@ mod tests {
             (67, 1 << 31),
         ];
         assert_eq!(words(new().create().bytes()), plain);
-        let other = NewQueuePair { mode: DoorbellMode::NoRecord, is_master: true, ..new() };
+        let other = NewQueuePair { mode: DoorbellMode::NoRecord, is_master: true, any_clock: true, ..new() };
         let mut more = plain;
         more.extend([(10, 1 << 30), (42, 1)]);
+        more[3].1 |= 1 << 6;
         more.sort_unstable();
         assert_eq!(words(other.create().bytes()), more);
     }

@@ -39,7 +39,7 @@ impl World {
         bytes
     }
 
-    fn is_pinned(&mut self, at: u64, n: usize) -> bool {
+    pub fn is_pinned(&mut self, at: u64, n: usize) -> bool {
         self.inner().pinned.iter().any(|&(base, len, _)| at >= base && at + n as u64 <= base + len as u64)
     }
 

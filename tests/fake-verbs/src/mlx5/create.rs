@@ -26,6 +26,18 @@ impl World {
         Ok(umem.host + offset)
     }
 
+    /// Where the entries of a queue lie. They begin a page of their umem: Linux, `drivers/infiniband/hw/mlx5/devx.c`,
+    /// `devx_umem_reg_cmd_alloc`, on `umem_offset`.
+    fn ring(&self, context: usize, id: u64, offset: u64, bytes: u64, what: &str) -> Result<u64, Refusal> {
+        let at = self.in_umem(context, id, offset, bytes, what)?;
+        match self.mlx5.umems.get(&(id as u32)).map(|umem| umem.page) {
+            Some(page) if offset % page != 0 => {
+                refuse!(status::BAD_PARAM, "{what} at {offset:#x} of a umem whose pages have {page:#x} bytes")
+            }
+            _ => Ok(at),
+        }
+    }
+
     /// The doorbell page of a queue.
     fn check_uar(&self, context: usize, page: u64) -> Result<u32, Refusal> {
         match self.mlx5.uars.get(&(page as u32)) {
@@ -86,7 +98,7 @@ impl World {
         if offset % ENTRY_BYTES != 0 {
             refuse!(status::BAD_PARAM, "completion entries at {offset:#x}");
         }
-        let at = self.in_umem(context, get("cq_umem_id"), offset, ENTRY_BYTES << log, "completion entries")?;
+        let at = self.ring(context, get("cq_umem_id"), offset, ENTRY_BYTES << log, "completion entries")?;
         self.check_pages(at, get("cq_context.log_page_size"))?;
         let record_at = get("cq_context.dbr_addr");
         let record = self.in_umem(context, get("cq_context.dbr_umem_id"), record_at, 8, "doorbell record")?;
@@ -179,6 +191,14 @@ impl World {
         if log > device_has::of(&self.settings, device, "log_max_qp_sz") {
             refuse!(status::BAD_SIZE, "2^{log} send slots");
         }
+        // DPDK, mlx5_prm.h: MLX5_HCA_CAP_TIMESTAMP_FORMAT_*, MLX5_QPC_TIMESTAMP_FORMAT_*.
+        let clocks = device_has::of(&self.settings, device, "qp_ts_format");
+        match (clocks, get("qpc.ts_format")) {
+            (0 | 2, 0) | (1 | 2, 1 | 2) => {}
+            (_, asked) => {
+                refuse!(status::BAD_PARAM, "qpc.ts_format {asked} on a device whose qp_ts_format is {clocks}")
+            }
+        }
         // DPDK, mlx5_prm.h: MLX5_ZERO_LEN_RQ.
         if get("qpc.rq_type") != 3 || get("qpc.log_rq_size") != 0 || get("qpc.log_rq_stride") != 0 {
             refuse!(status::BAD_PARAM, "a queue pair of the fake has no receive queue: rq_type 3 and no size");
@@ -233,7 +253,7 @@ impl World {
         if offset % ENTRY_BYTES != 0 {
             refuse!(status::BAD_PARAM, "send slots at {offset:#x}");
         }
-        let slots = self.in_umem(context, get("wq_umem_id"), offset, ENTRY_BYTES << log, "send slots")?;
+        let slots = self.ring(context, get("wq_umem_id"), offset, ENTRY_BYTES << log, "send slots")?;
         self.check_pages(slots, get("qpc.log_page_size"))?;
         let record = self.record_of(context, device, input)?;
         let uar = self.check_uar(context, get("qpc.uar_page"))?;

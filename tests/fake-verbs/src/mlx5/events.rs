@@ -144,6 +144,11 @@ pub unsafe extern "C" fn mlx5dv_devx_subscribe_devx_event_fake(
     if errno != 0 {
         return errno;
     }
+    // Linux, drivers/infiniband/hw/mlx5/devx.c, is_valid_events: those of the device's capabilities.
+    let told = world.settings.get("mlx5_events", device);
+    if numbers.iter().any(|n| told >> n & 1 == 0) {
+        return libc::EINVAL;
+    }
     let Some(channel) = world.mlx5.channels.get_mut(&(channel as usize)) else { return libc::EBADF };
     if channel.context != context || numbers.iter().any(|n| !raised_by(kind).contains(n)) {
         return libc::EINVAL;

@@ -29,6 +29,10 @@ pub struct UmemAsked {
     dmabuf_fd: c_int,
 }
 
+/// Pages of host memory, and what GPU memory has in one piece.
+const HOST_PAGE: u64 = 4096;
+const GPU_PAGE: u64 = 2 << 20;
+
 /// `MLX5DV_UMEM_MASK_DMABUF`.
 const IS_DMABUF: u64 = 1;
 
@@ -136,7 +140,7 @@ pub unsafe extern "C" fn mlx5dv_devx_umem_reg_fake(
     access: u32,
 ) -> *mut UmemHandle {
     let asked = UmemAsked { addr, size, access, pgsz_bitmap: !0xfff, comp_mask: 0, dmabuf_fd: -1 };
-    unsafe { mlx5dv_devx_umem_reg_ex_fake(context, &raw const asked) }
+    unsafe { register(context, &asked) }
 }
 
 #[no_mangle]
@@ -144,26 +148,36 @@ pub unsafe extern "C" fn mlx5dv_devx_umem_reg_ex_fake(
     context: *mut ibv_context,
     asked: *const UmemAsked,
 ) -> *mut UmemHandle {
-    let (device, at, asked) = (unsafe { device_of(context) }, context as usize, unsafe { &*asked });
+    if world().settings.get("mlx5_umem_pages", unsafe { device_of(context) }) == 0 {
+        return fail(libc::EPROTONOSUPPORT);
+    }
+    unsafe { register(context, &*asked) }
+}
+
+unsafe fn register(context: *mut ibv_context, asked: &UmemAsked) -> *mut UmemHandle {
+    let (device, at) = (unsafe { device_of(context) }, context as usize);
     if let Err(errno) = world().check_umem(device, at, asked) {
         return fail(errno);
     }
     let placed = if asked.comp_mask & IS_DMABUF != 0 {
-        unsafe { place_dmabuf(device, asked) }
+        unsafe { place_dmabuf(device, asked) }.map(|(host, mapped)| (host, mapped, GPU_PAGE))
     } else {
         match gpu::resolve(-1, asked.addr as u64, asked.size) {
             Some(_) if world().settings.get("peermem", device) == 0 => Err(libc::EFAULT),
-            Some(host) => Ok((host, false)),
-            None => Ok((asked.addr as u64, false)),
+            Some(host) => Ok((host, false, GPU_PAGE)),
+            None => Ok((asked.addr as u64, false, HOST_PAGE)),
         }
     };
-    let (host, mapped) = match placed {
+    let (host, mapped, largest) = match placed {
         Ok(placed) => placed,
         Err(errno) => return fail(errno),
     };
+    // The largest allowed one that the memory has.
+    let Some(log) = (asked.pgsz_bitmap & (2 * largest - 1)).checked_ilog2() else { return fail(libc::EINVAL) };
     let mut world = world();
     let umem_id = 0x300 + world.mlx5.number();
-    world.mlx5.umems.insert(umem_id, Umem { context: at, host, bytes: asked.size as u64, mapped, users: 0 });
+    let (bytes, page) = (asked.size as u64, 1 << log);
+    world.mlx5.umems.insert(umem_id, Umem { context: at, host, bytes, page, mapped, users: 0 });
     new(UmemHandle { umem_id, context: at })
 }
 

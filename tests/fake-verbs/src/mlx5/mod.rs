@@ -11,8 +11,11 @@
 //!   `mlx5` (1; 0: no mlx5 device), `mlx5_open_errno`, `mlx5_uar_dedicated` (1; 0: alloc_uar refuses flag 1 << 31 with
 //!   EOPNOTSUPP, as older libraries do), `mlx5_uar_errno`, `mlx5_uar_dmabuf` (0: uar_export_dmabuf_fd says
 //!   EOPNOTSUPP; 1: a descriptor), `mlx5_umem_errno`, `mlx5_umem_in` (n: only the n-th umem from now fails, with
-//!   `mlx5_umem_errno`), `mlx5_umem_dmabuf` (1; 0: DMA-BUF umems say EOPNOTSUPP), `mlx5_eqn_errno`,
-//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
+//!   `mlx5_umem_errno`), `mlx5_umem_dmabuf` (1; 0: DMA-BUF umems say EOPNOTSUPP), `mlx5_umem_pages` (1; 0:
+//!   umem_reg_ex says EPROTONOSUPPORT, as kernels do that cannot be told page sizes), `mlx5_eqn_errno`,
+//!   `mlx5_channel_errno`, `mlx5_subscribe_errno`, `mlx5_events` (-1: all; else a bit for each event that the device
+//!   tells of: asking for another one is EINVAL), `mlx5_false_alarms` (1: every completion is told of to whoever is
+//!   armed for errors), `mlx5_data_direct` (0), `mlx5_data_direct_errno` (of its
 //!   registrations), `mlx5_destroy_errno`. GPU memory by its
 //!   address needs `peermem`, as for regions; `dmabuf_errno` is for umems, too.
 //! * **Commands that fail**: `mlx5_fail_in` = n: the n-th command from now fails (1: the next), of those with the

@@ -17,6 +17,8 @@ pub struct Umem {
     /// Where it lies in this process.
     pub host: u64,
     pub bytes: u64,
+    /// Bytes of its pages, in which queues begin.
+    pub page: u64,
     /// Whether the fake has mapped it.
     pub mapped: bool,
     /// Queues in it.
