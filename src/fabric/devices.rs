@@ -22,7 +22,7 @@ pub enum DeviceKind {
 pub struct Device {
     /// What it is.
     pub kind: DeviceKind,
-    /// Name, for logs.
+    /// What NCCL is told it is called; no other plugin calls a device so.
     pub name: CString,
     /// sysfs path of its PCI function.
     pub pci_path: Option<CString>,
@@ -115,9 +115,17 @@ fn soft() -> Device {
     }
 }
 
+/// NCCL's topology has one entry for all devices of a name, whichever plugin they are of, and the number that the
+/// plugin has for it that was asked last: with the kernel's name, a rank would get the device that has its number in
+/// NET's list. What NCCL knows of an entry is what the first plugin said, so that NET's port, speed and GPUDirect would
+/// be this library's.
+fn property_name(device: &str, port: u8) -> String {
+    format!("oxygin-{device}:{port}")
+}
+
 fn port(info: DeviceInfo, ptr_support: c_int) -> Device {
     Device {
-        name: CString::new(info.name.clone()).unwrap_or_default(),
+        name: CString::new(property_name(&info.name, info.port)).unwrap_or_default(),
         pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
         guid: info.guid,
         speed: info.speed_mbps,
