@@ -8,6 +8,7 @@
 
 mod gpu_issue;
 mod parse;
+mod rdma;
 #[cfg(test)]
 mod tests;
 mod variables;
@@ -327,7 +328,7 @@ pub fn markdown() -> String {
          Read once, when a communicator is initialised. An unknown `OXYGIN_*` name or a value that cannot be used is\n\
          reported once a process, at NCCL's WARN level, and the default holds. Integers may be decimal, hexadecimal\n\
          (`0x`) or octal (leading 0). `NCCL_*` variables mean what they mean in NCCL.\n\n\
-         This page is generated from `VARIABLES` in `src/config/variables.rs`; a test compares the two.\n\n\
+         This page is generated from `VARIABLES` in `src/config`; a test compares the two.\n\n\
          | variable | default | accepted | meaning |\n|---|---|---|---|\n",
     );
     for v in VARIABLES {
