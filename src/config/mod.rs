@@ -170,6 +170,10 @@ pub struct Config {
     pub ib_timeout: u8,
     /// `NCCL_IB_RETRY_CNT`.
     pub ib_retry_cnt: u8,
+    /// `NCCL_IB_MQP_RETRY_CNT`: how often a queue pair's move that timed out is tried again.
+    pub ib_modify_retries: u32,
+    /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: what is waited before the first of them.
+    pub ib_modify_pause: Duration,
     /// `NCCL_IB_PKEY`: index into the port's P_Key table.
     pub ib_pkey: u16,
     /// `NCCL_DMABUF_ENABLE`.
@@ -217,6 +221,8 @@ impl Default for Config {
             // NCCL's own defaults.
             ib_timeout: 20,
             ib_retry_cnt: 7,
+            ib_modify_retries: 34,
+            ib_modify_pause: Duration::from_millis(100),
             ib_pkey: 0,
             dma_buf: true,
             ib_data_direct: true,

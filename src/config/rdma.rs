@@ -3,6 +3,7 @@
 use super::parse::{integer, unless_minus_one, within};
 use super::variables::Variable;
 use super::ReliableDoorbell;
+use std::time::Duration;
 
 /// Those that this library reads too; they mean what they mean in NCCL.
 pub(super) const RDMA: &[Variable] = &[
@@ -58,6 +59,24 @@ pub(super) const RDMA: &[Variable] = &[
         meaning: "How often a queue pair sends again before it fails; at most 6 on soft-RoCE, where 7 is for ever.",
         accepted: "0 to 7",
         apply: |config, text| within(text, 0, 7).map(|value| config.ib_retry_cnt = value),
+    },
+    Variable {
+        name: "NCCL_IB_MQP_RETRY_CNT",
+        default: "34",
+        meaning:
+            "How often a queue pair that timed out on its way to its peer, on RoCE for want of an answer to ARP, is \
+                  tried again, within half of OXYGIN_TIMEOUT for all of a set of contexts.",
+        accepted: "0 to 1000",
+        apply: |config, text| within(text, 0, 1000).map(|value| config.ib_modify_retries = value),
+    },
+    Variable {
+        name: "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
+        default: "100",
+        meaning: "What is waited before the first of these retries, in ms; before the n-th, n times that.",
+        accepted: "0 to 60000",
+        apply: |config, text| {
+            within(text, 0, 60_000).map(|value| config.ib_modify_pause = Duration::from_millis(value))
+        },
     },
     Variable {
         name: "NCCL_IB_PKEY",

@@ -2,9 +2,7 @@
 
 use super::parse::{integer, seconds, within};
 use super::rdma::RDMA;
-use super::{
-    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, Ringing, SoftTransport,
-};
+use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, Ringing, SoftTransport};
 use std::time::Duration;
 
 /// One variable: what users read and what the parser does.

@@ -58,6 +58,7 @@ use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use wire::Hello;
 
 /// Bytes of one work request at most, whatever ports take: long messages hold others up on some devices, and one bit of
@@ -84,6 +85,8 @@ pub struct VerbsFabric {
     origin: Origin,
     /// On iWARP devices.
     iwarp: Option<Home>,
+    /// How long queue pairs are being connected: what of `OXYGIN_TIMEOUT` leaves other ranks time to hear of it.
+    patience: Duration,
     /// `NCCL_IB_TC` or `NCCL_GIN_IB_TC`; what createContext asks for counts where neither is set, as with NCCL.
     traffic_class: Option<u8>,
     /// `NCCL_IB_SL` was given.
@@ -160,15 +163,9 @@ impl VerbsFabric {
             pd,
             devx,
             label,
-            origin: Origin {
-                port: device.port,
-                pkey_index: config.ib_pkey,
-                gid,
-                sl: config.ib_sl.unwrap_or(0) & 15,
-                timeout: config.ib_timeout,
-                retry_cnt: connect::retries(config.ib_retry_cnt, limits.vendor_id),
-            },
+            origin: Origin::new(config, device.port, gid, limits.vendor_id),
             iwarp,
+            patience: config.timeout / 2,
             traffic_class: config.ib_tc,
             sl_given: config.ib_sl.is_some(),
             hello,

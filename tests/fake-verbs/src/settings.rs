@@ -22,6 +22,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("max_msg_sz", 1 << 30),
     // 3: 1024 bytes.
     ("active_mtu", 3),
+    // So many next moves to RTR time out, as they do where the network does not answer in time.
+    ("rtr_timeouts", 0),
     // Entries of the GID table: two link-local ones, then two IPv4 ones.
     ("gids", 4),
     // create_qp says ENOMEM above so many entries.

@@ -1,0 +1,37 @@
+//! Ports and addresses: which a rank takes, and how it comes from there to its peers.
+
+use crate::harness::*;
+use oxygin::config::Config;
+use oxygin::fabric::{ContextSpec, Fabric};
+use std::time::{Duration, Instant};
+
+/// On RoCE the kernel asks the network for a peer's hardware address, and where many ask at once answers get lost.
+#[test]
+fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
+    let fake = Fake::take();
+    let config = Config { ib_modify_pause: Duration::from_millis(1), ..Config::default() };
+    fake.set("rtr_timeouts", 5);
+    let ranks = Job { config: config.clone(), ..Default::default() }.start();
+    assert_eq!(fake.count("rtr_refusals"), 5);
+    let seq = start_put(&ranks[0], 0, 1, &put(&ranks[0], 0, &ranks[1], 0, 8));
+    finish(&ranks[0].contexts[0], 1, seq);
+    drop(ranks);
+    // As often as asked for, and not beyond half of the time that set-up has.
+    let brief = Config { ib_modify_retries: 1000, timeout: Duration::from_millis(200), ..config.clone() };
+    for (config, most) in [(Config { ib_modify_retries: 3, ..config }, 4), (brief, 100)] {
+        fake.set("reset", 0);
+        fake.set("rtr_timeouts", 1000);
+        let fabrics = Job { ranks: 1, config, ..Default::default() }.fabrics();
+        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let (pending, slices) = fabrics[0].0.prepare_contexts(&spec).unwrap();
+        let since = Instant::now();
+        let e = fabrics[0].0.finish_contexts(pending, &[&slices]).err().unwrap();
+        assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        assert!((2..=most).contains(&fake.count("rtr_refusals")), "{}", fake.count("rtr_refusals"));
+        for part in ["to RTR", "to ::ffff:10.0.0.1", "ip route", "NCCL_IB_MQP_RETRY_CNT"] {
+            assert!(e.message().contains(part), "{e}");
+        }
+        drop(fabrics);
+    }
+    fake.check_clean();
+}
