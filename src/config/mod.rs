@@ -158,6 +158,8 @@ pub struct Config {
     pub socket_family: Option<i32>,
     /// `NCCL_COMM_ID`: an address whose subnet is preferred, as in NCCL.
     pub comm_id: Option<String>,
+    /// `NCCL_IB_DISABLE`: RDMA devices are left alone unless verbs are demanded.
+    pub ib_disable: bool,
     /// `NCCL_IB_HCA`, in NCCL's syntax.
     pub ib_hca: Option<String>,
     /// `NCCL_IB_GID_INDEX`.
@@ -214,6 +216,7 @@ impl Default for Config {
             socket_ifname: None,
             socket_family: None,
             comm_id: None,
+            ib_disable: false,
             ib_hca: None,
             ib_gid_index: None,
             ib_tc: None,
@@ -265,6 +268,15 @@ impl Config {
             }
         }
         (config, problems)
+    }
+
+    /// What keeps this rank from RDMA devices, whichever there are.
+    pub fn without_verbs(&self) -> Option<&'static str> {
+        match self.fabric {
+            FabricChoice::Soft => Some("OXYGIN_FABRIC=soft"),
+            FabricChoice::Auto if self.ib_disable => Some("NCCL_IB_DISABLE is set"),
+            _ => None,
+        }
     }
 
     /// How long a peer of the soft fabric may be silent: as long as verbs would go on trying, unless something else

@@ -8,6 +8,14 @@ use std::time::Duration;
 /// Those that this library reads too; they mean what they mean in NCCL.
 pub(super) const RDMA: &[Variable] = &[
     Variable {
+        name: "NCCL_IB_DISABLE",
+        default: "0",
+        meaning:
+            "Whether `OXYGIN_FABRIC=auto` leaves RDMA devices alone, as NCCL does; `verbs` takes them all the same.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_disable = value != 0),
+    },
+    Variable {
         name: "NCCL_IB_HCA",
         default: "every device with an active port",
         meaning: "RDMA devices and ports to use.",

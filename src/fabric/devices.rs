@@ -68,8 +68,8 @@ pub fn why_no_verbs(config: &Config) -> String {
 }
 
 fn find(config: &Config) -> Found {
-    if config.fabric == FabricChoice::Soft {
-        return Found { devices: vec![soft()], no_verbs: "OXYGIN_FABRIC=soft".into() };
+    if let Some(why) = config.without_verbs() {
+        return Found { devices: vec![soft()], no_verbs: why.into() };
     }
     let (has_gpus, peermem) = (gpu::has_driver(), peermem(Path::new("/sys")));
     let (usable, no_verbs) = match verbs::devices(config) {
@@ -216,6 +216,19 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_device_is_opened_where_the_environment_forbids_it() {
+        let why = |fabric, ib_disable| {
+            let config = Config { fabric, ib_disable, ib_hca: Some("=none-of-this-name".into()), ..Config::default() };
+            let found = find(&config);
+            assert!(matches!(found.devices[..], [Device { kind: DeviceKind::Soft, .. }]));
+            found.no_verbs
+        };
+        assert_eq!(why(FabricChoice::Soft, false), "OXYGIN_FABRIC=soft");
+        assert_eq!(why(FabricChoice::Auto, true), "NCCL_IB_DISABLE is set");
+        assert_ne!(why(FabricChoice::Verbs, true), "NCCL_IB_DISABLE is set");
+    }
 
     #[test]
     fn gpu_memory_is_announced_where_it_can_be_registered() {
