@@ -6,6 +6,7 @@
 //! cannot be used is reported once a process, with what would be accepted, and
 //! the default takes its place: a typing error must not end a job.
 
+mod address_range;
 mod gpu_issue;
 mod parse;
 mod rdma;
@@ -13,6 +14,7 @@ mod rdma;
 mod tests;
 mod variables;
 
+pub use address_range::AddressRange;
 pub use gpu_issue::GpuIssue;
 pub use variables::{Variable, VARIABLES};
 
@@ -164,6 +166,12 @@ pub struct Config {
     pub ib_hca: Option<String>,
     /// `NCCL_IB_GID_INDEX`.
     pub ib_gid_index: Option<u8>,
+    /// `NCCL_IB_ROCE_VERSION_NUM`: 1 or 2.
+    pub ib_roce_version: u32,
+    /// `NCCL_IB_ADDR_FAMILY` is `AF_INET6`.
+    pub ib_wants_ipv6: bool,
+    /// `NCCL_IB_ADDR_RANGE`.
+    pub ib_address_range: Option<AddressRange>,
     /// `NCCL_GIN_IB_TC`, else `NCCL_IB_TC`.
     pub ib_tc: Option<u8>,
     /// `NCCL_IB_SL`.
@@ -219,6 +227,9 @@ impl Default for Config {
             ib_disable: false,
             ib_hca: None,
             ib_gid_index: None,
+            ib_roce_version: 2,
+            ib_wants_ipv6: false,
+            ib_address_range: None,
             ib_tc: None,
             ib_sl: None,
             // NCCL's own defaults.

@@ -2,7 +2,7 @@
 
 use super::parse::{integer, unless_minus_one, within};
 use super::variables::Variable;
-use super::ReliableDoorbell;
+use super::{AddressRange, ReliableDoorbell};
 use std::time::Duration;
 
 /// Those that this library reads too; they mean what they mean in NCCL.
@@ -29,9 +29,43 @@ pub(super) const RDMA: &[Variable] = &[
     Variable {
         name: "NCCL_IB_GID_INDEX",
         default: "-1",
-        meaning: "GID table index on RoCE. -1: chosen automatically, RoCE v2 and IPv4-mapped first.",
+        meaning:
+            "GID table index on RoCE. -1: chosen by the three variables that follow, the first in the table among \
+                  equals.",
         accepted: "-1 to 255",
         apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_gid_index = value),
+    },
+    Variable {
+        name: "NCCL_IB_ROCE_VERSION_NUM",
+        default: "2",
+        meaning: "The version of RoCE that a GID is chosen for; another is taken where the port has no such GID.",
+        accepted: "1, 2",
+        apply: |config, text| within(text, 1, 2).map(|value| config.ib_roce_version = value),
+    },
+    Variable {
+        name: "NCCL_IB_ADDR_FAMILY",
+        default: "AF_INET",
+        meaning: "The family of addresses that a GID is chosen from; another is taken where the port has none of it.",
+        accepted: "AF_INET, AF_INET6",
+        apply: |config, text| {
+            config.ib_wants_ipv6 = match text {
+                "AF_INET" => false,
+                "AF_INET6" => true,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Variable {
+        name: "NCCL_IB_ADDR_RANGE",
+        default: "any",
+        meaning: "The subnet, of the family above, that a GID's address is chosen from, for ports with addresses in \
+                  several. A port that has none there is named in the log, and its GID chosen without this.",
+        accepted: "ADDRESS/BITS",
+        apply: |config, text| {
+            config.ib_address_range = Some(AddressRange::parse(text)?);
+            Some(())
+        },
     },
     Variable {
         name: "NCCL_IB_TC",

@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use oxygin::config::Config;
+use oxygin::fabric::verbs::devices;
 use oxygin::fabric::{ContextSpec, Fabric};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,32 @@ fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
             assert!(e.message().contains(part), "{e}");
         }
         drop(fabrics);
+    }
+    fake.check_clean();
+}
+
+/// A port in several subnets has GIDs in each, and a fabric often leads through one of them only.
+#[test]
+fn the_environment_chooses_among_the_addresses_of_a_port() {
+    let fake = Fake::take();
+    fake.set("gids", 8);
+    let parsed = |set: &[(&str, &str)]| {
+        Config::from(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+    };
+    for (set, index) in [
+        (&[][..], 3),
+        (&[("NCCL_IB_ADDR_RANGE", "10.0.1.0/24")], 5),
+        (&[("NCCL_IB_ADDR_RANGE", "10.0.1.0/24"), ("NCCL_IB_ROCE_VERSION_NUM", "1")], 4),
+        (&[("NCCL_IB_ADDR_RANGE", "10.0.1.0/24"), ("NCCL_IB_GID_INDEX", "1")], 1),
+        (&[("NCCL_IB_ADDR_FAMILY", "AF_INET6")], 7),
+        (&[("NCCL_IB_ADDR_RANGE", "192.0.2.0/24")], 3),
+    ] {
+        let config = parsed(set);
+        assert_eq!(devices(&config).unwrap()[1].gid.unwrap().index, index, "{set:?}");
+        let ranks = Job { devices: 2, config, ..Default::default() }.start();
+        assert_eq!(fake.count("last_sgid_index"), i64::from(index), "{set:?}");
+        let seq = start_put(&ranks[0], 0, 1, &put(&ranks[0], 0, &ranks[1], 0, 8));
+        finish(&ranks[0].contexts[0], 1, seq);
     }
     fake.check_clean();
 }

@@ -1,6 +1,6 @@
 //! Which devices and ports there are, what they can do, and why one cannot be used.
 
-use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry};
+use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry, GidWish};
 use super::hca::HcaFilter;
 use super::iwarp::{to_gid, Addresses};
 use super::port::open_devx;
@@ -10,6 +10,7 @@ use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Context, DeviceRef, Pd, Verbs};
 use oxygin_ffi::Missing;
 use std::io;
+use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -226,9 +227,20 @@ fn choose_gid(
         });
     }
     let table: Vec<_> = (0..len).filter_map(entry).collect();
-    choose_roce(&table).ok_or_else(|| {
+    let wish = GidWish::of(config);
+    let chosen = choose_roce(&table, &wish).ok_or_else(|| {
         format!("port {port} of {name} has no GID; give its network interface an address and bring it up")
-    })
+    })?;
+    if let Some(range) = wish.range.filter(|_| !wish.is_in_range(&chosen)) {
+        let family = if wish.ipv6 { "AF_INET6" } else { "AF_INET" };
+        log::warn!(
+            "NCCL_IB_ADDR_RANGE={range} (NCCL_IB_ADDR_FAMILY={family}): {name}:{port} has no GID there; it goes by GID \
+             {} ({:?})",
+            chosen.index,
+            Ipv6Addr::from(chosen.gid.raw)
+        );
+    }
+    Ok(chosen)
 }
 
 fn gid_type_from_sysfs(sysfs: &Path, port: u8, index: u32) -> Option<u32> {
