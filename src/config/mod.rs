@@ -186,6 +186,8 @@ pub struct Config {
     pub ib_modify_pause: Duration,
     /// `NCCL_IB_PKEY`: index into the port's P_Key table.
     pub ib_pkey: u16,
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`: data windows may be written in relaxed order.
+    pub ib_relaxed_ordering: bool,
     /// `NCCL_DMABUF_ENABLE`.
     pub dma_buf: bool,
     /// `NCCL_IB_DATA_DIRECT`: GPU memory for GDAKI is registered with Data Direct where the device has it.
@@ -238,6 +240,7 @@ impl Default for Config {
             ib_modify_retries: 34,
             ib_modify_pause: Duration::from_millis(100),
             ib_pkey: 0,
+            ib_relaxed_ordering: true,
             dma_buf: true,
             ib_data_direct: true,
             reliable_doorbell: ReliableDoorbell::Off,

@@ -128,6 +128,15 @@ pub(super) const RDMA: &[Variable] = &[
         apply: |config, text| within(text, 0, 65_535).map(|value| config.ib_pkey = value),
     },
     Variable {
+        name: "NCCL_IB_PCI_RELAXED_ORDERING",
+        default: "2",
+        meaning:
+            "Whether RDMA devices may write data windows in relaxed order, where libibverbs and they know it; signal \
+                  windows never.",
+        accepted: "0: no; 1, 2: yes",
+        apply: |config, text| within(text, 0, 2).map(|value: u8| config.ib_relaxed_ordering = value != 0),
+    },
+    Variable {
         name: "NCCL_DMABUF_ENABLE",
         default: "1",
         meaning:

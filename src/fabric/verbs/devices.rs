@@ -95,7 +95,7 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceI
         link_layer: 0,
         atomics: false,
         iwarp: device.is_iwarp(),
-        relaxed_ordering: verbs.has_optional_access(),
+        relaxed_ordering: verbs.has_optional_access() && wishes.config.ib_relaxed_ordering,
         dma_buf: false,
         gid: None,
         problem: None,
