@@ -1,9 +1,10 @@
-//! Ports and addresses: which a rank takes, and how it comes from there to its peers.
+//! Ports and addresses: which a rank takes, how it comes from there to its peers, and what it registers of its own.
 
 use crate::harness::*;
 use oxygin::config::Config;
 use oxygin::fabric::verbs::devices;
-use oxygin::fabric::{ContextSpec, Fabric};
+use oxygin::fabric::{Context, ContextSpec, Fabric, Region};
+use oxygin::rma::op::{Op, Payload, Value};
 use std::time::{Duration, Instant};
 
 /// On RoCE the kernel asks the network for a peer's hardware address, and where many ask at once answers get lost.
@@ -59,6 +60,35 @@ fn the_environment_chooses_among_the_addresses_of_a_port() {
         assert_eq!(fake.count("last_sgid_index"), i64::from(index), "{set:?}");
         let seq = start_put(&ranks[0], 0, 1, &put(&ranks[0], 0, &ranks[1], 0, 8));
         finish(&ranks[0].contexts[0], 1, seq);
+    }
+    fake.check_clean();
+}
+
+/// Where `ibv_fork_init` was called and the kernel or the library is old, forked children lack every page that
+/// something is registered in: with a word of the heap they lack other memory of the program, and crash at it.
+#[test]
+fn what_the_fabric_registers_of_its_own_is_in_pages_of_its_own() {
+    let fake = Fake::take();
+    for atomics in [1, 0] {
+        fake.set("reset", 0);
+        fake.set("atomic_cap", atomics);
+        let fabrics = Job::default().fabrics();
+        let contexts = connect(&fabrics, &Job::default().spec);
+        assert!(fake.count("live_regions") >= if atomics == 1 { 2 } else { 4 });
+        let window = Memory::new(64);
+        let region = Region { id: 0, base: window.base(), len: 64, strict: false, dma_buf: None };
+        let there = fabrics[1].0.register(&region).unwrap();
+        let within = fake.count("regions_within_pages");
+        let payload = Payload::new(&7u64.to_ne_bytes()).unwrap();
+        let (remote, rkey) = (window.base(), there.rkey);
+        let value = Value { payload, rkey, remote, signal: None, more: false };
+        // SAFETY: the window outlives the operation.
+        let posted = unsafe { contexts[0][0].post(1, &[Op::Value(value)]) }.unwrap();
+        finish(&contexts[0][0], 1, posted.last);
+        assert_eq!(window.word(0), 7);
+        let own = i64::from(window.base() % 4096 != 0);
+        assert_eq!((fake.count("regions_within_pages"), within), (own, own), "none but the window");
+        drop((contexts, there, fabrics));
     }
     fake.check_clean();
 }
