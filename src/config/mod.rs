@@ -164,6 +164,10 @@ pub struct Config {
     pub ib_disable: bool,
     /// `NCCL_IB_HCA`, in NCCL's syntax.
     pub ib_hca: Option<String>,
+    /// `NCCL_IB_MERGE_VFS`: virtual functions count as being where their card is.
+    pub ib_merge_vfs: bool,
+    /// `NCCL_IB_DEVICE_PCI_ORDER`: devices are listed by their PCI addresses.
+    pub ib_pci_order: bool,
     /// `NCCL_IB_GID_INDEX`.
     pub ib_gid_index: Option<u8>,
     /// `NCCL_IB_ROCE_VERSION_NUM`: 1 or 2.
@@ -228,6 +232,8 @@ impl Default for Config {
             comm_id: None,
             ib_disable: false,
             ib_hca: None,
+            ib_merge_vfs: true,
+            ib_pci_order: true,
             ib_gid_index: None,
             ib_roce_version: 2,
             ib_wants_ipv6: false,

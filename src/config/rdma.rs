@@ -27,6 +27,24 @@ pub(super) const RDMA: &[Variable] = &[
         },
     },
     Variable {
+        name: "NCCL_IB_DEVICE_PCI_ORDER",
+        default: "1",
+        meaning:
+            "Whether RDMA devices are listed by their PCI addresses, which makes GPUs that share several take them in \
+                  the same order on all hosts. 0: in the order of libibverbs.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_pci_order = value != 0),
+    },
+    Variable {
+        name: "NCCL_IB_MERGE_VFS",
+        default: "1",
+        meaning:
+            "Whether NCCL is told that virtual functions are where their card is. 0, for virtual machines whose NICs \
+                  are devices of one bus: each is where it is.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_merge_vfs = value != 0),
+    },
+    Variable {
         name: "NCCL_IB_GID_INDEX",
         default: "-1",
         meaning:

@@ -5,6 +5,7 @@ use oxygin::config::Config;
 use oxygin::fabric::verbs::devices;
 use oxygin::fabric::{Context, ContextSpec, Fabric, Region};
 use oxygin::rma::op::{Op, Payload, Value};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// On RoCE the kernel asks the network for a peer's hardware address, and where many ask at once answers get lost.
@@ -90,5 +91,36 @@ fn what_the_fabric_registers_of_its_own_is_in_pages_of_its_own() {
         assert_eq!((fake.count("regions_within_pages"), within), (own, own), "none but the window");
         drop((contexts, there, fabrics));
     }
+    fake.check_clean();
+}
+
+/// GPUs that share several NICs take them in the order of this list, so that it has to be the same on all hosts.
+#[test]
+fn devices_are_listed_by_their_pci_addresses() {
+    let fake = Fake::take();
+    fake.set("devices", 4);
+    let sysfs = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sysfs-{}", std::process::id()));
+    let places = [("fake_0", "0000:c0:00.0"), ("fake_1", "0000:3b:02.1"), ("fake_3", "0000:3b:00.1")];
+    for (name, function) in places {
+        let real = sysfs.join("pci0000:00").join(function);
+        std::fs::create_dir_all(&real).unwrap();
+        std::fs::create_dir_all(sysfs.join(name)).unwrap();
+        std::os::unix::fs::symlink(real, sysfs.join(name).join("device")).unwrap();
+    }
+    std::env::set_var("FAKE_VERBS_SYSFS", &sysfs);
+    let listed = |config: Config| -> Vec<_> {
+        let place = |path: String| path.rsplit_once('/').unwrap().1.to_owned();
+        devices(&config).unwrap().into_iter().map(|d| (d.name, d.pci_path.map(place).unwrap_or_default())).collect()
+    };
+    let usual = listed(Config::default());
+    let other = listed(Config { ib_pci_order: false, ib_merge_vfs: false, ..Config::default() });
+    std::env::remove_var("FAKE_VERBS_SYSFS");
+    std::fs::remove_dir_all(sysfs).unwrap();
+    let are = |list: Vec<(String, String)>, wanted: [(&str, &str); 4]| {
+        assert_eq!(list, wanted.map(|(name, place)| (name.to_owned(), place.to_owned())));
+    };
+    let (merged, of_bus) = ("0000:3b:00.0", "0000:3b:02.0");
+    are(usual, [("fake_3", merged), ("fake_1", merged), ("fake_0", "0000:c0:00.0"), ("fake_2", "")]);
+    are(other, [("fake_0", "0000:c0:00.0"), ("fake_1", of_bus), ("fake_2", ""), ("fake_3", merged)]);
     fake.check_clean();
 }

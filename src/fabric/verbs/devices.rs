@@ -57,10 +57,10 @@ impl DeviceInfo {
     }
 }
 
-/// All ports of all devices, in libibverbs' order.
+/// All ports of all devices, by PCI address unless libibverbs' order is wanted; those without an address last.
 pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
     let verbs = Verbs::load()?;
-    let refs = DeviceRef::all(&verbs).map_err(|e| match e.raw_os_error() {
+    let mut refs = DeviceRef::all(&verbs).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOSYS) => Missing::new(
             "the kernel has no RDMA support loaded; load the modules ib_uverbs and the driver of your device",
         ),
@@ -69,6 +69,11 @@ pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
         )),
         _ => Missing::new(format!("RDMA devices cannot be listed: {e}")),
     })?;
+    if config.ib_pci_order {
+        refs.sort_by_cached_key(|device| {
+            real_path(&device.sysfs()).and_then(|path| pci_address(&path)).unwrap_or(u64::MAX)
+        });
+    }
     let filter = HcaFilter::parse(config.ib_hca.as_deref().unwrap_or(""));
     // The connection manager opens every device: not for nothing.
     let addresses = if refs.iter().any(DeviceRef::is_iwarp) { Addresses::find() } else { Ok(Addresses::default()) };
@@ -89,7 +94,7 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceI
     let mut info = DeviceInfo {
         name: device.name(),
         port: 1,
-        pci_path: pci_path(&device.sysfs()),
+        pci_path: real_path(&device.sysfs()).map(|path| merge_functions(path, wishes.config.ib_merge_vfs)),
         guid: 0,
         speed_mbps: 0,
         link_layer: 0,
@@ -260,21 +265,31 @@ fn knows_dmabuf(context: &Arc<Context>) -> bool {
     }
 }
 
-/// The PCI function, with the function number (and, as NCCL does by default, the virtual function's) zeroed, so that
-/// ports of one card compare equal.
-fn pci_path(sysfs: &Path) -> Option<String> {
+/// Where sysfs has the device's function.
+fn real_path(sysfs: &Path) -> Option<String> {
     let real = std::fs::canonicalize(sysfs.join("device")).ok()?;
-    merge_functions(real.to_str()?)
+    real.to_str().map(str::to_owned)
 }
 
-fn merge_functions(path: &str) -> Option<String> {
-    // [dd]dddd:bb:dd.f
-    let n = path.len();
-    let b = path.as_bytes();
-    if n < 12 || b[n - 2] != b'.' || b[n - 5] != b':' || b[n - 8] != b':' {
-        return Some(path.to_owned());
+/// The last part of a path, `[dd]dddd:bb:dd.f`, as a number.
+fn pci_address(path: &str) -> Option<u64> {
+    let (_, last) = path.rsplit_once('/')?;
+    let (bus, function) = last.rsplit_once('.')?;
+    let (front, device) = bus.rsplit_once(':')?;
+    let (domain, bus) = front.rsplit_once(':')?;
+    [bus, device, function].iter().try_fold(u64::from_str_radix(domain, 16).ok()?, |address, part| {
+        Some(address << 8 | u64::from(u8::from_str_radix(part, 16).ok()?))
+    })
+}
+
+/// The PCI function with its number zeroed, so that ports of one card compare equal, and with `merge_vfs`, as NCCL does
+/// by default, a virtual function's too.
+fn merge_functions(mut path: String, merge_vfs: bool) -> String {
+    if pci_address(&path).is_some() {
+        path.truncate(path.len() - if merge_vfs { 4 } else { 1 });
+        path.push_str(if merge_vfs { "00.0" } else { "0" });
     }
-    Some(format!("{}00.0", path.get(..n - 4)?))
+    path
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -320,9 +335,16 @@ mod tests {
 
     #[test]
     fn functions_of_a_card_are_merged() {
-        let path = |f: &str| merge_functions(&format!("/sys/devices/pci0000:00/0000:00:01.0/{f}")).unwrap();
-        assert_eq!(path("0000:3b:00.1"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
-        assert_eq!(path("0000:3b:02.7"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
-        assert_eq!(path("virtual"), "/sys/devices/pci0000:00/0000:00:01.0/virtual");
+        let path = |f: &str, merge_vfs| {
+            merge_functions(format!("/sys/devices/pci0000:00/0000:00:01.0/{f}"), merge_vfs)
+                .replace("/sys/devices/pci0000:00/0000:00:01.0/", "")
+        };
+        assert_eq!(path("0000:3b:00.1", true), "0000:3b:00.0");
+        assert_eq!(path("0000:3b:02.7", true), "0000:3b:00.0");
+        assert_eq!(path("0000:3b:02.7", false), "0000:3b:02.0");
+        assert_eq!(path("virtual", true), "virtual");
+        let address = |f: &str| pci_address(&format!("/sys/devices/{f}"));
+        assert_eq!(address("10101:3b:02.7"), Some(0x101_013b_0207));
+        assert_eq!([address("virtual"), address("serial8250:0:0.1"), pci_address("0000:3b:02.7")], [None; 3]);
     }
 }
