@@ -45,7 +45,7 @@ use crate::memory::registry::Registry;
 use crate::memory::window::Registration;
 use crate::sys::sync::Mutex;
 use connect::Origin;
-use events::Events;
+use events::{Events, WatchedPort};
 use gpu::Gpu;
 use iwarp::Home;
 use message::Keys;
@@ -159,7 +159,10 @@ impl VerbsFabric {
             device.speed_mbps
         );
         Ok(Self {
-            events: Arc::new(Events::new(&context)),
+            events: Arc::new(Events::new(
+                &context,
+                WatchedPort { label: label.clone(), port: device.port, gid: (!device.iwarp).then_some(gid) },
+            )),
             pd,
             devx,
             label,
