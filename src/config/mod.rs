@@ -170,6 +170,8 @@ pub struct Config {
     pub ib_pci_order: bool,
     /// `NCCL_IB_GID_INDEX`.
     pub ib_gid_index: Option<u8>,
+    /// `NCCL_IB_ROUTABLE_FLID_GID_INDEX`.
+    pub ib_flid_gid_index: u8,
     /// `NCCL_IB_ROCE_VERSION_NUM`: 1 or 2.
     pub ib_roce_version: u32,
     /// `NCCL_IB_ADDR_FAMILY` is `AF_INET6`.
@@ -235,6 +237,7 @@ impl Default for Config {
             ib_merge_vfs: true,
             ib_pci_order: true,
             ib_gid_index: None,
+            ib_flid_gid_index: 1,
             ib_roce_version: 2,
             ib_wants_ipv6: false,
             ib_address_range: None,

@@ -54,6 +54,15 @@ pub(super) const RDMA: &[Variable] = &[
         apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_gid_index = value),
     },
     Variable {
+        name: "NCCL_IB_ROUTABLE_FLID_GID_INDEX",
+        default: "1",
+        meaning:
+            "On InfiniBand: the GID to use where its prefix has a routable subnet number (FLID); else it is that of \
+                  index 0.",
+        accepted: "0 to 255",
+        apply: |config, text| within(text, 0, 255).map(|value| config.ib_flid_gid_index = value),
+    },
+    Variable {
         name: "NCCL_IB_ROCE_VERSION_NUM",
         default: "2",
         meaning: "The version of RoCE that a GID is chosen for; another is taken where the port has no such GID.",

@@ -124,3 +124,18 @@ fn devices_are_listed_by_their_pci_addresses() {
     are(other, [("fake_0", "0000:c0:00.0"), ("fake_1", of_bus), ("fake_2", ""), ("fake_3", merged)]);
     fake.check_clean();
 }
+
+/// Old kernels tell no types of GIDs. RoCE needs them; on InfiniBand there is one.
+#[test]
+fn infiniband_needs_no_types_of_gids() {
+    let fake = Fake::take_from(&without("_ibv_query_gid_ex"));
+    let of_first = || devices(&Config::default()).unwrap().swap_remove(0);
+    // What stands for sysfs has none either.
+    assert!(of_first().problem.unwrap().contains("has no GID"));
+    fake.set("link_layer", 1);
+    let first = of_first();
+    assert!(first.is_usable());
+    assert_eq!(first.gid.unwrap().index, 0);
+    drop(first);
+    fake.check_clean();
+}

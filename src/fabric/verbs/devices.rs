@@ -218,12 +218,17 @@ fn choose_gid(
     let len = state.gid_tbl_len.clamp(0, 256) as u32;
     let entry = |index: u32| -> Option<GidEntry> {
         let (gid, kind) = context.query_gid(port, index).ok()?;
-        let kind = kind.or_else(|| gid_type_from_sysfs(&info.device.sysfs(), port, index))?;
+        let kind = match state.link_layer {
+            // There is one type there, which old kernels do not tell.
+            IBV_LINK_LAYER_INFINIBAND => kind.unwrap_or(IBV_GID_TYPE_IB),
+            _ => kind.or_else(|| gid_type_from_sysfs(&info.device.sysfs(), port, index))?,
+        };
         Some(GidEntry { index: index as u8, gid, kind })
     };
     if state.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        let table: Vec<_> = (0..len.min(2)).filter_map(entry).collect();
-        return choose_infiniband(&table)
+        let flid = config.ib_flid_gid_index;
+        let table: Vec<_> = [0, flid.into()].into_iter().filter(|&index| index < len).filter_map(entry).collect();
+        return choose_infiniband(&table, flid)
             .ok_or_else(|| format!("port {port} of {name} has no GID; check `ibv_devinfo -v`"));
     }
     if let Some(index) = config.ib_gid_index {

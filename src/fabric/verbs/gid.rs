@@ -75,10 +75,10 @@ pub fn choose_roce(table: &[GidEntry], wish: &GidWish) -> Option<GidEntry> {
     table.iter().filter(|e| is_configured(&e.gid)).min_by_key(rank).copied()
 }
 
-/// The entry for InfiniBand as NCCL's NET picks it: entry 1 where its prefix carries a routable subnet number (FLID),
-/// else entry 0.
-pub fn choose_infiniband(table: &[GidEntry]) -> Option<GidEntry> {
-    let routable = table.iter().find(|e| e.index == 1 && e.gid.raw[4..6] != [0, 0]);
+/// The entry for InfiniBand as NCCL's NET picks it: entry `flid` where its prefix carries a routable subnet number
+/// (FLID), else entry 0.
+pub fn choose_infiniband(table: &[GidEntry], flid: u8) -> Option<GidEntry> {
+    let routable = table.iter().find(|e| e.index == flid && e.gid.raw[4..6] != [0, 0]);
     routable.or_else(|| table.iter().find(|e| e.index == 0)).copied()
 }
 
@@ -127,8 +127,12 @@ mod tests {
     #[test]
     fn infiniband_takes_a_routable_entry_one() {
         let zero = entry(0, "fe80::1", 1);
-        assert_eq!(choose_infiniband(&[zero, entry(1, "fe80::2", 1)]).unwrap().index, 0);
-        assert_eq!(choose_infiniband(&[zero, entry(1, "fec0:0:7:1::2", 1)]).unwrap().index, 1);
-        assert_eq!(choose_infiniband(&[]), None);
+        let (local, routable) = (entry(1, "fe80::2", 1), entry(1, "fec0:0:7:1::2", 1));
+        let index = |table: &[GidEntry], flid| choose_infiniband(table, flid).map(|e| e.index);
+        assert_eq!(index(&[zero, local], 1), Some(0));
+        assert_eq!(index(&[zero, routable], 1), Some(1));
+        assert_eq!(index(&[zero, routable], 2), Some(0));
+        assert_eq!(index(&[zero, local, GidEntry { index: 2, ..routable }], 2), Some(2));
+        assert_eq!(index(&[], 1), None);
     }
 }
