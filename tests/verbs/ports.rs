@@ -98,9 +98,14 @@ fn what_the_fabric_registers_of_its_own_is_in_pages_of_its_own() {
 #[test]
 fn devices_are_listed_by_their_pci_addresses() {
     let fake = Fake::take();
-    fake.set("devices", 4);
+    fake.set("devices", 5);
     let sysfs = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sysfs-{}", std::process::id()));
-    let places = [("fake_0", "0000:c0:00.0"), ("fake_1", "0000:3b:02.1"), ("fake_3", "0000:3b:00.1")];
+    let places = [
+        ("fake_0", "0000:c0:00.0"),
+        ("fake_1", "0000:3b:02.1"),
+        ("fake_3", "0000:3b:00.1"),
+        ("fake_4", "0000:5e:00.1/mlx5_core.sf.4"),
+    ];
     for (name, function) in places {
         let real = sysfs.join("pci0000:00").join(function);
         std::fs::create_dir_all(&real).unwrap();
@@ -116,12 +121,13 @@ fn devices_are_listed_by_their_pci_addresses() {
     let other = listed(Config { ib_pci_order: false, ib_merge_vfs: false, ..Config::default() });
     std::env::remove_var("FAKE_VERBS_SYSFS");
     std::fs::remove_dir_all(sysfs).unwrap();
-    let are = |list: Vec<(String, String)>, wanted: [(&str, &str); 4]| {
+    let are = |list: Vec<(String, String)>, wanted: [(&str, &str); 5]| {
         assert_eq!(list, wanted.map(|(name, place)| (name.to_owned(), place.to_owned())));
     };
     let (merged, of_bus) = ("0000:3b:00.0", "0000:3b:02.0");
-    are(usual, [("fake_3", merged), ("fake_1", merged), ("fake_0", "0000:c0:00.0"), ("fake_2", "")]);
-    are(other, [("fake_0", "0000:c0:00.0"), ("fake_1", of_bus), ("fake_2", ""), ("fake_3", merged)]);
+    let (alone, of_card) = (("fake_0", "0000:c0:00.0"), ("fake_4", "0000:5e:00.0"));
+    are(usual, [("fake_3", merged), ("fake_1", merged), of_card, alone, ("fake_2", "")]);
+    are(other, [alone, ("fake_1", of_bus), ("fake_2", ""), ("fake_3", merged), of_card]);
     fake.check_clean();
 }
 

@@ -270,10 +270,12 @@ fn knows_dmabuf(context: &Arc<Context>) -> bool {
     }
 }
 
-/// Where sysfs has the device's function.
+/// Where sysfs has the device's PCI function: a subfunction (`mlx5_core.sf.4`) lies in that of its card, and NCCL would
+/// take it for a device that is near no GPU.
 fn real_path(sysfs: &Path) -> Option<String> {
     let real = std::fs::canonicalize(sysfs.join("device")).ok()?;
-    real.to_str().map(str::to_owned)
+    let function = real.ancestors().find(|path| path.to_str().and_then(pci_address).is_some());
+    function.unwrap_or(&real).to_str().map(str::to_owned)
 }
 
 /// The last part of a path, `[dd]dddd:bb:dd.f`, as a number.
