@@ -145,3 +145,19 @@ fn infiniband_needs_no_types_of_gids() {
     drop(first);
     fake.check_clean();
 }
+
+/// Drivers of some devices do not say how long messages may be, and refuse data inside work requests in their own way.
+#[test]
+fn what_a_device_does_not_say_or_have_is_done_without() {
+    let fake = Fake::take();
+    fake.set("max_msg_sz_unsaid", 1);
+    fake.set("max_inline", 0);
+    fake.set("inline_errno", libc::EOPNOTSUPP.into());
+    let ranks = Job::default().start();
+    let [a, b] = &ranks[..] else { unreachable!() };
+    a.data.memory.store(0, 7);
+    finish(&a.contexts[0], 1, start_put(a, 0, 1, &put(a, 0, b, 8, 8)));
+    assert_eq!(b.data.memory.word(1), 7);
+    drop(ranks);
+    fake.check_clean();
+}

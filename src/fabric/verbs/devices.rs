@@ -183,10 +183,10 @@ fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wish
             config.ib_pkey, state.pkey_tbl_len
         ));
     }
-    if attr.max_qp_wr < 4 || attr.max_cqe < 4 || state.max_msg_sz == 0 {
+    if attr.max_qp_wr < 4 || attr.max_cqe < 4 {
         return Err(format!(
-            "{name} is too small: {} work requests a queue, {} completions, messages of {} bytes",
-            attr.max_qp_wr, attr.max_cqe, state.max_msg_sz
+            "{name} is too small: {} work requests a queue, {} completions",
+            attr.max_qp_wr, attr.max_cqe
         ));
     }
     info.gid = Some(if info.iwarp { address(info, wishes)? } else { choose_gid(context, info, &state, config)? });

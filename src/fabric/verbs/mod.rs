@@ -148,7 +148,8 @@ impl VerbsFabric {
             max_dest_rd_atomic: count(limits.max_qp_rd_atom),
             gid_type: gid.kind.min(IBV_GID_TYPE_ROCE_V2) as u8,
             gid: gid.gid.raw,
-            max_msg_sz: port.max_msg_sz,
+            // Some drivers do not say. Reliable connections carry 2 GiB.
+            max_msg_sz: if port.max_msg_sz == 0 { MAX_MESSAGE } else { port.max_msg_sz },
         };
         log::debug!(
             "{label}: GID index {} ({:?}), MTU {}, {} atomics, {} Mbit/s",

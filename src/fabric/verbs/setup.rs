@@ -177,7 +177,7 @@ fn prepare_one(
                 made += 1;
             }
             // Some devices take no data inside work requests, or fewer of them then.
-            Err(e) if inline > 0 && e.raw_os_error() == Some(libc::EINVAL) => inline = 0,
+            Err(e) if inline > 0 && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => inline = 0,
             // EINVAL: within the device's limit for small work requests, but not for these.
             Err(e) if depth >= 32 && !extra && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
                 log::debug!("{}: no queue pair of {depth} entries ({e}), trying {}", fabric.label, depth / 2);

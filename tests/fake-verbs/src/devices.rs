@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, att
         max_mtu: IBV_MTU_4096,
         active_mtu: get("active_mtu") as c_uint,
         gid_tbl_len: 8,
-        max_msg_sz: get("max_msg_sz") as u32,
+        max_msg_sz: if get("max_msg_sz_unsaid") == 0 { get("max_msg_sz") as u32 } else { 0 },
         pkey_tbl_len: 1,
         lid: if get("link_layer") == 1 { 7 + i as u16 } else { 0 },
         // 4 lanes of 25 Gbit/s.

@@ -199,7 +199,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     let room = world.settings.get("qp_room", device).min(world.settings.get("max_qp_wr", device));
     let deepest = i64::from(init.cap.max_send_wr.max(init.cap.max_recv_wr));
     if i64::from(init.cap.max_inline_data) > world.settings.get("max_inline", device) {
-        return fail(libc::EINVAL);
+        return fail(world.settings.get("inline_errno", device) as c_int);
     }
     if deepest > room || init.cap.max_send_sge != 1 || init.qp_type != IBV_QPT_RC {
         return fail(if deepest > room { libc::ENOMEM } else { libc::EINVAL });

@@ -20,6 +20,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("max_qp_init_rd_atom", 16),
     ("max_qp_rd_atom", 16),
     ("max_msg_sz", 1 << 30),
+    // Ports do not say so.
+    ("max_msg_sz_unsaid", 0),
     // 3: 1024 bytes.
     ("active_mtu", 3),
     // So many next moves to RTR time out, as they do where the network does not answer in time.
@@ -29,9 +31,10 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("gids", 4),
     // create_qp says ENOMEM above so many entries.
     ("qp_room", 1 << 20),
-    // Bytes that queue pairs take inside work requests at most; create_qp says EINVAL to more. They give what is
-    // asked for.
+    // Bytes that queue pairs take inside work requests at most; create_qp says `inline_errno` to more. They give what
+    // is asked for.
     ("max_inline", 256),
+    ("inline_errno", libc::EINVAL as i64),
     // What goes to the device stays in the senders' queues.
     ("stopped", 0),
     // open_device fails with this errno.
