@@ -161,3 +161,16 @@ fn what_a_device_does_not_say_or_have_is_done_without() {
     drop(ranks);
     fake.check_clean();
 }
+
+#[test]
+fn devices_without_reliable_connections_are_left_alone() {
+    let fake = Fake::take();
+    // As EFA: no transport that libibverbs has a name for.
+    fake.set("transport@0", 4);
+    fake.set("open_errno@0", libc::EIO.into());
+    let list = devices(&Config::default()).unwrap();
+    assert!(list[0].problem.as_ref().unwrap().contains("no reliable connections"), "{:?}", list[0].problem);
+    assert!(list[1].is_usable());
+    drop(list);
+    fake.check_clean();
+}

@@ -99,6 +99,11 @@ impl DeviceRef {
         self.raw().transport_type == IBV_TRANSPORT_IWARP || self.raw().node_type == IBV_NODE_RNIC
     }
 
+    /// Whether it speaks InfiniBand, RoCE or iWARP, and so has reliable connections.
+    pub fn has_connections(&self) -> bool {
+        self.raw().transport_type == IBV_TRANSPORT_IB || self.is_iwarp()
+    }
+
     /// For libraries that know more of it; valid while this object lives.
     pub(crate) fn as_ptr(&self) -> *mut ibv_device {
         self.device.as_ptr()

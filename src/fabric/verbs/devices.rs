@@ -107,6 +107,14 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceI
         device: device.clone(),
         attr: None,
     };
+    if !device.has_connections() {
+        info.problem = Some(format!(
+            "{} speaks neither InfiniBand, RoCE nor iWARP (as EFA and usNIC do not) and has no reliable connections; \
+             the soft fabric goes by TCP over its network interface",
+            info.name
+        ));
+        return vec![info];
+    }
     let opened = device.open().map_err(|e| {
         let node = device.uverbs();
         match e.raw_os_error() {

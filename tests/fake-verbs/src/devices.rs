@@ -41,7 +41,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             new(ibv_device {
                 ops: [null_mut(); 2],
                 node_type: if iwarp { IBV_NODE_RNIC } else { 1 },
-                transport_type: if iwarp { IBV_TRANSPORT_IWARP } else { IBV_TRANSPORT_IB },
+                transport_type: if iwarp { IBV_TRANSPORT_IWARP } else { world.settings.get("transport", i) as c_int },
                 name: chars(&format!("fake_{i}")),
                 dev_name: chars(&format!("uverbs{i}")),
                 dev_path: chars(""),

@@ -12,6 +12,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     // 2: Ethernet.
     ("link_layer", 2),
     ("iwarp", 0),
+    // `IBV_TRANSPORT_*` of devices that are not iWARP's.
+    ("transport", 0),
     // 1: atomic among the device's own operations.
     ("atomic_cap", 1),
     ("vendor_id", 0x2c9),
