@@ -2,10 +2,11 @@
 
 use crate::harness::*;
 use oxygin::config::Config;
-use oxygin::fabric::verbs::devices;
+use oxygin::fabric::verbs::{devices, VerbsFabric};
 use oxygin::fabric::{Context, ContextSpec, Fabric, Region};
 use oxygin::rma::op::{Op, Payload, Value};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// On RoCE the kernel asks the network for a peer's hardware address, and where many ask at once answers get lost.
@@ -171,6 +172,27 @@ fn devices_without_reliable_connections_are_left_alone() {
     let list = devices(&Config::default()).unwrap();
     assert!(list[0].problem.as_ref().unwrap().contains("no reliable connections"), "{:?}", list[0].problem);
     assert!(list[1].is_usable());
+    drop(list);
+    fake.check_clean();
+}
+
+/// Devices are listed once a process, and each communicator opens its own.
+#[test]
+fn a_port_is_looked_at_again_when_it_is_opened() {
+    let fake = Fake::take();
+    let list = devices(&Config::default()).unwrap();
+    let open = || VerbsFabric::open(&list[0], &Config::default(), Arc::default());
+    let mtu = |fabric: VerbsFabric| fabric.hello()[9];
+    assert_eq!(mtu(open().unwrap()), 3);
+    fake.set("active_mtu", 2);
+    assert_eq!(mtu(open().unwrap()), 2);
+    let gid = |fabric: VerbsFabric| fabric.hello()[28..32].to_vec();
+    assert_eq!(gid(open().unwrap()), [10, 0, 0, 1]);
+    // Its addresses go, but for a link-local one.
+    fake.set("gids", 2);
+    assert_eq!(gid(open().unwrap()), [0, 0, 0, 1]);
+    fake.set("port_state", 1);
+    assert!(open().err().unwrap().message().contains("port 1 of fake_0 is down; check cable"));
     drop(list);
     fake.check_clean();
 }

@@ -51,6 +51,21 @@ impl DeviceInfo {
         self.problem.is_none()
     }
 
+    /// What the port says now, and its GID: it may have gone down, or have another LID, MTU or address, since the
+    /// devices were listed.
+    pub(super) fn port_now(&self, context: &Context, config: &Config) -> Result<(ibv_port_attr, GidEntry), String> {
+        let state = context
+            .query_port(self.port)
+            .map_err(|e| format!("port {} of {} cannot be read: {e}", self.port, self.name))?;
+        check_active(&self.name, self.port, &state)?;
+        let gid = match (self.iwarp, self.gid) {
+            // The connection manager finds out whether the address is still there.
+            (true, Some(address)) => address,
+            _ => choose_gid(context, self, &state, config)?,
+        };
+        Ok((state, gid))
+    }
+
     /// Opens it for DevX commands, or says why that cannot be.
     pub fn open_devx(&self) -> Result<Arc<DevxDevice>, String> {
         open_devx(&self.device)
@@ -172,13 +187,7 @@ fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wish
         let list = config.ib_hca.as_deref().unwrap_or("");
         return Err(format!("NCCL_IB_HCA={list} leaves {name}:{port} out"));
     }
-    if state.state != IBV_PORT_ACTIVE {
-        return Err(format!(
-            "port {port} of {name} is {}; check cable, switch{} and `rdma link`",
-            state_name(state.state),
-            if state.link_layer == IBV_LINK_LAYER_INFINIBAND { ", subnet manager" } else { ", the network interface" }
-        ));
-    }
+    check_active(&name, port, &state)?;
     if !matches!(state.link_layer, IBV_LINK_LAYER_INFINIBAND | IBV_LINK_LAYER_ETHERNET) {
         return Err(format!(
             "port {port} of {name} has link layer {}, neither InfiniBand nor Ethernet",
@@ -197,8 +206,35 @@ fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wish
             attr.max_qp_wr, attr.max_cqe
         ));
     }
-    info.gid = Some(if info.iwarp { address(info, wishes)? } else { choose_gid(context, info, &state, config)? });
+    if info.iwarp {
+        info.gid = Some(address(info, wishes)?);
+        return Ok(());
+    }
+    let chosen = choose_gid(context, info, &state, config)?;
+    info.gid = Some(chosen);
+    let wish = GidWish::of(config);
+    let is_wished = state.link_layer == IBV_LINK_LAYER_INFINIBAND || config.ib_gid_index.is_some();
+    if let Some(range) = wish.range.filter(|_| !is_wished && !wish.is_in_range(&chosen)) {
+        log::warn!(
+            "NCCL_IB_ADDR_RANGE={range} (NCCL_IB_ADDR_FAMILY={}): {name}:{port} has no GID there; it goes by GID {} \
+             ({:?})",
+            if wish.ipv6 { "AF_INET6" } else { "AF_INET" },
+            chosen.index,
+            Ipv6Addr::from(chosen.gid.raw)
+        );
+    }
     Ok(())
+}
+
+fn check_active(name: &str, port: u8, state: &ibv_port_attr) -> Result<(), String> {
+    if state.state == IBV_PORT_ACTIVE {
+        return Ok(());
+    }
+    Err(format!(
+        "port {port} of {name} is {}; check cable, switch{} and `rdma link`",
+        state_name(state.state),
+        if state.link_layer == IBV_LINK_LAYER_INFINIBAND { ", subnet manager" } else { ", the network interface" }
+    ))
 }
 
 /// The IP address of an iWARP port, in place of a GID.
@@ -245,20 +281,9 @@ fn choose_gid(
         });
     }
     let table: Vec<_> = (0..len).filter_map(entry).collect();
-    let wish = GidWish::of(config);
-    let chosen = choose_roce(&table, &wish).ok_or_else(|| {
+    choose_roce(&table, &GidWish::of(config)).ok_or_else(|| {
         format!("port {port} of {name} has no GID; give its network interface an address and bring it up")
-    })?;
-    if let Some(range) = wish.range.filter(|_| !wish.is_in_range(&chosen)) {
-        let family = if wish.ipv6 { "AF_INET6" } else { "AF_INET" };
-        log::warn!(
-            "NCCL_IB_ADDR_RANGE={range} (NCCL_IB_ADDR_FAMILY={family}): {name}:{port} has no GID there; it goes by GID \
-             {} ({:?})",
-            chosen.index,
-            Ipv6Addr::from(chosen.gid.raw)
-        );
-    }
-    Ok(chosen)
+    })
 }
 
 fn gid_type_from_sysfs(sysfs: &Path, port: u8, index: u32) -> Option<u32> {

@@ -119,12 +119,13 @@ impl VerbsFabric {
         if let Some(problem) = &device.problem {
             return Err(Error::usage(format!("{}:{} cannot be used: {problem}", device.name, device.port)));
         }
-        let (Some((limits, port)), Some(gid)) = (device.attr, device.gid) else {
+        let (Some((limits, _)), Some(_)) = (device.attr, device.gid) else {
             return Err(Error::internal(format!("{}:{} was never examined", device.name, device.port)));
         };
         let label = format!("{}:{}", device.name, device.port);
         let (devx, context) = Devx::open(&device.device, config, wants_devx)
             .map_err(|e| Error::system(format!("opening {label}: {e}")))?;
+        let (port, gid) = device.port_now(&context, config).map_err(Error::system)?;
         let pd = Pd::new(&context).map_err(|e| Error::system(format!("a protection domain on {label}: {e}")))?;
         let scratch = Arc::new(Scratch::new(&pd).map_err(|e| e.context(&label))?);
         let iwarp = match device.iwarp {
