@@ -79,6 +79,9 @@ fn devices_are_those_of_the_library_that_is_loaded_and_gpu_memory_is_judged_for_
     assert_eq!((&left_out["verdict"], left_out["remedy"].is_string()), (&"no".into(), true), "{left_out}");
     assert_eq!(about(&report, "Verbs fabric", "fake_1 port 1")["verdict"], "ok");
     assert_eq!(about(&report, "Verbs fabric", "verbs fabric")["detail"], "would be used, 1 port(s)");
+    let (_, disabled) = doctor(&[&base[..], &[("NCCL_IB_DISABLE", "1")]].concat());
+    let said = &about(&disabled, "Verbs fabric", "verbs fabric")["detail"];
+    assert_eq!(said, "NCCL_IB_DISABLE is set: not used, although 2 port(s) could be");
     let gpu = about(&report, "GPU memory over RDMA", "fake_1");
     assert_eq!((&gpu["verdict"], &gpu["detail"]), (&"ok".into(), &"GPU memory is registered by DMA-BUF".into()));
     assert_eq!(about(&report, "GPU memory", "GPU 1")["verdict"], "ok");

@@ -6,12 +6,15 @@
 //! cannot be used is reported once a process, with what would be accepted, and
 //! the default takes its place: a typing error must not end a job.
 
+mod address_range;
 mod gpu_issue;
 mod parse;
+mod rdma;
 #[cfg(test)]
 mod tests;
 mod variables;
 
+pub use address_range::AddressRange;
 pub use gpu_issue::GpuIssue;
 pub use variables::{Variable, VARIABLES};
 
@@ -168,10 +171,24 @@ pub struct Config {
     pub socket_family: Option<i32>,
     /// `NCCL_COMM_ID`: an address whose subnet is preferred, as in NCCL.
     pub comm_id: Option<String>,
+    /// `NCCL_IB_DISABLE`: RDMA devices are left alone unless verbs are demanded.
+    pub ib_disable: bool,
     /// `NCCL_IB_HCA`, in NCCL's syntax.
     pub ib_hca: Option<String>,
+    /// `NCCL_IB_MERGE_VFS`: virtual functions count as being where their card is.
+    pub ib_merge_vfs: bool,
+    /// `NCCL_IB_DEVICE_PCI_ORDER`: devices are listed by their PCI addresses.
+    pub ib_pci_order: bool,
     /// `NCCL_IB_GID_INDEX`.
     pub ib_gid_index: Option<u8>,
+    /// `NCCL_IB_ROUTABLE_FLID_GID_INDEX`.
+    pub ib_flid_gid_index: u8,
+    /// `NCCL_IB_ROCE_VERSION_NUM`: 1 or 2.
+    pub ib_roce_version: u32,
+    /// `NCCL_IB_ADDR_FAMILY` is `AF_INET6`.
+    pub ib_wants_ipv6: bool,
+    /// `NCCL_IB_ADDR_RANGE`.
+    pub ib_address_range: Option<AddressRange>,
     /// `NCCL_GIN_IB_TC`, else `NCCL_IB_TC`.
     pub ib_tc: Option<u8>,
     /// `NCCL_IB_SL`.
@@ -180,8 +197,14 @@ pub struct Config {
     pub ib_timeout: u8,
     /// `NCCL_IB_RETRY_CNT`.
     pub ib_retry_cnt: u8,
+    /// `NCCL_IB_MQP_RETRY_CNT`: how often a queue pair's move that timed out is tried again.
+    pub ib_modify_retries: u32,
+    /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: what is waited before the first of them.
+    pub ib_modify_pause: Duration,
     /// `NCCL_IB_PKEY`: index into the port's P_Key table.
     pub ib_pkey: u16,
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`: data windows may be written in relaxed order.
+    pub ib_relaxed_ordering: bool,
     /// `NCCL_DMABUF_ENABLE`.
     pub dma_buf: bool,
     /// `NCCL_IB_DATA_DIRECT`: GPU memory for GDAKI is registered with Data Direct where the device has it.
@@ -222,14 +245,24 @@ impl Default for Config {
             socket_ifname: None,
             socket_family: None,
             comm_id: None,
+            ib_disable: false,
             ib_hca: None,
+            ib_merge_vfs: true,
+            ib_pci_order: true,
             ib_gid_index: None,
+            ib_flid_gid_index: 1,
+            ib_roce_version: 2,
+            ib_wants_ipv6: false,
+            ib_address_range: None,
             ib_tc: None,
             ib_sl: None,
             // NCCL's own defaults.
             ib_timeout: 20,
             ib_retry_cnt: 7,
+            ib_modify_retries: 34,
+            ib_modify_pause: Duration::from_millis(100),
             ib_pkey: 0,
+            ib_relaxed_ordering: true,
             dma_buf: true,
             ib_data_direct: true,
             reliable_doorbell: ReliableDoorbell::Off,
@@ -272,6 +305,15 @@ impl Config {
             }
         }
         (config, problems)
+    }
+
+    /// What keeps this rank from RDMA devices, whichever there are.
+    pub fn without_verbs(&self) -> Option<&'static str> {
+        match self.fabric {
+            FabricChoice::Soft => Some("OXYGIN_FABRIC=soft"),
+            FabricChoice::Auto if self.ib_disable => Some("NCCL_IB_DISABLE is set"),
+            _ => None,
+        }
     }
 
     /// How long a peer of the soft fabric may be silent: as long as verbs would go on trying, unless something else
@@ -341,7 +383,7 @@ pub fn markdown() -> String {
          Read once, when a communicator is initialised. An unknown `OXYGIN_*` name or a value that cannot be used is\n\
          reported once a process, at NCCL's WARN level, and the default holds. Integers may be decimal, hexadecimal\n\
          (`0x`) or octal (leading 0). `NCCL_*` variables mean what they mean in NCCL.\n\n\
-         This page is generated from `VARIABLES` in `src/config/variables.rs`; a test compares the two.\n\n\
+         This page is generated from `VARIABLES` in `src/config`; a test compares the two.\n\n\
          | variable | default | accepted | meaning |\n|---|---|---|---|\n",
     );
     for v in VARIABLES {

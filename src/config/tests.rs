@@ -32,6 +32,8 @@ fn good_values() {
     assert_eq!(one("NCCL_IB_TC", "-1").0.ib_tc, None);
     assert_eq!(one("NCCL_IB_TIMEOUT", "026").0.ib_timeout, 22);
     assert!(!one("NCCL_DMABUF_ENABLE", "0").0.dma_buf);
+    assert!(one("NCCL_IB_ADDR_FAMILY", "AF_INET6").0.ib_wants_ipv6);
+    assert_eq!(one("NCCL_IB_ADDR_RANGE", "10.0.0.0/8").0.ib_address_range, AddressRange::parse("10.0.0.0/8"));
     assert_eq!(one("NCCL_SOCKET_IFNAME", "^").0.socket_ifname, None);
     assert_eq!(one("OXYGIN_ENGINE", "gdaki-soft").0.engine, EngineChoice::GdakiSoft);
     assert_eq!(one("OXYGIN_GDAKI_SIGNALS", "per-peer").0.gdaki_signals, GdakiSignals::PerPeer);
@@ -75,6 +77,9 @@ fn bad_values_keep_the_default_and_are_told() {
         ("NCCL_IB_SL", "-2"),
         ("NCCL_IB_TIMEOUT", "20 s"),
         ("NCCL_IB_RETRY_CNT", "8"),
+        ("NCCL_IB_ROCE_VERSION_NUM", "3"),
+        ("NCCL_IB_ADDR_FAMILY", "IPv6"),
+        ("NCCL_IB_ADDR_RANGE", "10.0.0.0"),
         ("NCCL_DMABUF_ENABLE", "yes"),
         ("NCCL_GIN_GDAKI_NIC_HANDLER", "6"),
     ] {

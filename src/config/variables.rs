@@ -1,13 +1,12 @@
 //! The table of variables.
 
-use super::parse::{integer, seconds, unless_minus_one, within};
-use super::{
-    gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, ReliableDoorbell, RingerChoice,
-    Ringing, SoftTransport,
-};
+use super::parse::{integer, seconds, within};
+use super::rdma::RDMA;
+use super::{gpu_issue, Affinity, Config, EngineChoice, FabricChoice, GdakiSignals, GpuIssue, Ringing, SoftTransport};
 use std::time::Duration;
 
 /// One variable: what users read and what the parser does.
+#[derive(Clone, Copy)]
 pub struct Variable {
     /// The name in the environment.
     pub name: &'static str,
@@ -22,7 +21,20 @@ pub struct Variable {
 }
 
 /// Every variable that this library reads. A later entry wins over an earlier one that sets the same field.
-pub const VARIABLES: &[Variable] = &[
+pub const VARIABLES: &[Variable] = &ALL;
+
+const ALL: [Variable; GENERAL.len() + RDMA.len()] = {
+    let mut all = [GENERAL[0]; GENERAL.len() + RDMA.len()];
+    let mut i = 0;
+    while i < all.len() {
+        all[i] = if i < GENERAL.len() { GENERAL[i] } else { RDMA[i - GENERAL.len()] };
+        i += 1;
+    }
+    all
+};
+
+/// What is not about RDMA devices.
+const GENERAL: &[Variable] = &[
     Variable {
         name: "OXYGIN_FABRIC",
         default: "auto",
@@ -357,117 +369,6 @@ pub const VARIABLES: &[Variable] = &[
         accepted: "IPV4:PORT or [IPV6]:PORT; other values are left to NCCL",
         apply: |config, text| {
             config.comm_id = Some(text.to_owned());
-            Some(())
-        },
-    },
-    Variable {
-        name: "NCCL_IB_HCA",
-        default: "every device with an active port",
-        meaning: "RDMA devices and ports to use.",
-        accepted: "name prefixes with commas between, each with `:PORT` if wanted; `=` in front: exact names; `^` in \
-                   front: all but these",
-        apply: |config, text| {
-            config.ib_hca = Some(text.to_owned());
-            Some(())
-        },
-    },
-    Variable {
-        name: "NCCL_IB_GID_INDEX",
-        default: "-1",
-        meaning: "GID table index on RoCE. -1: chosen automatically, RoCE v2 and IPv4-mapped first.",
-        accepted: "-1 to 255",
-        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_gid_index = value),
-    },
-    Variable {
-        name: "NCCL_IB_TC",
-        default: "-1",
-        meaning: "Traffic class of verbs packets. -1: the communicator's, else 0.",
-        accepted: "-1 to 255",
-        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value),
-    },
-    Variable {
-        name: "NCCL_GIN_IB_TC",
-        default: "-1",
-        meaning: "Traffic class for GPU-initiated networking alone. -1: NCCL_IB_TC.",
-        accepted: "-1 to 255",
-        apply: |config, text| unless_minus_one(text, 255).map(|value| config.ib_tc = value.or(config.ib_tc)),
-    },
-    Variable {
-        name: "NCCL_IB_SL",
-        default: "-1",
-        meaning: "InfiniBand service level. -1: 0.",
-        accepted: "-1 to 15",
-        apply: |config, text| unless_minus_one(text, 15).map(|value| config.ib_sl = value),
-    },
-    Variable {
-        name: "NCCL_IB_TIMEOUT",
-        default: "20",
-        meaning: "How long a queue pair waits for an acknowledgement: 4.096 µs × 2^n; 0 is for ever.",
-        accepted: "0 to 31",
-        apply: |config, text| within(text, 0, 31).map(|value| config.ib_timeout = value),
-    },
-    Variable {
-        name: "NCCL_IB_RETRY_CNT",
-        default: "7",
-        meaning: "How often a queue pair sends again before it fails; at most 6 on soft-RoCE, where 7 is for ever.",
-        accepted: "0 to 7",
-        apply: |config, text| within(text, 0, 7).map(|value| config.ib_retry_cnt = value),
-    },
-    Variable {
-        name: "NCCL_IB_PKEY",
-        default: "0",
-        meaning: "Index into the port's partition key table.",
-        accepted: "0 to 65535",
-        apply: |config, text| within(text, 0, 65_535).map(|value| config.ib_pkey = value),
-    },
-    Variable {
-        name: "NCCL_DMABUF_ENABLE",
-        default: "1",
-        meaning:
-            "Whether GPU memory may be registered with RDMA devices by DMA-BUF. 0: only by address, with a peer memory \
-                  module.",
-        accepted: "0 or another integer",
-        apply: |config, text| integer(text).map(|value| config.dma_buf = value != 0),
-    },
-    Variable {
-        name: "NCCL_IB_DATA_DIRECT",
-        default: "1",
-        meaning:
-            "With `OXYGIN_ENGINE=gdaki`: whether GPU memory is registered with Data Direct where the device has it.",
-        accepted: "an integer: on above 0",
-        apply: |config, text| integer(text).map(|value| config.ib_data_direct = value > 0),
-    },
-    Variable {
-        name: "NCCL_GDAKI_USE_RELIABLE_DB",
-        default: "0",
-        meaning:
-            "With `OXYGIN_ENGINE=gdaki`: whether kernels ring mlx5 devices without a doorbell record. 1: they do, and \
-                  devices that need one are refused; 2: they do where the device can do without for queues of \
-                  that depth.",
-        accepted: "0, 1, 2",
-        apply: |config, text| {
-            config.reliable_doorbell = match integer(text)? {
-                0 => ReliableDoorbell::Off,
-                1 => ReliableDoorbell::On,
-                2 => ReliableDoorbell::IfPossible,
-                _ => return None,
-            };
-            Some(())
-        },
-    },
-    Variable {
-        name: "NCCL_GIN_GDAKI_NIC_HANDLER",
-        default: "0",
-        meaning: "With `OXYGIN_ENGINE=gdaki`: who rings mlx5 devices. 0: kernels where the GPU can, else this process \
-                  for them; 1: this process; 2: kernels, and where the GPU cannot the device is refused.",
-        accepted: "0, 1, 2",
-        apply: |config, text| {
-            config.ringer = match integer(text)? {
-                0 => RingerChoice::Auto,
-                1 => RingerChoice::Process,
-                2 => RingerChoice::Kernels,
-                _ => return None,
-            };
             Some(())
         },
     },

@@ -22,7 +22,7 @@ pub enum DeviceKind {
 pub struct Device {
     /// What it is.
     pub kind: DeviceKind,
-    /// Name, for logs.
+    /// What NCCL is told it is called; no other plugin calls a device so.
     pub name: CString,
     /// sysfs path of its PCI function.
     pub pci_path: Option<CString>,
@@ -68,8 +68,8 @@ pub fn why_no_verbs(config: &Config) -> String {
 }
 
 fn find(config: &Config) -> Found {
-    if config.fabric == FabricChoice::Soft {
-        return Found { devices: vec![soft()], no_verbs: "OXYGIN_FABRIC=soft".into() };
+    if let Some(why) = config.without_verbs() {
+        return Found { devices: vec![soft()], no_verbs: why.into() };
     }
     let (has_gpus, peermem) = (gpu::has_driver(), peermem(Path::new("/sys")));
     let (usable, no_verbs) = match verbs::devices(config) {
@@ -115,9 +115,17 @@ fn soft() -> Device {
     }
 }
 
+/// NCCL's topology has one entry for all devices of a name, whichever plugin they are of, and the number that the
+/// plugin has for it that was asked last: with the kernel's name, a rank would get the device that has its number in
+/// NET's list. What NCCL knows of an entry is what the first plugin said, so that NET's port, speed and GPUDirect would
+/// be this library's.
+fn property_name(device: &str, port: u8) -> String {
+    format!("oxygin-{device}:{port}")
+}
+
 fn port(info: DeviceInfo, ptr_support: c_int) -> Device {
     Device {
-        name: CString::new(info.name.clone()).unwrap_or_default(),
+        name: CString::new(property_name(&info.name, info.port)).unwrap_or_default(),
         pci_path: info.pci_path.clone().and_then(|p| CString::new(p).ok()),
         guid: info.guid,
         speed: info.speed_mbps,
@@ -208,6 +216,19 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_device_is_opened_where_the_environment_forbids_it() {
+        let why = |fabric, ib_disable| {
+            let config = Config { fabric, ib_disable, ib_hca: Some("=none-of-this-name".into()), ..Config::default() };
+            let found = find(&config);
+            assert!(matches!(found.devices[..], [Device { kind: DeviceKind::Soft, .. }]));
+            found.no_verbs
+        };
+        assert_eq!(why(FabricChoice::Soft, false), "OXYGIN_FABRIC=soft");
+        assert_eq!(why(FabricChoice::Auto, true), "NCCL_IB_DISABLE is set");
+        assert_ne!(why(FabricChoice::Verbs, true), "NCCL_IB_DISABLE is set");
+    }
 
     #[test]
     fn gpu_memory_is_announced_where_it_can_be_registered() {

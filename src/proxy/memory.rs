@@ -6,11 +6,9 @@
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
+use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
-use nix::sys::mman::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Pinned, Stream};
-use std::ffi::c_void;
-use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,36 +19,6 @@ const COPY_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes of pinned memory by which GPU memory is filled at set-up, piece by piece: what a set takes of the GPU is not
 /// taken of the host as well.
 const PIECE_BYTES: usize = 1 << 20;
-
-/// Host pages of our own.
-struct Pages {
-    at: NonNull<c_void>,
-    bytes: usize,
-}
-
-// SAFETY: plain memory; who accesses what is the owner's affair.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// Zeroed; nothing is taken from the system before it is touched.
-    fn new(bytes: usize) -> Result<Self> {
-        let bytes = NonZeroUsize::new(bytes).unwrap_or(NonZeroUsize::MIN);
-        let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let at = unsafe { mmap_anonymous(None, bytes, access, kind | MapFlags::MAP_NORESERVE) }
-            .map_err(|e| Error::system(format!("no memory for device queues ({bytes} bytes): {e}")))?;
-        Ok(Self { at, bytes: bytes.get() })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this size; the owner has seen the last access.
-        let _ = unsafe { munmap(self.at, self.bytes) };
-    }
-}
 
 /// A range that both sides see.
 #[derive(Clone, Copy, Debug)]
@@ -152,8 +120,9 @@ impl Memory {
 
     /// Zeroed host memory that device code has nothing to do with, on pages of its own.
     pub fn host(&mut self, bytes: usize) -> Result<Block> {
-        let pages = Pages::new(bytes)?;
-        let cpu = pages.at.cast::<u8>();
+        let pages = Pages::new(bytes)
+            .map_err(|e| Error::system(format!("no memory for device queues ({bytes} bytes): {e}")))?;
+        let cpu = pages.as_ptr().cast::<u8>();
         self.pages.push(pages);
         Ok(Block { cpu, device: cpu.as_ptr() as u64 })
     }

@@ -1,6 +1,8 @@
 //! Asynchronous events: what no completion tells.
 
 use crate::harness::*;
+use crate::support::logged::{collect, lines};
+use log::Level;
 use oxygin::error::Kind;
 use oxygin::fabric::{Context, ContextSpec};
 use oxygin::rma::op::Put;
@@ -48,6 +50,48 @@ fn a_queue_pair_that_fails_ends_one_lane_and_a_completion_queue_those_of_one_con
     fake.set("late", 0);
     finish(&b.contexts[0], 1, start_put(b, 0, 1, &put(b, 0, b, 64, 8)));
     assert!(!b.contexts[0].has_error());
+    drop(ranks);
+    fake.check_clean();
+}
+
+/// What ends no lane is told, where it is about this rank's port.
+#[test]
+fn ports_that_go_and_addresses_that_change_are_told() {
+    let fake = Fake::take();
+    let (ranks, last) = two(&fake);
+    let [a, b] = &ranks[..] else { unreachable!() };
+    collect();
+    fake.set("late", 2);
+    let stuck = start_put(b, 0, 0, &put(b, 0, a, 0, 8));
+    let said = |part: &str| lines().iter().filter(|(level, line)| *level == Level::Warn && line.contains(part)).count();
+    for (event, value, part) in [
+        ("port_down", 1, "fake_1:1: the port went down"),
+        ("port_up", 1, "fake_1:1: the port is up again"),
+        ("lid_change", 1, "fake_1:1: the port has another LID"),
+        ("pair_access", last, "fake_1:1: a queue pair refused what its peer sent (its address or key)"),
+    ] {
+        fake.set(event, value);
+        until(part, || {
+            assert!(!b.contexts[0].test(0, stuck).unwrap());
+            said(part) > 0
+        });
+        assert_eq!(said(part), 1);
+    }
+    // Its GID is still there; then it is not.
+    let part = "fake_1:1: GID 3 (::ffff:10.0.0.2) is no longer the port's";
+    fake.set("gid_change", 1);
+    (0..10_000).for_each(|_| assert!(!b.contexts[0].test(0, stuck).unwrap()));
+    assert_eq!(said(part), 0);
+    fake.set("gids@1", 3);
+    fake.set("gid_change", 1);
+    until(part, || {
+        assert!(!b.contexts[0].test(0, stuck).unwrap());
+        said(part) > 0
+    });
+    fake.set("gids@1", 4);
+    fake.set("late", 0);
+    fake.set("run", 0);
+    finish(&b.contexts[0], 0, stuck);
     drop(ranks);
     fake.check_clean();
 }

@@ -295,6 +295,8 @@ fn relaxed_ordering_is_for_data_only() {
     let ranks = Job::default().start();
     assert_eq!(fake.count("relaxed_regions"), 2, "one data window a rank");
     drop(ranks);
+    drop(Job { config: Config { ib_relaxed_ordering: false, ..Config::default() }, ..Default::default() }.start());
+    assert_eq!(fake.count("relaxed_regions"), 2, "the environment forbids it");
     fake.check_clean();
 }
 

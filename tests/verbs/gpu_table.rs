@@ -39,13 +39,19 @@ fn ranks_put_signal_get_and_flush_gpu_memory() {
     let cuda = Cuda::meet(&fake_path());
     const SIGNALS: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
     job(3, 2, |r| {
-        // SAFETY: a place for the answer.
-        let props = unsafe {
-            let mut props = std::mem::zeroed();
-            ok(T.get_properties.unwrap()(0, &mut props));
-            props
-        };
-        assert_eq!(props.ptr_support, PTR_HOST | PTR_CUDA | PTR_DMABUF);
+        let props = [0, 1].map(|device| {
+            // SAFETY: a place for the answer.
+            unsafe {
+                let mut props = std::mem::zeroed::<PropertiesV12>();
+                ok(T.get_properties.unwrap()(device, &mut props));
+                props
+            }
+        });
+        assert_eq!(props[0].ptr_support, PTR_HOST | PTR_CUDA | PTR_DMABUF);
+        // NCCL keeps one entry for devices of one name: none that its own plugin for InfiniBand uses, and one a port.
+        // SAFETY: the names stay.
+        let names = props.map(|props| unsafe { std::ffi::CStr::from_ptr(props.name) });
+        assert_eq!(names, [c"oxygin-fake_0:1", c"oxygin-fake_1:1"]);
         for dma_buf in [true, false] {
             // NCCL's progress thread may have another GPU's context current.
             let _other = cuda.enter((r.rank as i32 + 1) % 3);

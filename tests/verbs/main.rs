@@ -10,6 +10,7 @@ mod gpu;
 mod gpu_table;
 mod harness;
 mod iwarp;
+mod ports;
 mod room;
 mod stride;
 #[path = "../support/mod.rs"]

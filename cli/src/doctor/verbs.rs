@@ -51,10 +51,10 @@ pub fn verbs(sys: &Path, config: &Config, has_gpus: bool) -> (Section, Vec<Devic
             "follow them, or set OXYGIN_FABRIC=auto",
         ),
         (0, false) => section.note("verbs fabric", "would not be used; the soft fabric takes over"),
-        (n, _) if config.fabric == FabricChoice::Soft => {
-            section.note("verbs fabric", format!("OXYGIN_FABRIC=soft: not used, although {n} port(s) could be"));
-        }
-        (n, _) => section.ok("verbs fabric", format!("would be used, {n} port(s)")),
+        (n, _) => match config.without_verbs() {
+            Some(why) => section.note("verbs fabric", format!("{why}: not used, although {n} port(s) could be")),
+            None => section.ok("verbs fabric", format!("would be used, {n} port(s)")),
+        },
     }
     (section, ports)
 }

@@ -15,12 +15,12 @@ pub(super) fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(object).ok_or_else(io::Error::last_os_error)
 }
 
-/// What an int-returning verb says: 0, or an errno (returned, or -1 and left in errno).
+/// What an int-returning verb says: 0, or an errno (returned, some providers negate it, or -1 and left in errno).
 fn checked(rc: c_int) -> io::Result<()> {
     match rc {
         0 => Ok(()),
-        n if n > 0 => Err(io::Error::from_raw_os_error(n)),
-        _ => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error()),
+        n => Err(io::Error::from_raw_os_error(n.saturating_abs())),
     }
 }
 
@@ -97,6 +97,11 @@ impl DeviceRef {
     /// Whether it speaks iWARP.
     pub fn is_iwarp(&self) -> bool {
         self.raw().transport_type == IBV_TRANSPORT_IWARP || self.raw().node_type == IBV_NODE_RNIC
+    }
+
+    /// Whether it speaks InfiniBand, RoCE or iWARP, and so has reliable connections.
+    pub fn has_connections(&self) -> bool {
+        self.raw().transport_type == IBV_TRANSPORT_IB || self.is_iwarp()
     }
 
     /// For libraries that know more of it; valid while this object lives.
@@ -456,5 +461,21 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: ended once; the data path's owner drops its pointers first.
         unsafe { (self.pd.context.verbs.destroy_qp)(self.at.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_however_a_provider_returns_them() {
+        assert!(checked(0).is_ok());
+        for rc in [libc::ETIMEDOUT, -libc::ETIMEDOUT] {
+            assert_eq!(checked(rc).unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+        }
+        // SAFETY: the calling thread's own.
+        unsafe { *libc::__errno_location() = libc::ENODEV };
+        assert_eq!(checked(-1).unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }
 }

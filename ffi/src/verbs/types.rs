@@ -83,7 +83,7 @@ pub struct ibv_context {
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ibv_async_event {
-    /// What it is about: a pointer to an object, or a port; which one, the type tells.
+    /// What it is about: a pointer to an object, or, in the first four bytes, a port; which one, the type tells.
     pub element: u64,
     /// `IBV_EVENT_*`.
     pub event_type: c_uint,
@@ -93,8 +93,20 @@ pub struct ibv_async_event {
 pub const IBV_EVENT_CQ_ERR: c_uint = 0;
 /// `IBV_EVENT_QP_FATAL`: a queue pair failed, and may not be able to say so by completions.
 pub const IBV_EVENT_QP_FATAL: c_uint = 1;
+/// `IBV_EVENT_QP_REQ_ERR`: a queue pair refused a malformed request of its peer.
+pub const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
+/// `IBV_EVENT_QP_ACCESS_ERR`: a queue pair refused its peer's address or key.
+pub const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
 /// `IBV_EVENT_DEVICE_FATAL`: the device failed, or is taken away.
 pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
+/// `IBV_EVENT_PORT_ACTIVE`: a port can be used again.
+pub const IBV_EVENT_PORT_ACTIVE: c_uint = 9;
+/// `IBV_EVENT_PORT_ERR`: a port went down.
+pub const IBV_EVENT_PORT_ERR: c_uint = 10;
+/// `IBV_EVENT_LID_CHANGE`: a port has another LID.
+pub const IBV_EVENT_LID_CHANGE: c_uint = 11;
+/// `IBV_EVENT_GID_CHANGE`: a port's GID table is another.
+pub const IBV_EVENT_GID_CHANGE: c_uint = 18;
 
 /// A protection domain.
 #[repr(C)]

@@ -1,10 +1,10 @@
 //! Payloads of operations on their way: a registered area of the context, with places for each lane. What the device
 //! takes inline leaves its place when it is posted, other payloads when their operation is complete.
 
-use super::regions::registration;
-use crate::error::{Error, Result};
+use super::regions::OwnRegion;
+use crate::error::Result;
 use crate::rma::op::{Payload, VALUE_MAX};
-use oxygin_ffi::verbs::{Access, Mr, Pd};
+use oxygin_ffi::verbs::Pd;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -17,45 +17,38 @@ pub const PLACES: usize = 32;
 /// more.
 pub const INLINE: u32 = 28;
 
-/// A place.
-#[derive(Default)]
-#[repr(align(64))]
-struct Line([AtomicU64; VALUE_MAX / 8]);
+/// Words of a place.
+const WORDS: usize = VALUE_MAX / 8;
 
 /// The area. Made at the context's first payload, or atomic operation that has no work request of its own: most
 /// programs have neither, and registered memory is pinned.
-pub struct Bounce {
-    // Ended before the memory is freed.
-    mr: Mr,
-    memory: Box<[Line]>,
-}
+pub struct Bounce(OwnRegion);
 
 impl Bounce {
     /// Places for so many lanes.
     pub fn new(pd: &Arc<Pd>, lanes: usize) -> Result<Self> {
-        let bytes = lanes * PLACES * VALUE_MAX;
-        let memory: Box<[Line]> = (0..lanes * PLACES).map(|_| Line::default()).collect();
-        let access = Access { atomic: false, relaxed: false };
-        // SAFETY: the memory is owned below and freed after the region.
-        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, bytes, access) }
-            .map_err(|e| Error::system(registration(bytes as u64, &e)))?;
-        Ok(Self { mr, memory })
+        OwnRegion::new(pd, lanes * PLACES * VALUE_MAX).map(Self)
     }
 
     /// Copies a payload to a place of a lane; returns its address and key.
     pub fn keep(&self, lane: u32, place: usize, payload: &Payload) -> Option<(u64, u32)> {
-        let Line(words) = self.memory.get(lane as usize * PLACES + place)?;
+        let words = self.words(lane, place)?;
         for (bytes, to) in payload.bytes().chunks(8).zip(words) {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
             to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
-        Some((words.as_ptr() as u64, self.mr.lkey()))
+        Some((words.as_ptr() as u64, self.0.keys().0))
     }
 
     /// The address of a place of a lane, for a device to write to, and its key.
     pub fn slot(&self, lane: u32, place: usize) -> Option<(u64, u32)> {
-        Some((self.memory.get(lane as usize * PLACES + place)?.0.as_ptr() as u64, self.mr.lkey()))
+        Some((self.words(lane, place)?.as_ptr() as u64, self.0.keys().0))
+    }
+
+    fn words(&self, lane: u32, place: usize) -> Option<&[AtomicU64]> {
+        let first = (lane as usize * PLACES + place) * WORDS;
+        self.0.words().get(first..first + WORDS)
     }
 }
 

@@ -2,9 +2,13 @@
 
 use super::gid::GidEntry;
 use super::wire::Hello;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::Qp;
+use std::ffi::c_int;
+use std::net::Ipv6Addr;
+use std::time::{Duration, Instant};
 
 /// What every connection of this rank starts from.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +25,60 @@ pub struct Origin {
     pub timeout: u8,
     /// Retries after a timeout.
     pub retry_cnt: u8,
+    /// What is done where the kernel finds no way to a peer in time.
+    pub resolving: Resolving,
+}
+
+impl Origin {
+    /// A port of a device of this vendor.
+    pub fn new(config: &Config, port: u8, gid: GidEntry, vendor: u32) -> Self {
+        Self {
+            port,
+            pkey_index: config.ib_pkey,
+            gid,
+            sl: config.ib_sl.unwrap_or(0) & 15,
+            timeout: config.ib_timeout,
+            retry_cnt: retries(config.ib_retry_cnt, vendor),
+            resolving: Resolving { retries: config.ib_modify_retries, pause: config.ib_modify_pause },
+        }
+    }
+}
+
+/// How often a queue pair's move is tried again that timed out. On RoCE the kernel asks the network for the peer's
+/// hardware address then, for a second at most, and where many ranks ask at once requests or answers get lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Resolving {
+    /// `NCCL_IB_MQP_RETRY_CNT`.
+    pub retries: u32,
+    /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: before the first of them; before the n-th n times that.
+    pub pause: Duration,
+}
+
+impl Resolving {
+    fn modify(&self, qp: &Qp, attr: &ibv_qp_attr, mask: c_int, end: Instant) -> std::io::Result<()> {
+        let mut retry = 1;
+        loop {
+            let pause = self.pause.saturating_mul(retry);
+            match qp.modify(attr, mask) {
+                Err(e)
+                    if e.raw_os_error() == Some(libc::ETIMEDOUT)
+                        && retry <= self.retries
+                        && pause < end.saturating_duration_since(Instant::now()) =>
+                {
+                    log::info!(
+                        "queue pair {}: {e}, most likely for want of an answer from the network; retry {retry} of {} \
+                         in {} ms",
+                        qp.number(),
+                        self.retries,
+                        pause.as_millis()
+                    );
+                    std::thread::sleep(pause);
+                    retry += 1;
+                }
+                done => return done,
+            }
+        }
+    }
 }
 
 /// The queue pair at the other end of one connection.
@@ -68,8 +126,16 @@ pub fn init_iwarp(qp: &Qp) -> Result<()> {
         .map_err(|e| Error::system(format!("queue pair {} to INIT: {e}", qp.number())))
 }
 
-/// INIT to RTR and RTS. `psn` is the first packet number that this end sends.
-pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8, psn: u32) -> Result<()> {
+/// INIT to RTR and RTS. `psn` is the first packet number that this end sends; nothing is tried again after `end`.
+pub fn connect(
+    qp: &Qp,
+    origin: &Origin,
+    mine: &Hello,
+    remote: &RemoteQp,
+    tc: u8,
+    psn: u32,
+    end: Instant,
+) -> Result<()> {
     let attr = ready_to_receive(origin, mine, remote, tc);
     let mask = IBV_QP_STATE
         | IBV_QP_AV
@@ -78,17 +144,22 @@ pub fn connect(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8
         | IBV_QP_RQ_PSN
         | IBV_QP_MAX_DEST_RD_ATOMIC
         | IBV_QP_MIN_RNR_TIMER;
-    qp.modify(&attr, mask).map_err(|e| {
+    origin.resolving.modify(qp, &attr, mask, end).map_err(|e| {
         Error::system(format!(
-            "queue pair {} to RTR (towards queue pair {}, GID index {}, LID {}, MTU {}, traffic class {tc}): {e}; {}",
+            "queue pair {} to RTR (towards queue pair {}, from {:?}, GID index {}, to {:?}, LID {}, MTU {}, traffic \
+             class {tc}): {e}; {}",
             qp.number(),
             remote.qpn,
+            Ipv6Addr::from(mine.gid),
             origin.gid.index,
+            Ipv6Addr::from(remote.hello.gid),
             remote.hello.lid,
             mtu_bytes(attr.path_mtu),
             match e.raw_os_error() {
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT) =>
-                    "there is no route or no neighbour entry for the peer's address; check `ip route` and ARP",
+                    "there is no route or no neighbour entry for the peer's address; check `ip route`, ARP, and that \
+                     the NICs of all ranks reach each other, those of other rails too; NCCL_IB_MQP_RETRY_CNT and \
+                     NCCL_IB_MQP_RETRY_SLEEP_MSEC set how often it is tried",
                 _ => "check that both ends' GIDs are of one kind and reach each other (NCCL_IB_GID_INDEX)",
             }
         ))
@@ -121,7 +192,7 @@ const SOFT_ROCE: u32 = 0x00FF_FFFF;
 
 /// How often a queue pair may send again on a device of this vendor, of the `wanted` times. Soft-RoCE takes 7 for
 /// "for ever" (`rxe_comp.c`), and would never tell of a peer that is gone.
-pub fn retries(wanted: u8, vendor: u32) -> u8 {
+fn retries(wanted: u8, vendor: u32) -> u8 {
     wanted.min(if vendor == SOFT_ROCE { 6 } else { 7 })
 }
 
@@ -195,7 +266,8 @@ mod tests {
 
     fn origin() -> Origin {
         let gid = GidEntry { index: 3, gid: ibv_gid::default(), kind: 2 };
-        Origin { port: 1, pkey_index: 0, gid, sl: 2, timeout: 20, retry_cnt: 7 }
+        let resolving = Resolving { retries: 0, pause: Duration::ZERO };
+        Origin { port: 1, pkey_index: 0, gid, sl: 2, timeout: 20, retry_cnt: 7, resolving }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which devices and ports there are, what they can do, and why one cannot be used.
 
-use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry};
+use super::gid::{choose_infiniband, choose_roce, is_configured, GidEntry, GidWish};
 use super::hca::HcaFilter;
 use super::iwarp::{to_gid, Addresses};
 use super::port::open_devx;
@@ -10,6 +10,7 @@ use oxygin_ffi::verbs::types::*;
 use oxygin_ffi::verbs::{Context, DeviceRef, Pd, Verbs};
 use oxygin_ffi::Missing;
 use std::io;
+use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -50,16 +51,31 @@ impl DeviceInfo {
         self.problem.is_none()
     }
 
+    /// What the port says now, and its GID: it may have gone down, or have another LID, MTU or address, since the
+    /// devices were listed.
+    pub(super) fn port_now(&self, context: &Context, config: &Config) -> Result<(ibv_port_attr, GidEntry), String> {
+        let state = context
+            .query_port(self.port)
+            .map_err(|e| format!("port {} of {} cannot be read: {e}", self.port, self.name))?;
+        check_active(&self.name, self.port, &state)?;
+        let gid = match (self.iwarp, self.gid) {
+            // The connection manager finds out whether the address is still there.
+            (true, Some(address)) => address,
+            _ => choose_gid(context, self, &state, config)?,
+        };
+        Ok((state, gid))
+    }
+
     /// Opens it for DevX commands, or says why that cannot be.
     pub fn open_devx(&self) -> Result<Arc<DevxDevice>, String> {
         open_devx(&self.device)
     }
 }
 
-/// All ports of all devices, in libibverbs' order.
+/// All ports of all devices, by PCI address unless libibverbs' order is wanted; those without an address last.
 pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
     let verbs = Verbs::load()?;
-    let refs = DeviceRef::all(&verbs).map_err(|e| match e.raw_os_error() {
+    let mut refs = DeviceRef::all(&verbs).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOSYS) => Missing::new(
             "the kernel has no RDMA support loaded; load the modules ib_uverbs and the driver of your device",
         ),
@@ -68,6 +84,11 @@ pub fn devices(config: &Config) -> Result<Vec<DeviceInfo>, Missing> {
         )),
         _ => Missing::new(format!("RDMA devices cannot be listed: {e}")),
     })?;
+    if config.ib_pci_order {
+        refs.sort_by_cached_key(|device| {
+            real_path(&device.sysfs()).and_then(|path| pci_address(&path)).unwrap_or(u64::MAX)
+        });
+    }
     let filter = HcaFilter::parse(config.ib_hca.as_deref().unwrap_or(""));
     // The connection manager opens every device: not for nothing.
     let addresses = if refs.iter().any(DeviceRef::is_iwarp) { Addresses::find() } else { Ok(Addresses::default()) };
@@ -88,19 +109,27 @@ fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceI
     let mut info = DeviceInfo {
         name: device.name(),
         port: 1,
-        pci_path: pci_path(&device.sysfs()),
+        pci_path: real_path(&device.sysfs()).map(|path| merge_functions(path, wishes.config.ib_merge_vfs)),
         guid: 0,
         speed_mbps: 0,
         link_layer: 0,
         atomics: false,
         iwarp: device.is_iwarp(),
-        relaxed_ordering: verbs.has_optional_access(),
+        relaxed_ordering: verbs.has_optional_access() && wishes.config.ib_relaxed_ordering,
         dma_buf: false,
         gid: None,
         problem: None,
         device: device.clone(),
         attr: None,
     };
+    if !device.has_connections() {
+        info.problem = Some(format!(
+            "{} speaks neither InfiniBand, RoCE nor iWARP (as EFA and usNIC do not) and has no reliable connections; \
+             the soft fabric goes by TCP over its network interface",
+            info.name
+        ));
+        return vec![info];
+    }
     let opened = device.open().map_err(|e| {
         let node = device.uverbs();
         match e.raw_os_error() {
@@ -158,13 +187,7 @@ fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wish
         let list = config.ib_hca.as_deref().unwrap_or("");
         return Err(format!("NCCL_IB_HCA={list} leaves {name}:{port} out"));
     }
-    if state.state != IBV_PORT_ACTIVE {
-        return Err(format!(
-            "port {port} of {name} is {}; check cable, switch{} and `rdma link`",
-            state_name(state.state),
-            if state.link_layer == IBV_LINK_LAYER_INFINIBAND { ", subnet manager" } else { ", the network interface" }
-        ));
-    }
+    check_active(&name, port, &state)?;
     if !matches!(state.link_layer, IBV_LINK_LAYER_INFINIBAND | IBV_LINK_LAYER_ETHERNET) {
         return Err(format!(
             "port {port} of {name} has link layer {}, neither InfiniBand nor Ethernet",
@@ -177,14 +200,41 @@ fn examine(info: &mut DeviceInfo, context: &Context, attr: ibv_device_attr, wish
             config.ib_pkey, state.pkey_tbl_len
         ));
     }
-    if attr.max_qp_wr < 4 || attr.max_cqe < 4 || state.max_msg_sz == 0 {
+    if attr.max_qp_wr < 4 || attr.max_cqe < 4 {
         return Err(format!(
-            "{name} is too small: {} work requests a queue, {} completions, messages of {} bytes",
-            attr.max_qp_wr, attr.max_cqe, state.max_msg_sz
+            "{name} is too small: {} work requests a queue, {} completions",
+            attr.max_qp_wr, attr.max_cqe
         ));
     }
-    info.gid = Some(if info.iwarp { address(info, wishes)? } else { choose_gid(context, info, &state, config)? });
+    if info.iwarp {
+        info.gid = Some(address(info, wishes)?);
+        return Ok(());
+    }
+    let chosen = choose_gid(context, info, &state, config)?;
+    info.gid = Some(chosen);
+    let wish = GidWish::of(config);
+    let is_wished = state.link_layer == IBV_LINK_LAYER_INFINIBAND || config.ib_gid_index.is_some();
+    if let Some(range) = wish.range.filter(|_| !is_wished && !wish.is_in_range(&chosen)) {
+        log::warn!(
+            "NCCL_IB_ADDR_RANGE={range} (NCCL_IB_ADDR_FAMILY={}): {name}:{port} has no GID there; it goes by GID {} \
+             ({:?})",
+            if wish.ipv6 { "AF_INET6" } else { "AF_INET" },
+            chosen.index,
+            Ipv6Addr::from(chosen.gid.raw)
+        );
+    }
     Ok(())
+}
+
+fn check_active(name: &str, port: u8, state: &ibv_port_attr) -> Result<(), String> {
+    if state.state == IBV_PORT_ACTIVE {
+        return Ok(());
+    }
+    Err(format!(
+        "port {port} of {name} is {}; check cable, switch{} and `rdma link`",
+        state_name(state.state),
+        if state.link_layer == IBV_LINK_LAYER_INFINIBAND { ", subnet manager" } else { ", the network interface" }
+    ))
 }
 
 /// The IP address of an iWARP port, in place of a GID.
@@ -212,12 +262,17 @@ fn choose_gid(
     let len = state.gid_tbl_len.clamp(0, 256) as u32;
     let entry = |index: u32| -> Option<GidEntry> {
         let (gid, kind) = context.query_gid(port, index).ok()?;
-        let kind = kind.or_else(|| gid_type_from_sysfs(&info.device.sysfs(), port, index))?;
+        let kind = match state.link_layer {
+            // There is one type there, which old kernels do not tell.
+            IBV_LINK_LAYER_INFINIBAND => kind.unwrap_or(IBV_GID_TYPE_IB),
+            _ => kind.or_else(|| gid_type_from_sysfs(&info.device.sysfs(), port, index))?,
+        };
         Some(GidEntry { index: index as u8, gid, kind })
     };
     if state.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        let table: Vec<_> = (0..len.min(2)).filter_map(entry).collect();
-        return choose_infiniband(&table)
+        let flid = config.ib_flid_gid_index;
+        let table: Vec<_> = [0, flid.into()].into_iter().filter(|&index| index < len).filter_map(entry).collect();
+        return choose_infiniband(&table, flid)
             .ok_or_else(|| format!("port {port} of {name} has no GID; check `ibv_devinfo -v`"));
     }
     if let Some(index) = config.ib_gid_index {
@@ -226,7 +281,7 @@ fn choose_gid(
         });
     }
     let table: Vec<_> = (0..len).filter_map(entry).collect();
-    choose_roce(&table).ok_or_else(|| {
+    choose_roce(&table, &GidWish::of(config)).ok_or_else(|| {
         format!("port {port} of {name} has no GID; give its network interface an address and bring it up")
     })
 }
@@ -248,21 +303,33 @@ fn knows_dmabuf(context: &Arc<Context>) -> bool {
     }
 }
 
-/// The PCI function, with the function number (and, as NCCL does by default, the virtual function's) zeroed, so that
-/// ports of one card compare equal.
-fn pci_path(sysfs: &Path) -> Option<String> {
+/// Where sysfs has the device's PCI function: a subfunction (`mlx5_core.sf.4`) lies in that of its card, and NCCL would
+/// take it for a device that is near no GPU.
+fn real_path(sysfs: &Path) -> Option<String> {
     let real = std::fs::canonicalize(sysfs.join("device")).ok()?;
-    merge_functions(real.to_str()?)
+    let function = real.ancestors().find(|path| path.to_str().and_then(pci_address).is_some());
+    function.unwrap_or(&real).to_str().map(str::to_owned)
 }
 
-fn merge_functions(path: &str) -> Option<String> {
-    // [dd]dddd:bb:dd.f
-    let n = path.len();
-    let b = path.as_bytes();
-    if n < 12 || b[n - 2] != b'.' || b[n - 5] != b':' || b[n - 8] != b':' {
-        return Some(path.to_owned());
+/// The last part of a path, `[dd]dddd:bb:dd.f`, as a number.
+fn pci_address(path: &str) -> Option<u64> {
+    let (_, last) = path.rsplit_once('/')?;
+    let (bus, function) = last.rsplit_once('.')?;
+    let (front, device) = bus.rsplit_once(':')?;
+    let (domain, bus) = front.rsplit_once(':')?;
+    [bus, device, function].iter().try_fold(u64::from_str_radix(domain, 16).ok()?, |address, part| {
+        Some(address << 8 | u64::from(u8::from_str_radix(part, 16).ok()?))
+    })
+}
+
+/// The PCI function with its number zeroed, so that ports of one card compare equal, and with `merge_vfs`, as NCCL does
+/// by default, a virtual function's too.
+fn merge_functions(mut path: String, merge_vfs: bool) -> String {
+    if pci_address(&path).is_some() {
+        path.truncate(path.len() - if merge_vfs { 4 } else { 1 });
+        path.push_str(if merge_vfs { "00.0" } else { "0" });
     }
-    Some(format!("{}00.0", path.get(..n - 4)?))
+    path
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -308,9 +375,16 @@ mod tests {
 
     #[test]
     fn functions_of_a_card_are_merged() {
-        let path = |f: &str| merge_functions(&format!("/sys/devices/pci0000:00/0000:00:01.0/{f}")).unwrap();
-        assert_eq!(path("0000:3b:00.1"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
-        assert_eq!(path("0000:3b:02.7"), "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0");
-        assert_eq!(path("virtual"), "/sys/devices/pci0000:00/0000:00:01.0/virtual");
+        let path = |f: &str, merge_vfs| {
+            merge_functions(format!("/sys/devices/pci0000:00/0000:00:01.0/{f}"), merge_vfs)
+                .replace("/sys/devices/pci0000:00/0000:00:01.0/", "")
+        };
+        assert_eq!(path("0000:3b:00.1", true), "0000:3b:00.0");
+        assert_eq!(path("0000:3b:02.7", true), "0000:3b:00.0");
+        assert_eq!(path("0000:3b:02.7", false), "0000:3b:02.0");
+        assert_eq!(path("virtual", true), "virtual");
+        let address = |f: &str| pci_address(&format!("/sys/devices/{f}"));
+        assert_eq!(address("10101:3b:02.7"), Some(0x101_013b_0207));
+        assert_eq!([address("virtual"), address("serial8250:0:0.1"), pci_address("0000:3b:02.7")], [None; 3]);
     }
 }

@@ -7,13 +7,14 @@
 //! counts the receives it has posted anew and, when half of that number are due, writes the count into the sender's
 //! credit word by RDMA.
 
+use super::regions::OwnRegion;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::memory::registry::Registry;
 use crate::rma::op::Signal;
 use crate::sys::sync::RwLock;
 use oxygin_ffi::verbs::types::*;
-use oxygin_ffi::verbs::{Access, Mr, Pd, Qp};
+use oxygin_ffi::verbs::{Pd, Qp};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a message: address, value, key, mark.
 const MESSAGE: usize = 24;
-/// Bytes between messages in memory.
+/// Bytes between messages in memory. With the head's size it keeps each within a cache line, and so within a page:
+/// soft-iWARP up to Linux 6.12 at least would send one across two with the wrong bytes.
 const STRIDE: usize = 32;
 /// "oxSG", last in every message.
 const MARK: u32 = u32::from_le_bytes(*b"oxSG");
@@ -37,20 +39,9 @@ const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// Which window a remote key names.
 pub type Keys = RwLock<HashMap<u32, u32>>;
 
-/// A cache line. No message lies across two of them, nor across two pages, which soft-iWARP up to Linux 6.12 at least
-/// would send with the wrong bytes.
-#[derive(Default)]
-#[repr(align(64))]
-struct Line([AtomicU64; LINE / 8]);
-
-/// Bytes of a line.
-const LINE: usize = 64;
-
 /// A context's messages.
 pub struct Messages {
-    // Ended before the memory is freed.
-    mr: Mr,
-    memory: Box<[Line]>,
+    memory: OwnRegion,
     receives: u32,
     post_recv: PostRecv,
     peers: Vec<Peer>,
@@ -88,11 +79,7 @@ impl Messages {
         keys: Arc<Keys>,
     ) -> Result<Self> {
         let bytes = qps.len() * Self::span(receives);
-        let memory: Box<[Line]> = (0..bytes.div_ceil(LINE)).map(|_| Line::default()).collect();
-        let access = Access { atomic: false, relaxed: false };
-        // SAFETY: the memory is owned below and freed after the region.
-        let mr = unsafe { Mr::register(pd, memory.as_ptr() as u64, bytes, access) }
-            .map_err(|e| Error::system(format!("registering {bytes} bytes for signal messages: {e}")))?;
+        let memory = OwnRegion::new(pd, bytes).map_err(|e| e.context("memory for signal messages"))?;
         let peers = qps
             .iter()
             .map(|qp| Peer {
@@ -105,7 +92,7 @@ impl Messages {
                 starved: None,
             })
             .collect();
-        let messages = Self { mr, memory, receives, post_recv, peers, registry, keys };
+        let messages = Self { memory, receives, post_recv, peers, registry, keys };
         for peer in 0..qps.len() as u32 {
             for index in 0..receives {
                 messages.post(peer, index).map_err(|rc| {
@@ -123,17 +110,17 @@ impl Messages {
     }
 
     fn at(&self, peer: u32, offset: usize) -> u64 {
-        self.memory.as_ptr() as u64 + (peer as usize * Self::span(self.receives) + offset) as u64
+        self.memory.address() + (peer as usize * Self::span(self.receives) + offset) as u64
     }
 
     fn word(&self, peer: u32, offset: usize) -> Option<&AtomicU64> {
         let at = peer as usize * Self::span(self.receives) + offset;
-        self.memory.get(at / LINE)?.0.get(at % LINE / 8)
+        self.memory.words().get(at / 8)
     }
 
     /// Address and key of the word in which `peer` says how many messages it has taken.
     pub fn credit_word(&self, peer: u32) -> (u64, u32) {
-        (self.at(peer, 0), self.mr.rkey())
+        (self.at(peer, 0), self.memory.keys().1)
     }
 
     /// Where `peer` wants to be told how many of its messages were taken, and how many receives it has posted.
@@ -147,7 +134,7 @@ impl Messages {
     fn post(&self, peer: u32, index: u32) -> std::result::Result<(), i32> {
         let Some(p) = self.peers.get(peer as usize) else { return Err(libc::EINVAL) };
         let offset = HEAD + STRIDE * (self.receives + index) as usize;
-        let mut sge = ibv_sge { addr: self.at(peer, offset), length: STRIDE as u32, lkey: self.mr.lkey() };
+        let mut sge = ibv_sge { addr: self.at(peer, offset), length: STRIDE as u32, lkey: self.memory.keys().0 };
         let mut wr = ibv_recv_wr { wr_id: WrId::receive(peer, index), next: null_mut(), sg_list: &mut sge, num_sge: 1 };
         let mut bad = null_mut();
         // SAFETY: the queue pair is live while the context is, and the buffer as long as this object.
@@ -172,7 +159,7 @@ impl Messages {
         for (i, word) in [signal.remote, signal.value, key].into_iter().enumerate() {
             self.word(peer, offset + 8 * i)?.store(word.to_le(), Ordering::Relaxed);
         }
-        Some(ibv_sge { addr: self.at(peer, offset), length: MESSAGE as u32, lkey: self.mr.lkey() })
+        Some(ibv_sge { addr: self.at(peer, offset), length: MESSAGE as u32, lkey: self.memory.keys().0 })
     }
 
     /// `count` staged messages are on their way.
@@ -239,7 +226,7 @@ impl Messages {
         let p = self.peers.get(peer as usize)?;
         // A write still under way may carry the new count instead of its own: it is as true.
         self.word(peer, CREDIT_OUT)?.store(u64::from(p.taken), Ordering::Release);
-        Some((ibv_sge { addr: self.at(peer, CREDIT_OUT), length: 8, lkey: self.mr.lkey() }, p.credit))
+        Some((ibv_sge { addr: self.at(peer, CREDIT_OUT), length: 8, lkey: self.memory.keys().0 }, p.credit))
     }
 
     /// That write is on its way.

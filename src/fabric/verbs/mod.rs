@@ -45,7 +45,7 @@ use crate::memory::registry::Registry;
 use crate::memory::window::Registration;
 use crate::sys::sync::Mutex;
 use connect::Origin;
-use events::Events;
+use events::{Events, WatchedPort};
 use gpu::Gpu;
 use iwarp::Home;
 use message::Keys;
@@ -58,6 +58,7 @@ use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use wire::Hello;
 
 /// Bytes of one work request at most, whatever ports take: long messages hold others up on some devices, and one bit of
@@ -84,6 +85,8 @@ pub struct VerbsFabric {
     origin: Origin,
     /// On iWARP devices.
     iwarp: Option<Home>,
+    /// How long queue pairs are being connected: what of `OXYGIN_TIMEOUT` leaves other ranks time to hear of it.
+    patience: Duration,
     /// `NCCL_IB_TC` or `NCCL_GIN_IB_TC`; what createContext asks for counts where neither is set, as with NCCL.
     traffic_class: Option<u8>,
     /// `NCCL_IB_SL` was given.
@@ -116,12 +119,13 @@ impl VerbsFabric {
         if let Some(problem) = &device.problem {
             return Err(Error::usage(format!("{}:{} cannot be used: {problem}", device.name, device.port)));
         }
-        let (Some((limits, port)), Some(gid)) = (device.attr, device.gid) else {
+        let (Some((limits, _)), Some(_)) = (device.attr, device.gid) else {
             return Err(Error::internal(format!("{}:{} was never examined", device.name, device.port)));
         };
         let label = format!("{}:{}", device.name, device.port);
         let (devx, context) = Devx::open(&device.device, config, wants_devx)
             .map_err(|e| Error::system(format!("opening {label}: {e}")))?;
+        let (port, gid) = device.port_now(&context, config).map_err(Error::system)?;
         let pd = Pd::new(&context).map_err(|e| Error::system(format!("a protection domain on {label}: {e}")))?;
         let scratch = Arc::new(Scratch::new(&pd).map_err(|e| e.context(&label))?);
         let iwarp = match device.iwarp {
@@ -145,7 +149,8 @@ impl VerbsFabric {
             max_dest_rd_atomic: count(limits.max_qp_rd_atom),
             gid_type: gid.kind.min(IBV_GID_TYPE_ROCE_V2) as u8,
             gid: gid.gid.raw,
-            max_msg_sz: port.max_msg_sz,
+            // Some drivers do not say. Reliable connections carry 2 GiB.
+            max_msg_sz: if port.max_msg_sz == 0 { MAX_MESSAGE } else { port.max_msg_sz },
         };
         log::debug!(
             "{label}: GID index {} ({:?}), MTU {}, {} atomics, {} Mbit/s",
@@ -156,19 +161,16 @@ impl VerbsFabric {
             device.speed_mbps
         );
         Ok(Self {
-            events: Arc::new(Events::new(&context)),
+            events: Arc::new(Events::new(
+                &context,
+                WatchedPort { label: label.clone(), port: device.port, gid: (!device.iwarp).then_some(gid) },
+            )),
             pd,
             devx,
             label,
-            origin: Origin {
-                port: device.port,
-                pkey_index: config.ib_pkey,
-                gid,
-                sl: config.ib_sl.unwrap_or(0) & 15,
-                timeout: config.ib_timeout,
-                retry_cnt: connect::retries(config.ib_retry_cnt, limits.vendor_id),
-            },
+            origin: Origin::new(config, device.port, gid, limits.vendor_id),
             iwarp,
+            patience: config.timeout / 2,
             traffic_class: config.ib_tc,
             sl_given: config.ib_sl.is_some(),
             hello,

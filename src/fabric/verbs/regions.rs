@@ -2,33 +2,60 @@
 
 use super::message::Keys;
 use crate::error::{Error, Result};
+use crate::sys::pages::Pages;
 use crate::sys::sync::RwLock;
 use oxygin_ffi::verbs::{Access, Mr, Pd};
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Eight bytes that remote atomics write their result to and flushes read into: nobody looks at them.
-pub struct Scratch {
+/// Zeroed memory of this fabric's own that the device reads and writes, and peers where they know its key.
+pub struct OwnRegion {
     // Ended before the memory is freed.
     mr: Mr,
-    word: Box<AtomicU64>,
+    pages: Pages,
 }
+
+impl OwnRegion {
+    /// Registers so many bytes.
+    pub fn new(pd: &Arc<Pd>, bytes: usize) -> Result<Self> {
+        let refused = |e: &io::Error| Error::system(registration(bytes as u64, e));
+        let pages = Pages::for_devices(bytes).map_err(|e| refused(&e))?;
+        let access = Access { atomic: false, relaxed: false };
+        // SAFETY: the memory is owned below and freed after the region.
+        let mr = unsafe { Mr::register(pd, pages.address(), bytes, access) }.map_err(|e| refused(&e))?;
+        Ok(Self { mr, pages })
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.pages.address()
+    }
+
+    /// All of it that is whole words.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.pages.words()
+    }
+
+    /// Local and remote key.
+    pub fn keys(&self) -> (u32, u32) {
+        (self.mr.lkey(), self.mr.rkey())
+    }
+}
+
+/// Eight bytes that remote atomics write their result to and flushes read into: nobody looks at them.
+pub struct Scratch(OwnRegion);
 
 impl Scratch {
     /// Registers a word.
     pub fn new(pd: &Arc<Pd>) -> Result<Self> {
-        let word = Box::new(AtomicU64::new(0));
-        let access = Access { atomic: false, relaxed: false };
-        // SAFETY: the word is owned below and freed after the region.
-        let mr = unsafe { Mr::register(pd, word.as_ptr() as u64, 8, access) }
-            .map_err(|e| Error::system(registration(8, &e)))?;
-        Ok(Self { mr, word })
+        OwnRegion::new(pd, 8).map(Self)
     }
 
     /// Address and local key.
     pub fn place(&self) -> (u64, u32) {
-        (self.word.as_ptr() as u64, self.mr.lkey())
+        (self.0.address(), self.0.keys().0)
     }
 }
 

@@ -177,7 +177,7 @@ fn prepare_one(
                 made += 1;
             }
             // Some devices take no data inside work requests, or fewer of them then.
-            Err(e) if inline > 0 && e.raw_os_error() == Some(libc::EINVAL) => inline = 0,
+            Err(e) if inline > 0 && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => inline = 0,
             // EINVAL: within the device's limit for small work requests, but not for these.
             Err(e) if depth >= 32 && !extra && matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {
                 log::debug!("{}: no queue pair of {depth} entries ({e}), trying {}", fabric.label, depth / 2);
@@ -224,7 +224,8 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
     let mut done = Vec::with_capacity(pending.contexts.len());
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
         let theirs: Vec<QpInfo> = said.iter().filter_map(|s| s.infos.get(index).copied()).collect();
-        let lanes = lanes(fabric, joined, &mut context, (&theirs, &receives), &origin, tc)?;
+        let way = (&origin, tc, begun + fabric.patience);
+        let lanes = lanes(fabric, joined, &mut context, (&theirs, &receives), way)?;
         let device = device(fabric, joined, &context)?;
         if let (Some(home), Some(acceptor)) = (&fabric.iwarp, context.acceptor.take()) {
             let round = ConnectRound {
@@ -277,8 +278,7 @@ fn lanes(
     joined: &Joined,
     context: &mut PendingContext,
     (theirs, receives): (&[QpInfo], &[u32]),
-    origin: &Origin,
-    tc: u8,
+    (origin, tc, end): (&Origin, u8, Instant),
 ) -> Result<Vec<Lane>> {
     let mut lanes = Vec::with_capacity(joined.hellos.len());
     for (peer, qp) in context.pairs.by_peer.iter().enumerate() {
@@ -292,7 +292,7 @@ fn lanes(
         if fabric.iwarp.is_none() {
             let remote = RemoteQp { hello: *hello, qpn: info.qpn, psn: info.psn };
             let psn = context.psns.get(peer).copied().unwrap_or(0);
-            connect(qp, origin, &fabric.hello, &remote, tc, psn)
+            connect(qp, origin, &fabric.hello, &remote, tc, psn, end)
                 .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
         }
         if let Some(messages) = &mut context.messages {

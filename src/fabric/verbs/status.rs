@@ -22,7 +22,8 @@ pub fn meaning(status: u32) -> (&'static str, &'static str) {
         ),
         IBV_WC_REM_OP_ERR => (
             "the peer's device could not carry the operation out",
-            "look for a fault of device or memory in the peer's kernel log",
+            "look for a fault of device or memory in the peer's kernel log; if it was a signal in GPU memory, PCIe may \
+             not let atomics of that device through to the GPU, and OXYGIN_FABRIC=soft does without them",
         ),
         IBV_WC_RNR_RETRY_EXC_ERR => (
             "the peer had no receive posted for too long",
@@ -30,7 +31,9 @@ pub fn meaning(status: u32) -> (&'static str, &'static str) {
         ),
         IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR => (
             "the local memory is not registered for this",
-            "the source or destination window was deregistered while operations were under way",
+            "the source or destination window was deregistered while operations were under way; or, with GPU memory, \
+             PCIe does not let the device reach the GPU: switch off ACS on the bridges between them, and the IOMMU's \
+             translation",
         ),
         IBV_WC_LOC_LEN_ERR => ("the local length does not fit the device", "report this as a fault of oxygin"),
         IBV_WC_LOC_QP_OP_ERR => ("the local device found the request malformed", "report this as a fault of oxygin"),
@@ -69,5 +72,8 @@ mod tests {
             let (meaning, remedy) = super::meaning(status);
             assert!(!meaning.is_empty() && !remedy.is_empty(), "{status}");
         }
+        // What a GPU behind a bridge that forbids it looks like.
+        assert!(super::meaning(super::IBV_WC_LOC_PROT_ERR).1.contains("ACS"));
+        assert!(super::meaning(super::IBV_WC_REM_OP_ERR).1.contains("atomics"));
     }
 }

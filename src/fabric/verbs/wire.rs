@@ -193,7 +193,8 @@ pub fn mismatch(hellos: &[Hello]) -> Option<String> {
         let roce = hello.link_layer == IBV_LINK_LAYER_ETHERNET && !hello.iwarp;
         if roce && hello.gid_type != first.gid_type {
             return Some(format!(
-                "rank {rank} uses a RoCE v{} GID and rank 0 a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks",
+                "rank {rank} uses a RoCE v{} GID and rank 0 a RoCE v{} one; set NCCL_IB_GID_INDEX on all ranks \
+                 to entries of one version",
                 hello.gid_type, first.gid_type
             ));
         }
@@ -202,7 +203,9 @@ pub fn mismatch(hellos: &[Hello]) -> Option<String> {
         (has_ip && hello.family() != first.family()).then(|| {
             let remedy = match hello.iwarp {
                 true => "give the devices' interfaces addresses of one family",
-                false => "set NCCL_IB_GID_INDEX on all ranks to entries of one family",
+                false => {
+                    "set NCCL_IB_GID_INDEX on all ranks to entries of one family (NCCL_IB_ADDR_FAMILY chooses them)"
+                }
             };
             format!("rank {rank} uses an {} address and rank 0 an {} one; {remedy}", hello.family(), first.family())
         })

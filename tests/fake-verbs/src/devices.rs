@@ -41,7 +41,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             new(ibv_device {
                 ops: [null_mut(); 2],
                 node_type: if iwarp { IBV_NODE_RNIC } else { 1 },
-                transport_type: if iwarp { IBV_TRANSPORT_IWARP } else { IBV_TRANSPORT_IB },
+                transport_type: if iwarp { IBV_TRANSPORT_IWARP } else { world.settings.get("transport", i) as c_int },
                 name: chars(&format!("fake_{i}")),
                 dev_name: chars(&format!("uverbs{i}")),
                 dev_path: chars(""),
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, att
         max_mtu: IBV_MTU_4096,
         active_mtu: get("active_mtu") as c_uint,
         gid_tbl_len: 8,
-        max_msg_sz: get("max_msg_sz") as u32,
+        max_msg_sz: if get("max_msg_sz_unsaid") == 0 { get("max_msg_sz") as u32 } else { 0 },
         pkey_tbl_len: 1,
         lid: if get("link_layer") == 1 { 7 + i as u16 } else { 0 },
         // 4 lanes of 25 Gbit/s.
@@ -170,20 +170,23 @@ impl World {
     /// Which device has a GID.
     pub fn device_with(&self, gid: &[u8; 16]) -> Option<usize> {
         let devices = 0..self.settings.get("devices", 0) as usize;
-        devices.into_iter().find(|&d| (0..4).any(|i| self.gid(d, i).is_some_and(|g| g.0.raw == *gid)))
+        devices.into_iter().find(|&d| (0..8).any(|i| self.gid(d, i).is_some_and(|g| g.0.raw == *gid)))
     }
 }
 
 fn gid_of(world: &World, device: usize, index: u32) -> Option<(ibv_gid, u32)> {
-    if i64::from(index) >= world.settings.get("gids", device) || index > 3 {
+    if i64::from(index) >= world.settings.get("gids", device) || index > 7 {
         return None;
     }
     let mut raw = [0; 16];
-    if index < 2 {
-        raw[..2].copy_from_slice(&[0xfe, 0x80]);
-        raw[8] = 2;
-    } else {
-        raw[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]);
+    match index / 2 {
+        0 => {
+            raw[..2].copy_from_slice(&[0xfe, 0x80]);
+            raw[8] = 2;
+        }
+        1 => raw[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]),
+        2 => raw[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 1, 1]),
+        _ => raw[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]),
     }
     raw[15] = 1 + device as u8;
     Some((ibv_gid { raw }, if index % 2 == 0 { IBV_GID_TYPE_ROCE_V1 } else { IBV_GID_TYPE_ROCE_V2 }))

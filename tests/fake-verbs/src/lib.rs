@@ -44,8 +44,9 @@ fn new<T>(object: T) -> *mut T {
 
 /// Sets `key`. "reset" restores the defaults, "run" carries out what waits: everything (0), what ranks sent to
 /// themselves (1), or what they sent to others (2). "device_fatal" is an asynchronous event of a device, "pair_fatal"
-/// of a queue pair by its number, which `last_qp` tells, "queue_fatal" of its completion queue. Returns 0, or -1 for a
-/// name that does not exist.
+/// of a queue pair by its number, which `last_qp` tells, as "pair_access" is, "queue_fatal" of its completion queue;
+/// "port_down", "port_up", "lid_change" and "gid_change" are of a device's port. Returns 0, or -1 for a name that does
+/// not exist.
 #[no_mangle]
 pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i64 {
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
@@ -59,6 +60,11 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
         "device_fatal" => world.strike(IBV_EVENT_DEVICE_FATAL, value),
         "pair_fatal" => world.strike(IBV_EVENT_QP_FATAL, value),
         "queue_fatal" => world.strike(IBV_EVENT_CQ_ERR, value),
+        "pair_access" => world.strike(IBV_EVENT_QP_ACCESS_ERR, value),
+        "port_down" => world.strike(IBV_EVENT_PORT_ERR, value),
+        "port_up" => world.strike(IBV_EVENT_PORT_ACTIVE, value),
+        "lid_change" => world.strike(IBV_EVENT_LID_CHANGE, value),
+        "gid_change" => world.strike(IBV_EVENT_GID_CHANGE, value),
         key => return if world.settings.set(key, value) { 0 } else { -1 },
     }
     0
@@ -193,7 +199,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     let room = world.settings.get("qp_room", device).min(world.settings.get("max_qp_wr", device));
     let deepest = i64::from(init.cap.max_send_wr.max(init.cap.max_recv_wr));
     if i64::from(init.cap.max_inline_data) > world.settings.get("max_inline", device) {
-        return fail(libc::EINVAL);
+        return fail(world.settings.get("inline_errno", device) as c_int);
     }
     if deepest > room || init.cap.max_send_sge != 1 || init.qp_type != IBV_QPT_RC {
         return fail(if deepest > room { libc::ENOMEM } else { libc::EINVAL });

@@ -37,6 +37,8 @@ unsafe fn register(pd: *mut ibv_pd, host: u64, iova: u64, len: usize, access: c_
     if access & IBV_ACCESS_RELAXED_ORDERING != 0 {
         world.settings.count("relaxed_regions", 1);
     }
+    // Registered memory that need not begin a page shares it with other memory.
+    world.settings.count("regions_within_pages", i64::from(host % 4096 != 0));
     world.settings.count("live_regions", 1);
     let (lkey, rkey) = world.add_region(Region { iova, host, len: len as u64, access, context: context as usize });
     new(ibv_mr { context, pd, addr: host as *mut c_void, length: len, handle: u32::from(mapped), lkey, rkey })

@@ -12,6 +12,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     // 2: Ethernet.
     ("link_layer", 2),
     ("iwarp", 0),
+    // `IBV_TRANSPORT_*` of devices that are not iWARP's.
+    ("transport", 0),
     // 1: atomic among the device's own operations.
     ("atomic_cap", 1),
     ("vendor_id", 0x2c9),
@@ -20,15 +22,21 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("max_qp_init_rd_atom", 16),
     ("max_qp_rd_atom", 16),
     ("max_msg_sz", 1 << 30),
+    // Ports do not say so.
+    ("max_msg_sz_unsaid", 0),
     // 3: 1024 bytes.
     ("active_mtu", 3),
-    // Entries of the GID table: two link-local ones, then two IPv4 ones.
+    // So many next moves to RTR time out, as they do where the network does not answer in time.
+    ("rtr_timeouts", 0),
+    // Entries of the GID table, of RoCE v1 and v2 in turn: two link-local ones, two IPv4 ones, two of another subnet,
+    // two IPv6 ones.
     ("gids", 4),
     // create_qp says ENOMEM above so many entries.
     ("qp_room", 1 << 20),
-    // Bytes that queue pairs take inside work requests at most; create_qp says EINVAL to more. They give what is
-    // asked for.
+    // Bytes that queue pairs take inside work requests at most; create_qp says `inline_errno` to more. They give what
+    // is asked for.
     ("max_inline", 256),
+    ("inline_errno", libc::EINVAL as i64),
     // What goes to the device stays in the senders' queues.
     ("stopped", 0),
     // open_device fails with this errno.

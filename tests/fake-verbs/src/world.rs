@@ -173,12 +173,12 @@ impl World {
         number
     }
 
-    /// An asynchronous event, and nothing else: of all open devices of this index, of a queue pair of this number, or
-    /// of its completion queue.
+    /// An asynchronous event, and nothing else: of all open devices of this index or of their ports, of a queue pair of
+    /// this number, or of its completion queue.
     pub fn strike(&mut self, event_type: u32, value: i64) {
-        if event_type == IBV_EVENT_DEVICE_FATAL {
+        if event_type >= IBV_EVENT_DEVICE_FATAL {
             let of = self.events.values_mut().filter(|events| events.device as i64 == value);
-            return of.for_each(|events| events.push(event_type, 0));
+            return of.for_each(|events| events.push(event_type, u64::from(event_type != IBV_EVENT_DEVICE_FATAL)));
         }
         let Some(pair) = self.pairs.get(&(value as u32)) else { return };
         let element = if event_type == IBV_EVENT_CQ_ERR { pair.send_cq } else { pair.at };

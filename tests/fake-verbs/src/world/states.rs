@@ -43,6 +43,12 @@ impl World {
         match attr.qp_state {
             IBV_QPS_INIT if attr.port_num != 1 || attr.pkey_index != 0 => return Err(libc::EINVAL),
             IBV_QPS_INIT => *now = *attr,
+            IBV_QPS_RTR if self.settings.get("rtr_timeouts", pair.device) > 0 => {
+                let left = self.settings.get("rtr_timeouts", pair.device);
+                self.settings.set("rtr_timeouts", left - 1);
+                self.settings.count("rtr_refusals", 1);
+                return Err(libc::ETIMEDOUT);
+            }
             IBV_QPS_RTR => receives(pair, attr, &mut self.settings)?,
             _ => sends(pair, attr, &mut self.settings)?,
         }
