@@ -1,7 +1,7 @@
 // NCCL's own reduce-scatter, all-gather and all-reduce on symmetric windows. Between hosts NCCL has kernels for them that put
 // and signal by GIN (ReduceScatter_RailA2A, and with multicast AllGather_RailRing); within a host they load and store. Nothing
 // here asks for either: what NCCL chooses is what a program gets. All data are compared.
-#include "common/alltoall.cuh"
+#include "common/collective.cuh"
 
 namespace symmetric_program {
 
@@ -30,51 +30,20 @@ __global__ void compare_sums(const float* at, size_t count, size_t first, int n,
     }
 }
 
-struct Buffers {
-    size_t most;
-    char *send, *receive;
-    ncclWindow_t from, to;
-    unsigned long long* bad;
-    cudaStream_t stream;
+void give_elements(CollectiveWindows& world, size_t count, int by) {
+    fill<<<256, 256, 0, world.stream>>>(reinterpret_cast<float*>(world.send), count, by);
+    CUDA(cudaGetLastError());
+    world.clear(world.most);
+}
 
-    Buffers(Rank& rank, ncclComm_t comm, size_t most) : most(most) {
-        rank.stage("ncclCommWindowRegister");
-        NCCL(ncclMemAlloc(reinterpret_cast<void**>(&send), most));
-        NCCL(ncclMemAlloc(reinterpret_cast<void**>(&receive), most));
-        NCCL(ncclCommWindowRegister(comm, send, most, &from, NCCL_WIN_COLL_SYMMETRIC));
-        NCCL(ncclCommWindowRegister(comm, receive, most, &to, NCCL_WIN_COLL_SYMMETRIC));
-        CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    }
-
-    void close(ncclComm_t comm) {
-        NCCL(ncclCommWindowDeregister(comm, from));
-        NCCL(ncclCommWindowDeregister(comm, to));
-        NCCL(ncclMemFree(send));
-        NCCL(ncclMemFree(receive));
-        CUDA(cudaFreeHost(bad));
-        CUDA(cudaStreamDestroy(stream));
-    }
-
-    void clear() {
-        CUDA(cudaMemsetAsync(receive, 0xEE, most, stream));
-        CUDA(cudaStreamSynchronize(stream));
-    }
-
-    void give_elements(size_t count, int by) {
-        fill<<<256, 256, 0, stream>>>(reinterpret_cast<float*>(send), count, by);
-        CUDA(cudaGetLastError());
-        clear();
-    }
-
-    void expect_sums(const char* what, size_t count, size_t first, int n) {
-        bad[0] = 0, bad[1] = ~0ull;
-        compare_sums<<<256, 256, 0, stream>>>(reinterpret_cast<float*>(receive), count, first, n, bad);
-        CUDA(cudaGetLastError());
-        CUDA(cudaStreamSynchronize(stream));
-        if (bad[0]) throw Failure(format("%s: %llu of %zu sums wrong, the first at %llu", what, bad[0], count, bad[1]));
-    }
-};
+void expect_sums(CollectiveWindows& world, const char* what, size_t count, size_t first, int n) {
+    auto* bad = world.bad;
+    bad[0] = 0, bad[1] = ~0ull;
+    compare_sums<<<256, 256, 0, world.stream>>>(reinterpret_cast<float*>(world.receive), count, first, n, bad);
+    CUDA(cudaGetLastError());
+    CUDA(cudaStreamSynchronize(world.stream));
+    if (bad[0]) throw Failure(format("%s: %llu of %zu sums wrong, the first at %llu", what, bad[0], count, bad[1]));
+}
 
 PROGRAM(symmetric) {
     const int n = rank.count(), me = rank.index;
@@ -83,7 +52,7 @@ PROGRAM(symmetric) {
     NCCL(ncclCommInitRank(&comm, n, rank.id(), me));
     std::vector<size_t> sizes = small_alltoall_sizes();
     if (!rank.options.quick) sizes.push_back(size_t{256} << 20);
-    Buffers world(rank, comm, sizes.back());
+    CollectiveWindows world(rank, comm, sizes.back());
     // The first rounds warm up.
     auto measured = [&](const char* what, size_t total, auto launch) {
         rank.stage(what);
@@ -95,22 +64,22 @@ PROGRAM(symmetric) {
     for (size_t total : sizes) {
         const size_t words = total / n / 8, count = total / n / 4;
         auto scatter = [&] { NCCL(ncclReduceScatter(world.send, world.receive, count, ncclFloat, ncclSum, comm, world.stream)); };
-        world.give_elements(count * n, me);
+        give_elements(world, count * n, me);
         measured("reduce-scatter on windows", total, scatter);
-        world.expect_sums("reduce-scatter", count, me * count, n);
+        expect_sums(world, "reduce-scatter", count, me * count, n);
         if (total == (1 << 20)) {
-            world.clear();
+            world.clear(world.most);
             const double us = microseconds_of_graph(rank, world.stream, small_alltoall_rounds(rank), scatter);
-            world.expect_sums("a graph of reduce-scatter", count, me * count, n);
+            expect_sums(world, "a graph of reduce-scatter", count, me * count, n);
             rank.row("a graph of reduce-scatter on windows", total, us, "us");
         }
-        world.give_elements(count, me);
+        give_elements(world, count, me);
         measured("all-reduce on windows", total / n, [&] {
             NCCL(ncclAllReduce(world.send, world.receive, count, ncclFloat, ncclSum, comm, world.stream));
         });
-        world.expect_sums("all-reduce", count, 0, n);
+        expect_sums(world, "all-reduce", count, 0, n);
         give_all(rank, world.send, words, world.stream);
-        world.clear();
+        world.clear(world.most);
         measured("all-gather on windows", total, [&] {
             NCCL(ncclAllGather(world.send, world.receive, words, ncclUint64, comm, world.stream));
         });
@@ -119,7 +88,7 @@ PROGRAM(symmetric) {
     }
     rank.stage("close");
     rank.barrier();
-    world.close(comm);
+    world.close();
     NCCL(ncclCommDestroy(comm));
 }
 

@@ -1,7 +1,7 @@
 // NCCL's own all-gather and all-to-all without kernels, NCCL_CTA_POLICY_ZERO, on registered windows: copy engines within a
 // host, and between hosts puts of NCCL's RMA proxy, which calls the plugin (2.30.7 and later). Enqueued on a stream and out of a
 // captured graph. All data are compared.
-#include "common/alltoall.cuh"
+#include "common/collective.cuh"
 
 namespace zero_cta_program {
 
@@ -23,25 +23,16 @@ PROGRAM(zero_cta) {
     std::vector<size_t> sizes = small_alltoall_sizes();
     for (size_t large : alltoall_sizes(rank))
         if (large <= size_t{128} << 20) sizes.push_back(large);
-    const size_t most = sizes.back();
-    char *send, *receive;
-    ncclWindow_t from, to;
-    unsigned long long* bad;
-    cudaStream_t stream;
-    rank.stage("ncclCommWindowRegister");
-    NCCL(ncclMemAlloc(reinterpret_cast<void**>(&send), most));
-    NCCL(ncclMemAlloc(reinterpret_cast<void**>(&receive), most));
-    NCCL(ncclCommWindowRegister(comm, send, most, &from, NCCL_WIN_COLL_SYMMETRIC));
-    NCCL(ncclCommWindowRegister(comm, receive, most, &to, NCCL_WIN_COLL_SYMMETRIC));
-    CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CollectiveWindows world(rank, comm, sizes.back());
+    char *const send = world.send, *const receive = world.receive;
+    unsigned long long* const bad = world.bad;
+    const cudaStream_t stream = world.stream;
 
     auto all_to_all = [&](size_t words) { NCCL(ncclAlltoAll(send, receive, words, ncclUint64, comm, stream)); };
     auto all_gather = [&](size_t words) { NCCL(ncclAllGather(send, receive, words, ncclUint64, comm, stream)); };
     auto prepare = [&](size_t words) {
         give_all(rank, send, words, stream);
-        CUDA(cudaMemsetAsync(receive, 0xEE, words * 8 * n, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        world.clear(words * 8 * n);
     };
     auto check = [&](const char* what, size_t words, bool gathered) {
         // An all-gather brings from each rank the block that it gives rank 0.
@@ -70,12 +61,7 @@ PROGRAM(zero_cta) {
     }
     rank.stage("close");
     rank.barrier();
-    NCCL(ncclCommWindowDeregister(comm, from));
-    NCCL(ncclCommWindowDeregister(comm, to));
-    NCCL(ncclMemFree(send));
-    NCCL(ncclMemFree(receive));
-    CUDA(cudaFreeHost(bad));
-    CUDA(cudaStreamDestroy(stream));
+    world.close();
     NCCL(ncclCommDestroy(comm));
 }
 
