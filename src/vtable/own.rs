@@ -15,6 +15,7 @@ use crate::config::{Config, Ringing};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
 use crate::gdaki::view;
+use crate::memory::gpu;
 use crate::proxy::descriptor::layout::{self, NcclVersion, Table};
 use crate::sys::handles::Reserved;
 use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI};
@@ -34,7 +35,7 @@ pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
 /// Who asks for the plugin's properties, or connects by a GIN table.
 pub fn asking(config: &Config, is_v14: bool) -> Asking {
     let (rma_in_use, nccl, is_verbs) = (Instance::is_rma_in_use(), nccl::last(), first_is_verbs(config));
-    Asking { is_v14, rma_in_use, nccl, is_verbs }
+    Asking { is_v14, rma_in_use, nccl, is_verbs, has_cuda: gpu::has_driver() }
 }
 
 /// The device type that stands for "the plugin drives its own device code": NCCL asks for no progress then, and takes

@@ -9,6 +9,7 @@ use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
 use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::Config;
+use oxygin::memory::gpu::has_driver;
 use std::time::Duration;
 
 /// Looks for NCCL libraries and for the plugin that the variables name.
@@ -88,6 +89,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"),
         nccl: Some(code),
         is_verbs: foreseen.is_verbs,
+        has_cuda: child::ask(Duration::from_secs(20), || Ok(has_driver().to_string())).is_ok_and(|has| has == "true"),
     };
     let has_queues = queue_owner(&config, asking).0 == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);

@@ -29,7 +29,7 @@ mod tests {
     fn a_machine_foresees_what_ranks_like_it_would_take() {
         let config = |engine, gin_type| Config { engine, gin_type, fabric: FabricChoice::Soft, ..Config::default() };
         let say = |engine, gin_type, nccl| {
-            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl), is_verbs: false };
+            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl), is_verbs: false, has_cuda: true };
             foresee(&config(engine, gin_type), asking).map_err(|e| e.to_string())
         };
         assert!(say(EngineChoice::Auto, None, 23_300).unwrap().starts_with("nccl chosen: this NCCL is newer"));

@@ -28,6 +28,8 @@ pub struct Asking {
     pub nccl: Option<i32>,
     /// This rank's fabric is verbs, as far as its own devices tell: not the software NIC's.
     pub is_verbs: bool,
+    /// There is a CUDA driver: the queues of this library's are for CUDA's device code, and RCCL takes plugins, too.
+    pub has_cuda: bool,
 }
 
 impl Asking {
@@ -37,6 +39,7 @@ impl Asking {
             return None;
         }
         match self.nccl {
+            Some(version) if version < FIRST_UNKNOWN && !self.has_cuda => Some("there is no CUDA driver"),
             Some(version) if version < FIRST_UNKNOWN => self.is_verbs.then_some("the verbs fabric, by the RMA table"),
             Some(_) => Some("this NCCL is newer than those whose device structures the library knows"),
             None => Some("the version of this NCCL is not known, and so its device structures"),
@@ -81,7 +84,8 @@ mod tests {
         };
         for (is_v14, rma_in_use) in [(false, false), (false, true), (true, false), (true, true)] {
             for nccl in [None, Some(22_907), Some(23_004), Some(23_007), Some(23_299), Some(23_300)] {
-                let [asking, on_verbs] = [false, true].map(|is_verbs| Asking { is_v14, rma_in_use, nccl, is_verbs });
+                let asking = Asking { is_v14, rma_in_use, nccl, is_verbs: false, has_cuda: true };
+                let (on_verbs, elsewhere) = (Asking { is_verbs: true, ..asking }, Asking { has_cuda: false, ..asking });
                 for gin_type in [None, Some(2), Some(3), Some(4)] {
                     assert!(!of(Nccl, gin_type, asking));
                     assert!(of(Own, gin_type, asking) && of(GdakiSoft, gin_type, asking));
@@ -89,7 +93,9 @@ mod tests {
                 }
                 let is_known = nccl.is_some_and(|version| version < 23_300);
                 assert_eq!(of(Auto, None, asking), is_known || !is_v14 || !rma_in_use, "{asking:?}");
-                assert_eq!(of(Auto, None, on_verbs), !is_v14 || !rma_in_use, "{on_verbs:?}");
+                for other in [on_verbs, elsewhere] {
+                    assert_eq!(of(Auto, None, other), !is_v14 || !rma_in_use, "{other:?}");
+                }
                 assert!(!of(Auto, Some(2), asking) && of(Auto, Some(3), asking));
                 assert!(!of(Auto, Some(4), asking));
             }
