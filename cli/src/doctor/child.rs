@@ -50,6 +50,11 @@ pub fn ask(limit: Duration, work: impl FnOnce() -> Result<String, String>) -> Re
     }
 }
 
+/// Whether something holds, found out as by [`ask`]; not so where it cannot be.
+pub fn holds(limit: Duration, whether: impl FnOnce() -> bool) -> bool {
+    ask(limit, || Ok(whether().to_string())).is_ok_and(|said| said == "true")
+}
+
 /// Waits for a child; kills it at the deadline.
 fn wait(pid: libc::pid_t, deadline: Instant) -> Result<(), String> {
     if let Some(status) = ended(pid, deadline) {

@@ -89,7 +89,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"),
         nccl: Some(code),
         is_verbs: foreseen.is_verbs,
-        has_cuda: child::ask(Duration::from_secs(20), || Ok(has_driver().to_string())).is_ok_and(|has| has == "true"),
+        has_cuda: child::holds(Duration::from_secs(20), has_driver),
     };
     let has_queues = queue_owner(&config, asking).0 == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);

@@ -74,12 +74,8 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
 
 /// What decides here beside NCCL's version. It may try a device.
 pub fn wanted(config: &Config) -> Wanted {
-    let answer = child::ask(Duration::from_secs(20), || Ok(first_is_verbs(config).to_string()));
-    Wanted {
-        engine: config.engine,
-        gin_type: config.gin_type,
-        is_verbs: answer.is_ok_and(|is_verbs| is_verbs == "true"),
-    }
+    let is_verbs = child::holds(Duration::from_secs(20), || first_is_verbs(config));
+    Wanted { engine: config.engine, gin_type: config.gin_type, is_verbs }
 }
 
 /// The NCCL that the option names, or the first that is found, with its version number.
