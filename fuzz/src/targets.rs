@@ -8,6 +8,7 @@ mod share;
 mod soft;
 mod tcp;
 mod verbs;
+mod windows;
 
 /// A function to feed.
 pub struct Target {

@@ -1,6 +1,7 @@
 //! Send entries that device code writes for the software NIC: whatever they say, only operations inside live windows
 //! come out, each entry gets one completion entry, and a window that was seen before changes nothing.
 
+use super::windows::{window, HERE, LEN, THERE};
 use super::{take, Target};
 use oxygin::config::Ringing;
 use oxygin::gdaki::entry::completion::{FAILED, GOOD};
@@ -10,12 +11,10 @@ use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
-use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::ring::{Entry, Ring, Stopped};
 use oxygin::rma::atomic::{Atomicity, Atomics};
 use oxygin::rma::op::{Op, Transfer};
 use oxygin::rma::refusal::Target as Against;
-use oxygin::sys::handles;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,10 +27,6 @@ const COLL: u64 = 78;
 const PEER: u32 = 1;
 const NUMBER: u32 = 5;
 const SLOTS: usize = 4;
-/// Bytes of each window, here and at the peer.
-const LEN: u64 = 1000;
-const HERE: u64 = 1 << 20;
-const THERE: u64 = 1 << 24;
 /// Of a seed: its flags, and an entry.
 const RECORD: usize = 1 + ENTRY_BYTES;
 
@@ -40,20 +35,7 @@ fn keys() -> &'static (Arc<Keys>, [u32; 2]) {
     static MADE: OnceLock<(Arc<Keys>, [u32; 2])> = OnceLock::new();
     MADE.get_or_init(|| {
         let keys = Arc::new(Keys::default());
-        let made = [0u64, 1].map(|i| {
-            let remote = |rank: u64| Remote { base: THERE * (1 + rank) + 4096 * i, len: LEN, rkey: 10 + i as u32 };
-            let window = Window::of(
-                COLL,
-                WindowFacts {
-                    id: i as u32,
-                    base: HERE + 4096 * i,
-                    len: LEN,
-                    remote: [remote(0), remote(1)].into(),
-                    registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
-                },
-            );
-            keys.add(handles::insert(Arc::new(window)).expect("a free handle") as u64).expect("a key")
-        });
+        let made = [0u64, 1].map(|i| keys.add(window(COLL, i)).expect("a key"));
         (keys, made)
     })
 }

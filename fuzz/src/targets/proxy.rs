@@ -1,15 +1,14 @@
 //! Descriptors that device code writes: whatever they say, only operations inside live windows come out, and a window
 //! that was seen before changes nothing.
 
+use super::windows::{window, HERE, LEN, THERE};
 use super::{take, Target};
 use nccl_plugin_api::descriptor::*;
-use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
 use oxygin::proxy::ring::{Entry, Ring};
 use oxygin::rma::op::{Op, Transfer};
 use oxygin::rma::refusal::Target as Against;
-use oxygin::sys::handles;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,30 +21,11 @@ const COLL: u64 = 77;
 const PEER: u32 = 1;
 const COUNTERS: u32 = 3;
 const SIGNALS: u32 = 5;
-/// Bytes of each window, here and at the peer.
-const LEN: u64 = 1000;
-const HERE: u64 = 1 << 20;
-const THERE: u64 = 1 << 24;
 
 /// Two windows for data, and the one of the signals.
 fn windows() -> [u64; 3] {
     static MADE: OnceLock<[u64; 3]> = OnceLock::new();
-    *MADE.get_or_init(|| {
-        [0u64, 1, 2].map(|i| {
-            let remote = |rank: u64| Remote { base: THERE * (1 + rank) + 4096 * i, len: LEN, rkey: 10 + i as u32 };
-            let window = Window::of(
-                COLL,
-                WindowFacts {
-                    id: i as u32,
-                    base: HERE + 4096 * i,
-                    len: LEN,
-                    remote: [remote(0), remote(1)].into(),
-                    registration: Registration { lkey: i as u32, rkey: i as u32, guard: Box::new(()) },
-                },
-            );
-            handles::insert(Arc::new(window)).expect("a free handle") as u64
-        })
-    })
+    *MADE.get_or_init(|| [0u64, 1, 2].map(|i| window(COLL, i)))
 }
 
 fn seeds() -> Vec<Vec<u8>> {
