@@ -2,6 +2,8 @@
 //!
 //!     nic_bench drain      entries a second, a producer on another core; puts, each with a signal behind it
 //!     nic_bench count N    N entries, seen, posted and completed (for callgrind)
+//!
+//! A last word `values` has the puts be of bytes that stand in their entries, `reads` has them be gets.
 
 use oxygin::config::Ringing;
 use oxygin::error::Result;
@@ -73,7 +75,14 @@ struct Setting {
     record: AtomicU32,
     handler: Ringing,
     keys: Arc<Keys>,
+    /// Of the first of the entries.
+    opcode: u64,
     entries: [[u64; 8]; 2],
+}
+
+/// Whether the last word is this one.
+fn is_asked(kind: &str) -> bool {
+    std::env::args().next_back().is_some_and(|word| word == kind)
 }
 
 /// The words of a segment.
@@ -99,7 +108,10 @@ impl Setting {
         let key = keys.add(handle).expect("a key").to_be_bytes();
         let control = |n: u32| segment(&[&[0; 4], &(NUMBER << 8 | n).to_be_bytes(), &[0, 0, 0, 8], &[0; 4]]);
         let remote = |at: u64| segment(&[&at.to_be_bytes(), &key, &[0; 4]]);
-        let put = segment(&[&8u32.to_be_bytes(), &key, &64u64.to_be_bytes()]);
+        let put = match is_asked("values") {
+            true => segment(&[&(8u32 | 1 << 31).to_be_bytes(), &[7; 8], &[0; 4]]),
+            false => segment(&[&8u32.to_be_bytes(), &key, &64u64.to_be_bytes()]),
+        };
         let (add, sink) = (segment(&[&1u64.to_be_bytes(), &[0; 8]]), SINK.to_be_bytes());
         let sink = segment(&[&8u32.to_be_bytes(), &sink, &[0; 8]]);
         let join = |s: [[u64; 2]; 4]| s.concat().try_into().expect("8 words");
@@ -112,6 +124,7 @@ impl Setting {
             record: AtomicU32::new(0),
             handler,
             keys,
+            opcode: if is_asked("reads") { 0x10 } else { 0x08 },
             entries: [join([control(3), remote(128), put, [0; 2]]), join([control(4), remote(256), add, sink])],
         }
     }
@@ -151,7 +164,8 @@ impl Setting {
             }
         }
         let entry = &self.entries[index as usize % 2];
-        let first = u64::from_be(entry[0]) | (index & 0xffff) << 40 | if index % 2 == 0 { 0x08 } else { 0x12 } << 32;
+        let opcode = if index % 2 == 0 { self.opcode } else { 0x12 };
+        let first = u64::from_be(entry[0]) | (index & 0xffff) << 40 | opcode << 32;
         (1..8).for_each(|i| self.slots[8 * at + i].store(entry[i], Ordering::Relaxed));
         self.slots[8 * at].store(first.to_be(), Ordering::Release);
         match self.handler {
@@ -237,6 +251,6 @@ fn main() {
             let which = words.get(2).and_then(|w| w.parse().ok()).unwrap_or(0usize);
             count(handlers[which % 3], n);
         }
-        _ => eprintln!("nic_bench drain|count [N] [0: doorbell, 1: proxy, 2: free flow]"),
+        _ => eprintln!("nic_bench drain|count [N] [0: doorbell, 1: proxy, 2: free flow] [values|reads]"),
     }
 }

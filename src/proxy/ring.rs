@@ -1,7 +1,7 @@
 //! What the engine asks of a queue format: entries in, operations out; completions in, credits out.
 
 use super::credits::Owed;
-use crate::rma::op::Op;
+use super::ops::Ops;
 
 /// What is to be done for an entry when it is complete, in the format's own terms; 0: nothing but its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Entry {
     /// What the context's gets have brought must be visible before anything behind it.
     Flush(Finish),
     /// Something that cannot be: a sentence with the entry decoded. What [`Ring::ENDS`] says fails.
-    Refused(String),
+    Refused(Box<str>),
 }
 
 /// What ends with a refused entry.
@@ -84,7 +84,7 @@ pub trait Ring: Send + 'static {
 
     /// Reads the entry `nth` places behind the next one; `nth` is below the capacity. An operation is appended to
     /// `ops`. The entry stays: it may be read again.
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry;
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry;
 
     /// Takes the next `n` entries off the ring: their places are clear from here on, but not given back.
     fn take(&mut self, n: u32);

@@ -3,6 +3,7 @@
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::credits::{CreditWord, Owed};
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
 use crate::rma::check::{inside, Live};
 use crate::rma::op::{Op, Put, Signal};
@@ -166,7 +167,7 @@ impl Queue {
     /// The usual descriptor, by what is known already: a put from one window to another, a signal behind it, or that
     /// alone. `false`: it is another one, or takes more to judge. `WIDE` is the 128-byte form.
     #[inline(never)]
-    fn usual<const WIDE: bool>(&mut self, words: &[u64; WORDS], ops: &mut Vec<Op>) -> bool {
+    fn usual<const WIDE: bool>(&mut self, words: &[u64; WORDS], ops: &mut Ops) -> bool {
         const SIGNALS: u16 = OP_SIGNAL_INC | OP_SIGNAL_ADD;
         let d = Descriptor { words: *words, form: if WIDE { Form::Bytes128 } else { Form::Bytes64 } };
         let (op, len) = (d.op(), d.size());
@@ -254,7 +255,7 @@ impl Ring for Queue {
     }
 
     #[inline(always)]
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let index = self.next.wrapping_add(nth);
         // Not for a lone one: whoever takes turns with a peer has nothing behind it.
         if nth > 0 {
@@ -300,7 +301,7 @@ impl Ring for Queue {
 impl Queue {
     /// An entry that is no repetition, or none.
     #[inline(always)]
-    fn read_new(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read_new(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
         let is_usual = match self.slots.stride() > WORDS {
             true => self.usual::<true>(&words, ops),
@@ -314,7 +315,7 @@ impl Queue {
 
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
     #[inline(never)]
-    fn read_other(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read_other(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
         let descriptor = Descriptor { words, form: self.terms.form };
         match meaning(&descriptor, &self.terms, self.peer) {
@@ -325,7 +326,7 @@ impl Queue {
             }
             Ok(Meaning::Nothing(finish)) => Entry::Nothing(finish),
             Ok(Meaning::Flush) => Entry::Flush(Finish::NONE),
-            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth))),
+            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth)).into()),
         }
     }
 }

@@ -47,7 +47,7 @@ impl Ring for Letters {
     fn begin(&mut self) {
         self.show();
     }
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         match self.entries.get(nth as usize) {
             None | Some('h') => Entry::Absent,
             Some('g') => {
@@ -59,11 +59,11 @@ impl Ring for Letters {
                 Entry::Gets(1)
             }
             Some('2') => {
-                ops.extend([GET; 2]);
+                [GET; 2].into_iter().for_each(|get| ops.push(get));
                 Entry::Ops(2)
             }
             Some('f') => Entry::Flush(Finish::NONE),
-            Some(other) => Entry::Refused(format!("{other} is no entry")),
+            Some(other) => Entry::Refused(format!("{other} is no entry").into()),
         }
     }
     fn take(&mut self, n: u32) {
