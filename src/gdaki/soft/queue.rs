@@ -22,6 +22,8 @@ use std::sync::Arc;
 
 /// Slots at most: indices in doorbells have 16 bits, of which one tells before from behind.
 pub const SLOTS_MAX: u32 = 1 << 15;
+/// So many entries behind the one that is read are brought nearer meanwhile.
+const AHEAD: u64 = 8;
 /// No entry.
 const NEVER: u64 = u64::MAX;
 
@@ -324,6 +326,10 @@ impl Ring for SendQueue {
         let index = self.next + u64::from(nth);
         if !self.is_rung(index) {
             return Entry::Absent;
+        }
+        // Not for a lone one, as with descriptors.
+        if nth > 0 {
+            self.slots.prefetch(index + AHEAD);
         }
         let bytes = self.slots.read(index);
         let shown = shown(&bytes, index);

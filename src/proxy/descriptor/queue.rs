@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// So many descriptors behind the one that is read are brought nearer meanwhile.
-const AHEAD: u32 = 4;
+const AHEAD: u32 = 8;
 
 /// Where a queue and what belongs to it lie, as this process sees it.
 #[derive(Clone, Copy)]
