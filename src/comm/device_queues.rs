@@ -173,7 +173,7 @@ impl DeviceQueues {
 
     /// The memory is never freed: somebody may still be at it.
     pub fn keep_memory(&self) {
-        std::mem::forget(self.memory.clone());
+        self.memory.keep();
     }
 }
 
@@ -240,7 +240,7 @@ impl Coll {
             for window in windows {
                 if let Err(error) = self.deregister(window as *mut c_void) {
                     log::warn!("createContext: a window that nobody uses stays: {}", error.message());
-                    std::mem::forget(memory.clone());
+                    memory.iter().for_each(Memory::keep);
                 }
             }
         })

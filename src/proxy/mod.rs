@@ -20,3 +20,4 @@ pub mod lane;
 pub mod memory;
 pub mod meter;
 pub mod ring;
+mod spares;
