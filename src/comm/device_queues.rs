@@ -214,7 +214,10 @@ impl Coll {
         drain: impl FnOnce(&Arc<Contexts>, S, &[usize]) -> Result<(DeviceQueues, T)>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         let mut made = None;
+        let mut gpu = Ok(None);
         let (set, place) = self.create_contexts(kind, || {
+            gpu = self.enter_gpu();
+            gpu.as_ref().map_err(Error::clone)?;
             let (spec, memory, room) = allocate()?;
             made = Some((memory, room));
             Ok(spec)

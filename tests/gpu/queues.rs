@@ -74,6 +74,37 @@ fn puts_values_signals_and_gets() {
     }
 }
 
+/// createContext from a thread whose current device is not the rank's, or that has none: windows tell which GPU it is.
+#[test]
+fn queues_are_on_the_gpu_of_the_windows() {
+    for has_other in [true, false] {
+        let fake = Fake::take();
+        std::env::set_var("OXYGIN_ENGINE", "own");
+        fake.set_transport("auto");
+        job(2, 1, |r| {
+            let (gpu, peer) = (r.rank as i32, 1 - r.rank);
+            let [src, dst] = [(); 2].map(|()| {
+                let _context = fake.enter(gpu);
+                fake.window(r, gpu, 64, 0)
+            });
+            let _other = has_other.then(|| fake.enter(1 - gpu));
+            r.job.barrier.wait();
+            let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+            let device = Device::seen_by(r, Ask::default(), see);
+            (0..64).for_each(|i| src.set(i, i as u64 + 1));
+            let (from, to) = (src.as_window().handle as u64, dst.as_window().handle as u64);
+            let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, from).second(0, to).with_signal(2, 0, true);
+            device.post(0, peer, put);
+            device.wait_signal(0, 2, 1);
+            (0..64).for_each(|i| assert_eq!(dst.get(i), i as u64 + 1));
+            device.flush(0, peer);
+            r.job.barrier.wait();
+            device.destroy();
+        });
+        fake.check();
+    }
+}
+
 /// A set that goes beside another one leaves its pinned memory to the next: to give it back the driver would wait for
 /// the application's kernels, of which one may wait for a transfer. The last set of a context frees all.
 #[test]
