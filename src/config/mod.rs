@@ -199,6 +199,8 @@ pub struct Config {
     pub ib_retry_cnt: u8,
     /// `NCCL_IB_MQP_RETRY_CNT`: how often a queue pair's move that timed out is tried again.
     pub ib_modify_retries: u32,
+    /// `NCCL_IB_MQP_RETRY_ALL`: whether one that failed otherwise is, too.
+    pub ib_modify_retry_all: bool,
     /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: what is waited before the first of them.
     pub ib_modify_pause: Duration,
     /// `NCCL_IB_PKEY`: index into the port's P_Key table.
@@ -260,6 +262,7 @@ impl Default for Config {
             ib_timeout: 20,
             ib_retry_cnt: 7,
             ib_modify_retries: 34,
+            ib_modify_retry_all: false,
             ib_modify_pause: Duration::from_millis(100),
             ib_pkey: 0,
             ib_relaxed_ordering: true,

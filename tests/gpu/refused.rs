@@ -163,8 +163,8 @@ fn between_processes_it_fails_its_context_alone() {
     });
 }
 
-/// Rank 0's window goes while the engine of rank 1, in this process, has copies from there: one under way is waited for and
-/// named where it takes too long; one that waits is not begun, and its operation fails.
+/// Rank 0's window goes while the engine of rank 1, in this process, has copies from there: one under way is waited for
+/// and named where it takes too long; one that waits is not begun, and its operation fails.
 #[test]
 fn a_window_that_goes_takes_along_what_the_engines_of_other_ranks_have_of_it() {
     const WORDS: usize = 8;

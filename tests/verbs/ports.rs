@@ -20,6 +20,19 @@ fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
     let seq = start_put(&ranks[0], 0, 1, &put(&ranks[0], 0, &ranks[1], 0, 8));
     finish(&ranks[0].contexts[0], 1, seq);
     drop(ranks);
+    // For another reason only where that is asked for.
+    for (all, refusals) in [(true, 2), (false, 1)] {
+        fake.set("reset", 0);
+        fake.set("rtr_timeouts", 2);
+        fake.set("rtr_errno", libc::ENOMEM as i64);
+        let job = Job { ranks: 1, config: Config { ib_modify_retry_all: all, ..config.clone() }, ..Default::default() };
+        let fabrics = job.fabrics();
+        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let (pending, slices) = fabrics[0].0.prepare_contexts(&spec).unwrap();
+        assert_eq!(fabrics[0].0.finish_contexts(pending, &[&slices]).is_ok(), all);
+        assert_eq!(fake.count("rtr_refusals"), refusals);
+        drop(fabrics);
+    }
     // As often as asked for, and not beyond half of the time that set-up has.
     let brief = Config { ib_modify_retries: 1000, timeout: Duration::from_millis(200), ..config.clone() };
     for (config, most) in [(Config { ib_modify_retries: 3, ..config }, 4), (brief, 100)] {

@@ -28,6 +28,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("active_mtu", 3),
     // So many next moves to RTR time out, as they do where the network does not answer in time.
     ("rtr_timeouts", 0),
+    // What they are refused with.
+    ("rtr_errno", libc::ETIMEDOUT as i64),
     // Entries of the GID table, of RoCE v1 and v2 in turn: two link-local ones, two IPv4 ones, two of another subnet,
     // two IPv6 ones.
     ("gids", 4),

@@ -47,7 +47,7 @@ impl World {
                 let left = self.settings.get("rtr_timeouts", pair.device);
                 self.settings.set("rtr_timeouts", left - 1);
                 self.settings.count("rtr_refusals", 1);
-                return Err(libc::ETIMEDOUT);
+                return Err(self.settings.get("rtr_errno", pair.device) as i32);
             }
             IBV_QPS_RTR => receives(pair, attr, &mut self.settings)?,
             _ => sends(pair, attr, &mut self.settings)?,
