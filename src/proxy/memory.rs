@@ -284,13 +284,12 @@ impl Drop for Memory {
         let (Some(context), Some(user)) = (&self.context, self.user.take()) else { return };
         let (mut pinned, mapped) = (std::mem::take(&mut self.pinned), std::mem::take(&mut self.mapped));
         let filler = self.filler.lock().take();
+        // Where it cannot be entered, it has been destroyed, and its memory with it.
+        let current = context.enter();
         // A copy that is late needs both its ends, and to give pinned memory back waits for the kernel that it waits
-        // for. Where the context cannot be entered it has been destroyed, and its memory with it. Beside others of the
-        // context nothing is asked of that: the application may stand in a call that waits for its kernels.
-        let has_stream = filler.as_ref().is_some_and(|filler| filler.stream.is_some());
-        let current = (has_stream || user.is_alone()).then(|| context.enter());
+        // for.
         let is_at_rest = || !filler.as_ref().is_some_and(Filler::is_late);
-        match !matches!(current, Some(Err(_))) && is_at_rest() {
+        match current.is_ok() && is_at_rest() {
             true => {
                 drop(mapped);
                 if let Some(Filler { staging, stream }) = filler {

@@ -62,11 +62,6 @@ impl PinnedUser {
         }
     }
 
-    /// Whether nobody else uses any of its context.
-    pub fn is_alone(&self) -> bool {
-        SHELVES.lock().iter().any(|shelf| shelf.context.is(&self.context) && shelf.users == 1)
-    }
-
     /// Zeroed memory of at least so many bytes; which of it is the caller's to say. In the current context, which is
     /// this one's.
     pub fn alloc(&self, bytes: usize) -> Result<Pinned, CudaError> {
