@@ -270,7 +270,7 @@ impl Coll {
         kind: EngineKind,
         spec: &ContextSpec,
     ) -> Result<Vec<F::Context>> {
-        let (pending, addressed) = fabric.prepare_contexts(spec)?;
+        let (mut pending, addressed) = fabric.prepare_contexts(spec)?;
         let mine = told(kind, spec).finish();
         let gathered = call.step(Contribution { common: mine, addressed })?;
         if let Some(why) = (0..self.world.nranks).find_map(|r| differs(kind, spec, r, gathered.common(r))) {
@@ -279,6 +279,11 @@ impl Coll {
             return Err(Error::usage(why));
         }
         let from: Vec<&[u8]> = (0..self.world.nranks).map(|r| gathered.addressed(r)).collect();
+        if let Some(addressed) = fabric.agree(&mut pending, &from)? {
+            let agreed = call.step(Contribution { common: Vec::new(), addressed })?;
+            let agreed: Vec<&[u8]> = (0..self.world.nranks).map(|r| agreed.addressed(r)).collect();
+            fabric.take_agreed(&mut pending, &agreed)?;
+        }
         if !F::BARRIER_AFTER_CONTEXTS {
             call.end();
         }

@@ -155,6 +155,14 @@ pub(super) const RDMA: &[Variable] = &[
         },
     },
     Variable {
+        name: "NCCL_IB_ECE_ENABLE",
+        default: "1",
+        meaning: "Whether queue pairs agree on options of their vendor's (enhanced connection establishment), where \
+                  libibverbs and both devices know them.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_ece = value != 0),
+    },
+    Variable {
         name: "NCCL_IB_PKEY",
         default: "0",
         meaning: "Index into the port's partition key table.",

@@ -53,6 +53,35 @@ fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
     fake.check_clean();
 }
 
+/// Of the options that one device offers the other takes those that it knows, and both connect with these. Where one
+/// knows none, or nobody wants any, they connect without.
+#[test]
+fn devices_agree_on_options_of_their_connections() {
+    let fake = Fake::take();
+    let on = Config { ib_ece: true, ..Config::default() };
+    for (options, config, agreed) in [
+        ([0b1011, 0b0111], on.clone(), 0b0011),
+        ([0b0111, 0b1011], on.clone(), 0b0011),
+        ([0b1011, 0], on.clone(), 0),
+        ([0, 0], on.clone(), 0),
+        ([0b1011, 0b0111], Config { ib_ece: false, ..on.clone() }, 0),
+    ] {
+        fake.set("reset", 0);
+        (0..2).for_each(|device| fake.set(&format!("ece@{device}"), options[device]));
+        let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let ranks = Job { spec, config, devices: 2, ..Default::default() }.start();
+        let pairs = if agreed > 0 { 2 } else { 0 };
+        assert_eq!(fake.count(&format!("ece_agreed_{agreed}")), pairs, "{options:?}");
+        assert_eq!(fake.count("ece_apart"), 0, "{options:?}");
+        for (from, to) in [(0, 1), (1, 0)] {
+            let seq = start_put(&ranks[from], 0, to as u32, &put(&ranks[from], 0, &ranks[to], 0, 8));
+            finish(&ranks[from].contexts[0], to as u32, seq);
+        }
+        drop(ranks);
+    }
+    fake.check_clean();
+}
+
 /// A port in several subnets has GIDs in each, and a fabric often leads through one of them only.
 #[test]
 fn the_environment_chooses_among_the_addresses_of_a_port() {

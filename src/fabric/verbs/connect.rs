@@ -135,16 +135,8 @@ pub fn init_iwarp(qp: &Qp) -> Result<()> {
         .map_err(|e| Error::system(format!("queue pair {} to INIT: {e}", qp.number())))
 }
 
-/// INIT to RTR and RTS. `psn` is the first packet number that this end sends; nothing is tried again after `end`.
-pub fn connect(
-    qp: &Qp,
-    origin: &Origin,
-    mine: &Hello,
-    remote: &RemoteQp,
-    tc: u8,
-    psn: u32,
-    end: Instant,
-) -> Result<()> {
+/// INIT to RTR. Nothing is tried again after `end`.
+pub fn receive(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8, end: Instant) -> Result<()> {
     let attr = ready_to_receive(origin, mine, remote, tc);
     let mask = IBV_QP_STATE
         | IBV_QP_AV
@@ -172,7 +164,11 @@ pub fn connect(
                 _ => "check that both ends' GIDs are of one kind and reach each other (NCCL_IB_GID_INDEX)",
             }
         ))
-    })?;
+    })
+}
+
+/// RTR to RTS. `psn` is the first packet number that this end sends; nothing is tried again after `end`.
+pub fn send(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, psn: u32, end: Instant) -> Result<()> {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: psn,
@@ -263,6 +259,7 @@ mod tests {
             active_mtu: 5,
             grh_required: false,
             atomics: true,
+            ece: false,
             iwarp: false,
             lid: 17,
             max_rd_atomic: 16,
