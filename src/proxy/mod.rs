@@ -21,3 +21,4 @@ pub mod memory;
 pub mod meter;
 pub mod ops;
 pub mod ring;
+mod spares;

@@ -95,13 +95,17 @@ pub trait Ring: Send + 'static {
     /// Gives the oldest `n` places that were taken back to device code, which may reuse their sources from here on.
     fn credit(&mut self, n: u32);
 
+    /// Places that were taken and not given back.
+    fn outstanding(&self) -> u32;
+
     /// What device code has not been told of its credits, where this side cannot store them: somebody posts it.
     fn owed(&mut self) -> Option<&mut Owed> {
         None
     }
 
-    /// Nothing that is read from here on is carried out: it is taken and given back all the same.
-    fn stop(&mut self, _why: Stopped) {}
+    /// Nothing that is read from here on is carried out: it is taken and given back all the same. Nor is it judged,
+    /// beyond what it takes to give it back: judging it may have been what had a fault.
+    fn stop(&mut self, why: Stopped);
 
     /// Whether all places hold entries that device code has not rung, and none is under way: whoever of its threads
     /// waits for a place waits for ever, unless another one rings. Looked at rarely.

@@ -249,11 +249,7 @@ impl SendQueue {
 
     /// What an entry gets that is not carried out.
     fn flush_syndrome(&self, index: u64) -> Syndrome {
-        if index == self.lost {
-            Syndrome::RetriesExceeded
-        } else {
-            Syndrome::Flushed
-        }
+        [Syndrome::Flushed, Syndrome::RetriesExceeded][usize::from(index == self.lost)]
     }
 
     /// Whether device code may be told of completions before this side is, and writes slots again.
@@ -367,6 +363,10 @@ impl Ring for SendQueue {
         if let Some(owed) = &mut self.owed {
             owed.add(n);
         }
+    }
+
+    fn outstanding(&self) -> u32 {
+        (self.next - self.credited) as u32
     }
 
     #[inline(always)]

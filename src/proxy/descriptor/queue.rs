@@ -4,10 +4,10 @@ use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ops::Ops;
-use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
+use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring, Stopped};
 use crate::rma::check::{inside, Live};
 use crate::rma::op::{Op, Put, Signal};
-use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
+use nccl_plugin_api::descriptor::{Descriptor, Form, OP_COUNTER, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -87,6 +87,8 @@ pub struct Queue {
     next: u32,
     /// Descriptors given back.
     credited: u32,
+    /// Nothing is carried out any more.
+    is_stopped: bool,
     /// What device code has not been told of these, where it looks for them in GPU memory.
     owed: Option<Owed>,
 }
@@ -115,6 +117,7 @@ impl Queue {
             signals_key: 0,
             next: start,
             credited: start,
+            is_stopped: false,
             // Of the fourth, eighth and sixteenth part, what measured best.
             owed: places.credits.map(|at| Owed::new(at, places.size / 4)),
             terms,
@@ -292,9 +295,19 @@ impl Ring for Queue {
         }
     }
 
+    fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.credited)
+    }
+
     #[inline(always)]
     fn owed(&mut self) -> Option<&mut Owed> {
         self.owed.as_mut()
+    }
+
+    fn stop(&mut self, _why: Stopped) {
+        self.is_stopped = true;
+        // Or descriptors like the last ones would be taken for operations.
+        self.pattern = Pattern::NONE;
     }
 }
 
@@ -303,6 +316,9 @@ impl Queue {
     #[inline(always)]
     fn read_new(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        if self.is_stopped {
+            return self.left_undone(&words);
+        }
         let is_usual = match self.slots.stride() > WORDS {
             true => self.usual::<true>(&words, ops),
             false => self.usual::<false>(&words, ops),
@@ -311,6 +327,14 @@ impl Queue {
             true => Entry::Op(Finish::NONE),
             false => self.read_other(nth, ops),
         }
+    }
+
+    /// What an entry gets that is not carried out: its counter, if there is one, as the source is free.
+    #[cold]
+    fn left_undone(&self, words: &[u64; WORDS]) -> Entry {
+        let d = Descriptor { words: *words, form: self.terms.form };
+        let has_counter = d.op() & OP_COUNTER != 0 && d.counter() < self.terms.counters;
+        Entry::Nothing(if has_counter { Finish(d.counter() + 1) } else { Finish::NONE })
     }
 
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.

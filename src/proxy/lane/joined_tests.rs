@@ -74,6 +74,10 @@ impl Ring for Entries {
     fn credit(&mut self, n: u32) {
         *self.credited.borrow_mut() += n as usize;
     }
+    fn outstanding(&self) -> u32 {
+        (self.next - *self.credited.borrow()) as u32
+    }
+    fn stop(&mut self, _: Stopped) {}
 }
 
 fn bench(all: Vec<Kind>) -> (Vec<Stands>, Lane<Entries>, Common) {

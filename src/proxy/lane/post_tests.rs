@@ -88,9 +88,13 @@ impl Ring for Slots {
         self.device.borrow_mut().credited += n;
         self.owed.add(n);
     }
+    fn outstanding(&self) -> u32 {
+        self.next as u32 - self.device.borrow().credited
+    }
     fn owed(&mut self) -> Option<&mut Owed> {
         Some(&mut self.owed)
     }
+    fn stop(&mut self, _: Stopped) {}
 }
 
 /// A fabric whose kernel carries out and counts what it is given before the call returns.
