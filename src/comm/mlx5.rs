@@ -1,5 +1,6 @@
 //! Sets of contexts of mlx5 devices: queue pairs that device code of NCCL's GDAKI backend writes and rings itself.
-//! Nothing of this library is in their way, so there are no contexts of the fabric's, and no thread.
+//! There are no contexts of the fabric's. Where the GPU cannot write the device's registers the engine's threads ring
+//! for kernels; else no thread of this library is in their way.
 
 use super::coll::{differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
