@@ -4,7 +4,7 @@ use super::child;
 use super::report::Section;
 use crate::env;
 use crate::env::find::{libraries, loads, spell, version};
-use crate::env::select::{select, Selection, KEEPS_THE_PLUGIN};
+use crate::env::select::{select, Selection, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
 use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
@@ -79,7 +79,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     let line = wanted.variables.iter().map(|v| format!("{}={}", v.name, v.value)).collect::<Vec<_>>().join(" ");
     let decisive = wanted.variables[0].name;
     let value = variable(decisive).filter(|v| !v.is_empty());
-    let is_v14 = code >= 23007;
+    let is_v14 = code >= FIRST_WITH_GIN_V14;
     let named = |kind: &str, name: &str| {
         let value = variable(name).filter(|v| !v.is_empty());
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
