@@ -91,7 +91,8 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         is_verbs: foreseen.is_verbs,
         has_cuda: child::holds(Duration::from_secs(20), has_driver),
     };
-    let has_queues = queue_owner(&config, asking).0 == QueueOwner::Plugin;
+    let (owner, decided_by) = queue_owner(&config, asking);
+    let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
     let is_taken = if has_queues { may_be(DEVICE_GIN_GDAKI) } else { !is_v14 && may_be(DEVICE_GIN_PROXY) };
@@ -120,7 +121,12 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
             Err(why) => section.wrong("engine", why, "mend that, or unset OXYGIN_ENGINE"),
         }
     } else if chosen {
-        section.note("engine", "nccl: NCCL's proxy drives the RMA table; to take something else: oxygin env");
+        let why = match (has_queues, is_taken) {
+            (false, _) => decided_by,
+            (true, false) => "NCCL_GIN_TYPE",
+            (true, true) => "NCCL_GIN_PLUGIN does not lead to oxygin",
+        };
+        section.note("engine", format!("nccl ({why}): NCCL's proxy drives the RMA table"));
     }
     match (chosen, value) {
         (true, _) => section.ok(subject, "oxygin, as the variables are now"),
@@ -172,6 +178,24 @@ mod tests {
         let finding = section.findings.iter().find(|f| f.subject == "NCCL_RMA_PLUGIN").expect("judged");
         assert_eq!(finding.verdict, Verdict::Wrong);
         assert!(finding.detail.contains("libnccl-rma-nonesuch.so"), "{}", finding.detail);
+    }
+
+    #[test]
+    fn the_way_of_nccls_proxy_has_a_reason() {
+        let library = std::env::current_exe().expect("a path").with_file_name("liboxygin.so");
+        let engine = |variables: &[(&str, &str)]| {
+            let mut section = Section::new("NCCL");
+            judge(&mut section, FIRST_WITH_GIN_V14, &|name| match name {
+                "NCCL_RMA_PLUGIN" => Some(library.to_str().expect("UTF-8").to_owned()),
+                _ => variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()),
+            });
+            section.findings.into_iter().find(|f| f.subject == "engine").expect("said").detail
+        };
+        let said =
+            [&[("NCCL_GIN_TYPE", "2")][..], &[("OXYGIN_ENGINE", "own")], &[("OXYGIN_ENGINE", "nccl")]].map(engine);
+        for (said, why) in said.iter().zip(["NCCL_GIN_TYPE=2", "NCCL_GIN_PLUGIN does not lead", "OXYGIN_ENGINE=nccl"]) {
+            assert!(said.starts_with(&format!("nccl ({why}")), "{said}");
+        }
     }
 
     #[test]
