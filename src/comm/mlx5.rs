@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, World};
 use crate::gdaki::mlx5::{Mlx5Nic, QueueMemory, QueueSet, SetRequest};
-use crate::gdaki::view::{Description, SetShape, Words};
+use crate::gdaki::view::{Description, Words};
 use crate::proxy::memory::Memory;
 use crate::sys::handles::Reserved;
 use crate::sys::wire::Reader;
@@ -61,14 +61,8 @@ impl Mlx5Room {
     fn allocate(nic: &Mlx5Nic, spec: &NicSpec, world: World) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
-        let shape = SetShape {
-            rank: world.rank,
-            ranks: world.nranks,
-            stride: spec.contexts.rank_stride,
-            contexts: spec.contexts.contexts,
-        };
         let request = SetRequest {
-            shape,
+            shape: spec.shape(world),
             log_slots: slots(spec.depth)?.ilog2(),
             counts: spec.counters > 0,
             traffic_class: spec.contexts.traffic_class,
