@@ -55,7 +55,7 @@ fn fuzz(target: &targets::Target, time: Duration) -> bool {
     // The same inputs each time, so that a failure in CI is a failure at home.
     let mut mutator = Mutator::new(0x6f78_7967_696e);
     let mut corpus: Vec<Vec<u8>> = target.seeds.clone();
-    let mut coverage = coverage::Coverage::default();
+    let mut coverage = coverage::Coverage::new();
     let start = Instant::now();
     let mut runs = 0_u64;
     for at in 0.. {

@@ -39,7 +39,9 @@ def run(arguments):
 
 
 def program():
-    """Becomes the ``oxygin`` program."""
+    """Becomes the ``oxygin`` program, whose own help does not know of ``run``."""
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        print("%s\n  Starts a command whose NCCL takes oxygin. All else is for the oxygin program:\n" % USAGE, flush=True)
     os.execv(program_path(), ["oxygin"] + sys.argv[1:])
 
 

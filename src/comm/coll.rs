@@ -126,7 +126,7 @@ impl Coll {
         let ((fabric, mlx5), place) = exchange.call("connect", |call| {
             arguments?;
             exchange.check_handles()?;
-            let place = reserve()?;
+            let place = handles::reserve()?;
             life.probing()?;
             let opened = Opened::open(config, listen.device, &registry, table.owner)?;
             let engine = EngineOffer::new(config, table.owner, opened.mlx5());
@@ -249,7 +249,7 @@ impl Coll {
                     sets - 1
                 )));
             };
-            let place = reserve()?;
+            let place = handles::reserve()?;
             let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let owner = Arc::downgrade(self);
@@ -453,13 +453,6 @@ pub(super) fn differs(kind: EngineKind, spec: &ContextSpec, rank: u32, told: &[u
         ));
     }
     None
-}
-
-/// A place for a handle, before the step after which the other ranks count on it.
-pub(super) fn reserve<T: Object>() -> Result<Reserved<T>> {
-    handles::reserve().ok_or_else(|| {
-        Error::system("more than 262144 objects are live; close unused communicators, contexts and windows")
-    })
 }
 
 #[cfg(test)]

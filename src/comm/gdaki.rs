@@ -6,7 +6,7 @@ use super::nic::NicSpec;
 use crate::error::Result;
 use crate::fabric::World;
 use crate::gdaki::soft::{QueueView, SetView, TableView};
-use crate::gdaki::view::{Description, Image, Layout, PeerQueues, QueuePair, SetShape, Words};
+use crate::gdaki::view::{Description, Image, Layout, PeerQueues, QueuePair, Words};
 use crate::proxy::memory::{zeros, Memory};
 use nccl_plugin_api::{DeviceHandle, DEVICE_GIN_GDAKI};
 use std::ffi::c_void;
@@ -39,13 +39,7 @@ fn queue_pair(view: &QueueView) -> QueuePair {
 impl DeviceImage {
     /// Takes room for the structures of such a set; nothing is in them yet.
     pub(super) fn allocate(layout: Layout, spec: &NicSpec, world: World, memory: &mut Memory) -> Result<Self> {
-        let shape = SetShape {
-            rank: world.rank,
-            ranks: world.nranks,
-            stride: spec.contexts.rank_stride,
-            contexts: spec.contexts.contexts,
-        };
-        let image = Image::new(layout, shape, spec.counters > 0)?;
+        let image = Image::new(layout, spec.shape(world), spec.counters > 0)?;
         let at = memory.zeroed(image.bytes())?;
         Ok(Self { layout, image, ranks: world.nranks as usize, at })
     }

@@ -1,4 +1,4 @@
-//! What `listen` makes: an open door for the other ranks, and the device that this rank wants to use.
+//! What `listen` makes: a socket on which the other ranks find this one, and the device that it wants to use.
 
 use super::instance::Instance;
 use super::rendezvous::Listener;

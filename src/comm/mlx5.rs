@@ -1,5 +1,6 @@
 //! Sets of contexts of mlx5 devices: queue pairs that device code of NCCL's GDAKI backend writes and rings itself.
-//! Nothing of this library is in their way, so there are no contexts of the fabric's, and no thread.
+//! There are no contexts of the fabric's. Where the GPU cannot write the device's registers the engine's threads ring
+//! for kernels; else no thread of this library is in their way.
 
 use super::coll::{differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{ContextSpec, World};
 use crate::gdaki::mlx5::{Mlx5Nic, QueueMemory, QueueSet, SetRequest};
-use crate::gdaki::view::{Description, SetShape, Words};
+use crate::gdaki::view::{Description, Words};
 use crate::proxy::memory::Memory;
 use crate::sys::handles::Reserved;
 use crate::sys::wire::Reader;
@@ -60,14 +61,8 @@ impl Mlx5Room {
     fn allocate(nic: &Mlx5Nic, spec: &NicSpec, world: World) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
-        let shape = SetShape {
-            rank: world.rank,
-            ranks: world.nranks,
-            stride: spec.contexts.rank_stride,
-            contexts: spec.contexts.contexts,
-        };
         let request = SetRequest {
-            shape,
+            shape: spec.shape(world),
             log_slots: slots(spec.depth)?.ilog2(),
             counts: spec.counters > 0,
             traffic_class: spec.contexts.traffic_class,

@@ -18,7 +18,7 @@ use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::{Counts, Terms};
 use crate::gdaki::soft::queue::{QueuePairAddresses, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
-use crate::gdaki::view::Layout;
+use crate::gdaki::view::{Layout, SetShape};
 use crate::proxy::credits::CreditWord;
 use crate::proxy::engine::{Engine, Ticket};
 use crate::proxy::lane::{Common, Lane};
@@ -54,6 +54,18 @@ pub struct NicSpec {
     pub handler: Ringing,
     /// In which structures device code is to find it all; `None`: in none, whoever asks knows it from the view.
     pub layout: Option<Layout>,
+}
+
+impl NicSpec {
+    /// The ranks and contexts by which its queue pairs and device code's structures are laid out.
+    pub(super) fn shape(&self, world: World) -> SetShape {
+        SetShape {
+            rank: world.rank,
+            ranks: world.nranks,
+            stride: self.contexts.rank_stride,
+            contexts: self.contexts.contexts,
+        }
+    }
 }
 
 /// Slots of a send queue, a power of two.

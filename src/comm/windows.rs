@@ -1,6 +1,6 @@
 //! Registration of memory on every rank of a communicator, and its end.
 
-use super::coll::{contribution, reserve, Coll};
+use super::coll::{contribution, Coll};
 use super::fabrics::on_fabric;
 use super::rendezvous::Call;
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ impl Coll {
         self.check_open()?;
         self.exchange.call("regMrSym", |call| {
             let spec = spec()?;
-            let place = reserve()?;
+            let place = handles::reserve()?;
             let claim = Claim { coll: self, id: self.held.lock().ids.take() };
             let region =
                 Region { id: claim.id, base: spec.base, len: spec.len, strict: spec.strict, dma_buf: spec.dma_buf };

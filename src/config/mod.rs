@@ -50,7 +50,7 @@ pub enum SoftTransport {
 /// `OXYGIN_ENGINE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// Ours where NCCL has no RMA table to drive (before 2.30.7), else NCCL's.
+    /// By NCCL's version, its plugin variables and the fabric: `comm::backend` has the rules, the README the table.
     Auto,
     /// Ours: the GIN tables report a device-owned type and drain queues of their own.
     Own,
@@ -137,7 +137,7 @@ pub struct Config {
     pub tcp_stripes: Option<u32>,
     /// `OXYGIN_TCP_THREADS`: threads that serve them; by default by the number of cores.
     pub tcp_threads: Option<u32>,
-    /// `OXYGIN_GPU_ISSUE`: for measuring.
+    /// `OXYGIN_GPU_ISSUE`: which of several correct ways the GPU engine takes.
     pub gpu_issue: GpuIssue,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`: hardware queues for the streams of a process, for a warning.
     pub hardware_queues: u32,

@@ -40,6 +40,8 @@ pub struct Device {
 const SOFT_SPEED: u32 = 50_000;
 /// `maxRecvs`: NCCL's own proxy queues hold 32 times this many descriptors a (context, peer).
 const MAX_RECVS: c_int = 8;
+/// `maxComms`: as many as NCCL's socket transport says (`src/transport/net_socket.cc`); nothing here limits them.
+const MAX_COMMS: c_int = 65_536;
 /// `NCCL_MAX_NET_SIZE_BYTES`: one terabyte.
 const MAX_BYTES: usize = 1 << 40;
 /// `NCCL_NET_ID_UNDEF`.
@@ -111,7 +113,7 @@ fn soft() -> Device {
         port: 1,
         // Registers GPU memory by its address and ignores the descriptor, but NCCL takes windows over several physical
         // allocations only where DMA-BUFs are welcome.
-        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA | nccl_plugin_api::PTR_DMABUF } else { PTR_HOST },
+        ptr_support: if gpu::has_driver() { PTR_HOST | PTR_CUDA | PTR_DMABUF } else { PTR_HOST },
     }
 }
 
@@ -175,7 +177,7 @@ impl Device {
             speed: self.speed as c_int,
             port: self.port as c_int,
             latency: 0.0,
-            max_comms: 64 * 1024,
+            max_comms: MAX_COMMS,
             max_recvs: MAX_RECVS,
             net_device_type: DEVICE_GIN_PROXY,
             net_device_version: 0,

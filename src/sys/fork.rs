@@ -102,7 +102,7 @@ pub fn empty_in_children(empty: fn()) {
 
 /// Has the C library call `in_child`. It is asked through a part of it that is linked into this library and tells whose
 /// the function is, so it forgets it when this library is unloaded.
-pub fn watch() {
+fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         // SAFETY: the function fits its type, and is there as long as the C library may call it.

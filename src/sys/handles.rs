@@ -16,6 +16,7 @@
 //! [`remove`] also look at the process that made an object: a child of the bare system call is not met as it is
 //! forked.
 
+use crate::error::{Error, Result};
 use crate::sys::sync::Mutex;
 use std::ffi::c_void;
 use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -120,8 +121,8 @@ pub struct Reserved<T> {
     kind: std::marker::PhantomData<fn(T)>,
 }
 
-/// Takes a place, or `None` when 2^18 objects are live.
-pub fn reserve<T: Object>() -> Option<Reserved<T>> {
+/// Takes a place; an error where as many objects are live as there are places.
+pub fn reserve<T: Object>() -> Result<Reserved<T>> {
     super::fork::empty_in_children(disown);
     let mut free = FREE.lock();
     let index = match free.indices.pop() {
@@ -129,7 +130,7 @@ pub fn reserve<T: Object>() -> Option<Reserved<T>> {
         None => {
             let index = free.next;
             if index as usize >= TABLE.len() {
-                return None;
+                return Err(full());
             }
             free.next += 1;
             USED.store(free.next as usize, Ordering::Relaxed);
@@ -140,7 +141,15 @@ pub fn reserve<T: Object>() -> Option<Reserved<T>> {
     let generation = free.generation & ((1 << GENERATION_BITS) - 1);
     let handle =
         MARK | generation << GENERATION_SHIFT | u64::from(index) << INDEX_SHIFT | (T::KIND as u64) << KIND_SHIFT;
-    Some(Reserved { handle, kind: std::marker::PhantomData })
+    Ok(Reserved { handle, kind: std::marker::PhantomData })
+}
+
+#[cold]
+fn full() -> Error {
+    Error::system(format!(
+        "{} objects are live, as many as there can be; close unused communicators, contexts and windows",
+        PLACES - 1
+    ))
 }
 
 impl<T: Object> Reserved<T> {
@@ -163,9 +172,9 @@ impl<T> Drop for Reserved<T> {
     }
 }
 
-/// Puts an object into the table and returns its handle, or `None` when 2^18 objects are live.
-pub fn insert<T: Object>(object: Arc<T>) -> Option<*mut c_void> {
-    Some(reserve()?.fill(object))
+/// Puts an object into the table and returns its handle; an error where there is no place for it.
+pub fn insert<T: Object>(object: Arc<T>) -> Result<*mut c_void> {
+    Ok(reserve()?.fill(object))
 }
 
 /// The process that made a live object, if that is another one than this.
@@ -300,7 +309,7 @@ pub fn remove<T: Object>(handle: *mut c_void) -> Option<Arc<T>> {
     entry.object.store(std::ptr::null_mut(), Ordering::Release);
     free.indices.push(place(handle as u64) as u32);
     drop(free);
-    // SAFETY: the pointer came from Arc::into_raw in `insert`, of the type its handle's kind stands for; it left the
+    // SAFETY: the pointer came from Arc::into_raw in `fill`, of the type its handle's kind stands for; it left the
     // table just now, under the lock, so the table's reference is taken once.
     Some(unsafe { Arc::from_raw(object) })
 }

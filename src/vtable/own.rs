@@ -201,6 +201,21 @@ fn memory_of(set: &Contexts) -> String {
     format!("{:.1} MiB of memory shared with device code", bytes as f64 / f64::from(1 << 20))
 }
 
+/// Which kernels an engine with queues of this library's suits, for the log.
+fn suits(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Gdaki => {
+            "suits kernels that are compiled for GDAKI. No mlx5 hardware has run this engine yet: it was tested on a \
+             library that stands for libmlx5"
+        }
+        EngineKind::GdakiSoft => "suits kernels that are compiled for all backends, and those for GDAKI alone",
+        EngineKind::Own | EngineKind::Nccl => {
+            "suits kernels that are compiled for all backends, not those for GDAKI alone (OXYGIN_ENGINE=gdaki-soft for \
+             these)"
+        }
+    }
+}
+
 /// A set with queues of this library's, and the place for its handle. `asked` is boxed so that this, with all that it
 /// calls, is compiled once and not once for each table.
 fn create(
@@ -217,11 +232,7 @@ fn create(
             Ok(spec)
         })?;
         if let Some((table, contexts, structures)) = named {
-            log::info!(
-                "engine gdaki: {contexts} contexts, {table:?}, structures {structures:?}; suits kernels that are \
-                 compiled for GDAKI. No mlx5 hardware has run this engine yet: it was tested on a library that stands \
-                 for libmlx5"
-            );
+            log::info!("engine gdaki: {contexts} contexts, {table:?}, structures {structures:?}; {}", suits(kind));
         }
         return Ok((set, place));
     }
@@ -235,10 +246,10 @@ fn create(
         })?;
         if let (Some(table), Some(structures)) = (table, structures) {
             log::info!(
-                "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}, {}; suits kernels that are \
-                 compiled for all backends, and those for GDAKI alone",
+                "engine gdaki-soft: {} contexts, {table:?}, structures {structures:?}, {}; {}",
                 set.count(),
-                memory_of(&set)
+                memory_of(&set),
+                suits(kind)
             );
         }
         return Ok((set, place));
@@ -252,12 +263,12 @@ fn create(
     })?;
     if let Some((asked, spec)) = named {
         log::info!(
-            "engine own: {} contexts, {:?}, device contexts of {} bytes, {}; suits kernels that are compiled for all \
-             backends, not those for GDAKI alone (OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN for these)",
+            "engine own: {} contexts, {:?}, device contexts of {} bytes, {}; {}",
             spec.contexts.contexts,
             asked.table,
             spec.layout.context_bytes,
-            memory_of(&set)
+            memory_of(&set),
+            suits(kind)
         );
     }
     Ok((set, place))
@@ -298,6 +309,17 @@ pub unsafe fn create_context(
 mod tests {
     use super::*;
     use crate::comm::instance::TableKind;
+
+    /// The README's table of engines: NCCL's proxy takes kernels for GDAKI alone as little as the own engine does.
+    #[test]
+    fn who_has_kernels_for_gdaki_alone_is_sent_to_the_engine_that_takes_them() {
+        let readme = include_str!("../../README.md");
+        let row =
+            |engine: &str| readme.lines().find(|line| line.starts_with(&format!("| `{engine}` | 2.29.7"))).unwrap();
+        assert!(row("own").contains("**Not** kernels compiled for GDAKI alone") && row("nccl").contains("the same"));
+        assert!(row("gdaki-soft").contains("kernels compiled for GDAKI alone"));
+        assert!(suits(EngineKind::Own).contains("(OXYGIN_ENGINE=gdaki-soft for these)"));
+    }
 
     #[test]
     fn each_nccl_of_a_process_gets_its_own_structures() {

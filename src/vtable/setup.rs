@@ -23,11 +23,6 @@ use nccl_plugin_api::*;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-fn insert<T: handles::Object>(object: Arc<T>) -> Result<*mut c_void> {
-    handles::insert(object)
-        .ok_or_else(|| Error::system("more than 262144 objects are live; close unused communicators and windows"))
-}
-
 /// `init` of the GIN tables.
 ///
 /// # Safety
@@ -60,7 +55,7 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
         }
         let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table, nccl));
         // SAFETY: `ctx` is not NULL.
-        unsafe { store("ctx", ctx, insert(instance)?) }
+        unsafe { store("ctx", ctx, handles::insert(instance)?) }
     })
 }
 
@@ -145,7 +140,7 @@ unsafe fn listen_with(
         device(dev)?;
         let listener = Arc::new(Listener::open(&instance.config)?);
         let bytes = listener.handle();
-        let made = insert(Arc::new(Listen { instance: instance.clone(), device: dev as usize, listener }))?;
+        let made = handles::insert(Arc::new(Listen { instance: instance.clone(), device: dev as usize, listener }))?;
         instance.adopt_listen(made);
         // SAFETY: both are not NULL; the handle has room for HANDLE_BYTES by the interface.
         unsafe {

@@ -11,6 +11,15 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+/// Runs `test` on all cases at once: each only waits.
+fn at_once<C: Send>(cases: impl IntoIterator<Item = C>, test: impl Fn(C) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(|| test(case));
+        }
+    });
+}
+
 #[test]
 fn a_missing_rank_is_named_by_all() {
     let exchanges = exchanges(&config(1.0), 4);
@@ -110,7 +119,7 @@ fn crowd(socket: &TcpListener) -> Vec<TcpStream> {
 fn a_rank_0_whose_queue_of_connections_is_full_is_waited_for() {
     const SILENCE: f64 = 1.0;
     // No attempt gets through, or one of which rank 0's kernel then knows nothing.
-    for loses in [false, true] {
+    at_once([false, true], |loses| {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let exchange = before(&socket, &impatient(60.0, SILENCE));
         let crowd = if loses { Vec::new() } else { crowd(&socket) };
@@ -138,7 +147,7 @@ fn a_rank_0_whose_queue_of_connections_is_full_is_waited_for() {
             assert_eq!(rank_1.join().unwrap().unwrap().common(1), b"b");
         });
         rank_0.join().unwrap();
-    }
+    });
 }
 
 /// Takes back what `lose` did, if it was.
@@ -156,20 +165,20 @@ fn lose_no_more(socket: &impl AsRawFd) {
 #[test]
 fn a_rank_0_that_nothing_is_heard_of_is_named_at_the_deadline() {
     // Nothing arrives, or the handshake does and the request does not.
-    for from in [0, 64] {
+    at_once([0, 64], |from| {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let exchange = before(&socket, &impatient(4.0, 0.5));
         lose(&socket, from);
         let error = sentence(exchange.step("regMrSym", Ok(brings(1, 2))));
         assert!(error.contains("rank 0 (127.0.0.1:") && error.contains("did not come within 4 s"), "{error}");
         assert!(from == 0 || error.contains("(last: nothing answers there"), "{error}");
-    }
+    });
 }
 
 #[test]
 fn a_host_of_rank_0_that_vanishes_in_the_step_is_not_waited_for_until_the_deadline() {
     // The last: it vanishes with most of the request on its way.
-    for (len, reads) in [(1, 1), (20 << 10, 20 << 10), (32 << 20, 20 << 10)] {
+    at_once([(1, 1), (20 << 10, 20 << 10), (32 << 20, 20 << 10)], |(len, reads)| {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let exchange = before(&socket, &impatient(60.0, 2.0));
         let vanishes = std::thread::spawn(move || {
@@ -182,7 +191,7 @@ fn a_host_of_rank_0_that_vanishes_in_the_step_is_not_waited_for_until_the_deadli
         let error = sentence(exchange.step("regMrSym", Ok(mine)));
         assert!(error.contains("rank 0 (127.0.0.1:") && error.contains("has not answered for 2 s"), "{len}: {error}");
         drop(vanishes.join().unwrap());
-    }
+    });
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod names;
 mod origin;
 mod protocols;
 mod rooms;
+mod sentences;
 mod sizes;
 
 use std::collections::BTreeSet;

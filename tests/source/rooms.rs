@@ -159,6 +159,26 @@ fn the_list_of_rooms_has_no_circle() {
     }
 }
 
+/// The words between backticks, folders without their slash.
+fn named_in(cell: &str) -> BTreeSet<&str> {
+    cell.split('`').skip(1).step_by(2).map(|word| word.trim_end_matches('/')).collect()
+}
+
+#[test]
+fn the_map_has_the_same_list() {
+    let map = std::fs::read_to_string(root().join("docs/architecture.md")).expect("the map");
+    let mut rows = map.lines().skip_while(|line| !line.starts_with("| room in `fabric/soft/`")).skip(2);
+    let table: Vec<_> = rows.by_ref().take_while(|line| line.starts_with("| ")).collect();
+    let told = |room: &str| {
+        let cells = table.iter().map(|row| row.split('|').collect::<Vec<_>>());
+        cells.filter(|cells| named_in(cells[1]).contains(room)).map(|cells| named_in(cells[3])).next()
+    };
+    for (room, uses) in ROOMS {
+        assert_eq!(told(room), Some(uses.iter().copied().collect()), "{room}");
+    }
+    assert!(ABOVE.iter().all(|room| told(room).is_some()), "all rooms have a row");
+}
+
 #[test]
 fn paths_are_followed_from_where_they_stand() {
     let file = syn::parse_file(

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds the release library if need be and says where it is. With the packages and the example of scripts/test's step
-/// `build`: with others its dependencies have other features, and both it and that step's programs would be built anew.
+/// Builds the release library if need be and says where it is. With the packages of scripts/test's step `build`: with
+/// others its dependencies have other features, and both it and that step's programs would be built anew.
 pub fn library() -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(env!("CARGO"))
         .args(["build", "--release", "--package", "oxygin", "--package", "oxygin-cli"])
-        .args(["--lib", "--example", "hosts_cut", "--message-format", "json"])
+        .args(["--lib", "--message-format", "json"])
         .current_dir(&root)
         .output()
         .expect("cargo starts");

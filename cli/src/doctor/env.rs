@@ -8,9 +8,10 @@ pub fn variables(all: &[(String, String)]) -> (Config, Section) {
     let mut section = Section::new("Variables");
     let value = |name: &str| all.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let (config, problems) = Config::parse(value);
-    for problem in problems {
-        let (name, detail) = problem.split_once('=').unwrap_or(("variable", &problem));
-        section.wrong(name, detail, "correct it or unset it");
+    let wrong: Vec<_> =
+        problems.iter().map(|problem| problem.split_once('=').unwrap_or(("variable", problem))).collect();
+    for (name, detail) in &wrong {
+        section.wrong(*name, *detail, "correct it or unset it");
     }
     for (name, text) in all {
         if let Some(complaint) = config::unknown(name) {
@@ -19,7 +20,10 @@ pub fn variables(all: &[(String, String)]) -> (Config, Section) {
                 section.wrong(name, complaint, "correct its name or unset it");
             }
         } else if VARIABLES.iter().any(|v| v.name == name) {
-            section.ok(name, text);
+            // What cannot be used has its line above, and an empty value is none.
+            if !text.is_empty() && wrong.iter().all(|(subject, _)| subject != name) {
+                section.ok(name, text);
+            }
         } else if name.starts_with("NCCL_") {
             section.note(name, format!("{text}: read by NCCL, not by oxygin"));
         }
@@ -54,7 +58,7 @@ mod tests {
         assert_eq!(verdicts(&[("OXYGIN_FABRIC", "soft")]), [("OXYGIN_FABRIC".into(), Verdict::Ok)]);
         assert_eq!(verdicts(&[("OXYGIN_FABRIK", "soft")]), [("OXYGIN_FABRIK".into(), Verdict::Wrong)]);
         assert_eq!(verdicts(&[("NCCL_ALGO", "ring")]), [("NCCL_ALGO".into(), Verdict::Note)]);
-        let bad = verdicts(&[("OXYGIN_FABRIC", "sofd")]);
-        assert!(bad.contains(&("OXYGIN_FABRIC".into(), Verdict::Wrong)), "{bad:?}");
+        assert_eq!(verdicts(&[("OXYGIN_FABRIC", "sofd")]), [("OXYGIN_FABRIC".into(), Verdict::Wrong)]);
+        assert_eq!(verdicts(&[("OXYGIN_FABRIC", "")]), []);
     }
 }

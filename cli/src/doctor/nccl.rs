@@ -4,7 +4,7 @@ use super::child;
 use super::report::Section;
 use crate::env;
 use crate::env::find::{libraries, loads, spell, version};
-use crate::env::select::{select, Selection, KEEPS_THE_PLUGIN};
+use crate::env::select::{select, Selection, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
 use oxygin::comm::backend::report::{queue_owner, Asking, KnownMachine, QueueOwner};
@@ -79,7 +79,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     let line = wanted.variables.iter().map(|v| format!("{}={}", v.name, v.value)).collect::<Vec<_>>().join(" ");
     let decisive = wanted.variables[0].name;
     let value = variable(decisive).filter(|v| !v.is_empty());
-    let is_v14 = code >= 23007;
+    let is_v14 = code >= FIRST_WITH_GIN_V14;
     let named = |kind: &str, name: &str| {
         let value = variable(name).filter(|v| !v.is_empty());
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
@@ -87,7 +87,8 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
     let has_cuda = child::holds(Duration::from_secs(20), has_driver);
     let machine = KnownMachine { is_verbs: foreseen.is_verbs, has_cuda };
-    let has_queues = queue_owner(&config, asking, &machine).0 == QueueOwner::Plugin;
+    let (owner, decided_by) = queue_owner(&config, asking, &machine);
+    let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
     let is_taken = if has_queues { may_be(DEVICE_GIN_GDAKI) } else { !is_v14 && may_be(DEVICE_GIN_PROXY) };
@@ -117,7 +118,12 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
             Err(why) => section.wrong("engine", why, "mend that, or unset OXYGIN_ENGINE"),
         }
     } else if chosen {
-        section.note("engine", "nccl: NCCL's proxy drives the RMA table; to take something else: oxygin env");
+        let why = match (has_queues, is_taken) {
+            (false, _) => decided_by,
+            (true, false) => "NCCL_GIN_TYPE",
+            (true, true) => "NCCL_GIN_PLUGIN does not lead to oxygin",
+        };
+        section.note("engine", format!("nccl ({why}): NCCL's proxy drives the RMA table"));
     }
     match (chosen, value) {
         (true, _) => section.ok(subject, "oxygin, as the variables are now"),
@@ -169,6 +175,24 @@ mod tests {
         let finding = section.findings.iter().find(|f| f.subject == "NCCL_RMA_PLUGIN").expect("judged");
         assert_eq!(finding.verdict, Verdict::Wrong);
         assert!(finding.detail.contains("libnccl-rma-nonesuch.so"), "{}", finding.detail);
+    }
+
+    #[test]
+    fn the_way_of_nccls_proxy_has_a_reason() {
+        let library = std::env::current_exe().expect("a path").with_file_name("liboxygin.so");
+        let engine = |variables: &[(&str, &str)]| {
+            let mut section = Section::new("NCCL");
+            judge(&mut section, FIRST_WITH_GIN_V14, &|name| match name {
+                "NCCL_RMA_PLUGIN" => Some(library.to_str().expect("UTF-8").to_owned()),
+                _ => variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()),
+            });
+            section.findings.into_iter().find(|f| f.subject == "engine").expect("said").detail
+        };
+        let said =
+            [&[("NCCL_GIN_TYPE", "2")][..], &[("OXYGIN_ENGINE", "own")], &[("OXYGIN_ENGINE", "nccl")]].map(engine);
+        for (said, why) in said.iter().zip(["NCCL_GIN_TYPE=2", "NCCL_GIN_PLUGIN does not lead", "OXYGIN_ENGINE=nccl"]) {
+            assert!(said.starts_with(&format!("nccl ({why}")), "{said}");
+        }
     }
 
     #[test]

@@ -11,6 +11,10 @@ pub const NEWEST: i32 = 23203;
 /// Before it the name of a GIN plugin is lost when it is unloaded (`ncclGinPluginUnload`, NCCL's `src/plugin/gin.cc`).
 const FIRST_THAT_LOADS_AGAIN: i32 = 23003;
 
+/// The first NCCL with the table GIN v14, which skips a GIN plugin whose queues are NCCL's and has its proxy drive an
+/// RMA plugin.
+pub const FIRST_WITH_GIN_V14: i32 = 23007;
+
 /// How many communicators beside its own NCCL counts for a GIN plugin: with one it never unloads it.
 pub const KEEPS_THE_PLUGIN: &str = "NCCL_GIN_PLUGIN_REF_COUNT";
 
@@ -74,18 +78,20 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         ))
         }
         22907..23003 => "GIN v12",
-        23003..23007 => "GIN v13, RMA v13",
-        23007..23100 => "RMA v14, GIN v14",
+        23003..FIRST_WITH_GIN_V14 => "GIN v13, RMA v13",
+        FIRST_WITH_GIN_V14..23100 => "RMA v14, GIN v14",
         23100..23200 => "RMA v15, GIN v14",
         _ => "RMA v16, GIN v14",
     };
-    let is_v14 = code >= 23007;
+    let is_v14 = code >= FIRST_WITH_GIN_V14;
     let asked = gin_type.filter(|kind| *kind >= 0);
     // A type that oxygin has none of is replaced below.
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
     let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
-    let own = queue_owner(&config, asking, &KnownMachine { is_verbs, has_cuda: true }).0 == QueueOwner::Plugin;
+    // Also asked where no driver is, as on a login node, for hosts where one is.
+    let machine = KnownMachine { is_verbs, has_cuda: true };
+    let own = queue_owner(&config, asking, &machine).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
@@ -95,7 +101,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     };
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
     match (code, own) {
-        (..23007, _) => {
+        (..FIRST_WITH_GIN_V14, _) => {
             s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin");
             if code < FIRST_THAT_LOADS_AGAIN {
                 s.set(

@@ -36,7 +36,7 @@ pub fn count(n: u64) -> String {
     }
 }
 
-/// A time in at most seven characters.
+/// A time, in at most seven characters up to a year.
 pub fn time(ns: u64) -> String {
     match ns {
         0..=999 => format!("{ns}ns"),

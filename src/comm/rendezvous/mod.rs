@@ -5,7 +5,7 @@
 //! call go over one connection; between calls nothing stays open but the
 //! listener. [`gather`] (rank 0) and [`visit`] (everybody else) hold the logic
 //! and do no I/O: they are handed bytes and times and say what to send.
-//! `drive.rs` gives them sockets; the tests give them a simulated network.
+//! `drive/` gives them sockets; the tests give them a simulated network.
 //! `call.rs` is how the rest of the library takes steps.
 //! `docs/rendezvous.md` describes the protocol.
 

@@ -160,7 +160,7 @@ impl Domain {
         self.idle.store(0, Ordering::Relaxed);
     }
 
-    /// Gets the helper thread out of bed, if it is there or on its way. What it is to find was left with `SeqCst`.
+    /// Wakes the helper thread, if it sleeps or is about to. What it is to find was left with `SeqCst`.
     #[inline]
     pub fn stir(&self) {
         if self.status.is_sleeping() {

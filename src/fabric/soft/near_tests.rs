@@ -228,7 +228,7 @@ fn registration_stands_in_no_gets_way() {
 fn a_wake_up_that_another_thread_reads_still_wakes() {
     let ranks = join(2, 2, SoftTransport::Auto);
     let [from, to] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
-    // The test is the helper thread, gone to bed, and then the other one.
+    // The test is the helper thread, asleep, and then the other one.
     ranks[1].fabric.close();
     to.calm();
     to.status.set_sleeping(true);

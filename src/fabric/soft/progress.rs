@@ -103,7 +103,7 @@ impl Progress {
             moved |= self.tcp().progress();
         }
         // Last: this may have begun what somebody has to finish, and this may have been the caller's last poll.
-        // Either we see that the helper thread goes to bed, or it sees that there was a poll.
+        // Either we see that the helper thread goes to sleep, or it sees that there was a poll.
         self.stir();
         if n % CLOCK_EVERY == 0 {
             self.look_at_peers();

@@ -34,14 +34,14 @@ const STACK: usize = 256 << 10;
 const CLOCK_EVERY: u32 = 32;
 
 /// What the thread sleeps on.
-struct Bed {
+struct Waits {
     /// Contact socket and stirring.
     nap: Epoll,
     /// The same and TCP.
     sleep: Epoll,
 }
 
-impl Bed {
+impl Waits {
     fn new(shared: &Progress) -> nix::Result<Self> {
         let make = |fds: &[BorrowedFd<'_>]| {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -83,14 +83,14 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts the thread. It ends after `Domain::request_stop`.
 pub fn start(shared: Arc<Progress>) -> Result<Thread> {
-    let bed = Bed::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
+    let waits = Waits::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
     let up = Arc::new(AtomicU32::new(0));
     let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
     let thread = Thread::spawn(&name, STACK, move || {
         let holds = own.status.hold_life();
         own_up.store(1 + holds as u32, Ordering::Release);
         if holds {
-            run(&own, &bed);
+            run(&own, &waits);
             own.status.release_life();
         }
     })?;
@@ -126,10 +126,10 @@ pub fn start_mover(shared: Arc<Progress>, number: usize) -> Result<Thread> {
     Thread::spawn(&name, STACK, move || shared.tcp().move_bulk(number, || shared.is_stopping()))
 }
 
-fn run(shared: &Progress, bed: &Bed) {
+fn run(shared: &Progress, waits: &Waits) {
     let (mut seen, mut rate) = (shared.polls(), Rate::new(shared));
     while !shared.is_stopping() {
-        let nap = if shared.is_tcp_active() { &bed.nap } else { &bed.sleep };
+        let nap = if shared.is_tcp_active() { &waits.nap } else { &waits.sleep };
         wait(nap, EpollTimeout::from(NAP));
         stand(shared);
         shared.calm();
@@ -147,7 +147,7 @@ fn run(shared: &Progress, bed: &Bed) {
             seen = now;
             continue;
         }
-        work(shared, bed, seen);
+        work(shared, waits, seen);
         seen = shared.polls();
     }
 }
@@ -203,7 +203,7 @@ fn work_beside(shared: &Progress, rate: &mut Rate) {
 }
 
 /// Works and sleeps until somebody polls again.
-fn work(shared: &Progress, bed: &Bed, seen: u64) {
+fn work(shared: &Progress, waits: &Waits, seen: u64) {
     let mut last = Instant::now();
     let mut heard = last;
     while !shared.is_stopping() && shared.polls() == seen {
@@ -227,7 +227,7 @@ fn work(shared: &Progress, bed: &Bed, seen: u64) {
         // Whoever polled since `seen` was not asked to stir this thread, and may have left something for it.
         if shared.polls() == seen && shared.cool_down() {
             let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
-            wait(&bed.sleep, timeout);
+            wait(&waits.sleep, timeout);
             stand(shared);
         }
         shared.status.set_sleeping(false);

@@ -204,6 +204,7 @@ impl Gather {
         let oldest = self.strangers.first().copied();
         oldest.inspect(|&conn| self.close(conn)).is_some()
     }
+
     /// Everything of a [`RootAction::Send`] is sent.
     pub fn sent(&mut self, conn: Conn) {
         if let Some(Link { stage: Stage::Answering { tells }, peer, .. }) = self.links.get(&conn) {

@@ -17,6 +17,8 @@ pub use request::{encode_request, Request, RequestHead, Sender};
 
 /// Version of the messages and of the handle: all ranks of a job must have the same.
 pub use crate::comm::handle::VERSION;
+/// Most ranks of a job.
+pub use crate::rma::request::MAX_RANKS;
 
 /// Follows a request whose sender's deadline has passed while it waited for the reply.
 pub const EXPIRED: u8 = b'X';
@@ -28,8 +30,6 @@ pub const BEAT: u8 = b'.';
 pub const MAX_REQUEST_BODY: u64 = 64 << 20;
 /// Most bytes behind a reply's head.
 pub const MAX_REPLY_BODY: u64 = 1 << 30;
-/// Most ranks of a job.
-pub const MAX_RANKS: u32 = 1 << 16;
 /// Longest step name, in bytes.
 pub const MAX_NAME: usize = 64;
 /// Longest sentence of a failure, in bytes; what is longer is cut.

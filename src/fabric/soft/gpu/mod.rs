@@ -72,7 +72,7 @@ use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How long closing waits for what is still in flight.
+/// How long closing, and who gives up a peer that has failed, waits for what is still in flight.
 pub const DRAIN_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often a poll goes on with what arrived during it, before it returns to its caller's own work.

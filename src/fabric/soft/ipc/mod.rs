@@ -19,7 +19,7 @@ use self::exchange::{answered, request, Answer, Answers, AT_ONCE};
 use self::export::Export;
 use self::import::{Fetch, Import};
 use self::wire::{Datagram, Offer};
-use super::gpu::{Engine, Found, Use};
+use super::gpu::{Engine, Found, Use, DRAIN_WITHIN};
 use super::status::WINDOW_BITS;
 use crate::config::{Config, SoftTransport};
 use crate::memory::key::Key;
@@ -36,8 +36,6 @@ use std::time::{Duration, Instant};
 const FETCH_WITHIN: Duration = Duration::from_secs(10);
 /// Between two requests for the same thing: datagrams get lost where a socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// How long copies from peers that have failed are waited for.
-const DRAIN_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is asked of the rank that all this is in.
 pub trait Host {

@@ -12,11 +12,11 @@
 //! unseen, without room for descriptors, closes them just so.
 //!
 //! Where the kernel has no such filters, or a sandbox refuses them, the socket has its name in a folder that only
-//! this user can look into (`den.rs`): others cannot send to it, and this user's processes can do worse things to
+//! this user can look into (`folder.rs`): others cannot send to it, and this user's processes can do worse things to
 //! each other.
 
-use super::den::Den;
 use super::filter;
+use super::folder::PrivateFolder;
 use crate::error::{Error, Result};
 use crate::sys::secret;
 use crate::sys::wire::{Reader, Writer};
@@ -51,7 +51,7 @@ pub struct Contact {
     name: Vec<u8>,
     token: [u8; 16],
     /// Where the name is, if nothing else keeps strangers out.
-    _den: Option<Den>,
+    _folder: Option<PrivateFolder>,
 }
 
 /// Something that arrived.
@@ -98,7 +98,7 @@ impl Contact {
         let name = random.iter().fold("oxygin-".to_owned(), |name, b| name + &format!("{b:02x}"));
         setsockopt(&fd, sockopt::PassCred, &true)
             .map_err(|e| Error::system(format!("SO_PASSCRED on a Unix socket failed: {e}")))?;
-        let den = match filter::require(&fd, &token) {
+        let folder = match filter::require(&fd, &token) {
             Ok(()) => None,
             Err(e) => {
                 static SAID: Once = Once::new();
@@ -107,14 +107,14 @@ impl Contact {
                         "this kernel filters no Unix sockets ({e}); they are in a folder of this user's instead"
                     );
                 });
-                Some(Den::make(&name)?)
+                Some(PrivateFolder::make(&name)?)
             }
         };
-        let name = den.as_ref().map_or(name.into_bytes(), |den| den.socket().into_os_string().into_vec());
+        let name = folder.as_ref().map_or(name.into_bytes(), |folder| folder.socket().into_os_string().into_vec());
         let address = address(&name).map_err(|e| Error::system(format!("a Unix socket cannot be called so: {e}")))?;
         // Last: from here on anybody can send who can reach the name.
         bind(fd.as_raw_fd(), &address).map_err(|e| Error::system(format!("binding a Unix socket failed: {e}")))?;
-        Ok(Self { fd, name, token, _den: den })
+        Ok(Self { fd, name, token, _folder: folder })
     }
 
     /// The name peers send to.
@@ -381,11 +381,11 @@ mod tests {
                 Contact::open(TOKEN).unwrap()
             };
             let contact = std::thread::spawn(open).join().unwrap();
-            let folder = contact._den.as_ref().expect("no filter, no den").socket().parent().unwrap().to_owned();
+            let folder = contact._folder.as_ref().expect("no filter, no folder").socket().parent().unwrap().to_owned();
             assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
             // Peers of this user find it, whatever kind their own is.
             let peer = Contact::open([2; 16]).unwrap();
-            assert!(peer._den.is_none() && peer.reaches(contact.name()));
+            assert!(peer._folder.is_none() && peer.reaches(contact.name()));
             assert!(matches!(contact.receive(), Some(Event::Woken)));
             let file = crate::sys::memfd::create(4096).unwrap();
             assert!(peer.ask(contact.name(), &TOKEN, 7, file.as_fd()).unwrap());

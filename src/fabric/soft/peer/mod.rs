@@ -2,9 +2,9 @@
 //! what a look at a peer's mark of life means. What is done with it is for others.
 
 pub mod contact;
-mod den;
 mod filter;
 pub mod finding;
+mod folder;
 pub mod life;
 pub mod neighbours;
 mod probe;

@@ -10,12 +10,12 @@ const NAME: &str = "contact";
 
 /// A folder of this process, gone with this value. (A killed process leaves it behind, empty but for a dead socket.)
 #[derive(Debug)]
-pub struct Den {
+pub struct PrivateFolder {
     folder: PathBuf,
     owner: u32,
 }
 
-impl Den {
+impl PrivateFolder {
     /// Makes a folder called `name`, which nobody has used before, where temporary files go.
     pub fn make(name: &str) -> Result<Self> {
         let folder = std::env::temp_dir().join(name);
@@ -36,7 +36,7 @@ impl Den {
     }
 }
 
-impl Drop for Den {
+impl Drop for PrivateFolder {
     fn drop(&mut self) {
         // A forked child's copy is its parent's folder.
         if std::process::id() == self.owner {
