@@ -19,8 +19,8 @@ use crate::gdaki::mlx5::Mlx5Nic;
 use crate::gdaki::soft::keys::Keys;
 use crate::memory::ids::WindowIds;
 use crate::memory::registry::Registry;
-use crate::memory::shelf::WindowShelf;
 use crate::memory::window::Window;
+use crate::memory::window_pool::WindowPool;
 use crate::proxy::engine::{Engine, Settings};
 use crate::rma::request::{RequestForm, MAX_CONTEXTS, MAX_SETS};
 use crate::sys::handles::{self, Kind, Object, Reserved};
@@ -42,7 +42,7 @@ pub struct Coll {
     pub(super) exchange: Exchange,
     pub(super) fabric: AnyFabric,
     pub(super) registry: Arc<Registry>,
-    pub(super) shelf: Arc<WindowShelf>,
+    pub(super) window_pool: Arc<WindowPool>,
     /// How operations wait for room.
     room: Room,
     pub(super) observer: Box<dyn Observer>,
@@ -160,7 +160,7 @@ impl Coll {
             mlx5,
             fabric,
             registry,
-            shelf: Arc::new(WindowShelf::new(id, world.nranks as usize)),
+            window_pool: Arc::new(WindowPool::new(id, world.nranks as usize)),
             room: Room::of(config),
             observer,
             instance: listen.instance.clone(),
@@ -253,7 +253,7 @@ impl Coll {
             let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let owner = Arc::downgrade(self);
-            let contexts = Arc::new(Contexts::new(owner, name, self.room, queues, self.shelf.clone()));
+            let contexts = Arc::new(Contexts::new(owner, name, self.room, queues, self.window_pool.clone()));
             self.life.active()?;
             self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();

@@ -7,7 +7,7 @@ use super::observe::Published;
 use super::room::Room;
 use crate::error::Result;
 use crate::fabric::Context;
-use crate::memory::shelf::WindowShelf;
+use crate::memory::window_pool::WindowPool;
 use crate::rma::op::Op;
 use crate::rma::refusal::{Refusal, Target};
 use crate::rma::request::{Request, RequestForm, MAX_RANKS};
@@ -100,7 +100,7 @@ pub struct Contexts {
     room: Room,
     queues: Queues,
     /// In memory as long as the set: operations look windows up that may go meanwhile.
-    _windows: Arc<WindowShelf>,
+    _windows: Arc<WindowPool>,
     /// Queues of this library's that device code writes into. Ended after `queues`, which wait for what is under way: a
     /// peer's GPU engine may still count completions in memory of these.
     device: OnceLock<DeviceQueues>,
@@ -113,7 +113,7 @@ impl Object for Contexts {
 impl Contexts {
     /// A set; `queues` has at least one context, or none where device code alone uses the set. `windows`: the
     /// communicator's.
-    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues, windows: Arc<WindowShelf>) -> Self {
+    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues, windows: Arc<WindowPool>) -> Self {
         let Name { coll, nranks, set } = name;
         debug_assert!(nranks <= MAX_RANKS);
         let count = AtomicU32::new(on_queues!(&queues, q => q.len()) as u32);

@@ -45,7 +45,7 @@ impl Coll {
             if let Some(memory) = spec.gpu {
                 let _ = self.gpu.set(memory.context);
             }
-            let window = self.shelf.take();
+            let window = self.window_pool.take();
             window.describe(what);
             // From here on deregistration gives the number back.
             std::mem::forget(claim);
@@ -145,7 +145,7 @@ impl Coll {
             held.ids.give_back(id);
         }
         drop(held);
-        self.shelf.give_back(window);
+        self.window_pool.give_back(window);
         ended
     }
 }

@@ -4,6 +4,6 @@ pub mod gpu;
 pub mod ids;
 pub mod key;
 pub mod registry;
-pub mod shelf;
 pub mod table;
 pub mod window;
+pub mod window_pool;

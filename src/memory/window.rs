@@ -113,8 +113,8 @@ pub struct WindowFacts {
 /// NCCL ends a communicator's windows while its progress threads are still in calls that name them: `ncclCommAbort`
 /// and `ncclCommDestroy` deregister what the program did not, and join these threads afterwards. So a window stays in
 /// memory, whether its registration has ended or not, until the next one gets its place or the communicator and its
-/// sets of contexts are gone ([`WindowShelf`](super::shelf::WindowShelf)). Who reads one without a reference of its own
-/// reads atomics, and asks afterwards whether the handle was still that window's
+/// sets of contexts are gone ([`WindowPool`](super::window_pool::WindowPool)). Who reads one without a reference of
+/// its own reads atomics, and asks afterwards whether the handle was still that window's
 /// ([`handles::read`](crate::sys::handles::read)).
 pub struct Window {
     /// Number of the communicator in this process: operations of another one refuse the window.

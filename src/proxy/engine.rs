@@ -48,7 +48,7 @@ pub struct Ticket {
 }
 
 #[derive(Default)]
-struct Desk {
+struct Mailbox {
     /// What came and has not been taken up.
     arrived: Vec<(u64, Box<dyn Work>)>,
     /// What is asked back.
@@ -63,9 +63,9 @@ struct Desk {
 }
 
 struct Common {
-    desk: Mutex<Desk>,
+    mailbox: Mutex<Mailbox>,
     changed: Condvar,
-    /// Goes up with each change of the desk by others: the thread looks at it on every pass.
+    /// Goes up with each change of the mailbox by others: the thread looks at it on every pass.
     changes: AtomicU64,
     settings: Settings,
     /// The thread's name.
@@ -103,7 +103,7 @@ impl Engine {
         for i in 0..settings.threads.max(1) {
             let name = format!("oxygin-px{}.{i}", settings.comm);
             let common = Arc::new(Common {
-                desk: Mutex::default(),
+                mailbox: Mutex::default(),
                 changed: Condvar::default(),
                 changes: AtomicU64::new(0),
                 settings: settings.clone(),
@@ -136,8 +136,8 @@ impl Engine {
     /// Fails where a fault has hit a thread or what one works on, which the log has.
     pub fn check(&self) -> Result<()> {
         let is_hit = |worker: &Worker| {
-            let desk = worker.common.desk.lock();
-            desk.is_over || desk.has_failed
+            let mailbox = worker.common.mailbox.lock();
+            mailbox.is_over || mailbox.has_failed
         };
         match self.workers.iter().any(is_hit) {
             true => Err(Error::internal("a fault has hit an engine thread of this communicator; the log has it")),
@@ -150,14 +150,14 @@ impl Engine {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let thread = thread % self.workers.len();
         let common = &self.workers[thread].common;
-        let mut desk = common.desk.lock();
-        if desk.is_over {
-            drop(desk);
+        let mut mailbox = common.mailbox.lock();
+        if mailbox.is_over {
+            drop(mailbox);
             work.fail();
         } else {
-            desk.arrived.push((number, work));
-            desk.has.push(number);
-            common.tell(desk);
+            mailbox.arrived.push((number, work));
+            mailbox.has.push(number);
+            common.tell(mailbox);
         }
         Ticket { thread, number }
     }
@@ -165,13 +165,13 @@ impl Engine {
     /// Ends the work on something. Returns whether the thread has let go of it: if not, its memory must stay.
     pub fn take_back(&self, ticket: Ticket) -> bool {
         let Worker { common, is_stuck, .. } = &self.workers[ticket.thread];
-        let mut desk = common.desk.lock();
-        desk.wanted.push(ticket.number);
+        let mut mailbox = common.mailbox.lock();
+        mailbox.wanted.push(ticket.number);
         common.changes.fetch_add(1, Ordering::Release);
         common.changed.notify_all();
         // One that has kept others waiting for as long is not waited for again.
         let end = Instant::now() + if is_stuck.load(Ordering::Relaxed) { Duration::ZERO } else { self.give_back };
-        while desk.has.contains(&ticket.number) {
+        while mailbox.has.contains(&ticket.number) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 is_stuck.store(true, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Engine {
                 );
                 return false;
             }
-            desk = common.changed.wait_timeout(desk, left).0;
+            mailbox = common.changed.wait_timeout(mailbox, left).0;
         }
         true
     }
@@ -191,9 +191,9 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         for worker in &self.workers {
-            let mut desk = worker.common.desk.lock();
-            desk.ends = true;
-            worker.common.tell(desk);
+            let mut mailbox = worker.common.mailbox.lock();
+            mailbox.ends = true;
+            worker.common.tell(mailbox);
         }
         for worker in &mut self.workers {
             match worker.thread.take() {
@@ -209,9 +209,9 @@ impl Drop for Engine {
 }
 
 impl Common {
-    fn tell(&self, desk: impl Drop) {
+    fn tell(&self, mailbox: impl Drop) {
         self.changes.fetch_add(1, Ordering::Release);
-        drop(desk);
+        drop(mailbox);
         self.changed.notify_all();
     }
 }
@@ -240,7 +240,7 @@ impl Task {
 
     #[cold]
     fn fault(&mut self, common: &Common, panic: &str) {
-        common.desk.lock().has_failed = true;
+        common.mailbox.lock().has_failed = true;
         let work = &mut *self.work;
         let what = catch_unwind(AssertUnwindSafe(|| work.name())).unwrap_or_default();
         self.is_over = std::mem::replace(&mut self.has_failed, true);
@@ -276,7 +276,7 @@ impl Works<'_> {
         let numbers: Vec<_> = broken.iter().map(|task| task.number).collect();
         // Dropped without the lock, as everywhere.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
-        self.common.desk.lock().has.retain(|number| !numbers.contains(number));
+        self.common.mailbox.lock().has.retain(|number| !numbers.contains(number));
         self.common.changed.notify_all();
     }
 }
@@ -284,14 +284,14 @@ impl Works<'_> {
 impl Drop for Works<'_> {
     fn drop(&mut self) {
         let mut left: Vec<_> = std::mem::take(&mut self.all).into_iter().map(|task| task.work).collect();
-        let mut desk = self.common.desk.lock();
-        desk.is_over = true;
-        left.extend(std::mem::take(&mut desk.arrived).into_iter().map(|(_, work)| work));
-        drop(desk);
+        let mut mailbox = self.common.mailbox.lock();
+        mailbox.is_over = true;
+        left.extend(std::mem::take(&mut mailbox.arrived).into_iter().map(|(_, work)| work));
+        drop(mailbox);
         // In order nothing is left. Dropped without the lock, as everywhere.
         left.iter_mut().for_each(|work| work.fail());
         drop(left);
-        self.common.desk.lock().has.clear();
+        self.common.mailbox.lock().has.clear();
         self.common.changed.notify_all();
     }
 }
@@ -345,25 +345,25 @@ fn run(common: &Common) {
 
 /// Takes up what came and lets go of what is wanted back; whether the thread goes on.
 fn take_up(common: &Common, works: &mut Vec<Task>) -> bool {
-    let mut desk = common.desk.lock();
-    let arrived = std::mem::take(&mut desk.arrived).into_iter();
+    let mut mailbox = common.mailbox.lock();
+    let arrived = std::mem::take(&mut mailbox.arrived).into_iter();
     works.extend(arrived.map(|(number, work)| Task { number, work, has_failed: false, is_over: false }));
-    let wanted = std::mem::take(&mut desk.wanted);
-    let ends = desk.ends;
-    drop(desk);
+    let wanted = std::mem::take(&mut mailbox.wanted);
+    let ends = mailbox.ends;
+    drop(mailbox);
     // Dropped without the lock: that may free memory.
     works.retain(|task| !ends && !wanted.contains(&task.number));
-    let mut desk = common.desk.lock();
-    desk.has.retain(|number| !ends && !wanted.contains(number));
-    drop(desk);
+    let mut mailbox = common.mailbox.lock();
+    mailbox.has.retain(|number| !ends && !wanted.contains(number));
+    drop(mailbox);
     common.changed.notify_all();
     !ends
 }
 
 fn sleep(common: &Common, seen: u64, time: Duration) {
-    let desk = common.desk.lock();
+    let mailbox = common.mailbox.lock();
     if common.changes.load(Ordering::Acquire) == seen {
-        drop(common.changed.wait_timeout(desk, time));
+        drop(common.changed.wait_timeout(mailbox, time));
     }
 }
 

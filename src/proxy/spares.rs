@@ -19,7 +19,7 @@ const STACK: usize = 256 << 10;
 const SLACK: usize = 64 << 10;
 
 /// What is kept in a context.
-struct Shelf {
+struct SparePool {
     context: Arc<Context>,
     /// Those who use pinned memory of the context, or may.
     users: usize,
@@ -27,7 +27,7 @@ struct Shelf {
     spares: Vec<Pinned>,
 }
 
-static SHELVES: Mutex<Vec<Shelf>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<SparePool>> = Mutex::new(Vec::new());
 
 /// Somebody who uses pinned memory of a context.
 pub struct PinnedUser {
@@ -39,10 +39,10 @@ pub struct PinnedUser {
 impl PinnedUser {
     /// Of this context.
     pub fn new(context: &Arc<Context>) -> Self {
-        let mut shelves = SHELVES.lock();
-        match shelves.iter_mut().find(|shelf| shelf.context.is(context)) {
-            Some(shelf) => shelf.users += 1,
-            None => shelves.push(Shelf { context: context.clone(), users: 1, spares: Vec::new() }),
+        let mut pools = POOLS.lock();
+        match pools.iter_mut().find(|pool| pool.context.is(context)) {
+            Some(pool) => pool.users += 1,
+            None => pools.push(SparePool { context: context.clone(), users: 1, spares: Vec::new() }),
         }
         Self { context: context.clone(), has_left: AtomicBool::new(false) }
     }
@@ -52,13 +52,13 @@ impl PinnedUser {
         if self.has_left.swap(true, Ordering::AcqRel) {
             return;
         }
-        let mut shelves = SHELVES.lock();
-        let Some(at) = shelves.iter().position(|shelf| shelf.context.is(&self.context)) else { return };
-        shelves[at].users -= 1;
-        if shelves[at].users == 0 {
-            let shelf = shelves.swap_remove(at);
-            drop(shelves);
-            free(&shelf.context, shelf.spares);
+        let mut pools = POOLS.lock();
+        let Some(at) = pools.iter().position(|pool| pool.context.is(&self.context)) else { return };
+        pools[at].users -= 1;
+        if pools[at].users == 0 {
+            let pool = pools.swap_remove(at);
+            drop(pools);
+            free(&pool.context, pool.spares);
         }
     }
 
@@ -66,9 +66,9 @@ impl PinnedUser {
     /// this one's.
     pub fn alloc(&self, bytes: usize) -> Result<Pinned, CudaError> {
         let spare = {
-            let mut shelves = SHELVES.lock();
-            let shelf = shelves.iter_mut().find(|shelf| shelf.context.is(&self.context));
-            shelf.and_then(|shelf| fitting(&shelf.spares, bytes).map(|at| shelf.spares.remove(at)))
+            let mut pools = POOLS.lock();
+            let pool = pools.iter_mut().find(|pool| pool.context.is(&self.context));
+            pool.and_then(|pool| fitting(&pool.spares, bytes).map(|at| pool.spares.remove(at)))
         };
         match spare {
             Some(spare) => {
@@ -82,16 +82,16 @@ impl PinnedUser {
 
     /// Nobody uses this memory any more.
     pub fn give_back(&self, memory: Vec<Pinned>) {
-        let mut shelves = SHELVES.lock();
-        let Some(shelf) = shelves.iter_mut().find(|shelf| shelf.context.is(&self.context)) else { return };
-        shelf.spares.extend(memory);
-        let mut kept: usize = shelf.spares.iter().map(Pinned::bytes).sum();
+        let mut pools = POOLS.lock();
+        let Some(pool) = pools.iter_mut().find(|pool| pool.context.is(&self.context)) else { return };
+        pool.spares.extend(memory);
+        let mut kept: usize = pool.spares.iter().map(Pinned::bytes).sum();
         let mut over = Vec::new();
         while kept > MOST {
-            kept -= shelf.spares[0].bytes();
-            over.push(shelf.spares.remove(0));
+            kept -= pool.spares[0].bytes();
+            over.push(pool.spares.remove(0));
         }
-        drop(shelves);
+        drop(pools);
         if !over.is_empty() {
             free_aside(self.context.clone(), over);
         }
