@@ -1,6 +1,7 @@
 //! What the proxy engine costs by itself: descriptors of emulated device code, over a fabric that completes at once.
 //!
 //!     engine_bench drain      descriptors a second, a producer on another core; 128- and 64-byte form
+//!     engine_bench laps N     what a descriptor takes that another core has written, N laps of 192
 //!     engine_bench sparse     16 x 256 queues of which 4 carry traffic, beside those 4 alone
 //!     engine_bench latency    last word written to operation posted, 16 x 256 queues
 //!     engine_bench idle N     N idle passes over 16 x 256 queues (for callgrind: N = 0 and N = 1000)
@@ -269,6 +270,44 @@ fn drain() {
     }
 }
 
+/// Laps in turns: another core fills a part of the queue, then this one drains it. Neither waits for the other within
+/// its lap, so that other work on the machine shows in few of them. Nanoseconds a descriptor, median.
+fn laps(form: Form, n: u32) -> f64 {
+    const LAP: u32 = 192;
+    let setting = Setting::new(form, 1, 2);
+    let (mut drain, d) = (setting.drain(), setting.put());
+    let turn = AtomicU32::new(0);
+    let wait = |value: u32| {
+        while turn.load(Ordering::Acquire) != value {
+            std::thread::yield_now();
+        }
+    };
+    let times = std::thread::scope(|s| {
+        s.spawn(|| {
+            pin(1);
+            for lap in 0..n {
+                wait(2 * lap);
+                (0..LAP).for_each(|i| while !setting.write(0, 1, lap * LAP + i, &d) {});
+                turn.store(2 * lap + 1, Ordering::Release);
+            }
+        });
+        pin(0);
+        let lap = |lap: u32| {
+            wait(2 * lap + 1);
+            let (begun, mut moved) = (Instant::now(), 0);
+            // Taken and completed count one each.
+            while moved < 2 * LAP {
+                moved += drain.pass(Rest::Awake).moved;
+            }
+            let time = begun.elapsed();
+            turn.store(2 * lap + 2, Ordering::Release);
+            time.as_nanos() as f64 / f64::from(LAP)
+        };
+        (0..n).map(lap).collect::<Vec<_>>()
+    });
+    median(times)
+}
+
 fn sparse() {
     let (mut all, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..7 {
@@ -380,11 +419,16 @@ fn main() {
     let n = || words.get(1).and_then(|n| n.parse().ok()).unwrap_or(1000);
     match words.first().map(String::as_str) {
         Some("drain") => drain(),
+        Some("laps") => {
+            for form in [Form::Bytes128, Form::Bytes64] {
+                println!("{form:?}: {:.1} ns a descriptor", laps(form, n()));
+            }
+        }
         Some("sparse") => sparse(),
         Some("latency") => latency(),
         Some("idle") => idle(n()),
         Some("rest") => rest(n()),
         Some("count") => count(n()),
-        _ => eprintln!("engine_bench drain|sparse|latency|idle [N]|rest [N]|count [N] [stats]"),
+        _ => eprintln!("engine_bench drain|laps [N]|sparse|latency|idle [N]|rest [N]|count [N] [stats]"),
     }
 }

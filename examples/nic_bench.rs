@@ -1,7 +1,10 @@
 //! What the software NIC costs by itself: entries of emulated device code, over a fabric that completes at once.
 //!
 //!     nic_bench drain      entries a second, a producer on another core; puts, each with a signal behind it
+//!     nic_bench laps N     what an entry takes that another core has written, N laps of 512
 //!     nic_bench count N    N entries, seen, posted and completed (for callgrind)
+//!
+//! A last word `values` has the puts be of bytes that stand in their entries, `reads` has them be gets.
 
 use oxygin::config::Ringing;
 use oxygin::error::Result;
@@ -73,7 +76,14 @@ struct Setting {
     record: AtomicU32,
     handler: Ringing,
     keys: Arc<Keys>,
+    /// Of the first of the entries.
+    opcode: u64,
     entries: [[u64; 8]; 2],
+}
+
+/// Whether the last word is this one.
+fn is_asked(kind: &str) -> bool {
+    std::env::args().next_back().is_some_and(|word| word == kind)
 }
 
 /// The words of a segment.
@@ -99,7 +109,10 @@ impl Setting {
         let key = keys.add(handle).expect("a key").to_be_bytes();
         let control = |n: u32| segment(&[&[0; 4], &(NUMBER << 8 | n).to_be_bytes(), &[0, 0, 0, 8], &[0; 4]]);
         let remote = |at: u64| segment(&[&at.to_be_bytes(), &key, &[0; 4]]);
-        let put = segment(&[&8u32.to_be_bytes(), &key, &64u64.to_be_bytes()]);
+        let put = match is_asked("values") {
+            true => segment(&[&(8u32 | 1 << 31).to_be_bytes(), &[7; 8], &[0; 4]]),
+            false => segment(&[&8u32.to_be_bytes(), &key, &64u64.to_be_bytes()]),
+        };
         let (add, sink) = (segment(&[&1u64.to_be_bytes(), &[0; 8]]), SINK.to_be_bytes());
         let sink = segment(&[&8u32.to_be_bytes(), &sink, &[0; 8]]);
         let join = |s: [[u64; 2]; 4]| s.concat().try_into().expect("8 words");
@@ -112,6 +125,7 @@ impl Setting {
             record: AtomicU32::new(0),
             handler,
             keys,
+            opcode: if is_asked("reads") { 0x10 } else { 0x08 },
             entries: [join([control(3), remote(128), put, [0; 2]]), join([control(4), remote(256), add, sink])],
         }
     }
@@ -151,7 +165,8 @@ impl Setting {
             }
         }
         let entry = &self.entries[index as usize % 2];
-        let first = u64::from_be(entry[0]) | (index & 0xffff) << 40 | if index % 2 == 0 { 0x08 } else { 0x12 } << 32;
+        let opcode = if index % 2 == 0 { self.opcode } else { 0x12 };
+        let first = u64::from_be(entry[0]) | (index & 0xffff) << 40 | opcode << 32;
         (1..8).for_each(|i| self.slots[8 * at + i].store(entry[i], Ordering::Relaxed));
         self.slots[8 * at].store(first.to_be(), Ordering::Release);
         match self.handler {
@@ -198,6 +213,49 @@ fn rate(setting: &Setting) -> f64 {
     })
 }
 
+/// Laps in turns: another core fills a part of the queue, then this one drains it. Neither waits for the other within
+/// its lap, so that other work on the machine shows in few of them. Nanoseconds an entry, median.
+fn laps(handler: Ringing, n: u32) -> f64 {
+    const LAP: u32 = 512;
+    let setting = Setting::new(handler);
+    let mut drain = setting.drain();
+    let turn = AtomicU32::new(0);
+    let wait = |value: u32| {
+        while turn.load(Ordering::Acquire) != value {
+            std::thread::yield_now();
+        }
+    };
+    let times = std::thread::scope(|s| {
+        s.spawn(|| {
+            pin(1);
+            for lap in 0..n {
+                wait(2 * lap);
+                (0..LAP).for_each(|i| while !setting.write(u64::from(lap * LAP + i)) {});
+                turn.store(2 * lap + 1, Ordering::Release);
+            }
+        });
+        pin(0);
+        let lap = |lap: u32| {
+            wait(2 * lap + 1);
+            let (begun, mut moved) = (Instant::now(), 0);
+            // Taken and completed count one each.
+            while moved < 2 * LAP {
+                moved += drain.pass(Rest::Awake).moved;
+            }
+            let time = begun.elapsed();
+            turn.store(2 * lap + 2, Ordering::Release);
+            time.as_nanos() as f64 / f64::from(LAP)
+        };
+        (0..n).map(lap).collect::<Vec<_>>()
+    });
+    median(times)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 mod measured {
     use super::*;
 
@@ -228,15 +286,19 @@ fn main() {
     match words.first().map(String::as_str) {
         Some("drain") => {
             for handler in handlers {
-                let mut rates: Vec<_> = (0..7).map(|_| rate(&Setting::new(handler))).collect();
-                rates.sort_by(f64::total_cmp);
-                println!("{handler:?}: {:.1} M entries/s, puts and signals, one queue pair", rates[3]);
+                let rate = median((0..7).map(|_| rate(&Setting::new(handler))).collect());
+                println!("{handler:?}: {rate:.1} M entries/s, puts and signals, one queue pair");
+            }
+        }
+        Some("laps") => {
+            for handler in handlers {
+                println!("{handler:?}: {:.1} ns an entry", laps(handler, n as u32));
             }
         }
         Some("count") => {
             let which = words.get(2).and_then(|w| w.parse().ok()).unwrap_or(0usize);
             count(handlers[which % 3], n);
         }
-        _ => eprintln!("nic_bench drain|count [N] [0: doorbell, 1: proxy, 2: free flow]"),
+        _ => eprintln!("nic_bench drain|laps [N]|count [N] [0: doorbell, 1: proxy, 2: free flow] [values|reads]"),
     }
 }

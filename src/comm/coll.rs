@@ -26,9 +26,10 @@ use crate::rma::request::{RequestForm, MAX_CONTEXTS, MAX_SETS};
 use crate::sys::handles::{self, Kind, Object, Reserved};
 use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
+use oxygin_ffi::cuda::Context;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A communicator.
 pub struct Coll {
@@ -50,6 +51,8 @@ pub struct Coll {
     pub(super) held: Mutex<OwnedObjects>,
     /// Its threads run from the first set with queues of this library's on.
     engine: Mutex<Option<Arc<Engine>>>,
+    /// The context of its first window in GPU memory: that GPU is this rank's.
+    pub(super) gpu: OnceLock<Arc<Context>>,
     /// Of windows, for entries of the software NIC.
     pub(super) keys: Arc<Keys>,
     /// The port whose queues device code gets, with the engine of mlx5 devices.
@@ -163,6 +166,7 @@ impl Coll {
             instance: listen.instance.clone(),
             held: Mutex::default(),
             engine: Mutex::default(),
+            gpu: OnceLock::new(),
             keys: Arc::default(),
             records: Mutex::default(),
             life,
@@ -266,7 +270,7 @@ impl Coll {
         kind: EngineKind,
         spec: &ContextSpec,
     ) -> Result<Vec<F::Context>> {
-        let (pending, addressed) = fabric.prepare_contexts(spec)?;
+        let (mut pending, addressed) = fabric.prepare_contexts(spec)?;
         let mine = told(kind, spec).finish();
         let gathered = call.step(Contribution { common: mine, addressed })?;
         if let Some(why) = (0..self.world.nranks).find_map(|r| differs(kind, spec, r, gathered.common(r))) {
@@ -275,6 +279,11 @@ impl Coll {
             return Err(Error::usage(why));
         }
         let from: Vec<&[u8]> = (0..self.world.nranks).map(|r| gathered.addressed(r)).collect();
+        if let Some(addressed) = fabric.agree(&mut pending, &from)? {
+            let agreed = call.step(Contribution { common: Vec::new(), addressed })?;
+            let agreed: Vec<&[u8]> = (0..self.world.nranks).map(|r| agreed.addressed(r)).collect();
+            fabric.take_agreed(&mut pending, &agreed)?;
+        }
         if !F::BARRIER_AFTER_CONTEXTS {
             call.end();
         }

@@ -173,7 +173,7 @@ impl DeviceQueues {
 
     /// The memory is never freed: somebody may still be at it.
     pub fn keep_memory(&self) {
-        std::mem::forget(self.memory.clone());
+        self.memory.keep();
     }
 }
 
@@ -214,7 +214,10 @@ impl Coll {
         drain: impl FnOnce(&Arc<Contexts>, S, &[usize]) -> Result<(DeviceQueues, T)>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>, T)> {
         let mut made = None;
+        let mut gpu = Ok(None);
         let (set, place) = self.create_contexts(kind, || {
+            gpu = self.enter_gpu();
+            gpu.as_ref().map_err(Error::clone)?;
             let (spec, memory, room) = allocate()?;
             made = Some((memory, room));
             Ok(spec)
@@ -240,7 +243,7 @@ impl Coll {
             for window in windows {
                 if let Err(error) = self.deregister(window as *mut c_void) {
                     log::warn!("createContext: a window that nobody uses stays: {}", error.message());
-                    std::mem::forget(memory.clone());
+                    memory.iter().for_each(Memory::keep);
                 }
             }
         })

@@ -86,7 +86,9 @@ fn u16_at(bytes: &[u8; BYTES], range: std::ops::Range<usize>) -> u16 {
 fn check(bytes: &[u8; BYTES]) -> Result<()> {
     if bytes[field::MAGIC] != MAGIC {
         return Err(Error::argument(
-            "a handle was not made by oxygin; every rank must load oxygin as its GIN and RMA plugin",
+            "its handle was not made by oxygin: NCCL took another plugin there, its own where RDMA devices suit it; \
+             name oxygin by NCCL_GIN_PLUGIN and NCCL_RMA_PLUGIN on all ranks and, if some hosts have RDMA devices \
+             and others none, set OXYGIN_ENGINE=gdaki-soft, or NCCL_GIN_TYPE=2, on all",
         ));
     }
     let version = u16_at(bytes, field::VERSION);

@@ -141,6 +141,7 @@ impl Coll {
                 return Err(Error::internal("createContext: the communicator has no mlx5 port"));
             };
             let spec = spec()?;
+            let _gpu = self.enter_gpu()?;
             let room = Mlx5Room::allocate(nic, &spec, self.world)?;
             let queues = self.connect_mlx5(call, (nic, fabric), &spec, room)?;
             // Device code alone uses them.

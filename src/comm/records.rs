@@ -82,6 +82,7 @@ impl Coll {
                 (window.remote().iter().map(|remote| remote.load().rkey).collect(), window.lkey())
             }
         };
+        let _gpu = self.enter_gpu()?;
         let at = self.records.lock().add(window as u64, &rkeys, lkey)?;
         Ok(at as *mut c_void)
     }

@@ -5,11 +5,12 @@ use super::fabrics::on_fabric;
 use super::rendezvous::Call;
 use crate::error::{Error, Result};
 use crate::fabric::{Fabric, Region};
-use crate::memory::gpu::GpuMemory;
+use crate::memory::gpu::{cuda_error, GpuMemory};
 use crate::memory::registry::Extent;
 use crate::memory::window::{Remote, Window, WindowFacts};
 use crate::sys::handles;
 use crate::sys::wire::{Reader, Writer};
+use oxygin_ffi::cuda::Current;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -41,6 +42,9 @@ impl Coll {
                 Region { id: claim.id, base: spec.base, len: spec.len, strict: spec.strict, dma_buf: spec.dma_buf };
             let what = self.exchange_window(call, &region, spec.gpu.as_ref())?;
             self.life.window_registered()?;
+            if let Some(memory) = spec.gpu {
+                let _ = self.gpu.set(memory.context);
+            }
             let window = self.shelf.take();
             window.describe(what);
             // From here on deregistration gives the number back.
@@ -51,6 +55,17 @@ impl Coll {
             self.held.lock().windows.push(window);
             Ok(handle)
         })
+    }
+
+    /// Makes a context of this rank's GPU current, where the calling thread has that of another one, or none, and a
+    /// window has told which it is: what is made for device code has to be where that runs. `None`: nothing is to do.
+    pub(super) fn enter_gpu(&self) -> Result<Option<Current<'_>>> {
+        let failed = |e| cuda_error("the GPU of this communicator's windows", &e);
+        let Some(context) = self.gpu.get() else { return Ok(None) };
+        match context.cuda().current().map_err(failed)? {
+            Some((_, device)) if device == context.device() => Ok(None),
+            _ => context.enter().map(Some).map_err(failed),
+        }
     }
 
     fn exchange_window(&self, call: &mut Call<'_>, region: &Region, gpu: Option<&GpuMemory>) -> Result<WindowFacts> {

@@ -199,8 +199,12 @@ pub struct Config {
     pub ib_retry_cnt: u8,
     /// `NCCL_IB_MQP_RETRY_CNT`: how often a queue pair's move that timed out is tried again.
     pub ib_modify_retries: u32,
+    /// `NCCL_IB_MQP_RETRY_ALL`: whether one that failed otherwise is, too.
+    pub ib_modify_retry_all: bool,
     /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: what is waited before the first of them.
     pub ib_modify_pause: Duration,
+    /// `NCCL_IB_ECE_ENABLE`: devices agree on options of their connections, where they know some.
+    pub ib_ece: bool,
     /// `NCCL_IB_PKEY`: index into the port's P_Key table.
     pub ib_pkey: u16,
     /// `NCCL_IB_PCI_RELAXED_ORDERING`: data windows may be written in relaxed order.
@@ -259,7 +263,9 @@ impl Default for Config {
             // NCCL's own defaults.
             ib_timeout: 20,
             ib_retry_cnt: 7,
+            ib_ece: true,
             ib_modify_retries: 34,
+            ib_modify_retry_all: false,
             ib_modify_pause: Duration::from_millis(100),
             ib_pkey: 0,
             ib_relaxed_ordering: true,

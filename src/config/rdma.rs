@@ -139,6 +139,13 @@ pub(super) const RDMA: &[Variable] = &[
         apply: |config, text| within(text, 0, 1000).map(|value| config.ib_modify_retries = value),
     },
     Variable {
+        name: "NCCL_IB_MQP_RETRY_ALL",
+        default: "0",
+        meaning: "Whether a queue pair is tried again that failed on its way to its peer for any other reason, too.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_modify_retry_all = value != 0),
+    },
+    Variable {
         name: "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
         default: "100",
         meaning: "What is waited before the first of these retries, in ms; before the n-th, n times that.",
@@ -146,6 +153,14 @@ pub(super) const RDMA: &[Variable] = &[
         apply: |config, text| {
             within(text, 0, 60_000).map(|value| config.ib_modify_pause = Duration::from_millis(value))
         },
+    },
+    Variable {
+        name: "NCCL_IB_ECE_ENABLE",
+        default: "1",
+        meaning: "Whether queue pairs agree on options of their vendor's (enhanced connection establishment), where \
+                  libibverbs and both devices know them.",
+        accepted: "an integer: yes if not 0",
+        apply: |config, text| integer(text).map(|value| config.ib_ece = value != 0),
     },
     Variable {
         name: "NCCL_IB_PKEY",

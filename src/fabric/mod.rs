@@ -83,6 +83,18 @@ pub trait Fabric: Sized + Send + Sync + 'static {
     /// slice that this rank alone needs to know.
     fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Self::Pending, Vec<u8>)>;
 
+    /// Begins to connect the queues where ends have to agree on more than one exchange tells; `from[r]` as for
+    /// [`Fabric::finish_contexts`]. Returns slices as [`Fabric::prepare_contexts`] does, on all ranks or none, for
+    /// which there is another exchange.
+    fn agree(&self, _pending: &mut Self::Pending, _from: &[&[u8]]) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    /// Takes what the ranks said in that exchange.
+    fn take_agreed(&self, _pending: &mut Self::Pending, _from: &[&[u8]]) -> Result<()> {
+        Ok(())
+    }
+
     /// Connects the queues; `from[r]` is the slice that rank r addressed to this rank.
     fn finish_contexts(&self, pending: Self::Pending, from: &[&[u8]]) -> Result<Vec<Self::Context>>;
 

@@ -9,6 +9,7 @@ use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
 use crate::fabric::Context;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,8 +51,12 @@ pub trait Work: Send {
     /// The watchdog's look, every now and then.
     fn watch(&mut self, now: Instant, limit: Duration);
 
-    /// Nobody works on it any more, as its thread has ended by a fault: whoever asks for errors is told.
+    /// A fault inside the library hit it: whoever asks for errors is told from here on. Passes that follow do no more
+    /// than what device code needs to come to its end.
     fn fail(&mut self);
+
+    /// What it is, for the log.
+    fn name(&self) -> String;
 }
 
 /// Contexts of a set, and who keeps them alive.
@@ -90,6 +95,8 @@ struct Place<R> {
     is_hot: bool,
     /// Visits since it carried something.
     quiet: u32,
+    /// It had a fault even as it was only to give back what came: nobody touches it any more.
+    is_broken: bool,
 }
 
 /// The lanes of some contexts of a set.
@@ -110,6 +117,8 @@ pub struct Drain<C: Context, R: Ring> {
     passes: u64,
     batch: Batch,
     meter: Option<Meter>,
+    /// A fault inside the library hit it.
+    has_failed: bool,
     /// Memory that the rings lie in.
     _memory: Arc<dyn Send + Sync>,
 }
@@ -128,8 +137,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         debug_assert!(lanes.iter().all(|(c, _)| (*c as usize) < commons.len()));
         debug_assert!(commons.iter().all(|c| (c.number as usize) < contexts.get().len()));
         let heads = lanes.iter().map(|(_, lane)| lane.head()).collect();
-        let places: Vec<_> =
-            lanes.into_iter().map(|(context, lane)| Place { lane, context, is_hot: false, quiet: 0 }).collect();
+        let places: Vec<_> = lanes
+            .into_iter()
+            .map(|(context, lane)| Place { lane, context, is_hot: false, quiet: 0, is_broken: false })
+            .collect();
         Self {
             contexts,
             progressed: vec![0; commons.len()],
@@ -144,6 +155,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             passes: 0,
             batch: Batch::default(),
             meter: None,
+            has_failed: false,
             _memory: memory,
         }
     }
@@ -237,10 +249,43 @@ impl<C: Context, R: Ring> Drain<C, R> {
         }
         self.next_cold = if end == self.heads.len() { 0 } else { end };
     }
+
+    /// A pass behind a fault: everything that device code writes is dropped and given back. What failed may fail again,
+    /// in some lanes or in the fabric: the others go on.
+    #[cold]
+    fn give_back_all(&mut self) -> Pass {
+        let contexts = self.contexts.get();
+        // Payments of credits are operations of the fabric.
+        let enough = if C::SHARES_PROGRESS { 1 } else { contexts.len() };
+        contexts.iter().take(enough).for_each(|context| {
+            let _ = unbroken(|| context.progress());
+        });
+        let (mut pass, batch, commons) = (Pass::default(), &mut self.batch, &self.commons);
+        for place in self.places.iter_mut().filter(|place| !place.is_broken) {
+            let context = &contexts[commons[place.context as usize].number as usize];
+            let lane = &mut place.lane;
+            match unbroken(|| lane.give_back_all(context, batch)) {
+                Some((dropped, owes)) => {
+                    pass.moved += dropped;
+                    pass.is_busy |= owes;
+                }
+                None => place.is_broken = true,
+            }
+        }
+        pass
+    }
+}
+
+/// What a call returns; `None`: it panicked.
+fn unbroken<T>(call: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
 impl<C: Context, R: Ring> Work for Drain<C, R> {
     fn pass(&mut self, rest: Rest) -> Pass {
+        if self.has_failed {
+            return self.give_back_all();
+        }
         self.passes += 1;
         if let Some(meter) = &mut self.meter {
             meter.begin_pass();
@@ -263,6 +308,10 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     }
 
     fn watch(&mut self, now: Instant, limit: Duration) {
+        if self.has_failed {
+            // The log has it, and nothing is waited for.
+            return;
+        }
         self.find_full();
         for &index in self.hot.iter().chain(&self.full) {
             let place = &mut self.places[index as usize];
@@ -282,9 +331,24 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     }
 
     fn fail(&mut self) {
-        self.commons.iter().for_each(Common::fail);
+        self.has_failed = true;
+        let commons = &self.commons;
+        commons.iter().for_each(Common::fail);
+        for place in &mut self.places {
+            let (lane, common) = (&mut place.lane, &commons[place.context as usize]);
+            place.is_broken = unbroken(|| lane.lose(common)).is_none();
+        }
+    }
+
+    fn name(&self) -> String {
+        let numbers: Vec<_> = self.commons.iter().map(|common| common.number.to_string()).collect();
+        format!("contexts {}", numbers.join(", "))
     }
 }
+
+#[cfg(test)]
+#[path = "drain_tests.rs"]
+mod fault_tests;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
-use crate::telemetry::trace::Trace;
+use crate::telemetry::{self, trace::Trace};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ struct Desk {
     ends: bool,
     /// The thread has let go of everything, and takes nothing up any more.
     is_over: bool,
+    /// Something that the thread has was hit by a fault.
+    has_failed: bool,
 }
 
 struct Common {
@@ -65,6 +68,8 @@ struct Common {
     /// Goes up with each change of the desk by others: the thread looks at it on every pass.
     changes: AtomicU64,
     settings: Settings,
+    /// The thread's name.
+    name: String,
 }
 
 struct Worker {
@@ -96,14 +101,16 @@ impl Engine {
             give_back: GIVE_BACK,
         };
         for i in 0..settings.threads.max(1) {
+            let name = format!("oxygin-px{}.{i}", settings.comm);
             let common = Arc::new(Common {
                 desk: Mutex::default(),
                 changed: Condvar::default(),
                 changes: AtomicU64::new(0),
                 settings: settings.clone(),
+                name: name.clone(),
             });
             let own = common.clone();
-            let thread = Thread::spawn(&format!("oxygin-px{}.{i}", settings.comm), STACK, move || run(&own))?;
+            let thread = Thread::spawn(&name, STACK, move || run(&own))?;
             engine.workers.push(Worker { common, thread: Some(thread), is_stuck: AtomicBool::new(false) });
         }
         Ok(engine)
@@ -126,10 +133,14 @@ impl Engine {
         self.trace.clone()
     }
 
-    /// Fails where a thread has ended by a fault of its own, which the log has.
+    /// Fails where a fault has hit a thread or what one works on, which the log has.
     pub fn check(&self) -> Result<()> {
-        match self.workers.iter().any(|worker| worker.common.desk.lock().is_over) {
-            true => Err(Error::internal("an engine thread of this communicator has ended by a fault")),
+        let is_hit = |worker: &Worker| {
+            let desk = worker.common.desk.lock();
+            desk.is_over || desk.has_failed
+        };
+        match self.workers.iter().any(is_hit) {
+            true => Err(Error::internal("a fault has hit an engine thread of this communicator; the log has it")),
             false => Ok(()),
         }
     }
@@ -205,21 +216,80 @@ impl Common {
     }
 }
 
+/// Something that a thread works on.
+struct Task {
+    number: u64,
+    work: Box<dyn Work>,
+    /// A fault hit it.
+    has_failed: bool,
+    /// Another one did: the thread lets go of it.
+    is_over: bool,
+}
+
+impl Task {
+    /// Works on it. A fault inside the library ends neither the thread nor what else it has: what it hit is told, and
+    /// from then on gives device code its entries back, which would wait for them for ever. A second one ends it.
+    #[inline(always)]
+    fn attempt<T: Default>(&mut self, common: &Common, what: impl FnOnce(&mut dyn Work) -> T) -> T {
+        let work = &mut *self.work;
+        catch_unwind(AssertUnwindSafe(|| what(work))).unwrap_or_else(|panic| {
+            self.fault(common, telemetry::panic::text(&*panic));
+            T::default()
+        })
+    }
+
+    #[cold]
+    fn fault(&mut self, common: &Common, panic: &str) {
+        common.desk.lock().has_failed = true;
+        let work = &mut *self.work;
+        let what = catch_unwind(AssertUnwindSafe(|| work.name())).unwrap_or_default();
+        self.is_over = std::mem::replace(&mut self.has_failed, true);
+        // Told before the log is written, which may take its time.
+        self.is_over |= catch_unwind(AssertUnwindSafe(|| work.fail())).is_err();
+        let goes_on = match self.is_over {
+            false => {
+                "what device code writes there is dropped and given back to it, so that kernels end where they can"
+            }
+            true => "device code gets nothing back there any more, and kernels that wait for it stand",
+        };
+        log::error!(
+            "a fault inside {} with {what}: {panic}; {goes_on}, ncclCommGetAsyncError reports an error, and this \
+             communicator takes no more contexts; please report it",
+            common.name
+        );
+    }
+}
+
 /// What a thread works on. Dropped, whether the thread ends in order or by a fault, it lets go of all of it.
 struct Works<'a> {
     common: &'a Common,
-    all: Vec<(u64, Box<dyn Work>)>,
+    all: Vec<Task>,
+}
+
+impl Works<'_> {
+    /// Lets go of what had a second fault.
+    #[cold]
+    fn drop_broken(&mut self) {
+        let (broken, sound) = std::mem::take(&mut self.all).into_iter().partition(|task| task.is_over);
+        self.all = sound;
+        let broken: Vec<Task> = broken;
+        let numbers: Vec<_> = broken.iter().map(|task| task.number).collect();
+        // Dropped without the lock, as everywhere.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+        self.common.desk.lock().has.retain(|number| !numbers.contains(number));
+        self.common.changed.notify_all();
+    }
 }
 
 impl Drop for Works<'_> {
     fn drop(&mut self) {
-        let mut left = std::mem::take(&mut self.all);
+        let mut left: Vec<_> = std::mem::take(&mut self.all).into_iter().map(|task| task.work).collect();
         let mut desk = self.common.desk.lock();
         desk.is_over = true;
-        left.append(&mut desk.arrived);
+        left.extend(std::mem::take(&mut desk.arrived).into_iter().map(|(_, work)| work));
         drop(desk);
         // In order nothing is left. Dropped without the lock, as everywhere.
-        left.iter_mut().for_each(|(_, work)| work.fail());
+        left.iter_mut().for_each(|work| work.fail());
         drop(left);
         self.common.desk.lock().has.clear();
         self.common.changed.notify_all();
@@ -243,10 +313,15 @@ fn run(common: &Common) {
             }
         }
         let (mut moved, mut is_busy) = (0, false);
-        for (_, work) in &mut works.all {
-            let pass = work.pass(idle.rest());
+        let (rest, mut is_broken) = (idle.rest(), false);
+        for task in &mut works.all {
+            let pass = task.attempt(common, |work| work.pass(rest));
             moved += pass.moved;
             is_busy |= pass.is_busy;
+            is_broken |= task.is_over;
+        }
+        if is_broken {
+            works.drop_broken();
         }
         passes = passes.wrapping_add(1);
         let next = idle.after(moved > 0, is_busy, Instant::now);
@@ -254,7 +329,8 @@ fn run(common: &Common) {
             let now = Instant::now();
             if now.duration_since(watched) >= WATCH_EVERY {
                 watched = now;
-                works.all.iter_mut().for_each(|(_, work)| work.watch(now, common.settings.stall));
+                let stall = common.settings.stall;
+                works.all.iter_mut().for_each(|task| task.attempt(common, |work| work.watch(now, stall)));
             }
         }
         match next {
@@ -268,14 +344,15 @@ fn run(common: &Common) {
 }
 
 /// Takes up what came and lets go of what is wanted back; whether the thread goes on.
-fn take_up(common: &Common, works: &mut Vec<(u64, Box<dyn Work>)>) -> bool {
+fn take_up(common: &Common, works: &mut Vec<Task>) -> bool {
     let mut desk = common.desk.lock();
-    works.append(&mut desk.arrived);
+    let arrived = std::mem::take(&mut desk.arrived).into_iter();
+    works.extend(arrived.map(|(number, work)| Task { number, work, has_failed: false, is_over: false }));
     let wanted = std::mem::take(&mut desk.wanted);
     let ends = desk.ends;
     drop(desk);
     // Dropped without the lock: that may free memory.
-    works.retain(|(number, _)| !ends && !wanted.contains(number));
+    works.retain(|task| !ends && !wanted.contains(&task.number));
     let mut desk = common.desk.lock();
     desk.has.retain(|number| !ends && !wanted.contains(number));
     drop(desk);
@@ -291,140 +368,5 @@ fn sleep(common: &Common, seen: u64, time: Duration) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::proxy::drain::Pass;
-    use crate::proxy::idle::Rest;
-    use std::sync::atomic::AtomicU32;
-
-    struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
-
-    impl Work for Counts {
-        fn pass(&mut self, _: Rest) -> Pass {
-            self.0.fetch_add(1, Ordering::SeqCst);
-            Pass::default()
-        }
-        fn watch(&mut self, _: Instant, _: Duration) {}
-        fn fail(&mut self) {
-            self.0.store(u32::MAX, Ordering::SeqCst);
-        }
-    }
-
-    impl Drop for Counts {
-        fn drop(&mut self) {
-            self.1.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn start(threads: u32, spin: Option<Duration>) -> Engine {
-        let settings = Settings { threads, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
-        Engine::start(&settings).unwrap()
-    }
-
-    #[test]
-    fn work_is_done_until_it_is_taken_back() {
-        let engine = start(2, Some(Duration::from_micros(100)));
-        let all: Vec<_> = (0..4)
-            .map(|i| {
-                let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-                let ticket = engine.give(i, Box::new(Counts(count.clone(), dropped.clone())));
-                (ticket, count, dropped)
-            })
-            .collect();
-        for (_, count, _) in &all {
-            let seen = count.load(Ordering::SeqCst);
-            while count.load(Ordering::SeqCst) < seen + 3 {
-                std::thread::yield_now();
-            }
-        }
-        let (ticket, count, dropped) = &all[0];
-        assert!(engine.take_back(*ticket));
-        assert!(dropped.load(Ordering::SeqCst));
-        let after = count.load(Ordering::SeqCst);
-        let other = all[2].1.load(Ordering::SeqCst);
-        while all[2].1.load(Ordering::SeqCst) < other + 3 {
-            std::thread::yield_now();
-        }
-        assert_eq!(count.load(Ordering::SeqCst), after, "nobody works on it any more");
-        drop(engine);
-        assert!(all.iter().all(|(_, _, dropped)| dropped.load(Ordering::SeqCst)));
-    }
-
-    #[test]
-    fn sets_of_few_contexts_have_all_threads_in_turn() {
-        let engine = start(3, Some(Duration::from_micros(100)));
-        assert_eq!([1, 1, 1, 4, 2, 1].map(|contexts| engine.deal(contexts).next()), [0, 1, 2, 0, 1, 0].map(Some));
-    }
-
-    /// Stands in a call, as a driver's may, until it is let go.
-    struct Stands(Arc<AtomicBool>, Arc<AtomicBool>);
-
-    impl Work for Stands {
-        fn pass(&mut self, _: Rest) -> Pass {
-            self.0.store(true, Ordering::SeqCst);
-            while !self.1.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            Pass::default()
-        }
-
-        fn watch(&mut self, _: Instant, _: Duration) {}
-        fn fail(&mut self) {}
-    }
-
-    #[test]
-    fn a_thread_that_stands_holds_nobody_up_for_ever() {
-        let mut engine = start(1, None);
-        engine.give_back = Duration::from_millis(50);
-        let [stands, goes] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let first = engine.give(0, Box::new(Stands(stands.clone(), goes.clone())));
-        while !stands.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let second = engine.give(0, Box::new(Counts(count, dropped.clone())));
-        assert!(!engine.take_back(first) && !engine.take_back(second));
-        drop(engine);
-        goes.store(true, Ordering::SeqCst);
-        while !dropped.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-    }
-
-    /// Has a fault once it is told to.
-    struct Faults(Arc<AtomicBool>);
-
-    impl Work for Faults {
-        fn pass(&mut self, _: Rest) -> Pass {
-            assert!(!self.0.load(Ordering::SeqCst), "a fault of this test's own");
-            Pass::default()
-        }
-        fn watch(&mut self, _: Instant, _: Duration) {}
-        fn fail(&mut self) {}
-    }
-
-    /// What the thread had, and what comes to it later, is told and let go of.
-    #[test]
-    fn a_thread_that_has_a_fault_keeps_nothing() {
-        let engine = start(1, None);
-        let faults = Arc::new(AtomicBool::new(false));
-        let counts = || (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let [before, after] = [counts(), counts()];
-        let give = |(count, dropped): &(Arc<AtomicU32>, Arc<AtomicBool>)| {
-            engine.give(0, Box::new(Counts(count.clone(), dropped.clone())))
-        };
-        let tickets = [engine.give(0, Box::new(Faults(faults.clone()))), give(&before)];
-        assert!(engine.check().is_ok());
-        faults.store(true, Ordering::SeqCst);
-        while engine.check().is_ok() {
-            std::thread::yield_now();
-        }
-        let last = give(&after);
-        let begun = Instant::now();
-        assert!(tickets.into_iter().chain([last]).all(|ticket| engine.take_back(ticket)));
-        assert!(begun.elapsed() < GIVE_BACK / 2, "it has waited for a thread that is gone");
-        for (count, dropped) in [before, after] {
-            assert!(count.load(Ordering::SeqCst) == u32::MAX && dropped.load(Ordering::SeqCst));
-        }
-    }
-}
+#[path = "engine_tests.rs"]
+mod tests;

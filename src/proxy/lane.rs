@@ -364,15 +364,32 @@ impl<R: Ring> Lane<R> {
             self.peer,
             self.under_way
         );
+        self.lose(common);
+    }
+
+    /// Nothing completes what is unfinished, or nobody knows any more what is: credits for all that was taken, and what
+    /// comes is dropped.
+    #[cold]
+    pub fn lose(&mut self, common: &Common) {
         common.fail();
+        self.end_flushing();
         self.state = State::Failed;
         self.ring.stop(Stopped::Lost);
-        let n = self.under_way;
         self.finish_all();
-        self.dropped += u64::from(n);
-        if n > 0 {
-            self.credit(n);
+        // A thread that had a fault may have left entries that it had taken and not noted.
+        self.under_way = self.ring.outstanding();
+        self.dropped += u64::from(self.under_way);
+        if self.under_way > 0 {
+            self.credit(self.under_way);
         }
+    }
+
+    /// Drops and gives back what has come to a lane that was lost. Returns how much, and whether something is left to
+    /// do for it.
+    #[cold]
+    pub fn give_back_all<C: Context>(&mut self, context: &C, batch: &mut Batch) -> (u32, bool) {
+        let dropped = self.drop_entries(context, batch);
+        (dropped, self.pay(context))
     }
 
     /// Takes entries off the ring without doing anything for them. Those that were posted complete first.

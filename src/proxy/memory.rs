@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
+use crate::proxy::spares::PinnedUser;
 use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Pinned, Stream};
@@ -44,6 +45,8 @@ impl Block {
 pub struct Memory {
     /// Of the thread that made it; `None`: all is host memory.
     context: Option<Arc<Context>>,
+    /// Of the same context.
+    user: Option<PinnedUser>,
     pages: Vec<Pages>,
     pinned: Vec<Pinned>,
     mapped: Vec<Mapped>,
@@ -70,12 +73,21 @@ impl Memory {
 
     fn of(context: Option<Arc<Context>>) -> Self {
         let (pages, pinned, mapped) = (Vec::new(), Vec::new(), Vec::new());
-        Self { context, pages, pinned, mapped, filler: Mutex::new(None), patience: COPY_LIMIT, shared: 0 }
+        let (user, filler) = (context.as_ref().map(PinnedUser::new), Mutex::new(None));
+        Self { context, user, pages, pinned, mapped, filler, patience: COPY_LIMIT, shared: 0 }
     }
 
     /// Has a copy of contents fail after so long: tests cannot wait as long as programs do.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
+    }
+
+    /// It is never freed: somebody may still be at it.
+    pub fn keep(self: &Arc<Self>) {
+        if let Some(user) = &self.user {
+            user.leave();
+        }
+        std::mem::forget(self.clone());
     }
 
     /// Bytes that the CPU and device code share: pinned memory, where there is a GPU.
@@ -107,10 +119,10 @@ impl Memory {
     /// Zeroed memory that the CPU and device code use, on pages of its own.
     pub fn shared(&mut self, bytes: usize) -> Result<Block> {
         self.shared += bytes;
-        let Some(context) = &self.context else { return self.host(bytes) };
+        let (Some(context), Some(user)) = (&self.context, &self.user) else { return self.host(bytes) };
         let made = (|| {
             let _current = context.enter()?;
-            Pinned::alloc(context.cuda(), bytes.max(1))
+            user.alloc(bytes)
         })()
         .map_err(|e| cuda_error("pinned memory for device queues", &e))?;
         let block = Block { cpu: NonNull::new(made.host()).ok_or_else(null)?, device: made.device() };
@@ -176,12 +188,12 @@ impl Memory {
     fn fill_gpu(&self, at: u64, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<()> {
         let what = "a copy to device queues";
         let failed = |e| cuda_error(what, &e);
-        let Some(context) = &self.context else { return Ok(()) };
+        let (Some(context), Some(user)) = (&self.context, &self.user) else { return Ok(()) };
         let _current = context.enter().map_err(failed)?;
         let mut filler = self.filler.lock();
         let filler = match &mut *filler {
             Some(filler) => filler,
-            none => none.insert(Filler::new(context).map_err(failed)?),
+            none => none.insert(Filler::new(user).map_err(failed)?),
         };
         let Filler { staging, stream: kept } = filler;
         let stream = match &mut *kept {
@@ -225,8 +237,8 @@ struct Filler {
 
 impl Filler {
     /// In the current context.
-    fn new(context: &Context) -> std::result::Result<Self, CudaError> {
-        Ok(Self { staging: Pinned::alloc(context.cuda(), PIECE_BYTES)?, stream: None })
+    fn new(user: &PinnedUser) -> std::result::Result<Self, CudaError> {
+        Ok(Self { staging: user.alloc(PIECE_BYTES)?, stream: None })
     }
 
     /// Whether a copy is under way. A stream that has failed does nothing more.
@@ -269,8 +281,8 @@ pub fn zeros(bytes: usize) -> Result<Vec<u8>> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let Some(context) = &self.context else { return };
-        let (pinned, mapped) = (std::mem::take(&mut self.pinned), std::mem::take(&mut self.mapped));
+        let (Some(context), Some(user)) = (&self.context, self.user.take()) else { return };
+        let (mut pinned, mapped) = (std::mem::take(&mut self.pinned), std::mem::take(&mut self.mapped));
         let filler = self.filler.lock().take();
         // Where it cannot be entered, it has been destroyed, and its memory with it.
         let current = context.enter();
@@ -278,7 +290,15 @@ impl Drop for Memory {
         // for.
         let is_at_rest = || !filler.as_ref().is_some_and(Filler::is_late);
         match current.is_ok() && is_at_rest() {
-            true => drop((filler, mapped, pinned)),
+            true => {
+                drop(mapped);
+                if let Some(Filler { staging, stream }) = filler {
+                    drop(stream);
+                    pinned.push(staging);
+                }
+                // For others, or freed where there are none.
+                user.give_back(pinned);
+            }
             false => std::mem::forget((filler, mapped, pinned)),
         }
     }

@@ -128,7 +128,7 @@ impl Meter {
         if let Some(record) = record {
             if progress.taken > 0 {
                 record.entries.store(track.entries, Ordering::Relaxed);
-                add(&record.bytes, batch.posted().iter().map(Op::len).sum());
+                add(&record.bytes, batch.posted_bytes());
                 add(&record.batches, 1);
                 if seen > 0 {
                     add(&record.posted[bucket(at.saturating_sub(seen))], 1);

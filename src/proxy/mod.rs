@@ -19,4 +19,6 @@ pub mod idle;
 pub mod lane;
 pub mod memory;
 pub mod meter;
+pub mod ops;
 pub mod ring;
+mod spares;

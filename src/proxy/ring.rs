@@ -1,7 +1,7 @@
 //! What the engine asks of a queue format: entries in, operations out; completions in, credits out.
 
 use super::credits::Owed;
-use crate::rma::op::Op;
+use super::ops::Ops;
 
 /// What is to be done for an entry when it is complete, in the format's own terms; 0: nothing but its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Entry {
     /// What the context's gets have brought must be visible before anything behind it.
     Flush(Finish),
     /// Something that cannot be: a sentence with the entry decoded. What [`Ring::ENDS`] says fails.
-    Refused(String),
+    Refused(Box<str>),
 }
 
 /// What ends with a refused entry.
@@ -84,7 +84,7 @@ pub trait Ring: Send + 'static {
 
     /// Reads the entry `nth` places behind the next one; `nth` is below the capacity. An operation is appended to
     /// `ops`. The entry stays: it may be read again.
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry;
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry;
 
     /// Takes the next `n` entries off the ring: their places are clear from here on, but not given back.
     fn take(&mut self, n: u32);
@@ -95,13 +95,17 @@ pub trait Ring: Send + 'static {
     /// Gives the oldest `n` places that were taken back to device code, which may reuse their sources from here on.
     fn credit(&mut self, n: u32);
 
+    /// Places that were taken and not given back.
+    fn outstanding(&self) -> u32;
+
     /// What device code has not been told of its credits, where this side cannot store them: somebody posts it.
     fn owed(&mut self) -> Option<&mut Owed> {
         None
     }
 
-    /// Nothing that is read from here on is carried out: it is taken and given back all the same.
-    fn stop(&mut self, _why: Stopped) {}
+    /// Nothing that is read from here on is carried out: it is taken and given back all the same. Nor is it judged,
+    /// beyond what it takes to give it back: judging it may have been what had a fault.
+    fn stop(&mut self, why: Stopped);
 
     /// Whether all places hold entries that device code has not rung, and none is under way: whoever of its threads
     /// waits for a place waits for ever, unless another one rings. Looked at rarely.

@@ -7,6 +7,7 @@ pub mod interfaces;
 pub mod memfd;
 pub mod net;
 pub mod pages;
+pub mod prefetch;
 pub mod secret;
 pub mod spin;
 pub mod sync;

@@ -2,7 +2,7 @@
 
 use super::guard::{null, shared, store};
 use super::setup;
-use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
+use crate::comm::backend::report::{mixed_hosts, queue_owner, Asking, Machine, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
@@ -18,8 +18,9 @@ use crate::gdaki::view;
 use crate::memory::gpu;
 use crate::proxy::descriptor::layout::{self, NcclVersion, Table};
 use crate::sys::handles::Reserved;
-use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI};
+use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::Arc;
 
 /// The engine of a communicator for a caller that may have no place for a device handle: he drains queues of
@@ -32,24 +33,53 @@ pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
     }
 }
 
-/// Who asks for the plugin's properties, or connects by a GIN table.
-pub fn asking(config: &Config, is_v14: bool) -> Asking {
-    let (rma_in_use, nccl, is_verbs) = (Instance::is_rma_in_use(), nccl::last(), first_is_verbs(config));
-    Asking { is_v14, rma_in_use, nccl, is_verbs, has_cuda: gpu::has_driver() }
+/// This machine.
+struct Here<'a>(&'a Config);
+
+impl Machine for Here<'_> {
+    fn is_verbs(&self) -> bool {
+        first_is_verbs(self.0)
+    }
+
+    fn has_cuda(&self) -> bool {
+        gpu::has_driver()
+    }
+}
+
+/// Whose queues device code writes into, for a GIN table that is asked for its properties or connects; and why.
+pub fn owner(config: &Config, is_v14: bool) -> (QueueOwner, &'static str) {
+    queue_owner(config, asking(is_v14), &Here(config))
+}
+
+fn asking(is_v14: bool) -> Asking {
+    Asking { is_v14, rma_in_use: Instance::is_rma_in_use(), nccl: nccl::last() }
+}
+
+/// The type that the log has; 0: none.
+static SAID: AtomicI32 = AtomicI32::new(0);
+
+/// Says which type NCCL is told and why, once until that changes: NCCL asks for each communicator and connection.
+fn say(config: &Config, is_v14: bool, kind: c_int, why: &str) {
+    if SAID.swap(kind, Ordering::Relaxed) != kind {
+        let mixed = mixed_hosts(config, asking(is_v14)).map_or(String::new(), |mixed| format!(". {mixed}"));
+        log::info!("device code's queues: type {kind} ({why}){mixed}");
+    }
 }
 
 /// The device type that stands for "the plugin drives its own device code": NCCL asks for no progress then, and takes
 /// what kind of context it is from the device handle.
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
-    let (owner, why) = queue_owner(&config, asking(&config, is_v14));
+    let (owner, why) = owner(&config, is_v14);
     if let (QueueOwner::Plugin, Some(kind)) = (owner, config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI)) {
         log::warn!(
             "{why} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 then; unset \
              NCCL_GIN_TYPE"
         );
     }
-    (owner == QueueOwner::Plugin).then_some(DEVICE_GIN_GDAKI)
+    let kind = (owner == QueueOwner::Plugin).then_some(DEVICE_GIN_GDAKI);
+    say(&config, is_v14, kind.unwrap_or(DEVICE_GIN_PROXY), why);
+    kind
 }
 
 /// getProperties of GIN v12.

@@ -3,7 +3,7 @@
 use super::fast::Ways;
 use super::guard::{dead, guard, null, object, shared, store};
 use super::own;
-use crate::comm::backend::report::{queue_owner, QueueOwner};
+use crate::comm::backend::report::QueueOwner;
 use crate::comm::coll::Coll;
 use crate::comm::coll::Connecting;
 use crate::comm::contexts::{Contexts, EngineKind};
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_id: u64, logger: Optio
     unsafe { init_of(ctx, comm_id, logger, TableKind::Gin) }
 }
 
-/// `init` of the RMA tables: GIN tables look whether NCCL has one of them (see [`queue_owner`]).
+/// `init` of the RMA tables: GIN tables look whether NCCL has one of them (see [`own::owner`]).
 ///
 /// # Safety
 /// As `InitFn`.
@@ -166,7 +166,7 @@ impl Connector {
         let gdaki_first = self == Self::GinV14;
         let owner = match self {
             Self::Calls => QueueOwner::Nccl,
-            Self::Gin | Self::GinV14 => queue_owner(config, own::asking(config, gdaki_first)).0,
+            Self::Gin | Self::GinV14 => own::owner(config, gdaki_first).0,
         };
         Connecting { owner, gdaki_first }
     }

@@ -3,7 +3,7 @@
 
 use crate::support::atomics::Random;
 use fake_verbs::mlx5::entry::{Change, Head, Keyed, Source, Work};
-use oxygin::gdaki::entry::send::{LocalRange, LocalRanges, RemotePlace, Request, SendEntry};
+use oxygin::gdaki::entry::send::{LocalRange, LocalRanges, RemotePlace, Request, SendEntry, View};
 use oxygin::gdaki::entry::ENTRY_BYTES;
 use oxygin::rma::atomic::Width;
 use std::collections::BTreeMap;
@@ -82,6 +82,29 @@ fn some_entry(random: &mut Random) -> [u8; ENTRY_BYTES] {
         }
     }
     entry
+}
+
+/// The kinds that have readers of their own are told from all others, and mean the same.
+#[test]
+fn the_readers_of_usual_entries_say_what_the_parser_says() {
+    let (mut random, mut taken) = (Random(6), [0; 3]);
+    for _ in 0..200_000 {
+        let bytes = some_entry(&mut random);
+        let (mut put, mut value, mut addition) = (None, None, None);
+        let view = View(&bytes);
+        match view.work() {
+            Ok(Request::Write(remote, LocalRanges { first, second: None })) => put = Some((remote, first)),
+            Ok(Request::WriteInline(remote, inline)) => value = Some((remote, inline)),
+            Ok(Request::Add { remote, add, fetched, .. }) if view.opcode() == 0x12 => {
+                addition = Some((remote, add, fetched));
+            }
+            _ => {}
+        }
+        assert_eq!((view.put(), view.value(), view.addition()), (put, value, addition), "{bytes:x?}");
+        let kinds = [put.is_some(), value.is_some(), addition.is_some()];
+        taken.iter_mut().zip(kinds).for_each(|(n, is_one)| *n += u32::from(is_one));
+    }
+    assert!(taken.iter().all(|n| *n > 100), "{taken:?}");
 }
 
 #[test]

@@ -292,6 +292,14 @@ fn the_type_that_nccl_was_told_takes_the_software_nic() {
         r.job.barrier.wait();
         kernel.destroy();
     });
+    // NCCL compares what ranks say: the log has it, once for all of them of a process until it changes.
+    collect();
+    for (kind, want) in [("2", DEVICE_GIN_PROXY), ("3", DEVICE_GIN_GDAKI)] {
+        std::env::set_var("NCCL_GIN_TYPE", kind);
+        (0..2).for_each(|_| reported(want));
+        let line = format!("device code's queues: type {kind} (NCCL_GIN_TYPE={kind})");
+        assert_eq!(lines().iter().filter(|(_, said)| *said == line).count(), 1, "{:#?}", *lines());
+    }
     std::env::remove_var("NCCL_GIN_TYPE");
 }
 

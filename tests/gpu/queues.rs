@@ -74,6 +74,93 @@ fn puts_values_signals_and_gets() {
     }
 }
 
+/// createContext from a thread whose current device is not the rank's, or that has none: windows tell which GPU it is.
+#[test]
+fn queues_are_on_the_gpu_of_the_windows() {
+    for has_other in [true, false] {
+        let fake = Fake::take();
+        std::env::set_var("OXYGIN_ENGINE", "own");
+        fake.set_transport("auto");
+        job(2, 1, |r| {
+            let (gpu, peer) = (r.rank as i32, 1 - r.rank);
+            let [src, dst] = [(); 2].map(|()| {
+                let _context = fake.enter(gpu);
+                fake.window(r, gpu, 64, 0)
+            });
+            let _other = has_other.then(|| fake.enter(1 - gpu));
+            r.job.barrier.wait();
+            let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+            let device = Device::seen_by(r, Ask::default(), see);
+            (0..64).for_each(|i| src.set(i, i as u64 + 1));
+            let (from, to) = (src.as_window().handle as u64, dst.as_window().handle as u64);
+            let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, from).second(0, to).with_signal(2, 0, true);
+            device.post(0, peer, put);
+            device.wait_signal(0, 2, 1);
+            (0..64).for_each(|i| assert_eq!(dst.get(i), i as u64 + 1));
+            device.flush(0, peer);
+            r.job.barrier.wait();
+            device.destroy();
+        });
+        fake.check();
+    }
+}
+
+/// A set that goes beside another one leaves its pinned memory to the next: to give it back the driver would wait for
+/// the application's kernels, of which one may wait for a transfer. The last set of a context frees all.
+#[test]
+fn a_set_that_goes_beside_another_waits_for_no_kernel() {
+    let fake = Fake::take();
+    std::env::set_var("OXYGIN_ENGINE", "own");
+    fake.set_transport("auto");
+    let pinned = || ["cuMemHostAlloc", "cuMemFreeHost"].map(|call| fake.calls(call));
+    let before = pinned();
+    job(2, 1, |r| {
+        let _context = fake.enter(r.rank as i32);
+        let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+        let make = || Device::seen_by(r, Ask { contexts: 2, ..Ask::default() }, see);
+        let [first, other] = [(); 2].map(|()| make());
+        r.job.barrier.wait();
+        let freed = pinned()[1];
+        r.job.barrier.wait();
+        other.destroy();
+        r.job.barrier.wait();
+        assert_eq!(pinned()[1], freed, "destroyContext called what waits for kernels");
+        let made = pinned()[0];
+        r.job.barrier.wait();
+        let again = make();
+        // What was left there is not what the next one begins with.
+        let peer = 1 - r.rank;
+        assert_eq!((again.ci(0, peer), again.pi(0, peer).load(Ordering::Relaxed), again.counter(1, 1)), (0, 0, 0));
+        r.job.barrier.wait();
+        assert_eq!(pinned()[0], made, "it takes what the set before it has left");
+        r.job.barrier.wait();
+        first.destroy();
+        again.destroy();
+    });
+    let [made, freed] = pinned();
+    assert_eq!(made - before[0], freed - before[1], "the last set of a context frees all");
+    fake.check();
+}
+
+/// What sets leave is bounded: above 256 MiB the oldest of it goes back, by a thread that nobody waits for.
+#[test]
+fn what_large_sets_leave_goes_back_beside_others() {
+    on_gpus("auto", 2, |r, fake, device, src, dst| {
+        let peer = 1 - r.rank;
+        let see = |at| Some(fake.peek(at) as u64).filter(|seen| *seen != 0).unwrap_or(at);
+        // 128 bytes a slot.
+        let large = Device::seen_by(r, Ask { contexts: 34, depth: 32_768, ..Ask::default() }, see);
+        let freed = fake.calls("cuMemFreeHost");
+        r.job.barrier.wait();
+        large.destroy();
+        wait(|| "what both gave back".into(), || fake.calls("cuMemFreeHost") >= freed + 2);
+        r.job.barrier.wait();
+        device.post(0, peer, entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, src).second(0, dst).with_signal(2, 0, true));
+        device.wait_signal(0, 2, 1);
+        device.flush(0, peer);
+    });
+}
+
 /// Copy kernels give credits with what they carry out, where their GPU can; what they leave undone goes by the stream,
 /// and the engine gives them. Whoever does, each entry is counted once.
 #[test]

@@ -162,3 +162,58 @@ fn between_processes_it_fails_its_context_alone() {
         fake.check();
     });
 }
+
+/// Rank 0's window goes while the engine of rank 1, in this process, has copies from there: one under way is waited for
+/// and named where it takes too long; one that waits is not begun, and its operation fails.
+#[test]
+fn a_window_that_goes_takes_along_what_the_engines_of_other_ranks_have_of_it() {
+    const WORDS: usize = 8;
+    let fake = Fake::take();
+    fake.set_transport("auto");
+    fake.set_issue("kernel=0,submissions=1");
+    std::env::set_var("OXYGIN_DEREG_TIMEOUT", "0.2");
+    job(2, 2, |r| {
+        let _context = fake.enter(r.rank as i32);
+        let [first, second, dst] = [(); 3].map(|()| window(&fake, r, 0));
+        (0..2 * WORDS).for_each(|i| dst.set(i, 7));
+        (0..WORDS).for_each(|i| second.set(i, 9));
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            let bytes = 8 * WORDS;
+            r.wait(r.put(0, (first.as_window(), 0), bytes, (dst.as_window(), 0), 1, None));
+            fake.hold(bytes);
+            let under_way = r.put(0, (first.as_window(), 0), bytes, (dst.as_window(), 0), 1, None);
+            let held = Instant::now() + Duration::from_secs(20);
+            while !fake.is_holding() {
+                assert!(Instant::now() < held, "no copy is held");
+                std::thread::yield_now();
+            }
+            let waiting = r.put(1, (second.as_window(), 0), bytes, (dst.as_window(), bytes as u64), 1, None);
+            for gone in [&first, &second] {
+                // SAFETY: a plain call.
+                let code = unsafe { T.dereg_mr_sym.unwrap()(r.coll, gone.as_window().handle) };
+                assert_eq!(code, NcclResult::REMOTE_ERROR, "rank 1's GPU is still at it");
+            }
+            fake.hold(0);
+            r.wait(under_way);
+            let end = Instant::now() + Duration::from_secs(20);
+            let result = loop {
+                let mut done = 0;
+                // SAFETY: a plain call.
+                let result = unsafe { T.test.unwrap()(r.coll, waiting, &mut done) };
+                assert!(done == 0 && Instant::now() < end, "it was carried out: {done}");
+                if result != NcclResult::SUCCESS {
+                    break result;
+                }
+            };
+            println!("{result:?}");
+        }
+        r.job.barrier.wait();
+        if r.rank == 1 {
+            (WORDS..2 * WORDS).for_each(|i| assert_eq!(dst.get(i), 7, "nothing came from a window that is gone"));
+        }
+        r.job.barrier.wait();
+    });
+    std::env::remove_var("OXYGIN_DEREG_TIMEOUT");
+    fake.check();
+}

@@ -187,7 +187,8 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
         kernel.destroy();
     });
     let said: Vec<String> = lines().iter().map(|line| line.1.clone()).collect();
-    assert_said(&said, &["nCounters > 0", "(cd)"]);
+    // The software NIC alone would be refused in its turn.
+    assert_said(&said, &["nCounters > 0", "(cd)", "OXYGIN_ENGINE=gdaki-soft with OXYGIN_FABRIC=soft", "per-peer"]);
     assert_said(&said, &["queueDepth: 1024 slots", "up to 512"]);
     assert_said(&said, &["nContexts = 6 makes 18 queue pairs", "fake_0:1 has 16"]);
     fake.check_clean();

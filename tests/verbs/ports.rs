@@ -20,6 +20,19 @@ fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
     let seq = start_put(&ranks[0], 0, 1, &put(&ranks[0], 0, &ranks[1], 0, 8));
     finish(&ranks[0].contexts[0], 1, seq);
     drop(ranks);
+    // For another reason only where that is asked for.
+    for (all, refusals) in [(true, 2), (false, 1)] {
+        fake.set("reset", 0);
+        fake.set("rtr_timeouts", 2);
+        fake.set("rtr_errno", libc::ENOMEM as i64);
+        let job = Job { ranks: 1, config: Config { ib_modify_retry_all: all, ..config.clone() }, ..Default::default() };
+        let fabrics = job.fabrics();
+        let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let (pending, slices) = fabrics[0].0.prepare_contexts(&spec).unwrap();
+        assert_eq!(fabrics[0].0.finish_contexts(pending, &[&slices]).is_ok(), all);
+        assert_eq!(fake.count("rtr_refusals"), refusals);
+        drop(fabrics);
+    }
     // As often as asked for, and not beyond half of the time that set-up has.
     let brief = Config { ib_modify_retries: 1000, timeout: Duration::from_millis(200), ..config.clone() };
     for (config, most) in [(Config { ib_modify_retries: 3, ..config }, 4), (brief, 100)] {
@@ -36,6 +49,35 @@ fn a_queue_pair_that_times_out_on_its_way_to_a_peer_is_tried_again() {
             assert!(e.message().contains(part), "{e}");
         }
         drop(fabrics);
+    }
+    fake.check_clean();
+}
+
+/// Of the options that one device offers the other takes those that it knows, and both connect with these. Where one
+/// knows none, or nobody wants any, they connect without.
+#[test]
+fn devices_agree_on_options_of_their_connections() {
+    let fake = Fake::take();
+    let on = Config { ib_ece: true, ..Config::default() };
+    for (options, config, agreed) in [
+        ([0b1011, 0b0111], on.clone(), 0b0011),
+        ([0b0111, 0b1011], on.clone(), 0b0011),
+        ([0b1011, 0], on.clone(), 0),
+        ([0, 0], on.clone(), 0),
+        ([0b1011, 0b0111], Config { ib_ece: false, ..on.clone() }, 0),
+    ] {
+        fake.set("reset", 0);
+        (0..2).for_each(|device| fake.set(&format!("ece@{device}"), options[device]));
+        let spec = ContextSpec { contexts: 2, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+        let ranks = Job { spec, config, devices: 2, ..Default::default() }.start();
+        let pairs = if agreed > 0 { 2 } else { 0 };
+        assert_eq!(fake.count(&format!("ece_agreed_{agreed}")), pairs, "{options:?}");
+        assert_eq!(fake.count("ece_apart"), 0, "{options:?}");
+        for (from, to) in [(0, 1), (1, 0)] {
+            let seq = start_put(&ranks[from], 0, to as u32, &put(&ranks[from], 0, &ranks[to], 0, 8));
+            finish(&ranks[from].contexts[0], to as u32, seq);
+        }
+        drop(ranks);
     }
     fake.check_clean();
 }

@@ -7,7 +7,7 @@ use crate::env::find::{libraries, loads, spell, version};
 use crate::env::select::{select, Selection, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
-use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
+use oxygin::comm::backend::report::{queue_owner, Asking, KnownMachine, QueueOwner};
 use oxygin::config::Config;
 use oxygin::memory::gpu::has_driver;
 use std::time::Duration;
@@ -84,14 +84,10 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         let value = variable(name).filter(|v| !v.is_empty());
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
     };
-    let asking = Asking {
-        is_v14,
-        rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"),
-        nccl: Some(code),
-        is_verbs: foreseen.is_verbs,
-        has_cuda: child::holds(Duration::from_secs(20), has_driver),
-    };
-    let (owner, decided_by) = queue_owner(&config, asking);
+    let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
+    let has_cuda = child::holds(Duration::from_secs(20), has_driver);
+    let machine = KnownMachine { is_verbs: foreseen.is_verbs, has_cuda };
+    let (owner, decided_by) = queue_owner(&config, asking, &machine);
     let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
@@ -114,8 +110,9 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     if by_gin {
         let config = config.clone();
         // It may try a device.
-        let foreseen =
-            child::ask(Duration::from_secs(20), move || foresee(&config, asking).map_err(|e| e.message().to_owned()));
+        let foreseen = child::ask(Duration::from_secs(20), move || {
+            foresee(&config, asking, machine).map_err(|e| e.message().into())
+        });
         match foreseen {
             Ok(engine) => section.note("engine", engine),
             Err(why) => section.wrong("engine", why, "mend that, or unset OXYGIN_ENGINE"),

@@ -1,7 +1,7 @@
 //! Which variables have an NCCL take oxygin, and why: the one place that knows it.
 
 use super::find::spell;
-use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
+use oxygin::comm::backend::report::{mixed_hosts, queue_owner, Asking, KnownMachine, QueueOwner};
 use oxygin::config::{Config, EngineChoice};
 use serde::Serialize;
 
@@ -89,8 +89,8 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
     // Also asked where no driver is, as on a login node, for hosts where one is.
-    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code), is_verbs, has_cuda: true };
-    let own = queue_owner(&config, asking).0 == QueueOwner::Plugin;
+    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
+    let own = queue_owner(&config, asking, &KnownMachine { is_verbs, has_cuda: true }).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
@@ -135,6 +135,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     if own {
         s.notes.push(suits(engine, is_v14).into());
     }
+    s.notes.extend(mixed_hosts(&config, asking).map(String::from));
     if code > NEWEST {
         let (this, newest) = (spell(code), spell(NEWEST));
         s.notes.push(format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"));
@@ -204,6 +205,9 @@ mod tests {
         let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
         assert_eq!(all, want);
         assert!(select(23203, wanted(Nccl, None), "oxygin").expect("known").notes.is_empty());
+        let said = |code| select(code, wanted(Auto, None), "oxygin").expect("known").notes.join("\n");
+        assert!([23007, 23203].iter().all(|&code| said(code).contains("hosts of both kinds")), "{}", said(23203));
+        assert!(!said(23004).contains("hosts of both kinds"));
         assert!(select(23301, wanted(Auto, None), "oxygin").expect("later").notes[0].contains("2.33.1"));
     }
 

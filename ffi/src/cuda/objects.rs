@@ -153,7 +153,7 @@ impl Cuda {
 /// A context that calls are made in: the application's, the device's primary one, or one of our own.
 pub struct Context {
     pub(super) cuda: Arc<Cuda>,
-    raw: CUcontext,
+    pub(super) raw: CUcontext,
     pub(super) device: CUdevice,
     kept: Kept,
 }

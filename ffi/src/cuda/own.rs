@@ -17,6 +17,11 @@ use std::sync::Arc;
 const ENGINE_BYTES: usize = 32 << 10;
 
 impl Context {
+    /// Whether both are one context of the driver's.
+    pub fn is(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+
     /// A new context on a device, destroyed by its drop. Set-up only: takes some 100 ms, and 260 MiB of the GPU's
     /// memory.
     pub fn create(cuda: &Arc<Cuda>, device: CUdevice) -> Result<Self, CudaError> {

@@ -457,6 +457,23 @@ impl Qp {
     }
 }
 
+impl Qp {
+    /// The options of connections that its device knows, or has taken where it is connected; `None`: it knows none, or
+    /// the library does not.
+    pub fn query_ece(&self) -> Option<ibv_ece> {
+        let (query, mut ece) = (self.pd.context.verbs.query_ece?, ibv_ece::default());
+        // SAFETY: the queue pair is live, and there is a place for the answer.
+        checked(unsafe { query(self.at.as_ptr(), &mut ece) }).ok().map(|()| ece)
+    }
+
+    /// Has it connect with these options, which it may take a part of. Before it is moved to RTR.
+    pub fn set_ece(&self, mut ece: ibv_ece) -> io::Result<()> {
+        let set = self.pd.context.verbs.set_ece.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the queue pair is live; the options are read.
+        checked(unsafe { set(self.at.as_ptr(), &mut ece) })
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: ended once; the data path's owner drops its pointers first.

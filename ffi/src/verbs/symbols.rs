@@ -119,6 +119,10 @@ verbs! {
         create_ah: c"ibv_create_ah" c"IBVERBS_1.1" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut c_void;
         /// Ends it.
         destroy_ah: c"ibv_destroy_ah" c"IBVERBS_1.1" fn(*mut c_void) -> c_int;
+        /// Options that a queue pair's device knows, or once it is connected, has taken.
+        query_ece: c"ibv_query_ece" c"IBVERBS_1.10" fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
+        /// Has it connect with these options.
+        set_ece: c"ibv_set_ece" c"IBVERBS_1.10" fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
         /// A GID with its type.
         query_gid_ex: c"_ibv_query_gid_ex" c"IBVERBS_1.11"
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
@@ -128,6 +132,11 @@ verbs! {
 static LOADED: InUse<Verbs> = InUse::none();
 
 impl Verbs {
+    /// Whether it knows options of connections: rdma-core 28 and newer.
+    pub fn has_ece(&self) -> bool {
+        self.query_ece.is_some() && self.set_ece.is_some()
+    }
+
     /// Loads libibverbs, or the library that [`ENV_PATH`] names, unless it is in use already.
     pub fn load() -> Result<Arc<Self>, Missing> {
         // SAFETY: the administrator's libibverbs, or what the user put in its place.

@@ -79,6 +79,18 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
+/// Options of a connection that devices agree on beyond what the standard has ("enhanced connection establishment").
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct ibv_ece {
+    /// PCI vendor whose options they are.
+    pub vendor_id: u32,
+    /// The vendor's affair.
+    pub options: u32,
+    /// Which fields more there are: none yet.
+    pub comp_mask: u32,
+}
+
 /// An asynchronous event of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]

@@ -11,6 +11,7 @@ use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
 use oxygin::gdaki::soft::queue::{QueuePairAddresses, SendQueue};
+use oxygin::proxy::ops::Ops;
 use oxygin::proxy::ring::{Entry, Ring, Stopped};
 use oxygin::rma::atomic::{Atomicity, Atomics};
 use oxygin::rma::op::{Op, Transfer};
@@ -117,7 +118,7 @@ fn entries(mut input: &[u8]) {
     };
     // SAFETY: all of it outlives the queue.
     let mut queue = unsafe { SendQueue::new(places, terms.clone(), PEER) };
-    let (mut index, mut ops, mut stopped) = (0u64, Vec::new(), false);
+    let (mut index, mut ops, mut stopped) = (0u64, Ops::default(), false);
     while !input.is_empty() {
         let _flags: [u8; 1] = take(&mut input);
         let mut bytes: [u8; ENTRY_BYTES] = take(&mut input);

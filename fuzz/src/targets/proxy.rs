@@ -6,6 +6,7 @@ use super::{take, Target};
 use nccl_plugin_api::descriptor::*;
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
+use oxygin::proxy::ops::Ops;
 use oxygin::proxy::ring::{Entry, Ring};
 use oxygin::rma::op::{Op, Transfer};
 use oxygin::rma::refusal::Target as Against;
@@ -106,7 +107,7 @@ fn descriptor(mut input: &[u8]) {
     };
     // SAFETY: all of it outlives the queue.
     let mut queue = unsafe { Queue::new(places, terms.clone(), PEER) };
-    let (mut index, mut ops) = (u32::MAX - 1, Vec::new());
+    let (mut index, mut ops) = (u32::MAX - 1, Ops::default());
     while !input.is_empty() {
         let _form: [u8; 1] = take(&mut input);
         let mut words = [0; WORDS];

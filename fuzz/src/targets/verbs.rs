@@ -1,7 +1,8 @@
 //! The verbs fabric's connect messages.
 
 use super::{take, Target};
-use oxygin::fabric::verbs::wire::{Hello, QpInfo, QpSlice};
+use oxygin::fabric::verbs::wire::{emit_taken, parse_taken, Hello, QpInfo, QpSlice};
+use oxygin_ffi::verbs::types::ibv_ece;
 
 pub fn targets() -> Vec<Target> {
     vec![
@@ -16,6 +17,7 @@ fn hellos() -> Vec<Vec<u8>> {
         active_mtu: 3,
         grh_required: true,
         atomics: true,
+        ece: true,
         iwarp: false,
         lid: 0,
         max_rd_atomic: 16,
@@ -39,7 +41,8 @@ fn hello(input: &[u8]) {
 
 /// The number of contexts in one byte, then the slice.
 fn slices() -> Vec<Vec<u8>> {
-    let info = QpInfo { qpn: 17, psn: 0xff_ffff, credit_addr: 0x1000, credit_rkey: 5, port: 7 };
+    let ece = Some(ibv_ece { vendor_id: 0x15b3, options: 0xff, comp_mask: 0 });
+    let info = QpInfo { qpn: 17, psn: 0xff_ffff, credit_addr: 0x1000, credit_rkey: 5, port: 7, ece };
     [0u8, 1, 3]
         .map(|n| {
             let mut slice = vec![n];
@@ -57,5 +60,10 @@ fn slice(mut input: &[u8]) {
             QpInfo::emit_slice(&infos, receives, &token, &mut again);
             assert_eq!(again, input);
         }
+    }
+    if let Ok(taken) = parse_taken(input, n.into()) {
+        let mut again = Vec::new();
+        emit_taken(&taken, &mut again);
+        assert_eq!(again, input);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::comm::backend::choose::{choose, FabricPromise};
 use crate::comm::backend::offer::EngineOffer;
-use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
+use crate::comm::backend::report::{queue_owner, Asking, KnownMachine, QueueOwner};
 use crate::comm::fabrics::mlx5_of;
 use crate::config::Config;
 use crate::error::Result;
@@ -10,13 +10,13 @@ use crate::fabric::devices;
 
 /// Which engine ranks that are all like this one would take, in the words of the log, with the first reason against
 /// each better one, if such a GIN table asks. An error: they would refuse each other.
-pub fn foresee(config: &Config, asking: Asking) -> Result<String> {
-    let (owner, why) = queue_owner(config, asking);
+pub fn foresee(config: &Config, asking: Asking, machine: KnownMachine) -> Result<String> {
+    let (owner, why) = queue_owner(config, asking, &machine);
     if owner == QueueOwner::Nccl {
         return Ok(format!("nccl chosen: {why}"));
     }
     let mlx5 = mlx5_of(config, devices::all(config).first().map(|d| &d.kind), owner);
-    let promise = FabricPromise { signals_of_all_peers: !asking.is_verbs, is_verbs: asking.is_verbs };
+    let promise = FabricPromise { signals_of_all_peers: !machine.is_verbs, is_verbs: machine.is_verbs };
     Ok(choose(&[EngineOffer::new(config, owner, mlx5)], promise, asking.is_v14)?.sentence())
 }
 
@@ -29,8 +29,9 @@ mod tests {
     fn a_machine_foresees_what_ranks_like_it_would_take() {
         let config = |engine, gin_type| Config { engine, gin_type, fabric: FabricChoice::Soft, ..Config::default() };
         let say = |engine, gin_type, nccl| {
-            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl), is_verbs: false, has_cuda: true };
-            foresee(&config(engine, gin_type), asking).map_err(|e| e.to_string())
+            let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl) };
+            let machine = KnownMachine { is_verbs: false, has_cuda: true };
+            foresee(&config(engine, gin_type), asking, machine).map_err(|e| e.to_string())
         };
         assert!(say(EngineChoice::Auto, None, 23_300).unwrap().starts_with("nccl chosen: this NCCL is newer"));
         assert_eq!(say(EngineChoice::Auto, Some(2), 23_203).unwrap(), "nccl chosen: NCCL_GIN_TYPE=2");

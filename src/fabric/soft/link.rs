@@ -25,6 +25,7 @@ use self::seat::{LaneState, Seats};
 use self::service::Service;
 use self::turn::Turn;
 use super::domain::Domain;
+use super::gpu::Engine;
 use super::lane::{Health, Lane};
 use super::peer::finding::Finding;
 use super::peer::life::{PeerWatch, Verdict};
@@ -121,6 +122,11 @@ impl Link {
             }
         }
         self.poll_engine(shared) || moved
+    }
+
+    /// The peer's engine, if it is another rank of this process whose engine has operations of this rank's.
+    pub fn engine_of_peer(&self) -> Option<&Arc<Engine>> {
+        self.route.engine()
     }
 
     /// Polls the engine that has operations to this peer. That is this rank's own for what it fetches; as long as lanes

@@ -2,7 +2,7 @@
 
 use super::atomic::AtomicRequest;
 use super::domain::Domain;
-use super::gpu::{Senders, Source};
+use super::gpu::{Engine, Senders, Source};
 use super::lane::Health;
 use super::link::Link;
 use super::tcp::PeerInfo;
@@ -41,6 +41,12 @@ impl Links {
     /// All of them, by rank.
     pub fn links(&self) -> &[Link] {
         &self.all
+    }
+
+    /// The engines of other ranks of this process that have operations of this rank's, by rank.
+    pub fn engines_of_peers(&self) -> Vec<(u32, Arc<Engine>)> {
+        let others = self.all.iter().filter_map(|link| Some((link.peer, link.engine_of_peer()?.clone())));
+        others.filter(|(_, engine)| !Arc::ptr_eq(engine, &self.engine)).collect()
     }
 }
 

@@ -195,6 +195,8 @@ impl Fabric for SoftFabric {
         let shared = self.shared()?.clone();
         let extent = extent(region);
         let key = shared.engine.add_window(region.id, extent, memory)?;
+        let me = shared.world.rank;
+        shared.engines_of_peers().iter().for_each(|(_, engine)| engine.admit_caller(me, region.id));
         shared.status.set_window(region.id, true);
         let guard = Registered::new(shared.clone(), region.id, true);
         shared.add_gpu_window(region.id, extent)?;

@@ -40,10 +40,16 @@ impl Registered {
             return self.outcome(&peers, true);
         }
         // One after the other, out of one time.
-        let peers = shared.share.withdraw(&**shared, id, self.left());
+        let mut peers = shared.share.withdraw(&**shared, id, self.left());
         shared.status.set_window(id, false);
         let staged = shared.tcp().gpu().remove_window(id, self.left());
         let passed = shared.engine.remove_window(id, self.left());
+        let me = shared.world.rank;
+        for (peer, engine) in shared.engines_of_peers() {
+            if !engine.withdraw_caller(me, id, self.left()) {
+                peers.push(peer);
+            }
+        }
         shared.share.retire(&**shared, id, &[]);
         self.outcome(&peers, staged && passed)
     }

@@ -39,7 +39,11 @@ impl Origin {
             sl: config.ib_sl.unwrap_or(0) & 15,
             timeout: config.ib_timeout,
             retry_cnt: retries(config.ib_retry_cnt, vendor),
-            resolving: Resolving { retries: config.ib_modify_retries, pause: config.ib_modify_pause },
+            resolving: Resolving {
+                retries: config.ib_modify_retries,
+                all: config.ib_modify_retry_all,
+                pause: config.ib_modify_pause,
+            },
         }
     }
 }
@@ -50,6 +54,8 @@ impl Origin {
 pub struct Resolving {
     /// `NCCL_IB_MQP_RETRY_CNT`.
     pub retries: u32,
+    /// `NCCL_IB_MQP_RETRY_ALL`: also where it failed otherwise.
+    pub all: bool,
     /// `NCCL_IB_MQP_RETRY_SLEEP_MSEC`: before the first of them; before the n-th n times that.
     pub pause: Duration,
 }
@@ -61,13 +67,16 @@ impl Resolving {
             let pause = self.pause.saturating_mul(retry);
             match qp.modify(attr, mask) {
                 Err(e)
-                    if e.raw_os_error() == Some(libc::ETIMEDOUT)
+                    if (self.all || e.raw_os_error() == Some(libc::ETIMEDOUT))
                         && retry <= self.retries
                         && pause < end.saturating_duration_since(Instant::now()) =>
                 {
+                    let why = match e.raw_os_error() {
+                        Some(libc::ETIMEDOUT) => ", most likely for want of an answer from the network",
+                        _ => "",
+                    };
                     log::info!(
-                        "queue pair {}: {e}, most likely for want of an answer from the network; retry {retry} of {} \
-                         in {} ms",
+                        "queue pair {}: {e}{why}; retry {retry} of {} in {} ms",
                         qp.number(),
                         self.retries,
                         pause.as_millis()
@@ -126,16 +135,8 @@ pub fn init_iwarp(qp: &Qp) -> Result<()> {
         .map_err(|e| Error::system(format!("queue pair {} to INIT: {e}", qp.number())))
 }
 
-/// INIT to RTR and RTS. `psn` is the first packet number that this end sends; nothing is tried again after `end`.
-pub fn connect(
-    qp: &Qp,
-    origin: &Origin,
-    mine: &Hello,
-    remote: &RemoteQp,
-    tc: u8,
-    psn: u32,
-    end: Instant,
-) -> Result<()> {
+/// INIT to RTR. Nothing is tried again after `end`.
+pub fn receive(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, tc: u8, end: Instant) -> Result<()> {
     let attr = ready_to_receive(origin, mine, remote, tc);
     let mask = IBV_QP_STATE
         | IBV_QP_AV
@@ -163,7 +164,11 @@ pub fn connect(
                 _ => "check that both ends' GIDs are of one kind and reach each other (NCCL_IB_GID_INDEX)",
             }
         ))
-    })?;
+    })
+}
+
+/// RTR to RTS. `psn` is the first packet number that this end sends; nothing is tried again after `end`.
+pub fn send(qp: &Qp, origin: &Origin, mine: &Hello, remote: &RemoteQp, psn: u32, end: Instant) -> Result<()> {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: psn,
@@ -176,7 +181,7 @@ pub fn connect(
     };
     let mask =
         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-    qp.modify(&attr, mask).map_err(|e| {
+    origin.resolving.modify(qp, &attr, mask, end).map_err(|e| {
         Error::system(format!(
             "queue pair {} to RTS (timeout {}, {} retries, {} reads and atomics): {e}",
             qp.number(),
@@ -254,6 +259,7 @@ mod tests {
             active_mtu: 5,
             grh_required: false,
             atomics: true,
+            ece: false,
             iwarp: false,
             lid: 17,
             max_rd_atomic: 16,
@@ -266,7 +272,7 @@ mod tests {
 
     fn origin() -> Origin {
         let gid = GidEntry { index: 3, gid: ibv_gid::default(), kind: 2 };
-        let resolving = Resolving { retries: 0, pause: Duration::ZERO };
+        let resolving = Resolving { retries: 0, all: false, pause: Duration::ZERO };
         Origin { port: 1, pkey_index: 0, gid, sl: 2, timeout: 20, retry_cnt: 7, resolving }
     }
 

@@ -7,6 +7,7 @@ mod bounce;
 mod connect;
 mod context;
 mod devices;
+mod ece;
 mod events;
 mod gid;
 mod gpu;
@@ -72,6 +73,8 @@ struct Joined {
     /// Every device carries out atomics; else all signals go by message. One answer for all pairs, because additions
     /// of a device and of a processor to one word are not atomic to each other on most devices.
     atomics: bool,
+    /// Two devices at least may have options of their connections to agree on.
+    ece: bool,
     /// Largest message that every port takes, and no more than [`MAX_MESSAGE`].
     max_msg: u32,
 }
@@ -143,6 +146,7 @@ impl VerbsFabric {
             active_mtu: port.active_mtu.clamp(IBV_MTU_256, IBV_MTU_4096) as u8,
             grh_required: port.flags & IBV_QPF_GRH_REQUIRED != 0,
             atomics: device.atomics,
+            ece: config.ib_ece && !device.iwarp && context.verbs().has_ece(),
             iwarp: device.iwarp,
             lid: port.lid,
             max_rd_atomic: count(limits.max_qp_init_rd_atom),
@@ -295,6 +299,7 @@ impl Fabric for VerbsFabric {
         let joined = Joined {
             world,
             atomics: parsed.iter().all(|h| h.atomics),
+            ece: parsed.iter().filter(|h| h.ece).count() > 1,
             max_msg: parsed.iter().map(|h| h.max_msg_sz).min().unwrap_or(MAX_MESSAGE).min(MAX_MESSAGE),
             hellos: parsed,
         };
@@ -310,6 +315,14 @@ impl Fabric for VerbsFabric {
 
     fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Pending, Vec<u8>)> {
         setup::prepare(self, spec)
+    }
+
+    fn agree(&self, pending: &mut Pending, from: &[&[u8]]) -> Result<Option<Vec<u8>>> {
+        setup::agree(self, pending, from)
+    }
+
+    fn take_agreed(&self, pending: &mut Pending, from: &[&[u8]]) -> Result<()> {
+        setup::take_agreed(pending, from)
     }
 
     fn finish_contexts(&self, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {

@@ -1,8 +1,9 @@
 //! Contexts from nothing to ready: queues sized to the device, queue pairs made, described to the peers, connected.
 
 use super::bounce::INLINE;
-use super::connect::{connect, init, init_iwarp, Origin, RemoteQp};
+use super::connect::{init, init_iwarp, receive, send, Origin, RemoteQp};
 use super::context::{Limits, Shared, VerbsContext};
+use super::ece::{self, Agreed};
 use super::iwarp::{first_reads, meet, Acceptor, ConnectRound, FirstRead, Home, Peer};
 use super::lane::Lane;
 use super::message::Messages;
@@ -11,7 +12,7 @@ use super::pairs::Pairs;
 use super::port::with_class;
 use super::progress::Progress;
 use super::queues::{Device, Queues};
-use super::wire::{QpInfo, QpSlice, Token};
+use super::wire::{emit_taken, parse_taken, QpInfo, QpSlice, Token};
 use super::{Joined, VerbsFabric};
 use crate::error::{Error, Result};
 use crate::fabric::ContextSpec;
@@ -42,6 +43,8 @@ struct PendingContext {
     cq: Arc<Cq>,
     psns: Vec<u32>,
     depth: u32,
+    /// By peer: how far its queue pair has come to agree on options.
+    agreed: Vec<Agreed>,
 }
 
 /// Entries of a send queue at most: operations take two of them and no more than 256 are noted.
@@ -107,7 +110,7 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
     }
     let mut out = Vec::with_capacity(nranks as usize * QpInfo::slice_len(contexts.len()));
     for peer in 0..nranks {
-        let infos: Vec<_> = contexts.iter().map(|c| c.describe(peer)).collect();
+        let infos: Vec<_> = contexts.iter().map(|c| c.describe(peer, fabric.hello.ece)).collect();
         QpInfo::emit_slice(&infos, sizes.receives, &token, &mut out);
     }
     let (receives, traffic_class) = (sizes.receives, spec.traffic_class);
@@ -115,7 +118,7 @@ pub(super) fn prepare(fabric: &VerbsFabric, spec: &ContextSpec) -> Result<(Pendi
 }
 
 impl PendingContext {
-    fn describe(&self, peer: u32) -> QpInfo {
+    fn describe(&self, peer: u32, wants_ece: bool) -> QpInfo {
         let (credit_addr, credit_rkey) = self.messages.as_ref().map_or((0, 0), |m| m.credit_word(peer));
         QpInfo {
             qpn: self.pairs.to(peer).map_or(0, Qp::number),
@@ -123,6 +126,7 @@ impl PendingContext {
             credit_addr,
             credit_rkey,
             port: self.acceptor.as_ref().map_or(0, Acceptor::port),
+            ece: self.pairs.to(peer).filter(|_| wants_ece).and_then(Qp::query_ece),
         }
     }
 }
@@ -205,7 +209,7 @@ fn prepare_one(
     let psns = (0..nranks).map(|_| random.next()).collect();
     let acceptor = fabric.iwarp.as_ref().map(|home| Acceptor::open(&home.cm, home.address)).transpose();
     let acceptor = acceptor.map_err(|e| e.context(&fabric.label))?;
-    Ok(PendingContext { pairs, acceptor, messages, cq, psns, depth })
+    Ok(PendingContext { pairs, acceptor, messages, cq, psns, depth, agreed: vec![Agreed::No; nranks as usize] })
 }
 
 #[cold]
@@ -213,13 +217,62 @@ fn no_call(fabric: &VerbsFabric, name: &str) -> Error {
     Error::system(format!("the provider library of {} has no {name}; update rdma-core", fabric.label))
 }
 
+/// The first half of agreeing on options: of two ends the higher rank's takes the lower one's options first, as far as
+/// its device knows them, and tells what it has taken.
+pub(super) fn agree(fabric: &VerbsFabric, pending: &mut Pending, from: &[&[u8]]) -> Result<Option<Vec<u8>>> {
+    let joined = fabric.joined()?;
+    if !joined.ece {
+        return Ok(None);
+    }
+    let said = said(joined, pending, from)?;
+    let (origin, tc) = way(fabric, pending);
+    let (begun, contexts) = (Instant::now(), pending.contexts.len());
+    let mut out = Vec::with_capacity(said.len() * ece::slice_len(contexts));
+    for (peer, slice) in said.iter().enumerate() {
+        let mut taken = vec![None; contexts];
+        for (index, context) in pending.contexts.iter_mut().enumerate() {
+            let (Some(qp), Some(info)) = (context.pairs.to(peer as u32), slice.infos.get(index)) else { continue };
+            if peer as u32 >= joined.world.rank || !ece::takes(qp, info.ece) {
+                continue;
+            }
+            let remote = RemoteQp { hello: joined.hellos[peer], qpn: info.qpn, psn: info.psn };
+            // The other queue pairs, and the others' moves, have the rest of the time.
+            receive(qp, &origin, &fabric.hello, &remote, tc, begun + fabric.patience / 2)
+                .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
+            taken[index] = qp.query_ece();
+            context.agreed[peer] = Agreed::Receives;
+        }
+        emit_taken(&taken, &mut out);
+    }
+    Ok(Some(out))
+}
+
+/// The second half: the lower rank's end takes what the other one has taken.
+pub(super) fn take_agreed(pending: &mut Pending, from: &[&[u8]]) -> Result<()> {
+    for (peer, bytes) in from.iter().enumerate() {
+        let taken = parse_taken(bytes, pending.contexts.len())
+            .map_err(|e| Error::protocol(format!("what rank {peer} says of options cannot be used: {e}")))?;
+        for (context, ece) in pending.contexts.iter_mut().zip(taken) {
+            if let (Some(agreed), Some(ece)) = (context.agreed.get_mut(peer), ece) {
+                *agreed = Agreed::On(ece);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// From where a set's queue pairs go, and their traffic class.
+fn way(fabric: &VerbsFabric, pending: &Pending) -> (Origin, u8) {
+    let origin = with_class(fabric.origin, &fabric.hello, fabric.sl_given, pending.traffic_class);
+    (origin, fabric.traffic_class.or(pending.traffic_class).unwrap_or(0))
+}
+
 pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> Result<Vec<VerbsContext>> {
     let joined = fabric.joined()?;
     let said = said(joined, &pending, from)?;
     let receives: Vec<u32> = said.iter().map(|s| s.receives).collect();
     let tokens: Vec<Token> = said.iter().map(|s| s.token).collect();
-    let origin = with_class(fabric.origin, &fabric.hello, fabric.sl_given, pending.traffic_class);
-    let tc = fabric.traffic_class.or(pending.traffic_class).unwrap_or(0);
+    let (origin, tc) = way(fabric, &pending);
     let begun = Instant::now();
     let mut done = Vec::with_capacity(pending.contexts.len());
     for (index, mut context) in pending.contexts.into_iter().enumerate() {
@@ -292,7 +345,16 @@ fn lanes(
         if fabric.iwarp.is_none() {
             let remote = RemoteQp { hello: *hello, qpn: info.qpn, psn: info.psn };
             let psn = context.psns.get(peer).copied().unwrap_or(0);
-            connect(qp, origin, &fabric.hello, &remote, tc, psn, end)
+            let agreed = context.agreed.get(peer).copied().unwrap_or_default();
+            let received = match agreed {
+                Agreed::Receives => Ok(()),
+                Agreed::No | Agreed::On(_) => {
+                    agreed.set(qp, &fabric.label, peer);
+                    receive(qp, origin, &fabric.hello, &remote, tc, end)
+                }
+            };
+            received
+                .and_then(|()| send(qp, origin, &fabric.hello, &remote, psn, end))
                 .map_err(|e| e.context(format_args!("{}, rank {peer}", fabric.label)))?;
         }
         if let Some(messages) = &mut context.messages {

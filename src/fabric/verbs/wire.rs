@@ -9,7 +9,7 @@ use std::fmt;
 /// "oxVB", first in every message.
 const MAGIC: u32 = u32::from_le_bytes(*b"oxVB");
 /// Of the layouts below.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// Why bytes are not what they should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +81,8 @@ pub struct Hello {
     pub grh_required: bool,
     /// Whether the device carries out remote atomics.
     pub atomics: bool,
+    /// Whether its queue pairs may have options to agree on ([`ibv_ece`]).
+    pub ece: bool,
     /// Whether it speaks iWARP; the GID is then the IP address (IPv4 as `::ffff:a.b.c.d`) to connect to.
     pub iwarp: bool,
     /// Local identifier; 0 on Ethernet.
@@ -126,7 +128,8 @@ impl Hello {
         out.extend(self.lid.to_le_bytes());
         out.push(self.link_layer);
         out.push(self.active_mtu);
-        out.push(u8::from(self.grh_required) | u8::from(self.atomics) << 1 | u8::from(self.iwarp) << 2);
+        let flags = [self.grh_required, self.atomics, self.iwarp, self.ece];
+        out.push(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
         out.push(self.max_rd_atomic);
         out.push(self.max_dest_rd_atomic);
         out.push(self.gid_type);
@@ -157,7 +160,7 @@ impl Hello {
         let reserved = u64::from(r.u32()) | u64::from(reserved);
         field("the link layer", link_layer.into(), 1..=2)?;
         field("the MTU", active_mtu.into(), u64::from(IBV_MTU_256)..=u64::from(IBV_MTU_4096))?;
-        field("the flags", flags.into(), 0..=7)?;
+        field("the flags", flags.into(), 0..=15)?;
         field("the limit of reads and atomics", max_rd_atomic.into(), 1..=255)?;
         field("the limit of arriving reads and atomics", max_dest_rd_atomic.into(), 1..=255)?;
         field("the GID type", gid_type.into(), 0..=u64::from(IBV_GID_TYPE_ROCE_V2))?;
@@ -169,6 +172,7 @@ impl Hello {
             grh_required: flags & 1 != 0,
             atomics: flags & 2 != 0,
             iwarp: flags & 4 != 0,
+            ece: flags & 8 != 0,
             lid,
             max_rd_atomic,
             max_dest_rd_atomic,
@@ -225,6 +229,41 @@ pub struct QpInfo {
     pub credit_rkey: u32,
     /// iWARP: where the context takes connect requests; else 0.
     pub port: u16,
+    /// Options that its device knows, if it knows some.
+    pub ece: Option<ibv_ece>,
+}
+
+/// Bytes of options in a message.
+const ECE_LEN: usize = 16;
+
+fn emit_ece(ece: Option<ibv_ece>, out: &mut Vec<u8>) {
+    let ibv_ece { vendor_id, options, comp_mask } = ece.unwrap_or_default();
+    for word in [ece.is_some().into(), vendor_id, options, comp_mask] {
+        out.extend(word.to_le_bytes());
+    }
+}
+
+fn parse_ece(r: &mut Reader) -> Result<Option<ibv_ece>, Malformed> {
+    let [has, vendor_id, options, comp_mask] = [(); 4].map(|()| r.u32());
+    field("whether there are options", has.into(), 0..=1)?;
+    let most = if has == 1 { u32::MAX } else { 0 };
+    field("an option that is not there", (vendor_id | options | comp_mask).into(), 0..=most.into())?;
+    Ok((has == 1).then_some(ibv_ece { vendor_id, options, comp_mask }))
+}
+
+/// Options that a rank's queue pairs towards one peer have taken, one a context: a slice for that peer.
+pub fn emit_taken(taken: &[Option<ibv_ece>], out: &mut Vec<u8>) {
+    taken.iter().for_each(|ece| emit_ece(*ece, out));
+}
+
+/// Reads the slice of a peer.
+pub fn parse_taken(bytes: &[u8], contexts: usize) -> Result<Vec<Option<ibv_ece>>, Malformed> {
+    let want = ECE_LEN * contexts;
+    if bytes.len() != want {
+        return Err(Malformed::Length { got: bytes.len(), want });
+    }
+    let mut r = Reader(bytes);
+    (0..contexts).map(|_| parse_ece(&mut r)).collect()
 }
 
 /// Random bytes of one rank's set of contexts, which whoever connects to them by iWARP must know; else zeros.
@@ -242,7 +281,7 @@ pub struct QpSlice {
 }
 
 impl QpInfo {
-    const LEN: usize = 24;
+    const LEN: usize = 24 + ECE_LEN;
     const HEADER: usize = 28;
 
     /// Bytes of the slice of `contexts` queue pairs.
@@ -264,6 +303,7 @@ impl QpInfo {
             out.extend(info.credit_rkey.to_le_bytes());
             out.extend(info.port.to_le_bytes());
             out.extend([0; 2]);
+            emit_ece(info.ece, out);
         }
     }
 
@@ -282,12 +322,13 @@ impl QpInfo {
         let token = r.take();
         let infos: Result<_, _> = (0..contexts)
             .map(|_| {
-                let info =
-                    Self { qpn: r.u32(), psn: r.u32(), credit_addr: r.u64(), credit_rkey: r.u32(), port: r.u16() };
+                let (qpn, psn, credit_addr, credit_rkey, port) = (r.u32(), r.u32(), r.u64(), r.u32(), r.u16());
+                let reserved = r.u16();
+                let info = Self { qpn, psn, credit_addr, credit_rkey, port, ece: parse_ece(&mut r)? };
                 field("a queue pair number", info.qpn.into(), 0..=0xff_ffff)?;
                 field("a packet number", info.psn.into(), 0..=0xff_ffff)?;
                 field("the credit word's alignment", info.credit_addr & 7, 0..=0)?;
-                field("a reserved field", r.u16().into(), 0..=0)?;
+                field("a reserved field", reserved.into(), 0..=0)?;
                 Ok(info)
             })
             .collect();
@@ -321,13 +362,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn hello() -> impl Strategy<Value = Hello> {
-        (1u8..=2, 1u8..=5, any::<[bool; 3]>(), any::<u16>(), 1u8.., 1u8.., 0u8..=2, any::<[u8; 16]>(), 1u32..).prop_map(
-            |(link_layer, active_mtu, [grh_required, atomics, iwarp], lid, rd, dest, gid_type, gid, max_msg_sz)| {
+        (1u8..=2, 1u8..=5, any::<[bool; 4]>(), any::<u16>(), 1u8.., 1u8.., 0u8..=2, any::<[u8; 16]>(), 1u32..).prop_map(
+            |(
+                link_layer,
+                active_mtu,
+                [grh_required, atomics, iwarp, ece],
+                lid,
+                rd,
+                dest,
+                gid_type,
+                gid,
+                max_msg_sz,
+            )| {
                 Hello {
                     link_layer,
                     active_mtu,
                     grh_required,
                     atomics,
+                    ece,
                     iwarp,
                     lid,
                     max_rd_atomic: rd,
@@ -340,9 +392,15 @@ mod tests {
         )
     }
 
+    fn ece() -> impl Strategy<Value = Option<ibv_ece>> {
+        let some = any::<[u32; 3]>();
+        proptest::option::of(some.prop_map(|[vendor_id, options, comp_mask]| ibv_ece { vendor_id, options, comp_mask }))
+    }
+
     fn info() -> impl Strategy<Value = QpInfo> {
-        (0u32..1 << 24, 0u32..1 << 24, any::<u64>(), any::<u32>(), any::<u16>())
-            .prop_map(|(qpn, psn, a, credit_rkey, port)| QpInfo { qpn, psn, credit_addr: a & !7, credit_rkey, port })
+        (0u32..1 << 24, 0u32..1 << 24, any::<u64>(), any::<u32>(), any::<u16>(), ece()).prop_map(
+            |(qpn, psn, a, credit_rkey, port, ece)| QpInfo { qpn, psn, credit_addr: a & !7, credit_rkey, port, ece },
+        )
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! A send entry: what device code asks the device to do.
 //!
-//! A control segment of 16 bytes, then up to three more segments. [`SendEntry::parse`] is the one place where bytes
-//! become meaning: whatever it returns has passed every check that needs no knowledge of the queue pair.
+//! A control segment of 16 bytes, then up to three more segments. [`View::work`] is the one place where bytes become
+//! meaning: whatever it returns has passed every check that needs no knowledge of the queue pair.
 
 use super::{Syndrome, ENTRY_BYTES};
 use crate::rma::atomic::Width;
@@ -232,6 +232,25 @@ impl View<'_> {
         self.u32(field::OPERATION) as u8
     }
 
+    /// The queue pair that it says it is for.
+    #[inline(always)]
+    pub fn queue(&self) -> u32 {
+        self.u32(field::QUEUE) >> 8
+    }
+
+    /// Whether it starts when the reads and atomic operations before it have completed.
+    #[inline(always)]
+    pub fn is_fenced(&self) -> bool {
+        self.0[field::FLAGS] >> 5 != 0
+    }
+
+    /// Whether a completion entry is written also if it succeeds.
+    #[inline(always)]
+    pub fn is_signalled(&self) -> bool {
+        self.0[field::FLAGS] & 0x08 != 0
+    }
+
+    #[inline(always)]
     fn modifier(&self) -> u8 {
         (self.u32(field::OPERATION) >> 24) as u8
     }
@@ -285,6 +304,7 @@ impl View<'_> {
     }
 
     /// Where an atomic operation's word of `width` goes.
+    #[inline(always)]
     fn fetched(&self, width: Width) -> Result<LocalRange, Malformed> {
         let local = self.local(field::FOURTH)?;
         match u64::from(local.len) == width.bytes() {
@@ -327,8 +347,44 @@ impl View<'_> {
         })
     }
 
+    /// Whether it has this opcode without a modifier, and so many segments.
     #[inline(always)]
-    fn work(&self) -> Result<Request, Malformed> {
+    fn is_plain(&self, opcode: u8, segments: u8) -> bool {
+        self.opcode() == opcode && self.modifier() == 0 && self.segments() == segments
+    }
+
+    /// A write from one range, if it is that: what [`View::work`] says of it, told from the rest by fewer looks.
+    #[inline(always)]
+    pub fn put(&self) -> Option<(RemotePlace, LocalRange)> {
+        if !self.is_plain(opcode::WRITE, 3) {
+            return None;
+        }
+        let from = self.local(field::THIRD).ok()?;
+        (u64::from(from.len) <= MESSAGE_MAX).then(|| (self.remote(), from))
+    }
+
+    /// A write of bytes that stand in the entry, if it is that. As [`View::put`].
+    #[inline(always)]
+    pub fn value(&self) -> Option<(RemotePlace, Inline)> {
+        if !(self.is_plain(opcode::WRITE, 3) || self.is_plain(opcode::WRITE, 4)) || self.0[field::THIRD] & 0x80 == 0 {
+            return None;
+        }
+        self.inline().ok().map(|inline| (self.remote(), inline))
+    }
+
+    /// An addition to a word of 8 bytes, if it is one without a modifier: the word, what is added, and where what it
+    /// held goes. As [`View::put`].
+    #[inline(always)]
+    pub fn addition(&self) -> Option<(RemotePlace, u64, LocalRange)> {
+        if !self.is_plain(opcode::FETCH_ADD, 4) {
+            return None;
+        }
+        let fetched = self.fetched(Width::Eight).ok()?;
+        Some((self.remote(), self.u64(field::THIRD), fetched))
+    }
+
+    /// What it asks for, or what is wrong with it.
+    pub fn work(&self) -> Result<Request, Malformed> {
         let (opcode, segments) = (self.opcode(), self.segments());
         let only = |right: bool| if right { Ok(()) } else { Err(Malformed::Segments(opcode, segments)) };
         if self.modifier() != 0 && !matches!(opcode, opcode::MASKED_ADD | opcode::MASKED_SWAP) {
@@ -371,16 +427,14 @@ impl View<'_> {
 
 impl SendEntry {
     /// What the bytes mean, or why nothing.
-    #[inline(always)]
     pub fn parse(bytes: &[u8; ENTRY_BYTES]) -> Result<Self, Malformed> {
         let view = View(bytes);
-        let flags = view.0[field::FLAGS];
         Ok(Self {
             index: view.index(),
             opcode: view.opcode(),
-            queue: view.u32(field::QUEUE) >> 8,
-            is_fenced: flags >> 5 != 0,
-            is_signalled: flags & 0x08 != 0,
+            queue: view.queue(),
+            is_fenced: view.is_fenced(),
+            is_signalled: view.is_signalled(),
             work: view.work()?,
         })
     }

@@ -95,4 +95,8 @@ impl Work for RingWork {
     fn fail(&mut self) {
         self.failed.store(true, Ordering::Release);
     }
+
+    fn name(&self) -> String {
+        format!("{} doorbells", self.bells.len())
+    }
 }

@@ -1,8 +1,9 @@
 //! Which operations a send entry is: its keys and ranges held against windows.
 
 use super::keys::{Keys, SINK, SINK_BYTES};
-use crate::gdaki::entry::send::{LocalRange, LocalRanges, Malformed, RemotePlace, Request};
+use crate::gdaki::entry::send::{Inline, LocalRange, LocalRanges, Malformed, RemotePlace, Request};
 use crate::gdaki::entry::Syndrome;
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Entry, Finish};
 use crate::rma::args::{AtomicArgs, Place};
 use crate::rma::atomic::{Atomics, Change, Width};
@@ -244,42 +245,47 @@ impl Windows {
         }
     }
 
-    /// The operations of `work`, which is no wait. They are appended to `ops`, or none is.
+    /// A write of one range.
     #[inline(always)]
-    pub fn carry(&mut self, work: &Request, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
-        match work {
-            Request::Write(remote, LocalRanges { first, second: None }) => {
-                let (local, lkey) = self.local(first)?;
-                let (remote, rkey) = self.remote(remote, first.len.into())?;
-                let len = first.len.into();
-                ops.push(Op::Put(Put { local, lkey, rkey, remote, len, signal: None, more: false }));
-                Ok(Entry::Op(Finish::NONE))
-            }
-            Request::Add { remote, width: Width::Eight, add, boundary: 0, fetched } if fetched.key == SINK => {
-                self.sink(fetched)?;
-                let (word, rkey) = self.remote(remote, 8)?;
-                if word % 8 != 0 {
-                    return Err(Fault::Atomic(*remote));
-                }
-                let signal = Some(Signal { remote: word, rkey, value: *add, strong: true });
-                ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false }));
-                Ok(Entry::Op(Finish::NONE))
-            }
-            Request::WriteInline(remote, inline) => {
-                let payload = Payload::new(inline.bytes()).ok_or(Fault::Malformed(Malformed::Inline(0)))?;
-                let (remote, rkey) = self.remote(remote, inline.bytes().len() as u64)?;
-                ops.push(Op::Value(Value { payload, rkey, remote, signal: None, more: false }));
-                Ok(Entry::Op(Finish::NONE))
-            }
-            Request::Nop | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
-            _ => self.carry_other(work, ops),
+    pub fn put(&mut self, remote: &RemotePlace, from: &LocalRange) -> Result<Put, Fault> {
+        let (local, lkey) = self.local(from)?;
+        let len = from.len.into();
+        let (remote, rkey) = self.remote(remote, len)?;
+        Ok(Put { local, lkey, rkey, remote, len, signal: None, more: false })
+    }
+
+    /// A write of bytes that stand in the entry.
+    #[inline(always)]
+    pub fn value(&mut self, remote: &RemotePlace, inline: &Inline) -> Result<Value, Fault> {
+        let payload = Payload::new(inline.bytes()).ok_or(Fault::Malformed(Malformed::Inline(0)))?;
+        let (remote, rkey) = self.remote(remote, inline.bytes().len() as u64)?;
+        Ok(Value { payload, rkey, remote, signal: None, more: false })
+    }
+
+    /// An addition to a word of 8 bytes whose old value goes into the sink.
+    #[inline(always)]
+    pub fn signal(&mut self, remote: &RemotePlace, add: u64, sink: &LocalRange) -> Result<Signal, Fault> {
+        self.sink(sink)?;
+        let (word, rkey) = self.remote(remote, 8)?;
+        match word % 8 {
+            0 => Ok(Signal { remote: word, rkey, value: add, strong: true }),
+            _ => Err(Fault::Atomic(*remote)),
         }
     }
 
+    /// The operations of `work`, which is no wait. They are appended to `ops`, or none is.
     #[inline(never)]
-    fn carry_other(&mut self, work: &Request, ops: &mut Vec<Op>) -> Result<Entry, Fault> {
+    pub fn carry(&mut self, work: &Request, ops: &mut Ops) -> Result<Entry, Fault> {
         match *work {
+            Request::Write(remote, LocalRanges { first, second: None }) => {
+                ops.push(Op::Put(self.put(&remote, &first)?));
+                Ok(Entry::Op(Finish::NONE))
+            }
             Request::Write(remote, gather) => self.moves(remote, gather, ops, false),
+            Request::WriteInline(remote, ref inline) => {
+                ops.push(Op::Value(self.value(&remote, inline)?));
+                Ok(Entry::Op(Finish::NONE))
+            }
             Request::Read(remote, gather) => self.moves(remote, gather, ops, true),
             Request::Add { remote, width, add, boundary, fetched } => {
                 self.atomic(remote, width, Change::FetchAdd { add, boundary }, &fetched, ops)
@@ -297,7 +303,7 @@ impl Windows {
                 }
                 Ok(Entry::Nothing(Finish::NONE))
             }
-            Request::Nop | Request::WriteInline(..) | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+            Request::Nop | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
         }
     }
 
@@ -306,7 +312,7 @@ impl Windows {
         &mut self,
         remote: RemotePlace,
         gather: LocalRanges,
-        ops: &mut Vec<Op>,
+        ops: &mut Ops,
         is_read: bool,
     ) -> Result<Entry, Fault> {
         let all = gather.iter().map(|l| u64::from(l.len)).sum();
@@ -322,7 +328,7 @@ impl Windows {
             remote += len;
         }
         let n = made.iter().flatten().count() as u8;
-        ops.extend(made.into_iter().flatten());
+        made.into_iter().flatten().for_each(|op| ops.push(op));
         Ok(if is_read { Entry::Gets(n) } else { Entry::Ops(n) })
     }
 
@@ -332,7 +338,7 @@ impl Windows {
         width: Width,
         change: Change,
         fetched: &LocalRange,
-        ops: &mut Vec<Op>,
+        ops: &mut Ops,
     ) -> Result<Entry, Fault> {
         let fetched = self.fetched(fetched)?;
         self.remote(&remote, width.bytes())?;

@@ -1,18 +1,20 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
 
+mod reading;
+
 use super::arrival::{why_absent, Arrival, Shown};
 use super::capture::{CapturedEnd, Tape};
 use super::doorbell::{DoorbellWords, Heard, Look};
 use super::early::Early;
-use super::meaning::{Fault, Terms, Windows};
+use super::meaning::{Terms, Windows};
 use super::slots::{shown, EntrySlots};
 use crate::config::Ringing;
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
-use crate::gdaki::entry::send::{Request, SendEntry, View};
-use crate::gdaki::entry::{Syndrome, ENTRY_BYTES};
+use crate::gdaki::entry::send::View;
+use crate::gdaki::entry::Syndrome;
 use crate::proxy::credits::{CreditWord, Owed};
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
-use crate::rma::op::{Op, Put};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +22,8 @@ use std::sync::Arc;
 
 /// Slots at most: indices in doorbells have 16 bits, of which one tells before from behind.
 pub const SLOTS_MAX: u32 = 1 << 15;
+/// So many entries behind the one that is read are brought nearer meanwhile.
+const AHEAD: u64 = 8;
 /// No entry.
 const NEVER: u64 = u64::MAX;
 
@@ -245,74 +249,7 @@ impl SendQueue {
 
     /// What an entry gets that is not carried out.
     fn flush_syndrome(&self, index: u64) -> Syndrome {
-        if index == self.lost {
-            Syndrome::RetriesExceeded
-        } else {
-            Syndrome::Flushed
-        }
-    }
-
-    #[inline(always)]
-    fn note(&mut self, index: u64, record: Record) {
-        let at = self.at(index);
-        self.records[at] = record;
-    }
-
-    /// The entry cannot be.
-    #[cold]
-    fn refuse(&mut self, index: u64, bytes: &[u8; ENTRY_BYTES], fault: Fault) -> Entry {
-        let view = View(bytes);
-        self.note(index, Record { opcode: view.opcode(), syndrome: Some(fault.syndrome()), is_signalled: true });
-        Entry::Refused(format!(
-            "device code wrote an entry that cannot be: {} (queue pair {}, entry {index}: opcode {:#04x}, {} segments; \
-             syndrome {:#04x}); this queue pair takes nothing from here on",
-            fault.sentence(),
-            self.places.number,
-            view.opcode(),
-            view.segments(),
-            fault.syndrome() as u8,
-        ))
-    }
-
-    /// Whether a wait is over.
-    fn is_over(&mut self, queue: u32, index: u32) -> Result<bool, Fault> {
-        let written = self.windows.terms().counts.get(queue).ok_or(Fault::Wait(queue))?;
-        let behind = (written.load(Ordering::Acquire) as u32).wrapping_sub(index.wrapping_add(1));
-        let is_over = behind as i32 >= 0;
-        self.waits_for = (!is_over).then_some((queue, index));
-        Ok(is_over)
-    }
-
-    /// What the entry asks for; `None`: it has to wait.
-    #[inline(always)]
-    fn carry(&mut self, asked: &SendEntry, index: u64, ops: &mut Vec<Op>) -> Result<Option<Entry>, Fault> {
-        if asked.queue != self.places.number {
-            return Err(Fault::Queue(asked.queue));
-        }
-        // Fetches behind it were read when it had its turn before, and there was no room for it.
-        if asked.is_fenced && self.fetches <= index && self.fetches > self.credited {
-            return Ok(None);
-        }
-        if let Request::Wait { queue, index } = asked.work {
-            if !self.is_over(queue, index)? {
-                return Ok(None);
-            }
-        }
-        let entry = self.windows.carry(&asked.work, ops)?;
-        match asked.work {
-            // Device code writes a put with a signal as two entries. One operation carries both: half as many for the
-            // fabric, and none that has to wait for the one before it.
-            Request::Add { .. } if self.writer.wrapping_add(1) == index && join(ops) => {
-                self.writer = NEVER;
-                return Ok(Some(Entry::Joined));
-            }
-            Request::Write(..) | Request::WriteInline(..) => self.writer = index,
-            _ => self.writer = NEVER,
-        }
-        if let Entry::Gets(_) = entry {
-            self.fetches = self.fetches.max(index + 1);
-        }
-        Ok(Some(entry))
+        [Syndrome::Flushed, Syndrome::RetriesExceeded][usize::from(index == self.lost)]
     }
 
     /// Whether device code may be told of completions before this side is, and writes slots again.
@@ -321,12 +258,12 @@ impl SendQueue {
         self.owed.as_ref().is_some_and(Owed::may_be_ahead) && !self.arrival.is_silent()
     }
 
-    /// Says of the oldest entry that was taken what became of it.
+    /// Says of the oldest entry that was taken what became of it. `is_held`: device code writes its slot again after
+    /// that alone.
     #[inline(always)]
-    fn complete(&mut self) {
+    fn complete(&mut self, is_held: bool) {
         let (index, record) = (self.credited, self.records[self.at(self.credited)]);
-        // Device code writes a slot again after its completion alone.
-        if !self.is_stopped && !self.is_counted_ahead() && self.slots.has_begun(index) {
+        if is_held && self.slots.has_begun(index) {
             self.overrun = self.overrun.min(index + self.size);
         }
         self.credited += 1;
@@ -339,23 +276,6 @@ impl SendQueue {
             });
         }
     }
-}
-
-/// Has the last but one operation carry the signal that the last one is, if it can; says whether it does.
-#[inline(always)]
-fn join(ops: &mut Vec<Op>) -> bool {
-    let [.., before, Op::Put(Put { len: 0, signal: Some(signal), .. })] = &mut ops[..] else { return false };
-    let carrier = match before {
-        Op::Put(put) => &mut put.signal,
-        Op::Value(value) => &mut value.signal,
-        _ => return false,
-    };
-    if carrier.is_some() {
-        return false;
-    }
-    *carrier = Some(*signal);
-    ops.pop();
-    true
 }
 
 impl Drop for SendQueue {
@@ -398,40 +318,23 @@ impl Ring for SendQueue {
     }
 
     #[inline(always)]
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let index = self.next + u64::from(nth);
         if !self.is_rung(index) {
             return Entry::Absent;
         }
+        // Not for a lone one, as with descriptors.
+        if nth > 0 {
+            self.slots.prefetch(index + AHEAD);
+        }
         let bytes = self.slots.read(index);
-        let view = View(&bytes);
-        if index >= self.overrun && !self.is_stopped {
-            return self.refuse(index, &bytes, Fault::Overrun);
-        }
         let shown = shown(&bytes, index);
-        if shown != Shown::All && !self.early.is_overdue(index, shown) {
-            return Entry::Absent;
-        }
-        if self.is_stopped {
-            let syndrome = Some(self.flush_syndrome(index));
-            self.note(index, Record { opcode: view.opcode(), syndrome, is_signalled: true });
-            return Entry::Nothing(Finish::NONE);
-        }
-        if shown == Shown::No {
-            return self.refuse(index, &bytes, Fault::Missing(view.index()));
-        }
-        let carried = match SendEntry::parse(&bytes) {
-            Ok(asked) => self.carry(&asked, index, ops).map(|entry| (entry, asked)),
-            Err(malformed) => Err(Fault::Malformed(malformed)),
-        };
-        match carried {
-            Ok((None, _)) => Entry::Absent,
-            Ok((Some(entry), SendEntry { opcode, is_signalled, .. })) => {
-                self.note(index, Record { opcode, syndrome: None, is_signalled });
-                entry
+        if shown == Shown::All && index < self.overrun && !self.is_stopped {
+            if let Some(entry) = self.usual(&View(&bytes), index, ops) {
+                return entry;
             }
-            Err(fault) => self.refuse(index, &bytes, fault),
         }
+        self.read_other(&bytes, shown, index, ops)
     }
 
     #[inline(always)]
@@ -450,7 +353,8 @@ impl Ring for SendQueue {
         if self.tape.is_some() {
             self.tell_completed(n);
         }
-        (0..n).for_each(|_| self.complete());
+        let is_held = !self.is_stopped && !self.is_counted_ahead();
+        (0..n).for_each(|_| self.complete(is_held));
         if let Some(count) = self.windows.terms().counts.get(self.places.number) {
             // Where completions are counted device code has entries without one, and its waits name entries.
             let over = if self.owed.is_some() { self.credited } else { self.completions.written() };
@@ -459,6 +363,10 @@ impl Ring for SendQueue {
         if let Some(owed) = &mut self.owed {
             owed.add(n);
         }
+    }
+
+    fn outstanding(&self) -> u32 {
+        (self.next - self.credited) as u32
     }
 
     #[inline(always)]

@@ -2,10 +2,12 @@ use super::super::early::UNSURE;
 use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
+use crate::memory::window::{Registration, Remote, Window, WindowFacts};
 use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
-use crate::rma::op::{Get, Payload, Signal, Value};
+use crate::rma::op::{Op, Put, Signal};
 use crate::rma::refusal::Target;
+use crate::sys::handles;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
@@ -31,10 +33,15 @@ impl Shared {
 
     /// A queue that is used no longer than this.
     fn queue(&self, handler: Ringing, credits: Option<CreditWord>) -> SendQueue {
+        self.queue_of(Arc::default(), handler, credits)
+    }
+
+    /// The same, where `keys` name windows.
+    fn queue_of(&self, keys: Arc<Keys>, handler: Ringing, credits: Option<CreditWord>) -> SendQueue {
         let terms = Terms {
             target: Target { coll: 0, contexts: 1, nranks: 1 },
             context: 0,
-            keys: Arc::new(Keys::default()),
+            keys,
             atomics: Atomics::NONE,
             counts: Arc::new(Counts::new(9, 1)),
             ended: Arc::default(),
@@ -71,7 +78,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
     let shared = Shared::new();
     let mut queue = shared.queue(Ringing::Proxy, None);
     let rings = |producer: u64| shared.words[0].store(producer, Ordering::Relaxed);
-    let mut ops = Vec::new();
+    let mut ops = Ops::default();
     shared.nop(0);
     rings(1);
     queue.begin();
@@ -100,7 +107,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
 fn a_producer_that_was_held_up_before_it_rang_is_told_of_completions() {
     let shared = Shared::new();
     let mut queue = shared.queue(Ringing::FreeFlow, Some(CreditWord::whole(0, 7, 64, true)));
-    let mut ops = Vec::new();
+    let mut ops = Ops::default();
     let mut take = |queue: &mut SendQueue| {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
@@ -139,11 +146,11 @@ fn an_entry_that_is_not_taken_has_its_reason_named() {
         shared.nop(0);
         shared.ring(0);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
         queue.take(1);
         act(&shared);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Absent);
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Absent);
         // SAFETY: what it looks at is here.
         assert!(unsafe { queue.head().is_there() });
         queue.why_absent()
@@ -172,7 +179,7 @@ fn a_queue_that_is_full_of_unrung_entries_shows_it() {
         shared.record.store(1u32.to_be(), Ordering::Relaxed);
         shared.words[0].store(u64::from(handler == Ringing::Proxy), Ordering::Relaxed);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
         assert!(!queue.is_full_of_unrung(), "{handler:?}: one is rung");
         queue.take(1);
         queue.credit(1);
@@ -186,7 +193,7 @@ fn a_slot_whose_completion_was_counted_is_written_again() {
     let shared = Shared::new();
     let mut queue = shared.queue(Ringing::FreeFlow, Some(CreditWord::whole(0, 7, 64, true)));
     queue.owed.as_mut().expect("completions are counted").stop_adding();
-    let mut ops = Vec::new();
+    let mut ops = Ops::default();
     for index in 0..SIZE as u64 {
         shared.nop(index);
         shared.ring(index);
@@ -205,29 +212,6 @@ fn a_slot_whose_completion_was_counted_is_written_again() {
     queue.credit(SIZE as u32);
 }
 
-/// A put with a signal behind it is one operation, if the put has none yet; everything else stays by itself.
-#[test]
-fn a_signal_goes_with_the_put_before_it() {
-    let signal = Signal { remote: 8, rkey: 3, value: 1, strong: true };
-    let put = |len, signal| Op::Put(Put { local: 0, lkey: 1, rkey: 2, remote: 64, len, signal, more: false });
-    let bare = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal: Some(signal), more: false });
-    let payload = Payload::new(&[7]).expect("a byte");
-    let value = |signal| Op::Value(Value { payload, rkey: 2, remote: 64, signal, more: false });
-    let get = Op::Get(Get { local: 0, lkey: 1, rkey: 2, remote: 64, len: 8, more: false });
-    for (before, after) in [(put(8, None), put(8, Some(signal))), (value(None), value(Some(signal)))] {
-        let mut ops = vec![get, before, bare];
-        assert!(join(&mut ops));
-        assert_eq!(ops, [get, after]);
-    }
-    for alone in [get, put(8, Some(signal)), bare] {
-        let mut ops = vec![alone, bare];
-        assert!(!join(&mut ops));
-        assert_eq!(ops, [alone, bare]);
-    }
-    let mut ops = vec![bare];
-    assert!(!join(&mut ops) && ops == [bare]);
-}
-
 /// Where completions are counted device code leaves out completion entries, and a companion waits for an entry's index.
 #[test]
 fn a_wait_for_an_entry_without_a_completion_entry_ends_where_they_are_counted() {
@@ -239,7 +223,7 @@ fn a_wait_for_an_entry_without_a_completion_entry_ends_where_they_are_counted() 
         shared.slots[1].store(0, Ordering::Relaxed);
         shared.ring(0);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Vec::new()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
         queue.take(1);
         queue.credit(1);
         assert_eq!(queue.is_over(9, 0), Ok(is_over));
@@ -273,7 +257,7 @@ fn what_is_rung_before_it_has_arrived_is_waited_for() {
         store(false);
         shared.ring(0);
         queue.begin();
-        let mut ops = Vec::new();
+        let mut ops = Ops::default();
         assert_eq!(queue.read(0, &mut ops), Entry::Absent, "{entry:x?} without words {missing:#b}");
         store(true);
         match queue.read(0, &mut ops) {
@@ -311,7 +295,7 @@ fn bytes_inside_an_entry_are_waited_for_in_the_units_they_are_stored_in() {
             }
             shared.ring(0);
             queue.begin();
-            let is_absent = queue.read(0, &mut Vec::new()) == Entry::Absent;
+            let is_absent = queue.read(0, &mut Ops::default()) == Entry::Absent;
             assert_eq!(is_absent, missing != 0, "{len} bytes without units {missing:#b}");
         }
     }
@@ -329,7 +313,7 @@ fn what_may_have_arrived_is_taken_when_it_has_stood() {
     let mut looks = 0;
     loop {
         queue.begin();
-        match queue.read(0, &mut Vec::new()) {
+        match queue.read(0, &mut Ops::default()) {
             Entry::Absent => looks += 1,
             entry => break assert_eq!(entry, Entry::Nothing(Finish::NONE)),
         }
@@ -337,4 +321,46 @@ fn what_may_have_arrived_is_taken_when_it_has_stood() {
     assert!(looks > 0 && began.elapsed() >= UNSURE && began.elapsed() < Duration::from_secs(60));
     queue.take(1);
     assert!(shared.slots[..8].iter().all(|word| word.load(Ordering::Relaxed) == u64::MAX), "for the next lap");
+}
+
+/// A put and a signal of -1 behind it, which looks as if it had not all arrived: they are one operation when that has
+/// stood for a while. The fabric has no atomic operations, so that a signal which is taken for one is refused.
+#[test]
+fn a_signal_that_may_not_have_arrived_goes_with_its_put() {
+    let remote = vec![Remote { base: 1 << 32, len: 4096, rkey: 5 }].into();
+    let registration = Registration { lkey: 5, rkey: 5, guard: Box::new(()) };
+    let facts = WindowFacts { id: 1, base: 1 << 32, len: 4096, remote, registration };
+    let handle = handles::insert(Arc::new(Window::of(0, facts))).expect("a free handle");
+    let keys = Arc::new(Keys::default());
+    let key = u64::from(keys.add(handle as u64).expect("a key"));
+    let shared = Shared::new();
+    let mut queue = shared.queue_of(keys, Ringing::FreeFlow, None);
+    let entries = [
+        [8 << 32 | 9 << 8 | 3, 8 << 32, 64, key << 32, 8 << 32 | key, 128, u64::MAX, u64::MAX],
+        [1 << 40 | 0x12 << 32 | 9 << 8 | 4, 8 << 32, 256, key << 32, u64::MAX, 0, 8 << 32 | 0x100, 0],
+    ];
+    for (slot, word) in shared.slots.iter().zip(entries.as_flattened()) {
+        slot.store(word.to_be(), Ordering::Relaxed);
+    }
+    (0..2).for_each(|index| shared.ring(index));
+    let put =
+        Put { local: (1 << 32) + 128, lkey: 5, rkey: 5, remote: (1 << 32) + 64, len: 8, signal: None, more: false };
+    let signal = Signal { remote: (1 << 32) + 256, rkey: 5, value: u64::MAX, strong: true };
+    let (end, mut looks) = (Instant::now() + Duration::from_secs(60), 0);
+    loop {
+        let mut ops = Ops::default();
+        queue.begin();
+        assert_eq!(queue.read(0, &mut ops), Entry::Op(Finish::NONE));
+        assert_eq!(ops[..], [Op::Put(put)]);
+        match queue.read(1, &mut ops) {
+            Entry::Absent => looks += 1,
+            entry => {
+                assert_eq!((entry, &ops[..]), (Entry::Joined, &[Op::Put(Put { signal: Some(signal), ..put })][..]));
+                break;
+            }
+        }
+        assert!(Instant::now() < end);
+    }
+    assert!(looks > 0, "it is taken at once");
+    handles::remove::<Window>(handle);
 }

@@ -3,17 +3,18 @@
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
 use crate::proxy::credits::{CreditWord, Owed};
-use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring};
+use crate::proxy::ops::Ops;
+use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring, Stopped};
 use crate::rma::check::{inside, Live};
 use crate::rma::op::{Op, Put, Signal};
-use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
+use nccl_plugin_api::descriptor::{Descriptor, Form, OP_COUNTER, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, WORDS};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// So many descriptors behind the one that is read are brought nearer meanwhile.
-const AHEAD: u32 = 4;
+const AHEAD: u32 = 8;
 
 /// Where a queue and what belongs to it lie, as this process sees it.
 #[derive(Clone, Copy)]
@@ -86,6 +87,8 @@ pub struct Queue {
     next: u32,
     /// Descriptors given back.
     credited: u32,
+    /// Nothing is carried out any more.
+    is_stopped: bool,
     /// What device code has not been told of these, where it looks for them in GPU memory.
     owed: Option<Owed>,
 }
@@ -114,6 +117,7 @@ impl Queue {
             signals_key: 0,
             next: start,
             credited: start,
+            is_stopped: false,
             // Of the fourth, eighth and sixteenth part, what measured best.
             owed: places.credits.map(|at| Owed::new(at, places.size / 4)),
             terms,
@@ -166,7 +170,7 @@ impl Queue {
     /// The usual descriptor, by what is known already: a put from one window to another, a signal behind it, or that
     /// alone. `false`: it is another one, or takes more to judge. `WIDE` is the 128-byte form.
     #[inline(never)]
-    fn usual<const WIDE: bool>(&mut self, words: &[u64; WORDS], ops: &mut Vec<Op>) -> bool {
+    fn usual<const WIDE: bool>(&mut self, words: &[u64; WORDS], ops: &mut Ops) -> bool {
         const SIGNALS: u16 = OP_SIGNAL_INC | OP_SIGNAL_ADD;
         let d = Descriptor { words: *words, form: if WIDE { Form::Bytes128 } else { Form::Bytes64 } };
         let (op, len) = (d.op(), d.size());
@@ -254,7 +258,7 @@ impl Ring for Queue {
     }
 
     #[inline(always)]
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let index = self.next.wrapping_add(nth);
         // Not for a lone one: whoever takes turns with a peer has nothing behind it.
         if nth > 0 {
@@ -291,17 +295,30 @@ impl Ring for Queue {
         }
     }
 
+    fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.credited)
+    }
+
     #[inline(always)]
     fn owed(&mut self) -> Option<&mut Owed> {
         self.owed.as_mut()
+    }
+
+    fn stop(&mut self, _why: Stopped) {
+        self.is_stopped = true;
+        // Or descriptors like the last ones would be taken for operations.
+        self.pattern = Pattern::NONE;
     }
 }
 
 impl Queue {
     /// An entry that is no repetition, or none.
     #[inline(always)]
-    fn read_new(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read_new(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        if self.is_stopped {
+            return self.left_undone(&words);
+        }
         let is_usual = match self.slots.stride() > WORDS {
             true => self.usual::<true>(&words, ops),
             false => self.usual::<false>(&words, ops),
@@ -312,9 +329,17 @@ impl Queue {
         }
     }
 
+    /// What an entry gets that is not carried out: its counter, if there is one, as the source is free.
+    #[cold]
+    fn left_undone(&self, words: &[u64; WORDS]) -> Entry {
+        let d = Descriptor { words: *words, form: self.terms.form };
+        let has_counter = d.op() & OP_COUNTER != 0 && d.counter() < self.terms.counters;
+        Entry::Nothing(if has_counter { Finish(d.counter() + 1) } else { Finish::NONE })
+    }
+
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
     #[inline(never)]
-    fn read_other(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read_other(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
         let descriptor = Descriptor { words, form: self.terms.form };
         match meaning(&descriptor, &self.terms, self.peer) {
@@ -325,7 +350,7 @@ impl Queue {
             }
             Ok(Meaning::Nothing(finish)) => Entry::Nothing(finish),
             Ok(Meaning::Flush) => Entry::Flush(Finish::NONE),
-            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth))),
+            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth)).into()),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! `tests::every_order_is_needed` says: the fence behind the words, the order of the index and of the counters, and
 //! that a slot is cleared before the index moves.
 
+use crate::sys::prefetch::prefetch;
 use nccl_plugin_api::descriptor::WORDS;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -113,18 +114,10 @@ impl<W: SharedWord<u64>, const N: usize> Slots<W, N> {
         &self.slot(index)[0]
     }
 
-    /// Brings the slot of descriptor `index` nearer, if it has been written: what a GPU has written lies far from the
-    /// processor, and several such reads take hardly longer than one.
+    /// Brings the slot of descriptor `index` nearer.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-            // SAFETY: a prefetch does nothing but what a load may do ahead, at an address that there is.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.slot(index)).cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = index;
+        prefetch(self.slot(index));
     }
 
     /// The words of descriptor `index` once all have arrived.

@@ -1,12 +1,13 @@
 //! A thread's room for one batch of entries and their operations.
 
 use super::BATCH;
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::Finish;
 use crate::rma::op::Op;
 
 /// A thread's room for one batch, used again and again.
 pub struct Batch {
-    pub(super) ops: Vec<Op>,
+    pub(super) ops: Ops,
     /// So many of the first operations need nothing but the credits of their entries.
     pub(super) plain: u32,
     /// A bit for each of these, the lowest for the first: it has two entries.
@@ -30,7 +31,7 @@ pub(super) struct Other {
 impl Default for Batch {
     fn default() -> Self {
         Self {
-            ops: Vec::with_capacity(BATCH as usize),
+            ops: Ops::with_capacity(BATCH as usize),
             plain: 0,
             joined: 0,
             others: Vec::with_capacity(BATCH as usize),
@@ -50,6 +51,12 @@ impl Batch {
     /// The operations that the fabric took of the last visit's batch.
     pub fn posted(&self) -> &[Op] {
         &self.ops[..self.posted]
+    }
+
+    /// Bytes that these move.
+    #[inline(always)]
+    pub fn posted_bytes(&self) -> u64 {
+        self.ops.bytes_of(self.posted)
     }
 
     /// Of each entry of that batch, how many operations it has.
@@ -79,6 +86,9 @@ impl Batch {
     /// Entries of the first `ops` operations, which are plain.
     #[inline(always)]
     pub(super) fn entries(&self, ops: u32) -> u32 {
+        if self.joined == 0 {
+            return ops;
+        }
         let of_them = 1_u32.checked_shl(ops).unwrap_or(0).wrapping_sub(1);
         ops + (self.joined & of_them).count_ones()
     }

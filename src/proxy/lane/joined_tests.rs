@@ -2,6 +2,7 @@
 
 use super::stands::Stands;
 use super::*;
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Head};
 use crate::rma::op::{Op, Put};
 use proptest::prelude::*;
@@ -50,7 +51,7 @@ impl Ring for Entries {
     fn begin(&mut self) {
         self.can_join = false;
     }
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let Some(kind) = self.all.get(self.next + nth as usize) else { return Entry::Absent };
         let put = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, signal: None, more: false });
         let could_join = std::mem::replace(&mut self.can_join, *kind == Kind::Op);
@@ -60,7 +61,7 @@ impl Ring for Entries {
             Kind::Op | Kind::Joined => ops.push(put),
             Kind::Nothing => return Entry::Nothing(Finish::NONE),
             Kind::Two => {
-                ops.extend([put; 2]);
+                [put; 2].into_iter().for_each(|put| ops.push(put));
                 return Entry::Ops(2);
             }
         }
@@ -73,6 +74,10 @@ impl Ring for Entries {
     fn credit(&mut self, n: u32) {
         *self.credited.borrow_mut() += n as usize;
     }
+    fn outstanding(&self) -> u32 {
+        (self.next - *self.credited.borrow()) as u32
+    }
+    fn stop(&mut self, _: Stopped) {}
 }
 
 fn bench(all: Vec<Kind>) -> (Vec<Stands>, Lane<Entries>, Common) {

@@ -5,7 +5,6 @@ use super::{Batch, Common, Lane, Run, State, BATCH};
 use crate::error::Result;
 use crate::fabric::{Context, Posted};
 use crate::proxy::ring::{Ends, Entry, Finish, Ring, Stopped};
-use crate::rma::op::Op;
 use crate::rma::seq::Seq;
 
 /// Whether what was posted still stands in its place of the ring.
@@ -18,7 +17,7 @@ enum Place {
 /// What ends the reading of a batch.
 enum Stop {
     Flush(Finish),
-    Refused(String),
+    Refused(Box<str>),
 }
 
 impl<R: Ring> Lane<R> {
@@ -151,7 +150,7 @@ impl<R: Ring> Lane<R> {
                 // Others may have posted on this (context, peer): the numbers of a batch are consecutive all the same.
                 next = Seq(posted.last.0.wrapping_sub(left - 1));
             }
-            if let Some(nth) = batch.ops[..posted.taken].iter().rposition(|op| matches!(op, Op::Get(_))) {
+            if let Some(nth) = batch.ops.last_get(posted.taken) {
                 common.note_get(self.peer, Seq(next.0.wrapping_add(nth as u32)));
             }
         }

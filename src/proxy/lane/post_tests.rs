@@ -4,9 +4,10 @@ use crate::fabric::{CreditIndex, Flush};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::drain::{Drain, Kept, Work};
 use crate::proxy::idle::Rest;
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
-use crate::rma::op::Put;
+use crate::rma::op::{Op, Put};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -70,7 +71,7 @@ impl Ring for Slots {
         SLOTS as u32
     }
     fn begin(&mut self) {}
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         let entry = self.device.borrow().slots[(self.next + u64::from(nth)) as usize % SLOTS];
         if entry == 0 {
             return Entry::Absent;
@@ -87,9 +88,13 @@ impl Ring for Slots {
         self.device.borrow_mut().credited += n;
         self.owed.add(n);
     }
+    fn outstanding(&self) -> u32 {
+        self.next as u32 - self.device.borrow().credited
+    }
     fn owed(&mut self) -> Option<&mut Owed> {
         Some(&mut self.owed)
     }
+    fn stop(&mut self, _: Stopped) {}
 }
 
 /// A fabric whose kernel carries out and counts what it is given before the call returns.

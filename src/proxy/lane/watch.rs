@@ -2,6 +2,7 @@
 
 use super::{Common, Lane, State, Told};
 use crate::fabric::Context;
+use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Entry, Head, Ring};
 use crate::telemetry::stats::layout::State as Shown;
 use std::time::{Duration, Instant};
@@ -95,7 +96,7 @@ impl<R: Ring> Lane<R> {
             _ if is_busy => {
                 format!("fabric {fabric} has not reported it complete: rank {peer}, or this GPU, takes nothing")
             }
-            _ if self.ring.read(0, &mut Vec::new()) == Entry::Absent => self.ring.why_absent(),
+            _ if self.ring.read(0, &mut Ops::default()) == Entry::Absent => self.ring.why_absent(),
             _ => format!("fabric {fabric} has no room for it: rank {peer}, or this GPU, takes nothing"),
         };
         Some(format!(

@@ -2,7 +2,7 @@ use super::super::stands::Stands;
 use super::super::{Batch, Common};
 use super::*;
 use crate::proxy::credits::{CreditWord, Owed};
-use crate::proxy::ring::{Ends, Finish};
+use crate::proxy::ring::{Ends, Finish, Stopped};
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,7 @@ struct Letters {
     entries: Vec<char>,
     owed: Option<Owed>,
     is_full_of_unrung: bool,
+    outstanding: u32,
 }
 
 impl Letters {
@@ -47,7 +48,7 @@ impl Ring for Letters {
     fn begin(&mut self) {
         self.show();
     }
-    fn read(&mut self, nth: u32, ops: &mut Vec<Op>) -> Entry {
+    fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         match self.entries.get(nth as usize) {
             None | Some('h') => Entry::Absent,
             Some('g') => {
@@ -59,19 +60,25 @@ impl Ring for Letters {
                 Entry::Gets(1)
             }
             Some('2') => {
-                ops.extend([GET; 2]);
+                [GET; 2].into_iter().for_each(|get| ops.push(get));
                 Entry::Ops(2)
             }
             Some('f') => Entry::Flush(Finish::NONE),
-            Some(other) => Entry::Refused(format!("{other} is no entry")),
+            Some(other) => Entry::Refused(format!("{other} is no entry").into()),
         }
     }
     fn take(&mut self, n: u32) {
         self.entries.drain(..n as usize);
+        self.outstanding += n;
         self.show();
     }
     fn finish(&mut self, _: Finish) {}
+    fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+    fn stop(&mut self, _: Stopped) {}
     fn credit(&mut self, n: u32) {
+        self.outstanding -= n;
         self.owed.iter_mut().for_each(|owed| owed.add(n));
     }
     fn owed(&mut self) -> Option<&mut Owed> {
@@ -115,7 +122,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 impl Bench {
     fn new(entries: &str) -> Self {
         let entries = entries.chars().collect();
-        let mut ring = Letters { head: Box::default(), entries, owed: None, is_full_of_unrung: false };
+        let mut ring = Letters { head: Box::default(), entries, owed: None, is_full_of_unrung: false, outstanding: 0 };
         ring.show();
         Self {
             contexts: vec![Stands::default()],

@@ -76,6 +76,12 @@ pub unsafe extern "C" fn fake_verbs_control(key: *const c_char, value: i64) -> i
 pub unsafe extern "C" fn fake_verbs_query(key: *const c_char) -> i64 {
     let key = unsafe { CStr::from_ptr(key) }.to_string_lossy();
     let world = world();
+    if let Some(options) = key.strip_prefix("ece_agreed_") {
+        return world.agreed(options.parse().unwrap_or_default()).0;
+    }
+    if key == "ece_apart" {
+        return world.agreed(0).1;
+    }
     world.mlx5_live(&key).unwrap_or_else(|| world.settings.counted(&key))
 }
 
@@ -234,6 +240,22 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         }
         Err(errno) => errno,
     }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    match world().ece(unsafe { (*qp).qp_num }) {
+        Ok(options) => {
+            unsafe { *ece = options };
+            0
+        }
+        Err(errno) => errno,
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    world().set_ece(unsafe { (*qp).qp_num }, unsafe { *ece }).err().unwrap_or(0)
 }
 
 #[no_mangle]

@@ -28,6 +28,10 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("active_mtu", 3),
     // So many next moves to RTR time out, as they do where the network does not answer in time.
     ("rtr_timeouts", 0),
+    // What they are refused with.
+    ("rtr_errno", libc::ETIMEDOUT as i64),
+    // Options of connections that devices know, a bit each; 0: they know nothing of such.
+    ("ece", 0),
     // Entries of the GID table, of RoCE v1 and v2 in turn: two link-local ones, two IPv4 ones, two of another subnet,
     // two IPv6 ones.
     ("gids", 4),

@@ -70,6 +70,8 @@ pub struct Pair {
     cap: ibv_qp_cap,
     /// What modify_qp set, with the state.
     pub attr: ibv_qp_attr,
+    /// Options of the connection: what was offered, and from RTR on what was taken.
+    pub ece: Option<ibv_ece>,
     sends: VecDeque<Posted>,
     receives: VecDeque<(u64, ibv_sge)>,
     /// Entries of the send queue in use: freed when a completion is taken.
@@ -168,6 +170,7 @@ impl World {
                 used: 0,
                 silent: 0,
                 must_wait: false,
+                ece: None,
             },
         );
         number

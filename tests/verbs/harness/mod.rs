@@ -265,25 +265,32 @@ pub fn start_put(rank: &Rank, context: usize, peer: u32, put: &Put) -> Seq {
     unsafe { rank.contexts[context].put(peer, put) }.unwrap()
 }
 
+/// What each rank said to rank `me`, out of what each said to all.
+fn for_rank(slices: &[Vec<u8>], me: usize) -> Vec<&[u8]> {
+    let n = slices.len();
+    slices.iter().map(|all| &all[me * (all.len() / n)..(me + 1) * (all.len() / n)]).collect()
+}
+
 /// Makes contexts on all ranks: `[rank][context]`.
 pub fn connect(fabrics: &[(VerbsFabric, Arc<Registry>)], spec: &ContextSpec) -> Vec<Vec<VerbsContext>> {
     let prepared: Vec<(Pending, Vec<u8>)> = fabrics.iter().map(|f| f.0.prepare_contexts(spec).unwrap()).collect();
-    let n = fabrics.len();
-    let (pendings, slices): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
-    pendings
-        .into_iter()
-        .enumerate()
-        .map(|(me, pending)| {
-            let from: Vec<&[u8]> = slices
-                .iter()
-                .map(|all| {
-                    let len = all.len() / n;
-                    &all[me * len..(me + 1) * len]
-                })
-                .collect();
-            fabrics[me].0.finish_contexts(pending, &from).unwrap()
-        })
-        .collect()
+    let (mut pendings, slices): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+    let ranks = || fabrics.iter().map(|f| &f.0).enumerate();
+    let agreed: Vec<_> = ranks()
+        .zip(&mut pendings)
+        .map(|((me, fabric), pending)| fabric.agree(pending, &for_rank(&slices, me)).unwrap())
+        .collect();
+    // All or none.
+    let count = agreed.iter().flatten().count();
+    assert!(count == 0 || count == fabrics.len());
+    let agreed: Vec<Vec<u8>> = agreed.into_iter().flatten().collect();
+    for ((me, fabric), pending) in ranks().zip(&mut pendings).filter(|_| count > 0) {
+        fabric.take_agreed(pending, &for_rank(&agreed, me)).unwrap();
+    }
+    let finish = |((me, fabric), pending): ((usize, &VerbsFabric), Pending)| {
+        fabric.finish_contexts(pending, &for_rank(&slices, me)).unwrap()
+    };
+    ranks().zip(pendings).map(finish).collect()
 }
 
 /// The same with a thread a rank: iWARP devices are connected by all ranks at once.

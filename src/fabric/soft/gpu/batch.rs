@@ -482,5 +482,10 @@ mod tests {
         windows.remove(1);
         assert_eq!(go(&windows, 0), (false, false, true));
         assert_eq!(go(&windows, 1), (true, true, false), "another rank of this process has windows of its own");
+        windows.withdraw_caller(1, 1);
+        assert_eq!(go(&windows, 1), (false, false, true), "and tells when they go");
+        assert_eq!(go(&windows, 3), (true, true, false));
+        windows.admit_caller(1, 1);
+        assert_eq!(go(&windows, 1), (true, true, false), "another one has that number");
     }
 }

@@ -1,7 +1,9 @@
 //! Waiting until what was started for a context or a window that goes is done. It is done in short turns, each with the
 //! engine's lock, in between which others go on: a GPU may stand for as long as its application likes.
 
+use super::batch::gone;
 use super::state::EngineState;
+use super::windows::Windows;
 use super::{Engine, DRAIN_WITHIN};
 use crate::fabric::soft::lane::Lane;
 use std::sync::Arc;
@@ -36,6 +38,19 @@ impl EngineState {
         }
         self.standing.over();
         end
+    }
+
+    /// Operations that wait and whose caller's end is in this window of another rank fail, if it is gone.
+    fn refuse_from(&mut self, rank: u32, id: u32) {
+        let windows = &self.windows;
+        let unwanted = self.queue.remove(|op| Windows::is_from(op, rank, id) && !windows.has_caller(op, 0, 0));
+        for op in unwanted {
+            let why = gone(op.window.map_or(id, |w| w.key), op.from.addr(), op.len);
+            match op.owner.lane.is_over() {
+                true => op.owner.give_up(),
+                false => self.refused.add(op.owner, why),
+            }
+        }
     }
 
     /// Whether the lane is going: what the copy kernel leaves undone of it is not queued again.
@@ -80,6 +95,30 @@ impl Engine {
     pub fn remove_window(&self, id: u32, within: Duration) -> bool {
         self.state.lock().windows.remove(id);
         self.pass(Instant::now() + within)
+    }
+
+    /// Ends a window of another rank of this process, whose operations are here: those that wait fail. Waits until
+    /// nothing that was started touches it any more. `false`: something still may, after that time.
+    pub fn withdraw_caller(&self, rank: u32, id: u32, within: Duration) -> bool {
+        let refuse = || {
+            let mut state = self.state.lock();
+            self.take(&mut state);
+            state.windows.withdraw_caller(rank, id);
+            state.refuse_from(rank, id);
+        };
+        refuse();
+        let has_passed = self.pass(Instant::now() + within);
+        // What the copy kernel left undone waits again.
+        refuse();
+        has_passed
+    }
+
+    /// Another window of that rank's has this number from here on. What still names the old one fails.
+    pub fn admit_caller(&self, rank: u32, id: u32) {
+        let mut state = self.state.lock();
+        self.take(&mut state);
+        state.refuse_from(rank, id);
+        state.windows.admit_caller(rank, id);
     }
 
     /// Waits for what is in flight by now. `false`: the GPU may still be at work.

@@ -39,6 +39,14 @@ impl OperationQueue {
         gone.into_iter().for_each(|op| op.owner.give_up());
     }
 
+    /// Takes out what is unwanted.
+    pub fn remove(&mut self, unwanted: impl Fn(&Op) -> bool) -> Vec<Op> {
+        let (mut gone, kept): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(&unwanted);
+        self.ready = kept.into();
+        gone.extend(self.deferred.remove(unwanted));
+        gone
+    }
+
     /// Lets deferred operations go on: in front, because what else is queued of their lanes came later, but for what
     /// the copy kernel left undone.
     pub fn release(&mut self, done: u64) {

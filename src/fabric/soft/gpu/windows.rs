@@ -17,12 +17,14 @@ pub struct GpuWindow {
 pub struct Windows {
     rank: u32,
     by_number: Table<GpuWindow>,
+    /// Windows of other ranks of this process that are gone, as rank and number: nobody touches what lies there.
+    withdrawn: Vec<(u32, u32)>,
 }
 
 impl Windows {
     /// Of `rank`, which has none yet.
     pub fn of(rank: u32) -> Self {
-        Self { rank, by_number: Table::default() }
+        Self { rank, by_number: Table::default(), withdrawn: Vec::new() }
     }
 
     /// Adds one.
@@ -41,11 +43,30 @@ impl Windows {
     }
 
     /// Whether `len` bytes at `addr`, the end of an operation that is its caller's and in GPU memory, may be touched:
-    /// not once this rank's window there is gone, whose memory may be, too. The windows of other ranks of this process
-    /// are theirs to know.
+    /// not once the window there is gone, whose memory may be, too. Of the windows of other ranks of this process only
+    /// that is known.
     pub fn has_caller(&self, op: &Op, addr: u64, len: u64) -> bool {
-        let is_own = |w: &CallerWindow| w.rank == self.rank && Key(w.key).is_on_gpu();
-        op.window.filter(is_own).is_none_or(|w| self.holds(w.key, addr, len))
+        op.window.filter(|w| Key(w.key).is_on_gpu()).is_none_or(|w| match w.rank == self.rank {
+            true => self.holds(w.key, addr, len),
+            false => self.withdrawn.is_empty() || !self.withdrawn.contains(&(w.rank, Key(w.key).number())),
+        })
+    }
+
+    /// Window `id` of another rank of this process is gone.
+    pub fn withdraw_caller(&mut self, rank: u32, id: u32) {
+        self.admit_caller(rank, id);
+        self.withdrawn.push((rank, id));
+    }
+
+    /// Another one has its number.
+    pub fn admit_caller(&mut self, rank: u32, id: u32) {
+        self.withdrawn.retain(|&gone| gone != (rank, id));
+    }
+
+    /// Whether the caller's end of an operation is in window `id` of `rank`.
+    pub fn is_from(op: &Op, rank: u32, id: u32) -> bool {
+        let is_it = |w: CallerWindow| w.rank == rank && Key(w.key).is_on_gpu() && Key(w.key).number() == id;
+        op.window.is_some_and(is_it)
     }
 
     /// Whether kernels may reset signals of this window, so that their values are in GPU memory alone.

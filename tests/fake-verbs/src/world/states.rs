@@ -19,6 +19,39 @@ impl World {
         Ok(())
     }
 
+    /// Options that a queue pair's device knows, or that it has taken.
+    pub fn ece(&self, number: u32) -> Result<ibv_ece, i32> {
+        let pair = self.pairs.get(&number).ok_or(libc::EINVAL)?;
+        match self.settings.get("ece", pair.device) as u32 {
+            0 => Err(libc::EOPNOTSUPP),
+            options if pair.attr.qp_state < IBV_QPS_RTR => Ok(ibv_ece { vendor_id: 7, options, comp_mask: 0 }),
+            _ => Ok(pair.ece.unwrap_or_default()),
+        }
+    }
+
+    /// What the other end offers.
+    pub fn set_ece(&mut self, number: u32, ece: ibv_ece) -> Result<(), i32> {
+        let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
+        match self.settings.get("ece", pair.device) {
+            0 => Err(libc::EOPNOTSUPP),
+            _ if ece.vendor_id != 7 || ece.comp_mask != 0 || pair.attr.qp_state >= IBV_QPS_RTR => Err(libc::EINVAL),
+            _ => {
+                pair.ece = Some(ece);
+                Ok(())
+            }
+        }
+    }
+
+    /// Pairs of queue pairs that have taken these options at both ends, and those whose ends have taken others.
+    pub fn agreed(&self, options: u32) -> (i64, i64) {
+        let taken = |number: u32| self.pairs.get(&number).and_then(|pair| pair.ece).map(|ece| ece.options);
+        let ends = self.pairs.iter().filter(|(number, pair)| pair.attr.dest_qp_num > **number);
+        let ends = ends.map(|(number, pair)| (taken(*number), taken(pair.attr.dest_qp_num)));
+        ends.fold((0, 0), |(alike, apart), (one, other)| {
+            (alike + i64::from(one == other && one == Some(options)), apart + i64::from(one != other))
+        })
+    }
+
     /// Moves a queue pair to another state as a strict device would.
     pub fn modify(&mut self, number: u32, attr: &ibv_qp_attr, mask: i32) -> Result<(), i32> {
         let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
@@ -47,9 +80,13 @@ impl World {
                 let left = self.settings.get("rtr_timeouts", pair.device);
                 self.settings.set("rtr_timeouts", left - 1);
                 self.settings.count("rtr_refusals", 1);
-                return Err(libc::ETIMEDOUT);
+                return Err(self.settings.get("rtr_errno", pair.device) as i32);
             }
-            IBV_QPS_RTR => receives(pair, attr, &mut self.settings)?,
+            IBV_QPS_RTR => {
+                receives(pair, attr, &mut self.settings)?;
+                let own = self.settings.get("ece", pair.device) as u32;
+                pair.ece = pair.ece.map(|ece| ibv_ece { options: ece.options & own, ..ece });
+            }
             _ => sends(pair, attr, &mut self.settings)?,
         }
         Ok(())

@@ -1,0 +1,175 @@
+use super::*;
+use crate::proxy::drain::Pass;
+use crate::proxy::idle::Rest;
+use std::sync::atomic::AtomicU32;
+
+struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
+
+impl Work for Counts {
+    fn pass(&mut self, _: Rest) -> Pass {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Pass::default()
+    }
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {
+        self.0.store(u32::MAX, Ordering::SeqCst);
+    }
+    fn name(&self) -> String {
+        "counts".into()
+    }
+}
+
+impl Drop for Counts {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+fn start(threads: u32, spin: Option<Duration>) -> Engine {
+    let settings = Settings { threads, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
+    Engine::start(&settings).unwrap()
+}
+
+#[test]
+fn work_is_done_until_it_is_taken_back() {
+    let engine = start(2, Some(Duration::from_micros(100)));
+    let all: Vec<_> = (0..4)
+        .map(|i| {
+            let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+            let ticket = engine.give(i, Box::new(Counts(count.clone(), dropped.clone())));
+            (ticket, count, dropped)
+        })
+        .collect();
+    for (_, count, _) in &all {
+        let seen = count.load(Ordering::SeqCst);
+        while count.load(Ordering::SeqCst) < seen + 3 {
+            std::thread::yield_now();
+        }
+    }
+    let (ticket, count, dropped) = &all[0];
+    assert!(engine.take_back(*ticket));
+    assert!(dropped.load(Ordering::SeqCst));
+    let after = count.load(Ordering::SeqCst);
+    let other = all[2].1.load(Ordering::SeqCst);
+    while all[2].1.load(Ordering::SeqCst) < other + 3 {
+        std::thread::yield_now();
+    }
+    assert_eq!(count.load(Ordering::SeqCst), after, "nobody works on it any more");
+    drop(engine);
+    assert!(all.iter().all(|(_, _, dropped)| dropped.load(Ordering::SeqCst)));
+}
+
+#[test]
+fn sets_of_few_contexts_have_all_threads_in_turn() {
+    let engine = start(3, Some(Duration::from_micros(100)));
+    assert_eq!([1, 1, 1, 4, 2, 1].map(|contexts| engine.deal(contexts).next()), [0, 1, 2, 0, 1, 0].map(Some));
+}
+
+/// Stands in a call, as a driver's may, until it is let go.
+struct Stands(Arc<AtomicBool>, Arc<AtomicBool>);
+
+impl Work for Stands {
+    fn pass(&mut self, _: Rest) -> Pass {
+        self.0.store(true, Ordering::SeqCst);
+        while !self.1.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        Pass::default()
+    }
+
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {}
+    fn name(&self) -> String {
+        "stands".into()
+    }
+}
+
+#[test]
+fn a_thread_that_stands_holds_nobody_up_for_ever() {
+    let mut engine = start(1, None);
+    engine.give_back = Duration::from_millis(50);
+    let [stands, goes] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let first = engine.give(0, Box::new(Stands(stands.clone(), goes.clone())));
+    while !stands.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let second = engine.give(0, Box::new(Counts(count, dropped.clone())));
+    assert!(!engine.take_back(first) && !engine.take_back(second));
+    drop(engine);
+    goes.store(true, Ordering::SeqCst);
+    while !dropped.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+}
+
+/// Has a fault once it is told to, one more if it is, and says how often it was worked on since the first.
+struct Faults {
+    is_told: Arc<AtomicBool>,
+    is_told_again: Arc<AtomicBool>,
+    has_failed: bool,
+    since: Arc<AtomicU32>,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Work for Faults {
+    fn pass(&mut self, _: Rest) -> Pass {
+        assert!(self.has_failed || !self.is_told.load(Ordering::SeqCst), "a fault of this test's own");
+        assert!(!self.is_told_again.load(Ordering::SeqCst), "another one");
+        self.since.fetch_add(self.has_failed.into(), Ordering::SeqCst);
+        Pass::default()
+    }
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {
+        self.has_failed = true;
+    }
+    fn name(&self) -> String {
+        "faults".into()
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+fn until(what: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it has not come");
+        std::thread::yield_now();
+    }
+}
+
+/// A fault ends neither the thread nor what else it has; what was hit goes on, so that device code gets its entries
+/// back, until it has another one.
+#[test]
+fn a_fault_hits_one_work_alone_and_that_one_goes_on() {
+    let engine = start(1, None);
+    let [is_told, is_told_again, dropped] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let since = Arc::new(AtomicU32::new(0));
+    let (count, other) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let faults = Faults {
+        is_told: is_told.clone(),
+        is_told_again: is_told_again.clone(),
+        has_failed: false,
+        since: since.clone(),
+        dropped: dropped.clone(),
+    };
+    let tickets = [engine.give(0, Box::new(faults)), engine.give(0, Box::new(Counts(count.clone(), other.clone())))];
+    assert!(engine.check().is_ok());
+    is_told.store(true, Ordering::SeqCst);
+    until(|| since.load(Ordering::SeqCst) > 3);
+    assert!(engine.check().unwrap_err().message().contains("a fault has hit"));
+    let seen = count.load(Ordering::SeqCst);
+    until(|| count.load(Ordering::SeqCst) > seen + 3 && count.load(Ordering::SeqCst) != u32::MAX);
+    assert!(!dropped.load(Ordering::SeqCst));
+    is_told_again.store(true, Ordering::SeqCst);
+    until(|| dropped.load(Ordering::SeqCst));
+    let seen = count.load(Ordering::SeqCst);
+    until(|| count.load(Ordering::SeqCst) > seen + 3);
+    let begun = Instant::now();
+    assert!(tickets.into_iter().all(|ticket| engine.take_back(ticket)));
+    assert!(begun.elapsed() < GIVE_BACK / 2 && other.load(Ordering::SeqCst));
+}
