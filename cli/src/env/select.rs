@@ -88,10 +88,9 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     // A type that oxygin has none of is replaced below.
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
-    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
     // Also asked where no driver is, as on a login node, for hosts where one is.
-    let machine = KnownMachine { is_verbs, has_cuda: true };
-    let own = queue_owner(&config, asking, &machine).0 == QueueOwner::Plugin;
+    let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
+    let own = queue_owner(&config, asking, &KnownMachine { is_verbs, has_cuda: true }).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
