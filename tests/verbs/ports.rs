@@ -79,6 +79,19 @@ fn devices_agree_on_options_of_their_connections() {
         }
         drop(ranks);
     }
+    // A device that refuses what the other end has taken already.
+    fake.set("reset", 0);
+    fake.set("ece", 3);
+    let fabrics = Job { config: on, ..Default::default() }.fabrics();
+    let spec = ContextSpec { contexts: 1, queue_depth: 0, traffic_class: None, rank_stride: 1 };
+    let (mut pendings, slices): (Vec<_>, Vec<_>) = fabrics.iter().map(|f| f.0.prepare_contexts(&spec).unwrap()).unzip();
+    let agree = |me: usize, pending: &mut _| fabrics[me].0.agree(pending, &for_rank(&slices, me)).unwrap().unwrap();
+    let agreed: Vec<Vec<u8>> = pendings.iter_mut().enumerate().map(|(me, pending)| agree(me, pending)).collect();
+    fabrics[0].0.take_agreed(&mut pendings[0], &for_rank(&agreed, 0)).unwrap();
+    fake.set("ece_refusals", 1);
+    let e = fabrics[0].0.finish_contexts(pendings.remove(0), &for_rank(&slices, 0)).err().unwrap();
+    assert!(["rank 1", "options 0x3", "NCCL_IB_ECE_ENABLE=0"].iter().all(|part| e.message().contains(part)), "{e}");
+    drop((pendings, fabrics));
     fake.check_clean();
 }
 

@@ -2,6 +2,7 @@
 //! establishment"). What they mean is the vendor's affair: a device takes a part of what it is offered, and says which
 //! once its queue pair receives. So of two ends one goes first.
 
+use crate::error::{Error, Result};
 use oxygin_ffi::verbs::types::ibv_ece;
 use oxygin_ffi::verbs::Qp;
 
@@ -18,17 +19,19 @@ pub enum Agreed {
 }
 
 impl Agreed {
-    /// Has a queue pair connect with what the other end has taken. A device that refuses that connects without, as both
-    /// ends then are by the standard at least.
-    pub fn set(self, qp: &Qp, label: &str, peer: usize) {
-        if let Self::On(ece) = self {
-            match qp.set_ece(ece) {
-                Ok(()) => {
-                    log::debug!("{label}, rank {peer}: options {:#x} of vendor {:#x}", ece.options, ece.vendor_id)
-                }
-                Err(e) => log::info!("{label}, rank {peer}: options {:#x} cannot be set: {e}", ece.options),
-            }
-        }
+    /// Has a queue pair connect with what the other end has taken. Where its device refuses that, the ends differ in
+    /// what only their vendor knows, and are not to be connected.
+    pub fn set(self, qp: &Qp) -> Result<()> {
+        let Self::On(ece) = self else { return Ok(()) };
+        qp.set_ece(ece).map_err(|e| {
+            Error::system(format!(
+                "queue pair {} with the options {:#x} of vendor {:#x}, which the other end has taken: {e}; set \
+                 NCCL_IB_ECE_ENABLE=0 on all ranks",
+                qp.number(),
+                ece.options,
+                ece.vendor_id
+            ))
+        })
     }
 }
 

@@ -349,8 +349,7 @@ fn lanes(
             let received = match agreed {
                 Agreed::Receives => Ok(()),
                 Agreed::No | Agreed::On(_) => {
-                    agreed.set(qp, &fabric.label, peer);
-                    receive(qp, origin, &fabric.hello, &remote, tc, end)
+                    agreed.set(qp).and_then(|()| receive(qp, origin, &fabric.hello, &remote, tc, end))
                 }
             };
             received

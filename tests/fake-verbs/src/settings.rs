@@ -32,6 +32,8 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("rtr_errno", libc::ETIMEDOUT as i64),
     // Options of connections that devices know, a bit each; 0: they know nothing of such.
     ("ece", 0),
+    // So many next options that are offered are refused.
+    ("ece_refusals", 0),
     // Entries of the GID table, of RoCE v1 and v2 in turn: two link-local ones, two IPv4 ones, two of another subnet,
     // two IPv6 ones.
     ("gids", 4),

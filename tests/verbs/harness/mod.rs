@@ -266,7 +266,7 @@ pub fn start_put(rank: &Rank, context: usize, peer: u32, put: &Put) -> Seq {
 }
 
 /// What each rank said to rank `me`, out of what each said to all.
-fn for_rank(slices: &[Vec<u8>], me: usize) -> Vec<&[u8]> {
+pub fn for_rank(slices: &[Vec<u8>], me: usize) -> Vec<&[u8]> {
     let n = slices.len();
     slices.iter().map(|all| &all[me * (all.len() / n)..(me + 1) * (all.len() / n)]).collect()
 }

@@ -34,6 +34,11 @@ impl World {
         let pair = self.pairs.get_mut(&number).ok_or(libc::EINVAL)?;
         match self.settings.get("ece", pair.device) {
             0 => Err(libc::EOPNOTSUPP),
+            _ if self.settings.get("ece_refusals", pair.device) > 0 => {
+                let left = self.settings.get("ece_refusals", pair.device);
+                self.settings.set("ece_refusals", left - 1);
+                Err(libc::EINVAL)
+            }
             _ if ece.vendor_id != 7 || ece.comp_mask != 0 || pair.attr.qp_state >= IBV_QPS_RTR => Err(libc::EINVAL),
             _ => {
                 pair.ece = Some(ece);
