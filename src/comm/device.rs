@@ -216,14 +216,14 @@ impl Coll {
         let memory = room.memory;
         let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, false, shares.len() as u32);
         let threads = engine.deal(spec.contexts.contexts as usize);
-        let tickets = threads.zip(shares).map(|(thread, share)| {
+        let ids = threads.zip(shares).map(|(thread, share)| {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
             let lanes = lanes.map(|(context, peer)| Metered { context, peer, is_companion: false });
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
         });
         let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle), capture: None };
-        Ok(DeviceQueues::new(&engine, tickets.collect(), memory, shared))
+        Ok(DeviceQueues::new(&engine, ids.collect(), memory, shared))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::gdaki::soft::capture::Capture;
 use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::queue::Queue;
 use crate::proxy::drain::{Drain, Kept, Work};
-use crate::proxy::engine::{Engine, Settings, Ticket};
+use crate::proxy::engine::{Engine, Settings, WorkId};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::Memory;
 use crate::proxy::meter::Meter;
@@ -58,7 +58,7 @@ pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Resul
 /// The queues of a set. Ends with the set.
 pub struct DeviceQueues {
     engine: Weak<Engine>,
-    tickets: Mutex<Vec<Ticket>>,
+    ids: Mutex<Vec<WorkId>>,
     /// Freed when the engine has let go of it, too.
     memory: Arc<Memory>,
     /// Windows that end with the set, as handles: its signals, and what else is its own.
@@ -96,24 +96,24 @@ unsafe impl Sync for DeviceQueues {}
 
 impl DeviceQueues {
     /// Queues that `engine` drains.
-    pub(super) fn new(engine: &Arc<Engine>, tickets: Vec<Ticket>, memory: Arc<Memory>, shared: QueueState) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, ids: Vec<WorkId>, memory: Arc<Memory>, shared: QueueState) -> Self {
         let QueueState { windows, failed, ended, handle, capture } = shared;
-        let (engine, tickets) = (Arc::downgrade(engine), Mutex::new(tickets));
-        Self { engine, tickets, memory, windows, failed, ended, handle, capture, hardware: Mutex::default() }
+        let (engine, ids) = (Arc::downgrade(engine), Mutex::new(ids));
+        Self { engine, ids, memory, windows, failed, ended, handle, capture, hardware: Mutex::default() }
     }
 
-    /// Queues that a device executes, in `memory`, and that `engine` rings where there are `tickets`. `failed`: as for
+    /// Queues that a device executes, in `memory`, and that `engine` rings where there are `ids`. `failed`: as for
     /// [`QueueState`].
     pub(super) fn of_device(
         queues: HardwareQueues,
         memory: Arc<Memory>,
         handle: Box<DeviceHandle>,
-        (engine, tickets): (Weak<Engine>, Vec<Ticket>),
+        (engine, ids): (Weak<Engine>, Vec<WorkId>),
         failed: Arc<AtomicBool>,
     ) -> Self {
         Self {
             engine,
-            tickets: Mutex::new(tickets),
+            ids: Mutex::new(ids),
             memory,
             windows: Vec::new(),
             failed,
@@ -154,10 +154,10 @@ impl DeviceQueues {
 
     /// Nothing is drained, nor rung or executed by a device, from here on.
     pub fn stop(&self) {
-        let tickets = std::mem::take(&mut *self.tickets.lock());
+        let ids = std::mem::take(&mut *self.ids.lock());
         if let Some(engine) = self.engine.upgrade() {
-            for ticket in tickets {
-                if !engine.take_back(ticket) {
+            for id in ids {
+                if !engine.take_back(id) {
                     self.keep_memory();
                 }
             }

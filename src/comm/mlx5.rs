@@ -202,7 +202,7 @@ impl Coll {
         call.step(Contribution::default())?;
         call.end();
         let failed = Arc::default();
-        let tickets = match &engine {
+        let ids = match &engine {
             None => Vec::new(),
             Some(engine) => engine
                 .deal(spec.contexts.contexts as usize)
@@ -212,7 +212,7 @@ impl Coll {
         };
         let engine = engine.map_or_else(Weak::new, |engine| Arc::downgrade(&engine));
         let hardware = HardwareQueues { queues, keys: vec![counters, signals, sink] };
-        Ok(DeviceQueues::of_device(hardware, room.memory, handle, (engine, tickets), failed))
+        Ok(DeviceQueues::of_device(hardware, room.memory, handle, (engine, ids), failed))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::gdaki::soft::queue::{QueuePairAddresses, SendQueue, SLOTS_MAX};
 use crate::gdaki::soft::{PairView, QueueView, SetView, TableView};
 use crate::gdaki::view::{Layout, SetShape};
 use crate::proxy::credits::CreditWord;
-use crate::proxy::engine::{Engine, Ticket};
+use crate::proxy::engine::{Engine, WorkId};
 use crate::proxy::lane::{Common, Lane};
 use crate::proxy::memory::{Block, Memory};
 use crate::proxy::meter::{Meter, Metered};
@@ -319,9 +319,9 @@ impl Coll {
             None => None,
         };
         let memory = room.memory;
-        let tickets = self.give_queues(&engine, set, spec, shares, &memory);
+        let ids = self.give_queues(&engine, set, spec, shares, &memory);
         let shared = QueueState { windows: windows.to_vec(), failed, ended, handle, capture };
-        Ok((DeviceQueues::new(&engine, tickets, memory, shared), view))
+        Ok((DeviceQueues::new(&engine, ids, memory, shared), view))
     }
 
     /// Has each of the engine's threads drain its queues and their companions, and count what they do.
@@ -332,10 +332,10 @@ impl Coll {
         spec: &NicSpec,
         shares: Vec<[Share<SendQueue>; 2]>,
         memory: &Arc<Memory>,
-    ) -> Vec<Ticket> {
+    ) -> Vec<WorkId> {
         let (stride, has_companions, threads) = (spec.contexts.rank_stride, spec.counters > 0, shares.len() as u32);
         let page = self.stats_page(set, Way::Engine, stride, has_companions, threads);
-        let mut tickets = Vec::new();
+        let mut ids = Vec::new();
         for (thread, queues) in engine.deal(spec.contexts.contexts as usize).zip(shares) {
             // Companions have the order of their queue pairs, and no peer of their own.
             let (commons, lanes) = &queues[0];
@@ -349,10 +349,10 @@ impl Coll {
                 let trace = engine.trace().filter(|_| !is_companion);
                 let meter = Meter::new(page.clone(), trace, thread, set.set, lanes);
                 let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory));
-                tickets.push(engine.give(thread, work));
+                ids.push(engine.give(thread, work));
             }
         }
-        tickets
+        ids
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Settings {
 
 /// Names work that a thread has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct WorkId {
     thread: usize,
     number: u64,
 }
@@ -146,7 +146,7 @@ impl Engine {
     }
 
     /// Has a thread work on something from here on.
-    pub fn give(&self, thread: usize, mut work: Box<dyn Work>) -> Ticket {
+    pub fn give(&self, thread: usize, mut work: Box<dyn Work>) -> WorkId {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let thread = thread % self.workers.len();
         let common = &self.workers[thread].common;
@@ -159,19 +159,19 @@ impl Engine {
             mailbox.has.push(number);
             common.tell(mailbox);
         }
-        Ticket { thread, number }
+        WorkId { thread, number }
     }
 
     /// Ends the work on something. Returns whether the thread has let go of it: if not, its memory must stay.
-    pub fn take_back(&self, ticket: Ticket) -> bool {
-        let Worker { common, is_stuck, .. } = &self.workers[ticket.thread];
+    pub fn take_back(&self, id: WorkId) -> bool {
+        let Worker { common, is_stuck, .. } = &self.workers[id.thread];
         let mut mailbox = common.mailbox.lock();
-        mailbox.wanted.push(ticket.number);
+        mailbox.wanted.push(id.number);
         common.changes.fetch_add(1, Ordering::Release);
         common.changed.notify_all();
         // One that has kept others waiting for as long is not waited for again.
         let end = Instant::now() + if is_stuck.load(Ordering::Relaxed) { Duration::ZERO } else { self.give_back };
-        while mailbox.has.contains(&ticket.number) {
+        while mailbox.has.contains(&id.number) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 is_stuck.store(true, Ordering::Relaxed);

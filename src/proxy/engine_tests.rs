@@ -36,8 +36,8 @@ fn work_is_done_until_it_is_taken_back() {
     let all: Vec<_> = (0..4)
         .map(|i| {
             let (count, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-            let ticket = engine.give(i, Box::new(Counts(count.clone(), dropped.clone())));
-            (ticket, count, dropped)
+            let id = engine.give(i, Box::new(Counts(count.clone(), dropped.clone())));
+            (id, count, dropped)
         })
         .collect();
     for (_, count, _) in &all {
@@ -46,8 +46,8 @@ fn work_is_done_until_it_is_taken_back() {
             std::thread::yield_now();
         }
     }
-    let (ticket, count, dropped) = &all[0];
-    assert!(engine.take_back(*ticket));
+    let (id, count, dropped) = &all[0];
+    assert!(engine.take_back(*id));
     assert!(dropped.load(Ordering::SeqCst));
     let after = count.load(Ordering::SeqCst);
     let other = all[2].1.load(Ordering::SeqCst);
@@ -157,7 +157,7 @@ fn a_fault_hits_one_work_alone_and_that_one_goes_on() {
         since: since.clone(),
         dropped: dropped.clone(),
     };
-    let tickets = [engine.give(0, Box::new(faults)), engine.give(0, Box::new(Counts(count.clone(), other.clone())))];
+    let ids = [engine.give(0, Box::new(faults)), engine.give(0, Box::new(Counts(count.clone(), other.clone())))];
     assert!(engine.check().is_ok());
     is_told.store(true, Ordering::SeqCst);
     until(|| since.load(Ordering::SeqCst) > 3);
@@ -170,6 +170,6 @@ fn a_fault_hits_one_work_alone_and_that_one_goes_on() {
     let seen = count.load(Ordering::SeqCst);
     until(|| count.load(Ordering::SeqCst) > seen + 3);
     let begun = Instant::now();
-    assert!(tickets.into_iter().all(|ticket| engine.take_back(ticket)));
+    assert!(ids.into_iter().all(|id| engine.take_back(id)));
     assert!(begun.elapsed() < GIVE_BACK / 2 && other.load(Ordering::SeqCst));
 }

@@ -1,4 +1,4 @@
-//! Opaque handles: every pointer that NCCL holds for us is a ticket into one table, not an address.
+//! Opaque handles: every pointer that NCCL holds for us is a number of one table, not an address.
 //!
 //! A handle that is NULL, foreign, of the wrong kind, or already destroyed is told from a live one without touching
 //! memory that is not ours. A handle is even, below 2^62 and never zero, so it survives the device descriptors that
