@@ -273,7 +273,8 @@ impl Windows {
         }
     }
 
-    /// The operations of `work`, which is no wait. They are appended to `ops`, or none is.
+    /// The operations of `work`, which is no wait, and no addition that is a [signal](Windows::signal). They are
+    /// appended to `ops`, or none is.
     #[inline(never)]
     pub fn carry(&mut self, work: &Request, ops: &mut Ops) -> Result<Entry, Fault> {
         match *work {

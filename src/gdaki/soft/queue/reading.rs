@@ -8,7 +8,8 @@ use crate::gdaki::soft::keys::SINK;
 use crate::gdaki::soft::meaning::Fault;
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Entry, Finish};
-use crate::rma::op::Op;
+use crate::rma::atomic::Width;
+use crate::rma::op::{Op, Signal};
 use std::sync::atomic::Ordering;
 
 impl SendQueue {
@@ -51,6 +52,19 @@ impl SendQueue {
         view.is_fenced() && self.fetches <= index && self.fetches > self.credited
     }
 
+    /// An entry that adds to a signal. Device code writes a put with a signal as two entries. One operation carries
+    /// both: half as many for the fabric, and none that has to wait for the one before it.
+    #[inline(always)]
+    fn add_signal(&mut self, signal: Signal, index: u64, ops: &mut Ops) -> Entry {
+        let is_behind = self.writer.wrapping_add(1) == index;
+        self.writer = NEVER;
+        if is_behind && ops.attach(signal) {
+            return Entry::Joined;
+        }
+        ops.push_signal(signal);
+        Entry::Op(Finish::NONE)
+    }
+
     /// What device code writes in rows: a put from one range or of a value, and a signal. `None`: it is none of them,
     /// has to wait, or cannot be; [`SendQueue::read_other`] says which.
     #[inline(always)]
@@ -58,26 +72,19 @@ impl SendQueue {
         if view.queue() != self.places.number || self.has_to_wait(view, index) {
             return None;
         }
-        let (entry, writer) = if let Some((remote, from)) = view.put() {
+        let entry = if let Some((remote, from)) = view.put() {
             ops.push(Op::Put(self.windows.put(&remote, &from).ok()?));
-            (Entry::Op(Finish::NONE), index)
+            self.writer = index;
+            Entry::Op(Finish::NONE)
         } else if let Some((remote, inline)) = view.value() {
             ops.push(Op::Value(self.windows.value(&remote, &inline).ok()?));
-            (Entry::Op(Finish::NONE), index)
+            self.writer = index;
+            Entry::Op(Finish::NONE)
         } else {
             let (remote, add, fetched) = view.addition().filter(|(.., fetched)| fetched.key == SINK)?;
             let signal = self.windows.signal(&remote, add, &fetched).ok()?;
-            // Device code writes a put with a signal as two entries. One operation carries both: half as many for the
-            // fabric, and none that has to wait for the one before it.
-            let entry = if self.writer.wrapping_add(1) == index && ops.attach(signal) {
-                Entry::Joined
-            } else {
-                ops.push_signal(signal);
-                Entry::Op(Finish::NONE)
-            };
-            (entry, NEVER)
+            self.add_signal(signal, index, ops)
         };
-        self.writer = writer;
         self.note(index, Record { opcode: view.opcode(), syndrome: None, is_signalled: view.is_signalled() });
         Some(entry)
     }
@@ -100,15 +107,13 @@ impl SendQueue {
         if shown == Shown::No {
             return self.refuse(index, bytes, Fault::Missing(view.index()));
         }
-        // One that is meant to look as if it had not all arrived may be usual all the same.
-        let usual = if shown == Shown::Unsure { self.usual(&view, index, ops) } else { None };
-        match usual.map_or_else(|| self.carry(&view, index, ops), Ok) {
+        match self.carry(&view, index, ops) {
             Ok(entry) => entry,
             Err(fault) => self.refuse(index, bytes, fault),
         }
     }
 
-    /// What the entry asks for, which is not usual.
+    /// What the entry asks for. Does with what is usual what [`SendQueue::usual`] does: it may have had to wait.
     fn carry(&mut self, view: &View, index: u64, ops: &mut Ops) -> Result<Entry, Fault> {
         let work = view.work().map_err(Fault::Malformed)?;
         if view.queue() != self.places.number {
@@ -122,12 +127,18 @@ impl SendQueue {
                 return Ok(Entry::Absent);
             }
         }
+        self.note(index, Record { opcode: view.opcode(), syndrome: None, is_signalled: view.is_signalled() });
+        if let Request::Add { remote, width: Width::Eight, add, boundary: 0, fetched } = work {
+            if fetched.key == SINK {
+                let signal = self.windows.signal(&remote, add, &fetched)?;
+                return Ok(self.add_signal(signal, index, ops));
+            }
+        }
         let entry = self.windows.carry(&work, ops)?;
         self.writer = if let Request::Write(..) | Request::WriteInline(..) = work { index } else { NEVER };
         if let Entry::Gets(_) = entry {
             self.fetches = self.fetches.max(index + 1);
         }
-        self.note(index, Record { opcode: view.opcode(), syndrome: None, is_signalled: view.is_signalled() });
         Ok(entry)
     }
 }
