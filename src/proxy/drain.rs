@@ -20,6 +20,8 @@ const SWEEP_IDLE: usize = 1024;
 const SWEEP_BUSY: usize = 64;
 /// Cold lanes that each look of the watchdog asks whether device code stands there: 4096 in 4 s, at 0.1 µs each.
 const WATCHED_COLD: usize = 256;
+/// Lanes that a line of the log names.
+const NAMED_AT_MOST: usize = 8;
 /// Visits without anything after which a lane is cold again.
 const HOT_VISITS: u32 = 512;
 
@@ -57,6 +59,9 @@ pub trait Work: Send {
 
     /// What it is, for the log.
     fn name(&self) -> String;
+
+    /// What of it is unfinished, and whom that waits for, for the log.
+    fn unfinished(&self) -> String;
 }
 
 /// Contexts of a set, and who keeps them alive.
@@ -343,6 +348,18 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     fn name(&self) -> String {
         let numbers: Vec<_> = self.commons.iter().map(|common| common.number.to_string()).collect();
         format!("contexts {}", numbers.join(", "))
+    }
+
+    fn unfinished(&self) -> String {
+        let left = self.places.iter().filter_map(|place| {
+            let (peer, n) = place.lane.unfinished()?;
+            Some(format!("{n} entries to rank {peer} (context {})", self.commons[place.context as usize].number))
+        });
+        let named: Vec<_> = left.take(NAMED_AT_MOST).collect();
+        match named.is_empty() {
+            true => "entries that have not arrived as a whole".into(),
+            false => named.join(", "),
+        }
     }
 }
 

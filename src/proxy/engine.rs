@@ -1,8 +1,8 @@
 //! The engine's threads: each works on what it was given, pass by pass, until it is taken back.
 
 use super::affinity::Cpus;
-use super::drain::Work;
-use super::idle::{Idle, Next};
+use super::drain::{Pass, Work};
+use super::idle::{Idle, Next, Rest};
 use crate::error::{Error, Result};
 use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
@@ -22,6 +22,10 @@ const WATCH_PASSES: u32 = 4096;
 /// How long a caller waits until a thread gives work back. A pass takes microseconds; a thread that does not come back
 /// stands in the driver.
 const GIVE_BACK: Duration = Duration::from_secs(30);
+/// How long work that is asked back may take to finish what device code has left behind, and how long nothing of it
+/// may move meanwhile: as long as a communicator that is closed waits until its peers have what it said was complete.
+const FINISH_WITHIN: Duration = Duration::from_secs(10);
+const STANDS_AFTER: Duration = Duration::from_secs(2);
 
 /// How the threads behave.
 #[derive(Clone, Debug)]
@@ -162,7 +166,9 @@ impl Engine {
         WorkId { thread, number }
     }
 
-    /// Ends the work on something. Returns whether the thread has let go of it: if not, its memory must stay.
+    /// Ends the work on something, once what device code has left there is carried out: a kernel may end behind entries
+    /// that it has not waited for, and a device executes them all the same. What does not come to its end is dropped,
+    /// and the log names the ranks. Returns whether the thread has let go of it: if not, its memory must stay.
     pub fn take_back(&self, id: WorkId) -> bool {
         let Worker { common, is_stuck, .. } = &self.workers[id.thread];
         let mut mailbox = common.mailbox.lock();
@@ -224,6 +230,8 @@ struct Task {
     has_failed: bool,
     /// Another one did: the thread lets go of it.
     is_over: bool,
+    /// It is asked back: since when, and when something of it moved last.
+    ending: Option<(Instant, Instant)>,
 }
 
 impl Task {
@@ -236,6 +244,31 @@ impl Task {
             self.fault(common, telemetry::panic::text(&*panic));
             T::default()
         })
+    }
+
+    /// Whether the thread lets go of it behind a pass that looked at everything: it is asked back, and has finished or
+    /// will not.
+    #[cold]
+    fn is_through(&mut self, pass: Pass) -> bool {
+        let Some((since, moved)) = &mut self.ending else { return false };
+        if self.has_failed || pass.moved == 0 && !pass.is_busy {
+            return true;
+        }
+        let now = Instant::now();
+        if pass.moved > 0 {
+            *moved = now;
+        }
+        let (all, still) = (now.duration_since(*since), now.duration_since(*moved));
+        if all < FINISH_WITHIN && still < STANDS_AFTER {
+            return false;
+        }
+        log::warn!(
+            "destroyContext: {} are dropped with {}, as nothing of it has moved for {still:.1?} in {all:.1?}; have \
+             kernels flush before they end",
+            self.work.name(),
+            self.work.unfinished()
+        );
+        true
     }
 
     #[cold]
@@ -267,15 +300,15 @@ struct Works<'a> {
 }
 
 impl Works<'_> {
-    /// Lets go of what had a second fault.
+    /// Lets go of what had a second fault, and of what was asked back and is through.
     #[cold]
-    fn drop_broken(&mut self) {
-        let (broken, sound) = std::mem::take(&mut self.all).into_iter().partition(|task| task.is_over);
-        self.all = sound;
-        let broken: Vec<Task> = broken;
-        let numbers: Vec<_> = broken.iter().map(|task| task.number).collect();
+    fn let_go(&mut self) {
+        let (gone, others) = std::mem::take(&mut self.all).into_iter().partition(|task| task.is_over);
+        self.all = others;
+        let gone: Vec<Task> = gone;
+        let numbers: Vec<_> = gone.iter().map(|task| task.number).collect();
         // Dropped without the lock, as everywhere.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(gone)));
         self.common.mailbox.lock().has.retain(|number| !numbers.contains(number));
         self.common.changed.notify_all();
     }
@@ -304,24 +337,29 @@ fn run(common: &Common) {
     let mut seen = u64::MAX;
     let (mut idle, mut yielder) = (Idle::new(common.settings.spin), Yielder::default());
     let (mut watched, mut passes) = (Instant::now(), 0u32);
+    let mut ends = false;
     loop {
         let changes = common.changes.load(Ordering::Acquire);
         if changes != seen {
             seen = changes;
-            if !take_up(common, &mut works.all) {
-                return;
-            }
+            ends = take_up(common, &mut works.all);
         }
         let (mut moved, mut is_busy) = (0, false);
-        let (rest, mut is_broken) = (idle.rest(), false);
+        let (rest, mut is_over) = (idle.rest(), false);
         for task in &mut works.all {
+            // One that is asked back is looked at as a whole.
+            let rest = if task.ending.is_some() { Rest::Sleeps } else { rest };
             let pass = task.attempt(common, |work| work.pass(rest));
             moved += pass.moved;
             is_busy |= pass.is_busy;
-            is_broken |= task.is_over;
+            task.is_over |= task.ending.is_some() && task.is_through(pass);
+            is_over |= task.is_over;
         }
-        if is_broken {
-            works.drop_broken();
+        if is_over {
+            works.let_go();
+        }
+        if ends && works.all.is_empty() {
+            return;
         }
         passes = passes.wrapping_add(1);
         let next = idle.after(moved > 0, is_busy, Instant::now);
@@ -343,21 +381,17 @@ fn run(common: &Common) {
     }
 }
 
-/// Takes up what came and lets go of what is wanted back; whether the thread goes on.
+/// Takes up what came, and sees what is asked back; whether the thread ends, once it has let go of everything.
 fn take_up(common: &Common, works: &mut Vec<Task>) -> bool {
     let mut mailbox = common.mailbox.lock();
     let arrived = std::mem::take(&mut mailbox.arrived).into_iter();
-    works.extend(arrived.map(|(number, work)| Task { number, work, has_failed: false, is_over: false }));
+    works.extend(arrived.map(|(number, work)| Task { number, work, has_failed: false, is_over: false, ending: None }));
     let wanted = std::mem::take(&mut mailbox.wanted);
-    let ends = mailbox.ends;
-    drop(mailbox);
-    // Dropped without the lock: that may free memory.
-    works.retain(|task| !ends && !wanted.contains(&task.number));
-    let mut mailbox = common.mailbox.lock();
-    mailbox.has.retain(|number| !ends && !wanted.contains(number));
-    drop(mailbox);
-    common.changed.notify_all();
-    !ends
+    let now = Instant::now();
+    for task in works.iter_mut().filter(|task| mailbox.ends || wanted.contains(&task.number)) {
+        task.ending.get_or_insert((now, now));
+    }
+    mailbox.ends
 }
 
 fn sleep(common: &Common, seen: u64, time: Duration) {

@@ -1,6 +1,4 @@
 use super::*;
-use crate::proxy::drain::Pass;
-use crate::proxy::idle::Rest;
 use std::sync::atomic::AtomicU32;
 
 struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
@@ -16,6 +14,9 @@ impl Work for Counts {
     }
     fn name(&self) -> String {
         "counts".into()
+    }
+    fn unfinished(&self) -> String {
+        String::new()
     }
 }
 
@@ -82,6 +83,9 @@ impl Work for Stands {
     fn name(&self) -> String {
         "stands".into()
     }
+    fn unfinished(&self) -> String {
+        String::new()
+    }
 }
 
 #[test]
@@ -125,6 +129,9 @@ impl Work for Faults {
     }
     fn name(&self) -> String {
         "faults".into()
+    }
+    fn unfinished(&self) -> String {
+        String::new()
     }
 }
 
@@ -172,4 +179,66 @@ fn a_fault_hits_one_work_alone_and_that_one_goes_on() {
     let begun = Instant::now();
     assert!(ids.into_iter().all(|id| engine.take_back(id)));
     assert!(begun.elapsed() < GIVE_BACK / 2 && other.load(Ordering::SeqCst));
+}
+
+/// Device code has left so many entries, of which each pass carries one out.
+struct Leaves(Arc<AtomicU32>);
+
+impl Work for Leaves {
+    fn pass(&mut self, rest: Rest) -> Pass {
+        // Those of a queue that a pass in company does not look at.
+        let left = self.0.load(Ordering::SeqCst);
+        if rest != Rest::Sleeps || left == 0 {
+            return Pass::default();
+        }
+        self.0.store(left - 1, Ordering::SeqCst);
+        Pass { moved: 1, is_busy: left > 1 }
+    }
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {}
+    fn name(&self) -> String {
+        "leaves".into()
+    }
+    fn unfinished(&self) -> String {
+        String::new()
+    }
+}
+
+/// A kernel may end behind entries that it has not waited for.
+#[test]
+fn what_is_taken_back_or_ends_is_finished_first() {
+    let engine = start(1, None);
+    let left = [100, 50].map(|n| Arc::new(AtomicU32::new(n)));
+    let [first, _] = [0, 1].map(|i| engine.give(0, Box::new(Leaves(left[i].clone()))));
+    assert!(engine.take_back(first));
+    assert_eq!(left[0].load(Ordering::SeqCst), 0);
+    assert_eq!(left[1].load(Ordering::SeqCst), 50, "nobody has asked for this one");
+    drop(engine);
+    assert_eq!(left[1].load(Ordering::SeqCst), 0);
+}
+
+/// Waits for a peer that does nothing.
+struct Waits;
+
+impl Work for Waits {
+    fn pass(&mut self, _: Rest) -> Pass {
+        Pass { moved: 0, is_busy: true }
+    }
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {}
+    fn name(&self) -> String {
+        "waits".into()
+    }
+    fn unfinished(&self) -> String {
+        "an entry to rank 1".into()
+    }
+}
+
+#[test]
+fn what_does_not_finish_is_let_go_of_in_time() {
+    let engine = start(1, None);
+    let begun = Instant::now();
+    assert!(engine.take_back(engine.give(0, Box::new(Waits))));
+    let took = begun.elapsed();
+    assert!(took >= STANDS_AFTER && took < FINISH_WITHIN, "{took:?}");
 }

@@ -98,6 +98,32 @@ fn kernels_of_every_nccl_find_their_way() {
     }
 }
 
+/// A kernel ends behind puts and a signal that it has not waited for, and its set is destroyed at once: the peer gets
+/// all of them, as from a device, which executes what was rung. NCCL EP's combine in its high-throughput mode ends so.
+#[test]
+fn what_a_kernel_has_left_behind_arrives() {
+    const PUTS: usize = 128;
+    let _turn = gdaki_soft();
+    for through in WAYS {
+        on_kernels(2, through, Ask { depth: 256, ..Ask::default() }, |r, kernel, src, dst| {
+            if r.rank == 0 {
+                (0..PUTS).for_each(|i| src.set(i, i as u64 + 1));
+                let place = |i: usize| 8 * i as u64;
+                let put = |i| write(kernel.at(dst.gin, 1, place(i)), kernel.own(src.gin, place(i)), 8);
+                let entries: Vec<_> = (0..PUTS).map(put).chain([kernel.add_signal(0, 1, 1, 1)]).collect();
+                for some in entries.chunks(8) {
+                    kernel.qp(0, 1).post(some);
+                }
+                kernel.destroy();
+            } else {
+                kernel.wait_signal(0, 1, 1);
+                assert!((0..PUTS).all(|i| dst.get(i) == i as u64 + 1));
+                kernel.destroy();
+            }
+        });
+    }
+}
+
 /// More contexts than a thread, sets side by side, none of words, and depths that are no power of two.
 #[test]
 fn sets_have_the_shapes_that_were_asked_for() {

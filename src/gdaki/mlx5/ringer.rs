@@ -99,4 +99,8 @@ impl Work for RingWork {
     fn name(&self) -> String {
         format!("{} doorbells", self.bells.len())
     }
+
+    fn unfinished(&self) -> String {
+        "some that were not rung".into()
+    }
 }

@@ -30,6 +30,11 @@ impl<R: Ring> Lane<R> {
         Told { credited: self.watch.completed, refused: self.refused, dropped: self.dropped, state }
     }
 
+    /// Its peer, and how many entries were taken and are not done; `None`: none.
+    pub fn unfinished(&self) -> Option<(u32, u32)> {
+        (self.under_way > 0).then_some((self.peer, self.under_way))
+    }
+
     /// Whether all its places hold entries that device code has not rung, and none is under way.
     pub fn is_full_of_unrung(&self) -> bool {
         self.ring.is_full_of_unrung()
