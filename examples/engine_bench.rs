@@ -33,6 +33,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[path = "shared/laps.rs"]
+mod shared;
+use shared::{median, pin};
+
 const COLL: u64 = 1;
 const RANKS: usize = 256;
 const CONTEXTS: usize = 16;
@@ -218,12 +222,6 @@ impl Setting {
     }
 }
 
-/// Keeps the calling thread on one processor.
-fn pin(cpu: usize) {
-    let mut set = nix::sched::CpuSet::new();
-    let _ = set.set(cpu).and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
-}
-
 /// Descriptors a second through queues that a producer fills in turns for half a second.
 fn rate(setting: &Setting, queues: &[(usize, usize)]) -> f64 {
     let (stop, mut drain) = (AtomicBool::new(false), setting.drain());
@@ -258,11 +256,6 @@ fn four() -> Vec<(usize, usize)> {
     vec![(0, 3), (5, 100), (9, 200), (15, 255)]
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn drain() {
     for form in [Form::Bytes128, Form::Bytes64] {
         let rates = (0..7).map(|_| rate(&Setting::new(form, 1, 2), &[(0, 1)])).collect();
@@ -270,42 +263,11 @@ fn drain() {
     }
 }
 
-/// Laps in turns: another core fills a part of the queue, then this one drains it. Neither waits for the other within
-/// its lap, so that other work on the machine shows in few of them. Nanoseconds a descriptor, median.
+/// What a descriptor takes that another core has written, ns.
 fn laps(form: Form, n: u32) -> f64 {
-    const LAP: u32 = 192;
     let setting = Setting::new(form, 1, 2);
     let (mut drain, d) = (setting.drain(), setting.put());
-    let turn = AtomicU32::new(0);
-    let wait = |value: u32| {
-        while turn.load(Ordering::Acquire) != value {
-            std::thread::yield_now();
-        }
-    };
-    let times = std::thread::scope(|s| {
-        s.spawn(|| {
-            pin(1);
-            for lap in 0..n {
-                wait(2 * lap);
-                (0..LAP).for_each(|i| while !setting.write(0, 1, lap * LAP + i, &d) {});
-                turn.store(2 * lap + 1, Ordering::Release);
-            }
-        });
-        pin(0);
-        let lap = |lap: u32| {
-            wait(2 * lap + 1);
-            let (begun, mut moved) = (Instant::now(), 0);
-            // Taken and completed count one each.
-            while moved < 2 * LAP {
-                moved += drain.pass(Rest::Awake).moved;
-            }
-            let time = begun.elapsed();
-            turn.store(2 * lap + 2, Ordering::Release);
-            time.as_nanos() as f64 / f64::from(LAP)
-        };
-        (0..n).map(lap).collect::<Vec<_>>()
-    });
-    median(times)
+    shared::laps(192, n, |nth| setting.write(0, 1, nth, &d), &mut drain)
 }
 
 fn sparse() {

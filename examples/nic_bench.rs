@@ -27,6 +27,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[path = "shared/laps.rs"]
+mod shared;
+use shared::{median, pin};
+
 const COLL: u64 = 1;
 const SIZE: u32 = 1024;
 const NUMBER: u32 = 7;
@@ -182,12 +186,6 @@ impl Setting {
     }
 }
 
-/// Keeps the calling thread on one processor.
-fn pin(cpu: usize) {
-    let mut set = nix::sched::CpuSet::new();
-    let _ = set.set(cpu).and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
-}
-
 /// Entries a second for half a second, in millions.
 fn rate(setting: &Setting) -> f64 {
     let (stop, mut drain) = (AtomicBool::new(false), setting.drain());
@@ -213,47 +211,11 @@ fn rate(setting: &Setting) -> f64 {
     })
 }
 
-/// Laps in turns: another core fills a part of the queue, then this one drains it. Neither waits for the other within
-/// its lap, so that other work on the machine shows in few of them. Nanoseconds an entry, median.
+/// What an entry takes that another core has written, ns.
 fn laps(handler: Ringing, n: u32) -> f64 {
-    const LAP: u32 = 512;
     let setting = Setting::new(handler);
     let mut drain = setting.drain();
-    let turn = AtomicU32::new(0);
-    let wait = |value: u32| {
-        while turn.load(Ordering::Acquire) != value {
-            std::thread::yield_now();
-        }
-    };
-    let times = std::thread::scope(|s| {
-        s.spawn(|| {
-            pin(1);
-            for lap in 0..n {
-                wait(2 * lap);
-                (0..LAP).for_each(|i| while !setting.write(u64::from(lap * LAP + i)) {});
-                turn.store(2 * lap + 1, Ordering::Release);
-            }
-        });
-        pin(0);
-        let lap = |lap: u32| {
-            wait(2 * lap + 1);
-            let (begun, mut moved) = (Instant::now(), 0);
-            // Taken and completed count one each.
-            while moved < 2 * LAP {
-                moved += drain.pass(Rest::Awake).moved;
-            }
-            let time = begun.elapsed();
-            turn.store(2 * lap + 2, Ordering::Release);
-            time.as_nanos() as f64 / f64::from(LAP)
-        };
-        (0..n).map(lap).collect::<Vec<_>>()
-    });
-    median(times)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    shared::laps(512, n, |nth| setting.write(u64::from(nth)), &mut drain)
 }
 
 mod measured {

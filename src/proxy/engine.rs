@@ -26,6 +26,9 @@ const GIVE_BACK: Duration = Duration::from_secs(30);
 /// may move meanwhile: as long as a communicator that is closed waits until its peers have what it said was complete.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
 const STANDS_AFTER: Duration = Duration::from_secs(2);
+/// The same behind work that was given up so, as long as nothing has moved since: what stands is waited for once, not
+/// by each that goes.
+const STILL_STANDS_AFTER: Duration = Duration::from_millis(100);
 
 /// How the threads behave.
 #[derive(Clone, Debug)]
@@ -247,9 +250,9 @@ impl Task {
     }
 
     /// Whether the thread lets go of it behind a pass that looked at everything: it is asked back, and has finished or
-    /// will not.
+    /// will not. `stands`: another one was given up, and nothing has moved since.
     #[cold]
-    fn is_through(&mut self, pass: Pass) -> bool {
+    fn is_through(&mut self, pass: Pass, stands: &mut bool) -> bool {
         let Some((since, moved)) = &mut self.ending else { return false };
         if self.has_failed || pass.moved == 0 && !pass.is_busy {
             return true;
@@ -259,11 +262,13 @@ impl Task {
             *moved = now;
         }
         let (all, still) = (now.duration_since(*since), now.duration_since(*moved));
-        if all < FINISH_WITHIN && still < STANDS_AFTER {
+        let patience = if *stands { STILL_STANDS_AFTER } else { STANDS_AFTER };
+        if all < FINISH_WITHIN && still < patience {
             return false;
         }
+        *stands = true;
         log::warn!(
-            "destroyContext: {} are dropped with {}, as nothing of it has moved for {still:.1?} in {all:.1?}; have \
+            "destroyContext: {} are dropped with {}: nothing of it has moved for {still:.1?}, of {all:.1?}; have \
              kernels flush before they end",
             self.work.name(),
             self.work.unfinished()
@@ -337,7 +342,7 @@ fn run(common: &Common) {
     let mut seen = u64::MAX;
     let (mut idle, mut yielder) = (Idle::new(common.settings.spin), Yielder::default());
     let (mut watched, mut passes) = (Instant::now(), 0u32);
-    let mut ends = false;
+    let (mut ends, mut stands) = (false, false);
     loop {
         let changes = common.changes.load(Ordering::Acquire);
         if changes != seen {
@@ -352,7 +357,8 @@ fn run(common: &Common) {
             let pass = task.attempt(common, |work| work.pass(rest));
             moved += pass.moved;
             is_busy |= pass.is_busy;
-            task.is_over |= task.ending.is_some() && task.is_through(pass);
+            stands &= pass.moved == 0;
+            task.is_over |= task.ending.is_some() && task.is_through(pass, &mut stands);
             is_over |= task.is_over;
         }
         if is_over {
