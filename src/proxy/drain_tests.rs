@@ -1,11 +1,9 @@
 //! What device code gets back where a fault inside the library has hit what drains its queues.
 
 use super::*;
-use crate::error::Result;
-use crate::fabric::{Flush, Posted};
+use crate::proxy::lane::stands::Stands;
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Stopped};
-use crate::rma::atomic::Atomics;
 use crate::rma::op::{Op, Put};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -73,58 +71,17 @@ impl Ring for Words {
     }
 }
 
-/// A fabric that completes nothing, and has a fault as it is told to.
-#[derive(Default)]
-struct Faulty {
-    panics: AtomicBool,
-    completed: AtomicU32,
-    posted: AtomicU32,
-}
-
-impl Context for Faulty {
-    const NAME: &'static str = "faulty";
-    const SHARES_PROGRESS: bool = true;
-
-    unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
-        assert!(!self.panics.load(Ordering::Relaxed), "a fault of this test's own");
-        let last = self.posted.fetch_add(ops.len() as u32, Ordering::Relaxed) + ops.len() as u32;
-        Ok(Posted { taken: ops.len(), last: Seq(last) })
-    }
-    fn flush(&self, _: u32, _: Option<u32>) -> Result<Flush> {
-        Ok(Flush::Done)
-    }
-    fn test(&self, _: u32, _: Seq) -> Result<bool> {
-        Ok(false)
-    }
-    fn progress(&self) -> Result<()> {
-        assert!(!self.panics.load(Ordering::Relaxed), "a fault of this test's own");
-        Ok(())
-    }
-    fn has_error(&self) -> bool {
-        false
-    }
-    fn completed(&self, _: u32) -> &AtomicU32 {
-        &self.completed
-    }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.posted.load(Ordering::Relaxed))
-    }
-    fn atomics(&self) -> Atomics {
-        Atomics::NONE
-    }
-}
-
 struct Bench {
-    fabric: Arc<Vec<Faulty>>,
+    fabric: Arc<Vec<Stands>>,
     rings: [Arc<Seen>; 2],
     failed: Arc<AtomicBool>,
-    drain: Drain<Faulty, Words>,
+    drain: Drain<Stands, Words>,
 }
 
 impl Bench {
     /// Two lanes of one context; which of them is bad.
     fn new(bad: Option<usize>) -> Self {
-        let (fabric, failed) = (Arc::new(vec![Faulty::default()]), Arc::new(AtomicBool::new(false)));
+        let (fabric, failed) = (Arc::new(vec![Stands::default()]), Arc::new(AtomicBool::new(false)));
         let rings = [(); 2].map(|()| Arc::<Seen>::default());
         // SAFETY: the owner is the vector itself.
         let kept = unsafe { Kept::new(&fabric, fabric.clone()) };

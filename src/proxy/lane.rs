@@ -3,7 +3,7 @@
 mod batch;
 mod post;
 #[cfg(test)]
-mod stands;
+pub(super) mod stands;
 mod watch;
 
 use super::ring::{Entry, Finish, Ring, Stopped};

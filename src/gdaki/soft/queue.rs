@@ -249,7 +249,11 @@ impl SendQueue {
 
     /// What an entry gets that is not carried out.
     fn flush_syndrome(&self, index: u64) -> Syndrome {
-        [Syndrome::Flushed, Syndrome::RetriesExceeded][usize::from(index == self.lost)]
+        if index == self.lost {
+            Syndrome::RetriesExceeded
+        } else {
+            Syndrome::Flushed
+        }
     }
 
     /// Whether device code may be told of completions before this side is, and writes slots again.

@@ -1,4 +1,4 @@
-//! The fabric of tests of lanes.
+//! The fabric of tests of lanes and of drains.
 
 use crate::error::{Error, Result};
 use crate::fabric::{Context, Flush, Posted};
@@ -9,19 +9,25 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A fabric that completes nothing by itself.
 #[derive(Default)]
-pub(super) struct Stands {
-    pub(super) completed: AtomicU32,
-    pub(super) posted: AtomicU32,
-    pub(super) is_full: AtomicBool,
-    pub(super) is_gone: AtomicBool,
+pub(in crate::proxy) struct Stands {
+    pub(in crate::proxy) completed: AtomicU32,
+    pub(in crate::proxy) posted: AtomicU32,
+    pub(in crate::proxy) is_full: AtomicBool,
+    pub(in crate::proxy) is_gone: AtomicBool,
     /// Operations that it takes at once at most; 0: all.
-    pub(super) most: AtomicU32,
-    pub(super) flushes: AtomicU32,
+    pub(in crate::proxy) most: AtomicU32,
+    pub(in crate::proxy) flushes: AtomicU32,
     /// A peer that has failed; 0: none.
-    pub(super) failed: AtomicU32,
+    pub(in crate::proxy) failed: AtomicU32,
+    /// It has a fault inside the library.
+    pub(in crate::proxy) panics: AtomicBool,
 }
 
 impl Stands {
+    fn panic_if_told(&self) {
+        assert!(!self.panics.load(Ordering::Relaxed), "a fault of this test's own");
+    }
+
     fn check(&self, peer: u32) -> Result<()> {
         match self.failed.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -36,6 +42,7 @@ impl Context for Stands {
     const SHARES_PROGRESS: bool = true;
 
     unsafe fn post(&self, _: u32, ops: &[Op]) -> Result<Posted> {
+        self.panic_if_told();
         if self.is_gone.load(Ordering::Relaxed) {
             return Err(Error::system("rank 1 is gone"));
         }
@@ -59,6 +66,7 @@ impl Context for Stands {
         Ok(seq.is_done(Seq(self.completed.load(Ordering::Relaxed))))
     }
     fn progress(&self) -> Result<()> {
+        self.panic_if_told();
         Ok(())
     }
     fn has_error(&self) -> bool {
