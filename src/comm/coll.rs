@@ -349,6 +349,14 @@ impl Coll {
         Ok(engine)
     }
 
+    /// Waits until the engine has carried out what device code of this communicator has rung by now.
+    pub(super) fn catch_up(&self) {
+        let engine = self.engine.lock().clone();
+        if let Some(engine) = engine {
+            engine.catch_up();
+        }
+    }
+
     /// Lets all contexts advance.
     pub fn progress(&self) -> Result<()> {
         let sets: Vec<_> = self.held.lock().sets.clone();
@@ -371,7 +379,9 @@ impl Coll {
             set.close();
             self.sets[set.set as usize].store(std::ptr::null_mut(), Ordering::Release);
         }
-        drop(self.engine.lock().take());
+        // Its threads are joined without the lock, for which a deregistration may wait.
+        let engine = self.engine.lock().take();
+        drop(engine);
         for window in &held.windows {
             self.registry.remove(window.id());
             self.observer.window_removed(window);

@@ -115,23 +115,32 @@ impl Coll {
         on_fabric!(&self.fabric, f => f.settle_offers(region, &reports))
     }
 
-    /// Ends a registration of this communicator.
-    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    /// Ends a registration of this communicator, once what device code has left behind is carried out: a kernel may end
+    /// behind entries that it has not waited for, and they may name the window. What comes meanwhile is not waited for.
     pub fn deregister(&self, handle: *mut c_void) -> Result<()> {
-        // A window that another thread deregisters at the same time is refused by one of the two.
-        let not_live = || {
-            Error::argument(format!(
-                "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from \
-                 regMrSym; deregister each handle once"
-            ))
-        };
-        let window = handles::clone::<Window>(handle).ok_or_else(not_live)?;
+        self.window(handle)?;
+        self.catch_up();
+        self.deregister_unnamed(handle)
+    }
+
+    /// The window of this communicator that a handle is.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    fn window(&self, handle: *mut c_void) -> Result<Arc<Window>> {
+        let window = handles::clone::<Window>(handle).ok_or_else(|| not_live(handle))?;
         if window.coll != self.id {
             return Err(Error::argument(format!(
                 "mhandle = {handle:p} was registered with another communicator; deregister it there"
             )));
         }
-        handles::remove::<Window>(handle).ok_or_else(not_live)?;
+        Ok(window)
+    }
+
+    /// Ends a registration that no entry of device code names any more.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    pub(super) fn deregister_unnamed(&self, handle: *mut c_void) -> Result<()> {
+        let window = self.window(handle)?;
+        // A window that another thread deregisters at the same time is refused by one of the two.
+        handles::remove::<Window>(handle).ok_or_else(|| not_live(handle))?;
         self.observer.window_removed(&window);
         self.keys.remove(handle as u64);
         self.records.lock().remove(handle as u64);
@@ -148,6 +157,13 @@ impl Coll {
         self.window_pool.give_back(window);
         ended
     }
+}
+
+fn not_live(handle: *mut c_void) -> Error {
+    Error::argument(format!(
+        "mhandle = {handle:p} is no live memory handle: it was deregistered before, or never came from regMrSym; \
+         deregister each handle once"
+    ))
 }
 
 /// A window's number until the window exists: what comes to nothing gives it back.

@@ -9,6 +9,7 @@ use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
 use crate::fabric::Context;
+use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,6 +45,23 @@ pub struct Pass {
     pub is_busy: bool,
 }
 
+/// How far a lane had been written and rung when somebody asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneMark {
+    pub(super) lane: u32,
+    /// Entries given back once it has been passed.
+    pub(super) until: u64,
+}
+
+/// What is left before some marks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Entries.
+    pub entries: u64,
+    /// All of these lanes were given up before, and have not moved since.
+    pub stands: bool,
+}
+
 /// Something that a thread of the engine works on, pass by pass.
 pub trait Work: Send {
     /// Looks at what there is, moves what can be moved. Never blocks. A thread that rests between passes leaves what
@@ -62,6 +80,21 @@ pub trait Work: Send {
 
     /// What of it is unfinished, and whom that waits for, for the log.
     fn unfinished(&self) -> String;
+
+    /// How far device code has come by now, in each lane where that is not complete. The next passes look at these.
+    fn mark(&mut self) -> Vec<LaneMark> {
+        Vec::new()
+    }
+
+    /// Drops marks that have been passed, and says what is left before the others.
+    fn left(&self, _marks: &mut Vec<LaneMark>) -> Left {
+        Left::default()
+    }
+
+    /// What is left before these marks is waited for no longer: what and whom that is, for the log.
+    fn give_up(&mut self, _marks: &[LaneMark]) -> String {
+        String::new()
+    }
 }
 
 /// Contexts of a set, and who keeps them alive.
@@ -124,6 +157,8 @@ pub struct Drain<C: Context, R: Ring> {
     meter: Option<Meter>,
     /// A fault inside the library hit it.
     has_failed: bool,
+    /// By lane, entries given back when somebody waited for more, and gave up.
+    stood_at: BTreeMap<u32, u64>,
     /// Memory that the rings lie in.
     _memory: Arc<dyn Send + Sync>,
 }
@@ -161,6 +196,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             batch: Batch::default(),
             meter: None,
             has_failed: false,
+            stood_at: BTreeMap::new(),
             _memory: memory,
         }
     }
@@ -253,6 +289,15 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
         }
         self.next_cold = if end == self.heads.len() { 0 } else { end };
+    }
+
+    /// So many entries of these lanes, in words.
+    fn named<'a>(&self, left: impl Iterator<Item = (&'a Place<R>, u64)>) -> String {
+        let named = left.take(NAMED_AT_MOST).map(|(place, n)| {
+            let number = self.commons[place.context as usize].number;
+            format!("{n} entries to rank {} (context {number})", place.lane.peer)
+        });
+        named.collect::<Vec<_>>().join(", ")
     }
 
     /// A pass behind a fault: everything that device code writes is dropped and given back. What failed may fail again,
@@ -351,15 +396,48 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     }
 
     fn unfinished(&self) -> String {
-        let left = self.places.iter().filter_map(|place| {
-            let (peer, n) = place.lane.unfinished()?;
-            Some(format!("{n} entries to rank {peer} (context {})", self.commons[place.context as usize].number))
-        });
-        let named: Vec<_> = left.take(NAMED_AT_MOST).collect();
-        match named.is_empty() {
-            true => "entries that have not arrived as a whole".into(),
-            false => named.join(", "),
+        let left = self.places.iter().filter_map(|place| Some((place, place.lane.unfinished()?.into())));
+        match self.named(left) {
+            none if none.is_empty() => "entries that have not arrived as a whole".into(),
+            named => named,
         }
+    }
+
+    fn mark(&mut self) -> Vec<LaneMark> {
+        let mut marks = Vec::new();
+        if self.has_failed {
+            // Nothing is carried out any more.
+            return marks;
+        }
+        for (index, place) in (0..).zip(&mut self.places) {
+            let Some(until) = place.lane.mark() else { continue };
+            marks.push(LaneMark { lane: index, until });
+            if !place.is_hot {
+                (place.is_hot, place.quiet) = (true, 0);
+                self.hot.push(index);
+            }
+        }
+        marks
+    }
+
+    fn left(&self, marks: &mut Vec<LaneMark>) -> Left {
+        let mut left = Left { entries: 0, stands: true };
+        marks.retain(|mark| {
+            let place = &self.places[mark.lane as usize];
+            let credited = place.lane.credited();
+            let n = mark.until.saturating_sub(credited);
+            left.entries += n;
+            left.stands &= n == 0 || self.stood_at.get(&mark.lane) == Some(&credited);
+            n > 0
+        });
+        left
+    }
+
+    fn give_up(&mut self, marks: &[LaneMark]) -> String {
+        let places = &self.places;
+        let credited = |mark: &LaneMark| places[mark.lane as usize].lane.credited();
+        self.stood_at.extend(marks.iter().map(|mark| (mark.lane, credited(mark))));
+        self.named(marks.iter().map(|mark| (&places[mark.lane as usize], mark.until.saturating_sub(credited(mark)))))
     }
 }
 

@@ -53,6 +53,9 @@ impl Ring for Words {
         ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 8, signal: None, more: false }));
         Entry::Op(Finish(1))
     }
+    fn rung(&mut self) -> u32 {
+        self.seen.entries.load(Ordering::Relaxed) as u32
+    }
     fn take(&mut self, n: u32) {
         self.seen.entries.fetch_sub(n.into(), Ordering::Relaxed);
         self.taken += n;
@@ -149,4 +152,64 @@ fn a_lane_that_is_broken_for_good_is_left_alone() {
     bench.write(1);
     (0..2).for_each(|_| bench.pass());
     assert_eq!(bench.given_back(), [0, 3]);
+}
+
+impl Bench {
+    fn complete(&self, operations: u32) {
+        self.fabric[0].completed.fetch_add(operations, Ordering::Relaxed);
+    }
+
+    fn left(&self, marks: &mut Vec<LaneMark>) -> (u64, bool) {
+        let left = self.drain.left(marks);
+        (left.entries, left.stands)
+    }
+}
+
+/// Entries that stand and those that are under way; what comes later is not counted.
+#[test]
+fn marks_are_passed_when_what_was_written_is_complete() {
+    let mut bench = Bench::new(None);
+    assert_eq!(bench.drain.mark(), [], "nothing is there");
+    bench.rings[0].entries.store(3, Ordering::Relaxed);
+    bench.pass();
+    bench.rings[0].entries.store(2, Ordering::Relaxed);
+    bench.rings[1].entries.store(4, Ordering::Relaxed);
+    let mut marks = bench.drain.mark();
+    assert_eq!(marks, [LaneMark { lane: 0, until: 5 }, LaneMark { lane: 1, until: 4 }]);
+    assert_eq!(bench.drain.hot, [0, 1], "the next pass takes them");
+    assert_eq!(bench.left(&mut marks), (9, false));
+    (0..2).for_each(|_| bench.pass());
+    bench.write(7);
+    bench.pass();
+    assert_eq!((bench.left(&mut marks), bench.fabric[0].posted.load(Ordering::Relaxed)), ((9, false), 23));
+    // They are numbered over both lanes here.
+    bench.complete(5);
+    bench.pass();
+    assert_eq!(bench.left(&mut marks), (4, false));
+    assert_eq!(marks, [LaneMark { lane: 1, until: 4 }]);
+    assert_eq!(bench.drain.give_up(&marks), "4 entries to rank 1 (context 0)");
+    assert_eq!(bench.left(&mut marks), (4, true));
+    bench.complete(18);
+    bench.pass();
+    assert_eq!(bench.left(&mut marks), (0, true));
+    assert!(marks.is_empty());
+    assert_eq!(bench.drain.mark(), []);
+}
+
+/// What has failed gives entries back and carries none out.
+#[test]
+fn nobody_waits_for_marks_of_what_has_failed() {
+    let mut bench = Bench::new(None);
+    bench.write(2);
+    bench.fabric[0].is_gone.store(true, Ordering::Relaxed);
+    let mut marks = bench.drain.mark();
+    bench.pass();
+    bench.pass();
+    assert_eq!((bench.left(&mut marks).0, bench.given_back()), (0, [2; 2]));
+    bench.write(2);
+    assert_eq!(bench.drain.mark(), [], "lanes that the fabric failed");
+    let mut bench = Bench::new(None);
+    bench.write(2);
+    bench.drain.fail();
+    assert_eq!(bench.drain.mark(), [], "a fault of the library");
 }

@@ -1,5 +1,7 @@
 //! The engine's threads: each works on what it was given, pass by pass, until it is taken back.
 
+mod catch_up;
+
 use super::affinity::Cpus;
 use super::drain::{Pass, Work};
 use super::idle::{Idle, Next, Rest};
@@ -8,6 +10,7 @@ use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
 use crate::telemetry::{self, trace::Trace};
+use catch_up::{FinishTimer, MarksWait};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -22,13 +25,17 @@ const WATCH_PASSES: u32 = 4096;
 /// How long a caller waits until a thread gives work back. A pass takes microseconds; a thread that does not come back
 /// stands in the driver.
 const GIVE_BACK: Duration = Duration::from_secs(30);
-/// How long work that is asked back may take to finish what device code has left behind, and how long nothing of it
-/// may move meanwhile: as long as a communicator that is closed waits until its peers have what it said was complete.
+/// How long what device code has left behind may take to finish, where work is asked back or a window goes, and how
+/// long nothing of it may move meanwhile: as long as a communicator that is closed waits until its peers have what it
+/// said was complete.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
 const STANDS_AFTER: Duration = Duration::from_secs(2);
-/// The same behind work that was given up so, as long as nothing has moved since: what stands is waited for once, not
-/// by each that goes.
+/// The same behind what was given up so, as long as nothing has moved since: what stands is waited for once, not by
+/// each that goes.
 const STILL_STANDS_AFTER: Duration = Duration::from_millis(100);
+/// How long a caller waits until a thread says that what device code had rung is through. The thread says so in
+/// [`FINISH_WITHIN`], unless it stands in the driver.
+const ANSWER: Duration = FINISH_WITHIN.saturating_add(Duration::from_secs(1));
 
 /// How the threads behave.
 #[derive(Clone, Debug)]
@@ -67,6 +74,11 @@ struct Mailbox {
     is_over: bool,
     /// Something that the thread has was hit by a fault.
     has_failed: bool,
+    /// Who waits until what device code has rung by now is through: not taken up, and not answered.
+    asked: Vec<u64>,
+    unanswered: Vec<u64>,
+    /// Somebody was not answered, and the thread has taken up nothing since.
+    is_late: bool,
 }
 
 struct Common {
@@ -95,6 +107,8 @@ pub struct Engine {
     trace: Option<Arc<Trace>>,
     /// How long it waits for work that it asks back.
     give_back: Duration,
+    /// How long it waits for the answers of threads.
+    answer: Duration,
 }
 
 impl Engine {
@@ -106,6 +120,7 @@ impl Engine {
             dealt: AtomicUsize::new(0),
             trace: settings.trace.clone(),
             give_back: GIVE_BACK,
+            answer: ANSWER,
         };
         for i in 0..settings.threads.max(1) {
             let name = format!("oxygin-px{}.{i}", settings.comm);
@@ -233,11 +248,17 @@ struct Task {
     has_failed: bool,
     /// Another one did: the thread lets go of it.
     is_over: bool,
-    /// It is asked back: since when, and when something of it moved last.
-    ending: Option<(Instant, Instant)>,
+    /// It is asked back.
+    ending: Option<FinishTimer>,
+    /// Who waits for what device code had rung there.
+    waits: Vec<MarksWait>,
 }
 
 impl Task {
+    fn new(number: u64, work: Box<dyn Work>) -> Self {
+        Self { number, work, has_failed: false, is_over: false, ending: None, waits: Vec::new() }
+    }
+
     /// Works on it. A fault inside the library ends neither the thread nor what else it has: what it hit is told, and
     /// from then on gives device code its entries back, which would wait for them for ever. A second one ends it.
     #[inline(always)]
@@ -253,19 +274,11 @@ impl Task {
     /// will not. `stands`: another one was given up, and nothing has moved since.
     #[cold]
     fn is_through(&mut self, pass: Pass, stands: &mut bool) -> bool {
-        let Some((since, moved)) = &mut self.ending else { return false };
+        let Some(timer) = &mut self.ending else { return false };
         if self.has_failed || pass.moved == 0 && !pass.is_busy {
             return true;
         }
-        let now = Instant::now();
-        if pass.moved > 0 {
-            *moved = now;
-        }
-        let (all, still) = (now.duration_since(*since), now.duration_since(*moved));
-        let patience = if *stands { STILL_STANDS_AFTER } else { STANDS_AFTER };
-        if all < FINISH_WITHIN && still < patience {
-            return false;
-        }
+        let Some((still, all)) = timer.is_over(pass.moved > 0, *stands) else { return false };
         *stands = true;
         log::warn!(
             "destroyContext: {} are dropped with {}: nothing of it has moved for {still:.1?}, of {all:.1?}; have \
@@ -302,6 +315,8 @@ impl Task {
 struct Works<'a> {
     common: &'a Common,
     all: Vec<Task>,
+    /// Who waits, and has no answer yet.
+    asked: Vec<u64>,
 }
 
 impl Works<'_> {
@@ -329,7 +344,10 @@ impl Drop for Works<'_> {
         // In order nothing is left. Dropped without the lock, as everywhere.
         left.iter_mut().for_each(|work| work.fail());
         drop(left);
-        self.common.mailbox.lock().has.clear();
+        let mut mailbox = self.common.mailbox.lock();
+        mailbox.has.clear();
+        mailbox.unanswered.clear();
+        drop(mailbox);
         self.common.changed.notify_all();
     }
 }
@@ -338,7 +356,7 @@ fn run(common: &Common) {
     if let Some(cpus) = &common.settings.cpus {
         cpus.pin_this_thread();
     }
-    let mut works = Works { common, all: Vec::new() };
+    let mut works = Works { common, all: Vec::new(), asked: Vec::new() };
     let mut seen = u64::MAX;
     let (mut idle, mut yielder) = (Idle::new(common.settings.spin), Yielder::default());
     let (mut watched, mut passes) = (Instant::now(), 0u32);
@@ -347,7 +365,9 @@ fn run(common: &Common) {
         let changes = common.changes.load(Ordering::Acquire);
         if changes != seen {
             seen = changes;
-            ends = take_up(common, &mut works.all);
+            let (asked, last) = take_up(common, &mut works.all);
+            ends = last;
+            works.mark(asked);
         }
         let (mut moved, mut is_busy) = (0, false);
         let (rest, mut is_over) = (idle.rest(), false);
@@ -360,9 +380,16 @@ fn run(common: &Common) {
             stands &= pass.moved == 0;
             task.is_over |= task.ending.is_some() && task.is_through(pass, &mut stands);
             is_over |= task.is_over;
+            if !task.waits.is_empty() {
+                task.end_waits(common, &mut stands);
+                is_busy |= !task.waits.is_empty();
+            }
         }
         if is_over {
             works.let_go();
+        }
+        if !works.asked.is_empty() {
+            works.answer();
         }
         if ends && works.all.is_empty() {
             return;
@@ -387,17 +414,20 @@ fn run(common: &Common) {
     }
 }
 
-/// Takes up what came, and sees what is asked back; whether the thread ends, once it has let go of everything.
-fn take_up(common: &Common, works: &mut Vec<Task>) -> bool {
+/// Takes up what came, and sees what is asked back. Returns who waits from now on, and whether the thread ends, once it
+/// has let go of everything.
+fn take_up(common: &Common, works: &mut Vec<Task>) -> (Vec<u64>, bool) {
     let mut mailbox = common.mailbox.lock();
     let arrived = std::mem::take(&mut mailbox.arrived).into_iter();
-    works.extend(arrived.map(|(number, work)| Task { number, work, has_failed: false, is_over: false, ending: None }));
+    works.extend(arrived.map(|(number, work)| Task::new(number, work)));
     let wanted = std::mem::take(&mut mailbox.wanted);
-    let now = Instant::now();
     for task in works.iter_mut().filter(|task| mailbox.ends || wanted.contains(&task.number)) {
-        task.ending.get_or_insert((now, now));
+        task.ending.get_or_insert_with(FinishTimer::new);
     }
-    mailbox.ends
+    if std::mem::take(&mut mailbox.is_late) {
+        common.changed.notify_all();
+    }
+    (std::mem::take(&mut mailbox.asked), mailbox.ends)
 }
 
 fn sleep(common: &Common, seen: u64, time: Duration) {

@@ -26,7 +26,7 @@ impl Drop for Counts {
     }
 }
 
-fn start(threads: u32, spin: Option<Duration>) -> Engine {
+pub(super) fn start(threads: u32, spin: Option<Duration>) -> Engine {
     let settings = Settings { threads, spin, stall: Duration::from_secs(1), cpus: None, comm: 7, trace: None };
     Engine::start(&settings).unwrap()
 }
@@ -141,7 +141,7 @@ impl Drop for Faults {
     }
 }
 
-fn until(what: impl Fn() -> bool) {
+pub(super) fn until(what: impl Fn() -> bool) {
     let begun = Instant::now();
     while !what() {
         assert!(begun.elapsed() < Duration::from_secs(20), "it has not come");

@@ -86,6 +86,10 @@ pub trait Ring: Send + 'static {
     /// `ops`. The entry stays: it may be read again.
     fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry;
 
+    /// Entries behind those that were taken that device code has written and rung, up to the first one that it has not:
+    /// a device would carry them out, whatever becomes of the kernel. Looked at rarely.
+    fn rung(&mut self) -> u32;
+
     /// Takes the next `n` entries off the ring: their places are clear from here on, but not given back.
     fn take(&mut self, n: u32);
 

@@ -16,6 +16,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Barrier;
+use std::time::Duration;
 
 const WORDS: usize = 1024;
 const LOCAL: u8 = 0x04;
@@ -58,6 +59,11 @@ impl Registered {
         // SAFETY: the window's words, which peers write, too.
         let words = unsafe { std::slice::from_raw_parts(self.memory.words.as_ptr().cast(), WORDS) };
         Seen { gin: self.gin, words }
+    }
+
+    fn deregister(&self, r: &Rank) {
+        // SAFETY: a plain call.
+        ok(unsafe { V14.dereg_mr_sym.unwrap()(r.coll, self.mhandle) });
     }
 
     fn get(&self, i: usize) -> u64 {
@@ -122,6 +128,42 @@ fn what_a_kernel_has_left_behind_arrives() {
             }
         });
     }
+}
+
+/// The same with windows that go while the set stays, and whose memory is used again at once: the engine's thread
+/// sleeps as they do.
+#[test]
+fn what_a_kernel_has_left_behind_arrives_from_windows_that_go() {
+    const PUTS: usize = 96;
+    let _turn = gdaki_soft();
+    std::env::set_var("OXYGIN_PROXY_POLL", "0");
+    for through in WAYS {
+        on_kernels(2, through, Ask { contexts: 2, depth: 256, ..Ask::default() }, |r, kernel, src, dst| {
+            // From then on it sleeps for 20 ms at a time.
+            std::thread::sleep(Duration::from_millis(1200));
+            if r.rank == 0 {
+                (0..2 * PUTS).for_each(|i| src.set(i, i as u64 + 1));
+                let place = |i: usize| 8 * i as u64;
+                let put = |i| write(kernel.at(dst.gin, 1, place(i)), kernel.own(src.gin, place(i)), 8);
+                for c in 0..2 {
+                    let entries: Vec<_> = (0..PUTS).map(|i| put(2 * i + c)).collect();
+                    kernel.post_counted((c, 1), &entries, 1);
+                    kernel.qp(c, 1).post(&[kernel.add_signal(c, 1, 1, 1)]);
+                }
+                src.deregister(r);
+                (0..2 * PUTS).for_each(|i| src.set(i, u64::MAX));
+                dst.deregister(r);
+            } else {
+                (0..2).for_each(|c| kernel.wait_signal(c, 1, 1));
+                assert!((0..2 * PUTS).all(|i| dst.get(i) == i as u64 + 1), "{through:?}");
+            }
+            r.job.barrier.wait();
+            assert!(!kernel.has_error(), "{through:?}");
+            assert!(r.rank == 1 || (0..2).all(|c| kernel.counter(c, 1) == 1), "companions, too");
+            kernel.destroy();
+        });
+    }
+    std::env::remove_var("OXYGIN_PROXY_POLL");
 }
 
 /// More contexts than a thread, sets side by side, none of words, and depths that are no power of two.
@@ -195,8 +237,7 @@ fn a_deregistered_window_is_refused_and_its_record_used_again() {
         kernel.wait_signal(0, 0, 1);
         assert_eq!(kernel.qp(0, peer).flush(), Status::Good);
         r.job.barrier.wait();
-        // SAFETY: a plain call.
-        ok(unsafe { V14.dereg_mr_sym.unwrap()(r.coll, gone.mhandle) });
+        gone.deregister(r);
         r.job.barrier.wait();
         assert!(!kernel.has_error());
         kernel.qp(0, peer).post(std::slice::from_ref(&put));

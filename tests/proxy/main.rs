@@ -8,6 +8,7 @@ mod support;
 mod aborted;
 mod both_tables;
 mod data;
+mod deregistered;
 mod faults;
 mod shapes;
 mod telemetry;

@@ -62,6 +62,11 @@ impl Arrival {
         matches!(self.0, Known::Nothing(_))
     }
 
+    /// Whether a word has been written.
+    pub fn has_rung(&self) -> bool {
+        matches!(self.0, Known::Rings)
+    }
+
     /// A word has been written, maybe of an entry that was found by its arrival: its thread had been held up before it
     /// rang.
     #[inline(always)]

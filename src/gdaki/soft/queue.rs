@@ -341,6 +341,20 @@ impl Ring for SendQueue {
         self.read_other(&bytes, shown, index, ops)
     }
 
+    fn rung(&mut self) -> u32 {
+        self.listen();
+        if self.places.bell.handler != Ringing::FreeFlow {
+            return self.producer.saturating_sub(self.next) as u32;
+        }
+        let is_there = |&index: &u64| {
+            // SAFETY: valid as long as the queue (promised to `new`).
+            let has_word = unsafe { self.places.bell.compare(index, self.size) }.is_ge();
+            // Where nobody has rung yet maybe nobody will.
+            has_word || !self.arrival.has_rung() && self.slots.has_begun(index)
+        };
+        (self.next..self.next + self.size).take_while(is_there).count() as u32
+    }
+
     #[inline(always)]
     fn take(&mut self, n: u32) {
         if self.tape.is_some() {

@@ -366,3 +366,37 @@ fn every_signal_goes_with_its_put() {
     }
     handles::remove::<Window>(handle);
 }
+
+/// What a device would carry out: entries that are rung, by whichever way, and where nobody has rung yet those that are
+/// there.
+#[test]
+fn what_is_rung_is_counted_up_to_the_first_entry_that_is_not() {
+    for handler in [Ringing::Proxy, Ringing::Doorbell, Ringing::FreeFlow] {
+        let shared = Shared::new();
+        let mut queue = shared.queue(handler, None);
+        let ring = |last: u64| match handler {
+            Ringing::Proxy => shared.words[0].store(last + 1, Ordering::Relaxed),
+            Ringing::Doorbell => shared.record.store((last as u32 + 1).to_be(), Ordering::Relaxed),
+            Ringing::FreeFlow => (0..=last).for_each(|index| shared.ring(index)),
+        };
+        assert_eq!(queue.rung(), 0);
+        (0..2).for_each(|index| shared.nop(index));
+        // Device code that does not know free flow.
+        assert_eq!(queue.rung(), if handler == Ringing::FreeFlow { 2 } else { 0 });
+        ring(1);
+        shared.nop(2);
+        let take = |queue: &mut SendQueue| {
+            queue.begin();
+            assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+            queue.take(1);
+        };
+        take(&mut queue);
+        assert_eq!((queue.rung(), queue.outstanding()), (1, 1), "{handler:?}: entry 2 is written and not rung");
+        ring(3);
+        assert_eq!(queue.rung(), 3);
+        if handler == Ringing::FreeFlow {
+            shared.ring(5);
+            assert_eq!(queue.rung(), 3, "entry 4 is on its way");
+        }
+    }
+}

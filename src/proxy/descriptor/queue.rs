@@ -271,6 +271,11 @@ impl Ring for Queue {
         self.read_new(nth, ops)
     }
 
+    fn rung(&mut self) -> u32 {
+        let is_there = |&nth: &u32| self.slots.words(self.next.wrapping_add(nth)).is_some();
+        (0..self.slots.size()).take_while(is_there).count() as u32
+    }
+
     #[inline(always)]
     fn take(&mut self, n: u32) {
         (0..n).for_each(|i| self.slots.clear(self.next.wrapping_add(i)));

@@ -67,6 +67,9 @@ impl Ring for Entries {
         }
         Entry::Op(Finish::NONE)
     }
+    fn rung(&mut self) -> u32 {
+        (self.all.len() - self.next) as u32
+    }
     fn take(&mut self, n: u32) {
         self.next += n as usize;
     }

@@ -79,6 +79,9 @@ impl Ring for Slots {
         ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: entry, len: 8, signal: None, more: false }));
         Entry::Op(Finish::NONE)
     }
+    fn rung(&mut self) -> u32 {
+        (self.device.borrow().written - self.next) as u32
+    }
     fn take(&mut self, n: u32) {
         (0..u64::from(n)).for_each(|i| self.device.borrow_mut().slots[(self.next + i) as usize % SLOTS] = 0);
         self.next += u64::from(n);

@@ -30,9 +30,24 @@ impl<R: Ring> Lane<R> {
         Told { credited: self.watch.completed, refused: self.refused, dropped: self.dropped, state }
     }
 
-    /// Its peer, and how many entries were taken and are not done; `None`: none.
-    pub fn unfinished(&self) -> Option<(u32, u32)> {
-        (self.under_way > 0).then_some((self.peer, self.under_way))
+    /// How many entries were taken and are not done; `None`: none.
+    pub fn unfinished(&self) -> Option<u32> {
+        (self.under_way > 0).then_some(self.under_way)
+    }
+
+    /// Entries given back to device code, all in all.
+    pub fn credited(&self) -> u64 {
+        self.watch.completed
+    }
+
+    /// How many entries will have been given back once all is that device code has written and rung by now; `None`: all
+    /// is, or comes to nothing.
+    pub fn mark(&mut self) -> Option<u64> {
+        if let State::Failed = self.state {
+            return None;
+        }
+        let left = self.ring.outstanding() + self.ring.rung();
+        (left > 0).then_some(self.watch.completed + u64::from(left))
     }
 
     /// Whether all its places hold entries that device code has not rung, and none is under way.

@@ -67,6 +67,9 @@ impl Ring for Letters {
             Some(other) => Entry::Refused(format!("{other} is no entry").into()),
         }
     }
+    fn rung(&mut self) -> u32 {
+        self.entries.iter().take_while(|entry| **entry != 'h').count() as u32
+    }
     fn take(&mut self, n: u32) {
         self.entries.drain(..n as usize);
         self.outstanding += n;
