@@ -74,6 +74,29 @@ fn puts_values_signals_and_gets() {
     }
 }
 
+/// A kernel ends behind puts that the GPU has yet to carry out, and its windows go at once: the one that they come from,
+/// then, once the peer's are here, the other one.
+#[test]
+fn what_a_kernel_has_left_behind_arrives_from_windows_that_go() {
+    for (transport, gpus) in [("auto", 1), ("auto", 2), ("staged", 1), ("tcp", 2)] {
+        let tell = |fake: &Fake| fake.settings(false, 100);
+        with_queues(transport, gpus, 256, tell, |r, _, device, src, dst| {
+            // SAFETY: a plain call.
+            let dereg = |window: u64| ok(unsafe { T.dereg_mr_sym.unwrap()(r.coll, window as *mut _) });
+            let peer = 1 - r.rank;
+            for i in 0..64 {
+                let put = entry(OP_PUT, 8).first(8 * i, src).second(8 * i, dst);
+                device.post(i as usize % 2, peer, put);
+            }
+            (0..2).for_each(|c| device.post(c, peer, entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(c as u32, 0, true)));
+            dereg(src);
+            (0..2).for_each(|c| device.wait_signal(c, c, 1));
+            r.job.barrier.wait();
+            dereg(dst);
+        });
+    }
+}
+
 /// createContext from a thread whose current device is not the rank's, or that has none: windows tell which GPU it is.
 #[test]
 fn queues_are_on_the_gpu_of_the_windows() {
