@@ -74,8 +74,8 @@ fn puts_values_signals_and_gets() {
     }
 }
 
-/// A kernel ends behind puts that the GPU has yet to carry out, and its windows go at once: the one that they come from,
-/// then, once the peer's are here, the other one.
+/// A kernel ends behind puts that the GPU has yet to carry out, and its windows go at once: the one that they come
+/// from, then, once the peer's are here, the other one.
 #[test]
 fn what_a_kernel_has_left_behind_arrives_from_windows_that_go() {
     for (transport, gpus) in [("auto", 1), ("auto", 2), ("staged", 1), ("tcp", 2)] {
