@@ -119,8 +119,11 @@ fn an_engine_without_works_has_nothing_to_wait_for() {
     assert!(time(&start(2, Some(Duration::ZERO))) < STANDS_AFTER);
     // Nor has one that sleeps beside queues in which nothing is.
     let (engine, queue) = (start(1, Some(Duration::ZERO)), Written::of(0));
-    engine.give(0, Box::new(Carries { queue, stood_at: None }));
+    engine.give(0, Box::new(Carries { queue: queue.clone(), stood_at: None }));
+    let before = queue.passes.load(Ordering::SeqCst);
     assert!(time(&engine) < STANDS_AFTER);
+    // One that rings for kernels has no marks: it has rung.
+    assert!(queue.passes.load(Ordering::SeqCst) > before, "a pass comes before the answer");
 }
 
 /// It is waited for once, also where others move all the time.
