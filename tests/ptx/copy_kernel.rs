@@ -3,7 +3,7 @@
 
 mod crowds;
 
-pub use crowds::{serve_awaited, serve_pieces, serve_signals, serve_stream};
+pub use crowds::{serve_awaited, serve_pieces, serve_signals, serve_stream, serve_unawaited};
 
 use crate::machine::memory::Memory;
 use crate::machine::program::Program;
@@ -21,6 +21,7 @@ const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
 const WIDE: u32 = 64;
 const TWICE: u32 = 128;
+const UNAWAITED: u32 = 1 << 15;
 /// Of the seven commands before one, those whose signals come first: the highest bit is the one right before it.
 const BEHIND_BIT: u32 = 8;
 
@@ -216,6 +217,9 @@ impl Bench {
         if self.below(64) == 0 {
             c.flags |= REPORT;
         }
+        if self.below(4) == 0 {
+            c.flags |= UNAWAITED;
+        }
         if len > 0 {
             c.to = TARGETS + self.at;
             if c.flags & INLINE == 0 {
@@ -390,6 +394,7 @@ fn what_it_says_is_so() {
     (0..4).for_each(|seed| serve_signals(PTX, seed));
     (0..4).for_each(|seed| serve_stream(PTX, seed));
     (0..4).for_each(|seed| serve_awaited(PTX, seed));
+    (0..4).for_each(|seed| serve_unawaited(PTX, seed));
 }
 
 /// Who waits leaves the L1 of its multiprocessor alone, which an acquire would empty.

@@ -1,6 +1,6 @@
 //! Faults put into the copy kernel's code, one at a time: the tests of [`crate::copy_kernel`] find each of them.
 
-use crate::copy_kernel::{serve, serve_awaited, serve_pieces, serve_signals, serve_stream, PTX};
+use crate::copy_kernel::{serve, serve_awaited, serve_pieces, serve_signals, serve_stream, serve_unawaited, PTX};
 
 /// What is wrong then, the text that is right, and what replaces it.
 const FAULTS: &[(&str, &str, &str)] = &[
@@ -30,19 +30,26 @@ const FAULTS: &[(&str, &str, &str)] = &[
     (
         "what was loaded ahead is used without acquire",
         "    fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;\n    \
-         mov.u64         reported, count;\n    bra             loaded;",
+         mov.u64         reported, count;\n    mov.u32         awaited, 0;\n    bra             loaded;",
         "    bra             loaded;",
     ),
     (
         "… as the host has not released it to this GPU",
         "    fence.acq_rel.sys;\n    @is_first st.volatile.global.u64 [words+64], count;\n    \
-         mov.u64         reported, count;\n    bra             loaded;",
+         mov.u64         reported, count;\n    mov.u32         awaited, 0;\n    bra             loaded;",
         "    fence.acq_rel.gpu;\n    bra             loaded;",
     ),
     ("what was loaded ahead is taken in another order", "mov.u64         u2, u4;", ""),
     ("a copy by its own lanes ends too early", "setp.gt.u64     q3, d1, 192;", "setp.gt.u64     q3, d1, 256;"),
     ("… by all lanes", "setp.gt.u64     q3, d1, 1536;", "setp.gt.u64     q3, d1, 2048;"),
     ("who waits for one learns of it with the others", "@%p3 bra        report;", ""),
+    ("who waits for one learns of it as late as of others", "@%p3 mov.u32    awaited, 1;", ""),
+    ("what nobody waits for is never told", "setp.lt.u32     %p11, vain, 2;", "setp.ge.u32     %p11, vain, 0;"),
+    (
+        "bytes of a go without signals are not there before the next go's",
+        "    @!%p10 bra      signals;",
+        "    bra             signals;",
+    ),
     ("signals overtake", "and.pred        %p3, %p3, %p4;", "setp.ne.u32     %p3, 0, 0;"),
     (
         "signals of one go overtake",
@@ -146,6 +153,9 @@ fn find_faults(first: usize) {
             "… before other lanes have stored" => serve_pieces,
             "who waits for one learns of it with the others" => serve_awaited,
             "signals overtake" => serve_signals,
+            "who waits for one learns of it as late as of others" | "what nobody waits for is never told" => {
+                serve_unawaited
+            }
             "what was loaded ahead is used without acquire" | "… as the host has not released it to this GPU" => {
                 serve_stream
             }

@@ -19,6 +19,7 @@ const CREDIT: u32 = 16;
 const REPORT: u32 = 32;
 const WIDE: u32 = 64;
 const TWICE: u32 = 128;
+const UNAWAITED: u32 = 1 << 15;
 /// Of the commands whose signals come before its own: a bit each, from here on, the highest for the one before it.
 const BEHIND_BIT: u32 = 8;
 const BEHIND_MOST: u32 = 7;
@@ -111,6 +112,8 @@ pub struct CopyKernel<'a> {
     /// Commands taken, and how many of them are reported as done.
     count: u64,
     reported: u64,
+    /// Somebody may wait for one that is not reported.
+    is_awaited: bool,
     random: Random,
 }
 
@@ -130,7 +133,7 @@ impl<'a> CopyKernel<'a> {
         }
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
         let random = Random(SEED.fetch_add(1, Ordering::Relaxed));
-        Self { launch, device, ring, words, number, idle, life, count, reported: count, random }
+        Self { launch, device, ring, words, number, idle, life, count, reported: count, is_awaited: false, random }
     }
 
     pub fn run(mut self) -> CUresult {
@@ -157,6 +160,7 @@ impl<'a> CopyKernel<'a> {
         if count != self.reported {
             self.answer(64, count)?;
             self.reported = count;
+            self.is_awaited = false;
         }
         Ok(())
     }
@@ -180,7 +184,9 @@ impl<'a> CopyKernel<'a> {
             }
             let batch = self.poll(left)?;
             if batch.is_empty() {
-                self.report(self.count)?;
+                if self.is_awaited || vain > 0 {
+                    self.report(self.count)?;
+                }
                 if last.elapsed() > self.idle {
                     break;
                 }
@@ -293,6 +299,7 @@ impl<'a> CopyKernel<'a> {
             self.give_credit(&batch[i])?;
         }
         self.count += batch.len() as u64;
+        self.is_awaited |= batch.iter().any(|c| c.flags & UNAWAITED == 0);
         // At the latest after so many, or where somebody waits for one.
         let awaited = batch.iter().filter(|c| c.flags & REPORT != 0).count() as u64;
         REPORTS.fetch_add(awaited, Ordering::Relaxed);
@@ -339,7 +346,7 @@ impl<'a> CopyKernel<'a> {
 
     fn move_bytes(&self, c: &Command) -> Ended {
         let behind = ((1 << BEHIND_MOST) - 1) << BEHIND_BIT;
-        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | WIDE | TWICE | behind) != 0 {
+        if c.flags & !(CUT | STOP | INLINE | WORKERS | CREDIT | REPORT | WIDE | TWICE | behind | UNAWAITED) != 0 {
             world().violation(&format!("a command with the flags {:#x}", c.flags));
         }
         if c.flags & INLINE != 0 {

@@ -50,6 +50,25 @@ pub fn serve_awaited(ptx: &str, seed: u64) {
     assert!(bench.word(64) > bench.first, "none is done");
 }
 
+/// One that nobody waits for is said to be done a poll later than another: of a kernel that waits for many polls
+/// instead only the other one is heard of.
+pub fn serve_unawaited(ptx: &str, seed: u64) {
+    let says_so = |ptx: &str, flags| {
+        let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);
+        bench.launch(0, 1 << 40, 1 << 40);
+        bench.run_until(Bench::is_up);
+        bench.post(&[Command { flags, signal: SIGNALS, increment: 1, ..Command::default() }]);
+        bench.run_until(|b| b.gpu.memory.read(SIGNALS, 8) != 0);
+        bench.gpu.run(20_000);
+        bench.word(64) == bench.posted
+    };
+    assert!(says_so(ptx, 0) && says_so(ptx, UNAWAITED));
+    let (two, many) = ("%p11, vain, 2;", "%p11, vain, 1000000;");
+    assert!(ptx.contains(two));
+    let late = ptx.replace(two, many);
+    assert_eq!((says_so(&late, 0), says_so(&late, UNAWAITED)), (true, false));
+}
+
 /// Commands that are there before those ahead of them are carried out; each one's bytes come just before it.
 pub fn serve_stream(ptx: &str, seed: u64) {
     let mut bench = Bench::new(ptx, seed, TARGETS + ROOM);

@@ -30,7 +30,7 @@ use command::is_alone;
 pub use command::{command, windows_hold, HostEnd};
 use launcher::{Fate, Launcher, Request};
 use recent::Recent;
-use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, WORKERS};
+use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, UNAWAITED, WORKERS};
 use sizes::Sizes;
 use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
@@ -351,7 +351,7 @@ impl CopyKernel {
             // A weak signal has an order with nothing but its own data.
             command.flags |= self.recent.behind(lane, command.signal) << BEHIND_BIT;
         }
-        if op.len > 0 && op.credit.is_none() && self.sent.len() < FEW {
+        if op.len > 0 && op.credit.is_none() && command.flags & UNAWAITED == 0 && self.sent.len() < FEW {
             command.flags |= REPORT;
         }
         self.recent.add(lane, command.signal);

@@ -46,6 +46,8 @@ pub const REPORT: u32 = 32;
 pub const WIDE: u32 = 64;
 /// 2 is added to the index of a `CREDIT`, instead of 1.
 pub const TWICE: u32 = 128;
+/// Nobody is known to wait until it is done: it is reported with others, or once two polls have found nothing.
+pub const UNAWAITED: u32 = 1 << 15;
 /// Of the commands whose signals its own must not overtake, a bit each from here on: the lowest for the one that is
 /// [`BEHIND_MOST`] places before it, the highest for its predecessor. There is a fence between those of one go.
 pub const BEHIND_BIT: u32 = 8;
@@ -61,8 +63,8 @@ pub struct Command {
     pub to: u64,
     /// 0: no data.
     pub bytes: u32,
-    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, and from `BEHIND_BIT` on which signals
-    /// come first.
+    /// `CUT`, `STOP`, `INLINE`, `WORKERS`, `CREDIT`, `REPORT`, `WIDE`, `TWICE`, from `BEHIND_BIT` on which signals come
+    /// first, and `UNAWAITED`.
     pub flags: u32,
     /// For `INLINE`; otherwise the index of a `CREDIT`.
     pub value: u64,
