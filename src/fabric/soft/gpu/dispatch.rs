@@ -1,15 +1,34 @@
 //! What goes by the copy kernel, and what by the stream: never both at once, so that order is kept.
 
 use super::completion::deliver;
+use super::device::Device;
 use super::in_flight::Outward;
 use super::kernel::{command, windows_hold, HostEnd, Landed, Staged, StagingRoom};
 use super::op::Op;
 use super::plan::{plan, Facts, KernelState, LaunchSize, Mover, PlanLimits, CROWD, CROWDED_BYTES};
+use super::staging::Staging;
 use super::state::EngineState;
 use crate::memory::registry::Registry;
 
 /// The staging memory has no room now.
 struct NoRoom;
+
+/// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
+fn place_host_end(op: &Op, device: Option<&Device>, staging: &mut Staging) -> Result<Option<Staged>, NoRoom> {
+    let (Some(end), Some(device)) = (HostEnd::of(op), device) else { return Ok(None) };
+    if let Some(at) = op.host.pinned() {
+        return Ok(Some(Staged { end, at, room: None }));
+    }
+    let offset = staging.take(op.len).ok_or(NoRoom)?;
+    if end == HostEnd::From {
+        let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
+        // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
+        // taken.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
+    }
+    let room = StagingRoom { offset, until: staging.position() };
+    Ok(Some(Staged { end, at: device.staging(offset), room: Some(room) }))
+}
 
 /// How far into the queue a copy looks for others.
 const LOOK_AHEAD: usize = 16;
@@ -22,18 +41,18 @@ impl EngineState {
             return false;
         }
         let mut moved = false;
-        while let Some(Landed { op, credited, staged }) = kernel.land() {
+        while let Some(Landed { owner, to, len, credited, staged }) = kernel.land() {
             if let (Some(Staged { end, room: Some(room), .. }), Some(device)) = (staged, &self.device) {
                 if end == HostEnd::To {
                     // SAFETY: the copy kernel has written the bytes, which are not given back yet.
-                    unsafe { deliver(device, registry, &Outward { offset: room.offset, len: op.len, to: op.to }) };
+                    unsafe { deliver(device, registry, &Outward { offset: room.offset, len, to }) };
                 }
                 self.staging.give_back(room.until);
             }
             if credited > 0 {
-                op.owner.lane.note_paid(credited.into());
+                owner.lane.note_paid(credited.into());
             }
-            op.owner.complete();
+            owner.complete();
             self.handover.back += 1;
             moved = true;
         }
@@ -64,16 +83,17 @@ impl EngineState {
         moved
     }
 
-    /// Copies among the next operations of the queue, that no longer count as small; not more than make a crowd.
-    fn copies_waiting(&self) -> usize {
-        let next = self.queue.ready.iter().take(LOOK_AHEAD);
+    /// Copies among the next operations of the queue, of which `first` are passed over, that no longer count as small;
+    /// not more than make a crowd.
+    fn copies_waiting(&self, first: usize) -> usize {
+        let next = self.queue.ready.iter().skip(first).take(LOOK_AHEAD);
         next.filter(|op| op.len - op.done > CROWDED_BYTES).take(CROWD).count()
     }
 
     /// The same, if it matters to an operation.
-    pub fn copies_beside(&self, op: &Op) -> usize {
+    pub fn copies_beside(&self, op: &Op, first: usize) -> usize {
         if op.len > CROWDED_BYTES {
-            self.copies_waiting()
+            self.copies_waiting(first)
         } else {
             0
         }
@@ -96,20 +116,18 @@ impl EngineState {
         let Some(mut kernel) = self.handover.kernel.take_if(|c| c.is_up()) else { return false };
         let mut any = false;
         while kernel.has_room() {
-            let Some(op) = self.queue.ready.pop_front() else { break };
+            // Looked at where it is: each time that one is moved costs as much as the decision.
+            let Some(op) = self.queue.ready.front() else { break };
             any = true;
-            if op.owner.lane.is_over() {
-                op.owner.give_up();
-                continue;
-            }
+            let is_over = op.owner.lane.is_over();
             let takes = KernelState::Takes(kernel.size());
-            let facts = self.facts(&op, takes, self.copies_beside(&op) + kernel.copies());
+            let facts = self.facts(op, takes, self.copies_beside(op, 1) + kernel.copies());
             match plan(&facts) {
+                _ if is_over => self.queue.ready.pop_front().into_iter().for_each(|op| op.owner.give_up()),
                 mover @ (Mover::CopyKernel | Mover::WorkerBlocks) => {
                     let by_workers = mover == Mover::WorkerBlocks;
-                    let Ok(staged) = self.place_host_end(&op) else {
+                    let Ok(staged) = place_host_end(op, self.device.as_ref(), &mut self.staging) else {
                         // What was given before has the room.
-                        self.queue.ready.push_front(op);
                         any = kernel.is_busy();
                         break;
                     };
@@ -117,13 +135,14 @@ impl EngineState {
                     if by_workers || facts.wants_block() {
                         kernel.wants(if by_workers { LaunchSize::WorkerBlocks } else { LaunchSize::Block });
                     }
-                    let command = command(&op, &mut self.windows, by_workers, staged.as_ref());
-                    kernel.post(op, command, staged);
+                    let command = command(op, &mut self.windows, by_workers, staged.as_ref());
+                    self.queue.ready.pop_front().into_iter().for_each(|op| kernel.post(op, command, staged));
                 }
-                Mover::BulkStream => self.queue.defer(op, true),
-                Mover::Deferred => self.queue.defer(op, false),
+                mover @ (Mover::BulkStream | Mover::Deferred) => {
+                    let is_bulk = mover == Mover::BulkStream;
+                    self.queue.ready.pop_front().into_iter().for_each(|op| self.queue.defer(op, is_bulk));
+                }
                 Mover::CopyEngine | Mover::PinnedMemory | Mover::StreamStore | Mover::Cpu => {
-                    self.queue.ready.push_front(op);
                     any = kernel.is_busy();
                     break;
                 }
@@ -134,23 +153,6 @@ impl EngineState {
         }
         self.handover.kernel = Some(kernel);
         any
-    }
-
-    /// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
-    fn place_host_end(&mut self, op: &Op) -> Result<Option<Staged>, NoRoom> {
-        let (Some(end), Some(device)) = (HostEnd::of(op), &self.device) else { return Ok(None) };
-        if let Some(at) = op.host.pinned() {
-            return Ok(Some(Staged { end, at, room: None }));
-        }
-        let offset = self.staging.take(op.len).ok_or(NoRoom)?;
-        if end == HostEnd::From {
-            let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
-            // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
-            // taken.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
-        }
-        let room = StagingRoom { offset, until: self.staging.position() };
-        Ok(Some(Staged { end, at: device.staging(offset), room: Some(room) }))
     }
 
     /// Whether no submission may start now: the copy kernel has operations, or is about to take over.

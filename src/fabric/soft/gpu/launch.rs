@@ -134,7 +134,7 @@ impl EngineState {
                 any = true;
                 continue;
             }
-            let mut facts = self.facts(&op, self.handover.for_stream(), self.copies_beside(&op));
+            let mut facts = self.facts(&op, self.handover.for_stream(), self.copies_beside(&op, 0));
             let mut mover = plan(&facts);
             if mover == Mover::WorkerBlocks {
                 if self.handover.call_size(facts.wanted_size()) {

@@ -150,6 +150,7 @@ pub struct Op {
 impl Op {
     /// From an operation of `rank`, whose GPU windows are on `home`, of which `done` bytes have been moved by other
     /// means.
+    #[inline]
     pub fn new(owner: Owner, rank: u32, home: Option<i32>, work: &op::Op, done: u64) -> Self {
         let caller = |addr, key: u32| TransferEnd::Caller { addr, gpu: Key(key).is_on_gpu() };
         if let op::Op::Value(value) = work {
@@ -175,6 +176,7 @@ impl Op {
     }
 
     /// A transfer between two ends, or with `len` 0 a marker behind what was submitted before.
+    #[inline]
     pub fn copy(owner: Owner, from: TransferEnd, to: TransferEnd, len: u64) -> Self {
         Self {
             owner,
@@ -196,6 +198,7 @@ impl Op {
     }
 
     /// The same, where the caller's end is in the window with this key of `rank`, whose GPU windows are on `home`.
+    #[inline]
     fn of_caller(self, rank: u32, home: Option<i32>, key: u32) -> Self {
         Self { window: Some(CallerWindow { rank, key }), home, is_open: Key(key).is_open(), ..self }
     }

@@ -99,7 +99,7 @@ impl Link {
         seat: &'a Seat,
         mut queue: SpinGuard<'a, LaneQueue>,
         ops: &[Op],
-        mut done: u64,
+        done: u64,
         credit: Option<CreditIndex>,
     ) -> Result<Seq> {
         let lane = &seat.lane;
@@ -108,10 +108,9 @@ impl Link {
             ops.iter().for_each(|_| _ = lane.number());
             return Ok(lane.last());
         }
-        let running = ops.iter().map(|&work| {
-            let done = std::mem::take(&mut done);
-            Running { seq: lane.number(), work, done, bounce: None }
-        });
+        let done_of = |nth| if nth == 0 { done } else { 0 };
+        let run = |(nth, &work)| Running { seq: lane.number(), work, done: done_of(nth), bounce: None };
+        let running = ops.iter().enumerate().map(run);
         let way = self.route.way();
         if way == RouteKind::Far {
             // Under the lock: what one thread posts first must be first there too.
@@ -126,7 +125,8 @@ impl Link {
         }
         let is_first = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty();
         if let (Some(engine), true) = (self.route.engine(), is_first) {
-            self.submit(shared, engine, lane, credit, running);
+            let begun = ops.iter().enumerate().map(|(nth, work)| (lane.number(), work, done_of(nth)));
+            self.submit(shared, engine, lane, credit, begun);
             let last = lane.last();
             drop(queue);
             shared.stir();

@@ -1,6 +1,6 @@
 //! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
-use super::seat::{LaneQueue, LaneState, Running, Seat};
+use super::seat::{LaneQueue, LaneState, Seat};
 use super::staged::{to_gpu, Step};
 use super::{Link, RouteKind, BURST, QUANTUM};
 use crate::error::{Error, Result};
@@ -18,7 +18,6 @@ use crate::memory::key::Key;
 use crate::rma::op::{Op, Transfer};
 use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
-use std::borrow::Borrow;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -152,8 +151,8 @@ impl Link {
         }
         let result = match self.route.way() {
             RouteKind::Gpu => {
-                let task = std::iter::once(task);
-                self.route.engine().inspect(|engine| self.submit(shared, engine, lane, None, task));
+                let begun = std::iter::once((task.seq, &task.work, task.done));
+                self.route.engine().inspect(|engine| self.submit(shared, engine, lane, None, begun));
                 Ok(Step::HandedOver)
             }
             RouteKind::Far => {
@@ -310,24 +309,25 @@ impl Link {
     }
 
     /// Hands operations of a lane to the engine that moves them; nothing of the lane waits before them. Their
-    /// completions are counted at `credit` where the engine's GPU can store there.
-    pub(super) fn submit(
+    /// completions are counted at `credit` where the engine's GPU can store there. Each comes with its number and the
+    /// bytes of it that have been moved.
+    #[inline]
+    pub(super) fn submit<'a>(
         &self,
         shared: &Domain,
         engine: &Engine,
         lane: &Arc<Lane>,
         credit: Option<CreditIndex>,
-        tasks: impl ExactSizeIterator<Item = impl Borrow<Running>>,
+        ops: impl ExactSizeIterator<Item = (Seq, &'a Op, u64)>,
     ) {
-        self.in_engine.fetch_add(tasks.len(), Ordering::Relaxed);
+        self.in_engine.fetch_add(ops.len(), Ordering::Relaxed);
         shared.mark_pending(self.peer);
         let (rank, home) = (shared.world.rank, shared.engine.gpu());
         let credit = credit.filter(|index| is_countable(shared, engine, index.rkey));
-        engine.submit(tasks.enumerate().map(|(nth, task)| {
-            let task: &Running = task.borrow();
-            let owner = Owner { lane: lane.clone(), seq: task.seq, backlog: self.in_engine.clone() };
+        engine.submit(ops.enumerate().map(|(nth, (seq, work, done))| {
+            let owner = Owner { lane: lane.clone(), seq, backlog: self.in_engine.clone() };
             let credit = credit.map(|i| Credit { at: i.at, is_wide: i.is_wide, entries: i.entries(nth) });
-            gpu::Op { credit, ..gpu::Op::new(owner, rank, home, &task.work, task.done) }
+            gpu::Op { credit, ..gpu::Op::new(owner, rank, home, work, done) }
         }));
     }
 }

@@ -36,7 +36,7 @@ use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
 
 use super::app::{AppThread, SET_UP_WITHIN};
 use super::arrived_bytes::HostBytes;
-use super::op::Op;
+use super::op::{Op, Owner, TransferEnd};
 use super::plan::{LaunchSize, CROWDED_BYTES};
 use super::stats::KernelStats;
 use super::DRAIN_WITHIN;
@@ -123,10 +123,14 @@ pub struct StagingRoom {
     pub until: u64,
 }
 
-/// An operation that it has done.
+/// An operation that it has done: what of it matters behind that.
 pub struct Landed {
-    /// The operation.
-    pub op: Op,
+    /// Who waits for it.
+    pub owner: Owner,
+    /// The end that was written.
+    pub to: TransferEnd,
+    /// Bytes that were copied there.
+    pub len: u64,
     /// Entries of it that are counted where its poster looks.
     pub credited: u8,
     /// Its place in the pinned memory, which holds the bytes of [`HostEnd::To`].
@@ -334,6 +338,7 @@ impl CopyKernel {
     }
 
     /// Gives it an operation, whose copy has a place in the pinned memory if it needs one. It is up and has room.
+    #[inline]
     pub fn post(&mut self, op: Op, mut command: Command, staged: Option<Staged>) {
         debug_assert!(self.is_up() && self.has_room());
         let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
@@ -382,11 +387,11 @@ impl CopyKernel {
         // First whether it is gone: then the count is final.
         let gone = slot.is_gone();
         if first < slot.done() {
-            let done = self.sent.pop_front()?;
-            self.copies -= usize::from(done.op.len > CROWDED_BYTES);
+            let Sent { op: Op { owner, to, len, .. }, is_for_workers, credited, staged, .. } = self.sent.pop_front()?;
+            self.copies -= usize::from(len > CROWDED_BYTES);
             self.stats.operations += 1;
-            self.stats.by_workers += u64::from(done.is_for_workers);
-            return Some(Landed { op: done.op, credited: done.credited, staged: done.staged });
+            self.stats.by_workers += u64::from(is_for_workers);
+            return Some(Landed { owner, to, len, credited, staged });
         }
         if gone {
             self.phase = Phase::Off;
