@@ -147,10 +147,8 @@ impl Hub {
             return Err(format!("this rank was started for {nranks} ranks, the root for {known}"));
         }
         if options != self.options {
-            return Err(format!(
-                "started with other options than the root: here `{options}`, there `{}`",
-                self.options
-            ));
+            let (here, there) = differences(&options, &self.options);
+            return Err(format!("started with other options than the root: here `{here}`, there `{there}`"));
         }
         match self.ranks.get(rank as usize) {
             None => Err(format!("rank {rank} does not exist: there are {known} ranks, from 0")),
@@ -346,6 +344,17 @@ fn reap(pid: libc::pid_t, patience: Duration) -> String {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Those of the options that differ, of both sides; all, where the sides have other names.
+fn differences<'a>(here: &'a str, there: &'a str) -> (String, String) {
+    let name = |option: &'a str| option.split(' ').next();
+    let (ours, theirs): (Vec<_>, Vec<_>) = (here.split("; ").collect(), there.split("; ").collect());
+    if !ours.iter().copied().map(name).eq(theirs.iter().copied().map(name)) {
+        return (here.into(), there.into());
+    }
+    let (ours, theirs): (Vec<_>, Vec<_>) = ours.into_iter().zip(theirs).filter(|(a, b)| a != b).unzip();
+    (ours.join("; "), theirs.join("; "))
 }
 
 fn signal_name(signal: i32) -> &'static str {
