@@ -123,7 +123,7 @@ impl Hub {
         for (mut wire, since) in std::mem::take(&mut self.strangers) {
             match wire.poll_frame() {
                 Ok(None) if since.elapsed() < HELLO_TIME => self.strangers.push((wire, since)),
-                Ok(Some(Frame { kind: Kind::Hello, payload })) => match self.seat(&payload) {
+                Ok(Some(Frame { kind: Kind::Hello, payload })) => match self.claimed_rank(&payload) {
                     Ok(rank) if wire.send(Kind::Welcome, Vec::new()).is_ok() => {
                         self.ranks[rank] = State::Running { wire, contribution: None };
                     }
@@ -137,7 +137,7 @@ impl Hub {
     }
 
     /// The rank that a hello claims, if it may have it.
-    fn seat(&self, hello: &[u8]) -> Result<usize, String> {
+    fn claimed_rank(&self, hello: &[u8]) -> Result<usize, String> {
         let mut rest = hello.strip_prefix(MAGIC).ok_or("another version of oxygin runs at the root")?;
         let fields = (take_u32(&mut rest), take_u32(&mut rest), take_bytes(&mut rest));
         let (Some(rank), Some(nranks), Some(options)) = fields else { return Err("malformed greeting".into()) };
