@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn env(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
@@ -34,11 +35,51 @@ struct Nccl(PathBuf);
 
 impl Nccl {
     fn new(version: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("oxygin-env-{}-{version}", std::process::id()));
+        Self::named("libnccl.so.2", version)
+    }
+
+    fn named(file: &str, version: &str) -> Self {
+        // Of its own for each test.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("oxygin-env-{process}-{n}-{version}"));
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         let text = format!("no ELF file\0NCCL version {version} compiled with CUDA 12.9\0");
-        std::fs::write(folder.join("libnccl.so.2"), text).expect("a file");
+        std::fs::write(folder.join(file), text).expect("a file");
         Self(folder)
+    }
+}
+
+/// The engine that `oxygin doctor` says, where both variables lead to the plugin.
+fn doctors_engine(folder: &str, variables: &[(&str, &str)]) -> String {
+    let plugin = plugin();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+    for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("NCCL_") || n.starts_with("OXYGIN_")) {
+        command.env_remove(name);
+    }
+    command.env("NCCL_GIN_PLUGIN", &plugin).env("NCCL_RMA_PLUGIN", &plugin).env("LD_LIBRARY_PATH", folder);
+    let output = command.args(["doctor", "--json"]).envs(variables.iter().copied()).output().expect("oxygin runs");
+    let report: Value = serde_json::from_str(&String::from_utf8_lossy(&output.stdout)).expect("JSON");
+    let section = report["sections"].as_array().expect("sections").iter().find(|s| s["title"] == "NCCL");
+    let findings = section.expect("a section")["findings"].as_array().expect("findings");
+    // That of the library that is found first.
+    let engine = findings.iter().find(|f| f["subject"] == "engine").expect("an engine")["detail"].as_str();
+    engine.expect("words").split([' ', ';']).next().expect("a word").to_owned()
+}
+
+/// NVIDIA's NCCL runs on other hosts then, and AMD's as it is.
+#[test]
+fn without_a_cuda_driver_env_and_doctor_say_the_same() {
+    let (cuda, rocm) = (Nccl::new("2.32.3"), Nccl::named("librccl.so.1", "2.32.2"));
+    let no_driver = ("OXYGIN_LIBCUDA", "/nowhere/libcuda.so.1");
+    for (nccl, engine, elsewhere) in [(&cuda, "gdaki-soft", true), (&rocm, "nccl", false)] {
+        let folder = nccl.0.display().to_string();
+        let answer = json(&["--plugin", &plugin()], &[("LD_LIBRARY_PATH", &folder), no_driver]);
+        assert_eq!(answer["engine"], engine, "{answer:#}");
+        assert_eq!(doctors_engine(&folder, &[no_driver]), engine);
+        let notes = answer["notes"].as_array().expect("a list");
+        let is_said = notes.iter().any(|n| n.as_str().is_some_and(|n| n.contains("no CUDA driver here")));
+        assert_eq!(is_said, elsewhere, "{answer:#}");
     }
 }
 

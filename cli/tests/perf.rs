@@ -257,13 +257,26 @@ fn ranks_started_by_hand_meet_at_the_root() {
 
 #[test]
 fn a_client_with_other_options_is_told_so() {
-    let port = port::free();
-    let server = start(perf(&format!("-p {port} -n 40 --timeout 2")));
-    let client = end(start(perf(&format!("-p {port} 127.0.0.1 -n 41 --timeout 2"))));
-    assert_eq!(client.status.code(), Some(2));
-    assert!(text(&client.stderr).contains("started with other options than the root"), "{}", text(&client.stderr));
-    let server = end(server);
-    assert!(text(&server.stderr).contains("rank 1 (never connected)"), "{}", text(&server.stderr));
+    let queue = "--table gin-v14-queue --timeout 2";
+    let pairs = [
+        ("-n 40 --timeout 2", "-n 41 --timeout 2", "here `iters Some(41)`, there `iters Some(40)`"),
+        (queue, &format!("{queue} --producers 3"), "here `producers 3`, there `producers 1`"),
+        (queue, &format!("{queue} --queue-depth 64"), "here `queue-depth 64`, there `queue-depth 0`"),
+    ];
+    // All at once: each server waits for its client as long as it may.
+    let ends = pairs.map(|(here, there, said)| {
+        let port = port::free();
+        let server = start(perf(&format!("-p {port} {here}")));
+        (server, start(perf(&format!("-p {port} 127.0.0.1 {there}"))), said)
+    });
+    for (server, client, said) in ends {
+        let client = end(client);
+        assert_eq!(client.status.code(), Some(2));
+        let told = format!("started with other options than the root: {said}");
+        assert!(text(&client.stderr).contains(&told), "{}", text(&client.stderr));
+        let server = end(server);
+        assert!(text(&server.stderr).contains("rank 1 (never connected)"), "{}", text(&server.stderr));
+    }
 }
 
 /// Runs over the plugin that is broken in one way; it must fail, without a number, and say why.

@@ -10,6 +10,12 @@ import time
 
 from .layouts import HOST_CALLS, LAYOUTS, NO_FABRIC, NO_NCCL, OWN_QUEUES, has_fabric
 
+# As in cli/src/env/select.rs, with which tests/gpu_programs compares them. The first NCCL that finds a GIN plugin again
+# after it has unloaded it: an older one is told to keep it.
+FIRST_RELOADING = (2, 30, 3)
+# The first one with the table GIN v14, whose proxy drives an RMA plugin.
+FIRST_WITH_GIN_V14 = (2, 30, 7)
+
 
 def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL_", "OXYGIN_"))}
@@ -23,10 +29,9 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
                LD_LIBRARY_PATH=f"{nccl}/lib:" + env.get("LD_LIBRARY_PATH", ""),
                CUDA_VISIBLE_DEVICES=",".join(visible[g] if visible else str(g) for g in gpus))
     if LAYOUTS[layout].plugin:
-        if version < (2, 30, 7):
+        if version < FIRST_WITH_GIN_V14:
             env.update(NCCL_GIN_PLUGIN=str(plugin))
-            # 2.29.7 forgets the plugin's name when it unloads it, and a second communicator of the process has none.
-            if version < (2, 30):
+            if version < FIRST_RELOADING:
                 env.update(NCCL_GIN_PLUGIN_REF_COUNT="1")
         elif engine == "nccl":
             env.update(NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
@@ -43,7 +48,7 @@ def taken(engine, version):
     """The engine that `auto` is over the soft fabric: the README's table."""
     if engine != "auto":
         return engine
-    return "own" if version < (2, 30, 7) else "gdaki-soft" if version < (2, 33) else "nccl"
+    return "own" if version < FIRST_WITH_GIN_V14 else "gdaki-soft" if version < (2, 33) else "nccl"
 
 
 def used(before, text, version, plugin, layout, program, engine="auto"):
@@ -82,7 +87,7 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
         if facts["plugin"]:
             wrong.append("a plugin was loaded")
         return facts, wrong, warnings
-    table = "rma_table" if version >= (2, 30, 7) and (engine not in OWN_QUEUES or program in HOST_CALLS) else "gin_table"
+    table = "rma_table" if version >= FIRST_WITH_GIN_V14 and (engine not in OWN_QUEUES or program in HOST_CALLS) else "gin_table"
     if not facts[table]:
         wrong.append(f"NCCL's log does not say that it loaded oxygin's {table[:3].upper()} table")
     if facts["plugin"] and pathlib.Path(facts["plugin"]).resolve() != plugin:
@@ -90,7 +95,7 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
     if facts["plugin"]:
         # Checked; where it lay on that machine is nobody's business later.
         facts["plugin"] = pathlib.Path(facts["plugin"]).name
-    if version >= (2, 30, 7) and not re.search(r"Assigned plugin oxygin (type \d+ )?to comm", text):
+    if version >= FIRST_WITH_GIN_V14 and not re.search(r"Assigned plugin oxygin (type \d+ )?to comm", text):
         wrong.append("NCCL did not assign oxygin to the communicator")
     if engine in OWN_QUEUES and program not in HOST_CALLS and has_fabric(layout, program) and facts["engine"] != engine:
         wrong.append(f"the log names engine {facts['engine']}, not {engine}")

@@ -4,6 +4,7 @@ use super::backend::choose::{choose, FabricPromise};
 use super::backend::life::Life;
 use super::backend::offer::EngineOffer;
 use super::backend::report::QueueOwner;
+use super::backpressure::Backpressure;
 use super::contexts::{Contexts, EngineKind, Name};
 use super::device_queues::DeviceQueues;
 use super::fabrics::{on_fabric, queues_on, AnyFabric, Opened, Queues};
@@ -12,7 +13,6 @@ use super::instance::Instance;
 use super::listen::Listen;
 use super::records::Records;
 use super::rendezvous::{Call, Contribution, Exchange};
-use super::room::Room;
 use crate::error::{Error, Result};
 use crate::fabric::{ContextSpec, Fabric, World};
 use crate::gdaki::mlx5::Mlx5Nic;
@@ -44,7 +44,7 @@ pub struct Coll {
     pub(super) registry: Arc<Registry>,
     pub(super) window_pool: Arc<WindowPool>,
     /// How operations wait for room.
-    room: Room,
+    backpressure: Backpressure,
     pub(super) observer: Box<dyn Observer>,
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
@@ -161,7 +161,7 @@ impl Coll {
             fabric,
             registry,
             window_pool: Arc::new(WindowPool::new(id, world.nranks as usize)),
-            room: Room::of(config),
+            backpressure: Backpressure::of(config),
             observer,
             instance: listen.instance.clone(),
             held: Mutex::default(),
@@ -253,7 +253,7 @@ impl Coll {
             let (queues, made) = make(call)?;
             let name = Name { coll: self.id, nranks: self.world.nranks, set: set as u32 };
             let owner = Arc::downgrade(self);
-            let contexts = Arc::new(Contexts::new(owner, name, self.room, queues, self.window_pool.clone()));
+            let contexts = Arc::new(Contexts::new(owner, name, self.backpressure, queues, self.window_pool.clone()));
             self.life.active()?;
             self.observer.contexts_added(&contexts);
             let mut held = self.held.lock();

@@ -1,10 +1,10 @@
 //! A set of contexts: what `createContext` returns, on whichever fabric the communicator settled on.
 
+use super::backpressure::Backpressure;
 use super::coll::Coll;
 use super::device_queues::DeviceQueues;
 use super::fabrics::{on_queues, Queues};
 use super::observe::Published;
-use super::room::Room;
 use crate::error::Result;
 use crate::fabric::Context;
 use crate::memory::window_pool::WindowPool;
@@ -97,7 +97,7 @@ pub struct Contexts {
     /// Ended before `queues`, which it may point into.
     attached: OnceLock<Box<dyn Attached>>,
     published: Published,
-    room: Room,
+    backpressure: Backpressure,
     queues: Queues,
     /// In memory as long as the set: operations look windows up that may go meanwhile.
     _windows: Arc<WindowPool>,
@@ -113,12 +113,18 @@ impl Object for Contexts {
 impl Contexts {
     /// A set; `queues` has at least one context, or none where device code alone uses the set. `windows`: the
     /// communicator's.
-    pub fn new(owner: Weak<Coll>, name: Name, room: Room, queues: Queues, windows: Arc<WindowPool>) -> Self {
+    pub fn new(
+        owner: Weak<Coll>,
+        name: Name,
+        backpressure: Backpressure,
+        queues: Queues,
+        windows: Arc<WindowPool>,
+    ) -> Self {
         let Name { coll, nranks, set } = name;
         debug_assert!(nranks <= MAX_RANKS);
         let count = AtomicU32::new(on_queues!(&queues, q => q.len()) as u32);
         let (attached, device, published) = (OnceLock::new(), OnceLock::new(), Published::default());
-        Self { coll, nranks, count, set, owner, attached, published, room, queues, _windows: windows, device }
+        Self { coll, nranks, count, set, owner, attached, published, backpressure, queues, _windows: windows, device }
     }
 
     /// The contexts, by fabric.
@@ -233,13 +239,16 @@ impl Contexts {
     pub unsafe fn start(&self, context: u32, peer: u32, op: &Op) -> Result<Seq> {
         let open = || self.check_open();
         // SAFETY: the index was checked (caller); the local range is the caller's promise.
-        on_queues!(&self.queues, q => unsafe { self.room.start(q.get_unchecked(context as usize), peer, op, open) })
+        on_queues!(&self.queues, q => unsafe {
+            self.backpressure.start(q.get_unchecked(context as usize), peer, op, open)
+        })
     }
 
     /// Starts a flush of gets from `peer`, into a window with this local key among others, and waits for room where
     /// there is none; `None`: there is nothing to wait for. The set [`Contexts::has`] both.
     pub fn flush(&self, context: u32, peer: u32, into: u32) -> Result<Option<Seq>> {
-        on_queues!(&self.queues, q => self.room.flush(&q[context as usize], peer, Some(into), || self.check_open()))
+        let open = || self.check_open();
+        on_queues!(&self.queues, q => self.backpressure.flush(&q[context as usize], peer, Some(into), open))
     }
 
     /// Whether the operation is locally complete; makes progress when not.

@@ -45,7 +45,7 @@ pub struct DeviceSpec {
 }
 
 /// Where things lie in a set's memory.
-struct Room {
+struct QueueBlocks {
     memory: Arc<Memory>,
     queues: Block,
     cis: Block,
@@ -61,7 +61,7 @@ struct Room {
     handle: u64,
 }
 
-impl Room {
+impl QueueBlocks {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
     /// `has_credits`: consumer indices are to be where device code is.
     fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool) -> Result<Self> {
@@ -155,18 +155,18 @@ impl Coll {
             || {
                 let spec = spec()?;
                 let flushes = self.flushes_all_puts_on_any_signal();
-                let room = Room::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu())?;
-                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+                let blocks = QueueBlocks::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu())?;
+                Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
-            |set, (spec, room), windows| {
-                windows.push(self.register(|| signal_window(&spec, &room))? as usize);
-                let key = match &room.credits {
-                    Some(words) => Some(self.register_credits(words, &room.memory, set.target(), windows)?),
+            |set, (spec, blocks), windows| {
+                windows.push(self.register(|| signal_window(&spec, &blocks))? as usize);
+                let key = match &blocks.credits {
+                    Some(words) => Some(self.register_credits(words, &blocks.memory, set.target(), windows)?),
                     None => None,
                 };
-                Ok((spec, room, key))
+                Ok((spec, blocks, key))
             },
-            |set, (spec, room, key), windows| Ok((self.drain(set, &spec, room, windows, key)?, ())),
+            |set, (spec, blocks, key), windows| Ok((self.drain(set, &spec, blocks, windows, key)?, ())),
         )?;
         Ok((set, place))
     }
@@ -176,16 +176,16 @@ impl Coll {
         self: &Arc<Self>,
         set: &Arc<Contexts>,
         spec: &DeviceSpec,
-        room: Room,
+        blocks: QueueBlocks,
         windows: &[usize],
         key: Option<CreditKey>,
     ) -> Result<DeviceQueues> {
-        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
+        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let handle = Box::new(DeviceHandle {
             net_device_type: DEVICE_GIN_PROXY,
             net_device_version: PROXY_VERSION,
-            handle: room.handle as *mut c_void,
+            handle: blocks.handle as *mut c_void,
             size: 0,
             needs_proxy_progress: 0,
         });
@@ -206,14 +206,14 @@ impl Coll {
             commons.push(Common::new(context, failed.clone()));
             let reached = (0..self.world.nranks).filter(|&p| spec.contexts.reaches(self.world, p));
             lanes.extend(reached.map(|peer| {
-                let places = room.places(spec, context as usize, peer, key);
+                let places = blocks.places(spec, context as usize, peer, key);
                 // SAFETY: the memory is kept by whoever drains the queue; it is zeroed.
                 let queue = unsafe { Queue::new(places, terms.clone(), peer) };
                 let newest = Seq(set.completed(context, peer).load(Ordering::Acquire));
                 (commons.len() as u32 - 1, Lane::new(queue, peer, newest))
             }));
         }
-        let memory = room.memory;
+        let memory = blocks.memory;
         let page = self.stats_page(set, Way::Engine, spec.contexts.rank_stride, false, shares.len() as u32);
         let threads = engine.deal(spec.contexts.contexts as usize);
         let ids = threads.zip(shares).map(|(thread, share)| {
@@ -228,9 +228,9 @@ impl Coll {
 }
 
 /// The signals of all contexts, as memory to register.
-fn signal_window(spec: &DeviceSpec, room: &Room) -> Result<WindowSpec> {
+fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
-    device_words(&room.memory, room.signals, len, spec.layout.has_signal_offsets())
+    device_words(&blocks.memory, blocks.signals, len, spec.layout.has_signal_offsets())
 }
 
 #[cfg(test)]
@@ -258,9 +258,9 @@ mod tests {
                 counters: 3,
                 layout: Layout::choose(Table::V14(2), None, None).unwrap(),
             };
-            let room = Room::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();
+            let blocks = QueueBlocks::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();
             let fixed = contexts as usize * (4 * 64 + 3 * 8);
-            assert_eq!(room.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
+            assert_eq!(blocks.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
         }
     }
 
@@ -278,7 +278,7 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let layout = Layout::choose(Table::V14(2), None, None).unwrap();
             let spec = DeviceSpec { contexts, depth: 0, signals, counters, layout };
-            let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }, true, true).err().expect(why);
+            let refused = QueueBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, true, true).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

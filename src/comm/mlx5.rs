@@ -41,7 +41,7 @@ impl HardwareQueues {
 }
 
 /// Where things lie in a set's memory.
-struct Mlx5Room {
+struct Mlx5Blocks {
     memory: Arc<Memory>,
     request: SetRequest,
     places: QueueMemory,
@@ -57,7 +57,7 @@ fn words(spec: &NicSpec, each: u32) -> u64 {
     8 * u64::from(spec.contexts.contexts) * u64::from(each.max(1))
 }
 
-impl Mlx5Room {
+impl Mlx5Blocks {
     fn allocate(nic: &Mlx5Nic, spec: &NicSpec, world: World) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let layout = spec.layout.ok_or_else(|| Error::internal("createContext: no structures for device code"))?;
@@ -142,8 +142,8 @@ impl Coll {
             };
             let spec = spec()?;
             let _gpu = self.enter_gpu()?;
-            let room = Mlx5Room::allocate(nic, &spec, self.world)?;
-            let queues = self.connect_mlx5(call, (nic, fabric), &spec, room)?;
+            let blocks = Mlx5Blocks::allocate(nic, &spec, self.world)?;
+            let queues = self.connect_mlx5(call, (nic, fabric), &spec, blocks)?;
             // Device code alone uses them.
             Ok((Queues::Verbs(Box::default()), queues))
         })?;
@@ -156,19 +156,19 @@ impl Coll {
         call: &mut Call<'_>,
         (nic, fabric): (&Arc<Mlx5Nic>, &VerbsFabric),
         spec: &NicSpec,
-        room: Mlx5Room,
+        blocks: Mlx5Blocks,
     ) -> Result<DeviceQueues> {
         let ranks = self.world.nranks;
-        let counters = room.key(fabric, room.counters, words(spec, spec.counters))?;
-        let signals = room.key(fabric, room.signals, words(spec, spec.signals))?;
-        let sink = room.key(fabric, room.sink, 8)?;
+        let counters = blocks.key(fabric, blocks.counters, words(spec, spec.counters))?;
+        let signals = blocks.key(fabric, blocks.signals, words(spec, spec.signals))?;
+        let sink = blocks.key(fabric, blocks.sink, 8)?;
         let mine = SetHello {
             counters: spec.counters,
             signals: spec.signals,
             counters_key: counters.rkey(),
             signals_key: signals.rkey(),
         };
-        let (queues, addressed) = QueueSet::prepare(nic, room.request, &room.places, &room.memory)?;
+        let (queues, addressed) = QueueSet::prepare(nic, blocks.request, &blocks.places, &blocks.memory)?;
         let common = mine.encode(&spec.contexts);
         let gathered = call.step(Contribution { common, addressed })?;
         let differs = |rank| differs(EngineKind::Gdaki, &spec.contexts, rank, gathered.common(rank));
@@ -182,20 +182,25 @@ impl Coll {
         queues.connect(&from)?;
         let keys = [|h: &SetHello| h.counters_key, |h: &SetHello| h.signals_key];
         let [counter_keys, signal_keys] = keys.map(|key| hellos.iter().map(key).collect::<Vec<_>>());
-        let gpu = room.memory.context();
+        let gpu = blocks.memory.context();
         let description = Description {
             queues: &queues.queues(),
-            counters: Words { buffer: room.counters, each: spec.counters, rkeys: &counter_keys, lkey: counters.lkey() },
-            signals: Words { buffer: room.signals, each: spec.signals, rkeys: &signal_keys, lkey: signals.lkey() },
+            counters: Words {
+                buffer: blocks.counters,
+                each: spec.counters,
+                rkeys: &counter_keys,
+                lkey: counters.lkey(),
+            },
+            signals: Words { buffer: blocks.signals, each: spec.signals, rkeys: &signal_keys, lkey: signals.lkey() },
             sink_lkey: sink.lkey(),
             // Where the GPU does not order what devices write, or the device has two ways to it, data that a get
             // brought is visible behind a dump alone, as NCCL has it.
             dump_after_gets: nic.uses_data_direct()
                 || gpu.is_some_and(|context| !context.cuda().orders_rdma_writes(context.device())),
         };
-        let handle = room.image.describe(&description, &room.memory)?;
+        let handle = blocks.image.describe(&description, &blocks.memory)?;
         let engine = match queues.wants_ringing() {
-            true => Some(self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?),
+            true => Some(self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?),
             false => None,
         };
         // Whoever is ready to receive may be sent to: no kernel runs before all are.
@@ -212,7 +217,7 @@ impl Coll {
         };
         let engine = engine.map_or_else(Weak::new, |engine| Arc::downgrade(&engine));
         let hardware = HardwareQueues { queues, keys: vec![counters, signals, sink] };
-        Ok(DeviceQueues::of_device(hardware, room.memory, handle, (engine, ids), failed))
+        Ok(DeviceQueues::of_device(hardware, blocks.memory, handle, (engine, ids), failed))
     }
 }
 

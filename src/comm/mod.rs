@@ -1,6 +1,7 @@
 //! Bringing ranks together: rendezvous, exchanges, deadlines.
 
 pub mod backend;
+pub mod backpressure;
 mod capture;
 pub mod coll;
 pub mod contexts;
@@ -19,5 +20,4 @@ pub mod nic;
 mod observe;
 mod records;
 pub mod rendezvous;
-pub mod room;
 pub mod windows;

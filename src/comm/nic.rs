@@ -78,7 +78,7 @@ pub(super) fn slots(depth: i32) -> Result<u32> {
 }
 
 /// Where things lie in a set's memory.
-struct Room {
+struct QueuePairBlocks {
     memory: Arc<Memory>,
     slots: Block,
     completions: Block,
@@ -97,7 +97,7 @@ struct Room {
     image: Option<DeviceImage>,
 }
 
-impl Room {
+impl QueuePairBlocks {
     fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
@@ -215,23 +215,23 @@ impl Coll {
             EngineKind::GdakiSoft,
             || {
                 let spec = spec()?;
-                let room = Room::allocate(&spec, self.world)?;
-                Ok((spec.contexts, room.memory.clone(), (spec, room)))
+                let blocks = QueuePairBlocks::allocate(&spec, self.world)?;
+                Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
-            |set, (spec, room), windows| {
-                let own = self.register_own(&spec, &room, windows)?;
+            |set, (spec, blocks), windows| {
+                let own = self.register_own(&spec, &blocks, windows)?;
                 let count = match self.keeps_credits_on_gpu() {
-                    true => Some(self.register_credits(&room.credits(), &room.memory, set.target(), windows)?),
+                    true => Some(self.register_credits(&blocks.credits(), &blocks.memory, set.target(), windows)?),
                     false => None,
                 };
-                Ok((spec, room, own, count))
+                Ok((spec, blocks, own, count))
             },
-            |set, (spec, room, own, count), windows| {
+            |set, (spec, blocks, own, count), windows| {
                 let mut keys = [0; 2];
                 for (key, window) in keys.iter_mut().zip(own) {
                     *key = window.map_or(Ok(0), |window| self.key_of(window as *mut c_void))?;
                 }
-                self.drain_nic(set, &spec, room, windows, keys, count)
+                self.drain_nic(set, &spec, blocks, windows, keys, count)
             },
         )
     }
@@ -242,9 +242,14 @@ impl Coll {
     }
 
     /// Registers signals and counters. Returns the handles of their windows, where there are any.
-    fn register_own(&self, spec: &NicSpec, room: &Room, windows: &mut Vec<usize>) -> Result<[Option<usize>; 2]> {
+    fn register_own(
+        &self,
+        spec: &NicSpec,
+        blocks: &QueuePairBlocks,
+        windows: &mut Vec<usize>,
+    ) -> Result<[Option<usize>; 2]> {
         let mut own = [None; 2];
-        for (own, memory) in own.iter_mut().zip(room.windows(spec)) {
+        for (own, memory) in own.iter_mut().zip(blocks.windows(spec)) {
             if let Some(memory) = memory {
                 let window = self.register(|| memory)? as usize;
                 windows.push(window);
@@ -260,16 +265,16 @@ impl Coll {
         self: &Arc<Self>,
         set: &Arc<Contexts>,
         spec: &NicSpec,
-        room: Room,
+        blocks: QueuePairBlocks,
         windows: &[usize],
         keys: [u32; 2],
         count: Option<CreditKey>,
     ) -> Result<(DeviceQueues, SetView)> {
-        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &room.memory))?;
+        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?;
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let counts = Arc::new(Counts::new(FIRST, room.queues(contexts)));
-        let capture = self.capture(set, spec, keys, room.memory.is_on_gpu());
+        let counts = Arc::new(Counts::new(FIRST, blocks.queues(contexts)));
+        let capture = self.capture(set, spec, keys, blocks.memory.is_on_gpu());
         let mut shares: Vec<[Share<SendQueue>; 2]> = Vec::new();
         shares.resize_with(engine.threads().min(contexts), Default::default);
         let mut pairs = Vec::new();
@@ -283,7 +288,7 @@ impl Coll {
                 ended: ended.clone(),
             });
             let share = context % shares.len();
-            for (commons, _) in shares[share].iter_mut().take(room.of_pair) {
+            for (commons, _) in shares[share].iter_mut().take(blocks.of_pair) {
                 commons.push(Common::new(context as u32, failed.clone()));
             }
             for peer in 0..self.world.nranks {
@@ -292,8 +297,8 @@ impl Coll {
                     continue;
                 }
                 let mut add = |which: usize, to: u32| {
-                    let credits = room.count(count, context, peer, which);
-                    let (places, view) = room.queue(room.number(context, peer, which), credits);
+                    let credits = blocks.count(count, context, peer, which);
+                    let (places, view) = blocks.queue(blocks.number(context, peer, which), credits);
                     // SAFETY: the memory is kept by whoever drains the queue; it is zeroed, and nobody knows it yet.
                     let queue = unsafe { SendQueue::new(places, terms.clone(), to) };
                     let tape = capture.as_ref().map(|c| c.tape(captured(&view, context, peer, which > 0)));
@@ -304,21 +309,21 @@ impl Coll {
                 };
                 let main = add(0, peer);
                 // What it adds to is this rank's.
-                pairs.push(Some(PairView { main, companion: (room.of_pair > 1).then(|| add(1, self.world.rank)) }));
+                pairs.push(Some(PairView { main, companion: (blocks.of_pair > 1).then(|| add(1, self.world.rank)) }));
             }
         }
         let table = |words, each, key| TableView { words, each, key };
         let view = SetView {
             pairs,
-            signals: table(room.signals, spec.signals, keys[0]),
-            counters: table(room.counters.device, spec.counters, keys[1]),
+            signals: table(blocks.signals, spec.signals, keys[0]),
+            counters: table(blocks.counters.device, spec.counters, keys[1]),
             sink: SINK,
         };
-        let handle = match &room.image {
-            Some(image) => Some(image.write(&view, &room.memory)?),
+        let handle = match &blocks.image {
+            Some(image) => Some(image.write(&view, &blocks.memory)?),
             None => None,
         };
-        let memory = room.memory;
+        let memory = blocks.memory;
         let ids = self.give_queues(&engine, set, spec, shares, &memory);
         let shared = QueueState { windows: windows.to_vec(), failed, ended, handle, capture };
         Ok((DeviceQueues::new(&engine, ids, memory, shared), view))
@@ -380,17 +385,17 @@ mod tests {
                 handler: Ringing::Doorbell,
                 layout: None,
             };
-            let room = Room::allocate(&spec, World { rank, nranks: 64 }).unwrap();
-            assert_eq!(room.queues(contexts as usize), queues);
+            let blocks = QueuePairBlocks::allocate(&spec, World { rank, nranks: 64 }).unwrap();
+            assert_eq!(blocks.queues(contexts as usize), queues);
             let numbers: Vec<_> = (0..contexts as usize)
                 .flat_map(|c| (0..64).map(move |peer| (c, peer)))
                 .filter(|&(_, peer)| is_reached(rank, peer, stride))
-                .flat_map(|(c, peer)| (0..room.of_pair).map(move |which| (c, peer, which)))
-                .map(|(c, peer, which)| room.number(c, peer, which))
+                .flat_map(|(c, peer)| (0..blocks.of_pair).map(move |which| (c, peer, which)))
+                .map(|(c, peer, which)| blocks.number(c, peer, which))
                 .collect();
             assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
             let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
-            assert_eq!(room.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
+            assert_eq!(blocks.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
         }
     }
 
@@ -402,7 +407,7 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let handler = Ringing::Doorbell;
             let spec = NicSpec { contexts, depth: 0, signals, counters: 0, handler, layout: None };
-            let refused = Room::allocate(&spec, World { rank: 0, nranks: 2 }).err().expect(why);
+            let refused = QueuePairBlocks::allocate(&spec, World { rank: 0, nranks: 2 }).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

@@ -28,10 +28,14 @@ def main():
     gpus = int(arguments[arguments.index("--gpus") + 1])
     visible = os.environ["CUDA_VISIBLE_DEVICES"]
     assert len(visible.split(",")) == gpus, visible
+    version = pathlib.Path(os.environ["LD_LIBRARY_PATH"].split("/lib:")[0]).joinpath("version").read_text().strip()
+    plugin = os.environ.get("NCCL_RMA_PLUGIN") or os.environ.get("NCCL_GIN_PLUGIN")
+    # NCCL 2.29.7 forgets a plugin that it unloads; it is kept, and processes are not shared. Others reload it.
+    forgets = version == "2.29.7"
+    assert forgets == ("--separate" in arguments), arguments
+    assert (forgets and plugin is not None) == ("NCCL_GIN_PLUGIN_REF_COUNT" in os.environ)
     log = pathlib.Path(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())))
     moods = json.loads(os.environ.get("FAKE_MOOD", "{}"))
-    plugin = os.environ.get("NCCL_RMA_PLUGIN") or os.environ.get("NCCL_GIN_PLUGIN")
-    version = pathlib.Path(os.environ["LD_LIBRARY_PATH"].split("/lib:")[0]).joinpath("version").read_text().strip()
 
     def trace(what):
         with open(os.environ["FAKE_TRACE"], "a") as file:

@@ -3,7 +3,8 @@
 //! `tests/hosts/run` starts one on each host and pulls the cable when the line `traffic` appears. What must happen:
 //! on the others, an operation towards the lost rank (or its `test`) returns ncclRemoteError within ten seconds of
 //! the first sign of silence (`OXYGIN_PEER_TIMEOUT` is shorter), `queryLastError` says true, a log line names the
-//! rank, and traffic among the others goes on, correct, all the while and afterwards.
+//! rank, and traffic among the others goes on, correct, all the while and afterwards. The last of the others has
+//! nothing under way to the lost rank by then: it learns of the silence from what does not come.
 
 use nccl_plugin_api::NcclResult;
 use oxygin_cli::plugin::{log, Plugin};
@@ -26,18 +27,34 @@ struct Stream {
     peer: u32,
     request: Option<*mut std::ffi::c_void>,
     completed: u64,
+    /// Posts nothing until the communicator has an error.
+    is_idle: bool,
+    /// When the last put to this peer completed; where this rank is idle, when the last one from there arrived.
     last: Instant,
+    arrived: u64,
     failed: Option<Duration>,
 }
 
 impl Stream {
     fn new(peer: u32) -> Self {
-        Self { peer, request: None, completed: 0, last: Instant::now(), failed: None }
+        Self { peer, request: None, completed: 0, is_idle: false, last: Instant::now(), arrived: 0, failed: None }
+    }
+
+    /// Whether there is nothing to do towards this peer but wait for the end of what arrives from it.
+    fn waits(&mut self, s: &Session) -> Result<bool, Box<dyn Error>> {
+        if !self.is_idle || self.request.is_some() {
+            return Ok(false);
+        }
+        let arrived = s.signals.signal(self.peer as usize);
+        if arrived != self.arrived {
+            (self.arrived, self.last) = (arrived, Instant::now());
+        }
+        Ok(!s.has_error()?)
     }
 
     /// Tests the outstanding put or posts the next one.
     fn step(&mut self, s: &Session) -> Result<(), Box<dyn Error>> {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.waits(s)? {
             return Ok(());
         }
         let code = match self.request {
@@ -94,6 +111,7 @@ fn body(ranks: &mut Ranks, library: &str) -> Result<Vec<u8>, Box<dyn Error>> {
         session.progress();
         if !said && streams.iter().all(|s| s.completed >= 100) {
             said = true;
+            streams.iter_mut().for_each(|s| s.is_idle = me + 1 == lost && s.peer == lost);
             println!("traffic");
         }
         let others: u64 = streams.iter().filter(|s| s.peer != lost).map(|s| s.completed).sum();
@@ -123,8 +141,9 @@ fn body(ranks: &mut Ranks, library: &str) -> Result<Vec<u8>, Box<dyn Error>> {
         for stream in &streams {
             match (stream.peer == lost, stream.failed) {
                 (true, Some(after)) if after <= NOTICE => println!(
-                    "rank {me}: rank {lost} failed {:.1} s after its last completion: {text}",
-                    after.as_secs_f64()
+                    "rank {me}: rank {lost} failed {:.1} s after its last {}: {text}",
+                    after.as_secs_f64(),
+                    if stream.is_idle { "put" } else { "completion" }
                 ),
                 (true, Some(after)) => return Err(format!("the cut was noticed only after {after:?}").into()),
                 (true, None) => return Err("no error for the rank that was cut off".into()),

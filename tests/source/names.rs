@@ -6,7 +6,7 @@ use std::path::Path;
 use syn::visit::{self, Visit};
 
 /// Words that no identifier has in it, and what is said instead.
-const RETIRED: [(&str, &str); 21] = [
+const RETIRED: [(&str, &str); 23] = [
     ("courier", "copy kernel"),
     ("hands", "worker blocks"),
     ("berth", "launch slot"),
@@ -28,6 +28,8 @@ const RETIRED: [(&str, &str); 21] = [
     ("outs", "remote completions"),
     ("straight", "direct post"),
     ("ticket", "request, or work request id"),
+    ("seat", "transmit queue, or connection slot"),
+    ("seats", "transmit queues"),
 ];
 
 /// Of these, words that no comment and no sentence has either: they mean nothing else.

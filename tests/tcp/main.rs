@@ -1,7 +1,6 @@
 //! The TCP transport: bytes, order, faults, peers that stop or die.
 
 mod beats;
-mod cut;
 mod data;
 mod death;
 mod ends;

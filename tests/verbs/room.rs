@@ -2,7 +2,7 @@
 
 use crate::harness::*;
 use crate::support::logged::{collect, lines};
-use oxygin::comm::room::Room;
+use oxygin::comm::backpressure::Backpressure;
 use oxygin::config::Config;
 use oxygin::fabric::{Context, ContextSpec, Posted};
 use oxygin::rma::op::{Op, Payload, Put, Value, VALUE_MAX};
@@ -129,7 +129,7 @@ fn who_waits_for_room_names_the_rank_once_and_ends_with_the_communicator() {
     let ops = vec![Op::Put(Put { signal: signal(c, 1, 1), ..put(a, 0, c, 0, 8) }); 2000];
     while post(a, 2, &ops).taken > 0 {}
     let closed = AtomicBool::new(false);
-    let room = Room { limit: Duration::from_millis(20), operations: 1024 };
+    let room = Backpressure { limit: Duration::from_millis(20), operations: 1024 };
     let said = || lines().iter().filter(|(_, line)| line.contains("rank 2") && line.contains("for room")).count();
     let before = said();
     std::thread::scope(|s| {

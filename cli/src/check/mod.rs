@@ -1,5 +1,6 @@
 //! `oxygin check`: a conformance suite for any GIN or RMA plugin.
 
+mod case_env;
 mod cases;
 mod control;
 mod findings;
@@ -8,7 +9,6 @@ mod probe;
 mod queue;
 mod report;
 mod runner;
-mod seat;
 mod window;
 mod world;
 

@@ -1,8 +1,8 @@
 //! Operations by device code, through the plugin's own queues or queue pairs, in the terms of the cases: windows by
 //! their handles, signals by address.
 
+use super::case_env::CaseEnv;
 use super::findings::is_echo;
-use super::seat::Seat;
 use super::world::{named, Outcome, Request, World};
 use crate::device::{Compiled, Deadline, Device, Pen, Place, Posted, Signal, Thread};
 use crate::dice::Dice;
@@ -44,8 +44,8 @@ pub struct Queue {
 
 /// What contexts are asked for with: as `config`, with the layout of this way's device code, and with signals and
 /// counters where it names none.
-pub fn wishes(seat: &Seat<'_>, config: &ContextConfig) -> Outcome<(Compiled, ContextConfig)> {
-    let way = seat.way;
+pub fn wishes(env: &CaseEnv<'_>, config: &ContextConfig) -> Outcome<(Compiled, ContextConfig)> {
+    let way = env.way;
     let compiled = Compiled::of(way)?.ok_or_else(|| format!("{way} has no queue"))?;
     let or = |asked: i32, usual: i32| if asked == 0 { usual } else { asked };
     let (n_signals, n_counters) = (or(config.n_signals, SIGNALS), or(config.n_counters, COUNTERS));
@@ -62,17 +62,17 @@ impl Queue {
     /// Makes contexts, collectively.
     pub fn create(
         &self,
-        seat: &Seat<'_>,
+        env: &CaseEnv<'_>,
         table: &Table,
         coll_comm: *mut c_void,
         config: &ContextConfig,
     ) -> Outcome<Set> {
-        let (compiled, config) = wishes(seat, config)?;
+        let (compiled, config) = wishes(env, config)?;
         let (mut ctx, mut handle) = (null_mut(), null_mut());
-        seat.enter("createContext");
+        env.enter("createContext");
         // SAFETY: a communicator of this table and places for results.
         named("createContext", unsafe { table.create_context(coll_comm, Some(&config), &mut ctx, &mut handle) })?;
-        seat.beat();
+        env.beat();
         // SAFETY: what createContext gave; its contexts live until destroyContext, and cases use them no longer.
         let device = unsafe { Device::open(compiled, self.rank, self.nranks, &config, handle) }?;
         Ok(Set { ctx, device })
@@ -101,14 +101,14 @@ impl Queue {
     }
 
     /// A thread of device code for one operation, which writes as no other does.
-    fn thread<'a>(&'a self, seat: &'a Seat<'a>, context: usize) -> Outcome<Thread<'a>> {
+    fn thread<'a>(&'a self, env: &'a CaseEnv<'a>, context: usize) -> Outcome<Thread<'a>> {
         let seed = Dice(self.seeds.fetch_add(1, Ordering::Relaxed)).roll();
-        Ok(self.device()?.thread(context, Pen::wild(seed, PAUSE), seat))
+        Ok(self.device()?.thread(context, Pen::wild(seed, PAUSE), env))
     }
 
     /// A put, a put and a signal, or a signal alone.
-    pub fn put(&self, seat: &Seat<'_>, put: &Put, signal: Option<&plugin::Signal>) -> Outcome<Request> {
-        let mut thread = self.thread(seat, put.context as usize)?;
+    pub fn put(&self, env: &CaseEnv<'_>, put: &Put, signal: Option<&plugin::Signal>) -> Outcome<Request> {
+        let mut thread = self.thread(env, put.context as usize)?;
         let signal = signal.map(|s| Signal {
             place: Place::Va { window: self.name(s.mh), offset: s.off },
             add: (s.op == SIGNAL_OP_ADD).then_some(s.value),
@@ -121,22 +121,22 @@ impl Queue {
                 thread.put(put.rank, from, to, put.size as u64, signal.as_ref(), None)?
             }
         };
-        seat.beat();
+        env.beat();
         Ok(Request { raw: null_mut(), peer: put.rank as usize, posted: Some(posted) })
     }
 
     /// A get.
-    pub fn get(&self, seat: &Seat<'_>, get: &Get) -> Outcome<Request> {
-        let mut thread = self.thread(seat, get.context as usize)?;
+    pub fn get(&self, env: &CaseEnv<'_>, get: &Get) -> Outcome<Request> {
+        let mut thread = self.thread(env, get.context as usize)?;
         let (from, to) = ((self.name(get.remote), get.remote_off), (self.name(get.local), get.local_off));
         let posted = thread.get(get.rank, from, to, get.size as u64)?;
-        seat.beat();
+        env.beat();
         Ok(Request { raw: null_mut(), peer: get.rank as usize, posted })
     }
 
     /// Flushes a peer's queue of a context and waits for it.
-    pub fn flush(&self, seat: &Seat<'_>, context: usize, peer: usize) -> Outcome<()> {
-        let mut thread = self.thread(seat, context)?;
+    pub fn flush(&self, env: &CaseEnv<'_>, context: usize, peer: usize) -> Outcome<()> {
+        let mut thread = self.thread(env, context)?;
         let request = thread.flush_async(peer as u32)?;
         thread.wait(&request)
     }
@@ -165,25 +165,25 @@ impl World<'_> {
     /// Makes contexts beside those that operations go to, collectively.
     pub fn more_contexts(&self, config: &ContextConfig) -> Outcome<Set> {
         let queue = self.queue.as_ref().ok_or("operations go in by calls")?;
-        queue.create(self.seat, &self.table, self.target.coll_comm, config)
+        queue.create(self.env, &self.table, self.target.coll_comm, config)
     }
 
     /// Ends contexts that [`World::more_contexts`] made.
     pub fn end_contexts(&self, set: Set) -> Outcome<()> {
-        self.seat.enter("destroyContext");
+        self.env.enter("destroyContext");
         // SAFETY: made by this table, and taken: nobody uses its contexts from here on.
         let code = unsafe { self.table.destroy_context(set.ctx) };
-        self.seat.beat();
+        self.env.beat();
         named("destroyContext", code)
     }
 
     /// `queryLastError` of contexts.
     pub fn set_has_error(&self, set: &Set) -> Outcome<bool> {
         let mut bad = false;
-        self.seat.enter("queryLastError");
+        self.env.enter("queryLastError");
         // SAFETY: this communicator's contexts and a place for the answer.
         let code = unsafe { self.table.query_last_error(set.ctx, &mut bad) };
-        self.seat.beat();
+        self.env.beat();
         named("queryLastError", code)?;
         Ok(bad)
     }
@@ -192,13 +192,13 @@ impl World<'_> {
 /// Runs `body` on `n` threads of device code; the first error of any ends all. This rank shows signs of life meanwhile:
 /// only single waits have a limit.
 pub fn crew<T: Send>(
-    seat: &Seat<'_>,
+    env: &CaseEnv<'_>,
     n: usize,
     body: impl Fn(usize, &Deadline<'_>) -> Outcome<T> + Sync,
 ) -> Outcome<Vec<T>> {
     let (stop, over) = (AtomicBool::new(false), AtomicUsize::new(0));
     let failed: Mutex<Option<String>> = Mutex::new(None);
-    let limit = seat.limit;
+    let limit = env.limit;
     let one = |i: usize| {
         let outcome = body(i, &Deadline::unless(limit, &stop));
         let result = outcome.map_err(|e| {
@@ -212,19 +212,17 @@ pub fn crew<T: Send>(
     let done = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..n).map(|i| scope.spawn(move || one(i))).collect();
         while over.load(Ordering::Acquire) < n && !threads.iter().all(|t| t.is_finished()) {
-            if seat.control.aborted() {
+            if env.control.aborted() {
                 stop.store(true, Ordering::Relaxed);
             }
-            seat.beat();
+            env.beat();
             std::thread::sleep(Duration::from_micros(200));
         }
         threads.into_iter().map(|t| t.join().ok().flatten()).collect::<Option<Vec<T>>>()
     });
     match (done, failed.into_inner().unwrap_or_else(PoisonError::into_inner)) {
         (Some(done), None) => Ok(done),
-        (_, Some(why)) if seat.control.aborted() && !is_echo(&why) => {
-            Err(super::findings::stopped(Duration::ZERO, why))
-        }
+        (_, Some(why)) if env.control.aborted() && !is_echo(&why) => Err(super::findings::stopped(Duration::ZERO, why)),
         (_, Some(why)) => Err(why),
         (None, None) => Err("a fault of oxygin check itself: a thread of device code panicked".into()),
     }

@@ -4,7 +4,7 @@ use super::cases::{Case, Tally};
 use super::control::{Control, CALLS};
 use super::findings::{is_echo, Findings};
 use super::report::{Progress, Row, Verdict};
-use super::world::{Remote, Seat};
+use super::world::{CaseEnv, Remote};
 use crate::plugin::{log, Way};
 use crate::ranks::{self, End, Place, Plan};
 use serde::{Deserialize, Serialize};
@@ -163,7 +163,7 @@ fn sit(
     remote: Option<Box<Remote<'_>>>,
 ) -> Verdicts {
     log::set_rank(rank as u32);
-    let seat = Seat {
+    let env = CaseEnv {
         rank,
         nranks: options.nranks,
         control,
@@ -177,13 +177,13 @@ fn sit(
         remote,
         bytes: Cell::new(0),
     };
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (case.run)(&seat)));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (case.run)(&env)));
     let outcome = outcome.unwrap_or_else(|_| Err("a fault of oxygin check itself: see the panic above".into()));
     let (tally, failure) = match outcome {
         Ok(tally) => (tally, None),
         Err(why) => (Tally::default(), Some(why)),
     };
-    Verdicts { bytes: seat.bytes.get(), tally, failure }
+    Verdicts { bytes: env.bytes.get(), tally, failure }
 }
 
 /// Runs the case as one rank among processes that were started elsewhere.

@@ -1,7 +1,7 @@
 //! One rank of one case: a communicator over the plugin under test, windows, and operations whose waits end.
 
+pub use super::case_env::CaseEnv;
 use super::queue::Queue;
-pub use super::seat::Seat;
 pub use super::window::Window;
 use crate::device::Posted;
 use crate::plugin::{self, code_name, log, ContextConfig, Get, Kind, Plugin, Put, Signal, Table, Target};
@@ -38,7 +38,7 @@ impl Request {
 /// A communicator with its contexts. Not torn down by dropping it: cases call [`World::close`].
 pub struct World<'a> {
     /// Where this rank sits.
-    pub seat: &'a Seat<'a>,
+    pub env: &'a CaseEnv<'a>,
     /// The table under test.
     pub table: Table,
     /// What `init` gave.
@@ -72,76 +72,76 @@ pub fn named(call: &'static str, code: NcclResult) -> Outcome<()> {
 
 impl<'a> World<'a> {
     /// Loads the plugin and makes a communicator with `contexts` contexts (one where the table has only one).
-    pub fn open(seat: &'a Seat<'a>, contexts: usize) -> Outcome<Self> {
-        seat.enter("dlopen");
-        let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-        let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
-        Self::with_table(seat, table, contexts)
+    pub fn open(env: &'a CaseEnv<'a>, contexts: usize) -> Outcome<Self> {
+        env.enter("dlopen");
+        let plugin = Plugin::open(&env.plugin).map_err(|e| e.to_string())?;
+        let table = plugin.table(env.way.kind).map_err(|e| e.to_string())?.clone();
+        Self::with_table(env, table, contexts)
     }
 
     /// Makes a communicator of all ranks over a table that is loaded already.
-    pub fn with_table(seat: &'a Seat<'a>, table: Table, contexts: usize) -> Outcome<Self> {
-        let everyone: Vec<usize> = (0..seat.nranks).collect();
-        Self::among(seat, table, contexts, &everyone)
+    pub fn with_table(env: &'a CaseEnv<'a>, table: Table, contexts: usize) -> Outcome<Self> {
+        let everyone: Vec<usize> = (0..env.nranks).collect();
+        Self::among(env, table, contexts, &everyone)
     }
 
     /// Makes a communicator of some ranks, by their numbers in the case.
-    pub fn among(seat: &'a Seat<'a>, table: Table, contexts: usize, members: &[usize]) -> Outcome<Self> {
+    pub fn among(env: &'a CaseEnv<'a>, table: Table, contexts: usize, members: &[usize]) -> Outcome<Self> {
         let contexts = if table.kind().has_contexts() { contexts } else { 1 };
         let config = ContextConfig { n_contexts: contexts as i32, ..ContextConfig::default() };
-        let mut world = Self::connected(seat, table, &config, members)?;
+        let mut world = Self::connected(env, table, &config, members)?;
         world.equip(&config)?;
         Ok(world)
     }
 
     /// Makes a communicator of some ranks that has no contexts yet. `config` is what contexts will be asked for with.
-    pub fn connected(seat: &'a Seat<'a>, table: Table, config: &ContextConfig, members: &[usize]) -> Outcome<Self> {
+    pub fn connected(env: &'a CaseEnv<'a>, table: Table, config: &ContextConfig, members: &[usize]) -> Outcome<Self> {
         let mut instance = null_mut();
         let mapped = Mapped(Some(table.clone()));
-        seat.enter("init");
+        env.enter("init");
         // SAFETY: as NCCL does: valid places for results, objects in their order.
         unsafe {
             named("init", table.init(&mut instance, 7, log::logger()))?;
             let mut handle = [0_u8; HANDLE_BYTES];
             let mut listener = null_mut();
-            seat.enter("listen");
+            env.enter("listen");
             named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
-            seat.beat();
-            let mut handles = seat.gather_among(members, &handle)?;
+            env.beat();
+            let mut handles = env.gather_among(members, &handle)?;
             let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
             let mut coll_comm = null_mut();
-            let rank = members.iter().position(|&m| m == seat.rank).expect("a member") as i32;
+            let rank = members.iter().position(|&m| m == env.rank).expect("a member") as i32;
             let nranks = members.len() as i32;
-            seat.enter("connect");
+            env.enter("connect");
             let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, config, listener, &mut coll_comm);
             named("connect", code)?;
-            seat.enter("closeListen");
+            env.enter("closeListen");
             named("closeListen", table.close_listen(listener))?;
-            seat.beat();
+            env.beat();
             let target = Target { coll_comm, ctx: null_mut() };
-            let queue = seat.way.is_by_device_code().then(|| Queue::new(seat.way, rank as u32, nranks as u32));
-            Ok(Self { seat, table, instance, target, contexts: 0, queue, mapped })
+            let queue = env.way.is_by_device_code().then(|| Queue::new(env.way, rank as u32, nranks as u32));
+            Ok(Self { env, table, instance, target, contexts: 0, queue, mapped })
         }
     }
 
     /// Makes the contexts that operations go to, collectively.
     pub fn equip(&mut self, config: &ContextConfig) -> Outcome<()> {
-        let Self { seat, table, target, queue, .. } = self;
+        let Self { env, table, target, queue, .. } = self;
         self.contexts = config.n_contexts.max(1) as usize;
         if let Some(queue) = queue {
-            let set = queue.create(seat, table, target.coll_comm, config)?;
+            let set = queue.create(env, table, target.coll_comm, config)?;
             target.ctx = set.ctx;
             queue.device = Some(set.device);
             return Ok(());
         }
-        seat.enter("createContext");
+        env.enter("createContext");
         // SAFETY: as above. NCCL 2.30 passes no place for the device handle.
         let code = unsafe { table.create_context(target.coll_comm, Some(config), &mut target.ctx, null_mut()) };
         // A table that leaves the data to device code may say that it needs a device.
         if table.kind().has_data_operations() || code != NcclResult::INVALID_USAGE {
             named("createContext", code)?;
         }
-        seat.beat();
+        env.beat();
         Ok(())
     }
 
@@ -151,10 +151,10 @@ impl<'a> World<'a> {
         // SAFETY: places for results.
         let properties = unsafe {
             named("devices", self.table.devices(&mut count))?;
-            self.seat.enter("getProperties");
+            self.env.enter("getProperties");
             self.table.properties(0).map_err(|e| e.to_string())?
         };
-        self.seat.beat();
+        self.env.beat();
         if count < 1 {
             return Err(format!("devices says there are {count}"));
         }
@@ -167,7 +167,7 @@ impl<'a> World<'a> {
         if self.table.kind() >= Kind::RmaV13 && properties.net_device_type != DEVICE_GIN_PROXY {
             return Err(format!("netDeviceType {}: RMA tables must report 2 (proxy)", properties.net_device_type));
         }
-        if self.seat.way.is_by_device_code() && properties.net_device_type != DEVICE_GIN_GDAKI {
+        if self.env.way.is_by_device_code() && properties.net_device_type != DEVICE_GIN_GDAKI {
             return Err(format!("netDeviceType {}: NCCL drives all but 3 itself", properties.net_device_type));
         }
         if properties.max_recvs < 1 || !(properties.max_recvs as u32 * 32).is_power_of_two() {
@@ -186,10 +186,10 @@ impl<'a> World<'a> {
     /// Registers memory, collectively. Returns its handle, and that for device code.
     pub fn register(&self, data: *mut c_void, len: usize, flags: u64) -> Outcome<(*mut c_void, u64)> {
         let (mut mh, mut gin) = (null_mut(), null_mut());
-        self.seat.enter("regMrSym");
+        self.env.enter("regMrSym");
         // SAFETY: the caller's memory, and places for the results.
         let code = unsafe { self.table.reg(self.target.coll_comm, data, len, PTR_HOST, flags, &mut mh, &mut gin) };
-        self.seat.beat();
+        self.env.beat();
         named("regMrSym", code)?;
         if let Some(queue) = &self.queue {
             queue.learn(mh, gin)?;
@@ -204,17 +204,17 @@ impl<'a> World<'a> {
 
     /// Ends the registration behind a handle.
     pub fn deregister_handle(&self, mh: *mut c_void) -> Outcome<()> {
-        self.seat.enter("deregMrSym");
+        self.env.enter("deregMrSym");
         // SAFETY: a handle of this communicator.
         let code = unsafe { self.table.dereg(self.target.coll_comm, mh) };
-        self.seat.beat();
+        self.env.beat();
         named("deregMrSym", code)
     }
 
     /// Everything that can be said about a put, unchecked; returns the plugin's code.
     pub fn raw_put(&self, put: &Put, signal: Option<&Signal>, request: *mut *mut c_void) -> NcclResult {
         let call = if signal.is_some() { "iputSignal" } else { "iput" };
-        self.seat.enter(call);
+        self.env.enter(call);
         // SAFETY: deliberately whatever the case says; the plugin has to check it.
         let code = unsafe {
             match signal {
@@ -222,7 +222,7 @@ impl<'a> World<'a> {
                 None => self.table.put(&self.target, put, request),
             }
         };
-        self.seat.beat();
+        self.env.beat();
         code
     }
 
@@ -240,9 +240,9 @@ impl<'a> World<'a> {
         to: (&Window, usize),
         size: usize,
     ) -> Outcome<Request> {
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.env.bytes.set(self.env.bytes.get() + size as u64);
         if let Some(queue) = &self.queue {
-            return queue.put(self.seat, &plain(context, peer, from, to, size), None);
+            return queue.put(self.env, &plain(context, peer, from, to, size), None);
         }
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), None, &mut raw);
@@ -259,9 +259,9 @@ impl<'a> World<'a> {
         size: usize,
         signal: &Signal,
     ) -> Outcome<Request> {
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.env.bytes.set(self.env.bytes.get() + size as u64);
         if let Some(queue) = &self.queue {
-            return queue.put(self.seat, &plain(context, peer, from, to, size), Some(signal));
+            return queue.put(self.env, &plain(context, peer, from, to, size), Some(signal));
         }
         let mut raw = null_mut();
         let code = self.raw_put(&plain(context, peer, from, to, size), Some(signal), &mut raw);
@@ -271,7 +271,7 @@ impl<'a> World<'a> {
     /// Starts a bare signal: no data, NULL data handles.
     pub fn signal(&self, context: usize, peer: usize, signal: &Signal) -> Outcome<Request> {
         if let Some(queue) = &self.queue {
-            return queue.put(self.seat, &bare(context, peer), Some(signal));
+            return queue.put(self.env, &bare(context, peer), Some(signal));
         }
         let mut raw = null_mut();
         let code = self.raw_put(&bare(context, peer), Some(signal), &mut raw);
@@ -297,28 +297,28 @@ impl<'a> World<'a> {
             rank: peer as u32,
             opt_flags: 0,
         };
-        self.seat.bytes.set(self.seat.bytes.get() + size as u64);
+        self.env.bytes.set(self.env.bytes.get() + size as u64);
         if let Some(queue) = &self.queue {
-            return queue.get(self.seat, &get);
+            return queue.get(self.env, &get);
         }
         let mut raw = null_mut();
-        self.seat.enter("iget");
+        self.env.enter("iget");
         // SAFETY: registered windows, offsets that the caller chose inside them.
         let code = unsafe { self.table.get(&self.target, &get, &mut raw) };
-        self.seat.beat();
+        self.env.beat();
         self.started("iget", code, raw, peer)
     }
 
     /// Flushes what gets from `peer` brought into `window`, and waits for it.
     pub fn flush(&self, context: usize, peer: usize, window: &Window) -> Outcome<()> {
         if let Some(queue) = &self.queue {
-            return queue.flush(self.seat, context, peer);
+            return queue.flush(self.env, context, peer);
         }
         let mut raw = null_mut();
-        self.seat.enter("iflush");
+        self.env.enter("iflush");
         // SAFETY: a registered window.
         let code = unsafe { self.table.flush(&self.target, context as i32, window.mh, peer as u32, &mut raw) };
-        self.seat.beat();
+        self.env.beat();
         let request = self.started("iflush", code, raw, peer)?;
         if raw.is_null() {
             return Ok(());
@@ -329,10 +329,10 @@ impl<'a> World<'a> {
     /// `test` once, with its code.
     pub fn raw_test(&self, request: Request) -> (NcclResult, bool) {
         let mut done = 0;
-        self.seat.enter("test");
+        self.env.enter("test");
         // SAFETY: an unfinished request and a place for the answer.
         let code = unsafe { self.table.test(&self.target, request.raw, &mut done) };
-        self.seat.beat();
+        self.env.beat();
         (code, done != 0)
     }
 
@@ -352,7 +352,7 @@ impl<'a> World<'a> {
             (Some(queue), Some(posted)) => queue.standing(&posted),
             _ => format!("an operation towards rank {} to complete locally", request.peer),
         };
-        self.seat.until(what, || Ok(self.test(request)?.then_some(())))
+        self.env.until(what, || Ok(self.test(request)?.then_some(())))
     }
 
     /// Tests the oldest requests and forgets those that are done; at most `keep` stay when it returns.
@@ -374,20 +374,20 @@ impl<'a> World<'a> {
         if self.queue.is_some() || !self.table.has_progress() {
             return Ok(());
         }
-        self.seat.enter("progress");
+        self.env.enter("progress");
         // SAFETY: this communicator's objects.
         let code = unsafe { self.table.progress(&self.target) };
-        self.seat.beat();
+        self.env.beat();
         named("progress", code)
     }
 
     /// `queryLastError`.
     pub fn has_error(&self) -> Outcome<bool> {
         let mut bad = false;
-        self.seat.enter("queryLastError");
+        self.env.enter("queryLastError");
         // SAFETY: this communicator's context and a place for the answer.
         let code = unsafe { self.table.query_last_error(self.target.ctx, &mut bad) };
-        self.seat.beat();
+        self.env.beat();
         named("queryLastError", code)?;
         Ok(bad)
     }
@@ -399,7 +399,7 @@ impl<'a> World<'a> {
             let now = word.load(Ordering::Acquire);
             format!("the signal at {off} from rank {from} to reach {value:#x}; it is {now:#x}")
         };
-        self.seat.until(what, || {
+        self.env.until(what, || {
             let now = word.load(Ordering::Acquire);
             if now.wrapping_sub(value) as i64 >= 0 {
                 return Ok(Some(now));
@@ -415,7 +415,7 @@ impl<'a> World<'a> {
             let now = word.load(Ordering::Acquire);
             format!("the signal at {off} from rank {from} to become {value:#x}; it is {now:#x}")
         };
-        self.seat.until(what, || {
+        self.env.until(what, || {
             if word.load(Ordering::Acquire) == value {
                 return Ok(Some(()));
             }
@@ -425,30 +425,30 @@ impl<'a> World<'a> {
 
     /// Takes everything down in NCCL's order.
     pub fn close(self, windows: &[&Window]) -> Outcome<()> {
-        let everyone: Vec<usize> = (0..self.seat.nranks).collect();
+        let everyone: Vec<usize> = (0..self.env.nranks).collect();
         self.close_among(&everyone, windows)
     }
 
     /// Takes everything down in NCCL's order once the ranks of `living` are here.
     pub fn close_among(mut self, living: &[usize], windows: &[&Window]) -> Outcome<()> {
         // Peers may still be sending here.
-        self.seat.barrier_among(living)?;
+        self.env.barrier_among(living)?;
         for window in windows {
             self.deregister(window)?;
         }
         // SAFETY: objects of this communicator, each ended once.
         unsafe {
             if !self.target.ctx.is_null() {
-                self.seat.enter("destroyContext");
+                self.env.enter("destroyContext");
                 named("destroyContext", self.table.destroy_context(self.target.ctx))?;
             }
-            self.seat.enter("closeColl");
+            self.env.enter("closeColl");
             named("closeColl", self.table.close_coll(self.target.coll_comm))?;
-            self.seat.enter("finalize");
+            self.env.enter("finalize");
             named("finalize", self.table.finalize(self.instance))?;
         }
         self.mapped.0 = None;
-        self.seat.beat();
+        self.env.beat();
         Ok(())
     }
 }

@@ -4,12 +4,12 @@ use super::child;
 use super::report::Section;
 use crate::env;
 use crate::env::find::{libraries, loads, spell, version};
-use crate::env::select::{select, Selection, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
+use crate::env::select::{select, Selection, ELSEWHERE, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
-use oxygin::comm::backend::report::{queue_owner, Asking, KnownMachine, QueueOwner};
+use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::Config;
-use oxygin::memory::gpu::has_driver;
+use std::path::Path;
 use std::time::Duration;
 
 /// Looks for NCCL libraries and for the plugin that the variables name.
@@ -24,7 +24,7 @@ pub fn nccl(variable: &dyn Fn(&str) -> Option<String>) -> Section {
         match version(&path) {
             Some(code) => {
                 section.note(&subject, format!("version {}", spell(code)));
-                judge(&mut section, code, variable);
+                judge(&mut section, code, &path, variable);
             }
             None => section.no(&subject, "its version cannot be found out", "look at NCCL_DEBUG=VERSION"),
         }
@@ -68,10 +68,11 @@ pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
     value.split(',').filter(|name| !name.is_empty()).flat_map(names_of).collect()
 }
 
-fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<String>) {
+/// The library is of this version and in this file.
+fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&str) -> Option<String>) {
     let subject = format!("selection in {}", spell(code));
     let (config, _) = Config::parse(variable);
-    let foreseen = env::wanted(&config);
+    let foreseen = env::wanted(&config, Some(library));
     let wanted = match select(code, foreseen, "oxygin") {
         Ok(wanted) => wanted,
         Err(why) => return section.no(subject, why, "a newer NCCL"),
@@ -85,8 +86,7 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
     };
     let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
-    let has_cuda = child::holds(Duration::from_secs(20), has_driver);
-    let machine = KnownMachine { is_verbs: foreseen.is_verbs, has_cuda };
+    let machine = foreseen.machine;
     let (owner, decided_by) = queue_owner(&config, asking, &machine);
     let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
@@ -106,6 +106,9 @@ fn judge(section: &mut Section, code: i32, variable: &dyn Fn(&str) -> Option<Str
     }
     if chosen {
         note_unloading(section, &wanted, variable);
+    }
+    if foreseen.is_elsewhere {
+        section.note("CUDA driver", ELSEWHERE);
     }
     if by_gin {
         let config = config.clone();
@@ -158,6 +161,7 @@ mod tests {
     use super::super::report::Verdict;
     use super::*;
     use crate::env::select::Wanted;
+    use oxygin::comm::backend::report::KnownMachine;
     use oxygin::config::EngineChoice;
 
     #[test]
@@ -182,7 +186,7 @@ mod tests {
         let library = std::env::current_exe().expect("a path").with_file_name("liboxygin.so");
         let engine = |variables: &[(&str, &str)]| {
             let mut section = Section::new("NCCL");
-            judge(&mut section, FIRST_WITH_GIN_V14, &|name| match name {
+            judge(&mut section, FIRST_WITH_GIN_V14, Path::new("libnccl.so.2"), &|name| match name {
                 "NCCL_RMA_PLUGIN" => Some(library.to_str().expect("UTF-8").to_owned()),
                 _ => variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()),
             });
@@ -199,8 +203,9 @@ mod tests {
     fn what_nccl_2_29_7_needs_to_keep_the_plugin_is_said_where_it_is_not_set() {
         let said = |code: i32, value: Option<&str>| {
             let mut section = Section::new("NCCL");
-            let wanted = select(code, Wanted { engine: EngineChoice::Auto, gin_type: None, is_verbs: false }, "oxygin")
-                .expect("a version that has plugins");
+            let machine = KnownMachine { is_verbs: false, has_cuda: true };
+            let foreseen = Wanted { engine: EngineChoice::Auto, gin_type: None, machine, is_elsewhere: false };
+            let wanted = select(code, foreseen, "oxygin").expect("a version that has plugins");
             note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));
             section.findings.iter().any(|f| f.subject == "NCCL_GIN_PLUGIN_REF_COUNT" && f.detail.contains("forgets"))
         };

@@ -118,10 +118,15 @@ pub fn libraries(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
 
 /// Files in these folders whose names are those of NCCL or RCCL.
 fn libraries_of(folders: &[PathBuf]) -> impl Iterator<Item = PathBuf> + '_ {
-    folders.iter().flat_map(|folder| children(folder)).filter(|path| {
-        let name = name_of(path);
-        name.starts_with("libnccl.so") || name.starts_with("librccl.so")
-    })
+    folders
+        .iter()
+        .flat_map(|folder| children(folder))
+        .filter(|path| name_of(path).starts_with("libnccl.so") || is_rccl(path))
+}
+
+/// Whether it is AMD's, by its name.
+pub fn is_rccl(path: &Path) -> bool {
+    name_of(path).starts_with("librccl.so")
 }
 
 /// The folder of Python packages that this program is in, as a wheel puts it: FOLDER/oxygin/bin/oxygin. Whoever starts

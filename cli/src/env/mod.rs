@@ -5,8 +5,10 @@ pub mod select;
 
 use crate::doctor::child;
 use crate::out;
+use oxygin::comm::backend::report::KnownMachine;
 use oxygin::comm::fabrics::first_is_verbs;
 use oxygin::config::Config;
+use oxygin::memory::gpu::has_driver;
 use select::{select, Selection, Wanted};
 use serde::Serialize;
 use std::error::Error;
@@ -61,7 +63,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let (nccl, code) = named(args.nccl.as_deref(), &variable)?;
     let plugin = library(args.plugin)?;
     let (config, _) = Config::parse(variable);
-    let selected = select(code, wanted(&config), &value_of(&plugin)?);
+    let selected = select(code, wanted(&config, nccl.path.as_deref()), &value_of(&plugin)?);
     let selection = selected.map_err(|why| format!("{why}{}", which(&nccl)))?;
     let answer = Answer { nccl, plugin, selection };
     match (args.json, args.shell) {
@@ -72,10 +74,15 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     Ok(true)
 }
 
-/// What decides here beside NCCL's version. It may try a device.
-pub fn wanted(config: &Config) -> Wanted {
-    let is_verbs = child::holds(Duration::from_secs(20), || first_is_verbs(config));
-    Wanted { engine: config.engine, gin_type: config.gin_type, is_verbs }
+/// What decides here beside the version of the NCCL in this file, if there is one. It may try a device. Without a CUDA
+/// driver RCCL is taken at its word; NVIDIA's NCCL runs nowhere without one, so hosts are meant that have it.
+pub fn wanted(config: &Config, library: Option<&Path>) -> Wanted {
+    let limit = Duration::from_secs(20);
+    let is_verbs = child::holds(limit, || first_is_verbs(config));
+    let has_cuda = child::holds(limit, has_driver);
+    let is_elsewhere = !has_cuda && !library.is_some_and(find::is_rccl);
+    let machine = KnownMachine { is_verbs, has_cuda: has_cuda || is_elsewhere };
+    Wanted { engine: config.engine, gin_type: config.gin_type, machine, is_elsewhere }
 }
 
 /// The NCCL that the option names, or the first that is found, with its version number.

@@ -60,14 +60,20 @@ pub struct Wanted {
     pub engine: EngineChoice,
     /// The present value of `NCCL_GIN_TYPE`.
     pub gin_type: Option<i32>,
-    /// The fabric of ranks here is verbs.
-    pub is_verbs: bool,
+    /// What the machine has, or another one that is meant.
+    pub machine: KnownMachine,
+    /// The machine that is meant is not this one: see [`ELSEWHERE`].
+    pub is_elsewhere: bool,
 }
+
+/// What is said where this machine has no CUDA driver, as a login node has none, and the library is NVIDIA's, which
+/// needs one: hosts are meant that have it.
+pub const ELSEWHERE: &str = "There is no CUDA driver here, which this NCCL needs: said for hosts that have one";
 
 /// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
 /// can.
 pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
-    let Wanted { engine, gin_type, is_verbs } = wanted;
+    let Wanted { engine, gin_type, machine, is_elsewhere } = wanted;
     let tables = match code {
         ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
         22807..22907 => {
@@ -88,9 +94,8 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     // A type that oxygin has none of is replaced below.
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
-    // Also asked where no driver is, as on a login node, for hosts where one is.
     let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
-    let own = queue_owner(&config, asking, &KnownMachine { is_verbs, has_cuda: true }).0 == QueueOwner::Plugin;
+    let own = queue_owner(&config, asking, &machine).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
@@ -136,6 +141,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         s.notes.push(suits(engine, is_v14).into());
     }
     s.notes.extend(mixed_hosts(&config, asking).map(String::from));
+    s.notes.extend(is_elsewhere.then(|| ELSEWHERE.into()));
     if code > NEWEST {
         let (this, newest) = (spell(code), spell(NEWEST));
         s.notes.push(format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"));
@@ -164,7 +170,8 @@ mod tests {
     use EngineChoice::*;
 
     fn wanted(engine: EngineChoice, gin_type: Option<i32>) -> Wanted {
-        Wanted { engine, gin_type, is_verbs: false }
+        let machine = KnownMachine { is_verbs: false, has_cuda: true };
+        Wanted { engine, gin_type, machine, is_elsewhere: false }
     }
 
     fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
@@ -198,7 +205,7 @@ mod tests {
             assert_eq!((by_itself, names(code, Auto, None)), (engine, variables.to_vec()));
         }
         // Over verbs NCCL's proxy suits more kernels.
-        let on_verbs = Wanted { is_verbs: true, ..wanted(Auto, None) };
+        let on_verbs = Wanted { machine: KnownMachine { is_verbs: true, has_cuda: true }, ..wanted(Auto, None) };
         assert_eq!(select(23203, on_verbs, "oxygin").expect("known").engine, "nccl");
         let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);

@@ -381,28 +381,16 @@ impl Args {
         Plan { place, deadline, tolerate_deaths: false, between_steps: true, options: self.shared_options() }
     }
 
-    /// What all ranks must agree on, as a line to compare.
+    /// What all ranks must agree on: names and values, as [`crate::ranks::Plan`] has them.
     fn shared_options(&self) -> String {
+        let Self { table, against_table, producers, test, op, weak, alltoall, setup, size, all, .. } = self;
+        let Self { iters, duration, contexts, tx_depth, post_list, bidirectional, queue_depth, rounds, .. } = self;
+        let against = self.against.is_some();
         format!(
-            "table {:?}/{:?} against {} rounds {} tests {:?} op {:?} weak {} alltoall {} setup {} sizes {:?} all {} n \
-             {:?} D {:?} q {} t {:?} l {} b {}",
-            self.table,
-            self.against_table,
-            self.against.is_some(),
-            self.rounds,
-            self.test,
-            self.op,
-            self.weak,
-            self.alltoall,
-            self.setup,
-            self.size,
-            self.all,
-            self.iters,
-            self.duration,
-            self.contexts,
-            self.tx_depth,
-            self.post_list,
-            self.bidirectional
+            "table {table:?}; against {against}; against-table {against_table:?}; producers {producers}; \
+             test {test:?}; op {op:?}; weak {weak}; alltoall {alltoall}; setup {setup}; size {size:?}; all {all}; \
+             iters {iters:?}; duration {duration:?}; contexts {contexts}; tx-depth {tx_depth:?}; \
+             post-list {post_list}; bidirectional {bidirectional}; queue-depth {queue_depth}; rounds {rounds}"
         )
     }
 }

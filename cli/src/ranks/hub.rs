@@ -123,7 +123,7 @@ impl Hub {
         for (mut wire, since) in std::mem::take(&mut self.strangers) {
             match wire.poll_frame() {
                 Ok(None) if since.elapsed() < HELLO_TIME => self.strangers.push((wire, since)),
-                Ok(Some(Frame { kind: Kind::Hello, payload })) => match self.seat(&payload) {
+                Ok(Some(Frame { kind: Kind::Hello, payload })) => match self.claimed_rank(&payload) {
                     Ok(rank) if wire.send(Kind::Welcome, Vec::new()).is_ok() => {
                         self.ranks[rank] = State::Running { wire, contribution: None };
                     }
@@ -137,7 +137,7 @@ impl Hub {
     }
 
     /// The rank that a hello claims, if it may have it.
-    fn seat(&self, hello: &[u8]) -> Result<usize, String> {
+    fn claimed_rank(&self, hello: &[u8]) -> Result<usize, String> {
         let mut rest = hello.strip_prefix(MAGIC).ok_or("another version of oxygin runs at the root")?;
         let fields = (take_u32(&mut rest), take_u32(&mut rest), take_bytes(&mut rest));
         let (Some(rank), Some(nranks), Some(options)) = fields else { return Err("malformed greeting".into()) };
@@ -147,10 +147,8 @@ impl Hub {
             return Err(format!("this rank was started for {nranks} ranks, the root for {known}"));
         }
         if options != self.options {
-            return Err(format!(
-                "started with other options than the root: here `{options}`, there `{}`",
-                self.options
-            ));
+            let (here, there) = differences(&options, &self.options);
+            return Err(format!("started with other options than the root: here `{here}`, there `{there}`"));
         }
         match self.ranks.get(rank as usize) {
             None => Err(format!("rank {rank} does not exist: there are {known} ranks, from 0")),
@@ -346,6 +344,17 @@ fn reap(pid: libc::pid_t, patience: Duration) -> String {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Those of the options that differ, of both sides; all, where the sides have other names.
+fn differences<'a>(here: &'a str, there: &'a str) -> (String, String) {
+    let name = |option: &'a str| option.split(' ').next();
+    let (ours, theirs): (Vec<_>, Vec<_>) = (here.split("; ").collect(), there.split("; ").collect());
+    if !ours.iter().copied().map(name).eq(theirs.iter().copied().map(name)) {
+        return (here.into(), there.into());
+    }
+    let (ours, theirs): (Vec<_>, Vec<_>) = ours.into_iter().zip(theirs).filter(|(a, b)| a != b).unzip();
+    (ours.join("; "), theirs.join("; "))
 }
 
 fn signal_name(signal: i32) -> &'static str {

@@ -49,7 +49,7 @@ pub struct Plan {
     /// Between steps, too, and after the last, ranks must be heard of within a step's time. Without it they may work
     /// for any time before a step, and be at the end for any time.
     pub between_steps: bool,
-    /// What all ranks must have been started with; compared over TCP.
+    /// What all ranks must have been started with, a name and a value each, between them `; `; compared over TCP.
     pub options: String,
 }
 

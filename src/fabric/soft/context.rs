@@ -2,7 +2,7 @@
 
 use super::atomic::ATOMICS;
 use super::lane::Lane;
-use super::link::{Seat, LEAVE_WITHIN};
+use super::link::{TxQueue, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
 use crate::fabric::{CreditIndex, Flush, Posted};
@@ -23,7 +23,7 @@ const LATER_EVERY: u32 = 16;
 /// message is written there.
 pub struct Context {
     shared: Arc<Progress>,
-    seats: Box<[Arc<Seat>]>,
+    tx_queues: Box<[Arc<TxQueue>]>,
     /// Counts tests of later operations; one caller at a time as for everything in a context, so no more than a hint.
     tests: AtomicU32,
     /// Until when the contexts that were made together, and so go together, wait for what is under way; from the first
@@ -35,18 +35,18 @@ impl Context {
     /// The contexts with these numbers, which no other context of the communicator has had.
     pub fn make(shared: &Arc<Progress>, numbers: Range<u32>) -> Vec<Self> {
         let links = shared.links();
-        let mut seats: Vec<_> = numbers.clone().map(|_| Vec::with_capacity(links.len())).collect();
+        let mut tx_queues: Vec<_> = numbers.clone().map(|_| Vec::with_capacity(links.len())).collect();
         for link in links {
             let lanes = numbers.clone().map(|n| Arc::new(Lane::new(n, link.peer, link.health.clone())));
             let added = link.add_lanes(lanes);
-            seats.iter_mut().zip(added).for_each(|(seats, seat)| seats.push(seat));
+            tx_queues.iter_mut().zip(added).for_each(|(tx_queues, tx)| tx_queues.push(tx));
         }
         let leave_by = Arc::new(OnceLock::new());
-        let context = |seats: Vec<_>| {
+        let context = |tx_queues: Vec<_>| {
             let (shared, leave_by) = (shared.clone(), leave_by.clone());
-            Self { shared, seats: seats.into(), tests: AtomicU32::new(0), leave_by }
+            Self { shared, tx_queues: tx_queues.into(), tests: AtomicU32::new(0), leave_by }
         };
-        seats.into_iter().map(context).collect()
+        tx_queues.into_iter().map(context).collect()
     }
 
     #[inline(always)]
@@ -57,7 +57,7 @@ impl Context {
         credit: Option<CreditIndex>,
         begin: impl FnOnce(usize),
     ) -> Result<Posted> {
-        let posted = self.shared.link(peer).post(&self.shared, &self.seats[peer as usize], ops, credit, begin)?;
+        let posted = self.shared.link(peer).post(&self.shared, &self.tx_queues[peer as usize], ops, credit, begin)?;
         if (posted.last.0 % POLL_EVERY) < posted.taken as u32 {
             self.shared.poll();
         }
@@ -69,20 +69,20 @@ impl Context {
 impl Context {
     /// Has the lane to a peer, as one who posts or moves something there.
     pub fn hold(&self, peer: u32) -> impl Drop + '_ {
-        self.seats[peer as usize].lock()
+        self.tx_queues[peer as usize].lock()
     }
 
     /// Has the kernel copy for the lane to a peer, from a window of it, and something happen meanwhile.
     pub fn copy_while(&self, peer: u32, window: u32, meanwhile: impl FnOnce()) {
-        self.shared.link(peer).copy_while(&self.shared, &self.seats[peer as usize], window, meanwhile);
+        self.shared.link(peer).copy_while(&self.shared, &self.tx_queues[peer as usize], window, meanwhile);
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // First all, so that nothing new begins for it while one is waited for.
-        let links = self.shared.links().iter().zip(&self.seats);
-        let drain: Vec<_> = links.map(|(link, seat)| (link, link.leave(seat))).collect();
+        let links = self.shared.links().iter().zip(&self.tx_queues);
+        let drain: Vec<_> = links.map(|(link, tx)| (link, link.leave(tx))).collect();
         let end = *self.leave_by.get_or_init(|| {
             let end = Instant::now() + LEAVE_WITHIN;
             // What stands does so for all from now on, although each is waited for by itself.
@@ -121,18 +121,18 @@ impl crate::fabric::Context for Context {
     }
 
     fn paid(&self, peer: u32) -> u32 {
-        self.seats[peer as usize].lane.paid()
+        self.tx_queues[peer as usize].lane.paid()
     }
 
     /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order. It may have been
     /// counted before that.
     fn flush(&self, peer: u32, _into: Option<u32>) -> Result<Flush> {
-        self.seats[peer as usize].lane.check().map(|()| Flush::Done)
+        self.tx_queues[peer as usize].lane.check().map(|()| Flush::Done)
     }
 
     #[inline]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        let lane = &self.seats[peer as usize].lane;
+        let lane = &self.tx_queues[peer as usize].lane;
         if lane.test(seq)? {
             return Ok(true);
         }
@@ -157,7 +157,7 @@ impl crate::fabric::Context for Context {
 
     fn has_error(&self) -> bool {
         self.shared.look_at_peers();
-        self.shared.engine.has_failed() || self.seats.iter().any(|p| p.lane.has_failed())
+        self.shared.engine.has_failed() || self.tx_queues.iter().any(|p| p.lane.has_failed())
     }
 
     fn atomics(&self) -> Atomics {
@@ -165,10 +165,10 @@ impl crate::fabric::Context for Context {
     }
 
     fn newest(&self, peer: u32) -> Seq {
-        self.seats[peer as usize].lane.last()
+        self.tx_queues[peer as usize].lane.last()
     }
 
     fn completed(&self, peer: u32) -> &AtomicU32 {
-        self.seats[peer as usize].lane.completed()
+        self.tx_queues[peer as usize].lane.completed()
     }
 }

@@ -1,7 +1,7 @@
 //! From this rank to one peer: what waits, by lane, and the turns of those that wait. Who moves the bytes is for the
 //! [`route`] to say; each transport posts, advances and ends its own operations.
 //!
-//! A lane's operations wait behind its own lock ([`seat`]). The peer's ring has a lock for as long as a message is
+//! A lane's operations wait behind its own lock ([`tx_queue`]). The peer's ring has a lock for as long as a message is
 //! written, and what the peer is owed one of its own ([`service`]).
 
 mod atomic;
@@ -12,18 +12,18 @@ mod pulls;
 mod remote;
 mod responses;
 mod route;
-mod seat;
 mod service;
 mod staged;
 mod turn;
+mod tx_queue;
 
 pub use self::drain::LEAVE_WITHIN;
-pub use self::seat::Seat;
+pub use self::tx_queue::TxQueue;
 
 use self::route::{Route, RouteKind};
-use self::seat::{LaneState, Seats};
 use self::service::Service;
 use self::turn::Turn;
+use self::tx_queue::{LaneState, TxQueues};
 use super::domain::Domain;
 use super::gpu::Engine;
 use super::lane::{Health, Lane};
@@ -50,7 +50,7 @@ pub struct Link {
     route: Route,
     finding: Mutex<Finding>,
     watch: PeerWatch,
-    seats: Seats,
+    tx_queues: TxQueues,
     /// Where the next round of turns begins.
     next: AtomicUsize,
     service: Mutex<Service>,
@@ -74,7 +74,7 @@ impl Link {
             route: Route::new(),
             finding: Mutex::default(),
             watch: PeerWatch::default(),
-            seats: Seats::default(),
+            tx_queues: TxQueues::default(),
             next: AtomicUsize::new(0),
             service: Mutex::default(),
             owed: AtomicUsize::new(0),
@@ -85,8 +85,8 @@ impl Link {
     }
 
     /// Gives each lane a place, from which it posts.
-    pub fn add_lanes(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<Seat>> {
-        self.seats.add(lanes)
+    pub fn add_lanes(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<TxQueue>> {
+        self.tx_queues.add(lanes)
     }
 
     /// Whether anything waits here.
@@ -112,7 +112,7 @@ impl Link {
                 return false;
             }
             // The caller and the helper thread may poll side by side: who finds nothing to do touches no lock.
-            let (owes, wants) = (self.owed.load(Ordering::Relaxed) != 0, self.seats.want());
+            let (owes, wants) = (self.owed.load(Ordering::Relaxed) != 0, self.tx_queues.want());
             moved = owes && self.serve(shared);
             if wants && !has_failed {
                 moved |= self.take_turns(shared);
@@ -146,29 +146,29 @@ impl Link {
 
     /// Gives each lane a turn that wants one, beginning with another one each time that there was no room.
     fn take_turns(&self, shared: &Domain) -> bool {
-        let (seats, mut moved, mut asked) = (self.seats.all(), false, false);
+        let (tx_queues, mut moved, mut asked) = (self.tx_queues.all(), false, false);
         let first = self.next.load(Ordering::Relaxed);
-        for at in 0..seats.len() {
-            let at = first.wrapping_add(at) % seats.len();
-            let seat = &seats[at];
-            if !seat.wants() {
+        for at in 0..tx_queues.len() {
+            let at = first.wrapping_add(at) % tx_queues.len();
+            let tx = &tx_queues[at];
+            if !tx.wants() {
                 continue;
             }
             // Who has it posts, or gives it its turn.
-            let Some(mut queue) = seat.try_lock() else { continue };
+            let Some(mut queue) = tx.try_lock() else { continue };
             if matches!(queue.state, LaneState::Failing(_)) {
-                moved |= self.tell_fault(shared, seat, &mut queue);
+                moved |= self.tell_fault(shared, tx, &mut queue);
             }
             if !queue.remote.is_empty() {
-                moved |= self.settle(shared, seat, &mut queue, &mut asked);
+                moved |= self.settle(shared, tx, &mut queue, &mut asked);
             }
             let mut turn = None;
             if matches!(queue.state, LaneState::Ready) {
-                let (back, step) = self.run_lane(shared, seat, queue);
+                let (back, step) = self.run_lane(shared, tx, queue);
                 (queue, turn) = (back, Some(step));
                 moved |= step != Turn::Full;
             }
-            seat.release(queue);
+            tx.release(queue);
             match turn {
                 // Nobody else has room either; next time another lane comes first.
                 Some(Turn::Full) => {
@@ -198,10 +198,10 @@ impl Link {
         if !self.has_waiting() {
             return;
         }
-        for seat in self.seats.all().iter() {
-            let Some(mut queue) = seat.try_lock() else { continue };
+        for tx in self.tx_queues.all().iter() {
+            let Some(mut queue) = tx.try_lock() else { continue };
             self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
-            seat.release(queue);
+            tx.release(queue);
         }
         self.end_service();
     }
@@ -253,7 +253,7 @@ impl Link {
 impl Link {
     /// Lanes that have a place here.
     pub fn places(&self) -> usize {
-        self.seats.len()
+        self.tx_queues.len()
     }
 
     /// Closes the link as a look does that found nothing unfinished.

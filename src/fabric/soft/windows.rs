@@ -35,7 +35,7 @@ impl Registered {
         let (shared, id) = (&self.shared, self.id);
         if !self.is_gpu {
             shared.status.set_window(id, false);
-            shared.links().iter().for_each(Link::pass_seats);
+            shared.links().iter().for_each(Link::pass_tx_queues);
             let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
             return self.outcome(&peers, true);
         }

@@ -35,8 +35,35 @@ pub struct Planned {
 
 /// Puts from one sender, to places of their own.
 pub struct Plan {
-    pub puts: Vec<Planned>,
+    puts: Vec<Planned>,
     pub words: usize,
+    orders: Vec<Order>,
+}
+
+/// The puts of one context, and what whoever watches asks of them again and again.
+#[derive(Default)]
+struct Order {
+    puts: Vec<usize>,
+    /// For each addition to a signal, how many puts there are up to it.
+    until: [Vec<usize>; 2],
+    /// How often a signal is added to by the first so many puts.
+    added: [Vec<u64>; 2],
+}
+
+impl Order {
+    fn of(puts: &[Planned], context: usize) -> Self {
+        let mut this = Self { added: [vec![0], vec![0]], ..Self::default() };
+        for (at, put) in puts.iter().enumerate().filter(|(_, p)| p.context == context) {
+            this.puts.push(at);
+            for signal in 0..2 {
+                let adds = put.signal == Some(signal);
+                this.until[signal].extend(adds.then_some(this.puts.len()));
+                let added = this.until[signal].len() as u64;
+                this.added[signal].push(added);
+            }
+        }
+        this
+    }
 }
 
 impl Plan {
@@ -64,17 +91,24 @@ impl Plan {
             puts.push(Planned { context: pick(32, contexts as u64), at: at + skip, len, is_value, signal });
             at = (at + skip + len).next_multiple_of(8);
         }
-        Self { puts, words: at / 8 + 1 }
+        Self::of(puts, at / 8 + 1, contexts)
     }
 
-    /// Its puts of one context, in order.
-    pub fn of(&self, context: usize) -> impl Iterator<Item = &Planned> {
-        self.puts.iter().filter(move |p| p.context == context)
+    fn of(puts: Vec<Planned>, words: usize, contexts: usize) -> Self {
+        let orders = (0..contexts).map(|context| Order::of(&puts, context)).collect();
+        Self { puts, words, orders }
+    }
+
+    /// The same puts, those between every `n`-th without signals.
+    fn with_every_nth_signal(self, n: usize) -> Self {
+        let Self { mut puts, words, orders } = self;
+        puts.iter_mut().enumerate().filter(|(i, _)| i % n != 0).for_each(|(_, p)| p.signal = None);
+        Self::of(puts, words, orders.len())
     }
 
     /// How often a signal of a context is added to.
     pub fn count(&self, context: usize, signal: usize) -> u64 {
-        self.of(context).filter(|p| p.signal == Some(signal)).count() as u64
+        self.orders[context].until[signal].len() as u64
     }
 
     /// Sends all, `depth` at a time.
@@ -132,14 +166,14 @@ pub fn watch(r: &Rank, plan: &Plan, contexts: usize, round: u64, dst: &GpuWindow
                 let (before, after) = (count(first), count(second));
                 assert!(before <= plan.count(c, first), "context {c}: signal {first} is {before}");
                 // The put that brought it there, and what came before.
-                let is_it = |p: &Planned| p.signal == Some(first);
+                let order = &plan.orders[c];
                 let at = match before {
                     0 => 0,
-                    n => plan.of(c).enumerate().filter(|(_, p)| is_it(p)).nth(n as usize - 1).map_or(0, |(i, _)| i + 1),
+                    n => order.until[first][n as usize - 1],
                 };
-                let due = plan.of(c).take(at).filter(|p| p.signal == Some(second)).count() as u64;
+                let due = order.added[second][at];
                 assert!(after >= due, "context {c}: signal {first} is {before}, and {second} {after} instead of {due}");
-                plan.of(c).take(at).skip(seen[c]).for_each(|p| plan.check(dst, p, round));
+                order.puts[..at].iter().skip(seen[c]).for_each(|&p| plan.check(dst, &plan.puts[p], round));
                 seen[c] = at.max(seen[c]);
                 missing += plan.count(c, first) - before;
             }
@@ -208,12 +242,13 @@ const BETWEEN_READS: usize = 8;
 
 /// Signals that the copy kernel adds to, in a crowd, until it has moved some.
 pub fn traffic(fake: &Fake, kind: Signals, until: impl Fn() -> bool) {
-    let mut plan = Plan::new(&draws(400), 3, Mix::Light);
-    if matches!(kind, Signals::ReadBack) {
+    let plan = Plan::new(&draws(400), 3, Mix::Light);
+    let plan = match kind {
         // A signal is a submission of its own there. Where each comes late, on a loaded machine, only what comes in
         // crowds calls the copy kernel.
-        plan.puts.iter_mut().enumerate().filter(|(i, _)| i % BETWEEN_READS != 0).for_each(|(_, p)| p.signal = None);
-    }
+        Signals::ReadBack => plan.with_every_nth_signal(BETWEEN_READS),
+        _ => plan,
+    };
     traffic_of(fake, kind, &plan, 2, until);
 }
 

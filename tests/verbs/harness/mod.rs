@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
 use crate::support::turn::{self, Turn};
-use oxygin::comm::room::Room;
+use oxygin::comm::backpressure::Backpressure;
 use oxygin::config::Config;
 use oxygin::error::Result;
 use oxygin::fabric::verbs::{devices, Pending, VerbsContext, VerbsFabric};
@@ -240,22 +240,22 @@ pub trait Start {
     fn flushed_into(&self, peer: u32, window: u32) -> Result<Option<Seq>>;
 }
 
-const ROOM: Room = Room { limit: PATIENCE, operations: 0 };
+const BACKPRESSURE: Backpressure = Backpressure { limit: PATIENCE, operations: 0 };
 
 impl Start for VerbsContext {
     unsafe fn put(&self, peer: u32, put: &Put) -> Result<Seq> {
         // SAFETY: passed on.
-        unsafe { ROOM.start(self, peer, &Op::Put(*put), || Ok(())) }
+        unsafe { BACKPRESSURE.start(self, peer, &Op::Put(*put), || Ok(())) }
     }
     unsafe fn get(&self, peer: u32, get: &Get) -> Result<Seq> {
         // SAFETY: passed on.
-        unsafe { ROOM.start(self, peer, &Op::Get(*get), || Ok(())) }
+        unsafe { BACKPRESSURE.start(self, peer, &Op::Get(*get), || Ok(())) }
     }
     fn flushed(&self, peer: u32) -> Result<Option<Seq>> {
-        ROOM.flush(self, peer, None, || Ok(()))
+        BACKPRESSURE.flush(self, peer, None, || Ok(()))
     }
     fn flushed_into(&self, peer: u32, window: u32) -> Result<Option<Seq>> {
-        ROOM.flush(self, peer, Some(window), || Ok(()))
+        BACKPRESSURE.flush(self, peer, Some(window), || Ok(()))
     }
 }
 

@@ -2,22 +2,22 @@
 
 use super::Tally;
 use crate::check::pattern::{byte, fill, wrong};
-use crate::check::world::{add, inc, Outcome, Seat, World};
+use crate::check::world::{add, inc, CaseEnv, Outcome, World};
 use std::sync::atomic::Ordering;
 
 /// Once `test` says true the source is scribbled over; the peer must still get what was there before.
-pub fn source_reuse(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn source_reuse(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const ROOM: usize = 1 << 20;
-    let rounds = seat.rounds(1_000, 50_000);
-    let world = World::open(seat, 1)?;
+    let rounds = env.rounds(1_000, 50_000);
+    let world = World::open(env, 1)?;
     let (source, target) = (world.window(ROOM, 0)?, world.window(ROOM, 0)?);
     let flags = world.window(4096, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let mut tally = Tally::default();
     for round in 1..=rounds {
         let size = [8, 256, 4096, 65_536, 100, 1 << 14, 1, ROOM][(round % 8) as usize];
         let size = if size == ROOM && round % 64 != 7 { 2048 } else { size };
-        fill(source.bytes(0, size), round + seat.rank as u64 * rounds);
+        fill(source.bytes(0, size), round + env.rank as u64 * rounds);
         let request = world.put(0, next, (&source, 0), (&target, 0), size)?;
         world.wait(request)?;
         source.bytes(0, size).fill(0xEE);
@@ -29,22 +29,22 @@ pub fn source_reuse(seat: &Seat<'_>) -> Outcome<Tally> {
         let ack = world.signal(0, previous, &inc(&flags, 8))?;
         world.wait(ack)?;
         world.wait_signal(&flags, 8, round, next)?;
-        seat.progress_of(round, rounds);
+        env.progress_of(round, rounds);
     }
     world.close(&[&source, &target, &flags])?;
     Ok(tally)
 }
 
 /// As many operations as the issue demands before the first test.
-pub fn outstanding(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn outstanding(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const COUNT: usize = 65_536;
-    let world = World::open(seat, 1)?;
+    let world = World::open(env, 1)?;
     let (source, target) = (world.window(8 * COUNT, 0)?, world.window(8 * COUNT, 0)?);
     let flags = world.window(4096, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let seed = |rank: usize| rank as u64 + 4242;
-    fill(source.bytes(0, 8 * COUNT), seed(seat.rank));
-    seat.barrier()?;
+    fill(source.bytes(0, 8 * COUNT), seed(env.rank));
+    env.barrier()?;
     let mut requests = Vec::with_capacity(COUNT);
     for i in 0..COUNT {
         // From the last word to the first, so that nothing can be merged.
@@ -54,7 +54,7 @@ pub fn outstanding(seat: &Seat<'_>) -> Outcome<Tally> {
             _ => world.put(0, next, (&source, at), (&target, at), 8),
         };
         requests.push(request.map_err(|e| format!("{e}; {i} operations are unfinished"))?);
-        seat.progress_of(i as u64, COUNT as u64);
+        env.progress_of(i as u64, COUNT as u64);
     }
     for request in requests {
         world.wait(request)?;
@@ -71,38 +71,38 @@ pub fn outstanding(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// The receiver looks at its memory and calls nothing, not even progress.
-pub fn passive(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn passive(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const SIZE: usize = 3 << 20;
     let rounds: u64 = 20;
-    let world = World::open(seat, 2)?;
+    let world = World::open(env, 2)?;
     let (source, target) = (world.window(SIZE, 0)?, world.window(SIZE, 0)?);
     let flags = world.window(4096, 1)?;
-    let gets = seat.way.has_gets();
+    let gets = env.way.has_gets();
     let mut tally = Tally::default();
     // In turn each rank is the one that does not call.
-    for quiet in 0..seat.nranks {
-        let senders = seat.nranks as u64 - 1;
+    for quiet in 0..env.nranks {
+        let senders = env.nranks as u64 - 1;
         let seed = |sender: usize, round: u64| sender as u64 * 1000 + round + quiet as u64 * 1_000_000;
-        let stripe = SIZE / seat.nranks / 4096 * 4096;
+        let stripe = SIZE / env.nranks / 4096 * 4096;
         let was = flags.word(0).load(Ordering::Acquire);
         // Long enough for a helper that follows the caller to fall asleep.
         std::thread::sleep(std::time::Duration::from_millis(60));
-        seat.barrier()?;
+        env.barrier()?;
         for round in 1..=rounds {
-            if seat.rank == quiet {
+            if env.rank == quiet {
                 let word = flags.word(0);
                 let what = || {
                     let came = word.load(Ordering::Acquire) - was;
                     format!("{} signals while calling nothing; {came} came", round * senders)
                 };
-                seat.until(what, || Ok((word.load(Ordering::Acquire) - was >= round * senders).then_some(())))?;
-                for sender in (0..seat.nranks).filter(|&s| s != quiet) {
+                env.until(what, || Ok((word.load(Ordering::Acquire) - was >= round * senders).then_some(())))?;
+                for sender in (0..env.nranks).filter(|&s| s != quiet) {
                     let (bad, _) = wrong(target.bytes(sender * stripe, stripe), seed(sender, round));
                     tally.item(bad, || format!("round {round}: {bad} bytes from rank {sender} are wrong"));
                 }
             } else {
-                fill(source.bytes(0, stripe), seed(seat.rank, round));
-                let to = (&target, seat.rank * stripe);
+                fill(source.bytes(0, stripe), seed(env.rank, round));
+                let to = (&target, env.rank * stripe);
                 let request = world.put_signal(0, quiet, (&source, 0), to, stripe, &add(&flags, 0, 1))?;
                 world.wait(request)?;
                 if gets {
@@ -111,7 +111,7 @@ pub fn passive(seat: &Seat<'_>) -> Outcome<Tally> {
                     world.wait(request).map_err(|e| format!("{e}; that rank is calling nothing"))?;
                 }
             }
-            seat.barrier()?;
+            env.barrier()?;
         }
     }
     world.close(&[&source, &target, &flags])?;

@@ -13,7 +13,7 @@ mod signals;
 mod steps;
 mod teardown;
 
-use super::world::{Outcome, Seat};
+use super::world::{CaseEnv, Outcome};
 use crate::plugin::{Via, Way};
 
 /// What a case found on one rank.
@@ -76,7 +76,7 @@ pub struct Case {
     /// When it is skipped.
     pub needs: Needs,
     /// What each rank runs.
-    pub run: fn(&Seat<'_>) -> Outcome<Tally>,
+    pub run: fn(&CaseEnv<'_>) -> Outcome<Tally>,
 }
 
 impl Case {

@@ -3,7 +3,7 @@
 
 use super::Tally;
 use crate::check::pattern::Dice;
-use crate::check::world::{add, inc, Outcome, Request, Seat, Window, World};
+use crate::check::world::{add, inc, CaseEnv, Outcome, Request, Window, World};
 use crate::plugin::Signal;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -74,22 +74,22 @@ struct Litmus<'a> {
 }
 
 impl<'a> Litmus<'a> {
-    fn open(seat: &'a Seat<'a>, rounds: u64, weak: bool) -> Outcome<Self> {
-        let world = World::open(seat, 3)?;
+    fn open(env: &'a CaseEnv<'a>, rounds: u64, weak: bool) -> Outcome<Self> {
+        let world = World::open(env, 3)?;
         let room = world.contexts * SLOTS as usize * SLOT;
         let (source, target) = (world.window(room, 0)?, world.window(room, 0)?);
         let flags = world.window(world.contexts * (3 + SLOTS as usize) * 64, 1)?;
-        let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+        let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
         Ok(Self { world, source, target, flags, next, previous, rounds, weak })
     }
 
     fn run(self) -> Outcome<Tally> {
-        let seat = self.world.seat;
+        let env = self.world.env;
         let new = |context| Lane { context, sent: 0, seen: 0, requests: VecDeque::new() };
         let mut lanes: Vec<Lane> = (0..self.world.contexts).map(new).collect();
         let share = self.rounds / lanes.len() as u64;
         let mut tally = Tally::default();
-        seat.barrier()?;
+        env.barrier()?;
         while lanes.iter().any(|l| l.sent < share || l.seen < share) {
             let before: u64 = lanes.iter().map(|l| l.sent + l.seen).sum();
             let mut moved = false;
@@ -98,7 +98,7 @@ impl<'a> Litmus<'a> {
                 moved |= self.receive(lane, share, &mut tally)?;
                 self.world.reap(&mut lane.requests, 512)?;
             }
-            seat.progress_of(before / 2, share * self.world.contexts as u64);
+            env.progress_of(before / 2, share * self.world.contexts as u64);
             if !moved {
                 // Nothing to do: wait for either a credit or a signal.
                 let what = || {
@@ -110,7 +110,7 @@ impl<'a> Litmus<'a> {
                         list.collect::<Vec<_>>().join("; ")
                     )
                 };
-                seat.until(what, || {
+                env.until(what, || {
                     self.world.progress()?;
                     let ready = lanes.iter().any(|l| self.may_send(l, share) || self.arrived(l, share));
                     Ok(ready.then_some(()))
@@ -230,28 +230,28 @@ impl<'a> Litmus<'a> {
     }
 }
 
-fn rounds(seat: &Seat<'_>) -> u64 {
-    seat.rounds(50_000, 3_000_000)
+fn rounds(env: &CaseEnv<'_>) -> u64 {
+    env.rounds(50_000, 3_000_000)
 }
 
 /// Puts of mixed sizes, an earlier signal now and then, then a strong signal.
-pub fn strong(seat: &Seat<'_>) -> Outcome<Tally> {
-    Litmus::open(seat, rounds(seat), false)?.run()
+pub fn strong(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    Litmus::open(env, rounds(env), false)?.run()
 }
 
 /// Puts with weak signals, each on its own word.
-pub fn weak(seat: &Seat<'_>) -> Outcome<Tally> {
-    Litmus::open(seat, rounds(seat) / 2, true)?.run()
+pub fn weak(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    Litmus::open(env, rounds(env) / 2, true)?.run()
 }
 
 /// One put with its signal at a time, every word looked at as soon as the signal shows.
-pub fn put_signal(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn put_signal(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const ROOM: usize = 2 << 20;
-    let rounds = seat.rounds(2_000, 100_000);
-    let world = World::open(seat, 1)?;
+    let rounds = env.rounds(2_000, 100_000);
+    let world = World::open(env, 1)?;
     let (source, target) = (world.window(ROOM, 0)?, world.window(ROOM, 0)?);
     let flags = world.window(4096, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let mut tally = Tally::default();
     for round in 1..=rounds {
         let len = match round % 16 {
@@ -267,7 +267,7 @@ pub fn put_signal(seat: &Seat<'_>) -> Outcome<Tally> {
         let ack = world.signal(0, previous, &inc(&flags, 64))?;
         world.wait(ack)?;
         world.wait_signal(&flags, 64, round, next)?;
-        seat.progress_of(round, rounds);
+        env.progress_of(round, rounds);
     }
     world.close(&[&source, &target, &flags])?;
     Ok(tally)

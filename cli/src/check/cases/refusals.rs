@@ -3,7 +3,7 @@
 use super::Tally;
 use crate::check::findings::is_echo;
 use crate::check::pattern::{fill, wrong};
-use crate::check::world::{add, bare, plain, spell, Outcome, Request, Seat, Window, World};
+use crate::check::world::{add, bare, plain, spell, CaseEnv, Outcome, Request, Window, World};
 use crate::plugin::log;
 use crate::plugin::{Get, Put, Signal};
 use nccl_plugin_api::NcclResult;
@@ -24,9 +24,9 @@ pub(super) struct Bench<'a> {
 }
 
 /// Bad calls to make on every rank in turn, with good traffic of all ranks after each rank's turn.
-fn with_bench(seat: &Seat<'_>, bad_calls: impl Fn(&mut Bench<'_>) -> Outcome<()>) -> Outcome<Tally> {
-    let mut bench = Bench::open(seat)?;
-    if seat.rank == 0 {
+fn with_bench(env: &CaseEnv<'_>, bad_calls: impl Fn(&mut Bench<'_>) -> Outcome<()>) -> Outcome<Tally> {
+    let mut bench = Bench::open(env)?;
+    if env.rank == 0 {
         bad_calls(&mut bench)?;
     }
     bench.close()
@@ -34,8 +34,8 @@ fn with_bench(seat: &Seat<'_>, bad_calls: impl Fn(&mut Bench<'_>) -> Outcome<()>
 
 impl<'a> Bench<'a> {
     /// A communicator over which good traffic has passed.
-    pub(super) fn open(seat: &'a Seat<'a>) -> Outcome<Self> {
-        let world = World::open(seat, 2)?;
+    pub(super) fn open(env: &'a CaseEnv<'a>) -> Outcome<Self> {
+        let world = World::open(env, 2)?;
         let (data, flags) = (world.window(ROOM, 0)?, world.window(4096, 1)?);
         let mut bench = Self { world, data, flags, tally: Tally::default(), rounds: 0 };
         bench.good_traffic()?;
@@ -54,19 +54,19 @@ impl<'a> Bench<'a> {
 
     fn good_traffic(&mut self) -> Outcome<()> {
         let Self { world, data, flags, tally, rounds } = self;
-        let seat = world.seat;
-        seat.barrier()?;
-        let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+        let env = world.env;
+        env.barrier()?;
+        let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
         for context in 0..world.contexts {
             *rounds += 1;
             let seed = |rank: usize| rank as u64 * 1000 + *rounds;
-            fill(data.bytes(0, 1000), seed(seat.rank));
+            fill(data.bytes(0, 1000), seed(env.rank));
             let request = world.put_signal(context, next, (data, 0), (data, 8192), 1000, &add(flags, TRAFFIC, 1))?;
             world.wait(request)?;
             world.wait_exactly(flags, TRAFFIC, *rounds, previous)?;
             let (bad, _) = wrong(data.bytes(8192, 1000), seed(previous));
             tally.item(bad, || format!("{bad} bytes of a good put are wrong"));
-            seat.barrier()?;
+            env.barrier()?;
         }
         Ok(())
     }
@@ -146,7 +146,7 @@ impl<'a> Bench<'a> {
     }
 
     fn peer(&self) -> usize {
-        1 % self.world.seat.nranks
+        1 % self.world.env.nranks
     }
 
     fn good_put(&self) -> Put {
@@ -170,9 +170,9 @@ fn number(value: u64) -> Vec<String> {
 }
 
 /// Ranks past the end.
-pub fn rank(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
-        for rank in [bench.world.seat.nranks as u32, 1 << 20, i32::MAX as u32, u32::MAX] {
+pub fn rank(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
+        for rank in [bench.world.env.nranks as u32, 1 << 20, i32::MAX as u32, u32::MAX] {
             let what = format!("rank {rank}");
             bench.puts(&what, &number(rank.into()), Put { rank, ..bench.good_put() });
             bench.gets(&what, &number(rank.into()), Get { rank, ..bench.good_get() });
@@ -183,8 +183,8 @@ pub fn rank(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Contexts past the end and negative ones.
-pub fn context(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn context(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         for context in [bench.world.contexts as i32, 1 << 20, i32::MAX, -1, i32::MIN] {
             let what = format!("context {context}");
             bench.puts(&what, &say(context), Put { context, ..bench.good_put() });
@@ -196,8 +196,8 @@ pub fn context(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Window handles that are NULL, point at other memory, or at nothing.
-pub fn handle(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn handle(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         let foreign = vec![0_u8; 4096].leak().as_mut_ptr().cast::<c_void>();
         let wild = 0xdead_beef_0000_usize as *mut c_void;
         for (name, mh) in [("NULL", null_mut()), ("memory that is no handle", foreign), ("a wild handle", wild)] {
@@ -220,8 +220,8 @@ pub fn handle(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Ranges that leave the window, by one byte or by overflow.
-pub fn offset(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn offset(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         let room = ROOM as u64;
         for (off, size) in
             [(room - 63, 64), (room, 1), (room + 1, 8), (u64::MAX - 7, 64), (8, usize::MAX - 3), (1 << 63, 1 << 63)]
@@ -238,8 +238,8 @@ pub fn offset(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Signal operations that do not exist.
-pub fn op(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn op(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         for op in [0, 3, 4, 17, u32::MAX] {
             bench.signal(&format!("signal op {op}"), &number(op.into()), Signal { op, ..add(&bench.flags, 8, 1) });
         }
@@ -248,8 +248,8 @@ pub fn op(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Signal words outside the window or across a boundary.
-pub fn signal(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn signal(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         for off in [4096, 4089, 4095, 1 << 40, u64::MAX - 7, u64::MAX, 1, 4, 12, 2047] {
             let what = format!("signal offset {off} in a window of 4096 bytes");
             bench.signal(&what, &number(off), Signal { off, ..add(&bench.flags, 0, 1) });
@@ -259,15 +259,15 @@ pub fn signal(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Memory that is registered no more, and registrations that end twice.
-pub fn memory(seat: &Seat<'_>) -> Outcome<Tally> {
-    let world = World::open(seat, 1)?;
+pub fn memory(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let world = World::open(env, 1)?;
     let (data, flags) = (world.window(ROOM, 0)?, world.window(4096, 1)?);
     let gone = world.window(ROOM, 0)?;
     let mut bench = Bench { world, data, flags, tally: Tally::default(), rounds: 0 };
     bench.good_traffic()?;
     bench.world.deregister(&gone)?;
-    seat.barrier()?;
-    if seat.rank == 0 {
+    env.barrier()?;
+    if env.rank == 0 {
         let mh = gone.mh;
         let value = [vec![format!("{:x}", mh as usize)], say(mh as usize)].concat();
         bench.puts("a deregistered source", &value, Put { src: mh, ..bench.good_put() });
@@ -286,8 +286,8 @@ pub fn memory(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// NULL where a result goes, or an object.
-pub fn null(seat: &Seat<'_>) -> Outcome<Tally> {
-    with_bench(seat, |bench| {
+pub fn null(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    with_bench(env, |bench| {
         let put = bench.good_put();
         let nothing: &[String] = &[];
         bench.expect("request NULL", "iput", nothing, |w| w.raw_put(&put, None, null_mut()));

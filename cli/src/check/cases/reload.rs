@@ -1,7 +1,7 @@
 //! Loading and unloading leaves nothing behind.
 
 use super::Tally;
-use crate::check::world::{add, Outcome, Seat, World};
+use crate::check::world::{add, CaseEnv, Outcome, World};
 use std::time::{Duration, Instant};
 
 /// How often.
@@ -55,7 +55,7 @@ impl Holdings {
 }
 
 /// Each rank by itself: load, come up alone, put to oneself, go down, unload.
-pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn hundred_times(env: &CaseEnv<'_>) -> Outcome<Tally> {
     let mut tally = Tally::default();
     let cold = Holdings::now();
     let mut warm = cold;
@@ -63,17 +63,17 @@ pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
     let mut base = any_mappings(&cold);
     let devices = device_descriptors();
     // One rank is enough; the machine's cores are few.
-    if seat.rank == 0 {
+    if env.rank == 0 {
         for i in 1..=TIMES {
-            let world = alone(seat)?;
+            let world = alone(env)?;
             let window = world.window(64 << 10, 1)?;
             let signal = add(&window, 0, i);
             let request = world.put_signal(0, 0, (&window, 4096), (&window, 8192), 4096, &signal)?;
             world.wait(request)?;
             world.wait_exactly(&window, 0, i, 0)?;
-            world.close_among(&[seat.rank], &[&window])?;
+            world.close_among(&[env.rank], &[&window])?;
             window.free();
-            seat.beat();
+            env.beat();
             if i == 1 && is_mapped("librdmacm") {
                 // It never closes the devices that it opened. A plugin that needs it (iWARP) can do no better than
                 // load it once for good.
@@ -82,7 +82,7 @@ pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
             if i == WARM {
                 warm = settled(&base);
             }
-            seat.progress_of(i, TIMES);
+            env.progress_of(i, TIMES);
             tally.item(0, String::new);
         }
         let end = settled(&warm);
@@ -93,22 +93,22 @@ pub fn hundred_times(seat: &Seat<'_>) -> Outcome<Tally> {
         tally.item(u64::from(excess.is_some()), || {
             format!("after {TIMES} loads: {} (since load {WARM})", excess.unwrap_or_default())
         });
-        if still_mapped(seat) {
+        if still_mapped(env) {
             tally.note = Some("the library stays mapped after dlclose".into());
         } else if base.descriptors > cold.descriptors {
             let kept = base.descriptors - cold.descriptors;
             tally.note = Some(format!("librdmacm stays loaded and keeps {kept} descriptors of devices"));
         }
     }
-    seat.barrier()?;
+    env.barrier()?;
     Ok(tally)
 }
 
-fn alone<'a>(seat: &'a Seat<'a>) -> Outcome<World<'a>> {
-    seat.enter("dlopen");
-    let plugin = crate::plugin::Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
-    World::among(seat, table, 1, &[seat.rank])
+fn alone<'a>(env: &'a CaseEnv<'a>) -> Outcome<World<'a>> {
+    env.enter("dlopen");
+    let plugin = crate::plugin::Plugin::open(&env.plugin).map_err(|e| e.to_string())?;
+    let table = plugin.table(env.way.kind).map_err(|e| e.to_string())?.clone();
+    World::among(env, table, 1, &[env.rank])
 }
 
 /// Before the first load there is nothing to compare mappings with: the allocator and the linker are cold.
@@ -128,8 +128,8 @@ fn settled(before: &Holdings) -> Holdings {
     }
 }
 
-fn still_mapped(seat: &Seat<'_>) -> bool {
-    seat.plugin.file_name().and_then(|n| n.to_str()).is_some_and(is_mapped)
+fn still_mapped(env: &CaseEnv<'_>) -> bool {
+    env.plugin.file_name().and_then(|n| n.to_str()).is_some_and(is_mapped)
 }
 
 fn is_mapped(name: &str) -> bool {

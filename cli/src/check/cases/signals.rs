@@ -1,15 +1,15 @@
 //! Signals are 64-bit additions, none lost, none invented.
 
 use super::Tally;
-use crate::check::world::{add, inc, Outcome, Seat, World};
+use crate::check::world::{add, inc, CaseEnv, Outcome, World};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 /// Increments, with values that must be ignored.
-pub fn increments(seat: &Seat<'_>) -> Outcome<Tally> {
-    let world = World::open(seat, 1)?;
+pub fn increments(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let world = World::open(env, 1)?;
     let flags = world.window(4096, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let mut tally = Tally::default();
     for round in 1..=200_u64 {
         let mut signal = inc(&flags, 64);
@@ -18,14 +18,14 @@ pub fn increments(seat: &Seat<'_>) -> Outcome<Tally> {
         world.wait(request)?;
         world.wait_exactly(&flags, 64, round, previous)?;
         tally.item(0, String::new);
-        seat.barrier()?;
+        env.barrier()?;
     }
     world.close(&[&flags])?;
     Ok(tally)
 }
 
 /// Additions whose carries, high bits and wrap-around show what kind of adder is at work.
-pub fn additions(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn additions(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const VALUES: [u64; 16] = [
         1,
         u32::MAX as u64,
@@ -44,9 +44,9 @@ pub fn additions(seat: &Seat<'_>) -> Outcome<Tally> {
         0xFFFF,
         0x0001_0000,
     ];
-    let world = World::open(seat, 1)?;
+    let world = World::open(env, 1)?;
     let (data, flags) = (world.window(4096, 0)?, world.window(4096, 1)?);
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let mut tally = Tally::default();
     for with_data in [false, true] {
         let off = if with_data { 8 } else { 4088 };
@@ -62,7 +62,7 @@ pub fn additions(seat: &Seat<'_>) -> Outcome<Tally> {
             sum = sum.wrapping_add(value);
             world.wait_exactly(&flags, off, sum, previous).map_err(|e| format!("{before:#x} + {value:#x}: {e}"))?;
             tally.item(0, String::new);
-            seat.barrier()?;
+            env.barrier()?;
         }
     }
     world.close(&[&data, &flags])?;
@@ -70,15 +70,15 @@ pub fn additions(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Many words side by side, each with its own sum.
-pub fn words(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn words(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const WORDS: usize = 4096;
-    let world = World::open(seat, 1)?;
+    let world = World::open(env, 1)?;
     let flags = world.window(8 * WORDS + 8, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
     let value = |sender: usize, i: usize| ((sender as u64 + 1) << 48) | (i as u64 * 3 + 1);
     let mut requests = VecDeque::new();
     for i in 0..WORDS {
-        requests.push_back(world.signal(0, next, &add(&flags, 8 * i, value(seat.rank, i)))?);
+        requests.push_back(world.signal(0, next, &add(&flags, 8 * i, value(env.rank, i)))?);
         world.reap(&mut requests, 256)?;
     }
     requests.push_back(world.signal(0, next, &inc(&flags, 8 * WORDS))?);
@@ -89,38 +89,38 @@ pub fn words(seat: &Seat<'_>) -> Outcome<Tally> {
         let (seen, wanted) = (flags.word(8 * i).load(Ordering::Acquire), value(previous, i));
         tally.item(u64::from(seen != wanted), || format!("word {i} is {seen:#x}, not {wanted:#x}"));
     }
-    seat.barrier()?;
+    env.barrier()?;
     world.close(&[&flags])?;
     Ok(tally)
 }
 
 /// Every rank adds to one word of every rank as fast as it can.
-pub fn fan_in(seat: &Seat<'_>) -> Outcome<Tally> {
-    let each = seat.rounds(2_000, 200_000);
-    let world = World::open(seat, 1)?;
+pub fn fan_in(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let each = env.rounds(2_000, 200_000);
+    let world = World::open(env, 1)?;
     let flags = world.window(4096, 1)?;
     let value = |sender: usize| (1_u64 << (8 * (sender % 4))) + (1 << 33);
     let mut requests = VecDeque::new();
-    seat.barrier()?;
+    env.barrier()?;
     for round in 0..each {
-        for peer in 0..seat.nranks {
-            requests.push_back(world.signal(0, peer, &add(&flags, 128, value(seat.rank)))?);
+        for peer in 0..env.nranks {
+            requests.push_back(world.signal(0, peer, &add(&flags, 128, value(env.rank)))?);
         }
         world.reap(&mut requests, 128)?;
-        seat.progress_of(round, each);
+        env.progress_of(round, each);
     }
     world.reap(&mut requests, 0)?;
-    let sum = (0..seat.nranks).fold(0_u64, |sum, r| sum.wrapping_add(value(r).wrapping_mul(each)));
+    let sum = (0..env.nranks).fold(0_u64, |sum, r| sum.wrapping_add(value(r).wrapping_mul(each)));
     let word = flags.word(128);
     let what = || format!("the sum of all ranks' additions, {sum:#x}; it is {:#x}", word.load(Ordering::Acquire));
-    seat.until(what, || {
+    env.until(what, || {
         world.progress()?;
         Ok((word.load(Ordering::Acquire) == sum).then_some(()))
     })?;
-    seat.barrier()?;
+    env.barrier()?;
     // Nobody has anything under way now; whatever came twice is there.
     let end = word.load(Ordering::Acquire);
-    let mut tally = Tally { rounds: each * seat.nranks as u64, ..Tally::default() };
+    let mut tally = Tally { rounds: each * env.nranks as u64, ..Tally::default() };
     tally.item(u64::from(end != sum), || format!("the sum went on to {end:#x}, it should be {sum:#x}"));
     world.close(&[&flags])?;
     Ok(tally)

@@ -5,7 +5,7 @@
 
 use super::refusals::Bench;
 use super::Tally;
-use crate::check::world::{named, Outcome, Seat, Window, World};
+use crate::check::world::{named, CaseEnv, Outcome, Window, World};
 use crate::plugin::{log, ContextConfig, Plugin, Table};
 use nccl_plugin_api::{NcclResult, HANDLE_BYTES, PTR_HOST};
 use std::ffi::{c_int, c_void};
@@ -14,16 +14,16 @@ use std::ptr::null_mut;
 const ROOM: usize = 64 << 10;
 
 /// All three collective calls, refused by the first rank and by the last.
-pub fn refused(seat: &Seat<'_>) -> Outcome<Tally> {
-    let mut bench = Bench::open(seat)?;
-    let mut wrong = vec![0, seat.nranks - 1];
+pub fn refused(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let mut bench = Bench::open(env)?;
+    let mut wrong = vec![0, env.nranks - 1];
     wrong.dedup();
     for wrong in wrong {
         registrations(&mut bench, wrong)?;
         contexts(&mut bench, wrong)?;
     }
     let tally = bench.close()?;
-    connects(seat, tally)
+    connects(env, tally)
 }
 
 /// What is wrong with a registration: data, size, type, and whether there is a place for the handle.
@@ -37,33 +37,33 @@ fn registrations(bench: &mut Bench<'_>, wrong: usize) -> Outcome<()> {
         ("mhandle NULL", "null", false, ROOM, PTR_HOST, true),
     ];
     for &(what, value, no_data, size, kind, no_place) in BAD {
-        let seat = bench.world.seat;
+        let env = bench.world.env;
         let window = Window::unregistered(ROOM)?;
         let data: *mut c_void = window.bytes(0, ROOM).as_mut_ptr().cast();
         let what = format!("{what} on rank {wrong}");
-        seat.barrier()?;
-        if seat.rank == wrong {
+        env.barrier()?;
+        if env.rank == wrong {
             bench.expect(&what, "regMrSym", &[value.into(), "0x0".into(), "nil".into()], |w| {
                 let (mut mh, mut gin) = (null_mut(), null_mut());
                 let place: *mut *mut c_void = if no_place { null_mut() } else { &mut mh };
                 let data = if no_data { null_mut() } else { data };
-                w.seat.enter("regMrSym");
+                w.env.enter("regMrSym");
                 // SAFETY: the plugin has to check it.
                 let code = unsafe { w.table.reg(w.target.coll_comm, data, size, kind, 0, place, &mut gin) };
-                w.seat.beat();
+                w.env.beat();
                 code
             });
         } else if let Ok(mh) = bench.world.register(data, ROOM, 0) {
             // Nobody uses it.
             bench.world.deregister_handle(mh.0)?;
         }
-        seat.barrier()?;
+        env.barrier()?;
         window.free();
         let next = bench.world.window(ROOM, 0).map_err(|e| after("regMrSym", &what, &e))?;
         let first = std::mem::replace(&mut bench.data, next);
         bench.goes_on().map_err(|e| after("regMrSym", &what, &e))?;
         let next = std::mem::replace(&mut bench.data, first);
-        seat.barrier()?;
+        env.barrier()?;
         bench.world.deregister(&next)?;
         next.free();
     }
@@ -78,11 +78,11 @@ fn contexts(bench: &mut Bench<'_>, wrong: usize) -> Outcome<()> {
     for (what, value, contexts, no_place) in
         [("0 contexts", "0", 0, false), ("-5 contexts", "-5", -5, false), ("NULL for the context", "null", 2, true)]
     {
-        let seat = bench.world.seat;
+        let env = bench.world.env;
         let what = format!("{what} on rank {wrong}");
         let good = ContextConfig { n_contexts: 2, ..ContextConfig::default() };
-        seat.barrier()?;
-        if seat.rank == wrong {
+        env.barrier()?;
+        if env.rank == wrong {
             bench.expect(&what, "createContext", &[value.into(), "0x0".into(), "nil".into()], |w| {
                 let mut ctx = null_mut();
                 let config = ContextConfig { n_contexts: contexts, ..good };
@@ -94,7 +94,7 @@ fn contexts(bench: &mut Bench<'_>, wrong: usize) -> Outcome<()> {
                 destroy(&bench.world, ctx)?;
             }
         }
-        seat.barrier()?;
+        env.barrier()?;
         let mut ctx = null_mut();
         match create(&bench.world, &good, &mut ctx) {
             NcclResult::SUCCESS => destroy(&bench.world, ctx)?,
@@ -106,36 +106,36 @@ fn contexts(bench: &mut Bench<'_>, wrong: usize) -> Outcome<()> {
 }
 
 fn create(world: &World<'_>, config: &ContextConfig, place: *mut *mut c_void) -> NcclResult {
-    world.seat.enter("createContext");
+    world.env.enter("createContext");
     // SAFETY: NULL or room for a pointer; the plugin has to check it.
     let code = unsafe { world.table.create_context(world.target.coll_comm, Some(config), place, null_mut()) };
-    world.seat.beat();
+    world.env.beat();
     code
 }
 
 fn destroy(world: &World<'_>, ctx: *mut c_void) -> Outcome<()> {
-    world.seat.enter("destroyContext");
+    world.env.enter("destroyContext");
     // SAFETY: what createContext returned just now.
     let code = unsafe { world.table.destroy_context(ctx) };
-    world.seat.beat();
+    world.env.beat();
     match code {
         NcclResult::SUCCESS => Ok(()),
         code => Err(format!("destroyContext returned {} for a context that nobody used", code.0)),
     }
 }
 
-fn connects(seat: &Seat<'_>, mut tally: Tally) -> Outcome<Tally> {
-    seat.enter("dlopen");
-    let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
-    let mut wrong = vec![0, seat.nranks - 1];
+fn connects(env: &CaseEnv<'_>, mut tally: Tally) -> Outcome<Tally> {
+    env.enter("dlopen");
+    let plugin = Plugin::open(&env.plugin).map_err(|e| e.to_string())?;
+    let table = plugin.table(env.way.kind).map_err(|e| e.to_string())?.clone();
+    let mut wrong = vec![0, env.nranks - 1];
     wrong.dedup();
     for wrong in wrong {
-        let code = connect(seat, &table, seat.rank == wrong)?;
-        let fault = seat.rank == wrong && code == NcclResult::SUCCESS;
+        let code = connect(env, &table, env.rank == wrong)?;
+        let fault = env.rank == wrong && code == NcclResult::SUCCESS;
         tally.item(u64::from(fault), || format!("connect with collComm NULL on rank {wrong} was accepted"));
         let what = format!("collComm NULL on rank {wrong}");
-        World::with_table(seat, table.clone(), 1)
+        World::with_table(env, table.clone(), 1)
             .and_then(|world| world.close(&[]))
             .map_err(|e| after("connect", &what, &e))?;
     }
@@ -143,27 +143,27 @@ fn connects(seat: &Seat<'_>, mut tally: Tally) -> Outcome<Tally> {
 }
 
 /// `connect`, on the wrong rank without a place for the communicator, and down again.
-fn connect(seat: &Seat<'_>, table: &Table, wrong: bool) -> Outcome<NcclResult> {
+fn connect(env: &CaseEnv<'_>, table: &Table, wrong: bool) -> Outcome<NcclResult> {
     let (mut instance, mut listener, mut comm) = (null_mut(), null_mut(), null_mut());
     let mut handle = [0_u8; HANDLE_BYTES];
     // SAFETY: places for results, but for one that the plugin has to check; objects in NCCL's order.
     unsafe {
         named("init", table.init(&mut instance, 11, log::logger()))?;
         named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
-        let mut handles = seat.gather(&handle)?;
+        let mut handles = env.gather(&handle)?;
         let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
-        let (nranks, rank, config) = (seat.nranks as i32, seat.rank as i32, ContextConfig::default());
+        let (nranks, rank, config) = (env.nranks as i32, env.rank as i32, ContextConfig::default());
         let place: *mut *mut c_void = if wrong { null_mut() } else { &mut comm };
-        seat.enter("connect");
+        env.enter("connect");
         let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, place);
-        seat.beat();
-        seat.barrier()?;
+        env.beat();
+        env.barrier()?;
         if !wrong && code == NcclResult::SUCCESS {
             named("closeColl", table.close_coll(comm))?;
         }
         named("closeListen", table.close_listen(listener))?;
         named("finalize", table.finalize(instance))?;
-        seat.beat();
+        env.beat();
         Ok(code)
     }
 }

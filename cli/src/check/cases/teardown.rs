@@ -1,17 +1,17 @@
 //! Coming up and going down, in every order.
 
 use super::Tally;
-use crate::check::world::{add, named, Outcome, Seat, Window, World};
+use crate::check::world::{add, named, CaseEnv, Outcome, Window, World};
 use crate::plugin::{log, ContextConfig, Plugin, Table};
 use nccl_plugin_api::HANDLE_BYTES;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
 /// Up, properties, one round of traffic, down; three times.
-pub fn set_up(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn set_up(env: &CaseEnv<'_>) -> Outcome<Tally> {
     let mut tally = Tally::default();
     for contexts in [1, 4, 2] {
-        let world = World::open(seat, contexts)?;
+        let world = World::open(env, contexts)?;
         let missing: Vec<_> = world.table.missing().into_iter().filter(|&f| f != "progress").collect();
         let missing: Vec<_> = missing.into_iter().filter(|&f| f != "regMrSymDmaBuf").collect();
         tally.item(missing.len() as u64, || format!("the table has NULL for {}", missing.join(", ")));
@@ -23,10 +23,10 @@ pub fn set_up(seat: &Seat<'_>) -> Outcome<Tally> {
 
 /// One signal around the ring, then down in NCCL's order.
 fn works(world: World<'_>) -> Outcome<()> {
-    let seat = world.seat;
+    let env = world.env;
     let window = world.window(4096, 1)?;
-    let (next, previous) = ((seat.rank + 1) % seat.nranks, (seat.rank + seat.nranks - 1) % seat.nranks);
-    if world.seat.way.has_data_operations() {
+    let (next, previous) = ((env.rank + 1) % env.nranks, (env.rank + env.nranks - 1) % env.nranks);
+    if world.env.way.has_data_operations() {
         let last = world.contexts - 1;
         let request = world.signal(last, next, &add(&window, 0, 1))?;
         world.wait(request)?;
@@ -45,7 +45,7 @@ enum Step {
 }
 
 /// Every order below, then each step a second time; between the orders a whole communicator comes up and works.
-pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn orders(env: &CaseEnv<'_>) -> Outcome<Tally> {
     use Step::{CloseColl, Deregister, DestroyContext, Finalize};
     const ORDERS: &[&[Step]] = &[
         &[Deregister, DestroyContext, CloseColl, Finalize],
@@ -59,39 +59,39 @@ pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
         &[Finalize],
         &[Deregister, Finalize],
     ];
-    seat.enter("dlopen");
-    let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    let table = plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone();
+    env.enter("dlopen");
+    let plugin = Plugin::open(&env.plugin).map_err(|e| e.to_string())?;
+    let table = plugin.table(env.way.kind).map_err(|e| e.to_string())?.clone();
     let mut tally = Tally::default();
     for (i, order) in ORDERS.iter().enumerate() {
-        let world = World::with_table(seat, table.clone(), 2)?;
+        let world = World::with_table(env, table.clone(), 2)?;
         let window = world.window(1 << 20, 1)?;
         if i % 2 == 1 {
             leave_unfinished(&world, &window)?;
         }
         // Nobody's window goes while somebody still sends there in earnest.
-        seat.barrier()?;
+        env.barrier()?;
         for &step in order.iter().chain(*order) {
             take(&world, step, &window);
-            seat.beat();
+            env.beat();
         }
-        seat.barrier()?;
-        works(World::with_table(seat, table.clone(), 1)?)
+        env.barrier()?;
+        works(World::with_table(env, table.clone(), 1)?)
             .map_err(|e| format!("after teardown order {i} a new communicator fails: {e}"))?;
         tally.item(0, String::new);
-        seat.progress_of(i as u64, ORDERS.len() as u64);
+        env.progress_of(i as u64, ORDERS.len() as u64);
     }
-    half_initialised(seat, &table, &mut tally)?;
-    works(World::with_table(seat, table.clone(), 1)?)
+    half_initialised(env, &table, &mut tally)?;
+    works(World::with_table(env, table.clone(), 1)?)
         .map_err(|e| format!("after half-initialised teardown a new communicator fails: {e}"))?;
     Ok(tally)
 }
 
 fn leave_unfinished(world: &World<'_>, window: &Window) -> Outcome<()> {
-    if !world.seat.way.has_data_operations() {
+    if !world.env.way.has_data_operations() {
         return Ok(());
     }
-    let next = (world.seat.rank + 1) % world.seat.nranks;
+    let next = (world.env.rank + 1) % world.env.nranks;
     for _ in 0..32 {
         world.put(0, next, (window, 0), (window, 512 << 10), 256 << 10)?;
     }
@@ -105,19 +105,19 @@ fn take(world: &World<'_>, step: Step, window: &Window) {
     unsafe {
         match step {
             Step::Deregister => {
-                world.seat.enter("deregMrSym");
+                world.env.enter("deregMrSym");
                 table.dereg(target.coll_comm, window.mh);
             }
             Step::DestroyContext => {
-                world.seat.enter("destroyContext");
+                world.env.enter("destroyContext");
                 table.destroy_context(target.ctx);
             }
             Step::CloseColl => {
-                world.seat.enter("closeColl");
+                world.env.enter("closeColl");
                 table.close_coll(target.coll_comm);
             }
             Step::Finalize => {
-                world.seat.enter("finalize");
+                world.env.enter("finalize");
                 table.finalize(world.instance);
             }
         }
@@ -125,7 +125,7 @@ fn take(world: &World<'_>, step: Step, window: &Window) {
 }
 
 /// Stops at each stage of coming up, and hands NULL to everything that ends something.
-fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcome<()> {
+fn half_initialised(env: &CaseEnv<'_>, table: &Table, tally: &mut Tally) -> Outcome<()> {
     for stage in 0..5 {
         let (mut instance, mut listener, mut comm) = (null_mut(), null_mut(), null_mut());
         let mut handle = [0_u8; HANDLE_BYTES];
@@ -136,15 +136,15 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
                 named("listen", table.listen(instance, 0, handle.as_mut_ptr().cast(), &mut listener))?;
             }
             if stage >= 3 {
-                let mut handles = seat.gather(&handle)?;
+                let mut handles = env.gather(&handle)?;
                 let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
-                let (nranks, rank) = (seat.nranks as i32, seat.rank as i32);
+                let (nranks, rank) = (env.nranks as i32, env.rank as i32);
                 let config = ContextConfig::default();
-                seat.enter("connect");
+                env.enter("connect");
                 let code = table.connect(instance, pointers.as_mut_ptr(), nranks, rank, &config, listener, &mut comm);
                 named("connect", code)?;
-                seat.beat();
-                seat.barrier()?;
+                env.beat();
+                env.barrier()?;
             }
             // Stage 1 and 3 leave the listener to finalize, stage 4 closes it last.
             if stage == 2 {
@@ -156,7 +156,7 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
             }
             named("finalize", table.finalize(instance))?;
         }
-        seat.beat();
+        env.beat();
         tally.item(0, String::new);
     }
     // SAFETY: the plugin has to check for NULL; what it answers is its own choice.
@@ -168,5 +168,5 @@ fn half_initialised(seat: &Seat<'_>, table: &Table, tally: &mut Tally) -> Outcom
         table.finalize(null_mut());
     }
     tally.item(0, String::new);
-    seat.barrier()
+    env.barrier()
 }

@@ -2,7 +2,7 @@
 //! begun is waited for, without the link.
 
 use super::remote::Dropped;
-use super::seat::{LaneState, Seat};
+use super::tx_queue::{LaneState, TxQueue};
 use super::{Link, RouteKind};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
@@ -16,7 +16,7 @@ pub const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a lane leaves to wait for.
 pub struct Draining {
-    seat: Arc<Seat>,
+    tx: Arc<TxQueue>,
     bounces: Vec<Bounce>,
     fetches: Option<Arc<Lane>>,
     /// Keeps the peer's windows mapped.
@@ -26,8 +26,8 @@ pub struct Draining {
 impl Link {
     /// The lane's context is gone: what waits is dropped. What has begun goes on until [`Link::wait_left`] has
     /// returned.
-    pub fn leave(&self, seat: &Arc<Seat>) -> Draining {
-        let mut queue = seat.lock();
+    pub fn leave(&self, tx: &Arc<TxQueue>) -> Draining {
+        let mut queue = tx.lock();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         let (copying, asked) = match &queue.state {
@@ -41,8 +41,8 @@ impl Link {
         let fetched = queue.remote.abandon();
         self.backlog.fetch_sub(fetched.len(), Ordering::Relaxed);
         let fetches = queue.remote.fetches().cloned();
-        seat.release(queue);
-        Draining { seat: seat.clone(), bounces, fetches, _fetched: fetched }
+        tx.release(queue);
+        Draining { tx: tx.clone(), bounces, fetches, _fetched: fetched }
     }
 
     /// Somebody who goes begins to wait for the GPU to which this leads, until `end`; see [`Domain::wait_by`].
@@ -56,23 +56,23 @@ impl Link {
     pub fn wait_left(&self, shared: &Domain, drain: Draining, end: Instant) {
         drain.bounces.iter().for_each(|b| b.abandon(&shared.engine, end));
         drain.fetches.iter().for_each(|fetches| shared.engine.abandon(fetches, end));
-        let lane = &drain.seat.lane;
+        let lane = &drain.tx.lane;
         if let Some(engine) = self.route.engine() {
             engine.abandon(lane, end);
         }
-        self.wait_copied(&drain.seat);
+        self.wait_copied(&drain.tx);
         if self.route.way() == RouteKind::Far {
             shared.tcp().drop_lane(lane, end);
             // This may be the caller's last call, and others may have got the room.
             shared.stir();
         }
-        self.seats.remove(&drain.seat);
+        self.tx_queues.remove(&drain.tx);
     }
 
     /// Waits for the kernel, which may still copy for the lane.
-    fn wait_copied(&self, seat: &Seat) {
+    fn wait_copied(&self, tx: &TxQueue) {
         let end = Instant::now() + LEAVE_WITHIN;
-        while matches!(seat.lock().state, LaneState::Vacant { copying: true, .. }) {
+        while matches!(tx.lock().state, LaneState::Vacant { copying: true, .. }) {
             if Instant::now() > end {
                 let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
                 log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");

@@ -1,7 +1,7 @@
 //! A lane fails, and no other: what waits on it is dropped, what is under way runs to its end, and then its caller is
 //! told.
 
-use super::seat::{LaneQueue, LaneState, Seat};
+use super::tx_queue::{LaneQueue, LaneState, TxQueue};
 use super::Link;
 use crate::error::Error;
 use crate::fabric::soft::domain::Domain;
@@ -22,7 +22,7 @@ impl Link {
     /// An operation of a lane failed: ends the lane or, where the error says that the peer is gone, all of them, each
     /// at the next look at it.
     #[cold]
-    pub(super) fn fail_lane(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue, why: Error) {
+    pub(super) fn fail_lane(&self, shared: &Domain, tx: &TxQueue, queue: &mut LaneQueue, why: Error) {
         if ends_peer(&why) {
             self.health.fail(why);
             self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
@@ -30,11 +30,11 @@ impl Link {
         }
         let is_copying = match queue.state {
             LaneState::Vacant { .. } => return,
-            _ if seat.lane.is_over() => return,
+            _ if tx.lane.is_over() => return,
             LaneState::Copying => true,
             _ => false,
         };
-        seat.lane.stop();
+        tx.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         if let Some(fetches) = queue.remote.unfinished_fetches() {
@@ -44,40 +44,40 @@ impl Link {
         queue.state = LaneState::Failing(Box::new(Failing { why, bounces, copying: is_copying }));
         self.backlog.fetch_add(1, Ordering::Relaxed);
         shared.mark_pending(self.peer);
-        self.tell_fault(shared, seat, queue);
+        self.tell_fault(shared, tx, queue);
     }
 
     /// Fails all lanes on which something waits.
     #[cold]
     pub(super) fn fail_waiting(&self, shared: &Domain, why: &Error) {
-        for seat in self.seats.all().iter() {
-            let mut queue = seat.lock();
+        for tx in self.tx_queues.all().iter() {
+            let mut queue = tx.lock();
             if matches!(queue.state, LaneState::Ready) {
-                self.fail_lane(shared, seat, &mut queue, why.clone());
+                self.fail_lane(shared, tx, &mut queue, why.clone());
             }
-            seat.release(queue);
+            tx.release(queue);
         }
     }
 
     /// The peer refused an operation of a context, and touches nothing for that one any more.
     #[cold]
     pub fn refused(&self, shared: &Domain, context: u32, why: Error) {
-        let Some(seat) = self.seats.of(context) else { return };
-        let mut queue = seat.lock();
+        let Some(tx) = self.tx_queues.of(context) else { return };
+        let mut queue = tx.lock();
         let dropped = queue.remote.take_pulls();
         self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
         if let LaneState::Vacant { asked, .. } = &mut queue.state {
             // No other answer comes.
             *asked = false;
         }
-        self.fail_lane(shared, &seat, &mut queue, why);
-        seat.release(queue);
+        self.fail_lane(shared, &tx, &mut queue, why);
+        tx.release(queue);
         drop(dropped);
     }
 
     /// Tells the fault of a lane that has nothing under way any more. Returns whether it did.
     #[cold]
-    pub(super) fn tell_fault(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) -> bool {
+    pub(super) fn tell_fault(&self, shared: &Domain, tx: &TxQueue, queue: &mut LaneQueue) -> bool {
         let LaneState::Failing(failing) = &mut queue.state else { return false };
         failing.bounces.retain(|b| matches!(b.is_full(&shared.engine), Ok(false)));
         let fetching = queue.remote.unfinished_fetches().is_some();
@@ -91,7 +91,7 @@ impl Link {
         let dropped = queue.remote.abandon();
         self.backlog.fetch_sub(dropped.len() + 1, Ordering::Relaxed);
         if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Idle) {
-            seat.lane.fail(failing.why);
+            tx.lane.fail(failing.why);
         }
         true
     }

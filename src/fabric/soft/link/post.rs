@@ -1,7 +1,7 @@
 //! Operations come in: small ones go into the ring of a peer on this host at once, others to whoever moves them, or
 //! wait.
 
-use super::seat::{LaneQueue, LaneState, Running, Seat};
+use super::tx_queue::{LaneQueue, LaneState, Running, TxQueue};
 use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -13,8 +13,8 @@ use crate::rma::seq::Seq;
 use crate::sys::spin::SpinGuard;
 use std::sync::atomic::Ordering;
 
-/// Whether the source of a small put in host memory is still a window's: one that goes passes by every seat once its
-/// bit is down (`Link::pass_seats`).
+/// Whether the source of a small put in host memory is still a window's: one that goes passes by every queue once its
+/// bit is down (`Link::pass_tx_queues`).
 #[inline]
 fn may_read(shared: &Domain, op: &Op, put: &Put) -> bool {
     put.len == 0 || matches!(op, Op::Value(_)) || shared.status.may_have(put.lkey)
@@ -22,8 +22,8 @@ fn may_read(shared: &Domain, op: &Op, put: &Put) -> bool {
 
 impl Link {
     /// Waits for who posts right now: a window is gone, which those see who come later.
-    pub fn pass_seats(&self) {
-        self.seats.all().iter().for_each(|seat| drop(seat.lock()));
+    pub fn pass_tx_queues(&self) {
+        self.tx_queues.all().iter().for_each(|tx| drop(tx.lock()));
     }
 
     /// Starts operations of a lane as far as it may have more than it has; never waits. `credit`: their completions may
@@ -33,15 +33,15 @@ impl Link {
     pub fn post(
         &self,
         shared: &Domain,
-        seat: &Seat,
+        tx: &TxQueue,
         ops: &[Op],
         credit: Option<CreditIndex>,
         begin: impl FnOnce(usize),
     ) -> Result<Posted> {
-        let lane = &seat.lane;
+        let lane = &tx.lane;
         lane.check()?;
         shared.keep_busy();
-        let queue = seat.lock();
+        let queue = tx.lock();
         let room = shared.config.max_operations.saturating_sub(lane.unfinished());
         let ops = ops.get(..room as usize).unwrap_or(ops);
         if ops.is_empty() {
@@ -86,7 +86,7 @@ impl Link {
             }
         }
         let credit = credit.map(|index| index.behind(pushed));
-        let last = self.enqueue(shared, seat, queue, &ops[pushed..], done, credit)?;
+        let last = self.enqueue(shared, tx, queue, &ops[pushed..], done, credit)?;
         Ok(Posted { taken: ops.len(), last })
     }
 
@@ -96,13 +96,13 @@ impl Link {
     fn enqueue<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         mut queue: SpinGuard<'a, LaneQueue>,
         ops: &[Op],
         done: u64,
         credit: Option<CreditIndex>,
     ) -> Result<Seq> {
-        let lane = &seat.lane;
+        let lane = &tx.lane;
         if lane.is_over() {
             // Why is told in a moment.
             ops.iter().for_each(|_| _ = lane.number());
@@ -114,11 +114,11 @@ impl Link {
         let way = self.route.way();
         if way == RouteKind::Far {
             // Under the lock: what one thread posts first must be first there too.
-            self.hand_to_tcp(shared, seat, &mut queue);
+            self.hand_to_tcp(shared, tx, &mut queue);
             let task = |running: Running| Task { lane: lane.clone(), seq: running.seq, work: running.work };
             shared.tcp().post_all(lane, running.map(task));
             let last = lane.last();
-            seat.release(queue);
+            tx.release(queue);
             // The caller may leave it at that; of copies from a GPU no socket tells.
             shared.stir();
             return Ok(last);
@@ -154,11 +154,11 @@ impl Link {
         };
         if now && way == RouteKind::Near && matches!(queue.state, LaneState::Ready) {
             // By this thread alone: others have their turns.
-            queue = self.run_lane(shared, seat, queue).0;
-            seat.release(queue);
+            queue = self.run_lane(shared, tx, queue).0;
+            tx.release(queue);
             self.publish(shared);
         } else {
-            seat.release(queue);
+            tx.release(queue);
             if now {
                 self.advance(shared);
             }

@@ -3,8 +3,8 @@
 
 use super::remote::{FirstPull, RemoteCompletions, Until};
 use super::route::Route;
-use super::seat::{LaneQueue, Seat};
 use super::staged::Step;
+use super::tx_queue::{LaneQueue, TxQueue};
 use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -39,8 +39,8 @@ impl Link {
     /// The peer has fetched everything up to pull `number` of a context.
     pub fn pulled(&self, shared: &Domain, context: u32, number: Seq) {
         // Of a context that is gone an earlier one may come behind a later one.
-        let Some(seat) = self.seats.of(context) else { return };
-        let mut queue = seat.lock();
+        let Some(tx) = self.tx_queues.of(context) else { return };
+        let mut queue = tx.lock();
         match &mut queue.pulls {
             pulls if number.is_done(Seq(pulls.done)) => return,
             pulls if number.is_done(Seq(pulls.issued)) => pulls.done = number.0,
@@ -48,23 +48,23 @@ impl Link {
                 let why = format!("rank {} acknowledges a copy that was never asked for", self.peer);
                 self.health.fail(Error::protocol(why));
                 self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
-                return seat.release(queue);
+                return tx.release(queue);
             }
         }
-        self.settle(shared, &seat, &mut queue, &mut false);
-        seat.release(queue);
+        self.settle(shared, &tx, &mut queue, &mut false);
+        tx.release(queue);
     }
 
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is
     /// asked once, and noted in `asked`.
-    pub(super) fn settle(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue, asked: &mut bool) -> bool {
+    pub(super) fn settle(&self, shared: &Domain, tx: &TxQueue, queue: &mut LaneQueue, asked: &mut bool) -> bool {
         let mut moved = false;
         loop {
             match queue.remote.next(Seq(queue.pulls.done)) {
                 Ok(FirstPull::Done(seq)) => {
                     // One that has failed completes nothing more: others before this one may have been dropped.
-                    if !seat.lane.is_stopped() {
-                        seat.lane.complete(seq);
+                    if !tx.lane.is_stopped() {
+                        tx.lane.complete(seq);
                     }
                     self.backlog.fetch_sub(1, Ordering::Relaxed);
                     moved = true;
@@ -77,7 +77,7 @@ impl Link {
                 Err(error) => {
                     let dropped = queue.remote.abandon();
                     self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
-                    self.fail_lane(shared, seat, queue, error);
+                    self.fail_lane(shared, tx, queue, error);
                     return true;
                 }
             }
@@ -85,9 +85,9 @@ impl Link {
     }
 
     /// An operation whose own part is done: complete, unless others before it are out.
-    pub(super) fn finish(&self, seat: &Seat, queue: &mut LaneQueue, seq: Seq) {
+    pub(super) fn finish(&self, tx: &TxQueue, queue: &mut LaneQueue, seq: Seq) {
         if queue.remote.is_empty() {
-            seat.lane.complete(seq);
+            tx.lane.complete(seq);
             self.backlog.fetch_sub(1, Ordering::Relaxed);
         } else {
             queue.remote.push(seq, Until::Before, None);

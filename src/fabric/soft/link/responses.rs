@@ -1,7 +1,7 @@
 //! What the peer answered to gets.
 
 use super::remote::Until;
-use super::seat::{LaneQueue, LaneState};
+use super::tx_queue::{LaneQueue, LaneState};
 use super::Link;
 use crate::error::{Error, Kind as Fault};
 use crate::fabric::soft::domain::Domain;
@@ -29,8 +29,8 @@ impl LaneQueue {
 impl Link {
     /// The data of a get has all arrived.
     pub fn get_done(&self, shared: &Domain, context: u32, seq: Seq) {
-        let Some(seat) = self.seats.of(context) else { return };
-        let mut queue = seat.lock();
+        let Some(tx) = self.tx_queues.of(context) else { return };
+        let mut queue = tx.lock();
         if let LaneState::Vacant { asked, .. } = &mut queue.state {
             *asked = false;
             return;
@@ -42,10 +42,10 @@ impl Link {
         if let Some(last) = last {
             queue.remote.push(seq, Until::Fetched(last), None);
         } else {
-            self.finish(&seat, &mut queue, seq);
+            self.finish(&tx, &mut queue, seq);
         }
         queue.state = LaneState::Ready;
-        seat.release(queue);
+        tx.release(queue);
         self.advance(shared);
     }
 
@@ -53,19 +53,19 @@ impl Link {
     /// is gone: then nobody vouches for that memory any more. `false`: there is no room for them yet.
     pub fn get_data(&self, shared: &Domain, message: &Message) -> bool {
         let Header { key: context, aux: seq, addr: at, len, .. } = message.header;
-        let Some(seat) = self.seats.of(context) else { return true };
-        let mut queue = seat.lock();
+        let Some(tx) = self.tx_queues.of(context) else { return true };
+        let mut queue = tx.lock();
         let Some(get) = queue.awaited(Seq(seq)) else { return true };
         if at.checked_add(u64::from(len)).is_none_or(|end| end > get.len) {
             let why = format!("rank {} sent {len} bytes at {at} of a get of {} bytes", self.peer, get.len);
             self.health.fail(Error::protocol(why));
             self.backlog.fetch_sub(queue.drop_all(), Ordering::Relaxed);
-            seat.release(queue);
+            tx.release(queue);
             return true;
         }
         let to = get.local + at;
         if Key(get.lkey).is_on_gpu() {
-            let lane = queue.remote.fetches_of(&seat.lane);
+            let lane = queue.remote.fetches_of(&tx.lane);
             // SAFETY: a message in place.
             return shared.received.fetched(&shared.engine, lane, || unsafe { message.copy() }, get.lkey, to);
         }
@@ -79,8 +79,8 @@ impl Link {
                 let why =
                     format!("the window that a get from rank {} writes to was deregistered before its end", self.peer);
                 let why = Error::usage(why).of_kind(Fault::LocalProtection);
-                self.fail_lane(shared, &seat, &mut queue, why);
-                seat.release(queue);
+                self.fail_lane(shared, &tx, &mut queue, why);
+                tx.release(queue);
             }
         }
         true

@@ -3,7 +3,7 @@
 
 use super::pulls::{fetch, pull};
 use super::route::Route;
-use super::seat::LaneQueue;
+use super::tx_queue::LaneQueue;
 use crate::error::Result;
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::{Bounce, TransferEnd, Use};

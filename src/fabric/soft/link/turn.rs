@@ -1,7 +1,7 @@
 //! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
-use super::seat::{LaneQueue, LaneState, Seat};
 use super::staged::{to_gpu, Step};
+use super::tx_queue::{LaneQueue, LaneState, TxQueue};
 use super::{Link, RouteKind, BURST, QUANTUM};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -45,19 +45,19 @@ type Locked<'a> = SpinGuard<'a, LaneQueue>;
 
 impl Link {
     /// Runs the first operations of one lane for a turn. May let go of the lock in between.
-    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, seat: &'a Seat, queue: Locked<'a>) -> (Locked<'a>, Turn) {
+    pub(super) fn run_lane<'a>(&'a self, shared: &Domain, tx: &'a TxQueue, queue: Locked<'a>) -> (Locked<'a>, Turn) {
         let mut pushed = Pushed::default();
-        let (queue, turn) = self.run_first(shared, seat, queue, &mut pushed);
-        self.complete(shared, seat, &mut pushed);
+        let (queue, turn) = self.run_first(shared, tx, queue, &mut pushed);
+        self.complete(shared, tx, &mut pushed);
         (queue, turn)
     }
 
     /// Completes what was pushed. The peer finds in its ring what is complete here, if it looks: it may be told by
     /// other means that it is there.
-    fn complete(&self, shared: &Domain, seat: &Seat, pushed: &mut Pushed) {
+    fn complete(&self, shared: &Domain, tx: &TxQueue, pushed: &mut Pushed) {
         if let Some(last) = pushed.last.take() {
             self.publish(shared);
-            seat.lane.complete(last);
+            tx.lane.complete(last);
             self.backlog.fetch_sub(std::mem::take(&mut pushed.count), Ordering::Relaxed);
         }
     }
@@ -65,7 +65,7 @@ impl Link {
     fn run_first<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         mut queue: Locked<'a>,
         pushed: &mut Pushed,
     ) -> (Locked<'a>, Turn) {
@@ -76,15 +76,15 @@ impl Link {
             let is_small = task.work.len() - task.done <= RING_MAX && !task.work.is_on_gpu();
             if !is_small || self.route.way() != RouteKind::Near {
                 // The lock may be let go for this one, or somebody else completes it.
-                self.complete(shared, seat, pushed);
+                self.complete(shared, tx, pushed);
             }
-            let (back, step) = self.step(shared, seat, queue, budget);
+            let (back, step) = self.step(shared, tx, queue, budget);
             queue = back;
             let step = match step {
                 Ok(step) => step,
                 Err(error) => {
-                    self.complete(shared, seat, pushed);
-                    self.fail_lane(shared, seat, &mut queue, error);
+                    self.complete(shared, tx, pushed);
+                    self.fail_lane(shared, tx, &mut queue, error);
                     return (queue, if self.health.has_failed() { Turn::Failed } else { Turn::Over });
                 }
             };
@@ -118,7 +118,7 @@ impl Link {
                 queue.tasks.pop_front();
                 match queue.remote.is_empty() {
                     true => (pushed.last, pushed.count) = (Some(seq), pushed.count + 1),
-                    false => self.finish(seat, &mut queue, seq),
+                    false => self.finish(tx, &mut queue, seq),
                 }
             }
             if budget == 0 {
@@ -135,11 +135,11 @@ impl Link {
     fn step<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         mut queue: Locked<'a>,
         budget: u64,
     ) -> (Locked<'a>, Result<Step>) {
-        let (lane, way) = (&seat.lane, self.route.way());
+        let (lane, way) = (&tx.lane, self.route.way());
         let Some(task) = queue.tasks.front_mut() else { return (queue, Ok(Step::Full)) };
         let on_gpu = task.work.is_on_gpu();
         if on_gpu && matches!(way, RouteKind::Own | RouteKind::Near) {
@@ -165,7 +165,7 @@ impl Link {
                 moved.map(|n| n.map_or(Step::Finished, Step::Moved))
             }
             RouteKind::Near if on_gpu => to_gpu(shared, &self.route, &self.in_engine, &mut queue, lane),
-            RouteKind::Near => return self.step_near(shared, seat, queue, budget),
+            RouteKind::Near => return self.step_near(shared, tx, queue, budget),
             RouteKind::Unknown | RouteKind::Closed => Ok(Step::Full),
         };
         (queue, result)
@@ -175,7 +175,7 @@ impl Link {
     fn step_near<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         queue: Locked<'a>,
         budget: u64,
     ) -> (Locked<'a>, Result<Step>) {
@@ -186,7 +186,7 @@ impl Link {
             drop(held);
             return (queue, full);
         };
-        let (work, done, context) = (task.work, task.done, seat.lane.context);
+        let (work, done, context) = (task.work, task.done, tx.lane.context);
         let left = task.work.len() - done;
         let n = left.min(budget) as usize;
         let transfer = work.transfer();
@@ -197,7 +197,7 @@ impl Link {
         };
         if let Some(pid) = by_kernel {
             drop((port, held));
-            return self.step_by_kernel(shared, seat, queue, pid, (&work, done, n));
+            return self.step_by_kernel(shared, tx, queue, pid, (&work, done, n));
         }
         let step = match &transfer {
             Transfer::Put(put) => local::check(&held, &work, done, left).map(|()| {
@@ -215,7 +215,7 @@ impl Link {
     fn step_by_kernel<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         queue: Locked<'a>,
         pid: libc::pid_t,
         (work, done, n): (&Op, u64, usize),
@@ -232,7 +232,7 @@ impl Link {
             Transfer::Atomic(_) => return (queue, Err(Error::internal("no copy changes a word"))),
         };
         let (is_get, remote, mut gone) = (piece.what == "read", piece.remote, None);
-        let (queue, result) = self.copy(shared, seat, queue, &piece, || {
+        let (queue, result) = self.copy(shared, tx, queue, &piece, || {
             // Held meanwhile: a window that goes waits.
             let held = shared.registry.hold();
             if let Err(e) = local::check(&held, work, done, n as u64) {
@@ -255,7 +255,7 @@ impl Link {
     fn copy<'a>(
         &'a self,
         shared: &Domain,
-        seat: &'a Seat,
+        tx: &'a TxQueue,
         mut queue: Locked<'a>,
         piece: &Piece,
         copy: impl FnOnce() -> io::Result<usize>,
@@ -264,7 +264,7 @@ impl Link {
             return (queue, Err(Error::internal(format!("rank {} is reached, but was never met", self.peer))));
         };
         let Some(place) = self.take_place() else { return (queue, Ok(Step::Full)) };
-        if !seat.lane.begin_copy() {
+        if !tx.lane.begin_copy() {
             // What waits is dropped by who looks next.
             self.give_place(place);
             return (queue, Ok(Step::Full));
@@ -273,9 +273,9 @@ impl Link {
         drop(queue);
         let result = copy::run(&shared.status, its, (self.peer, place), piece, copy);
         self.give_place(place);
-        let mut queue = seat.lock();
+        let mut queue = tx.lock();
         queue.copied();
-        seat.lane.end_copy();
+        tx.lane.end_copy();
         // Closed: what it sent last is read first (`look`).
         (queue, result.map(|n| n.map_or(Step::Full, Step::Moved)))
     }
@@ -293,10 +293,10 @@ impl Link {
     }
 
     /// Hands what waits on a lane to TCP.
-    pub(super) fn hand_to_tcp(&self, shared: &Domain, seat: &Seat, queue: &mut LaneQueue) {
+    pub(super) fn hand_to_tcp(&self, shared: &Domain, tx: &TxQueue, queue: &mut LaneQueue) {
         for task in queue.tasks.drain(..) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
-            shared.tcp().post(Task { lane: seat.lane.clone(), seq: task.seq, work: task.work });
+            shared.tcp().post(Task { lane: tx.lane.clone(), seq: task.seq, work: task.work });
         }
         if matches!(queue.state, LaneState::Ready) {
             queue.state = LaneState::Idle;
@@ -341,13 +341,13 @@ fn is_countable(shared: &Domain, engine: &Engine, rkey: u32) -> bool {
 #[cfg(test)]
 impl Link {
     /// Has the kernel copy for a lane, to no purpose, and something happen meanwhile.
-    pub fn copy_while(&self, shared: &Domain, seat: &Seat, window: u32, meanwhile: impl FnOnce()) {
+    pub fn copy_while(&self, shared: &Domain, tx: &TxQueue, window: u32, meanwhile: impl FnOnce()) {
         let piece = Piece { what: "read", window, remote: 0, len: 0 };
         let copy = || {
             meanwhile();
             Ok(0)
         };
-        let (queue, _) = self.copy(shared, seat, seat.lock(), &piece, copy);
-        seat.release(queue);
+        let (queue, _) = self.copy(shared, tx, tx.lock(), &piece, copy);
+        tx.release(queue);
     }
 }

@@ -101,7 +101,7 @@ pub struct ConnectionSlot {
 /// All connections that one peer opened to this rank. Each is served by one thread at a time, all of them by several.
 #[derive(Default)]
 pub struct Serving {
-    seats: [ConnectionSlot; MAX_STRIPES],
+    slots: [ConnectionSlot; MAX_STRIPES],
     /// Connections that there are or will be; 0: not known yet.
     stripes: AtomicUsize,
     /// Held while signals are applied, so that those of a lane keep their order.
@@ -129,11 +129,11 @@ impl Serving {
     /// or contradicts the others.
     pub fn admit(&self, fd: Private<OwnedFd>, stripe: usize, stripes: usize, interest: u32) -> bool {
         let known = self.stripes.compare_exchange(0, stripes, Ordering::AcqRel, Ordering::Acquire);
-        let mut seat = self.seats[stripe].conn.lock();
-        if known.is_err_and(|n| n != stripes) || seat.as_ref().is_some_and(|c| c.used) {
+        let mut slot = self.slots[stripe].conn.lock();
+        if known.is_err_and(|n| n != stripes) || slot.as_ref().is_some_and(|c| c.used) {
             return false;
         }
-        *seat = Some(Inbound {
+        *slot = Some(Inbound {
             fd,
             receive_buffer: ReceiveBuffer::default(),
             landing: None,
@@ -145,7 +145,7 @@ impl Serving {
             storing: VecDeque::new(),
             starved: false,
             fetching: false,
-            noted: seat.take().is_some_and(|c| c.noted),
+            noted: slot.take().is_some_and(|c| c.noted),
             interest: Some(interest),
             over: false,
         });
@@ -158,8 +158,8 @@ impl Serving {
     }
 
     /// The place of a stripe.
-    pub fn seat(&self, stripe: usize) -> &ConnectionSlot {
-        &self.seats[stripe]
+    pub fn slot(&self, stripe: usize) -> &ConnectionSlot {
+        &self.slots[stripe]
     }
 
     /// Whether somebody has to look at a connection again that was not read.
@@ -175,8 +175,8 @@ impl Serving {
 
     /// Sends its FIN where that does not cut an answer in two, and closes everything.
     pub fn close(&self) {
-        for seat in &self.seats {
-            let Some(c) = seat.conn.lock().take() else { continue };
+        for slot in &self.slots {
+            let Some(c) = slot.conn.lock().take() else { continue };
             if c.answers.is_empty() {
                 // The peer may have gone first.
                 let _ = sock::send_whole(&c.fd, &Frame::Fin.emit());

@@ -45,8 +45,8 @@ fn target_of(serving: Serving, stripes: usize) -> Target {
 
 impl Target {
     fn advance(&self, stripe: usize) -> io::Result<Outcome> {
-        let mut seat = self.serving.seat(stripe).lock();
-        self.serving.advance(seat.as_mut().expect("a connection"), stripe, &self.registry, false, true)
+        let mut slot = self.serving.slot(stripe).lock();
+        self.serving.advance(slot.as_mut().expect("a connection"), stripe, &self.registry, false, true)
     }
 
     fn base(&self) -> u64 {
@@ -268,7 +268,7 @@ fn signals_that_wait_are_only_so_many() {
     };
     assert!(go_on(&mut t) < all.len(), "all were read");
     assert_eq!(t.serving.held.count(), HELD);
-    let wanted = |t: &Target| t.serving.seat(0).lock().as_ref().unwrap().wanted();
+    let wanted = |t: &Target| t.serving.slot(0).lock().as_ref().unwrap().wanted();
     assert_eq!(wanted(&t), Some(0), "epoll goes on telling of them");
     assert!(!t.serving.was_relieved());
     (&other).write_all(&put(t.base(), 8, None)).unwrap();
@@ -374,7 +374,7 @@ fn signals_that_the_engine_has_no_room_for_are_not_read() {
         assert!(target.take(&signal.repeat(100)));
         assert_eq!(target.window()[0] == UNTOUCHED + 100, !waits, "{on_gpu} {sender}");
         assert_eq!(received.arrivals(), full);
-        assert_eq!(target.serving.seat(0).lock().as_ref().unwrap().is_staging(), waits);
+        assert_eq!(target.serving.slot(0).lock().as_ref().unwrap().is_staging(), waits);
         target.initiator.set_nonblocking(true).unwrap();
         assert_eq!(target.initiator.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it was refused");
     }

@@ -13,10 +13,10 @@ use std::ptr::{addr_of_mut, null_mut, NonNull};
 pub const CHAIN: usize = 32;
 
 /// A chain that is being built.
-pub(super) struct Chain(NonNull<Room>);
+pub(super) struct Chain(NonNull<Requests>);
 
-/// Room for a chain.
-struct Room {
+/// What a chain is written into.
+struct Requests {
     wrs: [ibv_send_wr; CHAIN],
     sges: [ibv_sge; CHAIN],
     /// Where the lane stands after each work request.
@@ -38,11 +38,12 @@ struct Step {
 impl Chain {
     /// Nothing yet.
     pub(super) fn new() -> Self {
-        let room = Room { wrs: [blank(); CHAIN], sges: [ibv_sge::default(); CHAIN], steps: [Step::default(); CHAIN] };
-        Self(NonNull::from(Box::leak(Box::new(room))))
+        let requests =
+            Requests { wrs: [blank(); CHAIN], sges: [ibv_sge::default(); CHAIN], steps: [Step::default(); CHAIN] };
+        Self(NonNull::from(Box::leak(Box::new(requests))))
     }
 
-    fn as_ptr(&self) -> *mut Room {
+    fn as_ptr(&self) -> *mut Requests {
         self.0.as_ptr()
     }
 }
@@ -341,7 +342,7 @@ fn addition(device: &Device, op: &Op, signal: &Signal) -> (ibv_send_wr, ibv_sge)
 /// # Safety
 /// The chain is there, stays where it is until it is posted, and has room for one more.
 #[inline(always)]
-unsafe fn link(chain: *mut Room, count: usize, mut wr: ibv_send_wr, sge: ibv_sge, step: Step) {
+unsafe fn link(chain: *mut Requests, count: usize, mut wr: ibv_send_wr, sge: ibv_sge, step: Step) {
     // SAFETY: the caller's promise; all that is pointed to lies in the same allocation.
     unsafe {
         (*chain).sges[count] = sge;

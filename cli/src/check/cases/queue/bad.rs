@@ -4,7 +4,7 @@ use super::super::Tally;
 use super::{neighbours, of, open};
 use crate::check::pattern::{fill, wrong};
 use crate::check::queue::{Set, COUNTERS, SIGNALS};
-use crate::check::world::{Outcome, Seat, Window, World};
+use crate::check::world::{CaseEnv, Outcome, Window, World};
 use crate::device::proxy::{Kernel, Thread};
 use crate::device::{Deadline, Pen, Signal};
 use crate::plugin::{log, ContextConfig};
@@ -123,15 +123,15 @@ struct Bench<'a, 'b> {
 }
 
 /// Each of them on contexts of its own, written by rank 0; the others' traffic goes on throughout.
-pub fn descriptors(seat: &Seat<'_>) -> Outcome<Tally> {
-    let world = open(seat, &of(1))?;
+pub fn descriptors(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let world = open(env, &of(1))?;
     let (data, flags, gone) = (world.window(ROOM, 0)?, world.window(4096, 1)?, world.window(4096, 0)?);
     world.deregister(&gone)?;
     let names = Names { data: data.gin, flags: flags.gin, gone: gone.gin };
     let mut bench = Bench { world: &world, data: &data, flags: &flags, names, tally: Tally::default() };
     for (i, bad) in ALL.iter().enumerate() {
         bench.judge(bad, i as u64).map_err(|e| format!("{}: {e}", bad.0))?;
-        seat.progress_of(i as u64, ALL.len() as u64);
+        env.progress_of(i as u64, ALL.len() as u64);
     }
     let Bench { mut tally, .. } = bench;
     let error = world.has_error()?;
@@ -147,34 +147,34 @@ fn descriptors_of(set: &Set) -> Outcome<&Kernel> {
 
 impl Bench<'_, '_> {
     fn judge(&mut self, &(what, build): &Bad, round: u64) -> Outcome<()> {
-        let (world, seat) = (self.world, self.world.seat);
+        let (world, env) = (self.world, self.world.env);
         let set = world.more_contexts(&ContextConfig { queue_depth: 16, ..of(2) })?;
         let seed = |rank: u32| u64::from(rank) << 16 | round;
         self.data.bytes(0, ROOM).fill(UNTOUCHED);
-        fill(self.data.bytes(SOURCE, SIZE), seed(seat.rank as u32));
+        fill(self.data.bytes(SOURCE, SIZE), seed(env.rank as u32));
         let early = world.set_has_error(&set)?;
         self.tally.item(u64::from(early), || format!("{what}: queryLastError of new contexts is true"));
-        seat.barrier()?;
-        let bad = build(&descriptors_of(&set)?.thread(0, Pen::plain(), seat), &self.names);
-        if let (0, Some(bad)) = (seat.rank, bad) {
+        env.barrier()?;
+        let bad = build(&descriptors_of(&set)?.thread(0, Pen::plain(), env), &self.names);
+        if let (0, Some(bad)) = (env.rank, bad) {
             self.write(&set, what, &bad)?;
         }
-        seat.barrier()?;
+        env.barrier()?;
         if bad.is_some() {
             self.goes_on(&set, what, seed)?;
         }
-        seat.barrier()?;
+        env.barrier()?;
         world.end_contexts(set)
     }
 
     /// The malformed one, and more than a queue full of good ones behind it, which may do something or not.
     fn write(&mut self, set: &Set, what: &str, bad: &Descriptor) -> Outcome<()> {
-        let (world, seat) = (self.world, self.world.seat);
-        let (next, _) = neighbours(seat);
-        let (mark, limit) = (log::mark(), Deadline::new(seat.limit));
+        let (world, env) = (self.world, self.world.env);
+        let (next, _) = neighbours(env);
+        let (mark, limit) = (log::mark(), Deadline::new(env.limit));
         descriptors_of(set)?.thread(0, Pen::wild(1, 50), &limit).post(next, bad)?;
         let mut thread = set.device.thread(0, Pen::wild(1, 50), &limit);
-        seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
+        env.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
         let (from, to) = ((self.names.data, SOURCE as u64), (self.names.data, BEHIND as u64));
         let behind = (0..MORE).try_for_each(|_| thread.put(next, from, to, 8, None, None).map(drop));
         behind.and_then(|()| thread.flush()).map_err(|e| format!("credits do not go on: {e}"))?;
@@ -187,9 +187,9 @@ impl Bench<'_, '_> {
     /// On every rank: the other context works, and nothing else has happened to memory, signals or errors.
     fn goes_on(&mut self, set: &Set, what: &str, seed: impl Fn(u32) -> u64) -> Outcome<()> {
         let Self { world, data, flags, tally, .. } = self;
-        let seat = world.seat;
-        let (next, previous) = neighbours(seat);
-        let mut thread = set.device.thread(1, Pen::wild(2, 50), seat);
+        let env = world.env;
+        let (next, previous) = neighbours(env);
+        let mut thread = set.device.thread(1, Pen::wild(2, 50), env);
         let (from, to) = ((data.gin, SOURCE as u64), (data.gin, TRAFFIC as u64));
         thread.put(next, from, to, SIZE as u64, Some(&Signal::inc(CAME)), Some(2))?;
         thread.wait_signal(CAME, 1).map_err(|e| format!("the other context does not go on: {e}"))?;
@@ -201,11 +201,11 @@ impl Bench<'_, '_> {
             data.bytes(range.start, range.len()).iter().filter(|&&b| b != UNTOUCHED).count()
         };
         let touched: usize = outside.into_iter().map(touched).sum();
-        let touched = touched as u64 + wrong(data.bytes(SOURCE, SIZE), seed(seat.rank as u32)).0;
+        let touched = touched as u64 + wrong(data.bytes(SOURCE, SIZE), seed(env.rank as u32)).0;
         tally.item(touched, || format!("{what}: {touched} bytes were written"));
         let flagged = flags.bytes(0, flags.len()).iter().filter(|&&b| b != 0).count() as u64;
         tally.item(flagged, || format!("{what}: {flagged} bytes were written where signals are"));
-        let failed = set.device.thread(0, Pen::plain(), seat);
+        let failed = set.device.thread(0, Pen::plain(), env);
         let signals = (0..SIGNALS as u32)
             .filter(|&id| failed.read_signal(id) != 0 || (id != CAME && thread.read_signal(id) != 0));
         let signals = signals.count() as u64;
@@ -215,8 +215,8 @@ impl Bench<'_, '_> {
         let counters = counters.count() as u64;
         tally.item(counters, || format!("{what}: {counters} counters went up"));
         let error = world.set_has_error(set)?;
-        tally.item(u64::from(error != (seat.rank == 0)), || {
-            format!("{what}: queryLastError of rank {} is {error}", seat.rank)
+        tally.item(u64::from(error != (env.rank == 0)), || {
+            format!("{what}: queryLastError of rank {} is {error}", env.rank)
         });
         let error = world.has_error()?;
         tally.item(u64::from(error), || format!("{what}: queryLastError of other contexts is true"));

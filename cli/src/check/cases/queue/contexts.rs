@@ -3,7 +3,7 @@
 use super::super::Tally;
 use super::{neighbours, of, open, table, thread};
 use crate::check::pattern::{fill, wrong};
-use crate::check::world::{Outcome, Seat, World};
+use crate::check::world::{CaseEnv, Outcome, World};
 use crate::device::{Deadline, Device, Pen, Signal};
 use crate::plugin::ContextConfig;
 
@@ -14,17 +14,17 @@ fn value(context: usize, rank: usize) -> u64 {
 
 /// Traffic on every context with every rank of `peers`; each context's signals must be its own.
 fn all_talk(world: &World<'_>, device: &Device, peers: &[usize], tally: &mut Tally) -> Outcome<()> {
-    let seat = world.seat;
+    let env = world.env;
     for context in 0..device.len() {
-        let mut thread = device.thread(context, Pen::wild(context as u64, 50), seat);
+        let mut thread = device.thread(context, Pen::wild(context as u64, 50), env);
         for &peer in peers {
-            thread.signal(peer as u32, &Signal::add(1, value(context, seat.rank)))?;
+            thread.signal(peer as u32, &Signal::add(1, value(context, env.rank)))?;
             thread.signal(peer as u32, &Signal::inc(2))?;
         }
-        seat.beat();
+        env.beat();
     }
     for context in 0..device.len() {
-        let mut thread = device.thread(context, Pen::plain(), seat);
+        let mut thread = device.thread(context, Pen::plain(), env);
         thread.wait_signal(2, peers.len() as u64)?;
         let sum: u64 = peers.iter().map(|&rank| value(context, rank)).sum();
         let seen = (thread.read_signal(1), thread.read_signal(2));
@@ -37,25 +37,25 @@ fn all_talk(world: &World<'_>, device: &Device, peers: &[usize], tally: &mut Tal
 }
 
 /// Shapes that programs ask for.
-pub fn shapes(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn shapes(env: &CaseEnv<'_>) -> Outcome<Tally> {
     let mut tally = Tally::default();
-    let everyone: Vec<usize> = (0..seat.nranks).collect();
+    let everyone: Vec<usize> = (0..env.nranks).collect();
     for (contexts, depth) in [(17, 1024), (65, 193), (129, 1024)] {
-        let world = open(seat, &ContextConfig { queue_depth: depth, ..of(contexts) })?;
+        let world = open(env, &ContextConfig { queue_depth: depth, ..of(contexts) })?;
         all_talk(&world, world.device()?, &everyone, &mut tally)?;
         world.close(&[])?;
-        seat.progress_of(contexts as u64, 129);
+        env.progress_of(contexts as u64, 129);
     }
     Ok(tally)
 }
 
 /// Only ranks that are congruent modulo the stride talk.
-pub fn strides(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn strides(env: &CaseEnv<'_>) -> Outcome<Tally> {
     let mut tally = Tally::default();
-    for stride in 2..=seat.nranks {
+    for stride in 2..=env.nranks {
         let config = ContextConfig { rank_stride: stride as i32, queue_depth: 64, ..of(3) };
-        let world = open(seat, &config)?;
-        let peers: Vec<usize> = (0..seat.nranks).filter(|rank| rank % stride == seat.rank % stride).collect();
+        let world = open(env, &config)?;
+        let peers: Vec<usize> = (0..env.nranks).filter(|rank| rank % stride == env.rank % stride).collect();
         all_talk(&world, world.device()?, &peers, &mut tally)?;
         world.close(&[])?;
     }
@@ -63,22 +63,22 @@ pub fn strides(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// One window before the contexts, one after; a second set of contexts, which goes before the first.
-pub fn sets(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn sets(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const SIZE: usize = 4096;
-    let everyone: Vec<usize> = (0..seat.nranks).collect();
+    let everyone: Vec<usize> = (0..env.nranks).collect();
     let mut tally = Tally::default();
-    let mut world = World::connected(seat, table(seat)?, &of(2), &everyone)?;
+    let mut world = World::connected(env, table(env)?, &of(2), &everyone)?;
     let early = world.window(2 * SIZE, 0)?;
     world.equip(&of(2))?;
     let late = world.window(2 * SIZE, 0)?;
-    let (next, previous) = neighbours(seat);
+    let (next, previous) = neighbours(env);
     for round in 1..=3_u64 {
         let set = world.more_contexts(&ContextConfig { queue_depth: 16, ..of(2) })?;
-        let limit = Deadline::new(seat.limit);
+        let limit = Deadline::new(env.limit);
         for (i, window) in [&early, &late].into_iter().enumerate() {
             let seed = |rank: u32| (u64::from(rank) + 1) * 100 + round * 10 + i as u64;
-            fill(window.bytes(0, SIZE), seed(seat.rank as u32));
-            seat.barrier()?;
+            fill(window.bytes(0, SIZE), seed(env.rank as u32));
+            env.barrier()?;
             let (from, to) = ((window.gin, 0), (window.gin, SIZE as u64));
             set.device.thread(1, Pen::wild(round, 50), &limit).put(
                 next,
@@ -88,7 +88,7 @@ pub fn sets(seat: &Seat<'_>) -> Outcome<Tally> {
                 Some(&Signal::inc(0)),
                 None,
             )?;
-            set.device.thread(1, Pen::plain(), seat).wait_signal(0, i as u64 + 1)?;
+            set.device.thread(1, Pen::plain(), env).wait_signal(0, i as u64 + 1)?;
             let (bad, _) = wrong(window.bytes(SIZE, SIZE), seed(previous));
             tally.item(bad, || format!("{bad} bytes are wrong in window {i}, by the second contexts"));
             let first = thread(&world, 1, round)?.read_signal(0);
@@ -96,7 +96,7 @@ pub fn sets(seat: &Seat<'_>) -> Outcome<Tally> {
                 .item(u64::from(first != 0), || format!("a signal of the second contexts shows in the first: {first}"));
         }
         all_talk(&world, &set.device, &everyone, &mut tally)?;
-        seat.barrier()?;
+        env.barrier()?;
         world.end_contexts(set)?;
     }
     // The first ones have seen nothing of it.

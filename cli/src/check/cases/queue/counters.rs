@@ -4,16 +4,16 @@ use super::super::Tally;
 use super::{hand, neighbours, of, open, thread};
 use crate::check::pattern::{fill, wrong};
 use crate::check::queue::crew;
-use crate::check::world::{Outcome, Seat};
+use crate::check::world::{CaseEnv, Outcome};
 use crate::device::Signal;
 
 /// Once the counter has gone up the source is scribbled over; then several threads count on one counter.
-pub fn reuse(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn reuse(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const ROOM: usize = 1 << 20;
-    let rounds = seat.rounds(600, 30_000);
-    let world = open(seat, &of(1))?;
+    let rounds = env.rounds(600, 30_000);
+    let world = open(env, &of(1))?;
     let (source, target) = (world.window(ROOM, 0)?, world.window(ROOM, 0)?);
-    let (next, previous) = neighbours(seat);
+    let (next, previous) = neighbours(env);
     let mut tally = Tally::default();
     {
         let mut thread = thread(&world, 0, 13)?;
@@ -24,9 +24,9 @@ pub fn reuse(seat: &Seat<'_>) -> Outcome<Tally> {
                 n => [8, 256, 4096, 65_536, 100, 1 << 14, 1][n as usize - 1],
             };
             let seed = |rank: u32| u64::from(rank) * rounds + round;
-            fill(source.bytes(0, size), seed(seat.rank as u32));
+            fill(source.bytes(0, size), seed(env.rank as u32));
             thread.put(next, (source.gin, 0), (target.gin, 0), size as u64, None, Some(4))?;
-            seat.bytes.set(seat.bytes.get() + size as u64);
+            env.bytes.set(env.bytes.get() + size as u64);
             thread.wait_counter(4, round)?;
             source.bytes(0, size).fill(0xEE);
             thread.signal(next, &Signal::inc(0))?;
@@ -37,16 +37,16 @@ pub fn reuse(seat: &Seat<'_>) -> Outcome<Tally> {
             tally.item(u64::from(counted != round), || format!("{round} puts were counted {counted} times"));
             thread.signal(previous, &Signal::inc(1))?;
             thread.wait_signal(1, round)?;
-            seat.progress_of(round, rounds);
+            env.progress_of(round, rounds);
         }
     }
     // Those that are done write into the targets of all.
-    seat.barrier()?;
+    env.barrier()?;
     const HANDS: u64 = 4;
-    let each = seat.rounds(500, 50_000);
-    let (device, nranks, rank) = (world.device()?, seat.nranks as u64, seat.rank as u64);
+    let each = env.rounds(500, 50_000);
+    let (device, nranks, rank) = (world.device()?, env.nranks as u64, env.rank as u64);
     let (from, to) = (source.gin, target.gin);
-    crew(seat, HANDS as usize, |i, limit| {
+    crew(env, HANDS as usize, |i, limit| {
         let mut thread = hand(device, 0, rank << 8 | i as u64, limit);
         for round in 0..each {
             let peer = (round % nranks) as u32;
@@ -56,7 +56,7 @@ pub fn reuse(seat: &Seat<'_>) -> Outcome<Tally> {
     })?;
     let thread = thread(&world, 0, 14)?;
     thread.wait_counter(15, HANDS * each)?;
-    seat.barrier()?;
+    env.barrier()?;
     let counted = thread.read_counter(15);
     tally.item(u64::from(counted != HANDS * each), || format!("{} puts were counted {counted} times", HANDS * each));
     world.close(&[&source, &target])?;

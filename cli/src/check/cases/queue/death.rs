@@ -3,7 +3,7 @@
 use super::super::Tally;
 use super::{of, open, thread};
 use crate::check::pattern::{fill, wrong};
-use crate::check::world::{Outcome, Seat, Window, World};
+use crate::check::world::{CaseEnv, Outcome, Window, World};
 use crate::device::gdaki::Status;
 use crate::device::{Pen, Signal};
 use crate::plugin::ContextConfig;
@@ -24,22 +24,22 @@ struct Survivor<'a> {
 
 /// The last rank kills itself. The others' queryLastError must say so within the limit; descriptors towards it are
 /// given credit before and after; traffic among the living, on the other context, turns all the while.
-pub fn killed(seat: &Seat<'_>) -> Outcome<Tally> {
-    let world = open(seat, &ContextConfig { queue_depth: DEPTH, ..of(2) })?;
+pub fn killed(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let world = open(env, &ContextConfig { queue_depth: DEPTH, ..of(2) })?;
     let data = world.window(64 << 10, 0)?;
-    let victim = seat.nranks - 1;
+    let victim = env.nranks - 1;
     // Some traffic with the victim first: queues that are in use.
     let mut thread = thread(&world, 0, 21)?;
     for _ in 0..50 {
-        let peer = ((seat.rank + 1) % seat.nranks) as u32;
+        let peer = ((env.rank + 1) % env.nranks) as u32;
         thread.put(peer, (data.gin, 0), (data.gin, 32 << 10), 1000, Some(&Signal::inc(9)), None)?;
     }
     thread.wait_signal(9, 50)?;
     thread.flush()?;
     let early = world.has_error()?;
-    seat.barrier()?;
-    if seat.rank == victim {
-        seat.control.rank(seat.slot).doomed.store(1, Ordering::Release);
+    env.barrier()?;
+    if env.rank == victim {
+        env.control.rank(env.slot).doomed.store(1, Ordering::Release);
         // SAFETY: ends this process, which is what the case is about.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
@@ -59,11 +59,11 @@ impl Survivor<'_> {
     /// One round of verified traffic among the living.
     fn turn(&mut self) -> Outcome<()> {
         let Self { world, data, ring, turns, tally } = self;
-        let seat = world.seat;
+        let env = world.env;
         *turns += 1;
-        let (next, previous) = ((seat.rank + 1) % ring.len(), (seat.rank + ring.len() - 1) % ring.len());
+        let (next, previous) = ((env.rank + 1) % ring.len(), (env.rank + ring.len() - 1) % ring.len());
         let seed = |rank: usize| rank as u64 * 100_000 + *turns;
-        fill(data.bytes(0, SIZE), seed(seat.rank));
+        fill(data.bytes(0, SIZE), seed(env.rank));
         let mut thread = thread(world, 1, *turns)?;
         let (from, to) = ((data.gin, 0), (data.gin, 8192));
         let posted = thread.put(next as u32, from, to, SIZE as u64, Some(&Signal::inc(3)), None)?;
@@ -71,28 +71,28 @@ impl Survivor<'_> {
         thread.wait_signal(3, *turns)?;
         let (bad, _) = wrong(data.bytes(8192, SIZE), seed(previous));
         tally.item(bad, || format!("{bad} bytes from living rank {previous} are wrong"));
-        seat.barrier_among(ring)
+        env.barrier_among(ring)
     }
 
     /// Sends to the victim, no more than there are slots, until queryLastError says so on every rank.
     fn until_everybody_knows(&mut self, victim: u32) -> Outcome<()> {
-        let seat = self.world.seat;
+        let env = self.world.env;
         let start = Instant::now();
         for attempt in 0.. {
             if attempt < DEPTH / 2 {
-                self.world.device()?.thread(0, Pen::plain(), seat).signal(victim, &Signal::inc(4))?;
+                self.world.device()?.thread(0, Pen::plain(), env).signal(victim, &Signal::inc(4))?;
             }
             let told = self.world.has_error()?;
-            let knows = seat.gather_among(&self.ring, &[u8::from(told)])?;
+            let knows = env.gather_among(&self.ring, &[u8::from(told)])?;
             if knows.iter().all(|k| k == &[1]) {
                 break;
             }
-            if start.elapsed() > seat.death_limit {
+            if start.elapsed() > env.death_limit {
                 let unaware = self.ring.iter().zip(&knows).filter(|(_, k)| *k == &[0]).map(|(r, _)| r.to_string());
                 return Err(format!(
                     "queryLastError of rank(s) {} says nothing of killed rank {victim} after {} s",
                     unaware.collect::<Vec<_>>().join(", "),
-                    seat.death_limit.as_secs()
+                    env.death_limit.as_secs()
                 ));
             }
             self.turn()?;
@@ -118,12 +118,12 @@ impl Survivor<'_> {
     /// first that failed, so there is no more than that.
     fn entries_fail(&mut self, victim: u32) -> Outcome<()> {
         let Self { world, tally, .. } = self;
-        let (seat, kernel) = (world.seat, world.device()?.gdaki().ok_or("there are no queue pairs")?);
+        let (env, kernel) = (world.env, world.device()?.gdaki().ok_or("there are no queue pairs")?);
         let queue = kernel.queue_pair(0, victim).ok_or("no queue pair towards the killed rank")?;
         let entry = kernel.add_signal(0, victim, 4, 1);
         for _ in 0..DEPTH / 4 {
-            let last = queue.post(std::slice::from_ref(&entry), &mut Pen::plain(), seat)?;
-            let status = queue.wait(last, seat).map_err(|e| format!("towards killed rank {victim}: {e}"))?;
+            let last = queue.post(std::slice::from_ref(&entry), &mut Pen::plain(), env)?;
+            let status = queue.wait(last, env).map_err(|e| format!("towards killed rank {victim}: {e}"))?;
             tally.item(u64::from(status == Status::Good), || {
                 format!("an entry towards killed rank {victim} is complete without an error")
             });

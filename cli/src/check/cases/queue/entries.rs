@@ -5,7 +5,7 @@ use super::super::Tally;
 use super::{neighbours, of, open};
 use crate::check::pattern::{fill, wrong};
 use crate::check::queue::{Set, COUNTERS, SIGNALS};
-use crate::check::world::{Outcome, Seat, Window, World};
+use crate::check::world::{CaseEnv, Outcome, Window, World};
 use crate::device::gdaki::entry::*;
 use crate::device::gdaki::{Kernel, QueuePair, Status};
 use crate::device::{Deadline, Pen, Signal};
@@ -104,11 +104,11 @@ struct Bench<'a, 'b> {
 }
 
 /// Each of them on contexts of its own, written by rank 0; the others' traffic goes on throughout.
-pub fn bad(seat: &Seat<'_>) -> Outcome<Tally> {
-    let world = open(seat, &of(1))?;
+pub fn bad(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let world = open(env, &of(1))?;
     let (data, gone) = (world.window(ROOM, 0)?, world.window(4096, 0)?);
     // Its keys, as long as its record is there.
-    let (next, _) = neighbours(seat);
+    let (next, _) = neighbours(env);
     let kernel = world.device()?.gdaki().ok_or("there are no queue pairs")?;
     let (there, own) = (kernel.at(gone.gin, next, 0).0, kernel.own(gone.gin, 0).0);
     world.deregister(&gone)?;
@@ -119,7 +119,7 @@ pub fn bad(seat: &Seat<'_>) -> Outcome<Tally> {
         bench
             .judge(what, round, |bench, set| bench.fails(set, what, build, syndrome))
             .map_err(|e| format!("{what}: {e}"))?;
-        seat.progress_of(round, ALL.len() as u64 + 1);
+        env.progress_of(round, ALL.len() as u64 + 1);
     }
     let overrun = bench.judge(OVERRUN, ALL.len() as u64, |bench, set| bench.overrun(set, OVERRUN));
     overrun.map_err(|e| format!("{OVERRUN}: {e}"))?;
@@ -136,37 +136,37 @@ fn kernel(set: &Set) -> Outcome<&Kernel<'static>> {
 
 impl Bench<'_, '_> {
     fn judge(&mut self, what: &str, round: u64, act: impl Fn(&mut Self, &Set) -> Outcome<()>) -> Outcome<()> {
-        let (world, seat) = (self.world, self.world.seat);
+        let (world, env) = (self.world, self.world.env);
         let set = world.more_contexts(&ContextConfig { queue_depth: DEPTH, ..of(2) })?;
         let seed = |rank: u32| u64::from(rank) << 16 | round;
         self.data.bytes(0, ROOM).fill(UNTOUCHED);
-        fill(self.data.bytes(SOURCE, SIZE), seed(seat.rank as u32));
+        fill(self.data.bytes(SOURCE, SIZE), seed(env.rank as u32));
         let early = world.set_has_error(&set)?;
         self.tally.item(u64::from(early), || format!("{what}: queryLastError of new contexts is true"));
-        seat.barrier()?;
-        if seat.rank == 0 {
+        env.barrier()?;
+        if env.rank == 0 {
             let mark = log::mark();
             act(self, &set)?;
             let said = log::warnings_since(mark).len();
             self.tally.item(u64::from(said == 0), || format!("{what}: no line was logged about it"));
             self.tally.item(u64::from(said > LINES), || format!("{what}: {said} lines were logged about it"));
         }
-        seat.barrier()?;
+        env.barrier()?;
         self.goes_on(&set, what, seed)?;
-        seat.barrier()?;
+        env.barrier()?;
         world.end_contexts(set)
     }
 
     fn status(&mut self, what: &str, which: &str, queue: &QueuePair, index: u64, wanted: Status) -> Outcome<()> {
-        let status = queue.wait(index, self.world.seat).map_err(|e| format!("{which}: {e}"))?;
+        let status = queue.wait(index, self.world.env).map_err(|e| format!("{which}: {e}"))?;
         self.tally.item(u64::from(status != wanted), || format!("{what}: {which} is {status:?}, not {wanted:?}"));
         Ok(())
     }
 
     /// A good entry, the bad one, good ones behind it, one more later: complete, failed, flushed, flushed.
     fn fails(&mut self, set: &Set, what: &str, build: fn(&Names) -> Raw, syndrome: u8) -> Outcome<()> {
-        let (world, seat, kernel) = (self.world, self.world.seat, kernel(set)?);
-        let (next, _) = neighbours(seat);
+        let (world, env, kernel) = (self.world, self.world.env, kernel(set)?);
+        let (next, _) = neighbours(env);
         let (queue, gin) = (kernel.queue_pair(0, next).ok_or("no queue pair")?, self.data.gin);
         let (there, own) = (kernel.at(gin, next, 0).0, kernel.own(gin, 0).0);
         let (own_gone, gone) = (self.gone as u32, (self.gone >> 32) as u32);
@@ -175,23 +175,23 @@ impl Bench<'_, '_> {
         let behind = put(&names, SOURCE as u64, BEHIND, 8);
         let entries = [before, build(&names), behind.clone(), late.clone()];
         let mut pen = Pen::wild(7, 50);
-        let last = queue.post(&entries, &mut pen, seat)?;
+        let last = queue.post(&entries, &mut pen, env)?;
         self.status(what, "the entry before", queue, last - 3, Status::Good)?;
         self.status(what, "the entry", queue, last - 2, Status::Failed { syndrome })?;
         let failed = Instant::now();
         let flushed = Status::Failed { syndrome: FLUSHED };
         self.status(what, "the entry behind", queue, last - 1, flushed)?;
         self.status(what, "the last entry", queue, last, flushed)?;
-        seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
+        env.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
         let told = failed.elapsed();
         self.tally.item(u64::from(told > TOLD), || format!("{what}: queryLastError after {} ms", told.as_millis()));
-        let later = queue.post(&[behind, late], &mut pen, seat)?;
+        let later = queue.post(&[behind, late], &mut pen, env)?;
         self.status(what, "an entry that was posted later", queue, later, flushed)?;
         // The same context's queue pair to this rank, and its words.
-        let own_queue = kernel.queue_pair(0, seat.rank as u32).ok_or("no queue pair to oneself")?;
+        let own_queue = kernel.queue_pair(0, env.rank as u32).ok_or("no queue pair to oneself")?;
         if !std::ptr::eq(own_queue, queue) {
-            let rank = seat.rank as u32;
-            let last = own_queue.post(&[kernel.add_signal(0, rank, CAME.into(), 1)], &mut pen, seat)?;
+            let rank = env.rank as u32;
+            let last = own_queue.post(&[kernel.add_signal(0, rank, CAME.into(), 1)], &mut pen, env)?;
             self.status(what, "an entry to oneself", own_queue, last, Status::Good)?;
         }
         Ok(())
@@ -200,11 +200,11 @@ impl Bench<'_, '_> {
     /// Device code that skips the check for free slots: one entry more than there are, while the first cannot go on,
     /// because it waits for a completion entry that only comes later.
     fn overrun(&mut self, set: &Set, what: &str) -> Outcome<()> {
-        let (world, seat, kernel) = (self.world, self.world.seat, kernel(set)?);
-        let rank = seat.rank as u32;
+        let (world, env, kernel) = (self.world, self.world.env, kernel(set)?);
+        let rank = env.rank as u32;
         let (main, companion) = (kernel.queue_pair(0, rank), kernel.companion(0, rank));
         let (main, companion) = (main.ok_or("no queue pair to oneself")?, companion.ok_or("no companion")?);
-        let (size, mut pen, limit) = (u64::from(companion.view.size), Pen::plain(), Deadline::new(seat.limit));
+        let (size, mut pen, limit) = (u64::from(companion.view.size), Pen::plain(), Deadline::new(env.limit));
         companion.put_entry(0, &wait_for(0, main.view.completion_number), &mut pen);
         let addition = kernel.add_signal(0, rank, LATE.into(), 1);
         (1..size).for_each(|index| companion.put_entry(index, &addition, &mut pen));
@@ -215,7 +215,7 @@ impl Bench<'_, '_> {
         companion.ready(size, size, &limit)?;
         companion.submit(size + 1, &limit)?;
         main.post(&[Raw::new(NOP, 0)], &mut pen, &limit)?;
-        seat.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
+        env.until(|| "queryLastError to become true".into(), || Ok(world.set_has_error(set)?.then_some(())))?;
         let sum = kernel.signal(0, LATE).load(Ordering::Acquire);
         self.tally.item(u64::from(sum >= size), || format!("{what}: {sum} of {} additions were carried out", size - 1));
         // What was carried out is nobody's affair below.
@@ -227,9 +227,9 @@ impl Bench<'_, '_> {
     fn goes_on(&mut self, set: &Set, what: &str, seed: impl Fn(u32) -> u64) -> Outcome<()> {
         let overran = what == OVERRUN;
         let Self { world, data, tally, .. } = self;
-        let seat = world.seat;
-        let (next, previous) = neighbours(seat);
-        let mut thread = set.device.thread(1, Pen::wild(2, 50), seat);
+        let env = world.env;
+        let (next, previous) = neighbours(env);
+        let mut thread = set.device.thread(1, Pen::wild(2, 50), env);
         let (from, to) = ((data.gin, SOURCE as u64), (data.gin, TRAFFIC as u64));
         thread.put(next, from, to, SIZE as u64, Some(&Signal::inc(CAME)), Some(2))?;
         thread.wait_signal(CAME, 1).map_err(|e| format!("the other context does not go on: {e}"))?;
@@ -241,13 +241,13 @@ impl Bench<'_, '_> {
             data.bytes(range.start, range.len()).iter().filter(|&&b| b != UNTOUCHED).count()
         };
         let touched: usize = outside.into_iter().map(touched).sum();
-        let touched = touched as u64 + wrong(data.bytes(SOURCE, SIZE), seed(seat.rank as u32)).0;
+        let touched = touched as u64 + wrong(data.bytes(SOURCE, SIZE), seed(env.rank as u32)).0;
         tally.item(touched, || format!("{what}: {touched} bytes were written"));
-        let failed = set.device.thread(0, Pen::plain(), seat);
+        let failed = set.device.thread(0, Pen::plain(), env);
         // The entry before the bad one, and that to oneself.
         let mine = |id: u32| match id {
             BEFORE => u64::from(previous == 0),
-            CAME => u64::from(seat.rank == 0 && seat.nranks > 1),
+            CAME => u64::from(env.rank == 0 && env.nranks > 1),
             _ => 0,
         };
         let wanted = |id: u32| if overran { 0 } else { mine(id) };
@@ -262,8 +262,8 @@ impl Bench<'_, '_> {
         let counters = counters.count() as u64;
         tally.item(counters, || format!("{what}: {counters} counters went up"));
         let error = world.set_has_error(set)?;
-        tally.item(u64::from(error != (seat.rank == 0)), || {
-            format!("{what}: queryLastError of rank {} is {error}", seat.rank)
+        tally.item(u64::from(error != (env.rank == 0)), || {
+            format!("{what}: queryLastError of rank {} is {error}", env.rank)
         });
         let error = world.has_error()?;
         tally.item(u64::from(error), || format!("{what}: queryLastError of other contexts is true"));

@@ -4,25 +4,25 @@ use super::super::Tally;
 use super::{hand, of, open};
 use crate::check::pattern::{fill, wrong_from};
 use crate::check::queue::crew;
-use crate::check::world::{Outcome, Seat};
+use crate::check::world::{CaseEnv, Outcome};
 use crate::dice::Dice;
 
 /// Each thread gets from every rank in turn, flushes as device code does, and what it got must be there.
-pub fn flushed(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn flushed(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const HANDS: usize = 3;
     const ROOM: usize = 1 << 20;
     const PART: usize = 128 << 10;
-    let rounds = seat.rounds(60, 3_000);
-    let world = open(seat, &of(2))?;
+    let rounds = env.rounds(60, 3_000);
+    let world = open(env, &of(2))?;
     let (remote, local) = (world.window(ROOM, 0)?, world.window(HANDS * PART, 0)?);
     let seed = |rank: u64| rank + 77;
-    fill(remote.bytes(0, ROOM), seed(seat.rank as u64));
-    seat.barrier()?;
-    let (device, nranks, rank) = (world.device()?, seat.nranks as u64, seat.rank as u64);
+    fill(remote.bytes(0, ROOM), seed(env.rank as u64));
+    env.barrier()?;
+    let (device, nranks, rank) = (world.device()?, env.nranks as u64, env.rank as u64);
     let (from, to) = (remote.gin, local.gin);
     let mut tally = Tally::default();
     for round in 0..rounds {
-        let got = crew(seat, HANDS, |i, limit| {
+        let got = crew(env, HANDS, |i, limit| {
             let mut thread = hand(device, i % 2, rank << 32 | round << 8 | i as u64, limit);
             let mut dice = Dice(rank << 40 | round << 8 | i as u64);
             let (mut at, mut got) = (i * PART, Vec::new());
@@ -40,12 +40,12 @@ pub fn flushed(seat: &Seat<'_>) -> Outcome<Tally> {
         for (peer, off, at, size) in got.into_iter().flatten() {
             let (bad, _) = wrong_from(local.bytes(at, size), seed(peer), off);
             tally.item(bad, || format!("{size} bytes from offset {off} of rank {peer}: {bad} bytes are wrong"));
-            seat.bytes.set(seat.bytes.get() + size as u64);
+            env.bytes.set(env.bytes.get() + size as u64);
         }
         local.bytes(0, HANDS * PART).fill(0xA5);
-        seat.progress_of(round, rounds);
+        env.progress_of(round, rounds);
     }
-    seat.barrier()?;
+    env.barrier()?;
     world.close(&[&remote, &local])?;
     Ok(tally)
 }

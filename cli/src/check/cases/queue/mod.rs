@@ -13,7 +13,7 @@ mod shape;
 mod signals;
 
 use super::{Case, Needs, ANY};
-use crate::check::world::{Outcome, Seat, World};
+use crate::check::world::{CaseEnv, Outcome, World};
 use crate::device::{Deadline, Pen, Thread};
 use crate::plugin::{ContextConfig, Plugin, Table};
 
@@ -140,16 +140,16 @@ pub const ALL: &[Case] = &[
 ];
 
 /// The table under test, loaded.
-fn table(seat: &Seat<'_>) -> Outcome<Table> {
-    seat.enter("dlopen");
-    let plugin = Plugin::open(&seat.plugin).map_err(|e| e.to_string())?;
-    Ok(plugin.table(seat.way.kind).map_err(|e| e.to_string())?.clone())
+fn table(env: &CaseEnv<'_>) -> Outcome<Table> {
+    env.enter("dlopen");
+    let plugin = Plugin::open(&env.plugin).map_err(|e| e.to_string())?;
+    Ok(plugin.table(env.way.kind).map_err(|e| e.to_string())?.clone())
 }
 
 /// A communicator of all ranks with contexts as asked.
-fn open<'a>(seat: &'a Seat<'a>, config: &ContextConfig) -> Outcome<World<'a>> {
-    let everyone: Vec<usize> = (0..seat.nranks).collect();
-    let mut world = World::connected(seat, table(seat)?, config, &everyone)?;
+fn open<'a>(env: &'a CaseEnv<'a>, config: &ContextConfig) -> Outcome<World<'a>> {
+    let everyone: Vec<usize> = (0..env.nranks).collect();
+    let mut world = World::connected(env, table(env)?, config, &everyone)?;
     world.equip(config)?;
     Ok(world)
 }
@@ -160,14 +160,14 @@ fn of(n_contexts: usize) -> ContextConfig {
 }
 
 /// The ranks that this one sends to and hears from.
-fn neighbours(seat: &Seat<'_>) -> (u32, u32) {
-    (((seat.rank + 1) % seat.nranks) as u32, ((seat.rank + seat.nranks - 1) % seat.nranks) as u32)
+fn neighbours(env: &CaseEnv<'_>) -> (u32, u32) {
+    (((env.rank + 1) % env.nranks) as u32, ((env.rank + env.nranks - 1) % env.nranks) as u32)
 }
 
 /// A thread of this rank's only one, which writes wildly.
 fn thread<'a>(world: &'a World<'_>, context: usize, seed: u64) -> Outcome<Thread<'a>> {
-    let pen = Pen::wild(seed << 8 | world.seat.rank as u64, crate::check::queue::PAUSE);
-    Ok(world.device()?.thread(context, pen, world.seat))
+    let pen = Pen::wild(seed << 8 | world.env.rank as u64, crate::check::queue::PAUSE);
+    Ok(world.device()?.thread(context, pen, world.env))
 }
 
 /// One of a crew.

@@ -3,7 +3,7 @@
 use super::super::Tally;
 use super::{hand, neighbours, of, open, thread};
 use crate::check::queue::crew;
-use crate::check::world::{Outcome, Seat, Window, World};
+use crate::check::world::{CaseEnv, Outcome, Window, World};
 use crate::device::Signal;
 use crate::dice::Dice;
 use std::sync::atomic::Ordering;
@@ -32,9 +32,9 @@ fn puts_of(round: u64) -> Vec<(usize, usize)> {
 }
 
 /// First one thread with many rounds under way, then several that put and one that signals when they have posted.
-pub fn strong(seat: &Seat<'_>) -> Outcome<Tally> {
-    let mut tally = alone(seat)?;
-    let more = together(seat)?;
+pub fn strong(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let mut tally = alone(env)?;
+    let more = together(env)?;
     tally.rounds += more.rounds;
     tally.wrong += more.wrong;
     tally.first = tally.first.or(more.first);
@@ -42,17 +42,17 @@ pub fn strong(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// One thread: puts, a signal now and then in one descriptor with the last of them, up to 16 rounds ahead.
-fn alone(seat: &Seat<'_>) -> Outcome<Tally> {
-    let rounds = seat.rounds(6_000, 300_000);
-    let world = open(seat, &of(1))?;
+fn alone(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let rounds = env.rounds(6_000, 300_000);
+    let world = open(env, &of(1))?;
     let room = SLOTS as usize * SLOT;
     let (source, target) = (world.window(room, 0)?, world.window(room, 0)?);
-    let (next, previous) = neighbours(seat);
+    let (next, previous) = neighbours(env);
     let mut thread = thread(&world, 0, 11)?;
     let mut tally = Tally::default();
     let (mut sent, mut seen) = (0_u64, 0_u64);
     let slot = |round: u64| (round % SLOTS) as usize * SLOT;
-    seat.barrier()?;
+    env.barrier()?;
     while sent < rounds || seen < rounds {
         let moved = (sent, seen);
         if sent < rounds && sent - thread.read_signal(1) < SLOTS {
@@ -79,9 +79,9 @@ fn alone(seat: &Seat<'_>) -> Outcome<Tally> {
         if moved == (sent, seen) {
             let what = || format!("ranks {next} and {previous}: {sent} rounds sent, {seen} seen");
             let ready = || thread.read_signal(0) > seen || (sent < rounds && sent - thread.read_signal(1) < SLOTS);
-            seat.until(what, || Ok(ready().then_some(())))?;
+            env.until(what, || Ok(ready().then_some(())))?;
         }
-        seat.progress_of(seen, rounds);
+        env.progress_of(seen, rounds);
     }
     thread.flush()?;
     world.close(&[&source, &target])?;
@@ -89,12 +89,12 @@ fn alone(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Four threads put, each its own part; a fifth posts the signal once they have posted.
-fn together(seat: &Seat<'_>) -> Outcome<Tally> {
+fn together(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const HANDS: usize = 4;
-    let rounds = seat.rounds(150, 5_000);
-    let world = open(seat, &of(1))?;
+    let rounds = env.rounds(150, 5_000);
+    let world = open(env, &of(1))?;
     let (source, target) = (world.window(HANDS * SLOT, 0)?, world.window(HANDS * SLOT, 0)?);
-    let (next, _) = neighbours(seat);
+    let (next, _) = neighbours(env);
     let mut tally = Tally::default();
     for round in 1..=rounds {
         for part in 0..HANDS {
@@ -102,7 +102,7 @@ fn together(seat: &Seat<'_>) -> Outcome<Tally> {
                 stamp(&source, part * SLOT + off, len, round);
             }
         }
-        seat.barrier()?;
+        env.barrier()?;
         posted_by_crew(&world, (source.gin, target.gin), next, round, HANDS)?;
         thread(&world, 0, round)?.signal(next, &Signal::inc(0))?;
         let thread = thread(&world, 0, round)?;
@@ -113,7 +113,7 @@ fn together(seat: &Seat<'_>) -> Outcome<Tally> {
         };
         let late: u64 = (0..HANDS).map(late).sum();
         tally.item(late, || format!("round {round}: {late} words that other threads put come after the signal"));
-        seat.barrier()?;
+        env.barrier()?;
     }
     world.close(&[&source, &target])?;
     Ok(tally)
@@ -121,7 +121,7 @@ fn together(seat: &Seat<'_>) -> Outcome<Tally> {
 
 fn posted_by_crew(world: &World<'_>, (from, to): (u64, u64), next: u32, round: u64, hands: usize) -> Outcome<()> {
     let device = world.device()?;
-    crew(world.seat, hands, |part, limit| {
+    crew(world.env, hands, |part, limit| {
         let mut thread = hand(device, 0, round << 8 | part as u64, limit);
         for (off, len) in puts_of(round + part as u64) {
             let at = (part * SLOT + off) as u64;
@@ -133,12 +133,12 @@ fn posted_by_crew(world: &World<'_>, (from, to): (u64, u64), next: u32, round: u
 }
 
 /// Puts with weak signals in the same descriptor, each on a signal of its own.
-pub fn weak(seat: &Seat<'_>) -> Outcome<Tally> {
-    let rounds = seat.rounds(10_000, 500_000);
-    let world = open(seat, &of(1))?;
+pub fn weak(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let rounds = env.rounds(10_000, 500_000);
+    let world = open(env, &of(1))?;
     let room = SLOTS as usize * SLOT;
     let (source, target) = (world.window(room, 0)?, world.window(room, 0)?);
-    let (next, previous) = neighbours(seat);
+    let (next, previous) = neighbours(env);
     let mut thread = thread(&world, 0, 12)?;
     let mut tally = Tally::default();
     let (mut sent, mut seen) = (0_u64, 0_u64);
@@ -147,7 +147,7 @@ pub fn weak(seat: &Seat<'_>) -> Outcome<Tally> {
     let uses = |round: u64| (round + SLOTS - 1 - (round + SLOTS - 1) % SLOTS) / SLOTS;
     let acks = SLOTS as u32;
     let came = |thread: &crate::device::Thread<'_>, round: u64| thread.read_signal(slot(round) as u32) >= uses(round);
-    seat.barrier()?;
+    env.barrier()?;
     while sent < rounds || seen < rounds {
         let moved = (sent, seen);
         if sent < rounds && sent - thread.read_signal(acks) < SLOTS {
@@ -167,9 +167,9 @@ pub fn weak(seat: &Seat<'_>) -> Outcome<Tally> {
             let what = || format!("ranks {next} and {previous}: {sent} rounds sent, {seen} seen");
             let room = || sent < rounds && sent - thread.read_signal(acks) < SLOTS;
             let ready = || room() || (seen < rounds && came(&thread, seen + 1));
-            seat.until(what, || Ok(ready().then_some(())))?;
+            env.until(what, || Ok(ready().then_some(())))?;
         }
-        seat.progress_of(seen, rounds);
+        env.progress_of(seen, rounds);
     }
     thread.flush()?;
     world.close(&[&source, &target])?;

@@ -3,7 +3,7 @@
 use super::super::Tally;
 use super::{neighbours, of, open};
 use crate::check::queue::{crew, PAUSE};
-use crate::check::world::{Outcome, Seat, World};
+use crate::check::world::{CaseEnv, Outcome, World};
 use crate::device::gdaki::{Kernel, QueuePair, Raw, Ringing};
 use crate::device::{Deadline, Pen, Waiting};
 use crate::dice::Dice;
@@ -37,13 +37,13 @@ const ORDERS: [(&str, &[Step]); 5] = [
 ];
 
 /// Every order by one producer, then more entries than the index has numbers, then many producers.
-pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn orders(env: &CaseEnv<'_>) -> Outcome<Tally> {
     let mut tally = Tally::default();
     let contexts = ORDERS.len() + 2;
-    let world = open(seat, &ContextConfig { queue_depth: DEPTH, ..of(contexts) })?;
+    let world = open(env, &ContextConfig { queue_depth: DEPTH, ..of(contexts) })?;
     let kernel = world.device()?.gdaki().ok_or("there are no queue pairs")?;
-    let (next, _) = neighbours(seat);
-    seat.barrier()?;
+    let (next, _) = neighbours(env);
+    env.barrier()?;
     let queue = kernel.queue_pair(0, next).ok_or("no queue pair")?;
     if queue.view.handler == Ringing::Doorbell {
         for (context, (what, order)) in ORDERS.into_iter().enumerate() {
@@ -54,7 +54,7 @@ pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
     }
     far(&world, kernel, (contexts - 2, next), &mut tally)?;
     together(&world, kernel, (contexts - 1, next), &mut tally)?;
-    seat.barrier()?;
+    env.barrier()?;
     let error = world.has_error()?;
     tally.item(u64::from(error), || "queryLastError is true without a reason".into());
     world.close(&[])?;
@@ -65,8 +65,8 @@ pub fn orders(seat: &Seat<'_>) -> Outcome<Tally> {
 fn sum(world: &World<'_>, kernel: &Kernel<'_>, context: usize, wanted: u64, tally: &mut Tally) -> Outcome<()> {
     let word = || kernel.signal(context, 0).load(std::sync::atomic::Ordering::Acquire);
     let what = || format!("all {wanted} additions on context {context}; there are {}", word());
-    world.seat.until(what, || Ok((word() >= wanted).then_some(())))?;
-    world.seat.barrier()?;
+    world.env.until(what, || Ok((word() >= wanted).then_some(())))?;
+    world.env.barrier()?;
     tally.item(word().abs_diff(wanted), || format!("context {context}: {} additions of {wanted}", word()));
     Ok(())
 }
@@ -79,14 +79,14 @@ fn in_order(
     order: &[Step],
     tally: &mut Tally,
 ) -> Outcome<()> {
-    let seat = world.seat;
-    let rounds = seat.rounds(300, 20_000);
+    let env = world.env;
+    let rounds = env.rounds(300, 20_000);
     let queue = kernel.queue_pair(context, next).ok_or("no queue pair")?;
     let (entry, mut pen, mut dice) =
         (kernel.add_signal(context, next, 0, 1), Pen::wild(context as u64, PAUSE), Dice(3));
     for _ in 0..rounds {
         let count = 1 + dice.below(3) as usize;
-        let last = queue.stage(&vec![entry.clone(); count], &mut pen, seat)?;
+        let last = queue.stage(&vec![entry.clone(); count], &mut pen, env)?;
         for step in order {
             match step {
                 Step::Doorbell => queue.doorbell(last + 1),
@@ -97,46 +97,46 @@ fn in_order(
         }
         // Now and then several rings in a row.
         if dice.below(3) != 0 {
-            queue.wait(last, seat)?;
+            queue.wait(last, env)?;
         }
     }
-    queue.flush(seat)?;
+    queue.flush(env)?;
     sum_of_mine(world, kernel, context, queue.reserved(), tally)
 }
 
 /// All ranks have sent as many as they were sent: what this one did is what the one before did.
 fn sum_of_mine(world: &World<'_>, kernel: &Kernel<'_>, context: usize, sent: u64, tally: &mut Tally) -> Outcome<()> {
-    let all = world.seat.gather(&sent.to_le_bytes())?;
-    let (_, previous) = neighbours(world.seat);
+    let all = world.env.gather(&sent.to_le_bytes())?;
+    let (_, previous) = neighbours(world.env);
     let said = all[previous as usize].as_slice().try_into().map(u64::from_le_bytes).unwrap_or(0);
     sum(world, kernel, context, said, tally)
 }
 
 /// Entries in batches, past what 16 bits count, twice with `--full`.
 fn far(world: &World<'_>, kernel: &Kernel<'_>, (context, next): (usize, u32), tally: &mut Tally) -> Outcome<()> {
-    let seat = world.seat;
+    let env = world.env;
     let queue = kernel.queue_pair(context, next).ok_or("no queue pair")?;
-    let count = seat.rounds(LAP + 1000, 2 * LAP + 1000);
+    let count = env.rounds(LAP + 1000, 2 * LAP + 1000);
     if count < LAP {
         tally.note = Some(format!("no more than {count} entries in a row: --scale"));
     }
     let (entry, mut pen) = (kernel.add_signal(context, next, 0, 1), Pen::plain());
     while queue.reserved() < count {
-        queue.post(&vec![entry.clone(); 16], &mut pen, seat)?;
-        seat.progress_of(queue.reserved(), count);
+        queue.post(&vec![entry.clone(); 16], &mut pen, env)?;
+        env.progress_of(queue.reserved(), count);
     }
-    queue.flush(seat)?;
+    queue.flush(env)?;
     sum_of_mine(world, kernel, context, queue.reserved(), tally)
 }
 
 /// Threads that reserve, write and ring as they come, each of them several entries now and then.
 fn together(world: &World<'_>, kernel: &Kernel<'_>, (context, next): (usize, u32), tally: &mut Tally) -> Outcome<()> {
-    let seat = world.seat;
-    let each = seat.rounds(1_000, 50_000);
+    let env = world.env;
+    let each = env.rounds(1_000, 50_000);
     let queue = kernel.queue_pair(context, next).ok_or("no queue pair")?;
     let entry = kernel.add_signal(context, next, 0, 1);
-    crew(seat, PRODUCERS, |i, limit| produce(queue, &entry, each, i as u64, limit))?;
-    queue.flush(seat)?;
+    crew(env, PRODUCERS, |i, limit| produce(queue, &entry, each, i as u64, limit))?;
+    queue.flush(env)?;
     tally.rounds += queue.reserved();
     sum_of_mine(world, kernel, context, queue.reserved(), tally)
 }

@@ -3,21 +3,21 @@
 use super::super::Tally;
 use super::{hand, neighbours, of, open, thread};
 use crate::check::queue::crew;
-use crate::check::world::{Outcome, Seat};
+use crate::check::world::{CaseEnv, Outcome};
 use crate::device::Signal;
 
 /// Every thread of every rank adds to two signals of every rank, itself included, on two contexts.
-pub fn sums(seat: &Seat<'_>) -> Outcome<Tally> {
+pub fn sums(env: &CaseEnv<'_>) -> Outcome<Tally> {
     const PRODUCERS: usize = 4;
     const CONTEXTS: usize = 2;
-    let each = seat.rounds(1_000, 100_000);
-    let world = open(seat, &of(CONTEXTS))?;
-    let (device, nranks) = (world.device()?, seat.nranks as u32);
+    let each = env.rounds(1_000, 100_000);
+    let world = open(env, &of(CONTEXTS))?;
+    let (device, nranks) = (world.device()?, env.nranks as u32);
     // Carries, high bits and wrap-around: what a sender adds on a context.
     let value = |rank: usize, context: usize| (1_u64 << 63 | u64::from(u32::MAX)) + (rank * 8 + context) as u64;
-    let rank = seat.rank;
-    seat.barrier()?;
-    crew(seat, PRODUCERS, |i, limit| {
+    let rank = env.rank;
+    env.barrier()?;
+    crew(env, PRODUCERS, |i, limit| {
         let context = i % CONTEXTS;
         let mut thread = hand(device, context, (rank << 8 | i) as u64, limit);
         for _ in 0..each {
@@ -32,15 +32,15 @@ pub fn sums(seat: &Seat<'_>) -> Outcome<Tally> {
     let senders = each * (PRODUCERS / CONTEXTS) as u64;
     let mut wanted = Vec::new();
     for context in 0..CONTEXTS {
-        let add = (0..seat.nranks).fold(0_u64, |s, r| s.wrapping_add(value(r, context).wrapping_mul(senders)));
+        let add = (0..env.nranks).fold(0_u64, |s, r| s.wrapping_add(value(r, context).wrapping_mul(senders)));
         wanted.push([(7, add), (63, senders * u64::from(nranks))]);
         let thread = thread(&world, context, 5)?;
         for (id, sum) in wanted[context] {
             let what = || format!("signal {id} of context {context}: {:#x}, not {sum:#x}", thread.read_signal(id));
-            seat.until(what, || Ok((thread.read_signal(id) == sum).then_some(())))?;
+            env.until(what, || Ok((thread.read_signal(id) == sum).then_some(())))?;
         }
     }
-    seat.barrier()?;
+    env.barrier()?;
     // Nobody has anything under way now; whatever came twice is there.
     for (context, wanted) in wanted.iter().enumerate() {
         let thread = thread(&world, context, 6)?;
@@ -56,16 +56,16 @@ pub fn sums(seat: &Seat<'_>) -> Outcome<Tally> {
 }
 
 /// Device code begins again from 0, round after round, while the plugin goes on as before.
-pub fn resets(seat: &Seat<'_>) -> Outcome<Tally> {
-    let rounds = seat.rounds(200, 10_000);
-    let world = open(seat, &of(1))?;
+pub fn resets(env: &CaseEnv<'_>) -> Outcome<Tally> {
+    let rounds = env.rounds(200, 10_000);
+    let world = open(env, &of(1))?;
     let window = world.window(4096, 0)?;
-    let (next, _) = neighbours(seat);
+    let (next, _) = neighbours(env);
     let mut thread = thread(&world, 0, 7)?;
     let mut tally = Tally::default();
     for round in 1..=rounds {
         // All ranks have set theirs back before anybody adds.
-        seat.barrier()?;
+        env.barrier()?;
         for _ in 0..round % 4 {
             thread.signal(next, &Signal::inc(2))?;
             thread.put(next, (window.gin, 0), (window.gin, 2048), 16, Some(&Signal::add(9, round << 40)), Some(1))?;

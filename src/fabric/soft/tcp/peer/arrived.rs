@@ -31,15 +31,15 @@ impl Tcp {
         let mut moved = false;
         connections.retain_mut(|connection| {
             let Some(peer) = self.peer(connection.rank) else { return false };
-            let seat = peer.serving.seat(connection.stripe);
+            let slot = peer.serving.slot(connection.stripe);
             // Who has it reads, and it is looked at another time.
-            let Some(guard) = seat.try_lock() else { return true };
+            let Some(guard) = slot.try_lock() else { return true };
             let Some(conn) = guard.as_ref() else { return false };
             let mut mark = *connection.mark.get_or_insert_with(|| conn.mark());
             drop(guard);
             let has_moved = self.serve_event(peer, connection.stripe, 0, true);
             moved |= has_moved;
-            let Some(guard) = seat.try_lock() else { return true };
+            let Some(guard) = slot.try_lock() else { return true };
             let is_before = guard.as_ref().is_some_and(|conn| conn.is_before(&mut mark, has_moved));
             connection.mark = Some(mark);
             is_before
@@ -52,7 +52,7 @@ impl Tcp {
     #[cfg(test)]
     pub fn unread(&self, rank: u32) -> usize {
         let Some(peer) = self.peer(rank) else { return 0 };
-        let of = |stripe| peer.serving.seat(stripe).lock().as_ref().map_or(0, Inbound::unread);
+        let of = |stripe| peer.serving.slot(stripe).lock().as_ref().map_or(0, Inbound::unread);
         (0..peer.serving.stripes()).map(of).sum()
     }
 }

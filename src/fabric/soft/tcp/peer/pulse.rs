@@ -81,7 +81,7 @@ impl Tcp {
     fn part_from(&self, peer: &Peer) {
         peer.life.lock().end();
         for stripe in 0..peer.serving.stripes() {
-            let mut guard = peer.serving.seat(stripe).lock();
+            let mut guard = peer.serving.slot(stripe).lock();
             if let Some(mut conn) = guard.take() {
                 self.note_served(peer, &mut conn.noted, false);
             }

@@ -1,4 +1,4 @@
-//! Where a rank of a case sits: what it shares with the others, and waits that end.
+//! What a rank of a case has: what it shares with the others, and waits that end.
 
 use super::control::{Control, CALLS};
 use super::findings::stopped;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What a case knows before it makes a communicator.
-pub struct Seat<'a> {
+pub struct CaseEnv<'a> {
     /// This rank.
     pub rank: usize,
     /// All of them.
@@ -38,7 +38,7 @@ pub struct Seat<'a> {
     pub bytes: Cell<u64>,
 }
 
-impl Seat<'_> {
+impl CaseEnv<'_> {
     /// Notes which call the rank is in, for whoever finds it stuck there.
     pub fn enter(&self, call: &'static str) {
         let index = CALLS.iter().position(|c| *c == call).unwrap_or(0);
@@ -126,8 +126,8 @@ impl Seat<'_> {
     }
 }
 
-impl Waiting for Seat<'_> {
+impl Waiting for CaseEnv<'_> {
     fn until(&self, what: &dyn Fn() -> String, ready: &mut dyn FnMut() -> bool) -> Result<(), String> {
-        Seat::until(self, what, || Ok(ready().then_some(())))
+        CaseEnv::until(self, what, || Ok(ready().then_some(())))
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for room: fabrics take what they have room for and never block, so whoever cannot go on with something
+//! Backpressure: fabrics take what they have room for and never block, so whoever cannot go on with something
 //! else waits here. No operation fails for want of room; a peer that ends, or a communicator that is closed, ends the
 //! wait.
 
@@ -16,14 +16,14 @@ const NAP: Duration = Duration::from_micros(20);
 
 /// How operations wait for room.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Backpressure {
     /// How long an operation waits before the log says so.
     pub limit: Duration,
     /// Operations of a (context, peer) that may be unfinished, for the log.
     pub operations: u32,
 }
 
-impl Room {
+impl Backpressure {
     /// As the environment says.
     pub fn of(config: &Config) -> Self {
         Self { limit: config.peer_limit(), operations: config.max_operations }

@@ -1,4 +1,4 @@
-//! A lane's place at its link: what waits of it, behind a lock of its own.
+//! A lane's transmit queue at its link: what waits of it, behind a lock of its own.
 
 use super::fault::Failing;
 use super::pulls::Pulls;
@@ -58,15 +58,15 @@ pub struct LaneQueue {
     pub state: LaneState,
 }
 
-/// A lane's place.
-pub struct Seat {
+/// A lane's transmit queue.
+pub struct TxQueue {
     /// The lane.
     pub lane: Arc<Lane>,
     queue: Spin<LaneQueue>,
     /// Somebody has to look: an operation waits for a turn or is in this rank's engine, or a fault is to be told.
     /// Changed under the lock.
     wants: AtomicBool,
-    /// The link's seats for which that is so.
+    /// The link's queues for which that is so.
     wanting: Arc<AtomicUsize>,
 }
 
@@ -101,7 +101,7 @@ impl LaneQueue {
     }
 }
 
-impl Seat {
+impl TxQueue {
     fn new(lane: Arc<Lane>, wanting: Arc<AtomicUsize>) -> Self {
         let (remote, pulls) = (RemoteCompletions::default(), Pulls::default());
         let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, state: LaneState::Idle };
@@ -145,33 +145,33 @@ impl Seat {
     }
 }
 
-/// The seats of a link. They change when contexts come and go.
+/// The transmit queues of a link. They change when contexts come and go.
 #[derive(Default)]
-pub struct Seats {
-    all: RwLock<Arc<Vec<Arc<Seat>>>>,
+pub struct TxQueues {
+    all: RwLock<Arc<Vec<Arc<TxQueue>>>>,
     /// Those for which somebody has to look.
     wanting: Arc<AtomicUsize>,
 }
 
-impl Seats {
+impl TxQueues {
     /// More of them, in place of those that nothing comes of any more.
-    pub fn add(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<Seat>> {
-        let added: Vec<_> = lanes.map(|lane| Arc::new(Seat::new(lane, self.wanting.clone()))).collect();
-        let mut seats = self.all.write();
-        let all = Arc::make_mut(&mut seats);
-        all.retain(|seat| !seat.is_empty());
+    pub fn add(&self, lanes: impl Iterator<Item = Arc<Lane>>) -> Vec<Arc<TxQueue>> {
+        let added: Vec<_> = lanes.map(|lane| Arc::new(TxQueue::new(lane, self.wanting.clone()))).collect();
+        let mut tx_queues = self.all.write();
+        let all = Arc::make_mut(&mut tx_queues);
+        all.retain(|tx| !tx.is_empty());
         all.extend(added.iter().cloned());
         added
     }
 
     /// Takes one out, if nothing comes of it any more. Else it goes when others are added.
-    pub fn remove(&self, seat: &Arc<Seat>) {
-        if !seat.is_empty() {
+    pub fn remove(&self, tx: &Arc<TxQueue>) {
+        if !tx.is_empty() {
             return;
         }
-        let mut seats = self.all.write();
-        if let Some(at) = seats.iter().position(|known| Arc::ptr_eq(known, seat)) {
-            Arc::make_mut(&mut seats).remove(at);
+        let mut tx_queues = self.all.write();
+        if let Some(at) = tx_queues.iter().position(|known| Arc::ptr_eq(known, tx)) {
+            Arc::make_mut(&mut tx_queues).remove(at);
         }
     }
 
@@ -188,12 +188,12 @@ impl Seats {
     }
 
     /// All of them, as they are now.
-    pub fn all(&self) -> Arc<Vec<Arc<Seat>>> {
+    pub fn all(&self) -> Arc<Vec<Arc<TxQueue>>> {
         self.all.read().clone()
     }
 
     /// That of a context, if it is still there.
-    pub fn of(&self, context: u32) -> Option<Arc<Seat>> {
+    pub fn of(&self, context: u32) -> Option<Arc<TxQueue>> {
         self.all.read().iter().find(|s| s.lane.context == context).cloned()
     }
 }
@@ -203,23 +203,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seat_goes_with_its_lane_or_else_when_others_come() {
-        let seats = Seats::default();
+    fn a_queue_goes_with_its_lane_or_else_when_others_come() {
+        let tx_queues = TxQueues::default();
         let lane = |context| Arc::new(Lane::new(context, 0, Arc::default()));
-        let known = || seats.all().iter().map(|seat| seat.lane.context).collect::<Vec<_>>();
-        let set = |seat: &Seat, asked| seat.lock().state = LaneState::Vacant { copying: false, asked };
-        let added = seats.add((0..4).map(lane));
-        seats.remove(&added[3]);
+        let known = || tx_queues.all().iter().map(|tx| tx.lane.context).collect::<Vec<_>>();
+        let set = |tx: &TxQueue, asked| tx.lock().state = LaneState::Vacant { copying: false, asked };
+        let added = tx_queues.add((0..4).map(lane));
+        tx_queues.remove(&added[3]);
         assert_eq!(known(), [0, 1, 2, 3], "its context is there");
         set(&added[1], false);
-        seats.remove(&added[1]);
+        tx_queues.remove(&added[1]);
         set(&added[0], true);
-        seats.remove(&added[0]);
+        tx_queues.remove(&added[0]);
         assert_eq!(known(), [0, 2, 3], "an answer for the first one is still to come");
         set(&added[0], false);
-        let seen = seats.all();
-        seats.add(std::iter::once(lane(4)));
+        let seen = tx_queues.all();
+        tx_queues.add(std::iter::once(lane(4)));
         assert_eq!((known(), seen.len()), (vec![2, 3, 4], 3));
-        assert!(seats.of(0).is_none() && seats.of(4).is_some());
+        assert!(tx_queues.of(0).is_none() && tx_queues.of(4).is_some());
     }
 }
