@@ -347,6 +347,9 @@ impl CopyKernel {
             && self.sent.back().is_some_and(|before| !before.is_for_workers && before.signal != 0);
         if self.sent.is_empty() {
             self.recent.clear();
+        } else {
+            // Among others it is one of many: device code may wait for the next, which waits for it.
+            command.flags &= !UNAWAITED;
         }
         let lane = Arc::as_ptr(&op.owner.lane) as usize;
         if is_alone || is_behind_small {
