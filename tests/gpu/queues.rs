@@ -97,6 +97,30 @@ fn what_a_kernel_has_left_behind_arrives_from_windows_that_go() {
     }
 }
 
+/// What device code is told of its puts to another GPU is reported when there is time: it looks for that itself, as its
+/// flush does here.
+#[test]
+fn nobody_waits_for_what_device_code_is_told_of_a_lone_put() {
+    let is_enough = AtomicBool::new(false);
+    on_gpus("auto", 2, |r, fake, device, src, dst| {
+        let (peer, before, began) = (1 - r.rank, fake.unawaited_commands(), Instant::now());
+        for round in 1.. {
+            let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, src).second(0, dst);
+            device.post(0, peer, put.with_signal(2, 0, true));
+            device.flush(0, peer);
+            device.wait_signal(0, 2, round);
+            let told = fake.unawaited_commands() - before;
+            assert!(began.elapsed() < Duration::from_secs(60), "{told} of {} commands", fake.commands());
+            is_enough.fetch_or(r.rank == 0 && told >= 10, Ordering::Relaxed);
+            r.job.barrier.wait();
+            if is_enough.load(Ordering::Relaxed) {
+                break;
+            }
+            r.job.barrier.wait();
+        }
+    });
+}
+
 /// createContext from a thread whose current device is not the rank's, or that has none: windows tell which GPU it is.
 #[test]
 fn queues_are_on_the_gpu_of_the_windows() {

@@ -49,6 +49,7 @@ const LAUNCH_SLOTS: u64 = 4;
 static COMMANDS: AtomicU64 = AtomicU64::new(0);
 static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static REPORTS: AtomicU64 = AtomicU64::new(0);
+static UNAWAITED_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static CREDITS: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(1);
 
@@ -60,6 +61,11 @@ pub fn commands() -> u64 {
 /// How many of them were to be reported with their go.
 pub fn awaited_commands() -> u64 {
     REPORTS.load(Ordering::Relaxed)
+}
+
+/// How many of them nobody was known to wait for.
+pub fn unawaited_commands() -> u64 {
+    UNAWAITED_COMMANDS.load(Ordering::Relaxed)
 }
 
 /// How many of them by worker blocks.
@@ -299,7 +305,9 @@ impl<'a> CopyKernel<'a> {
             self.give_credit(&batch[i])?;
         }
         self.count += batch.len() as u64;
-        self.is_awaited |= batch.iter().any(|c| c.flags & UNAWAITED == 0);
+        let unawaited = batch.iter().filter(|c| c.flags & UNAWAITED != 0).count();
+        UNAWAITED_COMMANDS.fetch_add(unawaited as u64, Ordering::Relaxed);
+        self.is_awaited |= unawaited < batch.len();
         // At the latest after so many, or where somebody waits for one.
         let awaited = batch.iter().filter(|c| c.flags & REPORT != 0).count() as u64;
         REPORTS.fetch_add(awaited, Ordering::Relaxed);

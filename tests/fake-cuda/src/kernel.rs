@@ -337,6 +337,12 @@ pub extern "C" fn fake_awaited_commands() -> u64 {
     crate::copy_kernel::awaited_commands()
 }
 
+/// How many commands the copy kernels have done that nobody was known to wait for.
+#[no_mangle]
+pub extern "C" fn fake_unawaited_commands() -> u64 {
+    crate::copy_kernel::unawaited_commands()
+}
+
 /// How many of them their worker blocks did.
 #[no_mangle]
 pub extern "C" fn fake_worker_commands() -> u64 {

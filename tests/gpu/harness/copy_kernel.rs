@@ -46,4 +46,10 @@ impl Fake {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_awaited_commands")() }
     }
+
+    /// Of the commands that copy kernels have done so far those that nobody was known to wait for.
+    pub fn unawaited_commands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_unawaited_commands")() }
+    }
 }
