@@ -243,7 +243,7 @@ impl Gpu {
         let (up, mut news) = self.poll_pools();
         // One that begins meanwhile makes this differ once more, which costs a look.
         let fetched = self.fetches.load(Ordering::Acquire).wrapping_sub(self.fetching.load(Ordering::Acquire) as u64);
-        news |= self.fetched.swap(fetched, Ordering::AcqRel) != fetched;
+        news |= has_become(&self.fetched, fetched);
         news |= Arc::strong_count(&self.awaited) > 1;
         if self.full.load(Ordering::Acquire) && !self.is_full() {
             self.full.store(false, Ordering::Release);
@@ -255,13 +255,20 @@ impl Gpu {
     /// The same of what goes by the streams alone, for threads that have nothing to do with the engine.
     #[inline]
     pub fn poll_pools(&self) -> (bool, bool) {
-        let Some(pools) = self.pools() else { return (false, self.fed.swap(false, Ordering::AcqRel)) };
+        let was_fed = || self.fed.load(Ordering::Acquire) && self.fed.swap(false, Ordering::AcqRel);
+        let Some(pools) = self.pools() else { return (false, was_fed()) };
         let (up, landed) = (pools.poll(), pools.landed());
-        let news = self.landed.swap(landed, Ordering::AcqRel) != landed;
+        let news = has_become(&self.landed, landed);
         // Buffers come back also from the engine, where nothing else happens to anybody here.
-        let fed = self.fed.swap(false, Ordering::AcqRel) | pools.was_fed();
+        let fed = was_fed() | pools.was_fed();
         (up, news | fed | pools.has_failed())
     }
+}
+
+/// Has a word hold `value`; whether it held another one. All threads that move bytes look all the time, and a word that
+/// one writes the others fetch again: so only what changes is written.
+fn has_become(word: &AtomicU64, value: u64) -> bool {
+    word.load(Ordering::Acquire) != value && word.swap(value, Ordering::AcqRel) != value
 }
 
 #[cfg(test)]
