@@ -10,28 +10,11 @@ use super::staging::Staging;
 use super::state::EngineState;
 use crate::memory::registry::Registry;
 
-/// The staging memory has no room now.
-struct NoRoom;
-
-/// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
-fn place_host_end(op: &Op, device: Option<&Device>, staging: &mut Staging) -> Result<Option<Staged>, NoRoom> {
-    let (Some(end), Some(device)) = (HostEnd::of(op), device) else { return Ok(None) };
-    if let Some(at) = op.host.pinned() {
-        return Ok(Some(Staged { end, at, room: None }));
-    }
-    let offset = staging.take(op.len).ok_or(NoRoom)?;
-    if end == HostEnd::From {
-        let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
-        // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
-        // taken.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
-    }
-    let room = StagingRoom { offset, until: staging.position() };
-    Ok(Some(Staged { end, at: device.staging(offset), room: Some(room) }))
-}
-
 /// How far into the queue a copy looks for others.
 const LOOK_AHEAD: usize = 16;
+
+/// The staging memory has no room now.
+struct NoRoom;
 
 impl EngineState {
     /// Completes what the copy kernel has done, and takes back what one that is gone has not.
@@ -119,11 +102,13 @@ impl EngineState {
             // Looked at where it is: each time that one is moved costs as much as the decision.
             let Some(op) = self.queue.ready.front() else { break };
             any = true;
-            let is_over = op.owner.lane.is_over();
+            if op.owner.lane.is_over() {
+                self.queue.ready.pop_front().into_iter().for_each(|op| op.owner.give_up());
+                continue;
+            }
             let takes = KernelState::Takes(kernel.size());
             let facts = self.facts(op, takes, self.copies_beside(op, 1) + kernel.copies());
             match plan(&facts) {
-                _ if is_over => self.queue.ready.pop_front().into_iter().for_each(|op| op.owner.give_up()),
                 mover @ (Mover::CopyKernel | Mover::WorkerBlocks) => {
                     let by_workers = mover == Mover::WorkerBlocks;
                     let Ok(staged) = place_host_end(op, self.device.as_ref(), &mut self.staging) else {
@@ -169,4 +154,21 @@ impl EngineState {
             .map(|op| self.facts(op, KernelState::Awaited, 0))
             .is_some_and(|facts| plan(&facts) == Mover::WorkerBlocks && self.handover.size() >= facts.wanted_size())
     }
+}
+
+/// The place of an operation's end in host memory, if the copy kernel needs one for it; what it reads is there.
+fn place_host_end(op: &Op, device: Option<&Device>, staging: &mut Staging) -> Result<Option<Staged>, NoRoom> {
+    let (Some(end), Some(device)) = (HostEnd::of(op), device) else { return Ok(None) };
+    if let Some(at) = op.host.pinned() {
+        return Ok(Some(Staged { end, at, room: None }));
+    }
+    let offset = staging.take(op.len).ok_or(NoRoom)?;
+    if end == HostEnd::From {
+        let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
+        // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
+        // taken.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
+    }
+    let room = StagingRoom { offset, until: staging.position() };
+    Ok(Some(Staged { end, at: device.staging(offset), room: Some(room) }))
 }

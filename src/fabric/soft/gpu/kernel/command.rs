@@ -1,6 +1,6 @@
 //! Operations as commands of the copy kernel.
 
-use super::ring::{Command, INLINE, REPORT, UNAWAITED, WORKERS};
+use super::ring::{Command, INLINE, REPORT, WORKERS};
 use super::Staged;
 use crate::fabric::soft::gpu::op::{Op, TransferEnd};
 use crate::fabric::soft::gpu::windows::Windows;
@@ -72,9 +72,6 @@ pub fn command(op: &Op, windows: &mut Windows, by_workers: bool, staged: Option<
             None => {}
         }
     }
-    if op.credit.is_none() && is_bookkeeping(op, c.flags) {
-        c.flags |= UNAWAITED;
-    }
     if let Some(s) = op.signal {
         // Where the engine knows the sum, it goes on knowing it.
         let _ = windows.add(s.rkey, s.remote, s.value);
@@ -83,11 +80,11 @@ pub fn command(op: &Op, windows: &mut Windows, by_workers: bool, staged: Option<
     op.credit.map_or(c, |credit| c.with_credit(credit))
 }
 
-/// Whether it is of the kind of what the engine tells device code of completions: a value without a signal, or a weak
-/// signal without data. Whoever looks for one finds it in memory.
-fn is_bookkeeping(op: &Op, flags: u32) -> bool {
+/// Whether an operation, which is this command, is of the kind of what the engine tells device code of completions: a
+/// value without a signal, or a weak signal without data. Whoever looks for one finds it in memory.
+pub fn is_bookkeeping(op: &Op, command: &Command) -> bool {
     match op.signal {
-        None => flags & INLINE != 0,
+        None => command.flags & INLINE != 0,
         Some(signal) => op.len == 0 && !signal.strong,
     }
 }

@@ -26,8 +26,8 @@ mod ring;
 mod sizes;
 mod slot;
 
-use command::is_alone;
 pub use command::{command, windows_hold, HostEnd};
+use command::{is_alone, is_bookkeeping};
 use launcher::{Fate, Launcher, Request};
 use recent::Recent;
 use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, UNAWAITED, WORKERS};
@@ -347,9 +347,6 @@ impl CopyKernel {
             && self.sent.back().is_some_and(|before| !before.is_for_workers && before.signal != 0);
         if self.sent.is_empty() {
             self.recent.clear();
-        } else {
-            // Among others it is one of many: device code may wait for the next, which waits for it.
-            command.flags &= !UNAWAITED;
         }
         let lane = Arc::as_ptr(&op.owner.lane) as usize;
         if is_alone || is_behind_small {
@@ -359,8 +356,13 @@ impl CopyKernel {
             // A weak signal has an order with nothing but its own data.
             command.flags |= self.recent.behind(lane, command.signal) << BEHIND_BIT;
         }
-        if op.len > 0 && op.credit.is_none() && command.flags & UNAWAITED == 0 && self.sent.len() < FEW {
-            command.flags |= REPORT;
+        if op.credit.is_none() {
+            if self.sent.is_empty() && is_bookkeeping(&op, &command) {
+                // Not among others: device code may wait for the next one, which waits for this one.
+                command.flags |= UNAWAITED;
+            } else if op.len > 0 && self.sent.len() < FEW {
+                command.flags |= REPORT;
+            }
         }
         self.recent.add(lane, command.signal);
         self.slots[self.present].post(&command);
