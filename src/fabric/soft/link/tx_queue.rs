@@ -194,7 +194,7 @@ impl TxQueues {
 
     /// That of a context, if it is still there.
     pub fn of(&self, context: u32) -> Option<Arc<TxQueue>> {
-        self.all.read().iter().find(|s| s.lane.context == context).cloned()
+        self.all.read().iter().find(|tx| tx.lane.context == context).cloned()
     }
 }
 

@@ -230,6 +230,12 @@ impl Gpu {
         self.fed.load(Ordering::Acquire)
     }
 
+    /// Whether this caller is to look again; then the next one is not.
+    #[inline]
+    fn was_renewed(&self) -> bool {
+        self.is_renewed() && self.fed.swap(false, Ordering::AcqRel)
+    }
+
     /// Has the next caller of [`Gpu::poll`] look again.
     #[inline]
     pub fn renew(&self) {
@@ -255,12 +261,11 @@ impl Gpu {
     /// The same of what goes by the streams alone, for threads that have nothing to do with the engine.
     #[inline]
     pub fn poll_pools(&self) -> (bool, bool) {
-        let was_fed = || self.fed.load(Ordering::Acquire) && self.fed.swap(false, Ordering::AcqRel);
-        let Some(pools) = self.pools() else { return (false, was_fed()) };
+        let Some(pools) = self.pools() else { return (false, self.was_renewed()) };
         let (up, landed) = (pools.poll(), pools.landed());
         let news = has_become(&self.landed, landed);
         // Buffers come back also from the engine, where nothing else happens to anybody here.
-        let fed = was_fed() | pools.was_fed();
+        let fed = self.was_renewed() | pools.was_fed();
         (up, news | fed | pools.has_failed())
     }
 }
