@@ -1,15 +1,13 @@
 //! What the kernel of `copy.ptx` does, on the CPU: with its freedom to take commands in other portions, to move bytes
 //! and to add to signals in another order, and to report late, used at random.
 
-use crate::kernel::Launch;
+use crate::kernel::{rest, Launch, MISALIGNED, SLOWNESS};
+use crate::random::Random;
 use crate::stream::ILLEGAL_ADDRESS;
 use crate::world::world;
 use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
 use std::sync::atomic::{fence, AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
-
-/// `CUDA_ERROR_MISALIGNED_ADDRESS`.
-const MISALIGNED: CUresult = 716;
 
 const CUT: u32 = 1;
 const STOP: u32 = 2;
@@ -35,12 +33,6 @@ const REPORT_AFTER: u64 = 32;
 /// Bytes of the ring and the three lines of answers behind it.
 const WORDS: usize = 192;
 
-/// How much slower than a GPU this is: its clock goes so much slower, too.
-const SLOWNESS: u32 = 50;
-/// Polls in vain before it sleeps between two.
-const HASTY: u32 = 50;
-const NAP: Duration = Duration::from_micros(20);
-
 /// Bytes above which a copy is to be in a go of its own.
 const ALONE_ABOVE: u32 = 64 << 20;
 /// Launch slots that there are boards for.
@@ -51,7 +43,6 @@ static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static REPORTS: AtomicU64 = AtomicU64::new(0);
 static UNAWAITED_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static CREDITS: AtomicU64 = AtomicU64::new(0);
-static SEED: AtomicU64 = AtomicU64::new(1);
 
 /// How many commands were done.
 pub fn commands() -> u64 {
@@ -89,24 +80,6 @@ struct Command {
     increment: u64,
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % n
-    }
-
-    fn order(&mut self, n: usize) -> Vec<usize> {
-        let mut all: Vec<usize> = (0..n).collect();
-        (1..n).rev().for_each(|i| all.swap(i, self.below(i as u64 + 1) as usize));
-        all
-    }
-}
-
 pub struct CopyKernel<'a> {
     launch: &'a Launch,
     device: CUdevice,
@@ -138,7 +111,7 @@ impl<'a> CopyKernel<'a> {
             world().violation(&format!("slot {slot}"));
         }
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
-        let random = Random(SEED.fetch_add(1, Ordering::Relaxed));
+        let random = Random::new();
         Self { launch, device, ring, words, number, idle, life, count, reported: count, is_awaited: false, random }
     }
 
@@ -196,11 +169,7 @@ impl<'a> CopyKernel<'a> {
                 if last.elapsed() > self.idle {
                     break;
                 }
-                vain += 1;
-                match vain {
-                    ..HASTY => std::thread::yield_now(),
-                    _ => std::thread::sleep(NAP),
-                }
+                rest(&mut vain);
             } else {
                 if batch[0].flags & STOP != 0 {
                     self.count += 1;
@@ -389,14 +358,23 @@ impl<'a> CopyKernel<'a> {
         }
         let to = self.at(c.to, c.bytes as usize)?;
         // SAFETY: mapped and aligned.
-        unsafe {
-            match c.bytes {
-                1 => AtomicU8::from_ptr(to).store(c.value as u8, Ordering::Release),
-                2 => AtomicU16::from_ptr(to.cast()).store(c.value as u16, Ordering::Release),
-                4 => AtomicU32::from_ptr(to.cast()).store(c.value as u32, Ordering::Release),
-                _ => AtomicU64::from_ptr(to.cast()).store(c.value, Ordering::Release),
-            }
-        }
+        unsafe { store(to, c.bytes, c.value) };
         Ok(())
+    }
+}
+
+/// Stores the low bytes of a value: 1, 2, 4 or 8.
+///
+/// # Safety
+/// They are mapped and aligned to their number.
+pub unsafe fn store(to: *mut u8, bytes: u32, value: u64) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match bytes {
+            1 => AtomicU8::from_ptr(to).store(value as u8, Ordering::Release),
+            2 => AtomicU16::from_ptr(to.cast()).store(value as u16, Ordering::Release),
+            4 => AtomicU32::from_ptr(to.cast()).store(value as u32, Ordering::Release),
+            _ => AtomicU64::from_ptr(to.cast()).store(value, Ordering::Release),
+        }
     }
 }

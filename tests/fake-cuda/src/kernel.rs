@@ -1,6 +1,8 @@
-//! Modules and the kernels in them. The only kernel that runs here is the copy kernel (`copy kernel.rs`).
+//! Modules and the kernels in them. What runs here is the copy kernel (`copy_kernel.rs`) and the lane kernel
+//! (`lane_kernel.rs`).
 
 use crate::copy_kernel::CopyKernel;
+use crate::lane_kernel::LaneKernel;
 use crate::memory::Kind;
 use crate::stream::Work;
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
@@ -17,6 +19,40 @@ const INVALID_PTX: CUresult = 218;
 const INVALID_HANDLE: CUresult = 400;
 /// `CUDA_ERROR_NOT_FOUND`.
 const NOT_FOUND: CUresult = 500;
+/// `CUDA_ERROR_MISALIGNED_ADDRESS`.
+pub const MISALIGNED: CUresult = 716;
+
+/// How much slower than a GPU kernels are here: their clock goes so much slower, too.
+pub const SLOWNESS: u32 = 50;
+/// Polls in vain before a kernel sleeps between two.
+const HASTY: u32 = 50;
+const NAP: Duration = Duration::from_micros(20);
+
+/// What a kernel does after a poll in vain.
+pub fn rest(vain: &mut u32) {
+    *vain += 1;
+    match *vain {
+        ..HASTY => std::thread::yield_now(),
+        _ => std::thread::sleep(NAP),
+    }
+}
+
+/// Which of the kernels that are known here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Copy,
+    Lanes,
+}
+
+impl Which {
+    fn of(function: &Function) -> Option<Self> {
+        match (&function.name[..], function.parameters) {
+            (CopyKernel::NAME, CopyKernel::PARAMETERS) => Some(Self::Copy),
+            (LaneKernel::NAME, LaneKernel::PARAMETERS) => Some(Self::Lanes),
+            _ => None,
+        }
+    }
+}
 
 /// A loaded text. Handles are never used again.
 struct Module {
@@ -37,6 +73,7 @@ struct Function {
 /// A kernel from its launch to its end.
 struct Launched {
     id: usize,
+    which: Which,
     module: usize,
     parameters: Vec<u64>,
     runs: bool,
@@ -50,8 +87,20 @@ struct Kernels {
     modules: Vec<Module>,
     functions: Vec<Function>,
     launched: Vec<Launched>,
-    /// How many of the next launches are held.
+    /// How many of the copy kernel's next launches are held.
     to_hold: usize,
+    /// All launches of the lane kernel are.
+    are_lanes_held: bool,
+}
+
+impl Kernels {
+    fn release(&mut self, which: Which) {
+        self.launched.iter_mut().filter(|l| l.which == which).for_each(|l| l.is_held = false);
+    }
+
+    fn held(&self, which: Which) -> usize {
+        self.launched.iter().filter(|l| l.which == which && l.is_held).count()
+    }
 }
 
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
@@ -81,6 +130,7 @@ fn kernels() -> Guard {
 /// A launched kernel, on its way through its stream. Counts as running until it is dropped or says that it ends.
 pub struct Launch {
     id: usize,
+    which: Which,
     pub context: usize,
     pub parameters: Vec<u64>,
     /// Warps beside the first.
@@ -102,7 +152,7 @@ impl Launch {
             own.runs = true;
         }
         if clash {
-            world().violation("two kernels work on one ring");
+            world().violation("two kernels work on one ring or board");
         }
     }
 
@@ -222,22 +272,32 @@ pub unsafe extern "C" fn cuLaunchKernel(
     if !is_line || warps == 0 || block_x % 32 != 0 || function.most_threads < block_x {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if !is_here || function.name != CopyKernel::NAME || function.parameters != CopyKernel::PARAMETERS {
+    let Some(which) = Which::of(function).filter(|_| is_here) else {
         drop(kernels);
         world().violation("cuLaunchKernel of a kernel of another context, or of one that is not known here");
         return INVALID_HANDLE;
+    };
+    if which == Which::Lanes && (grid_x, block_x) != (1, LaneKernel::THREADS) {
+        drop(kernels);
+        world().violation("a lane kernel of another size than one block of 256 threads");
+        return CUDA_ERROR_INVALID_VALUE;
     }
     let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
     let (module, parameters): (_, Vec<u64>) = (function.module, (0..function.parameters).map(read).collect());
     let id = kernels.new_handle();
     let all = kernels.get();
-    let is_held = all.to_hold > 0;
-    all.to_hold -= usize::from(is_held);
-    all.launched.push(Launched { id, module, parameters: parameters.clone(), runs: false, is_held });
+    let is_held = match which {
+        Which::Copy => all.to_hold > 0,
+        Which::Lanes => all.are_lanes_held,
+    };
+    all.to_hold -= usize::from(is_held && which == Which::Copy);
+    all.launched.push(Launched { id, which, module, parameters: parameters.clone(), runs: false, is_held });
     drop(kernels);
-    LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(grid_x == 1), Ordering::Relaxed);
-    LAUNCHES_OF_A_BLOCK.fetch_add(u64::from(grid_x == 1 && warps > 1), Ordering::Relaxed);
-    let launch = Launch { id, context: current(), parameters, workers: warps - 1 };
+    if which == Which::Copy {
+        LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(grid_x == 1), Ordering::Relaxed);
+        LAUNCHES_OF_A_BLOCK.fetch_add(u64::from(grid_x == 1 && warps > 1), Ordering::Relaxed);
+    }
+    let launch = Launch { id, which, context: current(), parameters, workers: warps - 1 };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
 }
 
@@ -262,7 +322,11 @@ pub fn run(launch: &Launch) -> CUresult {
         std::thread::sleep(Duration::from_micros(50));
     }
     launch.begin();
-    let code = CopyKernel::new(launch, device_of(launch.context)).run();
+    let device = device_of(launch.context);
+    let code = match launch.which {
+        Which::Copy => CopyKernel::new(launch, device).run(),
+        Which::Lanes => LaneKernel::new(launch, device).run(),
+    };
     launch.end();
     code
 }
@@ -282,32 +346,49 @@ pub extern "C" fn fake_hold_kernels(held: bool) {
     world().hold_kernels(held);
 }
 
-/// Of the next launches so many do not start, others do: as if their streams alone shared a hardware queue with a
-/// kernel that spins. 0: those that are held start.
+/// Of the copy kernel's next launches so many do not start, others do: as if their streams alone shared a hardware
+/// queue with a kernel that spins. 0: those that are held start.
 #[no_mangle]
 pub extern "C" fn fake_hold_launches(n: usize) {
     let mut kernels = kernels();
     let all = kernels.get();
     all.to_hold = n;
     if n == 0 {
-        all.launched.iter_mut().for_each(|l| l.is_held = false);
+        all.release(Which::Copy);
     }
 }
 
 /// How many launches are held in this way.
 #[no_mangle]
 pub extern "C" fn fake_held_launches() -> usize {
-    kernels().get().launched.iter().filter(|l| l.is_held).count()
+    kernels().get().held(Which::Copy)
 }
 
-/// What each command takes a copy kernel, µs; and after how many commands, at random up to so many, its life is over,
-/// 0: only after its time.
+/// No launch of the lane kernel from here on starts until this is called with `false`.
+#[no_mangle]
+pub extern "C" fn fake_hold_lanes(held: bool) {
+    let mut kernels = kernels();
+    let all = kernels.get();
+    all.are_lanes_held = held;
+    if !held {
+        all.release(Which::Lanes);
+    }
+}
+
+/// How many launches are held in this way.
+#[no_mangle]
+pub extern "C" fn fake_held_lanes() -> usize {
+    kernels().get().held(Which::Lanes)
+}
+
+/// What each command takes a copy kernel, and each descriptor a lane kernel, µs; and after how many of them, at random
+/// up to so many, its life is over, 0: only after its time.
 #[no_mangle]
 pub extern "C" fn fake_kernel_limits(command_us: u64, most_commands: u64) {
     world().set_kernel_limits(command_us, most_commands);
 }
 
-/// Copy kernels that run now end now, whatever is in their rings.
+/// Kernels that run now end now, whatever is in their rings and queues.
 #[no_mangle]
 pub extern "C" fn fake_end_kernels() {
     world().end_kernels();

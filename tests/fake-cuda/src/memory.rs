@@ -149,7 +149,7 @@ pub struct Memory {
     /// Whose memory it is.
     pub device: c_int,
     /// Nothing but this device may touch it, and the driver names no context for it.
-    pub only: Option<c_int>,
+    pub only: Option<u64>,
     pub managed: bool,
     /// Kernels of which GPUs may touch it, unless `only` says so: all (0), its own (1).
     pub access: c_int,
@@ -175,7 +175,7 @@ impl Memory {
     /// Whether kernels of a GPU may touch it.
     pub fn is_open_to(&self, device: c_int) -> bool {
         match (self.only, self.access) {
-            (Some(only), _) => only == device,
+            (Some(only), _) => only >> device & 1 != 0,
             (None, 0) => true,
             _ => self.device == device,
         }

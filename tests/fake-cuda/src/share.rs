@@ -180,7 +180,7 @@ pub unsafe extern "C" fn cuMemMap(
     let device = bytes.device;
     let of = world.retain(handle);
     // Nobody, until access is set.
-    let only = Some(-1);
+    let only = Some(0);
     world.add(Memory { base: at, bytes: size, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
     CUDA_SUCCESS
 }
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
         let memory = Bytes::new(device, bytes, exportable as c_int);
         range.map(base, bytes, &memory);
         let of = world.add_physical(memory);
-        let only = (!exportable).then_some(device);
+        let only = (!exportable).then_some(1 << device);
         world.add(Memory { base, bytes, range, device, only, managed: false, access: 0, of, kind: Kind::Mapped });
         base += bytes as u64;
     }

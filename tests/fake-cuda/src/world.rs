@@ -330,6 +330,7 @@ impl World {
         let (base, bytes) = (range.base, physical.bytes);
         let of = self.add_physical(physical);
         let access = if only.is_some() { 0 } else { self.inner().access };
+        let only = only.map(|device| 1 << device);
         self.add(Memory { base, bytes, range, device, only, managed, access, of, kind });
         base
     }
@@ -394,7 +395,7 @@ impl World {
     /// Lets a device touch the mapping at `at`. Returns where the next one starts.
     pub fn allow(&mut self, at: u64, device: c_int) -> Option<u64> {
         let memory = self.inner().memory.iter_mut().find(|m| m.kind == Kind::Mapped && m.base == at)?;
-        memory.only = Some(device);
+        memory.only = Some(memory.only.unwrap_or(0) | 1 << device);
         Some(memory.base + memory.bytes as u64)
     }
 

@@ -46,7 +46,7 @@ impl World {
     /// Whether GPU `device` may touch the range.
     pub fn reach(&mut self, at: u64, n: usize, device: CUdevice) -> bool {
         if let Some(all) = self.all(at, n) {
-            return all.iter().all(|m| m.only.is_none_or(|only| only == device));
+            return all.iter().all(|m| m.only.is_none_or(|only| only >> device & 1 != 0));
         }
         if !self.is_pinned(at, n) {
             self.violation(&format!("{n} bytes at {at:#x} are neither device memory nor pinned"));

@@ -1,0 +1,483 @@
+//! What the kernel of `lanes.ptx` does, on the CPU: with its freedom to find descriptors late, to move bytes and to add
+//! to signals in another order, and to have what it stores seen late, used at random.
+//!
+//! What a warp has stored or added lies in its *open effects* until the host and the peer see it: some time, in any
+//! order, and before the warp passes a fence.
+
+use crate::copy_kernel::store;
+use crate::kernel::{rest, Launch, MISALIGNED, SLOWNESS};
+use crate::lane_effect::{pieces, Effect};
+use crate::lane_record::{Data, Record, Taken, RECORD_WORDS};
+use crate::random::Random;
+use crate::stream::ILLEGAL_ADDRESS;
+use crate::world::world;
+use nccl_plugin_api::descriptor::WORDS;
+use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+// The board: what its bytes are, and where.
+const BOARD: usize = RECORDS as usize + 64 * RECORD as usize;
+const GO: u64 = 0;
+const STOP: u64 = 8;
+const SPREAD: u64 = 16;
+const UP: u64 = 64;
+const GONE: u64 = 128;
+const POSITIONS: u64 = 256;
+const RECORDS: u64 = 1024;
+const RECORD: u64 = 8 * RECORD_WORDS as u64;
+
+/// Of a position: the descriptor there is not for this kernel.
+const REFUSED: u64 = 1 << 32;
+const WARPS: u64 = 8;
+/// Slots that a warp looks at.
+const AT_ONCE: u64 = 8;
+/// Between two effects, at times: long enough for others to see the one without the other.
+const PAUSE: Duration = Duration::from_micros(20);
+
+static DESCRIPTORS: AtomicU64 = AtomicU64::new(0);
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
+static GOS: AtomicU64 = AtomicU64::new(0);
+/// Launches that ended, by why.
+static ENDS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+/// Why a launch ends.
+#[derive(Clone, Copy)]
+enum End {
+    Stop,
+    Idle,
+    Life,
+}
+
+enum Step {
+    Do(Effect),
+    /// What came before is seen by all before the warp goes on.
+    Fence,
+}
+
+struct Lane {
+    place: u64,
+    record: Record,
+    next: u32,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct Warp {
+    lanes: Vec<Lane>,
+    /// What is left of its present look.
+    steps: VecDeque<Step>,
+    open: Vec<Effect>,
+    /// Signals of an earlier look have no fence behind them.
+    is_dirty: bool,
+    /// It has seen that the launch is over, and does no further look.
+    is_over: bool,
+}
+
+/// What a warp's turn was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Vain,
+    Worked,
+    /// It took something.
+    Took,
+}
+
+/// A look: what it does, in order.
+#[derive(Default)]
+struct Look {
+    clears: Vec<Effect>,
+    data: Vec<Effect>,
+    signals: Vec<Effect>,
+    shown: Vec<Effect>,
+    refused: Vec<Effect>,
+}
+
+pub struct LaneKernel<'a> {
+    launch: &'a Launch,
+    device: CUdevice,
+    board: u64,
+    number: u64,
+    idle: Duration,
+    life: Duration,
+    started: Instant,
+    /// How often tests had ended all kernels when it came up, and how many descriptors it takes at most.
+    ends: u64,
+    left: u64,
+    /// Slots of each lane that a look reads at most.
+    at_once: u64,
+    random: Random,
+}
+
+/// Why it ends: it left, or the GPU hit an error.
+type Ended = Result<(), CUresult>;
+
+impl<'a> LaneKernel<'a> {
+    pub const NAME: &'static str = "oxygin_lanes";
+    pub const PARAMETERS: usize = 4;
+    /// It is never launched otherwise.
+    pub const THREADS: u32 = 32 * WARPS as u32;
+
+    pub fn new(launch: &'a Launch, device: CUdevice) -> Self {
+        let [board, number, idle, life] = launch.parameters[..] else { unreachable!("checked at launch") };
+        let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
+        let (ends, most) = world().kernel_limits();
+        let mut random = Random::new();
+        let left = if most == 0 { u64::MAX } else { random.below(most + 1) };
+        let (started, at_once) = (Instant::now(), AT_ONCE);
+        Self { launch, device, board, number, idle, life, started, ends, left, at_once, random }
+    }
+
+    pub fn run(mut self) -> CUresult {
+        match self.work() {
+            Ok(()) => CUDA_SUCCESS,
+            Err(code) => code,
+        }
+    }
+
+    /// Where the GPU finds a range.
+    fn at(&self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
+        world().kernel_reach(at, bytes, self.device).ok_or(ILLEGAL_ADDRESS)
+    }
+
+    fn word(&self, at: u64) -> Result<&AtomicU64, CUresult> {
+        if at % 8 != 0 {
+            return Err(MISALIGNED);
+        }
+        let word = self.at(at, 8)?;
+        // SAFETY: an aligned word of mapped memory, which is never unmapped.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    fn read(&self, at: u64) -> Result<u64, CUresult> {
+        Ok(self.word(self.board + at)?.load(Ordering::Acquire))
+    }
+
+    fn answer(&self, at: u64, value: u64) -> Ended {
+        self.word(self.board + at)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn work(&mut self) -> Ended {
+        if self.number == 0 || self.board % 256 != 0 {
+            world().violation(&format!("launch {} on a board at {:#x}", self.number, self.board));
+            return Err(MISALIGNED);
+        }
+        self.at(self.board, BOARD)?;
+        self.answer(UP, self.number)?;
+        let end = match self.wait_for_go()? {
+            ControlFlow::Break(end) => end,
+            ControlFlow::Continue(()) => {
+                GOS.fetch_add(1, Ordering::Relaxed);
+                let warps = self.warps()?;
+                self.serve(warps)?
+            }
+        };
+        ENDS[end as usize].fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.launch.end();
+        self.answer(GONE, self.number)
+    }
+
+    /// Whether somebody who tests has ended it.
+    fn is_ended(&self) -> bool {
+        world().kernel_limits().0 != self.ends || self.left == 0
+    }
+
+    fn wait_for_go(&mut self) -> Result<ControlFlow<End>, CUresult> {
+        let mut vain = 0;
+        loop {
+            // Either may be seen first where both are there.
+            for what in [[GO, STOP], [STOP, GO]][self.random.below(2) as usize] {
+                if self.read(what)? == self.number {
+                    return Ok(if what == GO { ControlFlow::Continue(()) } else { ControlFlow::Break(End::Stop) });
+                }
+            }
+            if self.is_ended() {
+                return Ok(ControlFlow::Break(End::Life));
+            }
+            if self.started.elapsed() > self.idle {
+                return Ok(ControlFlow::Break(End::Idle));
+            }
+            rest(&mut vain);
+        }
+    }
+
+    /// All warps with their lanes, as the board has them. What is wrong there has no lane.
+    fn warps(&mut self) -> Result<Vec<Warp>, CUresult> {
+        let mut warps: Vec<Warp> = (0..WARPS).map(|_| Warp::default()).collect();
+        let spread = self.read(SPREAD)?;
+        if spread > 3 {
+            world().violation(&format!("lanes spread by {spread}"));
+            return Ok(warps);
+        }
+        self.at_once = AT_ONCE >> spread;
+        let mut queues = Vec::new();
+        for place in 0..WARPS << spread {
+            let mut words = [0; RECORD_WORDS];
+            for (i, word) in words.iter_mut().enumerate() {
+                *word = self.read(RECORDS + place * RECORD + 8 * i as u64)?;
+            }
+            match Record::parse(&words) {
+                Ok(None) => {}
+                Ok(Some(record)) if queues.contains(&record.queue) => {
+                    world().violation(&format!("lane {place}: another lane has its queue"));
+                }
+                Ok(Some(record)) => {
+                    queues.push(record.queue);
+                    let next = record.first;
+                    warps[(place >> spread) as usize].lanes.push(Lane { place, record, next, is_closed: false });
+                }
+                Err(what) => world().violation(&format!("lane {place}: {what}")),
+            }
+        }
+        Ok(warps)
+    }
+
+    fn serve(&mut self, mut warps: Vec<Warp>) -> Result<End, CUresult> {
+        let (mut last, mut vain, mut end) = (Instant::now(), 0, None);
+        loop {
+            // The first warp looks for it, and not while it is at something.
+            if end.is_none() && warps[0].steps.is_empty() {
+                end = self.end(last)?;
+            }
+            let mut is_vain = true;
+            for i in self.random.order(warps.len()) {
+                // At times it has no turn, or several.
+                for _ in 0..[0, 1, 1, 4, 16][self.random.below(5) as usize] {
+                    let turn = self.turn(&mut warps[i], end.is_some())?;
+                    is_vain &= turn == Turn::Vain;
+                    match turn {
+                        Turn::Took => last = Instant::now(),
+                        Turn::Worked => {}
+                        Turn::Vain => break,
+                    }
+                }
+            }
+            match end {
+                Some(end) if warps.iter().all(|w| w.is_over && w.steps.is_empty()) => return Ok(end),
+                _ if is_vain => rest(&mut vain),
+                _ => vain = 0,
+            }
+        }
+    }
+
+    /// Whether it is to end. `last`: when it last took something.
+    fn end(&self, last: Instant) -> Result<Option<End>, CUresult> {
+        let end = if self.read(STOP)? == self.number {
+            End::Stop
+        } else if self.started.elapsed() > self.life || self.is_ended() {
+            End::Life
+        } else if last.elapsed() > self.idle {
+            End::Idle
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(end))
+    }
+
+    /// One step of a warp, or a look, which finds out what the next ones are.
+    fn turn(&mut self, warp: &mut Warp, is_over: bool) -> Result<Turn, CUresult> {
+        match warp.steps.front() {
+            Some(Step::Fence) if warp.open.is_empty() => {
+                warp.steps.pop_front();
+                fence(Ordering::SeqCst);
+                return Ok(Turn::Worked);
+            }
+            Some(Step::Fence) => return self.show_one(warp),
+            Some(&Step::Do(effect)) => {
+                warp.steps.pop_front();
+                warp.open.push(effect);
+                return Ok(Turn::Worked);
+            }
+            None => {}
+        }
+        if warp.is_over {
+            return Ok(Turn::Vain);
+        }
+        // It may have begun another look before.
+        if is_over && self.random.below(2) == 0 {
+            warp.is_over = true;
+            warp.steps.push_back(Step::Fence);
+            return Ok(Turn::Worked);
+        }
+        let turn = self.look(warp)?;
+        if turn == Turn::Vain && !warp.open.is_empty() && self.random.below(2) == 0 {
+            return self.show_one(warp);
+        }
+        Ok(turn)
+    }
+
+    /// One of the open effects comes true, but for copies that tests hold.
+    fn show_one(&mut self, warp: &mut Warp) -> Result<Turn, CUresult> {
+        let n = warp.open.len();
+        let first = self.random.below(n as u64) as usize;
+        let free = (0..n).map(|i| (first + i) % n).find(|&i| {
+            let bytes = warp.open[i].held_bytes();
+            bytes == 0 || !world().is_held(bytes)
+        });
+        let Some(i) = free else { return Ok(Turn::Vain) };
+        let effect = warp.open.swap_remove(i);
+        self.show(effect)?;
+        if self.random.below(64) == 0 {
+            std::thread::sleep(PAUSE);
+        }
+        Ok(Turn::Worked)
+    }
+
+    fn show(&mut self, effect: Effect) -> Ended {
+        match effect {
+            Effect::Clear { slot } => {
+                for i in self.random.order(WORDS) {
+                    self.word(slot + 8 * i as u64)?.store(0, Ordering::Release);
+                }
+            }
+            Effect::Copy { from, to, bytes, .. } => {
+                let (from, to) = (self.at(from, bytes as usize)?, self.at(to, bytes as usize)?);
+                // SAFETY: both ranges are mapped; whoever unmaps them first is at fault, and dies.
+                unsafe { std::ptr::copy(from, to, bytes as usize) };
+            }
+            // SAFETY: mapped, and aligned, as no other is taken.
+            Effect::Value { to, bytes, value } => unsafe { store(self.at(to, bytes as usize)?, bytes, value) },
+            Effect::Signal { at, by } => {
+                self.word(at)?.fetch_add(by, Ordering::AcqRel);
+            }
+            Effect::Index { at, value } => {
+                let index = self.at(at, 4)?;
+                // SAFETY: four aligned bytes of mapped memory.
+                unsafe { AtomicU32::from_ptr(index.cast()) }.store(value, Ordering::Release);
+            }
+            Effect::Position { place, value } => self.answer(POSITIONS + 8 * place, value)?,
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, warp: &mut Warp) -> Result<Turn, CUresult> {
+        let mut look = Look::default();
+        for i in self.random.order(warp.lanes.len()) {
+            let lane = &mut warp.lanes[i];
+            if !lane.is_closed {
+                self.look_at(lane, &mut look)?;
+            }
+        }
+        if look.shown.is_empty() && look.refused.is_empty() {
+            let was_dirty = std::mem::take(&mut warp.is_dirty);
+            warp.steps.extend(was_dirty.then_some(Step::Fence));
+            return Ok(if was_dirty { Turn::Worked } else { Turn::Vain });
+        }
+        let turn = if look.shown.is_empty() { Turn::Worked } else { Turn::Took };
+        let is_fenced = !look.data.is_empty() || warp.is_dirty;
+        let are_signals = !look.signals.is_empty();
+        let steps = &mut warp.steps;
+        steps.extend(look.clears.into_iter().chain(look.data).map(Step::Do));
+        steps.extend(is_fenced.then_some(Step::Fence));
+        steps.extend(look.signals.into_iter().map(Step::Do));
+        steps.extend((!is_fenced).then_some(Step::Fence));
+        steps.extend(look.shown.into_iter().map(Step::Do));
+        warp.is_dirty = is_fenced && are_signals;
+        if !look.refused.is_empty() {
+            steps.push_back(Step::Fence);
+            steps.extend(look.refused.into_iter().map(Step::Do));
+            warp.is_dirty = false;
+        }
+        Ok(turn)
+    }
+
+    /// What a look finds in one lane.
+    fn look_at(&mut self, lane: &mut Lane, look: &mut Look) -> Ended {
+        let found = self.whole(lane)?;
+        let first = lane.next;
+        for words in found {
+            let Some(Taken { data, signal }) = lane.record.take(words) else {
+                lane.is_closed = true;
+                REFUSALS.fetch_add(1, Ordering::Relaxed);
+                break;
+            };
+            let us = world().command_us();
+            if us > 0 {
+                std::thread::sleep(Duration::from_micros(us));
+            }
+            let code = world().injected("gpu");
+            if code != CUDA_SUCCESS {
+                return Err(code);
+            }
+            look.clears.push(Effect::Clear { slot: lane.record.queue + lane.record.slot(lane.next) as u64 });
+            match data {
+                Some(Data::Copy { from, to, bytes }) => look.data.extend(pieces(from, to, bytes)),
+                Some(Data::Value { to, bytes, value }) => look.data.push(Effect::Value { to, bytes, value }),
+                None => {}
+            }
+            look.signals.extend(signal.map(|(at, by)| Effect::Signal { at, by }));
+            lane.next = lane.next.wrapping_add(1);
+            self.left -= 1;
+        }
+        let (place, next) = (lane.place, lane.next);
+        if next != first {
+            DESCRIPTORS.fetch_add(next.wrapping_sub(first).into(), Ordering::Relaxed);
+            look.shown.push(Effect::Index { at: lane.record.index, value: next });
+            look.shown.push(Effect::Position { place, value: next.into() });
+        }
+        if lane.is_closed {
+            look.refused.push(Effect::Position { place, value: REFUSED | u64::from(next) });
+        }
+        Ok(())
+    }
+
+    /// The next descriptors that are all there, up to the first that is not.
+    fn whole(&mut self, lane: &Lane) -> Result<Vec<[u64; WORDS]>, CUresult> {
+        let queue = self.at(lane.record.queue, lane.record.queue_bytes())?;
+        let load = |slot: u64, i: usize| {
+            let at = lane.record.slot(lane.next.wrapping_add(slot as u32)) + 8 * i;
+            // SAFETY: an aligned word of the queue, which is mapped.
+            unsafe { AtomicU64::from_ptr(queue.add(at).cast()) }.load(Ordering::Acquire)
+        };
+        // Mostly there is nothing, and this look costs a CPU more than a GPU.
+        if load(0, 0) & 1 == 0 {
+            return Ok(Vec::new());
+        }
+        // None is read twice where there are fewer slots.
+        let at_once = self.at_once.min(lane.record.slots());
+        let most = if self.random.below(4) == 0 { self.random.below(at_once) + 1 } else { at_once }.min(self.left);
+        let mut found = vec![[0; WORDS]; most as usize];
+        // Word by word, in any order, and at times with a pause: what a GPU may do.
+        let pause = self.random.below(8) == 0;
+        for i in self.random.order(WORDS * most as usize) {
+            found[i / WORDS][i % WORDS] = load((i / WORDS) as u64, i % WORDS);
+            if pause && self.random.below(8) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        let whole = found.iter().take_while(|words| words.iter().all(|w| w & 1 == 1)).count();
+        found.truncate(whole);
+        Ok(found)
+    }
+}
+
+// What tests use.
+
+/// How many descriptors lane kernels have taken since the process began.
+#[no_mangle]
+pub extern "C" fn fake_lane_descriptors() -> u64 {
+    DESCRIPTORS.load(Ordering::Relaxed)
+}
+
+/// How many lanes they have closed at a descriptor that is not for them.
+#[no_mangle]
+pub extern "C" fn fake_refused_lanes() -> u64 {
+    REFUSALS.load(Ordering::Relaxed)
+}
+
+/// How many launches of them got a go.
+#[no_mangle]
+pub extern "C" fn fake_lane_gos() -> u64 {
+    GOS.load(Ordering::Relaxed)
+}
+
+/// How many launches of them have ended because they were stopped (0), idle (1), or at the end of their life (2), also
+/// where tests have brought it about.
+#[no_mangle]
+pub extern "C" fn fake_lane_ends(why: usize) -> u64 {
+    ENDS.get(why).map_or(0, |n| n.load(Ordering::Relaxed))
+}

@@ -1,0 +1,187 @@
+//! What the board says of a lane of the lane kernel, and which descriptors that lane takes.
+
+use nccl_plugin_api::descriptor::{
+    Descriptor, Form, OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL, WORDS,
+};
+
+/// Words of a record.
+pub const RECORD_WORDS: usize = 32;
+const WINDOWS: usize = 4;
+const PUT_INLINE: u16 = OP_PUT | OP_INLINE;
+
+/// One end of a window.
+#[derive(Clone, Copy, Default)]
+struct End {
+    base: u64,
+    bytes: u64,
+}
+
+impl End {
+    /// The address at an offset, if so many bytes lie inside from there on.
+    fn at(self, offset: u64, bytes: u64) -> Option<u64> {
+        (offset <= self.bytes && bytes <= self.bytes - offset).then_some(self.base.wrapping_add(offset))
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Window {
+    /// 0: there is none.
+    handle: u64,
+    here: End,
+    at_peer: End,
+}
+
+/// A lane.
+pub struct Record {
+    /// Slot 0 of its queue.
+    pub queue: u64,
+    mask: u32,
+    shift: u32,
+    /// Index of the first descriptor.
+    pub first: u32,
+    /// Where device code reads how far it is.
+    pub index: u64,
+    signals: u32,
+    signals_at: u64,
+    newest: u32,
+    most_bytes: u32,
+    windows: [Window; WINDOWS],
+}
+
+/// What a descriptor asks for.
+pub struct Taken {
+    pub data: Option<Data>,
+    /// The word and what is added to it.
+    pub signal: Option<(u64, u64)>,
+}
+
+pub enum Data {
+    Copy { from: u64, to: u64, bytes: u64 },
+    Value { to: u64, bytes: u32, value: u64 },
+}
+
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+impl Record {
+    /// `None`: no lane has this place. `Err`: no host may write that.
+    pub fn parse(words: &[u64; RECORD_WORDS]) -> Result<Option<Self>, &'static str> {
+        if words[0] == 0 {
+            return Ok(None);
+        }
+        let windows: [Window; WINDOWS] = std::array::from_fn(|i| {
+            let w = &words[8 + 6 * i..];
+            Window { handle: w[0], here: End { base: w[1], bytes: w[2] }, at_peer: End { base: w[3], bytes: w[4] } }
+        });
+        let record = Self {
+            queue: words[0],
+            mask: low(words[1]),
+            shift: high(words[1]),
+            first: low(words[2]),
+            signals: high(words[2]),
+            index: words[3],
+            signals_at: words[4],
+            newest: low(words[5]),
+            most_bytes: high(words[5]),
+            windows,
+        };
+        record.check(words).map(|()| Some(record))
+    }
+
+    fn check(&self, words: &[u64; RECORD_WORDS]) -> Result<(), &'static str> {
+        let known: Vec<&Window> = self.windows.iter().filter(|w| w.handle != 0).collect();
+        let is_twice = |i: usize| known[..i].iter().any(|w| w.handle == known[i].handle);
+        let wraps = |end: End| end.base.checked_add(end.bytes).is_none();
+        let is_wrong = [
+            (!self.slots().is_power_of_two(), "a mask that is no power of two less 1"),
+            (!matches!(self.shift, 6 | 7), "slots of neither 64 nor 128 bytes"),
+            ((self.newest == 0) != (self.shift == 6), "slots of the other form's bytes"),
+            (self.newest > 15, "a version that no descriptor can have"),
+            (self.queue % 16 != 0, "slots that cannot be loaded by 16 bytes"),
+            (self.index == 0 || self.index % 4 != 0, "an index that is no aligned word of 4 bytes"),
+            (self.signals > 0 && self.signals_at % 8 != 0, "signals that are no aligned words"),
+            ((0..known.len()).any(is_twice), "two windows with one handle"),
+            (known.iter().any(|w| wraps(w.here) || wraps(w.at_peer)), "a window that does not end"),
+            (words[6] > 1 || words[7] != 0, "something in a word that has no meaning"),
+            ((0..WINDOWS).any(|i| words[13 + 6 * i] != 0), "something in a window's word that has no meaning"),
+        ];
+        is_wrong.iter().find(|w| w.0).map_or(Ok(()), |w| Err(w.1))
+    }
+
+    pub fn slots(&self) -> u64 {
+        u64::from(self.mask) + 1
+    }
+
+    /// Bytes of the queue.
+    pub fn queue_bytes(&self) -> usize {
+        (self.slots() as usize) << self.shift
+    }
+
+    /// Where in the queue a descriptor is.
+    pub fn slot(&self, index: u32) -> usize {
+        ((index & self.mask) as usize) << self.shift
+    }
+
+    fn window(&self, handle: u64) -> Option<&Window> {
+        self.windows.iter().find(|w| w.handle != 0 && w.handle == handle)
+    }
+
+    /// `None`: it is not for the lane kernel.
+    pub fn take(&self, words: [u64; WORDS]) -> Option<Taken> {
+        let form = if self.newest == 0 { Form::Bytes64 } else { Form::Bytes128 };
+        let d = Descriptor { words, form };
+        if form == Form::Bytes128 && !(1..=self.newest).contains(&d.version().into()) {
+            return None;
+        }
+        let by = match d.op() & (OP_SIGNAL_INC | OP_SIGNAL_ADD) {
+            0 => None,
+            OP_SIGNAL_INC => Some(1),
+            OP_SIGNAL_ADD => Some(d.signal_value()),
+            _ => return None,
+        };
+        let op = d.op() & !(OP_SIGNAL_INC | OP_SIGNAL_ADD);
+        if op == OP_VA_SIGNAL {
+            let at = self.window(d.first_handle())?.at_peer.at(d.first_offset(), 8)?;
+            return (at % 8 == 0).then_some(Taken { data: None, signal: Some((at, by?)) });
+        }
+        let signal = match by {
+            Some(_) if d.signal() >= self.signals => return None,
+            Some(by) => Some((self.signals_at.wrapping_add(8 * u64::from(d.signal())), by)),
+            None => None,
+        };
+        let data = match op {
+            OP_PUT if d.size() == 0 => {
+                signal?;
+                None
+            }
+            OP_PUT => Some(self.copy(&d)?),
+            PUT_INLINE => Some(self.value(&d)?),
+            _ => return None,
+        };
+        Some(Taken { data, signal })
+    }
+
+    fn copy(&self, d: &Descriptor) -> Option<Data> {
+        let bytes = d.size();
+        if bytes > self.most_bytes.into() {
+            return None;
+        }
+        let from = self.window(d.first_handle())?.here.at(d.first_offset(), bytes)?;
+        let to = self.window(d.second_handle())?.at_peer.at(d.second_offset(), bytes)?;
+        ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
+    }
+
+    fn value(&self, d: &Descriptor) -> Option<Data> {
+        let bytes = d.size();
+        if ![1, 2, 4, 8].contains(&bytes) {
+            return None;
+        }
+        let to = self.window(d.second_handle())?.at_peer.at(d.second_offset(), bytes)?;
+        (to % bytes == 0).then_some(Data::Value { to, bytes: bytes as u32, value: d.inline_value() })
+    }
+}

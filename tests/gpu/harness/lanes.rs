@@ -1,0 +1,64 @@
+//! What the fake driver tells of its lane kernel, and what tests have it do.
+
+pub mod served;
+
+use super::*;
+
+/// Why a launch of the lane kernel ended.
+#[derive(Clone, Copy, Debug)]
+pub enum LanesEnd {
+    /// It was stopped.
+    Stop,
+    /// It had nothing to do.
+    Idle,
+    /// Its time was over, or a test's limit was reached.
+    Life,
+}
+
+impl Fake {
+    /// No launch of the lane kernel starts from here on; `false`: those that did not do so now.
+    pub fn hold_lanes(&self, held: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_lanes")(held) }
+    }
+
+    /// How many launches do not start because of that.
+    pub fn held_lanes(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> usize>(b"fake_held_lanes")() }
+    }
+
+    /// Descriptors that lane kernels have taken so far.
+    pub fn lane_descriptors(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_descriptors")() }
+    }
+
+    /// Lanes that they have closed so far at a descriptor that is not for them.
+    pub fn refused_lanes(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_refused_lanes")() }
+    }
+
+    /// Launches of them that have got a go so far.
+    pub fn lane_gos(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_gos")() }
+    }
+
+    /// Launches of them that have ended so far, by why.
+    pub fn lane_ends(&self, why: LanesEnd) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(usize) -> u64>(b"fake_lane_ends")(why as usize) }
+    }
+}
+
+/// The own engine, with a kernel that serves lanes, unless the words of `OXYGIN_GPU_ISSUE` say that there is none.
+pub fn serve_by_kernel() {
+    std::env::set_var("OXYGIN_ENGINE", "own");
+    let words = std::env::var("OXYGIN_GPU_ISSUE").unwrap_or_default();
+    if !words.contains("lanes=") {
+        let between = if words.is_empty() { "" } else { "," };
+        std::env::set_var("OXYGIN_GPU_ISSUE", format!("{words}{between}lanes=1"));
+    }
+}
