@@ -343,14 +343,14 @@ fn a_kernel_does_not_start_where_queues_stand() {
     let stream = Stream::create(&cuda).unwrap();
     fake.block(0, true);
     // SAFETY: the copy kernel's parameters; the memory stays until the stream is done.
-    unsafe { kernel.launch(&stream, 1, 32, parameters(0)) }.unwrap();
+    unsafe { kernel.launch(&stream, 1, 32, &mut parameters(0)) }.unwrap();
     drop(primary);
     {
         let _current = own.enter().unwrap();
         let kernel = Kernel::load(&cuda, ptx, c"oxygin_copy").unwrap();
         let stream = Stream::create(&cuda).unwrap();
         // SAFETY: as above.
-        unsafe { kernel.launch(&stream, 1, 32, parameters(1)) }.unwrap();
+        unsafe { kernel.launch(&stream, 1, 32, &mut parameters(1)) }.unwrap();
         wait(&stream).unwrap();
         assert_eq!(answer(1), 2);
     }

@@ -27,6 +27,7 @@ group! {
             *mut *mut c_void, *mut *mut c_void
         );
         device_count: c"cuDeviceGetCount" fn(*mut c_int);
+        peer_attribute: c"cuDeviceGetP2PAttribute" fn(*mut c_int, c_int, CUdevice, CUdevice);
         get_access: c"cuMemGetAccess" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
     }
 }
@@ -39,18 +40,38 @@ impl Cuda {
     /// Whether every GPU of this process may load from and store to the memory at `at`, which is on `home`. Memory of
     /// cudaMalloc keeps no list of who may; of it the answer is `true` only where there is no other GPU.
     pub fn is_open_to_all(&self, at: CUdeviceptr, home: CUdevice) -> bool {
-        let Some(kernels) = &self.kernels else { return false };
-        let mut count = 0;
+        let (Some(kernels), count) = (&self.kernels, self.devices()) else { return false };
+        count > 0
+            && (0..count).filter(|&device| device != home).all(|device| {
+                let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
+                // SAFETY: a place for the answer; any address may be asked for.
+                let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
+                code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            })
+    }
+}
+
+/// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
+const CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
+
+impl Cuda {
+    /// GPUs of this process, numbered from 0 on; 0 where the driver does not say.
+    pub(super) fn devices(&self) -> CUdevice {
+        let (Some(kernels), mut count) = (&self.kernels, 0) else { return 0 };
         // SAFETY: a place for the answer.
-        if unsafe { (kernels.device_count)(&mut count) } != CUDA_SUCCESS {
-            return false;
+        match unsafe { (kernels.device_count)(&mut count) } {
+            CUDA_SUCCESS => count,
+            _ => 0,
         }
-        (0..count).filter(|&device| device != home).all(|device| {
-            let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
-            // SAFETY: a place for the answer; any address may be asked for.
-            let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
-            code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-        })
+    }
+
+    /// Whether kernels on `from` may add to words in memory of `to`, atomically for those on `to` as well: over NVLink
+    /// they may, over PCIe not.
+    pub fn adds_at_peer(&self, from: CUdevice, to: CUdevice) -> bool {
+        let Some(kernels) = self.kernels.as_ref().filter(|_| from != to) else { return from == to };
+        let (mut may, which) = (0, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
+        // SAFETY: a place for the answer.
+        unsafe { (kernels.peer_attribute)(&mut may, which, from, to) == CUDA_SUCCESS && may != 0 }
     }
 }
 
@@ -87,17 +108,17 @@ impl Kernel {
     /// Starts `blocks` blocks of `threads` threads after what the stream has to do. All parameters are 64 bits wide.
     ///
     /// # Safety
-    /// The kernel takes `N` parameters and what they say is true; what it touches stays valid until it has ended.
-    pub unsafe fn launch<const N: usize>(
+    /// The kernel takes as many parameters and what they say is true; what it touches stays valid until it has ended.
+    pub unsafe fn launch(
         &self,
         stream: &Stream,
         blocks: u32,
         threads: u32,
-        mut parameters: [u64; N],
+        parameters: &mut [u64],
     ) -> Result<(), CudaError> {
         let kernels = self.cuda.kernel("cuLaunchKernel")?;
-        let mut places = parameters.each_mut().map(|p| (p as *mut u64).cast::<c_void>());
-        // SAFETY: N places of 8 bytes each, read before the call returns; the rest is the caller's promise.
+        let mut places: Vec<*mut c_void> = parameters.iter_mut().map(|p| (p as *mut u64).cast()).collect();
+        // SAFETY: as many places of 8 bytes each, read before the call returns; the rest is the caller's promise.
         self.cuda.call(&"cuLaunchKernel", || unsafe {
             let (f, stream) = (self.function, stream.raw());
             (kernels.launch)(f, blocks, 1, 1, threads, 1, 1, 0, stream, places.as_mut_ptr(), null_mut())

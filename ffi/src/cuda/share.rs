@@ -211,6 +211,20 @@ impl Mapped {
         Ok(made)
     }
 
+    /// Lets the other GPUs of this process that can reach it load from it and store to it. The driver refuses those
+    /// that cannot.
+    pub fn open_to_peers(&self, home: CUdevice) {
+        let Some(share) = &self.cuda.sharing else { return };
+        for device in (0..self.cuda.devices()).filter(|&device| device != home) {
+            let access = CUmemAccessDesc {
+                location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+                flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            };
+            // SAFETY: the whole range is mapped; one description.
+            unsafe { (share.set_access)(self.base, self.bytes, &access, 1) };
+        }
+    }
+
     /// First byte.
     pub fn base(&self) -> CUdeviceptr {
         self.base

@@ -37,6 +37,7 @@ mod private_context;
 mod queue;
 mod received;
 mod refusals;
+mod resident;
 mod staging;
 mod stall;
 mod standing;

@@ -8,11 +8,11 @@
 //! done when it is gone goes by the stream. Nothing depends on its ever getting a place on the GPU.
 //!
 //! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it. So
-//! the call is made by the thread for the application's context ([`launcher`]), which nobody waits for: while it stands
-//! there is no copy kernel. And there are several *launch slots* ([`slot`]), each a stream and a ring; one at a time is
-//! given commands. A launch that is not up within [`LATE`] is taken back if the thread has not come to it, and
-//! otherwise left to itself: whenever it comes up it finds no commands, and ends. Meanwhile the next one goes to
-//! another launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
+//! the call is made by the thread for the application's context ([`resident`](super::resident)), which nobody waits
+//! for: while it stands there is no copy kernel. And there are several *launch slots* ([`slot`]), each a stream and a
+//! ring; one at a time is given commands. A launch that is not up within [`LATE`] is taken back if the thread has not
+//! come to it, and otherwise left to itself: whenever it comes up it finds no commands, and ends. Meanwhile the next
+//! one goes to another launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
 //!
 //! Engine and copy kernel never have operations in flight at the same time, which keeps everyone's order.
 //!
@@ -20,7 +20,6 @@
 //! ([`plan`](super::plan)): they take more of the GPU.
 
 mod command;
-mod launcher;
 mod recent;
 mod ring;
 mod sizes;
@@ -28,18 +27,19 @@ mod slot;
 
 pub use command::{command, windows_hold, HostEnd};
 use command::{is_alone, is_bookkeeping};
-use launcher::{Fate, Launcher, Request};
 use recent::Recent;
 use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, UNAWAITED, WORKERS};
 use sizes::Sizes;
-use slot::{choose, Backoff, LaunchSlot, LAUNCH_SLOTS};
+use slot::{first_launch, LaunchSlot};
 
 use super::app::{AppThread, SET_UP_WITHIN};
 use super::arrived_bytes::HostBytes;
 use super::op::{Op, Owner, TransferEnd};
 use super::plan::{LaunchSize, CROWDED_BYTES};
+use super::resident::{choose, Backoff, Code, Fate, Launcher, Request, LAUNCH_SLOTS};
 use super::stats::KernelStats;
 use super::DRAIN_WITHIN;
+use oxygin_ffi::cuda::CudaError;
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -78,6 +78,13 @@ const THREADS: u32 = 256;
 const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
     Ok(text) => text,
     Err(_) => panic!("the PTX holds a zero"),
+};
+const CODE: Code = Code {
+    ptx: PTX,
+    entry: c"oxygin_copy",
+    name: "copy",
+    without: "all transfers go by the stream",
+    bytes: ring::BYTES,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,10 +181,14 @@ impl CopyKernel {
     /// Loads it and runs it once in each launch slot, briefly, so that the driver has done what it does at a first
     /// launch; later ones may have so many worker blocks. Set-up only: it may wait for kernels.
     pub fn open(rank: u32, app: &Arc<AppThread>, workers: u32) -> Result<Self, String> {
-        let opened = app.run(SET_UP_WITHIN, |context| Launcher::open(context));
+        let opened = app.run(SET_UP_WITHIN, |context| {
+            let (launcher, memories) = Launcher::open(context, CODE, first_launch)?;
+            // SAFETY: parts of their own of zeroed memory, which is freed when the copy kernel is closed.
+            let slots = memories.into_iter().enumerate().map(|(i, memory)| unsafe { LaunchSlot::new(memory, i) });
+            Ok::<_, CudaError>((launcher, slots.collect()))
+        });
         let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
-        let (launcher, rings) = opened.map_err(|e| e.to_string())?;
-        let slots = rings.into_iter().enumerate().map(|(i, ring)| LaunchSlot::new(ring, i)).collect();
+        let (launcher, slots) = opened.map_err(|e| e.to_string())?;
         Ok(Self {
             rank,
             app: app.clone(),

@@ -1,14 +1,13 @@
-//! What the copy kernel has on the GPU: its code, its streams, the memory of its rings. All of it belongs to the
-//! application's context, so the thread for that context makes, uses and ends it; who moves bytes only asks for
-//! launches.
+//! What such a kernel has on the GPU: its code, its streams, the memory through which it talks to the host. All of it
+//! belongs to the application's context, so the thread for that context makes, uses and ends it; who moves bytes only
+//! asks for launches.
 
-use super::ring::{self, Ring};
-use super::slot::LAUNCH_SLOTS;
-use super::{IDLE, PTX, WARP};
+use super::LAUNCH_SLOTS;
 use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
+use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
@@ -19,22 +18,40 @@ use std::time::{Duration, Instant};
 /// everything that shares the stream's hardware queue.
 const ENDED_WITHIN: Duration = Duration::from_micros(100);
 
-/// One launch, as its kernel is told.
+/// A kernel of ours.
 #[derive(Clone, Copy)]
-pub struct Parameters {
-    /// Which launch slot, hence which stream and ring.
+pub struct Code {
+    /// Its text.
+    pub ptx: &'static CStr,
+    /// Its entry.
+    pub entry: &'static CStr,
+    /// For the log: "the … kernel".
+    pub name: &'static str,
+    /// What happens where it cannot be launched, for the log.
+    pub without: &'static str,
+    /// Bytes of pinned memory that each launch slot has, a multiple of 256.
+    pub bytes: usize,
+}
+
+/// The pinned memory of a launch slot, zeroed.
+#[derive(Clone, Copy)]
+pub struct SlotMemory {
+    /// For the CPU.
+    pub host: *mut u8,
+    /// For the kernel.
+    pub device: u64,
+}
+
+/// One launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Which launch slot, hence which stream and memory.
     pub slot: usize,
     /// Blocks, and threads of each.
     pub blocks: u32,
     pub threads: u32,
-    /// Commands that were written there so far.
-    pub posted: u64,
-    /// The launch's number there.
-    pub number: u64,
-    /// Time without a command after which it ends.
-    pub idle: Duration,
-    /// Time after which it ends in any case.
-    pub life: Duration,
+    /// What the kernel is told.
+    pub arguments: Vec<u64>,
 }
 
 /// Driver objects; made, used and dropped with the application's context current.
@@ -44,39 +61,46 @@ struct Objects {
     streams: Vec<Stream>,
 }
 
-/// Shared by the engine and the thread for the application's context. Never frees anything by itself: `end` does.
+/// Shared by who asks for launches and the thread for the application's context. Never frees anything by itself: `end`
+/// does.
 pub struct Launcher {
+    code: Code,
     objects: ManuallyDrop<Mutex<Option<Objects>>>,
     /// The log says that the driver takes no launch for now.
     has_said: AtomicBool,
 }
 
 impl Launcher {
-    /// Loads it and runs it once in each launch slot, briefly, so that the driver has done what it does at a first
-    /// launch. Set-up only: it may wait for kernels. In the application's context. Returns the rings, whose last launch
-    /// is number 1.
-    pub fn open(context: &Context) -> Result<(Arc<Self>, Vec<Ring>), CudaError> {
+    /// Loads it and runs it once in each launch slot, as `first` says, briefly, so that the driver has done what it
+    /// does at a first launch. Set-up only: it may wait for kernels. In the application's context. Returns the memory
+    /// of the launch slots, which is freed by `end` alone.
+    pub fn open(
+        context: &Context,
+        code: Code,
+        first: impl Fn(usize, SlotMemory) -> Launch,
+    ) -> Result<(Arc<Self>, Vec<SlotMemory>), CudaError> {
         let cuda = context.cuda();
-        let kernel = Kernel::load(cuda, PTX, c"oxygin_copy")?;
+        let kernel = Kernel::load(cuda, code.ptx, code.entry)?;
         // One after the other, for queues of their own.
         let streams = (0..LAUNCH_SLOTS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
-        let pinned = Pinned::alloc(cuda, LAUNCH_SLOTS * ring::BYTES)?;
-        let host = pinned.host();
-        // SAFETY: parts of their own of the zeroed, page-aligned memory, which is freed by `end` alone.
-        let rings = (0..LAUNCH_SLOTS).map(|i| unsafe { Ring::new(host.add(i * ring::BYTES)) }).collect();
+        let pinned = Pinned::alloc(cuda, LAUNCH_SLOTS * code.bytes)?;
+        let memory = |i: usize| {
+            // SAFETY: inside what was just allocated.
+            let host = unsafe { pinned.host().add(i * code.bytes) };
+            SlotMemory { host, device: pinned.device() + (i * code.bytes) as u64 }
+        };
+        let memories: Vec<_> = (0..LAUNCH_SLOTS).map(memory).collect();
         let objects = Objects { kernel, pinned, streams };
-        for slot in 0..LAUNCH_SLOTS {
-            let first =
-                Parameters { slot, blocks: 1, threads: WARP, posted: 0, number: 1, idle: IDLE, life: Duration::ZERO };
+        for (slot, memory) in memories.iter().enumerate() {
             // SAFETY: the objects stay until all are gone (`end`), or for ever.
-            if let Err(e) = unsafe { objects.launch(first) } {
+            if let Err(e) = unsafe { objects.launch(first(slot, *memory)) } {
                 // The first ones may run.
                 std::mem::forget(objects);
                 return Err(e);
             }
         }
         let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
-        Ok((Arc::new(Self { objects, has_said: AtomicBool::new(false) }), rings))
+        Ok((Arc::new(Self { code, objects, has_said: AtomicBool::new(false) }), memories))
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -84,9 +108,9 @@ impl Launcher {
     fn refused(&self, rank: u32, e: &CudaError) -> Fate {
         let may_pass = e.may_pass();
         if !may_pass || !self.has_said.swap(true, Ordering::Relaxed) {
-            let why = cuda_error(&format!("the copy kernel on the GPU of rank {rank}"), e);
+            let why = cuda_error(&format!("the {} kernel on the GPU of rank {rank}", self.code.name), e);
             let until = if may_pass { " until a launch succeeds" } else { "" };
-            log::info!("{}; all transfers go by the stream{until}", why.message());
+            log::info!("{}; {}{until}", why.message(), self.code.without);
         }
         match may_pass {
             true => Fate::RefusedForNow,
@@ -119,13 +143,11 @@ impl Launcher {
 
 impl Objects {
     /// # Safety
-    /// The objects stay until the kernel is gone; what it will be told to touch stays until then, too.
-    unsafe fn launch(&self, p: Parameters) -> Result<(), CudaError> {
-        let at = self.pinned.device() + (p.slot * ring::BYTES) as u64;
-        let [idle, life] = [p.idle, p.life].map(|d| d.as_nanos() as u64);
-        let parameters = [at, Ring::words(at), p.posted, p.number, idle, life, p.slot as u64];
-        // SAFETY: what copy.ptx says of its parameters, and the caller's promise.
-        unsafe { self.kernel.launch(&self.streams[p.slot], p.blocks, p.threads, parameters) }
+    /// The arguments are true. The objects stay until the kernel is gone; what it will be told to touch stays until
+    /// then, too.
+    unsafe fn launch(&self, mut what: Launch) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.kernel.launch(&self.streams[what.slot], what.blocks, what.threads, &mut what.arguments) }
     }
 
     /// Whether the driver comes to know in time that nothing is in a stream any more.
@@ -189,7 +211,7 @@ pub struct Request(AtomicU32);
 
 impl Request {
     /// Asks for one. Never waits.
-    pub fn post(app: &AppThread, launcher: &Arc<Launcher>, rank: u32, what: Parameters) -> Arc<Self> {
+    pub fn post(app: &AppThread, launcher: &Arc<Launcher>, rank: u32, what: Launch) -> Arc<Self> {
         let request = Arc::new(Self(AtomicU32::new(Fate::Waits as u32)));
         let (own, launcher, context) = (request.clone(), launcher.clone(), app.context().clone());
         app.post(move || own.serve(&launcher, &context, rank, what));
@@ -211,7 +233,7 @@ impl Request {
         self.0.compare_exchange(Fate::Waits as u32, to as u32, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    fn serve(&self, launcher: &Launcher, context: &Context, rank: u32, what: Parameters) {
+    fn serve(&self, launcher: &Launcher, context: &Context, rank: u32, what: Launch) {
         if !self.turn(Fate::Taken) {
             return;
         }
@@ -221,8 +243,8 @@ impl Request {
             if !objects.comes_free(what.slot)? {
                 return Ok(false);
             }
-            // SAFETY: the objects are freed by `end` alone, on this thread, when all are gone; commands are written
-            // only for memory that stays until they are done.
+            // SAFETY: the objects are freed by `end` alone, on this thread, when all are gone; a kernel is told only of
+            // memory that stays until it is done with it.
             unsafe { objects.launch(what) }.map(|()| true)
         });
         let fate = match launched {

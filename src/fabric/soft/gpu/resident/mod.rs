@@ -1,0 +1,12 @@
+//! Kernels of ours that stay on the GPU while there is work for them, and how they are launched.
+//!
+//! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it: the
+//! thread for the application's context makes it, and whoever wants it looks whether it has come up. There are several
+//! *launch slots*, each a stream and a piece of pinned memory, because a stream may share a hardware queue with work of
+//! the application that stands.
+
+mod backoff;
+mod launcher;
+
+pub use backoff::{choose, Backoff, LAUNCH_SLOTS};
+pub use launcher::{Code, Fate, Launch, Launcher, Request, SlotMemory};
