@@ -1,5 +1,6 @@
-//! The copy kernel's code, run on the CPU.
+//! The kernels' code, run on the CPU.
 
 mod copy_kernel;
 mod faults;
+mod lane_kernel;
 mod machine;

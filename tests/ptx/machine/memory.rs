@@ -4,6 +4,7 @@
 //! of them that is not older than what its lane must see. What a lane must see grows when it takes up what somebody has
 //! published.
 
+use super::pending::Far;
 use super::Random;
 use std::collections::HashMap;
 
@@ -16,6 +17,8 @@ pub const STALE: u64 = 5000;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
     Host,
+    /// Device code of this GPU.
+    Device,
     Warp(usize),
 }
 
@@ -54,7 +57,7 @@ impl MustSee {
     fn has_by(&self, v: &Value) -> bool {
         match v.by {
             By::Warp(w) => w == self.warp || v.since <= self.met && self.block.contains(&w),
-            By::Host => false,
+            By::Host | By::Device => false,
         }
     }
 }
@@ -67,12 +70,30 @@ pub struct Memory {
     /// The time: one more with each store that becomes visible.
     now: u64,
     pub turn: u64,
+    /// As it is for the host and other GPUs, where they see less.
+    pub far: Option<Far>,
 }
 
 impl Memory {
     /// Zeros, up to an address.
     pub fn new(end: u64) -> Self {
-        Self { bytes: vec![0; end.next_multiple_of(8) as usize], values: HashMap::new(), now: 0, turn: 0 }
+        let bytes = vec![0; end.next_multiple_of(8) as usize];
+        Self { bytes, values: HashMap::new(), now: 0, turn: 0, far: None }
+    }
+
+    /// From now on the host and other GPUs see what this GPU stores later than it does.
+    pub fn part(&mut self) {
+        self.far = Some(Far::new(self.bytes.clone()));
+    }
+
+    /// What lies there for the host and other GPUs.
+    pub fn far_bytes(&self, at: u64, bytes: u64) -> &[u8] {
+        &self.far.as_ref().map_or(&self.bytes, |far| &far.bytes)[self.range(at, bytes)]
+    }
+
+    /// The same, as an aligned word of at most 8 bytes.
+    pub fn far_read(&self, at: u64, bytes: u64) -> u64 {
+        part(self.far_bytes(at & !7, 8), at, bytes)
     }
 
     fn range(&self, at: u64, bytes: u64) -> std::ops::Range<usize> {
@@ -112,11 +133,20 @@ impl Memory {
         self.store(at, bytes, value, By::Host, self.now);
     }
 
+    /// The same by device code of this GPU.
+    pub fn post(&mut self, at: u64, bytes: u64, value: u64) {
+        self.store(at, bytes, value, By::Device, self.now);
+    }
+
     /// An aligned store of at most 8 bytes becomes visible. `publishes`: all that was visible at this time.
     pub fn store(&mut self, at: u64, bytes: u64, value: u64, by: By, publishes: u64) {
         assert!(at % bytes == 0, "{bytes} bytes at {at:#x}: not aligned");
         let before = self.word(at);
-        self.bytes_mut(at, bytes).copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
+        let new = &value.to_le_bytes()[..bytes as usize];
+        self.bytes_mut(at, bytes).copy_from_slice(new);
+        if let (By::Host | By::Device, Some(far)) = (by, &mut self.far) {
+            far.put(at, new);
+        }
         let (after, turn) = (self.word(at), self.turn);
         self.now += 1;
         let first = || vec![Value { bytes: before, since: 0, turn: 0, by: By::Host, publishes: 0 }];
@@ -150,6 +180,9 @@ impl Memory {
     /// A launch begins: it sees everything. Returns the time.
     pub fn settle(&mut self) -> u64 {
         self.values.clear();
+        if let Some(far) = &mut self.far {
+            far.settle();
+        }
         self.now
     }
 
@@ -159,7 +192,7 @@ impl Memory {
 }
 
 /// Of the word around an address what lies there.
-fn part(word: &[u8; 8], at: u64, bytes: u64) -> u64 {
+fn part(word: &[u8], at: u64, bytes: u64) -> u64 {
     let (from, mut value) = ((at % 8) as usize, [0; 8]);
     value[..bytes as usize].copy_from_slice(&word[from..from + bytes as usize]);
     u64::from_le_bytes(value)

@@ -16,16 +16,20 @@
 //! on by the others, or at any time before.
 //!
 //! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
-//! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible.
+//! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible,
+//! unless memory has a [`pending::Far`]: then the host and other GPUs see what that has, and device code of this GPU
+//! sees all that is visible.
 
 mod compute;
 pub mod memory;
+mod pending;
 pub mod program;
 mod shared;
 mod view;
 
 use compute::{mask, targets};
 use memory::{By, Memory, MustSee};
+use pending::{show_at, Pending};
 use program::{Instruction, Operand, Program, Strength, Vote, What};
 use view::View;
 
@@ -39,8 +43,12 @@ const SLEEP: u64 = 40;
 /// One turn of a warp in so many leaves some of its lanes behind, for so many turns of all at most.
 const LAG_EVERY: u64 = 60;
 const LAG: u64 = 4000;
+/// Of so many stores one is late, if any are.
+const LATE_EVERY: u64 = 4;
 /// In one turn of so many a store becomes visible that nothing has asked for.
 const SHOW_EVERY: u64 = 4;
+/// … to others than this GPU.
+const SHOW_FAR_EVERY: u64 = 32;
 
 /// splitmix64.
 pub struct Random(pub u64);
@@ -56,42 +64,6 @@ impl Random {
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
-}
-
-/// What is not visible yet.
-#[derive(Clone, Copy)]
-struct Pending {
-    at: u64,
-    bytes: u64,
-    value: u64,
-    adds: bool,
-    warp: usize,
-    publishes: u64,
-}
-
-impl Pending {
-    fn meets(&self, at: u64, bytes: u64) -> bool {
-        self.at < at + bytes && at < self.at + self.bytes
-    }
-
-    fn show(&self, memory: &mut Memory) {
-        let by = By::Warp(self.warp);
-        match self.adds {
-            true => memory.add(self.at, self.bytes, self.value, by, self.publishes),
-            false => memory.store(self.at, self.bytes, self.value, by, self.publishes),
-        }
-    }
-}
-
-/// Shows all of a list that a range meets, oldest first.
-fn show_at(list: &mut Vec<Pending>, at: u64, bytes: u64, memory: &mut Memory) {
-    list.retain(|p| {
-        let shown = p.meets(at, bytes);
-        if shown {
-            p.show(memory);
-        }
-        !shown
-    });
 }
 
 struct Lane {
@@ -132,6 +104,9 @@ impl Warp {
             return;
         }
         let p = from[random.below(from.len() as u64) as usize];
+        if p.due > memory.turn {
+            return;
+        }
         // What was stored before to the same place comes first.
         show_at(&mut self.pending, p.at, p.bytes, memory);
         if of_lane {
@@ -149,6 +124,8 @@ pub struct Machine {
     shared: shared::Shared,
     parameters: Vec<u64>,
     turns: u64,
+    /// Some stores become visible so many turns later than others, at most, unless something asks for them.
+    pub late: u64,
     /// Loads of lanes, and what of these and of fences takes up something.
     pub loaded: u64,
     pub acquired: u64,
@@ -158,7 +135,8 @@ impl Machine {
     pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
         let random = Random(seed);
         let (warps, parameters, shared) = (Vec::new(), Vec::new(), shared::Shared::default());
-        Self { program, memory, random, warps, threads: 0, shared, parameters, turns: 0, loaded: 0, acquired: 0 }
+        let (threads, turns, late, loaded, acquired) = (0, 0, 0, 0, 0);
+        Self { program, memory, random, warps, threads, shared, parameters, turns, late, loaded, acquired }
     }
 
     /// Launches the kernel. The one before has ended.
@@ -199,6 +177,9 @@ impl Machine {
             self.turns += 1;
             self.memory.turn = self.turns;
             let n = self.warps.len() as u64;
+            if n == 0 {
+                continue;
+            }
             // The first warp's turn is as likely as that of all others.
             let warp = if self.random.below(2) == 0 { 0 } else { self.random.below(n) as usize };
             if self.warps[warp].wakes <= self.turns {
@@ -209,6 +190,9 @@ impl Machine {
                 for of in [warp, other] {
                     self.warps[of].show_one(&mut self.random, &mut self.memory);
                 }
+            }
+            if let Some(far) = self.memory.far.as_mut().filter(|_| self.random.below(SHOW_FAR_EVERY) == 0) {
+                far.show_one(&mut self.random, self.turns);
             }
         }
     }
@@ -327,7 +311,7 @@ impl Machine {
         let adds = matches!(instruction.what, What::Add);
         let pending = |(i, v)| {
             let (at, value) = (at + i as u64 * size, mask(v, instruction.bits));
-            Pending { at, bytes: size, value, adds, warp, publishes: 0 }
+            Pending { at, bytes: size, value, adds, warp, owner: (warp, Some(lane)), publishes: 0, due: 0 }
         };
         values.into_iter().enumerate().map(pending).collect()
     }
@@ -346,6 +330,11 @@ impl Machine {
         let w = &mut self.warps[warp];
         if !stores.is_empty() && w.lanes[lane].pending.len() > HELD {
             (0..HELD).for_each(|_| w.show_one(&mut self.random, &mut self.memory));
+        }
+        for store in &mut stores {
+            if self.late > 0 && self.random.below(LATE_EVERY) == 0 {
+                store.due = self.turns + self.random.below(self.late);
+            }
         }
         let l = &mut w.lanes[lane];
         set.into_iter().for_each(|(r, v)| l.registers[r] = v);
@@ -411,6 +400,9 @@ impl Machine {
         if let What::Fence { all } = what {
             self.acquired += 1;
             view.fence(all, now);
+            if let (true, Some(far)) = (all, &mut self.memory.far) {
+                far.fence(warp, lane);
+            }
         }
         let publishes = match what {
             What::Release => now,
@@ -459,11 +451,15 @@ impl Machine {
             match &results {
                 Some(results) => l.registers[target.expect("a target")] = results[i],
                 None => {
+                    l.pending.iter_mut().for_each(|p| p.owner.1 = None);
                     w.pending.append(&mut l.pending);
                     l.view.seen = seen;
                 }
             }
             l.at += 1;
+        }
+        if let (None, Some(far)) = (&results, &mut self.memory.far) {
+            far.hand_on(warp..warp + 1, warp);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads PTX: as much of it as the copy kernel is written in.
+//! Reads PTX: as much of it as the kernels are written in.
 
 use std::collections::HashMap;
 
@@ -90,7 +90,7 @@ pub struct Instruction {
     pub text: String,
 }
 
-/// A text with one global variable, one that is shared by a block, and one entry.
+/// A text with one global variable or none, one that is shared by a block, and one entry.
 pub struct Program {
     pub registers: usize,
     pub instructions: Vec<Instruction>,
@@ -144,7 +144,8 @@ impl Program {
     /// `variable`: the address of the global variable. That of a block is at 0.
     pub fn parse(text: &str, variable: u64) -> Self {
         let text: String = text.lines().map(|l| format!("{}\n", l.split("//").next().unwrap_or(""))).collect();
-        let symbol = between(between(&text, ".global", ";"), ".b8", "[").trim().to_string();
+        let global = text.lines().find(|l| l.starts_with(".global"));
+        let symbol = global.map(|l| between(l, ".b8", "[").trim());
         let entry = text.split_once(".entry").expect("an entry").1;
         let parameters: Vec<&str> =
             split(between(entry, "(", ")")).into_iter().map(|p| p.split_whitespace().last().unwrap()).collect();
@@ -182,7 +183,7 @@ impl Program {
                 "%ctaid.x" => Operand::Block,
                 "%ntid.x" => Operand::Threads,
                 "%globaltimer" => Operand::Timer,
-                _ if text == symbol => Operand::Value(variable),
+                _ if symbol == Some(text) => Operand::Value(variable),
                 _ if shared == Some(text) => Operand::Value(0),
                 _ => number(text).map_or_else(|| Operand::Reg(register(text)), Operand::Value),
             }

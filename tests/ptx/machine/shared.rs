@@ -1,5 +1,6 @@
 //! What the warps of a block share: memory of its own, and the barrier at which they meet.
 
+use super::pending::Pending;
 use super::program::What;
 use super::{Machine, LANES};
 use std::collections::HashMap;
@@ -21,10 +22,12 @@ impl Machine {
     /// What a lane finds in its block's memory.
     pub(super) fn load_shared(&mut self, warp: usize, lane: usize, at: u64, size: u64) -> u64 {
         let block = self.warps[warp].block;
+        // A word of 8 bytes is found whole.
+        let is_new = self.random.below(2) == 0;
         let mut word = |at| match self.shared.0.get(&(block, at)) {
             // What was never stored is anything.
             None => self.random.next() & 0xffff_ffff,
-            Some(w) if w.by.is_none_or(|by| by == (warp, lane)) || self.random.below(2) == 0 => w.value,
+            Some(w) if is_new || w.by.is_none_or(|by| by == (warp, lane)) => w.value,
             Some(w) => w.before,
         };
         let low = word(at);
@@ -59,7 +62,7 @@ impl Machine {
         }
         let lanes = all.iter().flat_map(|&w| &self.warps[w].lanes);
         let seen = lanes.map(|l| l.view.seen).max().unwrap_or(0);
-        let (met, mut pending) = (self.memory.now(), Vec::new());
+        let (met, mut pending) = (self.memory.now(), Vec::<Pending>::new());
         for &w in &all {
             let warp = &mut self.warps[w];
             pending.append(&mut warp.pending);
@@ -70,7 +73,12 @@ impl Machine {
                 l.at += 1;
             }
         }
+        pending.iter_mut().for_each(|p| p.owner = (all[0], None));
         self.warps[all[0]].pending = pending;
+        let of_block = self.of_block(all[0]);
+        if let Some(far) = &mut self.memory.far {
+            far.hand_on(of_block, all[0]);
+        }
         for (_, word) in self.shared.0.iter_mut().filter(|((of, _), _)| *of == block) {
             word.by = None;
         }

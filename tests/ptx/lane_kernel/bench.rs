@@ -1,0 +1,220 @@
+//! The host, device code that posts, and the GPU that runs the kernel.
+
+use super::queue::{pattern, Data, Entry, Queue};
+use super::*;
+
+pub struct Bench {
+    pub gpu: Machine,
+    /// Number of the last launch, and whether it was let go.
+    pub launches: u64,
+    pub is_let_go: bool,
+    pub spread: u64,
+    /// By place of this launch.
+    pub queues: Vec<Option<Queue>>,
+}
+
+impl Bench {
+    /// With queues at so many of the places that there are with this spread.
+    pub fn new(ptx: &str, seed: u64, spread: u64, queues: u64) -> Self {
+        let mut random = Random(seed);
+        // Half of them seldom find anything but by a calm look.
+        assert!(ptx.contains(CALM));
+        let ptx = if seed % 2 == 0 { ptx } else { &ptx.replace(CALM, CALM_AT_ONCE) };
+        let mut gpu = Machine::new(Program::parse(ptx, 0), Memory::new(END), random.next());
+        gpu.late = [0, 2_000][random.below(2) as usize];
+        let places = 8 << spread;
+        let mut all: Vec<Option<Queue>> = (0..places).map(|_| None).collect();
+        for number in 0..queues.min(places) {
+            let mut place = random.below(places) as usize;
+            while all[place].is_some() {
+                place = (place + 1) % all.len();
+            }
+            all[place] = Some(Queue::new(number, &mut random));
+        }
+        let mut bench = Self { gpu, launches: 0, is_let_go: false, spread, queues: all };
+        bench.empty_queues();
+        bench
+    }
+
+    /// All slots are empty, and what is no slot, or the other half of one of 128 bytes, is nobody's business.
+    pub fn empty_queues(&mut self) {
+        let garbage = self.gpu.memory.bytes_mut(QUEUES, INDICES - QUEUES);
+        garbage.chunks_mut(8).for_each(|word| word.copy_from_slice(&GARBAGE.to_le_bytes()));
+        for q in self.queues.iter().flatten() {
+            for i in 0..q.slots as usize {
+                self.gpu.memory.bytes_mut(q.slot_at(i), 64).fill(0);
+            }
+            self.gpu.memory.bytes_mut(q.index_at(), 4).copy_from_slice(&q.first.to_le_bytes());
+        }
+        self.gpu.memory.part();
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.gpu.random.below(n)
+    }
+
+    pub fn word(&self, at: u64) -> u64 {
+        self.gpu.memory.far_read(BOARD + at, 8)
+    }
+
+    pub fn places(&self) -> Vec<usize> {
+        (0..self.queues.len()).filter(|&p| self.queues[p].is_some()).collect()
+    }
+
+    /// A place with a queue.
+    pub fn any_place(&mut self) -> usize {
+        let places = self.places();
+        places[self.below(places.len() as u64) as usize]
+    }
+
+    /// An entry of any kind for a queue.
+    pub fn entry(&mut self, place: usize) -> Entry {
+        self.queues[place].as_mut().expect("a queue").any_entry(&mut self.gpu.random)
+    }
+
+    pub fn queue(&self, place: usize) -> &Queue {
+        self.queues[place].as_ref().expect("a queue")
+    }
+
+    /// Launches it; records come before go.
+    pub fn launch(&mut self, idle: u64, life: u64) {
+        self.launches += 1;
+        self.is_let_go = false;
+        self.gpu.launch(1, 256, &[BOARD, self.launches, idle, life]);
+    }
+
+    /// Writes the records, then go.
+    pub fn go(&mut self) {
+        self.is_let_go = true;
+        self.gpu.memory.write(BOARD + 16, 8, self.spread);
+        for place in 0..64 {
+            let queue = self.queues.get(place).and_then(Option::as_ref);
+            // A place with a refused entry has none, as its host has taken over.
+            let words = match queue.filter(|q| q.refused.is_none()) {
+                Some(q) => {
+                    let next = u64::from(q.first.wrapping_add(q.done as u32));
+                    self.gpu.memory.write(BOARD + 256 + 8 * place as u64, 8, next);
+                    q.record(q.done, &mut self.gpu.random)
+                }
+                None => std::array::from_fn(|i| if i == 0 { 0 } else { self.gpu.random.next() }),
+            };
+            for (i, word) in words.into_iter().enumerate() {
+                self.gpu.memory.write(BOARD + 1024 + 256 * place as u64 + 8 * i as u64, 8, word);
+            }
+            let some = self.below(3);
+            self.gpu.run(some);
+        }
+        self.gpu.memory.release(BOARD, 8, self.launches);
+    }
+
+    pub fn stop(&mut self) {
+        self.gpu.memory.release(BOARD + 8, 8, self.launches);
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.word(64) == self.launches
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.word(128) == self.launches
+    }
+
+    /// Where the kernel says how far a queue is, and whether it has refused what is there.
+    pub fn position(&self, place: usize) -> (u32, bool) {
+        let word = self.word(256 + 8 * place as u64);
+        (word as u32, word >> 32 != 0)
+    }
+
+    /// Entries of a queue whose slots device code may use.
+    pub fn room(&self, place: usize) -> usize {
+        let q = self.queue(place);
+        q.slots as usize - (q.entries.len() - self.taken(place))
+    }
+
+    /// Entries taken, as the consumer index says.
+    pub fn taken(&self, place: usize) -> usize {
+        let q = self.queue(place);
+        (self.gpu.memory.read(q.index_at(), 4) as u32).wrapping_sub(q.first) as usize
+    }
+
+    /// Entries that are not taken yet, of one queue and of all.
+    pub fn left_of(&self, place: usize) -> usize {
+        self.queue(place).entries.len() - self.taken(place)
+    }
+
+    pub fn left(&self) -> usize {
+        self.places().into_iter().map(|p| self.left_of(p)).sum()
+    }
+
+    /// The bytes of an entry come to where they are copied from.
+    pub fn bring(&mut self, entry: &Entry) {
+        if let Some(Data::Copy { from, bytes, .. }) = entry.data {
+            for at in (from & !7..from + bytes).step_by(8) {
+                let word = std::array::from_fn(|i| pattern(at + i as u64));
+                self.gpu.memory.write(at, 8, u64::from_le_bytes(word));
+            }
+        }
+    }
+
+    /// Writes entries of several queues while the GPU goes on, each behind its bytes: their words in any order, one of
+    /// each with release. Fewer than `turns` turns of the GPU are behind each word.
+    pub fn post(&mut self, entries: Vec<(usize, Entry)>, turns: u64) {
+        let (mut words, mut brought) = (Vec::new(), std::collections::HashSet::new());
+        for (place, entry) in entries {
+            assert!(self.room(place) > 0);
+            let q = self.queues[place].as_mut().expect("a queue");
+            let at = q.slot_at(q.entries.len());
+            q.entries.push(entry);
+            // The slot was cleared before its index said so.
+            for (i, word) in (0..).zip(entry.words) {
+                assert_eq!(self.gpu.memory.read(at + 8 * i, 8), 0, "word {i} of a slot that may be used, {place}");
+                words.push((at + 8 * i, word, i == 7, entry));
+            }
+        }
+        for left in (1..=words.len() as u64).rev() {
+            let (at, word, is_released, entry) = words.swap_remove(self.below(left) as usize);
+            if brought.insert(at & !63) {
+                self.bring(&entry);
+            }
+            match is_released {
+                true => self.gpu.memory.post(at, 8, word),
+                false => self.gpu.memory.write(at, 8, word),
+            }
+            let some = self.below(turns);
+            self.gpu.run(some);
+        }
+    }
+
+    /// Up to so many entries of any kind to queues that have room.
+    pub fn post_some(&mut self, most: u64) -> u64 {
+        let (mut all, mut room) = (Vec::new(), std::collections::HashMap::new());
+        let places: Vec<usize> = self.places().into_iter().filter(|&p| self.queue(p).refused.is_none()).collect();
+        let one = places[self.below(places.len() as u64) as usize];
+        let many = self.below(2) == 0;
+        for _ in 0..most {
+            let place = if many { places[self.below(places.len() as u64) as usize] } else { one };
+            let room = room.entry(place).or_insert(self.room(place));
+            if *room > 0 {
+                *room -= 1;
+                all.push((place, self.entry(place)));
+            }
+        }
+        let posted = all.len() as u64;
+        let turns = 1 + self.below(4);
+        self.post(all, turns);
+        posted
+    }
+
+    pub fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let mut turns = 0;
+        while !is_so(self) {
+            self.gpu.run(50);
+            turns += 50;
+            if turns % 1000 == 0 {
+                self.check();
+            }
+            assert!(turns < TOO_LONG, "{} entries are left in launch {}", self.left(), self.launches);
+        }
+        self.check();
+    }
+}
