@@ -158,6 +158,7 @@ impl Setting {
             for peer in 0..self.ranks {
                 let places = QueueAddresses {
                     slots: NonNull::from(&self.memory[self.slot(c, peer, 0)]),
+                    device_slots: 0,
                     size: DEPTH as u32,
                     ci: NonNull::from(&self.cis[c * self.ranks + peer]),
                     credits: None,

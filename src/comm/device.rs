@@ -8,7 +8,8 @@ use super::device_queues::{check_numbers, device_words, settings, work, DeviceQu
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
-use crate::fabric::{ContextSpec, World};
+use crate::fabric::lanes::LaneServer;
+use crate::fabric::{Context, ContextSpec, World};
 use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
 use crate::proxy::descriptor::meaning::Terms;
@@ -64,7 +65,8 @@ struct QueueBlocks {
 impl QueueBlocks {
     /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
     /// `has_credits`: consumer indices are to be where device code is.
-    fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool) -> Result<Self> {
+    /// `has_visitors`: kernels of peers may add to signals by themselves, from their GPUs.
+    fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool, has_visitors: bool) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         let mut memory = Memory::here()?;
@@ -89,6 +91,9 @@ impl QueueBlocks {
         let cis_at = credits.as_ref().map_or(cis.device, |words| words.at);
         let counters = memory.shared(8 * n * spec.counters as usize)?;
         let signals = memory.zeroed(8 * n * (spec.signals as usize).max(1))?;
+        if has_visitors {
+            memory.open_to_peers();
+        }
         // Device code's own: produced indices, and two indices of gets a peer.
         let indices = memory.zeroed(3 * n * cis_bytes)?;
         let offsets = match spec.layout.has_signal_offsets() {
@@ -134,6 +139,7 @@ impl QueueBlocks {
         unsafe {
             QueueAddresses {
                 slots: self.queues.at(slots).cpu.cast(),
+                device_slots: self.queues.at(slots).device,
                 size: self.size,
                 ci: self.cis.at(index).cpu.cast(),
                 counters: self.counters.at(8 * context * spec.counters as usize).cpu.cast(),
@@ -150,16 +156,18 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<DeviceSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
+        let has_visitors = self.instance.config.gpu_issue.lanes;
         let (set, place, ()) = self.create_with_queues(
             EngineKind::Own,
             || {
                 let spec = spec()?;
                 let flushes = self.flushes_all_puts_on_any_signal();
-                let blocks = QueueBlocks::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu())?;
+                let blocks =
+                    QueueBlocks::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu(), has_visitors)?;
                 Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
             |set, (spec, blocks), windows| {
-                windows.push(self.register(|| signal_window(&spec, &blocks))? as usize);
+                windows.push(self.register(|| signal_window(&spec, &blocks, has_visitors))? as usize);
                 let key = match &blocks.credits {
                     Some(words) => Some(self.register_credits(words, &blocks.memory, set.target(), windows)?),
                     None => None,
@@ -169,6 +177,12 @@ impl Coll {
             |set, (spec, blocks, key), windows| Ok((self.drain(set, &spec, blocks, windows, key)?, ())),
         )?;
         Ok((set, place))
+    }
+
+    /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is
+    /// none where each operation's are asked for.
+    fn lane_kernel<C: Context>(&self, contexts: &[C]) -> Option<Box<dyn LaneServer>> {
+        contexts.first().filter(|_| self.instance.config.trace.is_none())?.lane_kernel()
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts.
@@ -220,7 +234,8 @@ impl Coll {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
             let lanes = lanes.map(|(context, peer)| Metered { context, peer, is_companion: false });
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
-            engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory)))
+            let kernel = on_queues!(set.queues(), q => self.lane_kernel(q));
+            engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory, kernel)))
         });
         let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle), capture: None };
         Ok(DeviceQueues::new(&engine, ids.collect(), memory, shared))
@@ -228,9 +243,11 @@ impl Coll {
 }
 
 /// The signals of all contexts, as memory to register.
-fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks) -> Result<WindowSpec> {
+fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks, has_visitors: bool) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
-    device_words(&blocks.memory, blocks.signals, len, spec.layout.has_signal_offsets())
+    let mut window = device_words(&blocks.memory, blocks.signals, len, spec.layout.has_signal_offsets())?;
+    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = has_visitors);
+    Ok(window)
 }
 
 #[cfg(test)]
@@ -258,7 +275,7 @@ mod tests {
                 counters: 3,
                 layout: Layout::choose(Table::V14(2), None, None).unwrap(),
             };
-            let blocks = QueueBlocks::allocate(&spec, World { rank, nranks: 64 }, true, true).unwrap();
+            let blocks = QueueBlocks::allocate(&spec, World { rank, nranks: 64 }, true, true, true).unwrap();
             let fixed = contexts as usize * (4 * 64 + 3 * 8);
             assert_eq!(blocks.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
         }
@@ -278,7 +295,8 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let layout = Layout::choose(Table::V14(2), None, None).unwrap();
             let spec = DeviceSpec { contexts, depth: 0, signals, counters, layout };
-            let refused = QueueBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, true, true).err().expect(why);
+            let refused =
+                QueueBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, true, true, false).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

@@ -8,6 +8,7 @@ use super::rendezvous::Contribution;
 use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
+use crate::fabric::lanes::LaneServer;
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::soft::capture::Capture;
 use crate::proxy::affinity::Cpus;
@@ -260,8 +261,9 @@ pub(super) fn work<C: Context, R: Ring>(
     (commons, lanes): Share<R>,
     meter: Option<Meter>,
     memory: &Arc<Memory>,
+    lane_kernel: Option<Box<dyn LaneServer>>,
 ) -> Box<dyn Work> {
     // SAFETY: the contexts are the set's, which never moves them.
     let kept = unsafe { Kept::new(contexts, set.clone()) };
-    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter))
+    Box::new(Drain::new(kept, commons, lanes, memory.clone()).metered(meter).served(lane_kernel))
 }

@@ -353,7 +353,7 @@ impl Coll {
                 // Counters are no operations of the program's: a trace has none of them.
                 let trace = engine.trace().filter(|_| !is_companion);
                 let meter = Meter::new(page.clone(), trace, thread, set.set, lanes);
-                let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory));
+                let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory, None));
                 ids.push(engine.give(thread, work));
             }
         }

@@ -77,7 +77,7 @@ impl Coll {
         if gpu.is_none() {
             self.registry.insert(region.id, Extent { base: region.base, len: region.len });
         }
-        let offer = on_fabric!(&self.fabric, f => f.offer(region, gpu.is_some()));
+        let offer = on_fabric!(&self.fabric, f => f.offer(region, gpu));
         let mine = Writer::new().u64(region.base).u64(region.len).u32(registration.rkey).bytes(&offer).finish();
         let gathered = call.step(contribution(mine))?;
         let mut offers = Vec::new();

@@ -1,8 +1,8 @@
 //! `OXYGIN_GPU_ISSUE`: which of several correct ways the GPU engine takes.
 //!
-//! `own`, `kernel`, `workers` and `helper` are for users. The other words are for tests and measurements, and may go:
-//! they are parsed all the same because both reach the engine through NCCL's tables, where the environment is the
-//! only way in.
+//! `own`, `kernel`, `lanes`, `workers` and `helper` are for users. The other words are for tests and measurements, and
+//! may go: they are parsed all the same because both reach the engine through NCCL's tables, where the environment is
+//! the only way in.
 
 /// What the words set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct GpuIssue {
     pub own: bool,
     /// The longest copy, in bytes, that the copy kernel takes without worker blocks; 0: no copy kernel. At most 64 KiB.
     pub kernel: u64,
+    /// A kernel serves queues of device code by itself, where it can.
+    pub lanes: bool,
     /// How many worker blocks the copy kernel brings for large copies; 0: none. At most 128.
     pub workers: u32,
     /// Whether the helper thread works beside the callers while GPU transfers come thick: 0 never, 1 where there are
@@ -36,6 +38,7 @@ impl Default for GpuIssue {
         Self {
             own: true,
             kernel: 8192,
+            lanes: false,
             workers: 32,
             helper: 1,
             submissions: 2,
@@ -49,8 +52,8 @@ impl Default for GpuIssue {
 
 /// The words for users, in a sentence.
 pub const ACCEPTED: &str =
-    "words with commas between: own=0 or 1, kernel=BYTES (up to 65536; 0: off), workers=0 to 128, \
-                            helper=0 to 2; docs/gpu.md has the words for tests";
+    "words with commas between: own=0 or 1, kernel=BYTES (up to 65536; 0: off), lanes=0 or 1, workers=0 to \
+                            128, helper=0 to 2; docs/gpu.md has the words for tests";
 
 impl GpuIssue {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -63,6 +66,8 @@ impl GpuIssue {
                 ("own", "1") => t.own = true,
                 // `courier`, `hands` and `flights` are what they were called at first.
                 ("kernel" | "courier", n) => t.kernel = n.parse().ok().filter(|n| *n <= 65536)?,
+                ("lanes", "0") => t.lanes = false,
+                ("lanes", "1") => t.lanes = true,
                 ("workers" | "hands", n) => t.workers = n.parse().ok().filter(|n| *n <= 128)?,
                 ("helper", n) => t.helper = n.parse().ok().filter(|n| *n <= 2)?,
                 ("submissions" | "flights", n) => t.submissions = n.parse().ok().filter(|n| (1..=4).contains(n))?,
@@ -87,6 +92,7 @@ mod tests {
         let set = GpuIssue {
             own: false,
             kernel: 64,
+            lanes: true,
             workers: 7,
             helper: 0,
             submissions: 3,
@@ -95,7 +101,7 @@ mod tests {
             merge: false,
             far: 0,
         };
-        let text = "own=0,kernel=64, workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
+        let text = "own=0,kernel=64, lanes=1,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
         assert_eq!(GpuIssue::parse(text), Some(set));
         for wrong in [
             "",

@@ -8,6 +8,7 @@
 //! the fabric is handed what the peers said.
 
 pub mod devices;
+pub mod lanes;
 pub mod soft;
 pub mod verbs;
 
@@ -112,7 +113,7 @@ pub trait Fabric: Sized + Send + Sync + 'static {
 
     /// What peers are to know of a window that was just registered, so that they can use its memory themselves; empty:
     /// nothing. All go on with [`Fabric::take_offers`].
-    fn offer(&self, _region: &Region, _is_gpu: bool) -> Vec<u8> {
+    fn offer(&self, _region: &Region, _gpu: Option<&GpuMemory>) -> Vec<u8> {
         Vec::new()
     }
 
@@ -264,4 +265,10 @@ pub trait Context: Send + Sync + 'static {
 
     /// The registration of the window with this handle is about to end: nothing may be remembered of it.
     fn forget(&self, _window: u64) {}
+
+    /// A kernel on this rank's GPU that serves lanes in place of [`Context::post`], for who drains queues of device
+    /// code; `None`: there is none. Set-up only: it may wait for kernels.
+    fn lane_kernel(&self) -> Option<Box<dyn lanes::LaneServer>> {
+        None
+    }
 }

@@ -102,6 +102,23 @@ impl Owed {
         }
     }
 
+    /// A kernel has given `n` more, and told device code.
+    pub fn served(&mut self, n: u32) {
+        self.credits += u64::from(n);
+        self.told = self.told.wrapping_add(n);
+    }
+
+    /// Whether device code has been told of all of its credits, and nothing is under way that changes the index.
+    pub fn settled<C: Context>(&self, context: &C, peer: u32) -> bool {
+        let paid = if self.adds { 0 } else { context.paid(peer) };
+        self.payment.is_none() && self.counted.is_none() && !self.is_over && self.left(paid) == 0
+    }
+
+    /// The index's address, where it has 4 bytes.
+    pub fn address(&self) -> Option<u64> {
+        (self.at.bytes == 4).then_some(self.at.at)
+    }
+
     /// Device code is owed `n` more.
     #[inline(always)]
     pub fn add(&mut self, n: u32) {

@@ -4,11 +4,16 @@
 //! something has begun to arrive is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096
 //! such words.
 
+mod service;
+
 use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
+use crate::fabric::lanes::LaneServer;
 use crate::fabric::Context;
+use service::KernelService;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::NonNull;
@@ -75,6 +80,9 @@ pub trait Work: Send {
     /// than what device code needs to come to its end.
     fn fail(&mut self);
 
+    /// It is asked back: what of it others do comes to an end soon.
+    fn wind_up(&mut self) {}
+
     /// What it is, for the log.
     fn name(&self) -> String;
 
@@ -135,6 +143,9 @@ struct Place<R> {
     quiet: u32,
     /// It had a fault even as it was only to give back what came: nobody touches it any more.
     is_broken: bool,
+    /// Entries in a row that a kernel would have taken, and how many there must be before it gets the lane.
+    suits: u32,
+    wanted: u32,
 }
 
 /// The lanes of some contexts of a set.
@@ -159,11 +170,13 @@ pub struct Drain<C: Context, R: Ring> {
     has_failed: bool,
     /// By lane, entries given back when somebody waited for more, and gave up.
     stood_at: BTreeMap<u32, u64>,
+    /// Of a kernel that serves lanes by itself, where there is one.
+    service: Option<Box<KernelService>>,
     /// Memory that the rings lie in.
-    _memory: Arc<dyn Send + Sync>,
+    memory: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `heads` point into memory that `_memory` keeps; the rest is `Send` by itself.
+// SAFETY: `heads` point into memory that `memory` keeps; the rest is `Send` by itself.
 unsafe impl<C: Context, R: Ring> Send for Drain<C, R> {}
 
 impl<C: Context, R: Ring> Drain<C, R> {
@@ -172,14 +185,22 @@ impl<C: Context, R: Ring> Drain<C, R> {
         contexts: Kept<C>,
         commons: Vec<Common>,
         lanes: Vec<(u32, Lane<R>)>,
-        memory: Arc<dyn Send + Sync>,
+        memory: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         debug_assert!(lanes.iter().all(|(c, _)| (*c as usize) < commons.len()));
         debug_assert!(commons.iter().all(|c| (c.number as usize) < contexts.get().len()));
         let heads = lanes.iter().map(|(_, lane)| lane.head()).collect();
         let places: Vec<_> = lanes
             .into_iter()
-            .map(|(context, lane)| Place { lane, context, is_hot: false, quiet: 0, is_broken: false })
+            .map(|(context, lane)| Place {
+                lane,
+                context,
+                is_hot: false,
+                quiet: 0,
+                is_broken: false,
+                suits: 0,
+                wanted: 0,
+            })
             .collect();
         Self {
             contexts,
@@ -197,13 +218,20 @@ impl<C: Context, R: Ring> Drain<C, R> {
             meter: None,
             has_failed: false,
             stood_at: BTreeMap::new(),
-            _memory: memory,
+            service: None,
+            memory,
         }
     }
 
     /// Has `meter`, whose lanes are these in their order, count what they do.
     pub fn metered(self, meter: Option<Meter>) -> Self {
         Self { meter, ..self }
+    }
+
+    /// Has a kernel serve lanes where it can.
+    pub fn served(mut self, kernel: Option<Box<dyn LaneServer>>) -> Self {
+        self.service = kernel.map(|kernel| Box::new(KernelService::new(kernel, self.memory.clone())));
+        self
     }
 
     /// Lets contexts advance: all at once where the fabric has it so, else those with hot lanes and one more.
@@ -243,6 +271,12 @@ impl<C: Context, R: Ring> Drain<C, R> {
         pass.is_busy |= found.is_busy;
         if found.taken > 0 {
             self.heads[index as usize] = place.lane.head();
+            if let Some(service) = &mut self.service {
+                place.suits = if self.batch.suits_kernel() { place.suits.saturating_add(found.taken) } else { 0 };
+                if place.is_for_kernel() && service.reaches(place.lane.peer) {
+                    service.note(found.taken);
+                }
+            }
         }
         if found.taken + found.completed > 0 || found.is_busy {
             place.quiet = 0;
@@ -274,7 +308,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         }
         let end = (self.next_cold + most).min(self.heads.len());
         let mut from = self.next_cold;
-        // SAFETY: of a ring, whose memory `_memory` keeps.
+        // SAFETY: of a ring, whose memory `memory` keeps.
         let is_there = |head: &R::Head| unsafe { head.is_there() };
         while let Some(found) = self.heads[from..end].iter().position(is_there) {
             let index = from + found;
@@ -344,6 +378,7 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
             self.progress();
         }
         let mut pass = Pass::default();
+        self.look_after_service(&mut pass);
         let mut i = 0;
         while i < self.hot.len() {
             match self.visit(self.hot[i], &mut pass) {
@@ -380,13 +415,18 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
         }
     }
 
+    fn wind_up(&mut self) {
+        self.wind_up_service();
+    }
+
     fn fail(&mut self) {
         self.has_failed = true;
+        self.end_service();
         let commons = &self.commons;
         commons.iter().for_each(Common::fail);
         for place in &mut self.places {
             let (lane, common) = (&mut place.lane, &commons[place.context as usize]);
-            place.is_broken = unbroken(|| lane.lose(common)).is_none();
+            place.is_broken = place.is_broken || unbroken(|| lane.lose(common)).is_none();
         }
     }
 
@@ -409,6 +449,7 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
             // Nothing is carried out any more.
             return marks;
         }
+        self.follow_service();
         for (index, place) in (0..).zip(&mut self.places) {
             let Some(until) = place.lane.mark() else { continue };
             marks.push(LaneMark { lane: index, until });

@@ -421,13 +421,16 @@ fn take_up(common: &Common, works: &mut Vec<Task>) -> (Vec<u64>, bool) {
     let arrived = std::mem::take(&mut mailbox.arrived).into_iter();
     works.extend(arrived.map(|(number, work)| Task::new(number, work)));
     let wanted = std::mem::take(&mut mailbox.wanted);
-    for task in works.iter_mut().filter(|task| mailbox.ends || wanted.contains(&task.number)) {
-        task.ending.get_or_insert_with(FinishTimer::new);
-    }
+    let (asked, ends) = (std::mem::take(&mut mailbox.asked), mailbox.ends);
     if std::mem::take(&mut mailbox.is_late) {
         common.changed.notify_all();
     }
-    (std::mem::take(&mut mailbox.asked), mailbox.ends)
+    drop(mailbox);
+    for task in works.iter_mut().filter(|task| task.ending.is_none() && (ends || wanted.contains(&task.number))) {
+        task.ending = Some(FinishTimer::new());
+        task.attempt(common, |work| work.wind_up());
+    }
+    (asked, ends)
 }
 
 fn sleep(common: &Common, seen: u64, time: Duration) {

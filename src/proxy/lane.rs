@@ -2,6 +2,7 @@
 
 mod batch;
 mod post;
+mod served;
 #[cfg(test)]
 pub(super) mod stands;
 mod watch;
@@ -48,6 +49,11 @@ impl Common {
             Some((_, newest)) => *newest = seq,
             None => self.gets.push((peer, seq)),
         }
+    }
+
+    /// Whether its lanes take nothing any more.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead
     }
 
     /// queryLastError shows a fault from here on.
@@ -116,6 +122,10 @@ pub struct Told {
 enum State {
     /// Takes entries.
     Open,
+    /// Takes none for now: a kernel is to serve it once all that was taken is complete.
+    Held,
+    /// A kernel serves it.
+    Served,
     /// A flush is at the head: what gets brought must be visible first. `left` are gets, flushes for which have not
     /// been started.
     Flushing { waits: Vec<(u32, Seq)>, left: Vec<(u32, Seq)>, finish: Finish },
@@ -182,13 +192,17 @@ impl<R: Ring> Lane<R> {
                 }
             },
             State::Flushing { .. } if !common.is_dead => self.go_on_flushing(context, common),
+            State::Held if !common.is_dead => 0,
+            State::Served => 0,
             _ => self.drop_entries(context, batch),
         };
         let owes = self.pay(context);
         LaneProgress {
             taken,
             completed,
-            is_busy: owes || !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. }),
+            is_busy: owes
+                || !self.unfinished.is_empty()
+                || matches!(self.state, State::Flushing { .. } | State::Held | State::Served),
             has_failed: matches!(self.state, State::Failed),
         }
     }

@@ -149,6 +149,14 @@ impl Memory {
         self.filled(bytes, |_, _| ())
     }
 
+    /// Lets kernels on other GPUs of this process load from and store to what [`Memory::zeroed`] and the like made
+    /// last.
+    pub fn open_to_peers(&self) {
+        if let (Some(context), Some(last)) = (&self.context, self.mapped.last()) {
+            last.open_to_peers(context.device());
+        }
+    }
+
     /// The same, with the contents that `fill` gives it: it is called with each piece in turn, which is zeroed, and
     /// with where that begins. Pieces begin at multiples of 64 bytes.
     pub fn filled(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Result<u64> {

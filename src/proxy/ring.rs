@@ -2,6 +2,7 @@
 
 use super::credits::Owed;
 use super::ops::Ops;
+use crate::fabric::lanes::LaneView;
 
 /// What is to be done for an entry when it is complete, in the format's own terms; 0: nothing but its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,11 @@ pub trait Ring: Send + 'static {
     /// a device would carry them out, whatever becomes of the kernel. Looked at rarely.
     fn rung(&mut self) -> u32;
 
+    /// The same of a ring that a kernel serves, or more: the kernel clears places before it says so.
+    fn rung_at_most(&mut self) -> u32 {
+        self.rung()
+    }
+
     /// Takes the next `n` entries off the ring: their places are clear from here on, but not given back.
     fn take(&mut self, n: u32);
 
@@ -110,6 +116,17 @@ pub trait Ring: Send + 'static {
     /// Nothing that is read from here on is carried out: it is taken and given back all the same. Nor is it judged,
     /// beyond what it takes to give it back: judging it may have been what had a fault.
     fn stop(&mut self, why: Stopped);
+
+    /// The ring as a kernel has to know it that serves it; `None`: no kernel can. All that was taken is given back.
+    fn view(&mut self) -> Option<LaneView> {
+        None
+    }
+
+    /// A kernel that serves the ring has come to this entry, as device code counts them: those before it are given
+    /// back. Returns how many these are.
+    fn served(&mut self, _next: u32) -> u32 {
+        0
+    }
 
     /// Whether all places hold entries that device code has not rung, and none is under way: whoever of its threads
     /// waits for a place waits for ever, unless another one rings. Looked at rarely.

@@ -11,7 +11,7 @@ const FABRIC: [&str; 2] = ["fabric", "soft"];
 
 /// The rooms that stand below `domain`, lowest first, and which of them each may use: nobody's arrow points down this
 /// list, so there is no circle.
-const ROOMS: [(&str, &[&str]); 13] = [
+const ROOMS: [(&str, &[&str]); 14] = [
     ("atomic", &[]),
     ("hello", &[]),
     ("sentences", &[]),
@@ -22,14 +22,15 @@ const ROOMS: [(&str, &[&str]); 13] = [
     ("own", &["atomic", "local", "sentences"]),
     ("peer", &["status"]),
     ("shm", &["atomic", "sentences", "status"]),
-    ("gpu", &["atomic", "lane", "refused"]),
+    ("gate", &["peer", "status"]),
+    ("gpu", &["atomic", "gate", "lane", "refused"]),
     // What goes into GPU memory goes there by its engine, whoever brings it.
     ("ipc", &["gpu", "status"]),
     ("tcp", &["atomic", "gpu", "lane", "local", "refused"]),
 ];
 
 /// Those above, lowest first: each may use all that come before it.
-const ABOVE: [&str; 8] = ["domain", "link", "links", "receive", "progress", "windows", "thread", "context"];
+const ABOVE: [&str; 9] = ["domain", "link", "links", "receive", "progress", "lanes", "windows", "thread", "context"];
 
 /// Collects the absolute paths that a file's code names and that lead into the crate.
 struct Named {

@@ -101,6 +101,7 @@ fn descriptor(mut input: &[u8]) {
     let places = QueueAddresses {
         credits: None,
         slots: NonNull::from(&slots[0]),
+        device_slots: 0,
         size: 2,
         ci: NonNull::from(&ci),
         counters: NonNull::from(&counters[0]),

@@ -2,9 +2,11 @@
 
 use super::atomic::ATOMICS;
 use super::lane::Lane;
+use super::lanes::Lanes;
 use super::link::{TxQueue, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
+use crate::fabric::lanes::LaneServer;
 use crate::fabric::{CreditIndex, Flush, Posted};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
@@ -170,5 +172,9 @@ impl crate::fabric::Context for Context {
 
     fn completed(&self, peer: u32) -> &AtomicU32 {
         self.tx_queues[peer as usize].lane.completed()
+    }
+
+    fn lane_kernel(&self) -> Option<Box<dyn LaneServer>> {
+        Some(Box::new(Lanes::open(&self.shared)?))
     }
 }

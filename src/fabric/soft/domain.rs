@@ -1,6 +1,7 @@
 //! What everybody on this rank shares who moves bytes for one communicator: callers, and the helper thread. It knows
 //! the transports, and nobody who uses them.
 
+use super::gate::Gate;
 use super::gpu::{self, Engine, Received};
 use super::hello::SoftHello;
 use super::ipc::Share;
@@ -34,9 +35,9 @@ pub struct Domain {
     /// Where peers on this host write.
     pub inbox: Inbox,
     /// What they read of this rank.
-    pub status: Status,
+    pub status: Arc<Status>,
     /// What this rank reads of them.
-    pub neighbours: Neighbours,
+    pub neighbours: Arc<Neighbours>,
     /// This rank's GPU.
     pub engine: Arc<Engine>,
     /// What other processes put there.
@@ -68,8 +69,10 @@ impl Domain {
     ) -> Result<Self> {
         let n = world.nranks as usize;
         let token = hellos[world.rank as usize].token;
-        let (inbox, status) = (Inbox::create(n, token)?, Status::create(n, token)?);
-        let engine = Engine::new(world.rank, token, registry.clone(), &config);
+        let (inbox, status) = (Inbox::create(n, token)?, Arc::new(Status::create(n, token)?));
+        let neighbours = Arc::new(Neighbours::new(n));
+        let gate = Gate::new(world.rank, Some((status.clone(), neighbours.clone())));
+        let engine = Engine::behind(gate, world.rank, token, registry.clone(), &config);
         let received = Arc::new(Received::new(n));
         tcp.gpu().set_engine(engine.clone(), received.clone());
         let stirred = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
@@ -84,7 +87,7 @@ impl Domain {
             contact,
             inbox,
             status,
-            neighbours: Neighbours::new(n),
+            neighbours,
             engine,
             tcp,
             tcp_in_use: AtomicBool::new(false),

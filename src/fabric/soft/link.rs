@@ -18,9 +18,10 @@ mod turn;
 mod tx_queue;
 
 pub use self::drain::LEAVE_WITHIN;
+pub use self::route::RouteKind;
 pub use self::tx_queue::TxQueue;
 
-use self::route::{Route, RouteKind};
+use self::route::Route;
 use self::service::Service;
 use self::turn::Turn;
 use self::tx_queue::{LaneState, TxQueues};
@@ -122,6 +123,16 @@ impl Link {
             }
         }
         self.poll_engine(shared) || moved
+    }
+
+    /// The way now.
+    pub fn way(&self) -> RouteKind {
+        self.route.way()
+    }
+
+    /// Whether the peer has failed for this rank.
+    pub fn has_failed(&self) -> bool {
+        self.health.has_failed()
     }
 
     /// The peer's engine, if it is another rank of this process whose engine has operations of this rank's.

@@ -9,10 +9,12 @@
 pub mod atomic;
 pub mod context;
 mod domain;
+pub mod gate;
 pub mod gpu;
 pub mod hello;
 pub mod ipc;
 pub mod lane;
+mod lanes;
 mod link;
 mod links;
 mod local;
@@ -204,11 +206,12 @@ impl Fabric for SoftFabric {
     }
 
     /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
-    /// is no GPU memory, or holds signals, which nobody puts from.
-    fn offer(&self, region: &Region, is_gpu: bool) -> Vec<u8> {
-        match self.shared.get() {
-            Some(shared) if is_gpu && !region.strict => shared.share.offer(&shared.engine, region.id, extent(region)),
-            _ => Vec::new(),
+    /// is no GPU memory, or holds signals that nobody puts from and no kernel of a peer's adds to.
+    fn offer(&self, region: &Region, gpu: Option<&GpuMemory>) -> Vec<u8> {
+        let is_wanted = gpu.is_some_and(|memory| !region.strict || memory.has_visitors);
+        match self.shared.get().filter(|_| is_wanted) {
+            Some(shared) => shared.share.offer(&shared.engine, region.id, extent(region)),
+            None => Vec::new(),
         }
     }
 

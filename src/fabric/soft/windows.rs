@@ -39,6 +39,8 @@ impl Registered {
             let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
             return self.outcome(&peers, true);
         }
+        // Kernels of peers' and this rank's own that store by themselves end first, and look windows up anew.
+        let _closed = Closed::begin(shared, self.left());
         // One after the other, out of one time.
         let mut peers = shared.share.withdraw(&**shared, id, self.left());
         shared.status.set_window(id, false);
@@ -61,6 +63,23 @@ impl Registered {
         }
         let seconds = self.shared.config.dereg_timeout.as_secs_f64();
         Err(Error::remote(sentence(self.shared.world.rank, self.id, seconds, peers)).of_kind(Kind::Timeout))
+    }
+}
+
+/// The gate of a rank that is closed meanwhile.
+struct Closed<'a>(&'a Progress);
+
+impl<'a> Closed<'a> {
+    /// Closes it, and waits until nobody is inside, who has little to do there.
+    fn begin(shared: &'a Progress, within: Duration) -> Self {
+        shared.engine.gate().close_and_wait(within);
+        Self(shared)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.engine.gate().open();
     }
 }
 

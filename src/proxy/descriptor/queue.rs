@@ -2,6 +2,7 @@
 
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
+use crate::fabric::lanes::{LaneView, WindowView, WINDOWS};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring, Stopped};
@@ -21,6 +22,8 @@ const AHEAD: u32 = 8;
 pub struct QueueAddresses {
     /// Slot 0.
     pub slots: NonNull<AtomicU64>,
+    /// Its address for device code.
+    pub device_slots: u64,
     /// Slots, a power of two.
     pub size: u32,
     /// Complete descriptors of this peer, as far as device code does not look for them at `credits`.
@@ -76,6 +79,9 @@ pub struct Queue {
     peer: u32,
     /// The windows of the last descriptors: most programs name two.
     known: [Known; 2],
+    /// Handles of the windows that descriptors have named, the newest first: what a kernel that serves the queue is
+    /// told.
+    named: [u64; WINDOWS],
     pattern: Pattern,
     /// `terms.ended` when they were learned.
     ended: u64,
@@ -110,6 +116,7 @@ impl Queue {
             slots,
             peer,
             known: Default::default(),
+            named: [0; WINDOWS],
             pattern: Pattern::NONE,
             ended,
             signals: 0,
@@ -162,8 +169,26 @@ impl Queue {
             if self.known(handle).is_none() {
                 if let Some(known) = self.look_up(handle) {
                     self.known = [known, self.known[0]];
+                    self.name(handle);
                 }
             }
+        }
+    }
+
+    /// Remembers that descriptors name a window.
+    fn name(&mut self, handle: u64) {
+        let at = self.named.iter().position(|named| *named == handle).unwrap_or(WINDOWS - 1);
+        self.named[..=at].rotate_right(1);
+        self.named[0] = handle;
+    }
+
+    /// What a kernel is told of a window that descriptors have named.
+    fn window_view(&self, handle: u64) -> WindowView {
+        match self.look_up(handle).filter(|_| handle != 0) {
+            Some(Known { base, len, remote_base, remote_len, lkey, rkey, .. }) => {
+                WindowView { handle, lkey, base, len, rkey, remote_base, remote_len }
+            }
+            None => WindowView::default(),
         }
     }
 
@@ -276,6 +301,11 @@ impl Ring for Queue {
         (0..self.slots.size()).take_while(is_there).count() as u32
     }
 
+    fn rung_at_most(&mut self) -> u32 {
+        let is_there = |&nth: &u32| has_arrived(self.slots.first_word(self.next.wrapping_add(nth)));
+        (0..self.slots.size()).rev().find(is_there).map_or(0, |last| last + 1)
+    }
+
     #[inline(always)]
     fn take(&mut self, n: u32) {
         (0..n).for_each(|i| self.slots.clear(self.next.wrapping_add(i)));
@@ -307,6 +337,31 @@ impl Ring for Queue {
     #[inline(always)]
     fn owed(&mut self) -> Option<&mut Owed> {
         self.owed.as_mut()
+    }
+
+    fn view(&mut self) -> Option<LaneView> {
+        debug_assert_eq!(self.next, self.credited);
+        let index = self.owed.as_ref().and_then(Owed::address).filter(|_| !self.is_stopped)?;
+        Some(LaneView {
+            peer: self.peer,
+            slots: self.places.device_slots,
+            size: self.slots.size(),
+            stride: 8 * self.slots.stride() as u32,
+            next: self.next,
+            index,
+            newest_version: self.terms.form.newest_version().into(),
+            signals: self.signals,
+            signals_at: self.signals_at,
+            signals_key: self.signals_key,
+            windows: self.named.map(|handle| self.window_view(handle)),
+        })
+    }
+
+    fn served(&mut self, next: u32) -> u32 {
+        let n = next.wrapping_sub(self.next);
+        (self.next, self.credited) = (next, next);
+        self.owed.iter_mut().for_each(|owed| owed.served(n));
+        n
     }
 
     fn stop(&mut self, _why: Stopped) {

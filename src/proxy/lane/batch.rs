@@ -1,6 +1,7 @@
 //! A thread's room for one batch of entries and their operations.
 
 use super::BATCH;
+use crate::fabric::lanes::LONGEST;
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::Finish;
 use crate::rma::op::Op;
@@ -51,6 +52,17 @@ impl Batch {
     /// The operations that the fabric took of the last visit's batch.
     pub fn posted(&self) -> &[Op] {
         &self.ops[..self.posted]
+    }
+
+    /// Whether a kernel that serves the lane would have taken all of the last visit's entries.
+    #[inline]
+    pub fn suits_kernel(&self) -> bool {
+        let is_short = |op: &Op| match op {
+            Op::Put(put) => put.len <= LONGEST,
+            Op::Value(value) => value.payload.bytes().len() <= 8,
+            Op::Get(_) | Op::Atomic(_) => false,
+        };
+        self.others.is_empty() && self.posted().iter().all(is_short)
     }
 
     /// Bytes that these move.

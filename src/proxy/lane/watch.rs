@@ -25,7 +25,7 @@ impl<R: Ring> Lane<R> {
             State::Stopped => Shown::Stopped,
             _ if common.is_dead => Shown::Stopped,
             State::Flushing { .. } => Shown::Flushing,
-            State::Open => Shown::Open,
+            State::Open | State::Held | State::Served => Shown::Open,
         };
         Told { credited: self.watch.completed, refused: self.refused, dropped: self.dropped, state }
     }
@@ -46,7 +46,10 @@ impl<R: Ring> Lane<R> {
         if let State::Failed = self.state {
             return None;
         }
-        let left = self.ring.outstanding() + self.ring.rung();
+        let left = match self.state {
+            State::Served => self.ring.rung_at_most(),
+            _ => self.ring.outstanding() + self.ring.rung(),
+        };
         (left > 0).then_some(self.watch.completed + u64::from(left))
     }
 
@@ -64,6 +67,10 @@ impl<R: Ring> Lane<R> {
     /// A sentence about the oldest entry if nothing has moved for `limit`, once; or about credits that device code has
     /// not been told of.
     pub fn watch<C: Context>(&mut self, common: &Common, context: &C, now: Instant, limit: Duration) -> Option<String> {
+        if let State::Served = self.state {
+            // What the kernel does not do in its time comes back.
+            return None;
+        }
         let (peer, fabric, has_head) = (self.peer, C::NAME, self.has_head());
         let is_busy = !self.unfinished.is_empty() || matches!(self.state, State::Flushing { .. });
         let is_late = !is_busy && self.ring.owed().is_some_and(|owed| owed.is_late(context, peer));

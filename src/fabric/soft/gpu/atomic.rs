@@ -207,6 +207,7 @@ impl NextSubmission {
 mod tests {
     use super::*;
     use crate::config::GpuIssue;
+    use crate::fabric::soft::gate::Gate;
     use crate::fabric::soft::lane::Lane;
     use crate::memory::registry::Extent;
     use crate::rma::op::Signal;
@@ -219,7 +220,7 @@ mod tests {
     fn no_signal_joins_what_came_before_a_change_of_half_its_word() {
         const WORD: u64 = 0x1000;
         let key = Key::gpu(1, false).0;
-        let mut state = EngineState::new(0, GpuIssue::default());
+        let mut state = EngineState::new(0, GpuIssue::default(), Arc::new(Gate::new(0, None)));
         state.windows.insert(1, Extent { base: WORD, len: 64 }, true);
         let mut batch = NextSubmission::default().begin(&state);
         let registry = Registry::default();

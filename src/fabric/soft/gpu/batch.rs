@@ -166,6 +166,9 @@ impl NextSubmission {
             // Its signal would wait for another submission anyhow. Not begun, it is the copy kernel's if that comes up.
             return Ok(BatchStep::Later { progress: true });
         }
+        if op.stores_sum() && !s.alone.is_alone(&mut s.windows) {
+            return Ok(BatchStep::Later { progress: self.has_work() });
+        }
         let before = op.done;
         while op.done < op.len {
             if !self.add_data(s, registry, op)? {
@@ -335,7 +338,7 @@ impl NextSubmission {
     fn has_to_read_for(&self, s: &EngineState, op: &Op) -> bool {
         op.signal.filter(|_| op.reading.is_none()).is_some_and(|signal| {
             Key(signal.rkey).is_on_gpu()
-                && s.windows.may_be_reset(signal.rkey)
+                && s.windows.is_unknown(signal.rkey, signal.remote)
                 && s.device.as_ref().is_some_and(|device| !device.can_add)
                 && !self.read.iter().any(|(at, _)| *at == signal.remote)
         })
@@ -366,14 +369,17 @@ impl NextSubmission {
             None => {
                 // It sees all stores of the submissions before it, there are none in this one, and nothing follows
                 // until it is done.
-                self.away.push(device.scratch(), signal.remote, 8, None);
+                let (from, bytes) = s.windows.around(signal.rkey, signal.remote);
+                self.away.push(device.scratch(), from, bytes as usize, None);
                 op.reading = Some(s.small.started + 1);
                 Ok(BatchStep::Later { progress: true })
             }
             Some(submission) if s.small.done < submission => Ok(BatchStep::Later { progress: false }),
             Some(_) => {
-                let sum = device.scratch_value().wrapping_add(signal.value);
-                self.read.push((signal.remote, sum));
+                let sum = s.windows.take_up(signal, |bytes| device.scratch_values((bytes / 8) as usize));
+                if s.windows.is_unknown(signal.rkey, signal.remote) {
+                    self.read.push((signal.remote, sum));
+                }
                 self.store_signal(op, signal.remote, sum, signal.value);
                 Ok(BatchStep::Done)
             }

@@ -2,6 +2,7 @@
 
 use super::app::AppThread;
 use super::private_context::{forget, private_context, PRIVATE_CONTEXT_MIB};
+use super::windows::READ_AT_ONCE;
 use super::DRAIN_WITHIN;
 use crate::config::GpuIssue;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
@@ -14,12 +15,12 @@ use std::time::Instant;
 pub const STAGING_BYTES: u64 = 4 << 20;
 /// The first bytes of the pinned memory: for each way, on a line of its own, which submission is done.
 const FLAG_AT: [usize; 2] = [0, 64];
-/// Where a signal's present value is read to, on a line of its own.
-const SCRATCH_AT: usize = 128;
 /// What the warm-up copies. Nothing else lies there: nobody waits for the warm-up, so it may come after what
 /// the CPU has put into the staging memory, or after another stream's work.
 const WARM_UP_AT: u64 = 256;
-const STAGING_AT: usize = 4096;
+/// Where a signal's present value is read to, and those of others around it: [`READ_AT_ONCE`] bytes.
+const SCRATCH_AT: usize = 4096;
+const STAGING_AT: usize = SCRATCH_AT + READ_AT_ONCE as usize;
 /// Words of GPU memory, each its own number, from which submissions' flags are copied. More than submissions can be in
 /// flight at once.
 const NUMBERS: u64 = 1024;
@@ -244,7 +245,15 @@ impl Device {
         unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(SCRATCH_AT).cast()) }.load(Ordering::Acquire)
     }
 
-    /// Where the GPU reads a signal's present value to.
+    /// The first `n` words that were read there, at most [`READ_AT_ONCE`] bytes.
+    pub fn scratch_values(&self, n: usize) -> Vec<u64> {
+        debug_assert!(8 * n as u64 <= READ_AT_ONCE);
+        // SAFETY: as `flag`, of the words behind it that are for this.
+        let word = |i: usize| unsafe { AtomicU64::from_ptr(self.machine.pinned.host().add(SCRATCH_AT + 8 * i).cast()) };
+        (0..n).map(|i| word(i).load(Ordering::Acquire)).collect()
+    }
+
+    /// Where the GPU reads a signal's present value to, and those of others around it.
     pub fn scratch(&self) -> u64 {
         self.machine.pinned.device() + SCRATCH_AT as u64
     }

@@ -95,6 +95,15 @@ impl Handover {
         }
     }
 
+    /// Has the copy kernel launched, unless it runs or is awaited. `false`: there is none now.
+    pub fn call_now(&mut self) -> bool {
+        let Some(kernel) = self.kernel.as_mut() else { return false };
+        if kernel.is_off() {
+            kernel.launch(Instant::now());
+        }
+        !kernel.is_off()
+    }
+
     /// Calls for launches of this size. Whether an operation is left to one: it runs, or was launched, if need be
     /// now. A launch that is late is no more (`CopyKernel::is_off`), and after some of those there are none for a
     /// while (`Backoff`).

@@ -123,6 +123,16 @@ impl EngineState {
         waiting.is_due()
     }
 
+    /// Whether the first operation of the queue waits for the copy kernel, which takes it, because kernels of others
+    /// add to this rank's signals: it adds as they do, and the stream would have to wait until they are gone.
+    fn is_better_by_kernel(&mut self, op: &Op) -> bool {
+        if !op.stores_sum() || !self.alone.has_visitors() {
+            return false;
+        }
+        let facts = self.facts(op, KernelState::Takes(self.handover.size()), self.copies_beside(op, 0));
+        plan(&facts) == Mover::CopyKernel && self.handover.call_now()
+    }
+
     /// Builds one submission and starts it. `false`: nothing can start now.
     pub fn start(&mut self, rank: u32, registry: &Registry) -> bool {
         let mut batch = std::mem::take(&mut self.batch).begin(self);
@@ -133,6 +143,10 @@ impl EngineState {
                 op.owner.give_up();
                 any = true;
                 continue;
+            }
+            if self.is_better_by_kernel(&op) {
+                self.queue.ready.push_front(op);
+                break;
             }
             let mut facts = self.facts(&op, self.handover.for_stream(), self.copies_beside(&op, 0));
             let mut mover = plan(&facts);

@@ -10,6 +10,7 @@
 //! that NCCL allocated for signals is mapped for that one alone. A signal that kernels may reset is added to by the
 //! stream itself where the driver can, else read, added to and written back.
 
+mod alone;
 mod app;
 mod arrived_bytes;
 mod atomic;
@@ -27,6 +28,7 @@ mod handover;
 mod hardware_queues;
 mod in_flight;
 mod kernel;
+pub mod lane_kernel;
 mod launch;
 mod mapped;
 mod op;
@@ -43,6 +45,7 @@ mod stall;
 mod standing;
 mod state;
 mod stats;
+mod visitors;
 mod watch;
 mod windows;
 
@@ -60,9 +63,11 @@ pub use received::{Answered, Pull, Received, Senders, Source};
 use self::device::Device;
 use self::kernel::CopyKernel;
 use self::state::EngineState;
+use self::visitors::Visitors;
 use self::watch::Watched;
 use crate::config::{Config, GpuIssue};
 use crate::error::{Error, Result};
+use crate::fabric::soft::gate::Gate;
 use crate::memory::gpu::{cuda_error, GpuMemory};
 use crate::memory::key::Key;
 use crate::memory::registry::{Extent, Registry};
@@ -104,6 +109,7 @@ pub struct Engine {
     refusals: Arc<AtomicU64>,
     /// The copy kernel was loaded, or could not be.
     has_asked_for_kernel: AtomicBool,
+    visitors: Visitors,
     /// The copy kernel took commands when it was last polled.
     kernel_is_up: AtomicBool,
     tuning: GpuIssue,
@@ -135,10 +141,15 @@ pub fn of_token(token: &[u8; 16]) -> Option<Arc<Engine>> {
 }
 
 impl Engine {
-    /// The engine of a rank. It does nothing until a GPU window opens it.
+    /// The engine of a rank into whose GPU no kernel of another process stores.
     pub fn new(rank: u32, token: [u8; 16], registry: Arc<Registry>, config: &Config) -> Arc<Self> {
-        let tuning = config.gpu_issue;
-        let state = EngineState::new(rank, tuning);
+        Self::behind(Gate::new(rank, None), rank, token, registry, config)
+    }
+
+    /// The engine of a rank with this gate. It does nothing until a GPU window opens it.
+    pub fn behind(gate: Gate, rank: u32, token: [u8; 16], registry: Arc<Registry>, config: &Config) -> Arc<Self> {
+        let (tuning, gate) = (config.gpu_issue, Arc::new(gate));
+        let state = EngineState::new(rank, tuning, gate.clone());
         let engine = Arc::new(Self {
             rank,
             registry,
@@ -154,6 +165,7 @@ impl Engine {
             opening: Mutex::default(),
             refusals: state.refused.told(),
             has_asked_for_kernel: AtomicBool::new(false),
+            visitors: Visitors::new(gate),
             kernel_is_up: AtomicBool::new(false),
             tuning,
             hardware_queues: config.hardware_queues,
@@ -437,6 +449,8 @@ impl Engine {
 
     /// Ends everything; operations that are unfinished fail. `false`: the GPU may still be at work.
     pub fn close(&self) -> bool {
+        // Nobody comes in any more.
+        self.gate().close_and_wait(DRAIN_WITHIN);
         let mut state = self.state.lock();
         self.take(&mut state);
         // After an error the GPU may still write what was started before it.
@@ -466,6 +480,7 @@ impl Engine {
                 );
             }
         }
+        self.close_lane_kernel(idle);
         if let Some(device) = device {
             let app = device.app().clone();
             device.close(idle);

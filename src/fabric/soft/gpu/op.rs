@@ -203,6 +203,11 @@ impl Op {
         Self { window: Some(CallerWindow { rank, key }), home, is_open: Key(key).is_open(), ..self }
     }
 
+    /// Whether the stream, where it carries it out, stores what a word holds behind an addition.
+    pub fn stores_sum(&self) -> bool {
+        self.fetch.is_some() || self.signal.is_some_and(|signal| Key(signal.rkey).is_on_gpu())
+    }
+
     /// Whether both ends are in windows of the engine's rank.
     pub fn has_no_caller(&self) -> bool {
         matches!((self.from, self.to), (TransferEnd::Window { .. }, TransferEnd::Window { .. }))

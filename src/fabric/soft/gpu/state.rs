@@ -1,5 +1,6 @@
 //! What one engine knows: its windows, what waits, what is in flight.
 
+use super::alone::Alone;
 use super::batch::NextSubmission;
 use super::device::{Device, STAGING_BYTES};
 use super::handover::Handover;
@@ -13,6 +14,7 @@ use super::stats::Stats;
 use super::windows::Windows;
 use crate::config::GpuIssue;
 use crate::error::Error;
+use crate::fabric::soft::gate::Gate;
 use crate::fabric::soft::lane::Lane;
 use crate::memory::registry::Registry;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ pub struct EngineState {
     pub device: Option<Device>,
     pub handover: Handover,
     pub windows: Windows,
+    pub alone: Alone,
     /// Copy engines store in so many more submissions.
     pub store_by_copy: u32,
     pub queue: OperationQueue,
@@ -50,12 +53,13 @@ pub struct EngineState {
 
 impl EngineState {
     /// Of `rank`, with no window, and nothing queued.
-    pub fn new(rank: u32, tuning: GpuIssue) -> Self {
+    pub fn new(rank: u32, tuning: GpuIssue, gate: Arc<Gate>) -> Self {
         Self {
             tuning,
             device: None,
             handover: Handover::default(),
             windows: Windows::of(rank),
+            alone: Alone::new(gate),
             store_by_copy: 0,
             queue: OperationQueue::default(),
             staging: Staging::new(STAGING_BYTES),
@@ -105,6 +109,9 @@ impl EngineState {
             }
             if !self.queue.deferred.is_empty() {
                 moved |= self.start_bulk(rank, registry);
+            }
+            if self.small.is_empty() && (self.queue.ready.is_empty() || self.handover.is_busy()) {
+                self.alone.let_in();
             }
         }
         moved |= self.tell_refused();

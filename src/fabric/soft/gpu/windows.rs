@@ -4,6 +4,7 @@ use super::op::{CallerWindow, Op};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
+use crate::rma::op::Signal;
 
 /// A GPU window.
 pub struct GpuWindow {
@@ -11,6 +12,27 @@ pub struct GpuWindow {
     never_reset: bool,
     /// Values of its signals by word, as far as they were ever signalled.
     sums: Vec<u64>,
+    /// Which of them are values; `None`: all, and those behind them are 0.
+    known: Option<Vec<bool>>,
+}
+
+/// Bytes around a signal that are read at once.
+pub const READ_AT_ONCE: u64 = 4096;
+
+impl GpuWindow {
+    /// Whether the value of a word is known, where only additions ever change it.
+    fn is_known(&self, at: usize) -> bool {
+        self.known.as_ref().is_none_or(|known| known.get(at).is_some_and(|known| *known))
+    }
+
+    fn make_room(&mut self, at: usize) {
+        if self.sums.len() <= at {
+            self.sums.resize(at + 1, 0);
+        }
+        if let Some(known) = self.known.as_mut().filter(|known| known.len() <= at) {
+            known.resize(at + 1, false);
+        }
+    }
 }
 
 /// This rank's GPU windows.
@@ -29,7 +51,7 @@ impl Windows {
 
     /// Adds one.
     pub fn insert(&mut self, id: u32, extent: Extent, never_reset: bool) {
-        self.by_number.insert(id, GpuWindow { extent, never_reset, sums: Vec::new() });
+        self.by_number.insert(id, GpuWindow { extent, never_reset, sums: Vec::new(), known: None });
     }
 
     /// Removes it.
@@ -69,9 +91,47 @@ impl Windows {
         op.window.is_some_and(is_it)
     }
 
-    /// Whether kernels may reset signals of this window, so that their values are in GPU memory alone.
-    pub fn may_be_reset(&self, key: u32) -> bool {
-        self.by_number.get(Key(key).number()).is_some_and(|w| !w.never_reset)
+    /// Others have added to signals: the values of none are known here any more.
+    pub fn forget_sums(&mut self) {
+        self.by_number.iter_mut().for_each(|(_, window)| window.known = Some(Vec::new()));
+    }
+
+    /// Whether the value of a signal is in GPU memory alone: kernels may reset those of its window, or others have
+    /// added to it.
+    pub fn is_unknown(&self, key: u32, addr: u64) -> bool {
+        let is_unknown = |w: &GpuWindow| !w.never_reset || !w.is_known(((addr - w.extent.base) / 8) as usize);
+        self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, 8) && is_unknown(w))
+    }
+
+    /// What to read where a signal is unknown: its address and bytes. Of signals that nobody resets those around it,
+    /// too.
+    pub fn around(&self, key: u32, addr: u64) -> (u64, u64) {
+        let window = self.by_number.get(Key(key).number()).filter(|w| w.never_reset && w.extent.base % 8 == 0);
+        let Some(GpuWindow { extent, .. }) = window else { return (addr, 8) };
+        let from = (addr & !(READ_AT_ONCE - 1)).max(extent.base);
+        (from, (extent.base + (extent.len & !7) - from).min(READ_AT_ONCE))
+    }
+
+    /// What [`Windows::around`] named has been read, as `values` has it of so many bytes, and nobody has added since.
+    /// Adds a signal and returns its sum.
+    pub fn take_up(&mut self, signal: &Signal, values: impl FnOnce(u64) -> Vec<u64>) -> u64 {
+        let (from, bytes) = self.around(signal.rkey, signal.remote);
+        let values = values(bytes);
+        self.learn(signal.rkey, from, &values);
+        let sum = values[((signal.remote - from) / 8) as usize].wrapping_add(signal.value);
+        self.add(signal.rkey, signal.remote, signal.value).unwrap_or(sum)
+    }
+
+    fn learn(&mut self, key: u32, addr: u64, values: &[u64]) {
+        let Some(window) = self.by_number.get_mut(Key(key).number()).filter(|w| w.never_reset) else { return };
+        let first = ((addr - window.extent.base) / 8) as usize;
+        for (at, value) in (first..).zip(values) {
+            if !window.is_known(at) {
+                window.make_room(at);
+                window.sums[at] = *value;
+                window.known.iter_mut().for_each(|known| known[at] = true);
+            }
+        }
     }
 
     /// Adds to a signal whose value only this rank's engine changes and returns the sum; `Err(true)`: kernels may reset
@@ -83,10 +143,38 @@ impl Windows {
             return Err(true);
         }
         let at = ((addr - window.extent.base) / 8) as usize;
-        if window.sums.len() <= at {
-            window.sums.resize(at + 1, 0);
+        if !window.is_known(at) {
+            return Err(true);
         }
+        window.make_room(at);
         window.sums[at] = window.sums[at].wrapping_add(value);
         Ok(window.sums[at])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_that_others_may_have_changed_are_read_once_with_those_around_them() {
+        let key = Key::gpu(1, false).0;
+        let mut windows = Windows::of(0);
+        windows.insert(1, Extent { base: 0x1000, len: 0x2000 }, true);
+        assert_eq!(windows.add(key, 0x1008, 5), Ok(5));
+        windows.forget_sums();
+        assert_eq!(windows.add(key, 0x1008, 5), Err(true));
+        assert!(windows.is_unknown(key, 0x1008) && windows.is_unknown(key, 0x2ff8));
+        let signal = |remote| Signal { remote, rkey: key, value: 3, strong: true };
+        let read = |bytes: u64| (0..bytes / 8).map(|i| 100 * i).collect();
+        assert_eq!(windows.take_up(&signal(0x1010), read), 203);
+        assert_eq!((windows.add(key, 0x1008, 1), windows.add(key, 0x1010, 1)), (Ok(101), Ok(204)));
+        assert!(windows.is_unknown(key, 0x2000), "what was not read is not known");
+        // Of signals that kernels reset nothing is remembered.
+        windows.insert(2, Extent { base: 0x8000, len: 64 }, false);
+        let key = Key::gpu(2, false).0;
+        let signal = Signal { remote: 0x8008, rkey: key, value: 3, strong: true };
+        assert_eq!(windows.around(key, 0x8008), (0x8008, 8));
+        assert_eq!((windows.take_up(&signal, |_| vec![7]), windows.add(key, 0x8008, 1)), (10, Err(true)));
     }
 }

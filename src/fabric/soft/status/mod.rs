@@ -8,7 +8,8 @@
 //! **Copies and windows.** A rank announces each copy by cross-memory attach before it looks whether the window is
 //! still there; a rank that takes a window back says so before it looks at the announcements. One of the two sees the
 //! other ([`Status::begin_copy`], [`Status::set_window`]: a full fence in each), so a copy that has begun is waited
-//! for and no other begins.
+//! for and no other begins. Kernels that store into a rank's GPU by themselves are told of in the same way
+//! ([`gate`](super::gate)).
 
 pub mod alive;
 pub mod news;
@@ -19,7 +20,7 @@ use crate::sys::secret;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
-const MAGIC: u64 = 0x6f78_7967_696e_5301;
+const MAGIC: u64 = 0x6f78_7967_696e_5302;
 const PAGE: usize = 4096;
 /// Windows with numbers up to here can be reached by cross-memory attach; later ones go through the ring.
 pub const WINDOW_BITS: usize = 1 << 15;
@@ -42,8 +43,12 @@ struct Page {
     /// Non-zero: nobody polls the inbox, wake its owner after writing.
     sleeping: u64,
     _gap3: [u64; 15],
+    /// Non-zero: kernels of others may not begin to store into this rank's GPU by themselves.
+    closed: u64,
+    _gap4: [u64; 15],
     windows: [u64; WINDOW_BITS / 64],
-    // Then: for each rank the copies to and from its windows, a cache line.
+    // Then: for each rank the copies to and from its windows, a cache line; then a word for each rank that is odd while
+    // a kernel of this rank may store into that one's GPU by itself.
 }
 
 /// What one rank is told of copies: see [`what`].
@@ -51,7 +56,17 @@ struct Page {
 struct Row([u64; COPIES]);
 
 fn bytes(nranks: usize) -> usize {
-    (std::mem::size_of::<Page>() + nranks * std::mem::size_of::<Row>()).next_multiple_of(PAGE)
+    let row = std::mem::size_of::<Row>() + std::mem::size_of::<u64>();
+    (std::mem::size_of::<Page>() + nranks * row).next_multiple_of(PAGE)
+}
+
+/// Where the word of kernels that store into the GPU of `rank`, one of `nranks`, is.
+///
+/// # Safety
+/// `page` is the start of a mapping for so many ranks, and `rank` is one of them.
+unsafe fn entries_at(page: *mut Page, nranks: u32, rank: u32) -> *mut u64 {
+    // SAFETY: the caller's promise.
+    unsafe { page.add(1).cast::<Row>().add(nranks as usize).cast::<u64>().add(rank as usize) }
 }
 
 /// Where the word of a copy is.
@@ -191,6 +206,34 @@ impl Status {
         fence(Ordering::SeqCst);
     }
 
+    /// Says whether kernels of others may begin to store into this rank's GPU by themselves. What they say afterwards
+    /// shows in [`PeerStatus::entries`], or they see this.
+    pub fn set_closed(&self, closed: bool) {
+        // SAFETY: a field of the mapping.
+        self.word(|p| unsafe { &raw mut (*p).closed }).store(closed.into(), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn entries(&self, peer: u32) -> &AtomicU64 {
+        assert!(peer < self.nranks);
+        // SAFETY: as just checked.
+        self.word(|p| unsafe { entries_at(p, self.nranks, peer) })
+    }
+
+    /// Says that a kernel of this rank is about to store into the GPU of `peer`. If that one is not
+    /// [closed](PeerStatus::is_closed) afterwards it may; one thread at a time.
+    pub fn enter(&self, peer: u32) {
+        let word = self.entries(peer);
+        word.store(word.load(Ordering::Relaxed) | 1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// It does not any more, or never did.
+    pub fn leave(&self, peer: u32) {
+        let word = self.entries(peer);
+        word.store((word.load(Ordering::Relaxed) | 1) + 1, Ordering::Release);
+    }
+
     /// The copy is over, or did not begin.
     #[inline]
     pub fn end_copy(&self, peer: u32, place: usize) {
@@ -256,6 +299,20 @@ impl PeerStatus {
         // SAFETY: inside the mapping, as just checked.
         at < WINDOW_BITS / 64
             && unsafe { load((&raw const (*self.at()).windows).cast::<u64>().add(at)) } >> (id % 64) & 1 != 0
+    }
+
+    /// Whether kernels may not begin to store into the peer's GPU by themselves.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        // SAFETY: a field of the mapping.
+        unsafe { load(&raw const (*self.at()).closed) != 0 }
+    }
+
+    /// How often a kernel of the peer began to store into the GPU of rank `me`, and ended to: odd while it may.
+    pub fn entries(&self, me: u32) -> u64 {
+        assert!(me < self.nranks);
+        // SAFETY: as just checked; read alone.
+        unsafe { load(entries_at(self.at().cast_mut(), self.nranks, me)) }
     }
 
     fn copy(&self, rank: u32, place: usize) -> u64 {

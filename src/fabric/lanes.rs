@@ -1,0 +1,116 @@
+//! Queues of descriptors that a kernel of the fabric's serves by itself: it reads what device code wrote, moves the
+//! bytes, adds to signals and gives credits, and no CPU is on the way.
+//!
+//! Who drains the queues decides which, and when, and carries out everything that the kernel does not take. A queue is
+//! always served by one of the two alone.
+
+use std::time::Instant;
+
+/// Windows that a kernel knows of a lane, at most.
+pub const WINDOWS: usize = 4;
+/// Lanes that a kernel serves at once, at most.
+pub const LANES: usize = 64;
+
+/// The longest copy that a kernel is called for, and makes where it has few lanes: one warp moves it, in some 4 µs.
+/// Copy engines and more warps are quicker with longer ones.
+pub const LONGEST: u64 = 32 << 10;
+
+/// A window, as descriptors of a lane may name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowView {
+    /// What descriptors call it; 0: none.
+    pub handle: u64,
+    /// This rank's key.
+    pub lkey: u32,
+    /// First byte here.
+    pub base: u64,
+    /// Bytes here.
+    pub len: u64,
+    /// The peer's key.
+    pub rkey: u32,
+    /// First byte at the peer, in its address space.
+    pub remote_base: u64,
+    /// Bytes at the peer.
+    pub remote_len: u64,
+}
+
+/// A queue, as a kernel has to know it. All that was taken from it is complete and given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneView {
+    /// To whom it goes.
+    pub peer: u32,
+    /// Address of slot 0 for device code.
+    pub slots: u64,
+    /// Slots, a power of two.
+    pub size: u32,
+    /// Bytes from one to the next, 64 or 128.
+    pub stride: u32,
+    /// The first descriptor, as device code counts them.
+    pub next: u32,
+    /// Address of the consumer index, 4 bytes of GPU memory of this rank's.
+    pub index: u64,
+    /// The newest version of the 128-byte form that is read; 0: it is the 64-byte form.
+    pub newest_version: u32,
+    /// Signals of the context.
+    pub signals: u32,
+    /// The first one's address at the peer, in its address space.
+    pub signals_at: u64,
+    /// The peer's key to their window.
+    pub signals_key: u32,
+    /// Windows that descriptors are expected to name.
+    pub windows: [WindowView; WINDOWS],
+}
+
+/// How far a kernel has come with a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The next descriptor. All before it are taken, and done once the lane is over or the service is.
+    pub next: u32,
+    /// That one is not for the kernel, which does not touch the lane any more.
+    pub is_over: bool,
+}
+
+/// Where a kernel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// There is none.
+    Off,
+    /// One is called and does not run yet.
+    Called,
+    /// One runs and serves nothing.
+    Ready,
+    /// One serves lanes.
+    Serving,
+    /// The one that served has ended: positions are final. Until [`LaneServer::settle`].
+    Over,
+    /// The same, and the GPU has failed: what was taken may never be done. For good.
+    Failed,
+}
+
+/// Such a kernel. Nothing here waits but the end.
+pub trait LaneServer: Send {
+    /// Where it is now. `moved`: the lanes carry traffic, so that another one is called before this one's time is over.
+    fn poll(&mut self, moved: bool) -> Stage;
+
+    /// Whether it could ever store into memory of this peer, as far as is known now.
+    fn reaches(&self, peer: u32) -> bool;
+
+    /// Calls one, unless it was called, or none can be had for now.
+    fn call(&mut self, now: Instant);
+
+    /// Whether another one runs behind the one that serves.
+    fn has_next(&self) -> bool;
+
+    /// Has the one that is ready serve those of at most [`LANES`] queues that it can; returns a bit for each that it
+    /// does. None: it stays ready.
+    fn serve(&mut self, lanes: &[LaneView]) -> u64;
+
+    /// How far it has come with the `nth` of the lanes that it was given.
+    fn position(&self, nth: usize) -> Position;
+
+    /// Has the one that serves end soon.
+    fn stop(&mut self);
+
+    /// What it served is taken back.
+    fn settle(&mut self);
+}

@@ -1,0 +1,205 @@
+//! Through which the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
+
+use crate::fabric::lanes::{LaneView, Position, LANES, WINDOWS};
+use crate::fabric::soft::gpu::resident::SlotMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const GO_AT: usize = 0;
+const STOP_AT: usize = 8;
+const SPREAD_AT: usize = 16;
+const UP_AT: usize = 64;
+const GONE_AT: usize = 128;
+const POSITIONS_AT: usize = 256;
+const RECORDS_AT: usize = 1024;
+/// Words of a record, and of a window in it, which begin at the ninth.
+const RECORD_WORDS: usize = 32;
+const WINDOWS_AT: usize = 8;
+const WINDOW_WORDS: usize = 6;
+/// In a position: the kernel does not touch the lane any more.
+const OVER: u64 = 1 << 32;
+/// Warps of a launch: each looks at eight descriptors at once.
+const WARPS: usize = 8;
+/// Bytes of all of it.
+pub const BYTES: usize = RECORDS_AT + LANES * RECORD_WORDS * 8;
+
+/// Where the lanes of a launch are: they are dealt to the warps one after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Deal {
+    spread: u32,
+}
+
+impl Deal {
+    /// Of so many lanes.
+    pub fn of(lanes: usize) -> Self {
+        Self { spread: spread(lanes) }
+    }
+
+    /// The place of the `nth` lane.
+    #[inline]
+    fn place(self, nth: usize) -> usize {
+        ((nth % WARPS) << self.spread) + nth / WARPS
+    }
+
+    /// Which lane a place has, if there are so many.
+    fn nth(self, place: usize) -> usize {
+        (place & ((1 << self.spread) - 1)) * WARPS + (place >> self.spread)
+    }
+}
+
+/// The board of a launch slot.
+pub struct Board {
+    host: *mut u8,
+    /// For the kernel.
+    pub device: u64,
+}
+
+// SAFETY: the memory is used through atomics alone.
+unsafe impl Send for Board {}
+
+/// A lane, as the kernel reaches it.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneRecord {
+    /// What device code and the rank know of it; windows that the kernel does not reach have no handle.
+    pub view: LaneView,
+    /// Where the peer's windows are for this GPU.
+    pub windows: [u64; WINDOWS],
+    /// Where the peer's signals of the context are for this GPU.
+    pub signals: u64,
+    /// The longest copy.
+    pub most: u32,
+    /// The peer is on another GPU.
+    pub is_far: bool,
+}
+
+/// As a power of two, how many lanes a warp has where there are so many.
+fn spread(lanes: usize) -> u32 {
+    lanes.div_ceil(WARPS).next_power_of_two().trailing_zeros()
+}
+
+impl Board {
+    /// # Safety
+    /// There are [`BYTES`] zeroed bytes, on a border of 256, which stay as long as this is used.
+    pub unsafe fn new(memory: SlotMemory) -> Self {
+        debug_assert!(memory.host as usize % 256 == 0);
+        Self { host: memory.host, device: memory.device }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at % 8 == 0 && at < BYTES);
+        // SAFETY: an aligned word of the board (promised to `new`), used through atomics on this side.
+        unsafe { AtomicU64::from_ptr(self.host.add(at).cast()) }
+    }
+
+    /// The number of the launch that has come up last.
+    #[inline]
+    pub fn up(&self) -> u64 {
+        self.word(UP_AT).load(Ordering::Acquire)
+    }
+
+    /// The number of the launch that has ended last. Positions read after it are final.
+    #[inline]
+    pub fn gone(&self) -> u64 {
+        self.word(GONE_AT).load(Ordering::Acquire)
+    }
+
+    /// Tells a launch to end.
+    pub fn stop(&self, launch: u64) {
+        self.word(STOP_AT).store(launch, Ordering::Release);
+    }
+
+    /// How far it has come with a lane.
+    #[inline]
+    pub fn position(&self, deal: Deal, nth: usize) -> Position {
+        let word = self.word(POSITIONS_AT + 8 * deal.place(nth)).load(Ordering::Acquire);
+        Position { next: word as u32, is_over: word & OVER != 0 }
+    }
+
+    /// Lets a launch begin with these lanes, at most [`LANES`]. Returns where they are.
+    pub fn go(&self, launch: u64, lanes: &[LaneRecord]) -> Deal {
+        let deal = Deal::of(lanes.len());
+        for place in 0..LANES {
+            let lane = lanes.get(deal.nth(place));
+            let record = lane.map_or([0; RECORD_WORDS], LaneRecord::words);
+            let at = RECORDS_AT + place * RECORD_WORDS * 8;
+            // Of a place without a lane the first word says so.
+            let words = if lane.is_some() { RECORD_WORDS } else { 1 };
+            for (i, word) in record[..words].iter().enumerate() {
+                self.word(at + 8 * i).store(*word, Ordering::Relaxed);
+            }
+            let first = lane.map_or(0, |lane| lane.view.next);
+            self.word(POSITIONS_AT + 8 * place).store(first.into(), Ordering::Relaxed);
+        }
+        self.word(SPREAD_AT).store(deal.spread.into(), Ordering::Relaxed);
+        self.word(GO_AT).store(launch, Ordering::Release);
+        deal
+    }
+}
+
+impl LaneRecord {
+    fn words(&self) -> [u64; RECORD_WORDS] {
+        let (view, mut words) = (&self.view, [0; RECORD_WORDS]);
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        words[0] = view.slots;
+        words[1] = pair(view.size - 1, view.stride.trailing_zeros());
+        words[2] = pair(view.next, view.signals);
+        words[3] = view.index;
+        words[4] = self.signals;
+        words[5] = pair(view.newest_version, self.most);
+        words[6] = self.is_far.into();
+        for (i, (window, remote)) in
+            view.windows.iter().zip(self.windows).enumerate().filter(|(_, (w, _))| w.handle != 0)
+        {
+            let at = WINDOWS_AT + i * WINDOW_WORDS;
+            words[at..at + 5].copy_from_slice(&[window.handle, window.base, window.len, remote, window.remote_len]);
+        }
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::lanes::WindowView;
+
+    #[test]
+    fn few_lanes_have_a_warp_each() {
+        let found: Vec<_> = [1, 8, 9, 16, 17, 32, 33, 64].map(spread).into();
+        assert_eq!(found, [0, 0, 1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn each_lane_has_a_place_of_its_own_and_warps_have_as_many_as_others() {
+        for lanes in 1..=LANES {
+            let deal = Deal::of(lanes);
+            let places: Vec<_> = (0..lanes).map(|nth| deal.place(nth)).collect();
+            assert!(places.iter().zip(0..).all(|(&place, nth)| place < LANES && deal.nth(place) == nth), "{lanes}");
+            let of_warp = |warp: usize| places.iter().filter(|&&place| place >> deal.spread == warp).count();
+            let counts: Vec<_> = (0..WARPS).map(of_warp).collect();
+            assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{lanes}: {counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_has_what_the_kernel_reads() {
+        let mut view = LaneView {
+            peer: 3,
+            slots: 0x1000,
+            size: 64,
+            stride: 128,
+            next: 7,
+            index: 0x2000,
+            newest_version: 2,
+            signals: 9,
+            signals_at: 0x3000,
+            signals_key: 5,
+            ..LaneView::default()
+        };
+        view.windows[2] =
+            WindowView { handle: 77, lkey: 1, base: 0x4000, len: 64, rkey: 2, remote_base: 0x5000, remote_len: 32 };
+        let words = LaneRecord { view, windows: [0, 0, 0x6000, 0], signals: 0x7000, most: 4096, is_far: true }.words();
+        assert_eq!(words[..8], [0x1000, 63 | 7 << 32, 7 | 9 << 32, 0x2000, 0x7000, 2 | 4096 << 32, 1, 0]);
+        assert_eq!(words[8..20], [0; 12]);
+        assert_eq!(words[20..26], [77, 0x4000, 64, 0x6000, 32, 0]);
+        assert_eq!(words[26..], [0; 6]);
+    }
+}

@@ -1,0 +1,255 @@
+//! The lane kernel as a fabric's: which queues it can serve, into whose memory it may store, and at whose gates it is.
+
+use super::gpu::lane_kernel::{LaneKernel, LaneRecord};
+use super::gpu::{Engine, Use};
+use super::link::RouteKind;
+use super::progress::Progress;
+use crate::fabric::lanes::{self, LaneView, Position, Stage, WindowView, LANES, LONGEST, WINDOWS};
+use crate::memory::key::Key;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Polls between two looks at whether peers have failed.
+const LOOK_EVERY: u32 = 1024;
+
+/// A peer's GPU that the kernel may store into.
+struct Inside {
+    peer: u32,
+    /// The engine of a rank of this process; `None`: another process has it.
+    engine: Option<Arc<Engine>>,
+}
+
+impl Inside {
+    /// Enters. `None`: the gate is closed, or nobody knows the peer.
+    fn enter(shared: &Progress, peer: u32) -> Option<Self> {
+        if let Some(engine) = shared.link(peer).engine_of_peer() {
+            return engine.gate().enter().then(|| Self { peer, engine: Some(engine.clone()) });
+        }
+        let its = shared.neighbours.get(peer)?;
+        shared.status.enter(peer);
+        if its.is_closed() {
+            shared.status.leave(peer);
+            return None;
+        }
+        Some(Self { peer, engine: None })
+    }
+
+    /// Whether somebody wants to be alone there.
+    #[inline]
+    fn is_unwanted(&self, shared: &Progress) -> bool {
+        match &self.engine {
+            Some(engine) => engine.gate().is_closed(),
+            None => shared.neighbours.get(self.peer).is_none_or(|its| its.is_closed()),
+        }
+    }
+
+    fn leave(self, shared: &Progress) {
+        match &self.engine {
+            Some(engine) => engine.gate().leave(),
+            None => shared.status.leave(self.peer),
+        }
+    }
+}
+
+/// One user's hold on the lane kernel of a rank.
+pub struct Lanes {
+    shared: Arc<Progress>,
+    /// While it is called or serves; others may have it otherwise.
+    kernel: Option<Box<LaneKernel>>,
+    /// This rank's own gate first: its windows may go as well.
+    inside: Vec<Inside>,
+    /// Keeps windows of other processes mapped.
+    uses: Vec<Use>,
+    polls: u32,
+    has_failed: bool,
+}
+
+impl Lanes {
+    /// Loads the kernel, if there is none yet. `None`: there can be none.
+    pub fn open(shared: &Arc<Progress>) -> Option<Self> {
+        let shared = shared.clone();
+        shared.engine.open_lane_kernel().then(|| Self {
+            shared,
+            kernel: None,
+            inside: Vec::new(),
+            uses: Vec::new(),
+            polls: 0,
+            has_failed: false,
+        })
+    }
+
+    /// Where the kernel finds `len` bytes of a peer's window, and whether that is on another GPU.
+    fn reach(&mut self, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, bool)> {
+        let (shared, key) = (&self.shared, Key(rkey));
+        if !key.is_on_gpu() {
+            return None;
+        }
+        if let Some(engine) = shared.link(peer).engine_of_peer() {
+            let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
+            let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
+            return (is_reached && engine.has_window(rkey, base, len)).then_some((base, own != its));
+        }
+        if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
+            return None;
+        }
+        let found = shared.share.find(peer, key.number(), base, len)?;
+        if !shared.engine.adds_at(found.home) {
+            return None;
+        }
+        self.uses.push(found.used);
+        Some((found.addr, shared.engine.gpu() != Some(found.home)))
+    }
+
+    /// A queue as the kernel is to know it; `None`: it cannot serve it.
+    fn record(&mut self, view: &LaneView) -> Option<LaneRecord> {
+        let mut record =
+            LaneRecord { view: *view, windows: [0; WINDOWS], signals: 0, most: LONGEST as u32, is_far: false };
+        if view.signals > 0 {
+            let len = 8 * u64::from(view.signals);
+            (record.signals, record.is_far) = self.reach(view.peer, view.signals_key, view.signals_at, len)?;
+        }
+        let mut any = view.signals > 0;
+        for (at, window) in view.windows.iter().enumerate().filter(|(_, window)| window.handle != 0) {
+            let WindowView { lkey, base, len, rkey, remote_base, remote_len, .. } = *window;
+            let is_here = Key(lkey).is_on_gpu() && self.shared.engine.has_window(lkey, base, len);
+            match self.reach(view.peer, rkey, remote_base, remote_len).filter(|_| is_here) {
+                Some((remote, is_far)) => {
+                    (record.windows[at], any) = (remote, true);
+                    record.is_far |= is_far;
+                }
+                None => record.view.windows[at].handle = 0,
+            }
+        }
+        any.then_some(record)
+    }
+
+    /// Enters a gate, unless that was done.
+    fn enter(&mut self, peer: u32) -> bool {
+        if self.inside.iter().any(|inside| inside.peer == peer) {
+            return true;
+        }
+        let entered = match self.shared.link(peer).has_failed() {
+            true => None,
+            false => Inside::enter(&self.shared, peer),
+        };
+        let is_inside = entered.is_some();
+        self.inside.extend(entered);
+        is_inside
+    }
+
+    fn leave_all(&mut self) {
+        self.uses.clear();
+        self.inside.drain(..).for_each(|inside| inside.leave(&self.shared));
+    }
+
+    /// Whether the kernel that serves is to end.
+    #[inline]
+    fn is_unwanted(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        let shared = &self.shared;
+        let is_time = self.polls % LOOK_EVERY == 0;
+        self.inside.iter().any(|i| i.is_unwanted(shared) || is_time && shared.link(i.peer).has_failed())
+    }
+
+    /// Others may have the kernel.
+    fn give_back(&mut self) {
+        self.leave_all();
+        if let Some(kernel) = self.kernel.take() {
+            self.shared.engine.give_lane_kernel(kernel);
+        }
+    }
+}
+
+impl lanes::LaneServer for Lanes {
+    #[inline]
+    fn poll(&mut self, moved: bool) -> Stage {
+        if self.has_failed {
+            return Stage::Failed;
+        }
+        let Some(kernel) = &mut self.kernel else { return Stage::Off };
+        let stage = kernel.poll(moved);
+        match stage {
+            Stage::Serving if self.is_unwanted() => self.stop(),
+            Stage::Off => self.give_back(),
+            Stage::Failed => self.has_failed = true,
+            _ => {}
+        }
+        stage
+    }
+
+    fn reaches(&self, peer: u32) -> bool {
+        let link = self.shared.link(peer);
+        link.engine_of_peer().is_some() || link.way() == RouteKind::Near
+    }
+
+    fn call(&mut self, now: Instant) {
+        if self.kernel.is_none() {
+            self.kernel = self.shared.engine.take_lane_kernel();
+        }
+        if let Some(kernel) = &mut self.kernel {
+            kernel.call(now);
+        }
+    }
+
+    fn has_next(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.has_next())
+    }
+
+    fn serve(&mut self, views: &[LaneView]) -> u64 {
+        self.leave_all();
+        let (own, mut served, mut records) = (self.shared.world.rank, 0, Vec::with_capacity(views.len()));
+        // First: what is looked up behind that stays until the gates are left.
+        if self.enter(own) {
+            for (nth, view) in views.iter().enumerate().take(LANES) {
+                if !self.enter(view.peer) {
+                    continue;
+                }
+                if let Some(record) = self.record(view) {
+                    records.push(record);
+                    served |= 1 << nth;
+                }
+            }
+        }
+        match &mut self.kernel {
+            Some(kernel) if served != 0 => kernel.serve(&records),
+            _ => {
+                self.leave_all();
+                served = 0;
+            }
+        }
+        served
+    }
+
+    #[inline]
+    fn position(&self, nth: usize) -> Position {
+        let position = self.kernel.as_ref().and_then(|kernel| kernel.position(nth));
+        position.unwrap_or(Position { next: 0, is_over: false })
+    }
+
+    fn stop(&mut self) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.stop();
+        }
+    }
+
+    fn settle(&mut self) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.settle();
+        }
+        self.leave_all();
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        match self.kernel.take() {
+            // It may still run, and so does whoever let go of this: nobody may use the kernel, nor unmap what it knows.
+            Some(kernel) if kernel.is_serving() => std::mem::forget((kernel, std::mem::take(&mut self.uses))),
+            Some(kernel) => {
+                self.leave_all();
+                self.shared.engine.give_lane_kernel(kernel);
+            }
+            None => self.leave_all(),
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Lanes that a kernel serves by itself for a while ([`lanes`](crate::fabric::lanes)): when one is called, which lanes
+//! it gets, and how they come back.
+//!
+//! A lane is handed over when all that was taken from it is complete and told, and comes back as a whole: at each
+//! moment either this thread or the kernel reads it. Until the kernel runs, and between two launches, the lane is this
+//! thread's.
+
+use super::{Drain, Pass, Place, HOT_VISITS};
+use crate::fabric::lanes::{LaneServer, LaneView, Stage, LANES};
+use crate::fabric::Context;
+use crate::proxy::memory::Memory;
+use crate::proxy::ring::Ring;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Entries are close together, and a launch is worth its cost, if no more time lies between two visits that found some,
+/// or one found so many.
+const CLOSE: Duration = Duration::from_micros(100);
+const MANY: u32 = 4;
+/// Passes in which lanes that are held have time to come to rest: some 100 µs, more than most operations take.
+const REST_WITHIN: u32 = 512;
+/// A lane of which the kernel has refused an entry, or could not take it over, is this thread's until so many entries
+/// in a row are for the kernel; twice as many each time, up to a limit.
+const IN_A_ROW: u32 = 16;
+const IN_A_ROW_MOST: u32 = 256;
+/// A lane of which the kernel took so many entries in one service suits it.
+const SUITS: u32 = 32;
+/// How long the end waits for a kernel that serves: a hundred times what it has to live.
+const END_WITHIN: Duration = Duration::from_millis(500);
+
+/// A lane that is held for the kernel, or that it serves.
+struct Given {
+    /// Index of the lane.
+    lane: u32,
+    /// How far the kernel had come when it was asked last, and how many entries it has done in this service.
+    next: u32,
+    done: u32,
+}
+
+/// What a thread keeps of a kernel that serves lanes.
+pub struct KernelService {
+    kernel: Box<dyn LaneServer>,
+    /// In the order in which the kernel was given them.
+    given: Vec<Given>,
+    /// Passes since they are held.
+    waits: u32,
+    /// Entries come close together in lanes that this thread has.
+    is_due: bool,
+    /// The lanes carried something since the kernel was polled.
+    has_moved: bool,
+    /// When a visit found entries last.
+    found: Option<Instant>,
+    /// No kernel is called any more.
+    ends: bool,
+    /// The rings' memory: a kernel that does not end still reads it.
+    memory: Arc<dyn Any + Send + Sync>,
+}
+
+impl KernelService {
+    /// `memory` keeps the rings.
+    pub fn new(kernel: Box<dyn LaneServer>, memory: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { kernel, given: Vec::new(), waits: 0, is_due: false, has_moved: false, found: None, ends: false, memory }
+    }
+
+    /// Whether a kernel could serve lanes to this peer.
+    pub fn reaches(&self, peer: u32) -> bool {
+        self.kernel.reaches(peer)
+    }
+
+    /// A visit has taken entries that a kernel could have.
+    pub fn note(&mut self, taken: u32) {
+        let now = Instant::now();
+        self.is_due |= taken >= MANY || self.found.is_some_and(|found| now.saturating_duration_since(found) <= CLOSE);
+        self.found = Some(now);
+    }
+
+    /// Waits until the kernel has ended, if it serves. `false`: it has not.
+    fn end(&mut self) -> bool {
+        self.ends = true;
+        let end = Instant::now() + END_WITHIN;
+        loop {
+            match self.kernel.poll(false) {
+                Stage::Serving if Instant::now() < end => self.kernel.stop(),
+                Stage::Serving | Stage::Failed => return false,
+                _ => return true,
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for KernelService {
+    fn drop(&mut self) {
+        match self.end() {
+            true => self.kernel.settle(),
+            false => match self.memory.clone().downcast::<Memory>() {
+                Ok(memory) => memory.keep(),
+                Err(memory) => std::mem::forget(memory),
+            },
+        }
+    }
+}
+
+impl<R: Ring> Place<R> {
+    /// It is left to this thread for a while.
+    fn put_off(&mut self) {
+        (self.suits, self.wanted) = (0, (2 * self.wanted).clamp(IN_A_ROW, IN_A_ROW_MOST));
+    }
+
+    /// Whether the kernel may have it.
+    pub(super) fn is_for_kernel(&self) -> bool {
+        !self.is_broken && self.suits > 0 && self.suits >= self.wanted
+    }
+}
+
+impl<C: Context, R: Ring> Drain<C, R> {
+    /// Looks after the kernel.
+    pub(super) fn look_after_service(&mut self, pass: &mut Pass) {
+        let Some(mut service) = self.service.take() else { return };
+        let moved = std::mem::take(&mut service.has_moved);
+        match service.kernel.poll(moved) {
+            Stage::Off => {
+                self.release(&mut service);
+                if std::mem::take(&mut service.is_due) && !service.ends {
+                    service.kernel.call(Instant::now());
+                }
+            }
+            Stage::Called => {}
+            Stage::Ready if service.ends => self.release(&mut service),
+            Stage::Ready => self.hand_over(&mut service),
+            Stage::Serving => {
+                pass.is_busy = true;
+                self.follow(&mut service, pass);
+                // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
+                // there.
+                if service.is_due && !service.ends {
+                    service.kernel.call(Instant::now());
+                    if service.kernel.has_next() {
+                        service.is_due = false;
+                        service.kernel.stop();
+                    }
+                }
+            }
+            Stage::Over => {
+                self.follow(&mut service, pass);
+                self.take_back(&mut service);
+            }
+            Stage::Failed => return self.lose_served(&service),
+        }
+        self.service = Some(service);
+    }
+
+    /// Lanes that were held for a kernel take entries again.
+    fn release(&mut self, service: &mut KernelService) {
+        for given in service.given.drain(..) {
+            self.places[given.lane as usize].lane.release();
+        }
+    }
+
+    /// A kernel is ready: holds the lanes for it, and gives it those that are at rest.
+    fn hand_over(&mut self, service: &mut KernelService) {
+        if service.given.is_empty() {
+            for &lane in &self.hot {
+                let place = &mut self.places[lane as usize];
+                let is_live = !self.commons[place.context as usize].is_dead();
+                let is_wanted = is_live && place.is_for_kernel() && service.kernel.reaches(place.lane.peer);
+                if is_wanted && service.given.len() < LANES && place.lane.hold() {
+                    service.given.push(Given { lane, next: 0, done: 0 });
+                }
+            }
+            service.waits = 0;
+        }
+        service.waits += 1;
+        let (contexts, is_late) = (self.contexts.get(), service.waits > REST_WITHIN);
+        let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
+            let common = &commons[place.context as usize];
+            place.lane.is_at_rest(&contexts[common.number as usize], common)
+        };
+        let mut resting = Vec::with_capacity(service.given.len());
+        for given in std::mem::take(&mut service.given) {
+            match is_at_rest(&mut self.places[given.lane as usize], &self.commons) {
+                true => resting.push(given),
+                false if is_late => self.places[given.lane as usize].lane.release(),
+                false => service.given.push(given),
+            }
+        }
+        if !service.given.is_empty() {
+            // The others are at rest for as long as they are held.
+            service.given.append(&mut resting);
+            return;
+        }
+        self.begin(service, resting);
+    }
+
+    /// Has the kernel serve those of the lanes, which are at rest, that it can.
+    fn begin(&mut self, service: &mut KernelService, resting: Vec<Given>) {
+        let views: Vec<Option<LaneView>> =
+            resting.iter().map(|given| self.places[given.lane as usize].lane.view()).collect();
+        let known: Vec<LaneView> = views.iter().copied().flatten().collect();
+        // From here on it says that lanes carry traffic which this thread has.
+        service.is_due = false;
+        let (served, mut nth) = (if known.is_empty() { 0 } else { service.kernel.serve(&known) }, 0);
+        for (given, view) in resting.into_iter().zip(views) {
+            let place = &mut self.places[given.lane as usize];
+            let is_served = view.is_some() && served >> nth & 1 != 0;
+            nth += u32::from(view.is_some());
+            match view.filter(|_| is_served) {
+                Some(LaneView { next, .. }) => {
+                    place.lane.begin_served();
+                    service.given.push(Given { next, ..given });
+                }
+                None => {
+                    place.lane.release();
+                    place.put_off();
+                }
+            }
+        }
+    }
+
+    /// Sees how far a kernel that serves has come.
+    pub(super) fn follow_service(&mut self) {
+        if let Some(mut service) = self.service.take() {
+            self.follow(&mut service, &mut Pass::default());
+            self.service = Some(service);
+        }
+    }
+
+    /// Sees how far the kernel has come.
+    pub(super) fn follow(&mut self, service: &mut KernelService, pass: &mut Pass) {
+        let mut is_dead = false;
+        for (nth, given) in service.given.iter_mut().enumerate() {
+            let place = &mut self.places[given.lane as usize];
+            if !place.lane.is_served() {
+                continue;
+            }
+            let common = &self.commons[place.context as usize];
+            is_dead |= common.is_dead();
+            let position = service.kernel.position(nth);
+            if position.next != given.next {
+                let n = place.lane.served_until(position.next);
+                (given.next, given.done) = (position.next, given.done.saturating_add(n));
+                pass.moved += n;
+                service.has_moved = true;
+                if let Some(meter) = &mut self.meter {
+                    meter.served(given.lane, n, place.lane.told(common));
+                }
+            }
+            if position.is_over {
+                place.lane.release();
+                place.put_off();
+                self.heads[given.lane as usize] = place.lane.head();
+            }
+        }
+        if is_dead {
+            service.kernel.stop();
+        }
+    }
+
+    /// The kernel has ended: the lanes are this thread's.
+    fn take_back(&mut self, service: &mut KernelService) {
+        for given in service.given.drain(..) {
+            let place = &mut self.places[given.lane as usize];
+            if place.lane.is_served() {
+                place.lane.release();
+                self.heads[given.lane as usize] = place.lane.head();
+                // One that carried nothing is not handed over again before it does.
+                place.quiet = if given.done > 0 { 0 } else { HOT_VISITS - 1 };
+                if given.done >= SUITS {
+                    place.wanted = 0;
+                }
+            }
+            service.is_due |= given.done > 0;
+        }
+        service.kernel.settle();
+    }
+
+    /// The GPU has failed while a kernel served: nobody knows what of it is done.
+    #[cold]
+    fn lose_served(&mut self, service: &KernelService) {
+        for given in &service.given {
+            let place = &mut self.places[given.lane as usize];
+            if place.lane.is_served() {
+                place.lane.lose_served(&self.commons[place.context as usize]);
+            }
+        }
+    }
+
+    /// No kernel serves from here on, nor is one called, behind a fault. What one that does not end has is lost.
+    #[cold]
+    pub(super) fn end_service(&mut self) {
+        let Some(mut service) = self.service.take() else { return };
+        let has_ended = service.end();
+        if has_ended {
+            self.follow(&mut service, &mut Pass::default());
+            self.take_back(&mut service);
+        }
+        for given in &service.given {
+            let place = &mut self.places[given.lane as usize];
+            place.is_broken |= place.lane.is_served();
+        }
+    }
+
+    /// No kernel is called any more, and one that serves ends soon.
+    pub(super) fn wind_up_service(&mut self) {
+        if let Some(service) = &mut self.service {
+            service.ends = true;
+            service.kernel.stop();
+        }
+    }
+}

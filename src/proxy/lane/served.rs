@@ -1,0 +1,62 @@
+//! A lane that a kernel serves by itself: how it is handed over, and taken back.
+
+use super::{Common, Lane, State};
+use crate::fabric::lanes::LaneView;
+use crate::fabric::Context;
+use crate::proxy::ring::Ring;
+
+impl<R: Ring> Lane<R> {
+    /// Takes nothing for now, so that it can be handed over. `false`: it is not in a state for that.
+    pub fn hold(&mut self) -> bool {
+        let may_be = matches!(self.state, State::Open);
+        if may_be {
+            self.state = State::Held;
+        }
+        may_be
+    }
+
+    /// Takes entries again.
+    pub fn release(&mut self) {
+        if let State::Held | State::Served = self.state {
+            self.state = State::Open;
+        }
+    }
+
+    /// Whether all that was taken is complete, and device code has been told.
+    pub fn is_at_rest<C: Context>(&mut self, context: &C, common: &Common) -> bool {
+        let (peer, is_held) = (self.peer, matches!(self.state, State::Held));
+        is_held
+            && self.unfinished.is_empty()
+            && !common.is_dead
+            && self.ring.owed().is_none_or(|owed| owed.settled(context, peer))
+    }
+
+    /// As a kernel is to know it, where it is at rest.
+    pub fn view(&mut self) -> Option<LaneView> {
+        self.ring.view()
+    }
+
+    /// A kernel serves it from here on.
+    pub fn begin_served(&mut self) {
+        self.state = State::Served;
+    }
+
+    /// Whether a kernel does.
+    pub fn is_served(&self) -> bool {
+        matches!(self.state, State::Served)
+    }
+
+    /// The GPU has failed while a kernel served it.
+    #[cold]
+    pub fn lose_served(&mut self, common: &Common) {
+        self.release();
+        self.fail(common, "the GPU has failed while a kernel carried out what device code had written");
+    }
+
+    /// The kernel has come to this entry. Returns how many it has done since it was asked last.
+    pub fn served_until(&mut self, next: u32) -> u32 {
+        let n = self.ring.served(next);
+        self.watch.completed += u64::from(n);
+        n
+    }
+}
