@@ -2,8 +2,10 @@
 
 #![allow(dead_code, reason = "a program that has it for itself uses a part")]
 
+pub mod board;
 pub mod copy_kernel;
 mod end;
+pub mod lanes;
 pub mod memory;
 pub mod plan;
 pub mod tcp;
@@ -63,6 +65,7 @@ impl Fake {
         fake.hold_kernels(false);
         fake.capture(false);
         fake.hold_launches(0);
+        fake.hold_lanes(false);
         fake.slow_queries(0);
         fake.kernel_limits(0, 0);
         fake.calm();
