@@ -27,6 +27,7 @@ mod processes;
 mod processes_ends;
 mod processes_order;
 mod queues;
+mod queues_watchdog;
 mod refused;
 #[path = "../support/mod.rs"]
 mod support;

@@ -483,7 +483,7 @@ impl<'a> Meeting<'a> {
 
 /// Rounds until all ranks have enough, at least two and at most for so long.
 pub fn rounds(meeting: &Meeting, what: &str, mut round: impl FnMut(usize), is_enough: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(40);
+    let end = Instant::now() + Duration::from_secs(150);
     for n in 0.. {
         round(n);
         meeting.wait();
