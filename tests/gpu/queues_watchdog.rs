@@ -1,5 +1,5 @@
-//! What the watchdog says of entries of device code that a GPU holds up: which queue, which peer, what it waits for, and
-//! once.
+//! What the watchdog says of entries of device code that a GPU holds up: which queue, which peer, what it waits for,
+//! and that once.
 
 use crate::queues::{on_gpus, with_queues};
 use crate::support::device::{entry, wait};
