@@ -45,8 +45,20 @@ pub struct DeviceSpec {
     pub layout: Layout,
 }
 
+/// What a communicator can do for its sets.
+#[derive(Clone, Copy, Default)]
+struct Abilities {
+    /// A visible signal implies every put before it.
+    flushes: bool,
+    /// Consumer indices can be where device code is.
+    has_credits: bool,
+    /// Kernels of peers may add to signals by themselves, from their GPUs.
+    has_visitors: bool,
+}
+
 /// Where things lie in a set's memory.
 struct QueueBlocks {
+    abilities: Abilities,
     memory: Arc<Memory>,
     queues: Block,
     cis: Block,
@@ -63,10 +75,9 @@ struct QueueBlocks {
 }
 
 impl QueueBlocks {
-    /// Allocates, and fills the array for device code. `flushes`: a visible signal implies every put before it.
-    /// `has_credits`: consumer indices are to be where device code is.
-    /// `has_visitors`: kernels of peers may add to signals by themselves, from their GPUs.
-    fn allocate(spec: &DeviceSpec, world: World, flushes: bool, has_credits: bool, has_visitors: bool) -> Result<Self> {
+    /// Allocates, and fills the array for device code.
+    fn allocate(spec: &DeviceSpec, world: World, abilities: Abilities) -> Result<Self> {
+        let Abilities { flushes, has_credits, has_visitors } = abilities;
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         let mut memory = Memory::here()?;
@@ -127,7 +138,20 @@ impl QueueBlocks {
         }
         let handle = memory.device(&array)?;
         let memory = Arc::new(memory);
-        Ok(Self { memory, queues, cis, credits, counters, signals, packing, queue_bytes, cis_bytes, size, handle })
+        Ok(Self {
+            abilities,
+            memory,
+            queues,
+            cis,
+            credits,
+            counters,
+            signals,
+            packing,
+            queue_bytes,
+            cis_bytes,
+            size,
+            handle,
+        })
     }
 
     /// Where the queue of a context to a peer is that is reached.
@@ -156,18 +180,20 @@ impl Coll {
         self: &Arc<Self>,
         spec: impl FnOnce() -> Result<DeviceSpec>,
     ) -> Result<(Arc<Contexts>, Reserved<Contexts>)> {
-        let has_visitors = self.instance.config.gpu_issue.lanes;
         let (set, place, ()) = self.create_with_queues(
             EngineKind::Own,
             || {
                 let spec = spec()?;
-                let flushes = self.flushes_all_puts_on_any_signal();
-                let blocks =
-                    QueueBlocks::allocate(&spec, self.world, flushes, self.keeps_credits_on_gpu(), has_visitors)?;
+                let abilities = Abilities {
+                    flushes: self.flushes_all_puts_on_any_signal(),
+                    has_credits: self.keeps_credits_on_gpu(),
+                    has_visitors: self.instance.config.gpu_issue.lanes,
+                };
+                let blocks = QueueBlocks::allocate(&spec, self.world, abilities)?;
                 Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
             |set, (spec, blocks), windows| {
-                windows.push(self.register(|| signal_window(&spec, &blocks, has_visitors))? as usize);
+                windows.push(self.register(|| signal_window(&spec, &blocks))? as usize);
                 let key = match &blocks.credits {
                     Some(words) => Some(self.register_credits(words, &blocks.memory, set.target(), windows)?),
                     None => None,
@@ -243,10 +269,10 @@ impl Coll {
 }
 
 /// The signals of all contexts, as memory to register.
-fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks, has_visitors: bool) -> Result<WindowSpec> {
+fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
     let mut window = device_words(&blocks.memory, blocks.signals, len, spec.layout.has_signal_offsets())?;
-    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = has_visitors);
+    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = blocks.abilities.has_visitors);
     Ok(window)
 }
 
@@ -254,6 +280,8 @@ fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks, has_visitors: bool) ->
 mod tests {
     use super::*;
     use crate::proxy::descriptor::layout::Table;
+
+    const ALL: Abilities = Abilities { flushes: true, has_credits: true, has_visitors: true };
 
     /// 129 contexts of depth 1024 among 64 ranks: 1032 MiB without a stride; eight peers each take 129 MiB of queues,
     /// and a context that is alone in its group 6 more.
@@ -275,7 +303,7 @@ mod tests {
                 counters: 3,
                 layout: Layout::choose(Table::V14(2), None, None).unwrap(),
             };
-            let blocks = QueueBlocks::allocate(&spec, World { rank, nranks: 64 }, true, true, true).unwrap();
+            let blocks = QueueBlocks::allocate(&spec, World { rank, nranks: 64 }, ALL).unwrap();
             let fixed = contexts as usize * (4 * 64 + 3 * 8);
             assert_eq!(blocks.memory.shared_bytes(), queues * 1024 * 128 + fixed, "{contexts} contexts by {stride}");
         }
@@ -295,8 +323,7 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let layout = Layout::choose(Table::V14(2), None, None).unwrap();
             let spec = DeviceSpec { contexts, depth: 0, signals, counters, layout };
-            let refused =
-                QueueBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, true, true, false).err().expect(why);
+            let refused = QueueBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, ALL).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

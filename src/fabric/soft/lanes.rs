@@ -245,11 +245,10 @@ impl Drop for Lanes {
         match self.kernel.take() {
             // It may still run, and so does whoever let go of this: nobody may use the kernel, nor unmap what it knows.
             Some(kernel) if kernel.is_serving() => std::mem::forget((kernel, std::mem::take(&mut self.uses))),
-            Some(kernel) => {
-                self.leave_all();
-                self.shared.engine.give_lane_kernel(kernel);
+            kernel => {
+                self.kernel = kernel;
+                self.give_back();
             }
-            None => self.leave_all(),
         }
     }
 }

@@ -1,11 +1,10 @@
 //! What the kernel of `copy.ptx` does, on the CPU: with its freedom to take commands in other portions, to move bytes
 //! and to add to signals in another order, and to report late, used at random.
 
-use crate::kernel::{rest, Launch, MISALIGNED, SLOWNESS};
+use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
 use crate::random::Random;
-use crate::stream::ILLEGAL_ADDRESS;
 use crate::world::world;
-use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
+use oxygin_ffi::cuda::{CUresult, CUDA_SUCCESS};
 use std::sync::atomic::{fence, AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -82,7 +81,7 @@ struct Command {
 
 pub struct CopyKernel<'a> {
     launch: &'a Launch,
-    device: CUdevice,
+    gpu: Reach,
     ring: u64,
     words: u64,
     number: u64,
@@ -103,7 +102,7 @@ impl<'a> CopyKernel<'a> {
     pub const NAME: &'static str = "oxygin_copy";
     pub const PARAMETERS: usize = 7;
 
-    pub fn new(launch: &'a Launch, device: CUdevice) -> Self {
+    pub fn new(launch: &'a Launch, gpu: Reach) -> Self {
         let [ring, words, count, number, idle, life, slot] = launch.parameters[..] else {
             unreachable!("checked at launch")
         };
@@ -112,7 +111,7 @@ impl<'a> CopyKernel<'a> {
         }
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
         let random = Random::new();
-        Self { launch, device, ring, words, number, idle, life, count, reported: count, is_awaited: false, random }
+        Self { launch, gpu, ring, words, number, idle, life, count, reported: count, is_awaited: false, random }
     }
 
     pub fn run(mut self) -> CUresult {
@@ -122,22 +121,10 @@ impl<'a> CopyKernel<'a> {
         }
     }
 
-    /// Where the GPU finds a range.
-    fn at(&self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
-        world().kernel_reach(at, bytes, self.device).ok_or(ILLEGAL_ADDRESS)
-    }
-
-    fn answer(&self, at: u64, value: u64) -> Ended {
-        let word = self.at(self.words + at, 8)?;
-        // SAFETY: an aligned word of mapped memory, which is never unmapped.
-        unsafe { AtomicU64::from_ptr(word.cast()) }.store(value, Ordering::Release);
-        Ok(())
-    }
-
     /// All commands taken so far are done.
     fn report(&mut self, count: u64) -> Ended {
         if count != self.reported {
-            self.answer(64, count)?;
+            self.gpu.answer(self.words + 64, count)?;
             self.reported = count;
             self.is_awaited = false;
         }
@@ -148,13 +135,13 @@ impl<'a> CopyKernel<'a> {
         if self.ring % 64 != 0 || self.words % 8 != 0 {
             return Err(MISALIGNED);
         }
-        self.at(self.words, WORDS)?;
+        self.gpu.at(self.words, WORDS)?;
         let (ends, most) = world().kernel_limits();
         let first = self.count;
         let limit = if most == 0 { u64::MAX } else { self.random.below(most + 1) };
         let started = Instant::now();
         let (mut last, mut vain) = (started, 0);
-        self.answer(0, self.number)?;
+        self.gpu.answer(self.words, self.number)?;
         loop {
             let (now, _) = world().kernel_limits();
             let left = limit - (self.count - first);
@@ -183,14 +170,14 @@ impl<'a> CopyKernel<'a> {
             }
         }
         fence(Ordering::SeqCst);
-        self.answer(64, self.count)?;
+        self.gpu.answer(self.words + 64, self.count)?;
         self.launch.end();
-        self.answer(128, self.number)
+        self.gpu.answer(self.words + 128, self.number)
     }
 
     /// The next commands that are done in one go; a STOP only as the first.
     fn poll(&mut self, left: u64) -> Result<Vec<Command>, CUresult> {
-        let ring = self.at(self.ring, (RING * COMMAND) as usize)?;
+        let ring = self.gpu.at(self.ring, (RING * COMMAND) as usize)?;
         let most = if self.random.below(4) == 0 { self.random.below(AT_ONCE) + 1 } else { AT_ONCE }.min(left);
         let mut found = [[None; WORDS_OF_ONE]; AT_ONCE as usize];
         // Word by word, in any order, and at times with a pause: what a GPU may do.
@@ -294,7 +281,7 @@ impl<'a> CopyKernel<'a> {
         if c.signal % 8 != 0 {
             return Err(MISALIGNED);
         }
-        let word = self.at(c.signal, 8)?;
+        let word = self.gpu.at(c.signal, 8)?;
         // SAFETY: an aligned word of mapped memory.
         unsafe { AtomicU64::from_ptr(word.cast()) }.fetch_add(c.increment, Ordering::AcqRel);
         Ok(())
@@ -309,7 +296,7 @@ impl<'a> CopyKernel<'a> {
         if index % bytes != 0 {
             return Err(MISALIGNED);
         }
-        let index = self.at(index, bytes as usize)?;
+        let index = self.gpu.at(index, bytes as usize)?;
         if bytes == 4 {
             // SAFETY: four aligned bytes of mapped memory.
             unsafe { AtomicU32::from_ptr(index.cast()) }.fetch_add(n, Ordering::AcqRel);
@@ -342,7 +329,7 @@ impl<'a> CopyKernel<'a> {
             }
             WORKER_COMMANDS.fetch_add(1, Ordering::Relaxed);
         }
-        let (from, to) = (self.at(c.from, c.bytes as usize)?, self.at(c.to, c.bytes as usize)?);
+        let (from, to) = (self.gpu.at(c.from, c.bytes as usize)?, self.gpu.at(c.to, c.bytes as usize)?);
         // SAFETY: both ranges are mapped; whoever unmaps them first is at fault, and dies.
         unsafe { std::ptr::copy(from, to, c.bytes as usize) };
         Ok(())
@@ -356,7 +343,7 @@ impl<'a> CopyKernel<'a> {
         if c.to % u64::from(c.bytes) != 0 {
             return Err(MISALIGNED);
         }
-        let to = self.at(c.to, c.bytes as usize)?;
+        let to = self.gpu.at(c.to, c.bytes as usize)?;
         // SAFETY: mapped and aligned.
         unsafe { store(to, c.bytes, c.value) };
         Ok(())

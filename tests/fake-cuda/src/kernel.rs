@@ -4,7 +4,7 @@
 use crate::copy_kernel::CopyKernel;
 use crate::lane_kernel::LaneKernel;
 use crate::memory::Kind;
-use crate::stream::Work;
+use crate::stream::{Work, ILLEGAL_ADDRESS};
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
 use crate::{blocking, call, enqueue, give, in_context};
 use oxygin_ffi::cuda::*;
@@ -34,6 +34,33 @@ pub fn rest(vain: &mut u32) {
     match *vain {
         ..HASTY => std::thread::yield_now(),
         _ => std::thread::sleep(NAP),
+    }
+}
+
+/// A GPU's memory, as a kernel there finds it.
+#[derive(Clone, Copy)]
+pub struct Reach(CUdevice);
+
+impl Reach {
+    /// A range.
+    pub fn at(self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
+        world().kernel_reach(at, bytes, self.0).ok_or(ILLEGAL_ADDRESS)
+    }
+
+    /// A word.
+    pub fn word(self, at: u64) -> Result<&'static AtomicU64, CUresult> {
+        if at % 8 != 0 {
+            return Err(MISALIGNED);
+        }
+        let word = self.at(at, 8)?;
+        // SAFETY: an aligned word of mapped memory, which is never unmapped.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// Tells the host something.
+    pub fn answer(self, at: u64, value: u64) -> Result<(), CUresult> {
+        self.word(at)?.store(value, Ordering::Release);
+        Ok(())
     }
 }
 
@@ -324,8 +351,8 @@ pub fn run(launch: &Launch) -> CUresult {
     launch.begin();
     let device = device_of(launch.context);
     let code = match launch.which {
-        Which::Copy => CopyKernel::new(launch, device).run(),
-        Which::Lanes => LaneKernel::new(launch, device).run(),
+        Which::Copy => CopyKernel::new(launch, Reach(device)).run(),
+        Which::Lanes => LaneKernel::new(launch, Reach(device)).run(),
     };
     launch.end();
     code

@@ -5,14 +5,13 @@
 //! order, and before the warp passes a fence.
 
 use crate::copy_kernel::store;
-use crate::kernel::{rest, Launch, MISALIGNED, SLOWNESS};
+use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
 use crate::lane_effect::{pieces, Effect};
 use crate::lane_record::{Data, Record, Taken, RECORD_WORDS};
 use crate::random::Random;
-use crate::stream::ILLEGAL_ADDRESS;
 use crate::world::world;
 use nccl_plugin_api::descriptor::WORDS;
-use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_SUCCESS};
+use oxygin_ffi::cuda::{CUresult, CUDA_SUCCESS};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -97,7 +96,7 @@ struct Look {
 
 pub struct LaneKernel<'a> {
     launch: &'a Launch,
-    device: CUdevice,
+    gpu: Reach,
     board: u64,
     number: u64,
     idle: Duration,
@@ -120,14 +119,14 @@ impl<'a> LaneKernel<'a> {
     /// It is never launched otherwise.
     pub const THREADS: u32 = 32 * WARPS as u32;
 
-    pub fn new(launch: &'a Launch, device: CUdevice) -> Self {
+    pub fn new(launch: &'a Launch, gpu: Reach) -> Self {
         let [board, number, idle, life] = launch.parameters[..] else { unreachable!("checked at launch") };
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
         let (ends, most) = world().kernel_limits();
         let mut random = Random::new();
         let left = if most == 0 { u64::MAX } else { random.below(most + 1) };
         let (started, at_once) = (Instant::now(), AT_ONCE);
-        Self { launch, device, board, number, idle, life, started, ends, left, at_once, random }
+        Self { launch, gpu, board, number, idle, life, started, ends, left, at_once, random }
     }
 
     pub fn run(mut self) -> CUresult {
@@ -137,27 +136,12 @@ impl<'a> LaneKernel<'a> {
         }
     }
 
-    /// Where the GPU finds a range.
-    fn at(&self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
-        world().kernel_reach(at, bytes, self.device).ok_or(ILLEGAL_ADDRESS)
-    }
-
-    fn word(&self, at: u64) -> Result<&AtomicU64, CUresult> {
-        if at % 8 != 0 {
-            return Err(MISALIGNED);
-        }
-        let word = self.at(at, 8)?;
-        // SAFETY: an aligned word of mapped memory, which is never unmapped.
-        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
-    }
-
     fn read(&self, at: u64) -> Result<u64, CUresult> {
-        Ok(self.word(self.board + at)?.load(Ordering::Acquire))
+        Ok(self.gpu.word(self.board + at)?.load(Ordering::Acquire))
     }
 
     fn answer(&self, at: u64, value: u64) -> Ended {
-        self.word(self.board + at)?.store(value, Ordering::Release);
-        Ok(())
+        self.gpu.answer(self.board + at, value)
     }
 
     fn work(&mut self) -> Ended {
@@ -165,7 +149,7 @@ impl<'a> LaneKernel<'a> {
             world().violation(&format!("launch {} on a board at {:#x}", self.number, self.board));
             return Err(MISALIGNED);
         }
-        self.at(self.board, BOARD)?;
+        self.gpu.at(self.board, BOARD)?;
         self.answer(UP, self.number)?;
         let end = match self.wait_for_go()? {
             ControlFlow::Break(end) => end,
@@ -331,21 +315,21 @@ impl<'a> LaneKernel<'a> {
         match effect {
             Effect::Clear { slot } => {
                 for i in self.random.order(WORDS) {
-                    self.word(slot + 8 * i as u64)?.store(0, Ordering::Release);
+                    self.gpu.word(slot + 8 * i as u64)?.store(0, Ordering::Release);
                 }
             }
             Effect::Copy { from, to, bytes, .. } => {
-                let (from, to) = (self.at(from, bytes as usize)?, self.at(to, bytes as usize)?);
+                let (from, to) = (self.gpu.at(from, bytes as usize)?, self.gpu.at(to, bytes as usize)?);
                 // SAFETY: both ranges are mapped; whoever unmaps them first is at fault, and dies.
                 unsafe { std::ptr::copy(from, to, bytes as usize) };
             }
             // SAFETY: mapped, and aligned, as no other is taken.
-            Effect::Value { to, bytes, value } => unsafe { store(self.at(to, bytes as usize)?, bytes, value) },
+            Effect::Value { to, bytes, value } => unsafe { store(self.gpu.at(to, bytes as usize)?, bytes, value) },
             Effect::Signal { at, by } => {
-                self.word(at)?.fetch_add(by, Ordering::AcqRel);
+                self.gpu.word(at)?.fetch_add(by, Ordering::AcqRel);
             }
             Effect::Index { at, value } => {
-                let index = self.at(at, 4)?;
+                let index = self.gpu.at(at, 4)?;
                 // SAFETY: four aligned bytes of mapped memory.
                 unsafe { AtomicU32::from_ptr(index.cast()) }.store(value, Ordering::Release);
             }
@@ -427,7 +411,7 @@ impl<'a> LaneKernel<'a> {
 
     /// The next descriptors that are all there, up to the first that is not.
     fn whole(&mut self, lane: &Lane) -> Result<Vec<[u64; WORDS]>, CUresult> {
-        let queue = self.at(lane.record.queue, lane.record.queue_bytes())?;
+        let queue = self.gpu.at(lane.record.queue, lane.record.queue_bytes())?;
         let load = |slot: u64, i: usize| {
             let at = lane.record.slot(lane.next.wrapping_add(slot as u32)) + 8 * i;
             // SAFETY: an aligned word of the queue, which is mapped.

@@ -5,23 +5,32 @@ use super::lane_kernel::LaneKernel;
 use super::Engine;
 use crate::fabric::soft::gate::Gate;
 use crate::sys::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+
+/// An engine's lane kernel.
+#[derive(Default)]
+enum Kept {
+    /// Nobody has had queues for one yet.
+    #[default]
+    Unasked,
+    /// There is none, or none any more.
+    Nothing,
+    /// Nobody uses it.
+    Here(Box<LaneKernel>),
+    /// One who has queues for it has it.
+    Lent,
+}
 
 /// What an engine keeps of them.
 pub struct Visitors {
     gate: Arc<Gate>,
-    /// The lane kernel, once somebody has queues for it, and while nobody uses it.
-    lane_kernel: Mutex<Option<Box<LaneKernel>>>,
-    /// It was loaded, or could not be; there is one.
-    has_asked: AtomicBool,
-    has_one: AtomicBool,
+    lane_kernel: Mutex<Kept>,
 }
 
 impl Visitors {
     /// There are none; this is the gate.
     pub fn new(gate: Arc<Gate>) -> Self {
-        Self { gate, lane_kernel: Mutex::default(), has_asked: AtomicBool::new(false), has_one: AtomicBool::new(false) }
+        Self { gate, lane_kernel: Mutex::default() }
     }
 }
 
@@ -35,30 +44,38 @@ impl Engine {
     pub fn open_lane_kernel(&self) -> bool {
         let (_opening, visitors) = (self.opening.lock(), &self.visitors);
         let Some(app) = self.app().filter(|_| self.tuning.lanes && self.tuning.kernel > 0) else { return false };
-        if visitors.has_asked.swap(true, Ordering::Relaxed) {
-            return visitors.has_one.load(Ordering::Relaxed);
+        match &*visitors.lane_kernel.lock() {
+            Kept::Unasked => {}
+            Kept::Nothing => return false,
+            Kept::Here(_) | Kept::Lent => return true,
         }
-        match LaneKernel::open(self.rank, &app) {
-            Ok(kernel) => {
-                *visitors.lane_kernel.lock() = Some(Box::new(kernel));
-                visitors.has_one.store(true, Ordering::Relaxed);
-                true
-            }
+        let opened = LaneKernel::open(self.rank, &app);
+        let is_there = opened.is_ok();
+        *visitors.lane_kernel.lock() = match opened {
+            Ok(kernel) => Kept::Here(Box::new(kernel)),
             Err(e) => {
                 log::info!("rank {}: no lane kernel, the engine's threads serve all queues: {e}", self.rank);
-                false
+                Kept::Nothing
             }
-        }
+        };
+        is_there
     }
 
     /// The lane kernel, for one who gives it back; `None`: another one has it, or there is none.
     pub fn take_lane_kernel(&self) -> Option<Box<LaneKernel>> {
-        self.visitors.lane_kernel.lock().take()
+        let mut kept = self.visitors.lane_kernel.lock();
+        match std::mem::replace(&mut *kept, Kept::Lent) {
+            Kept::Here(kernel) => Some(kernel),
+            other => {
+                *kept = other;
+                None
+            }
+        }
     }
 
     /// The lane kernel is back.
     pub fn give_lane_kernel(&self, kernel: Box<LaneKernel>) {
-        *self.visitors.lane_kernel.lock() = Some(kernel);
+        *self.visitors.lane_kernel.lock() = Kept::Here(kernel);
     }
 
     /// Whether a GPU window of this rank's holds the range.
@@ -74,12 +91,17 @@ impl Engine {
 
     /// Ends the lane kernel. `healthy`: the GPU has not failed.
     pub(super) fn close_lane_kernel(&self, healthy: bool) {
-        let (kernel, rank) = (self.visitors.lane_kernel.lock().take(), self.rank);
-        if kernel.is_none() && self.visitors.has_one.swap(false, Ordering::Relaxed) {
-            log::warn!("rank {rank}: a thread that stands has the lane kernel, whose memory is left to the process");
-        }
-        let Some(kernel) = kernel else { return };
-        self.visitors.has_one.store(false, Ordering::Relaxed);
+        let (kept, rank) = (std::mem::replace(&mut *self.visitors.lane_kernel.lock(), Kept::Nothing), self.rank);
+        let kernel = match kept {
+            Kept::Here(kernel) => kernel,
+            Kept::Lent => {
+                log::warn!(
+                    "rank {rank}: a thread that stands has the lane kernel, whose memory is left to the process"
+                );
+                return;
+            }
+            Kept::Unasked | Kept::Nothing => return,
+        };
         if kernel.services() > 0 {
             log::info!("rank {rank}: {} launches of the lane kernel served queues", kernel.services());
         }

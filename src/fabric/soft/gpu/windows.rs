@@ -20,6 +20,11 @@ pub struct GpuWindow {
 pub const READ_AT_ONCE: u64 = 4096;
 
 impl GpuWindow {
+    /// Which of its words an address is, that is in it.
+    fn word_of(&self, addr: u64) -> usize {
+        ((addr - self.extent.base) / 8) as usize
+    }
+
     /// Whether the value of a word is known, where only additions ever change it.
     fn is_known(&self, at: usize) -> bool {
         self.known.as_ref().is_none_or(|known| known.get(at).is_some_and(|known| *known))
@@ -99,7 +104,7 @@ impl Windows {
     /// Whether the value of a signal is in GPU memory alone: kernels may reset those of its window, or others have
     /// added to it.
     pub fn is_unknown(&self, key: u32, addr: u64) -> bool {
-        let is_unknown = |w: &GpuWindow| !w.never_reset || !w.is_known(((addr - w.extent.base) / 8) as usize);
+        let is_unknown = |w: &GpuWindow| !w.never_reset || !w.is_known(w.word_of(addr));
         self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, 8) && is_unknown(w))
     }
 
@@ -124,7 +129,7 @@ impl Windows {
 
     fn learn(&mut self, key: u32, addr: u64, values: &[u64]) {
         let Some(window) = self.by_number.get_mut(Key(key).number()).filter(|w| w.never_reset) else { return };
-        let first = ((addr - window.extent.base) / 8) as usize;
+        let first = window.word_of(addr);
         for (at, value) in (first..).zip(values) {
             if !window.is_known(at) {
                 window.make_room(at);
@@ -142,7 +147,7 @@ impl Windows {
         if !window.never_reset {
             return Err(true);
         }
-        let at = ((addr - window.extent.base) / 8) as usize;
+        let at = window.word_of(addr);
         if !window.is_known(at) {
             return Err(true);
         }

@@ -10,7 +10,7 @@
 //! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it. So
 //! the call is made by the thread for the application's context ([`resident`](super::resident)), which nobody waits
 //! for: while it stands there is no copy kernel. And there are several *launch slots* ([`slot`]), each a stream and a
-//! ring; one at a time is given commands. A launch that is not up within [`LATE`] is taken back if the thread has not
+//! ring; one at a time is given commands. A launch that is not up in time is taken back if the thread has not
 //! come to it, and otherwise left to itself: whenever it comes up it finds no commands, and ends. Meanwhile the next
 //! one goes to another launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
 //!
@@ -32,16 +32,13 @@ use ring::{Command, BEHIND_BIT, COMMANDS, CUT, REPORT, UNAWAITED, WORKERS};
 use sizes::Sizes;
 use slot::{first_launch, LaunchSlot};
 
-use super::app::{AppThread, SET_UP_WITHIN};
+use super::app::AppThread;
 use super::arrived_bytes::HostBytes;
 use super::op::{Op, Owner, TransferEnd};
 use super::plan::{LaunchSize, CROWDED_BYTES};
-use super::resident::{choose, Backoff, Code, Fate, Launcher, Request, LAUNCH_SLOTS};
+use super::resident::{ptx, Code, Launches, Slot, LAUNCH_SLOTS, LOOK_EVERY, RELAY};
 use super::stats::KernelStats;
-use super::DRAIN_WITHIN;
-use oxygin_ffi::cuda::CudaError;
 use std::collections::VecDeque;
-use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,32 +52,16 @@ const IDLE_WITH_WORKERS: Duration = Duration::from_micros(300);
 /// whole GPU may have to wait for, but for what it has begun by then: with worker blocks, up to eight large copies. A
 /// launch, some 10 µs, is little beside it.
 const LIFE: Duration = Duration::from_millis(2);
-/// How long before its end the next one is asked for, while there are commands: a launch takes some 50 µs from there
-/// until it runs, and meanwhile everything would go by the stream.
-const RELAY: Duration = Duration::from_micros(600);
-/// Time after which a launch that is not up is given up. In a free queue of a GPU with room it takes some 10 µs, so
-/// such a one has something before it that may last; a longer wait would cost what the copy kernel saves, of which each
-/// launch has [`LIFE`] only.
-const LATE: Duration = Duration::from_micros(300);
-/// Polls for each look at the clock while one is awaited.
-const LOOK_EVERY: u32 = 16;
 /// Behind fewer unfinished operations than these each that copies is reported with its go, not only when 32 are done or
 /// nothing follows: so few may come one by one, and NCCL's proxy, or a peer, waits for the report. Floods have more.
 const FEW: usize = 16;
-/// How long closing waits for all of them: on a GPU that others fill one may get its place late.
-const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Threads of a launch of one warp.
 const WARP: u32 = 32;
 /// Threads of a block of a larger one: `copy.ptx` takes no more.
 const THREADS: u32 = 256;
 
-/// Its code, ended by a zero.
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("copy.ptx"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("the PTX holds a zero"),
-};
 const CODE: Code = Code {
-    ptx: PTX,
+    ptx: ptx!("copy.ptx"),
     entry: c"oxygin_copy",
     name: "copy",
     without: "all transfers go by the stream",
@@ -146,12 +127,7 @@ pub struct Landed {
 
 /// One engine's copy kernel. Used under the engine's lock; makes no call of the driver.
 pub struct CopyKernel {
-    rank: u32,
-    app: Arc<AppThread>,
-    launcher: Arc<Launcher>,
-    slots: Vec<LaunchSlot>,
-    /// The last launch that was asked for, as long as it is not known what has become of it, and in which launch slot.
-    request: Option<(usize, Arc<Request>)>,
+    launches: Launches<LaunchSlot>,
     /// The present launch slot: where the last launch was that is or was awaited. Launches in others are gone, or late;
     /// none of them has a command to do.
     present: usize,
@@ -161,9 +137,6 @@ pub struct CopyKernel {
     polls: u32,
     /// Which launch slot has the one that will take over when the present one is gone, and when it was asked for.
     next: Option<(usize, Instant)>,
-    backoff: Backoff,
-    /// The driver did not take a launch, and never will: there are no more.
-    is_refused: bool,
     /// How many blocks a launch with worker blocks has; 0: all launches are of one warp.
     workers: u32,
     sizes: Sizes,
@@ -181,27 +154,15 @@ impl CopyKernel {
     /// Loads it and runs it once in each launch slot, briefly, so that the driver has done what it does at a first
     /// launch; later ones may have so many worker blocks. Set-up only: it may wait for kernels.
     pub fn open(rank: u32, app: &Arc<AppThread>, workers: u32) -> Result<Self, String> {
-        let opened = app.run(SET_UP_WITHIN, |context| {
-            let (launcher, memories) = Launcher::open(context, CODE, first_launch)?;
-            // SAFETY: parts of their own of zeroed memory, which is freed when the copy kernel is closed.
-            let slots = memories.into_iter().enumerate().map(|(i, memory)| unsafe { LaunchSlot::new(memory, i) });
-            Ok::<_, CudaError>((launcher, slots.collect()))
-        });
-        let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
-        let (launcher, slots) = opened.map_err(|e| e.to_string())?;
+        // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
+        let slot = |number, memory| unsafe { LaunchSlot::new(memory, number) };
         Ok(Self {
-            rank,
-            app: app.clone(),
-            launcher,
-            slots,
-            request: None,
+            launches: Launches::open(rank, app, CODE, first_launch, slot)?,
             present: 0,
             phase: Phase::Off,
             since: Instant::now(),
             polls: 0,
             next: None,
-            backoff: Backoff::default(),
-            is_refused: false,
             workers,
             sizes: Sizes::default(),
             sent: VecDeque::with_capacity(COMMANDS as usize),
@@ -216,7 +177,7 @@ impl CopyKernel {
     pub fn launch(&mut self, now: Instant) {
         debug_assert!(self.is_off() && self.sent.is_empty());
         let size = self.sizes.next();
-        if let Some(late) = self.slots.iter().position(|b| b.runs() && b.size() >= size) {
+        if let Some(late) = self.launches.slots().iter().position(|b| b.runs() && b.size() >= size) {
             (self.present, self.phase) = (late, Phase::Up);
             return;
         }
@@ -227,16 +188,10 @@ impl CopyKernel {
 
     /// Asks for a launch in a launch slot that is free; `None`: there can be none now.
     fn ask(&mut self, now: Instant) -> Option<usize> {
-        self.forget_request(now);
-        if self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
-            return None;
-        }
+        let (size, workers, is_off) = (self.sizes.next(), self.workers, self.is_off());
         // Not where the present one was given commands: it may have ended with some undone, which nobody has seen yet.
-        let may_be = |i: usize| self.is_off() || i != self.present;
-        let slot = choose(self.present, LAUNCH_SLOTS, |i| may_be(i) && self.slots[i].is_gone())?;
-        let size = self.sizes.next();
-        let what = self.slots[slot].next_launch(size, self.workers);
-        self.request = Some((slot, Request::post(&self.app, &self.launcher, self.rank, what)));
+        let may_be = |number| is_off || number != self.present;
+        let slot = self.launches.ask(now, self.present, may_be, |_, slot| slot.next_launch(size, workers))?;
         self.sizes.launched();
         self.stats.launches += 1;
         Some(slot)
@@ -260,25 +215,8 @@ impl CopyKernel {
         debug_assert!(self.is_off() && self.sent.is_empty());
         let Some((slot, since)) = self.next.take() else { return false };
         (self.present, self.since, self.polls) = (slot, since, 0);
-        self.phase = if self.slots[slot].runs() { Phase::Up } else { Phase::Launched };
+        self.phase = if self.launches[slot].runs() { Phase::Up } else { Phase::Launched };
         true
-    }
-
-    /// Forgets the last request if it is known what has become of it. While the thread stands in it there is no other.
-    /// Its launch slot is free again if nothing was launched, which may show long after it was late.
-    fn forget_request(&mut self, now: Instant) {
-        let Some((slot, request)) = &self.request else { return };
-        let fate = request.fate();
-        match fate {
-            Fate::Waits | Fate::Taken => return,
-            Fate::Launched => {}
-            Fate::NotFree | Fate::Refused | Fate::RefusedForNow | Fate::Cancelled => self.slots[*slot].take_back(),
-        }
-        if fate == Fate::RefusedForNow {
-            self.backoff.refused(now);
-        }
-        self.is_refused |= fate == Fate::Refused;
-        self.request = None;
     }
 
     /// Its state, in words.
@@ -288,11 +226,10 @@ impl CopyKernel {
             Phase::Launched => "launched, not yet running",
             Phase::Up => "running",
         };
-        let waiting = self.slots.iter().filter(|b| b.is_waiting()).count();
-        let stands = self.request.as_ref().is_some_and(|(_, r)| r.fate() == Fate::Taken);
+        let waiting = self.launches.slots().iter().filter(|b| b.is_waiting()).count();
         format!(
             "{phase}, {waiting} of {LAUNCH_SLOTS} launches wait for their turn{}, {} of its commands are not done",
-            if stands { ", one of them in the driver's call" } else { "" },
+            if self.launches.stands() { ", one of them in the driver's call" } else { "" },
             self.sent.len()
         )
     }
@@ -319,7 +256,7 @@ impl CopyKernel {
         if self.is_off() {
             LaunchSize::Warp
         } else {
-            self.slots[self.present].size()
+            self.launches[self.present].size()
         }
     }
 
@@ -376,7 +313,7 @@ impl CopyKernel {
             }
         }
         self.recent.add(lane, command.signal);
-        self.slots[self.present].post(&command);
+        self.launches[self.present].post(&command);
         let is_for_workers = command.flags & WORKERS != 0;
         let credited = op.credit.map_or(0, |credit| credit.entries);
         self.copies += usize::from(op.len > CROWDED_BYTES);
@@ -386,11 +323,10 @@ impl CopyKernel {
     /// The oldest operation, if it is done. Notices that the copy kernel has begun to run, or is gone, or is late.
     #[inline]
     pub fn land(&mut self) -> Option<Landed> {
-        let slot = &self.slots[self.present];
         match self.phase {
             Phase::Off => return None,
-            Phase::Launched if slot.is_up() => {
-                self.backoff.in_time();
+            Phase::Launched if self.launches[self.present].is_up() => {
+                self.launches.in_time();
                 self.phase = Phase::Up;
             }
             Phase::Launched => {
@@ -399,6 +335,7 @@ impl CopyKernel {
             }
             Phase::Up => {}
         }
+        let slot = &self.launches[self.present];
         let first = slot.posted() - self.sent.len() as u64;
         // First whether it is gone: then the count is final.
         let gone = slot.is_gone();
@@ -422,24 +359,14 @@ impl CopyKernel {
             return;
         }
         let now = Instant::now();
-        if self.slots[self.present].is_gone() {
+        if self.launches[self.present].is_gone() {
             // It has come and gone before it was its turn.
             self.phase = Phase::Off;
             return;
         }
-        let is_late = now.saturating_duration_since(self.since) > LATE;
-        // One that is late and that the thread has not come to is none from here on.
-        let is_none = self.request.as_ref().is_some_and(|(slot, request)| {
-            *slot == self.present && (request.fate().is_none() || is_late && request.cancel())
-        });
-        if !is_none && !is_late {
-            return;
-        }
-        self.backoff.late(now);
-        self.sizes.late(self.slots[self.present].size());
-        self.phase = Phase::Off;
-        if is_none {
-            self.forget_request(now);
+        if self.launches.give_up_if_late(self.present, self.since, now) {
+            self.sizes.late(self.launches[self.present].size());
+            self.phase = Phase::Off;
         }
     }
 
@@ -463,24 +390,12 @@ impl CopyKernel {
 
     /// Whether none can touch what operations named: none runs that was given any.
     pub fn is_idle(&self) -> bool {
-        self.app.check().is_err() || self.slots.iter().all(|b| b.is_harmless() || b.is_gone())
+        self.launches.are_lost() || self.launches.slots().iter().all(|b| b.is_harmless() || b.is_gone())
     }
 
     /// Ends it. It has nothing to do any more, or the GPU has failed. `false`: one may still run, or is late and will;
     /// code and rings are left to the process, and the streams.
     pub fn close(self, healthy: bool) -> bool {
-        if !healthy {
-            return false;
-        }
-        // One that was not launched will not be; one that is late ends as soon as it comes up.
-        if let Some((_, request)) = &self.request {
-            request.cancel();
-        }
-        self.slots.iter().for_each(LaunchSlot::stop);
-        let launcher = self.launcher.clone();
-        self.app
-            .run(DRAIN_WITHIN, move |_| launcher.end(GONE_WITHIN))
-            // A context that is gone has taken all of it.
-            .unwrap_or_else(|| self.app.check().is_err())
+        self.launches.close(healthy)
     }
 }

@@ -8,7 +8,7 @@
 use super::ring::{Command, Ring, STOP};
 use super::{IDLE, IDLE_WITH_WORKERS, LIFE, THREADS, WARP};
 use crate::fabric::soft::gpu::plan::LaunchSize;
-use crate::fabric::soft::gpu::resident::{Launch, SlotMemory};
+use crate::fabric::soft::gpu::resident::{Launch, Slot, SlotMemory};
 use std::time::Duration;
 
 /// One of them: its ring, as the engine sees it. The stream is the machine's.
@@ -50,11 +50,6 @@ impl LaunchSlot {
         }
     }
 
-    /// That launch never was.
-    pub fn take_back(&mut self) {
-        self.launches -= 1;
-    }
-
     /// The size of the last launch.
     #[inline]
     pub fn size(&self) -> LaunchSize {
@@ -65,12 +60,6 @@ impl LaunchSlot {
     #[inline]
     pub fn is_up(&self) -> bool {
         self.ring.up() == self.launches
-    }
-
-    /// The last launch has come and gone, or there was none. `done` read after it is final.
-    #[inline]
-    pub fn is_gone(&self) -> bool {
-        self.ring.gone() == self.launches
     }
 
     /// The last launch runs, as far as it has said.
@@ -105,9 +94,20 @@ impl LaunchSlot {
         self.ring.write(self.posted, command);
         self.posted += 1;
     }
+}
 
-    /// Tells the last launch to end once it has done its commands. Nothing is launched here any more.
-    pub fn stop(&self) {
+impl Slot for LaunchSlot {
+    /// `done` read after it is final.
+    #[inline]
+    fn is_gone(&self) -> bool {
+        self.ring.gone() == self.launches
+    }
+
+    fn take_back(&mut self) {
+        self.launches -= 1;
+    }
+
+    fn stop(&self) {
         if !self.is_gone() {
             self.ring.write(self.posted, &Command { flags: STOP, ..Command::default() });
         }

@@ -14,13 +14,10 @@ mod board;
 
 pub use board::LaneRecord;
 
-use super::app::{AppThread, SET_UP_WITHIN};
-use super::resident::{choose, Backoff, Code, Fate, Launch, Launcher, Request, SlotMemory, LAUNCH_SLOTS};
-use super::DRAIN_WITHIN;
+use super::app::AppThread;
+use super::resident::{ptx, Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
 use crate::fabric::lanes::{Position, Stage};
 use board::{Board, Deal};
-use oxygin_ffi::cuda::CudaError;
-use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,24 +25,11 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
-/// How long before its end the next one is called: some 50 µs pass until it runs.
-const RELAY: Duration = Duration::from_micros(600);
-/// Time after which a launch that is not up is given up.
-const LATE: Duration = Duration::from_micros(300);
-/// Polls for each look at the clock.
-const LOOK_EVERY: u32 = 16;
-/// How long closing waits for all of them.
-const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Threads of its one block: eight warps.
 const THREADS: u32 = 256;
 
-/// Its code, ended by a zero.
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("lanes.ptx"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("the PTX holds a zero"),
-};
 const CODE: Code = Code {
-    ptx: PTX,
+    ptx: ptx!("lanes.ptx"),
     entry: c"oxygin_lanes",
     name: "lane",
     without: "the engine's threads serve all queues",
@@ -53,29 +37,34 @@ const CODE: Code = Code {
 };
 
 /// A launch slot: its board, and the number of the last launch there.
-struct Slot {
+struct LaunchSlot {
     board: Board,
     launches: u64,
 }
 
-impl Slot {
+impl LaunchSlot {
     fn is_up(&self) -> bool {
         self.board.up() == self.launches
     }
+}
 
+impl Slot for LaunchSlot {
     fn is_gone(&self) -> bool {
         self.board.gone() == self.launches
+    }
+
+    fn take_back(&mut self) {
+        self.launches -= 1;
+    }
+
+    fn stop(&self) {
+        self.board.stop(self.launches);
     }
 }
 
 /// One rank's lane kernel. Makes no call of the driver.
 pub struct LaneKernel {
-    rank: u32,
-    app: Arc<AppThread>,
-    launcher: Arc<Launcher>,
-    slots: Vec<Slot>,
-    /// The last launch that was asked for, as long as it is not known what has become of it, and in which launch slot.
-    request: Option<(usize, Arc<Request>)>,
+    launches: Launches<LaunchSlot>,
     /// Where the one is that serves, and since when.
     serving: Option<(usize, Instant)>,
     /// Where its lanes are.
@@ -85,9 +74,6 @@ pub struct LaneKernel {
     polls: u32,
     /// The lanes of the one that serves carried something.
     has_moved: bool,
-    backoff: Backoff,
-    /// The driver did not take a launch, and never will.
-    is_refused: bool,
     /// Launches that served, for the closing line.
     services: u64,
 }
@@ -101,65 +87,38 @@ fn launch(slot: usize, board: u64, number: u64, idle: Duration, life: Duration) 
 impl LaneKernel {
     /// Loads it and runs it once in each launch slot, briefly. Set-up only: it may wait for kernels.
     pub fn open(rank: u32, app: &Arc<AppThread>) -> Result<Self, String> {
-        let opened = app.run(SET_UP_WITHIN, |context| {
-            // Not told to begin, it ends at once.
-            let first =
-                |slot: usize, memory: SlotMemory| launch(slot, memory.device, 1, Duration::ZERO, Duration::ZERO);
-            let (launcher, memories) = Launcher::open(context, CODE, first)?;
-            // SAFETY: parts of their own of zeroed memory, which is freed when the kernel is closed.
-            let slots = memories.into_iter().map(|memory| Slot { board: unsafe { Board::new(memory) }, launches: 1 });
-            Ok::<_, CudaError>((launcher, slots.collect()))
-        });
-        let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
-        let (launcher, slots) = opened.map_err(|e| e.to_string())?;
+        // Not told to begin, it ends at once.
+        let first = |number, memory: SlotMemory| launch(number, memory.device, 1, Duration::ZERO, Duration::ZERO);
+        // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
+        let slot = |_, memory| LaunchSlot { board: unsafe { Board::new(memory) }, launches: 1 };
         Ok(Self {
-            rank,
-            app: app.clone(),
-            launcher,
-            slots,
-            request: None,
+            launches: Launches::open(rank, app, CODE, first, slot)?,
             serving: None,
             deal: Deal::default(),
             next: None,
             polls: 0,
             has_moved: false,
-            backoff: Backoff::default(),
-            is_refused: false,
             services: 0,
         })
     }
 
     /// Asks for a launch, unless one is awaited, or none can be had for now.
     pub fn call(&mut self, now: Instant) {
-        self.forget_request(now);
-        if self.next.is_some() || self.is_refused || self.request.is_some() || !self.backoff.allows(now) {
+        if self.next.is_some() {
             return;
         }
-        let (last, present) = (self.serving.map_or(0, |(slot, _)| slot + 1), self.serving.map(|(slot, _)| slot));
-        let free = choose(last, LAUNCH_SLOTS, |i| present != Some(i) && self.slots[i].is_gone());
-        let Some(at) = free else { return };
-        let slot = &mut self.slots[at];
-        slot.launches += 1;
-        let what = launch(at, slot.board.device, slot.launches, IDLE, LIFE);
-        self.request = Some((at, Request::post(&self.app, &self.launcher, self.rank, what)));
-        self.next = Some((at, now));
-    }
-
-    /// Forgets the last request if it is known what has become of it. Its launch slot is free again if nothing was
-    /// launched.
-    fn forget_request(&mut self, now: Instant) {
-        let Some((slot, request)) = &self.request else { return };
-        let fate = request.fate();
-        match fate {
-            Fate::Waits | Fate::Taken => return,
-            Fate::Launched => {}
-            Fate::NotFree | Fate::Refused | Fate::RefusedForNow | Fate::Cancelled => self.slots[*slot].launches -= 1,
-        }
-        if fate == Fate::RefusedForNow {
-            self.backoff.refused(now);
-        }
-        self.is_refused |= fate == Fate::Refused;
-        self.request = None;
+        let present = self.serving.map(|(number, _)| number);
+        let last = present.map_or(0, |number| number + 1);
+        let asked = self.launches.ask(
+            now,
+            last,
+            |number| present != Some(number),
+            |number, slot| {
+                slot.launches += 1;
+                launch(number, slot.board.device, slot.launches, IDLE, LIFE)
+            },
+        );
+        self.next = asked.map(|number| (number, now));
     }
 
     /// Where it is. `moved`: its lanes carry traffic.
@@ -169,11 +128,11 @@ impl LaneKernel {
         self.has_moved |= moved;
         let is_time = self.polls % LOOK_EVERY == 0;
         if let Some((slot, since)) = self.serving {
-            if self.slots[slot].is_gone() {
+            if self.launches[slot].is_gone() {
                 return Stage::Over;
             }
             if is_time {
-                if self.app.check().is_err() {
+                if self.launches.are_lost() {
                     return Stage::Failed;
                 }
                 let now = Instant::now();
@@ -189,45 +148,35 @@ impl LaneKernel {
     /// The one that comes next: whether it is there, or late, or has gone again.
     fn look_at_next(&mut self, is_time: bool) -> Stage {
         let Some((at, since)) = self.next else { return Stage::Off };
-        let slot = &self.slots[at];
+        let slot = &self.launches[at];
         // First: one that is gone shows that it was up.
         if slot.is_gone() {
             self.next = None;
             return Stage::Off;
         }
         if slot.is_up() {
-            self.backoff.in_time();
+            self.launches.in_time();
             return Stage::Ready;
         }
         if !is_time {
             return Stage::Called;
         }
-        let now = Instant::now();
-        let is_late = now.saturating_duration_since(since) > LATE;
-        let is_none = self
-            .request
-            .as_ref()
-            .is_some_and(|(slot, request)| *slot == at && (request.fate().is_none() || is_late && request.cancel()));
-        if !is_none && !is_late {
+        if !self.launches.give_up_if_late(at, since, Instant::now()) {
             return Stage::Called;
         }
-        self.backoff.late(now);
         self.next = None;
-        if is_none {
-            self.forget_request(now);
-        }
         Stage::Off
     }
 
     /// Whether the one that comes next runs.
     pub fn has_next(&self) -> bool {
-        self.next.is_some_and(|(at, _)| self.slots[at].is_up() && !self.slots[at].is_gone())
+        self.next.is_some_and(|(at, _)| self.launches[at].is_up() && !self.launches[at].is_gone())
     }
 
     /// Has the one that is ready serve these lanes.
     pub fn serve(&mut self, lanes: &[LaneRecord]) {
         let Some((at, _)) = self.next.take() else { return };
-        self.deal = self.slots[at].board.go(self.slots[at].launches, lanes);
+        self.deal = self.launches[at].board.go(self.launches[at].launches, lanes);
         (self.serving, self.has_moved) = (Some((at, Instant::now())), false);
         self.services += 1;
     }
@@ -235,19 +184,19 @@ impl LaneKernel {
     /// How far the one that serves, or served last, has come with a lane.
     #[inline]
     pub fn position(&self, nth: usize) -> Option<Position> {
-        self.serving.map(|(slot, _)| self.slots[slot].board.position(self.deal, nth))
+        self.serving.map(|(slot, _)| self.launches[slot].board.position(self.deal, nth))
     }
 
     /// Has the one that serves end soon.
     pub fn stop(&mut self) {
-        if let Some((slot, _)) = self.serving {
-            self.slots[slot].board.stop(self.slots[slot].launches);
+        if let Some((number, _)) = self.serving {
+            self.launches[number].stop();
         }
     }
 
     /// The one that served has ended, and its lanes are taken back.
     pub fn settle(&mut self) {
-        debug_assert!(self.serving.is_none_or(|(slot, _)| self.slots[slot].is_gone()));
+        debug_assert!(self.serving.is_none_or(|(slot, _)| self.launches[slot].is_gone()));
         self.serving = None;
     }
 
@@ -261,17 +210,9 @@ impl LaneKernel {
         self.services
     }
 
-    /// Ends it. `healthy`: the GPU has not failed. `false`: one may still run, or is late and will; code and boards are
-    /// left to the process.
+    /// Ends it. `healthy`: the GPU has not failed. `false`: a launch may still run, or is late and will; code and
+    /// boards are left to the process.
     pub fn close(self, healthy: bool) -> bool {
-        if !healthy {
-            return false;
-        }
-        if let Some((_, request)) = &self.request {
-            request.cancel();
-        }
-        self.slots.iter().for_each(|slot| slot.board.stop(slot.launches));
-        let launcher = self.launcher.clone();
-        self.app.run(DRAIN_WITHIN, move |_| launcher.end(GONE_WITHIN)).unwrap_or_else(|| self.app.check().is_err())
+        self.launches.close(healthy)
     }
 }
