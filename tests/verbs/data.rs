@@ -145,11 +145,18 @@ fn a_signal_never_comes_before_its_data() {
 
 #[test]
 fn a_signal_by_message_never_comes_before_its_data() {
-    let fake = Fake::take();
-    fake.set("atomic_cap", 0);
-    fake.set("seed", 5);
-    litmus(&fake, 3000, Job { ranks: 3, ..Default::default() });
-    assert_eq!(fake.count("receiver_not_ready"), 0, "a message was sent without a receive for it");
+    // In work requests, and from memory where a device takes nothing in them.
+    for most in [256, 0] {
+        let fake = Fake::take();
+        fake.set("atomic_cap", 0);
+        fake.set("seed", 5);
+        fake.set("max_inline", most);
+        let before = fake.count("inlined");
+        litmus(&fake, 3000, Job { ranks: 3, ..Default::default() });
+        assert_eq!(fake.count("receiver_not_ready"), 0, "a message was sent without a receive for it");
+        let inlined = fake.count("inlined") - before;
+        assert!(if most > 0 { inlined >= 3000 } else { inlined == 0 }, "{inlined} with {most} bytes at most");
+    }
 }
 
 #[test]

@@ -190,7 +190,10 @@ impl Messages {
         let read = |i: usize| self.word(peer, offset + 8 * i).map_or(0, |w| u64::from_le(w.load(Ordering::Acquire)));
         let (addr, value, key) = (read(0), read(1), read(2));
         if (key >> 32) as u32 != MARK {
-            return Err(format!("rank {peer} sent a message that is no signal; run the same oxygin on all ranks"));
+            return Err(format!(
+                "rank {peer} sent a message that is no signal ({addr:#x}, {value:#x}, {key:#x}); run the same oxygin \
+                 on all ranks"
+            ));
         }
         self.apply(peer, addr, value, key as u32)?;
         self.post(peer, index)

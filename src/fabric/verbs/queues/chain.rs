@@ -125,7 +125,7 @@ impl Queues {
                 (WorkRequest::Signal(signal), Some(messages)) => {
                     let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
                     step.messages += 1;
-                    let flags = IBV_SEND_SOLICITED;
+                    let flags = IBV_SEND_SOLICITED | in_request(sge.length, self.device.max_inline);
                     (ibv_send_wr { opcode: IBV_WR_SEND, send_flags: flags, num_sge: 1, ..blank() }, sge)
                 }
             };
@@ -227,8 +227,9 @@ impl Queues {
         }
         let Some((mut sge, rdma)) = messages.announcement(peer) else { return };
         let fence = if self.device.overtakes && lane.is_reading(outcomes.completed(peer)) { IBV_SEND_FENCE } else { 0 };
+        let flags = fence | in_request(sge.length, self.device.max_inline);
         let sge = NonNull::from(&mut sge);
-        if self.post_aside(peer, rdma, Some(sge), fence, outcomes) {
+        if self.post_aside(peer, rdma, Some(sge), flags, outcomes) {
             if let Some(messages) = &mut self.messages {
                 messages.announced(peer);
             }
@@ -310,6 +311,17 @@ impl Queues {
     }
 }
 
+/// Has the device's library take so many bytes from host memory as it posts them, where they fit into a work request:
+/// the device need not fetch them.
+#[inline(always)]
+fn in_request(bytes: u32, max_inline: u32) -> u32 {
+    if bytes <= max_inline {
+        IBV_SEND_INLINE
+    } else {
+        0
+    }
+}
+
 /// The work request of `bytes` of an operation's data that come after `offset`, and where they are here.
 #[inline(always)]
 fn data(op: &Op, offset: u64, bytes: u32, max_inline: u32) -> (ibv_send_wr, ibv_sge) {
@@ -319,8 +331,8 @@ fn data(op: &Op, offset: u64, bytes: u32, max_inline: u32) -> (ibv_send_wr, ibv_
     wr.opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
     wr.wr.rdma = ibv_wr_rdma { remote_addr: op.remote + offset, rkey: op.rkey };
     wr.num_sge = i32::from(bytes > 0);
-    if op.kind == EntryKind::Value && bytes <= max_inline {
-        wr.send_flags |= IBV_SEND_INLINE;
+    if op.kind == EntryKind::Value {
+        wr.send_flags |= in_request(bytes, max_inline);
     }
     (wr, ibv_sge { addr: op.local + offset, length: bytes, lkey: op.lkey })
 }
