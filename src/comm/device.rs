@@ -46,7 +46,7 @@ pub struct DeviceSpec {
 }
 
 /// What a communicator can do for its sets.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Abilities {
     /// A visible signal implies every put before it.
     flushes: bool,

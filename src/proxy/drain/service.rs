@@ -227,7 +227,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     }
 
     /// Sees how far the kernel has come.
-    pub(super) fn follow(&mut self, service: &mut KernelService, pass: &mut Pass) {
+    fn follow(&mut self, service: &mut KernelService, pass: &mut Pass) {
         let mut is_dead = false;
         for (nth, given) in service.given.iter_mut().enumerate() {
             let place = &mut self.places[given.lane as usize];

@@ -56,17 +56,6 @@ impl LaunchSlot {
         self.size
     }
 
-    /// The last launch has begun to run.
-    #[inline]
-    pub fn is_up(&self) -> bool {
-        self.ring.up() == self.launches
-    }
-
-    /// The last launch runs, as far as it has said.
-    pub fn runs(&self) -> bool {
-        self.is_up() && !self.is_gone()
-    }
-
     /// The last launch has not begun to run.
     pub fn is_waiting(&self) -> bool {
         !self.is_up()
@@ -97,6 +86,11 @@ impl LaunchSlot {
 }
 
 impl Slot for LaunchSlot {
+    #[inline]
+    fn is_up(&self) -> bool {
+        self.ring.up() == self.launches
+    }
+
     /// `done` read after it is final.
     #[inline]
     fn is_gone(&self) -> bool {

@@ -42,13 +42,11 @@ struct LaunchSlot {
     launches: u64,
 }
 
-impl LaunchSlot {
+impl Slot for LaunchSlot {
     fn is_up(&self) -> bool {
         self.board.up() == self.launches
     }
-}
 
-impl Slot for LaunchSlot {
     fn is_gone(&self) -> bool {
         self.board.gone() == self.launches
     }
@@ -158,10 +156,7 @@ impl LaneKernel {
             self.launches.in_time();
             return Stage::Ready;
         }
-        if !is_time {
-            return Stage::Called;
-        }
-        if !self.launches.give_up_if_late(at, since, Instant::now()) {
+        if !is_time || !self.launches.give_up_if_late(at, since, Instant::now()) {
             return Stage::Called;
         }
         self.next = None;
@@ -170,7 +165,7 @@ impl LaneKernel {
 
     /// Whether the one that comes next runs.
     pub fn has_next(&self) -> bool {
-        self.next.is_some_and(|(at, _)| self.launches[at].is_up() && !self.launches[at].is_gone())
+        self.next.is_some_and(|(at, _)| self.launches[at].runs())
     }
 
     /// Has the one that is ready serve these lanes.

@@ -24,8 +24,14 @@ const GONE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a kernel's launch slot knows of its last launch.
 pub trait Slot {
+    /// It has begun to run.
+    fn is_up(&self) -> bool;
     /// It has come and gone, or there was none.
     fn is_gone(&self) -> bool;
+    /// It runs, as far as it has said.
+    fn runs(&self) -> bool {
+        self.is_up() && !self.is_gone()
+    }
     /// It never was.
     fn take_back(&mut self);
     /// Has it end, once it has done what it was given. Nothing is launched here any more.
