@@ -207,7 +207,7 @@ impl Coll {
 
     /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is
     /// none where each operation's are asked for.
-    fn lane_kernel<C: Context>(&self, contexts: &[C]) -> Option<Box<dyn LaneServer>> {
+    pub(super) fn lane_kernel<C: Context>(&self, contexts: &[C]) -> Option<Box<dyn LaneServer>> {
         contexts.first().filter(|_| self.instance.config.trace.is_none())?.lane_kernel()
     }
 

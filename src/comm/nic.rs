@@ -95,10 +95,12 @@ struct QueuePairBlocks {
     /// Queues of a (context, peer): 1, or 2 with the companion.
     of_pair: usize,
     image: Option<DeviceImage>,
+    /// Kernels of peers may add to signals by themselves, from their GPUs.
+    has_visitors: bool,
 }
 
 impl QueuePairBlocks {
-    fn allocate(spec: &NicSpec, world: World) -> Result<Self> {
+    fn allocate(spec: &NicSpec, world: World, has_visitors: bool) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
@@ -109,13 +111,17 @@ impl QueuePairBlocks {
         }
         let mut memory = Memory::here()?;
         let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
+        let signals = memory.zeroed(8 * n * (spec.signals as usize).max(1))?;
+        if has_visitors {
+            memory.open_to_peers();
+        }
         Ok(Self {
             slots: memory.shared(queues * size as usize * ENTRY_BYTES)?,
             completions: memory.shared(queues * size as usize * ENTRY_BYTES)?,
             bells: memory.shared(queues * bell_bytes)?,
             records: memory.shared(queues * APART)?,
             counters: memory.shared(8 * n * spec.counters as usize)?,
-            signals: memory.zeroed(8 * n * (spec.signals as usize).max(1))?,
+            signals,
             image: match spec.layout {
                 Some(layout) => Some(DeviceImage::allocate(layout, spec, world, &mut memory)?),
                 None => None,
@@ -127,6 +133,7 @@ impl QueuePairBlocks {
             peers,
             stride: spec.contexts.rank_stride.max(1) as usize,
             of_pair,
+            has_visitors,
         })
     }
 
@@ -165,6 +172,7 @@ impl QueuePairBlocks {
         };
         let places = QueuePairAddresses {
             slots: slots.cpu.cast(),
+            on_device: [slots.device, bell.device],
             size: self.size,
             completions: completions.cpu,
             credits,
@@ -196,7 +204,10 @@ impl QueuePairBlocks {
     fn windows(&self, spec: &NicSpec) -> [Option<Result<WindowSpec>>; 2] {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
         // GDAKI device code resets a signal by a store of 0.
-        let signals = device_words(&self.memory, self.signals, len(spec.signals), false);
+        let signals = device_words(&self.memory, self.signals, len(spec.signals), false).map(|mut window| {
+            window.gpu.iter_mut().for_each(|memory| memory.has_visitors = self.has_visitors);
+            window
+        });
         let (base, len) = (self.counters.cpu.as_ptr() as u64, len(spec.counters));
         let counters = WindowSpec { base, len, strict: true, dma_buf: None, gpu: None };
         [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]
@@ -215,7 +226,8 @@ impl Coll {
             EngineKind::GdakiSoft,
             || {
                 let spec = spec()?;
-                let blocks = QueuePairBlocks::allocate(&spec, self.world)?;
+                let has_visitors = self.instance.config.gpu_issue.lanes;
+                let blocks = QueuePairBlocks::allocate(&spec, self.world, has_visitors)?;
                 Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
             |set, (spec, blocks), windows| {
@@ -353,7 +365,9 @@ impl Coll {
                 // Counters are no operations of the program's: a trace has none of them.
                 let trace = engine.trace().filter(|_| !is_companion);
                 let meter = Meter::new(page.clone(), trace, thread, set.set, lanes);
-                let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory, None));
+                // Companions go to this rank's counters, in host memory.
+                let kernel = if is_companion { None } else { on_queues!(set.queues(), q => self.lane_kernel(q)) };
+                let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory, kernel));
                 ids.push(engine.give(thread, work));
             }
         }
@@ -385,7 +399,7 @@ mod tests {
                 handler: Ringing::Doorbell,
                 layout: None,
             };
-            let blocks = QueuePairBlocks::allocate(&spec, World { rank, nranks: 64 }).unwrap();
+            let blocks = QueuePairBlocks::allocate(&spec, World { rank, nranks: 64 }, false).unwrap();
             assert_eq!(blocks.queues(contexts as usize), queues);
             let numbers: Vec<_> = (0..contexts as usize)
                 .flat_map(|c| (0..64).map(move |peer| (c, peer)))
@@ -407,7 +421,7 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let handler = Ringing::Doorbell;
             let spec = NicSpec { contexts, depth: 0, signals, counters: 0, handler, layout: None };
-            let refused = QueuePairBlocks::allocate(&spec, World { rank: 0, nranks: 2 }).err().expect(why);
+            let refused = QueuePairBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, false).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

@@ -1,4 +1,4 @@
-//! Queues of descriptors that a kernel of the fabric's serves by itself: it reads what device code wrote, moves the
+//! Queues of device code that a kernel of the fabric's serves by itself: it reads what device code wrote, moves the
 //! bytes, adds to signals and gives credits, and no CPU is on the way.
 //!
 //! Who drains the queues decides which, and when, and carries out everything that the kernel does not take. A queue is
@@ -15,10 +15,10 @@ pub const LANES: usize = 64;
 /// Copy engines and more warps are quicker with longer ones.
 pub const LONGEST: u64 = 32 << 10;
 
-/// A window, as descriptors of a lane may name it.
+/// A window, as entries of a lane may name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowView {
-    /// What descriptors call it; 0: none.
+    /// What entries call it, as it stands in them; 0: none.
     pub handle: u64,
     /// This rank's key.
     pub lkey: u32,
@@ -34,6 +34,34 @@ pub struct WindowView {
     pub remote_len: u64,
 }
 
+/// What stands in the slots of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Descriptors of 64 bytes.
+    #[default]
+    Short,
+    /// Descriptors of 128 bytes, of versions up to this.
+    Long(u32),
+    /// Send entries of the software NIC.
+    Entries {
+        /// The queue pair's number.
+        number: u32,
+        /// For device code the address of the first of the words, 8 bytes a slot, by which it says that entries are
+        /// there.
+        rings: u64,
+    },
+}
+
+impl Format {
+    /// Bytes from a slot to the next one.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Short | Self::Entries { .. } => 64,
+            Self::Long(_) => 128,
+        }
+    }
+}
+
 /// A queue, as a kernel has to know it. All that was taken from it is complete and given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneView {
@@ -43,28 +71,27 @@ pub struct LaneView {
     pub slots: u64,
     /// Slots, a power of two.
     pub size: u32,
-    /// Bytes from one to the next, 64 or 128.
-    pub stride: u32,
-    /// The first descriptor, as device code counts them.
-    pub next: u32,
-    /// Address of the consumer index, 4 bytes of GPU memory of this rank's.
+    /// What they hold; of all queues that a kernel serves at once the same.
+    pub format: Format,
+    /// The first entry, as device code counts them; descriptors modulo 2^32.
+    pub next: u64,
+    /// Address of the consumer index, 4 bytes of GPU memory of this rank's; of send entries that of the count of
+    /// completions, 8 bytes.
     pub index: u64,
-    /// The newest version of the 128-byte form that is read; 0: it is the 64-byte form.
-    pub newest_version: u32,
-    /// Signals of the context.
+    /// Signals of the context that descriptors name by their numbers.
     pub signals: u32,
     /// The first one's address at the peer, in its address space.
     pub signals_at: u64,
     /// The peer's key to their window.
     pub signals_key: u32,
-    /// Windows that descriptors are expected to name.
+    /// Windows that entries are expected to name.
     pub windows: [WindowView; WINDOWS],
 }
 
 /// How far a kernel has come with a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The next descriptor. All before it are taken, and done once the lane is over or the service is.
+    /// The next entry, modulo 2^32. All before it are taken, and done once the lane is over or the service is.
     pub next: u32,
     /// That one is not for the kernel, which does not touch the lane any more.
     pub is_over: bool,

@@ -114,9 +114,12 @@ impl Owed {
         self.payment.is_none() && self.counted.is_none() && !self.is_over && self.left(paid) == 0
     }
 
-    /// The index's address, where it has 4 bytes.
-    pub fn address(&self) -> Option<u64> {
-        (self.at.bytes == 4).then_some(self.at.at)
+    /// The index's address, for a kernel that stores it: nothing is under way that changes it, and from here on
+    /// payments store it, too. `None`: other queues' completions are told by additions to this rank as well, which
+    /// cannot be told from this one's.
+    pub fn for_kernel(&mut self) -> Option<u64> {
+        self.adds &= !self.at.is_counted;
+        (!self.adds).then_some(self.at.at)
     }
 
     /// Device code is owed `n` more.

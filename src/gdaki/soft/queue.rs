@@ -1,6 +1,7 @@
 //! A queue pair's send queue, as the engine drains it, and the completion queue that it fills.
 
 mod reading;
+mod served;
 
 use super::arrival::{why_absent, Arrival, Shown};
 use super::capture::{CapturedEnd, Tape};
@@ -9,6 +10,7 @@ use super::early::Early;
 use super::meaning::{Terms, Windows};
 use super::slots::{shown, EntrySlots};
 use crate::config::Ringing;
+use crate::fabric::lanes::LaneView;
 use crate::gdaki::entry::completion::{Completion, Ring as Completions};
 use crate::gdaki::entry::send::View;
 use crate::gdaki::entry::Syndrome;
@@ -32,6 +34,8 @@ const NEVER: u64 = u64::MAX;
 pub struct QueuePairAddresses {
     /// Slot 0.
     pub slots: NonNull<AtomicU64>,
+    /// Its address for device code, and that of the first word that it rings.
+    pub on_device: [u64; 2],
     /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
     pub size: u32,
     /// Completion entry 0.
@@ -256,6 +260,16 @@ impl SendQueue {
         }
     }
 
+    /// Has those who wait for completions of this queue see them.
+    #[inline(always)]
+    fn tell_completions(&self) {
+        if let Some(count) = self.windows.terms().counts.get(self.places.number) {
+            // Where completions are counted device code has entries without one, and its waits name entries.
+            let over = if self.owed.is_some() { self.credited } else { self.completions.written() };
+            count.store(over, Ordering::Release);
+        }
+    }
+
     /// Whether device code may be told of completions before this side is, and writes slots again.
     #[inline(always)]
     fn is_counted_ahead(&self) -> bool {
@@ -373,11 +387,7 @@ impl Ring for SendQueue {
         }
         let is_held = !self.is_stopped && !self.is_counted_ahead();
         (0..n).for_each(|_| self.complete(is_held));
-        if let Some(count) = self.windows.terms().counts.get(self.places.number) {
-            // Where completions are counted device code has entries without one, and its waits name entries.
-            let over = if self.owed.is_some() { self.credited } else { self.completions.written() };
-            count.store(over, Ordering::Release);
-        }
+        self.tell_completions();
         if let Some(owed) = &mut self.owed {
             owed.add(n);
         }
@@ -404,6 +414,14 @@ impl Ring for SendQueue {
             }
         }
         self.is_stopped = true;
+    }
+
+    fn view(&mut self) -> Option<LaneView> {
+        self.lane_view()
+    }
+
+    fn served(&mut self, next: u32) -> u32 {
+        self.note_served(next)
     }
 
     fn is_full_of_unrung(&self) -> bool {

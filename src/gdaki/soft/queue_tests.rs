@@ -2,6 +2,7 @@ use super::super::early::UNSURE;
 use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
+use crate::fabric::lanes::Format;
 use crate::memory::window::{Registration, Remote, Window, WindowFacts};
 use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
@@ -49,6 +50,7 @@ impl Shared {
         let bell = DoorbellWords { handler, words: NonNull::from(&self.words[0]), record: NonNull::from(&self.record) };
         let places = QueuePairAddresses {
             slots: NonNull::from(&self.slots[0]),
+            on_device: [0x1000, 0x2000],
             size: SIZE as u32,
             completions: NonNull::from(&self.completions[0]).cast(),
             credits,
@@ -398,5 +400,54 @@ fn what_is_rung_is_counted_up_to_the_first_entry_that_is_not() {
             shared.ring(5);
             assert_eq!(queue.rung(), 3, "entry 4 is on its way");
         }
+    }
+}
+
+/// What a kernel is told, and what is left behind when it has served: its entries are complete, for whoever looks at
+/// entries of the completion queue too.
+#[test]
+fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
+    let shared = Shared::new();
+    let counted = Some(CreditWord::whole(0, 7, 64, true));
+    let mut queue = shared.queue(Ringing::FreeFlow, counted);
+    assert_eq!(queue.view(), None, "maybe nobody rings");
+    for index in 0..3 {
+        shared.nop(index);
+        shared.ring(index);
+    }
+    queue.begin();
+    (0..3).for_each(|nth| assert_eq!(queue.read(nth, &mut Ops::default()), Entry::Nothing(Finish::NONE)));
+    queue.take(3);
+    queue.credit(3);
+    let view = queue.view().expect("it can be served");
+    assert_eq!((view.slots, view.size, view.next, view.index), (0x1000, SIZE as u32, 3, 64));
+    assert_eq!(view.format, Format::Entries { number: 9, rings: 0x2000 });
+    assert_eq!(queue.served(3), 0);
+    assert_eq!(queue.served(8), 5);
+    assert_eq!((queue.outstanding(), queue.completions.written()), (0, 8));
+    assert_eq!(queue.windows.terms().counts.get(9).map(|count| count.load(Ordering::Relaxed)), Some(8));
+    // Where it goes on.
+    shared.nop(8);
+    shared.ring(8);
+    queue.begin();
+    assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+    queue.stop(Stopped::Refused);
+    assert_eq!(queue.view(), None, "what is left of it is refused one by one");
+}
+
+#[test]
+fn a_queue_that_a_kernel_cannot_count_is_not_served_by_one() {
+    let near_a_wrap = (1 << 32) - 5;
+    for (handler, credits, next) in [
+        (Ringing::FreeFlow, None, 0),
+        (Ringing::FreeFlow, Some(CreditWord::whole(0, 7, 64, false)), 0),
+        (Ringing::Proxy, Some(CreditWord::whole(0, 7, 64, true)), 0),
+        (Ringing::FreeFlow, Some(CreditWord::whole(0, 7, 64, true)), near_a_wrap),
+    ] {
+        let shared = Shared::new();
+        let mut queue = shared.queue(handler, credits);
+        (queue.next, queue.credited) = (next, next);
+        queue.arrival.rings();
+        assert_eq!(queue.view(), None);
     }
 }

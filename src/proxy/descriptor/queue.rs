@@ -2,7 +2,7 @@
 
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
-use crate::fabric::lanes::{LaneView, WindowView, WINDOWS};
+use crate::fabric::lanes::{Format, LaneView, WindowView, WINDOWS};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring, Stopped};
@@ -341,15 +341,17 @@ impl Ring for Queue {
 
     fn view(&mut self) -> Option<LaneView> {
         debug_assert_eq!(self.next, self.credited);
-        let index = self.owed.as_ref().and_then(Owed::address).filter(|_| !self.is_stopped)?;
+        let index = self.owed.as_mut().filter(|_| !self.is_stopped)?.for_kernel()?;
         Some(LaneView {
             peer: self.peer,
             slots: self.places.device_slots,
             size: self.slots.size(),
-            stride: 8 * self.slots.stride() as u32,
-            next: self.next,
+            format: match self.terms.form {
+                Form::Bytes64 => Format::Short,
+                form => Format::Long(form.newest_version().into()),
+            },
+            next: self.next.into(),
             index,
-            newest_version: self.terms.form.newest_version().into(),
             signals: self.signals,
             signals_at: self.signals_at,
             signals_key: self.signals_key,

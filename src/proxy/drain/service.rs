@@ -33,7 +33,8 @@ const END_WITHIN: Duration = Duration::from_millis(500);
 struct Given {
     /// Index of the lane.
     lane: u32,
-    /// How far the kernel had come when it was asked last, and how many entries it has done in this service.
+    /// How far the kernel had come when it was asked last, modulo 2^32, and how many entries it has done in this
+    /// service.
     next: u32,
     done: u32,
 }
@@ -208,7 +209,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             match view.filter(|_| is_served) {
                 Some(LaneView { next, .. }) => {
                     place.lane.begin_served();
-                    service.given.push(Given { next, ..given });
+                    service.given.push(Given { next: next as u32, ..given });
                 }
                 None => {
                     place.lane.release();

@@ -1,12 +1,13 @@
 //! Through which the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
 
-use crate::fabric::lanes::{LaneView, Position, LANES, WINDOWS};
+use crate::fabric::lanes::{Format, LaneView, Position, LANES, WINDOWS};
 use crate::fabric::soft::gpu::resident::SlotMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const GO_AT: usize = 0;
 const STOP_AT: usize = 8;
 const SPREAD_AT: usize = 16;
+const ENTRIES_AT: usize = 24;
 const UP_AT: usize = 64;
 const GONE_AT: usize = 128;
 const POSITIONS_AT: usize = 256;
@@ -114,7 +115,8 @@ impl Board {
         Position { next: word as u32, is_over: word & OVER != 0 }
     }
 
-    /// Lets a launch begin with these lanes, at most [`LANES`]. Returns where they are.
+    /// Lets a launch begin with these lanes, at most [`LANES`], all of send entries or all of descriptors. Returns
+    /// where they are.
     pub fn go(&self, launch: u64, lanes: &[LaneRecord]) -> Deal {
         let deal = Deal::of(lanes.len());
         for place in 0..LANES {
@@ -126,9 +128,13 @@ impl Board {
             for (i, word) in record[..words].iter().enumerate() {
                 self.word(at + 8 * i).store(*word, Ordering::Relaxed);
             }
-            let first = lane.map_or(0, |lane| lane.view.next);
+            let first = lane.map_or(0, |lane| lane.view.next as u32);
             self.word(POSITIONS_AT + 8 * place).store(first.into(), Ordering::Relaxed);
         }
+        let has_entries = |lane: &LaneRecord| matches!(lane.view.format, Format::Entries { .. });
+        let are_entries = lanes.iter().any(has_entries);
+        debug_assert!(lanes.iter().all(|lane| has_entries(lane) == are_entries));
+        self.word(ENTRIES_AT).store(are_entries.into(), Ordering::Relaxed);
         self.word(SPREAD_AT).store(deal.spread.into(), Ordering::Relaxed);
         self.word(GO_AT).store(launch, Ordering::Release);
         deal
@@ -139,13 +145,21 @@ impl LaneRecord {
     fn words(&self) -> [u64; RECORD_WORDS] {
         let (view, mut words) = (&self.view, [0; RECORD_WORDS]);
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let (newest, which, at) = match view.format {
+            Format::Short => (0, view.signals, self.signals),
+            Format::Long(newest) => (newest, view.signals, self.signals),
+            // A number has 24 bits, and stands before a byte that the kernel does not look at.
+            Format::Entries { number, rings } => (0, (number << 8).to_be(), rings),
+        };
+        let (low, high) = (view.next as u32, (view.next >> 32) as u32);
         words[0] = view.slots;
-        words[1] = pair(view.size - 1, view.stride.trailing_zeros());
-        words[2] = pair(view.next, view.signals);
+        words[1] = pair(view.size - 1, view.format.bytes().trailing_zeros());
+        words[2] = pair(low, which);
         words[3] = view.index;
-        words[4] = self.signals;
-        words[5] = pair(view.newest_version, self.most);
+        words[4] = at;
+        words[5] = pair(newest, self.most);
         words[6] = self.is_far.into();
+        words[7] = high.into();
         for (i, (window, remote)) in
             view.windows.iter().zip(self.windows).enumerate().filter(|(_, (w, _))| w.handle != 0)
         {
@@ -185,10 +199,9 @@ mod tests {
             peer: 3,
             slots: 0x1000,
             size: 64,
-            stride: 128,
+            format: Format::Long(2),
             next: 7,
             index: 0x2000,
-            newest_version: 2,
             signals: 9,
             signals_at: 0x3000,
             signals_key: 5,
@@ -201,5 +214,13 @@ mod tests {
         assert_eq!(words[8..20], [0; 12]);
         assert_eq!(words[20..26], [77, 0x4000, 64, 0x6000, 32, 0]);
         assert_eq!(words[26..], [0; 6]);
+        let view = LaneView {
+            format: Format::Entries { number: 0x01_0203, rings: 0x8000 },
+            next: 5 << 32 | 7,
+            signals: 0,
+            ..view
+        };
+        let words = LaneRecord { view, windows: [0; WINDOWS], signals: 0, most: 4096, is_far: false }.words();
+        assert_eq!(words[1..8], [63 | 6 << 32, 7 | 0x03_0201 << 32, 0x2000, 0x8000, 4096 << 32, 0, 5]);
     }
 }

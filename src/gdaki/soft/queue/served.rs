@@ -1,0 +1,50 @@
+//! A send queue that a kernel serves by itself: what the kernel is told, and what is made up for when it has served.
+
+use super::{Record, SendQueue, NEVER};
+use crate::config::Ringing;
+use crate::fabric::lanes::{Format, LaneView};
+use crate::gdaki::entry::send::opcode;
+
+/// A kernel counts entries by the lower half of their index alone, and its launches take far fewer than these.
+const BEFORE_A_WRAP: u32 = 1 << 24;
+
+impl SendQueue {
+    /// As a kernel has to know it. `None`: it rings in a way that kernels do not know, or nobody has rung yet, so that
+    /// maybe nobody will; completions are not counted; or something is wrong with it, which this side has to say.
+    pub(super) fn lane_view(&mut self) -> Option<LaneView> {
+        debug_assert_eq!(self.next, self.credited);
+        let is_rung = self.places.bell.handler == Ringing::FreeFlow && self.arrival.has_rung();
+        let is_sound = !self.is_stopped && self.overrun == NEVER && self.tape.is_none();
+        if !is_rung || !is_sound || u32::MAX - (self.next as u32) < BEFORE_A_WRAP {
+            return None;
+        }
+        let index = self.owed.as_mut()?.for_kernel()?;
+        let [slots, rings] = self.places.on_device;
+        Some(LaneView {
+            peer: self.windows.peer(),
+            slots,
+            size: self.places.size,
+            format: Format::Entries { number: self.places.number, rings },
+            next: self.next,
+            index,
+            windows: self.windows.views(),
+            ..LaneView::default()
+        })
+    }
+
+    /// A kernel has carried out all before `next`, and told device code. Completion entries are written for device code
+    /// that looks at them.
+    pub(super) fn note_served(&mut self, next: u32) -> u32 {
+        let n = next.wrapping_sub(self.next as u32);
+        for index in self.next..self.next + u64::from(n) {
+            // Which of those that a kernel takes it was makes no difference to device code.
+            let at = self.at(index);
+            self.records[at] = Record { opcode: opcode::WRITE, syndrome: None, is_signalled: true };
+            self.complete(false);
+        }
+        self.next += u64::from(n);
+        self.tell_completions();
+        self.owed.iter_mut().for_each(|owed| owed.served(n));
+        n
+    }
+}
