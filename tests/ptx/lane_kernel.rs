@@ -1,5 +1,6 @@
 //! The lane kernel's code itself, `lanes.ptx`, thread by thread on the CPU: what it takes from queues of device code
 //! is done once, in order, and before it says so, whoever's turn it is; what it does not understand it leaves alone.
+//! Slots hold descriptors or send entries.
 
 mod alike;
 mod bench;
@@ -9,11 +10,16 @@ mod faults;
 mod order;
 mod queue;
 mod refused;
+mod ring;
+mod sends;
+mod sends_refused;
+mod sends_served;
 
 use crate::machine::memory::Memory;
 use crate::machine::program::Program;
 use crate::machine::{Machine, Random};
 use bench::Bench;
+use queue::Slots;
 
 const PTX: &str = include_str!("../../src/fabric/soft/gpu/lane_kernel/lanes.ptx");
 
@@ -23,6 +29,9 @@ const QUEUES: u64 = 0x2_0000;
 /// Of each queue: 64 slots of 128 bytes.
 const QUEUE_BYTES: u64 = 64 * 128;
 const INDICES: u64 = QUEUES + 64 * QUEUE_BYTES;
+/// Of each queue: a word for each of 64 slots.
+const RINGS: u64 = 0xb_0000;
+const RING_BYTES: u64 = 64 * 8;
 const SIGNALS: u64 = 0x10_0000;
 const SOURCES: u64 = 0x20_0000;
 const TARGETS: u64 = SOURCES + 64 * queue::ROOM;
@@ -41,10 +50,15 @@ const NEVER: u64 = 1 << 40;
 
 /// Some launches, one after the other; the last one takes all that is left.
 fn serve(ptx: &str, seed: u64) {
+    serve_slots(Slots::Descriptors, ptx, seed);
+}
+
+/// The same with slots of one kind or the other.
+fn serve_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut random = Random(!seed);
     let spread = seed % 4;
     let queues = [1, 2, 5, 8 << spread][random.below(4) as usize];
-    let mut bench = Bench::new(ptx, seed, spread, queues);
+    let mut bench = Bench::of(slots, ptx, seed, spread, queues);
     for _ in 0..3 {
         let entries = bench.below(60);
         // Some end with work undone.
@@ -79,7 +93,7 @@ fn serve_launch(bench: &mut Bench, entries: u64, life: u64) {
             bench.stop();
         }
         let n = 1 + bench.below(400);
-        bench.gpu.run(n);
+        bench.run(n);
         turns += n;
         bench.check();
         assert!(turns < TOO_LONG, "{} entries are left in launch {}", bench.left(), bench.launches);

@@ -125,6 +125,9 @@ impl Queue {
 
     /// Mostly like the one before.
     pub fn alike_entry(&mut self, random: &mut Random) -> Entry {
+        if self.pair.is_some() {
+            return self.any_send(random);
+        }
         if random.below(12) == 0 {
             return self.any_entry(random);
         }
@@ -170,7 +173,7 @@ impl Queue {
                 let d = d.first(offset, to.handle).second(random.next() >> 1, m.high >> 1);
                 let d = d.with_signal(0xff_ffff, m.value, m.strong);
                 let signal = Some(Signal { at: to.peer + offset, increment, is_shared: false, nth: 0 });
-                Some(Entry { words: d.words, data: None, signal })
+                Some(Entry::new(d.words, None, signal))
             }
             Kind::Value => {
                 let to = self.windows[of(m.to)].as_mut().expect("a window");
@@ -181,7 +184,7 @@ impl Queue {
                 let d = d.value(value).second(offset, handle).with_signal(id, m.value, m.strong);
                 let data = Some(Data::Value { value, to, bytes: m.size });
                 let signal = (op != 0).then(|| run(self));
-                Some(Entry { words: d.words, data, signal })
+                Some(Entry::new(d.words, data, signal))
             }
             Kind::Put => {
                 if m.size == 0 && op == 0 {
@@ -202,19 +205,19 @@ impl Queue {
                     (d.first(at - from.here, from.handle).second(offset, to.handle), Some(data))
                 };
                 let signal = (op != 0).then(|| run(self));
-                Some(Entry { words: d.words, data, signal })
+                Some(Entry::new(d.words, data, signal))
             }
         }
     }
 }
 
 /// One warp with a queue at each of its places; all may resemble each other.
-fn full(ptx: &str, seed: u64) -> Bench {
+fn full(slots: Slots, ptx: &str, seed: u64) -> Bench {
     let spread = seed % 4;
-    let mut bench = Bench::new(ptx, seed, spread, 1 << spread);
+    let mut bench = Bench::of(slots, ptx, seed, spread, 1 << spread);
     let mut all: Vec<Queue> = bench.queues.iter_mut().filter_map(Option::take).collect();
     let (one, others) = all.split_first_mut().expect("a queue");
-    if bench.below(4) > 0 {
+    if slots == Slots::Descriptors && bench.below(4) > 0 {
         others.iter_mut().for_each(|q| q.resemble(one, &mut bench.gpu.random));
     }
     let first = (bench.below(8) << spread) as usize;
@@ -266,12 +269,17 @@ fn post_alike(bench: &mut Bench) {
             bench.gpu.stand();
         }
         let some = bench.below(if is_first { 200 } else { 1600 });
-        bench.gpu.run(some);
+        bench.run(some);
     }
 }
 
 pub fn serve_alike(ptx: &str, seed: u64) {
-    let mut bench = full(ptx, seed);
+    serve_full(Slots::Descriptors, ptx, seed);
+}
+
+/// Looks that are full.
+pub fn serve_full(slots: Slots, ptx: &str, seed: u64) {
+    let mut bench = full(slots, ptx, seed);
     bench.launch(NEVER, NEVER);
     if bench.below(2) == 0 {
         post_each(&mut bench, 16, 1);
@@ -281,7 +289,7 @@ pub fn serve_alike(ptx: &str, seed: u64) {
         post_alike(&mut bench);
         let n = bench.below(3);
         for _ in 0..n * n * 20 {
-            bench.gpu.run(5);
+            bench.run(5);
             bench.check();
         }
     }
@@ -292,14 +300,40 @@ pub fn serve_alike(ptx: &str, seed: u64) {
     bench.check_all();
 }
 
+/// Queues of one slot a look, one after the other: what comes next in a queue is like what came last in the one before.
+pub fn serve_followed(ptx: &str, seed: u64) {
+    let mut bench = full(Slots::Descriptors, ptx, 4 * seed + 3);
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    let places = bench.places();
+    for round in 0..24 {
+        let place = places[round % places.len()];
+        let before = bench.queue(places[(round + places.len() - 1) % places.len()]);
+        let model = before.models.first().copied().filter(|_| before.resembles(bench.queue(place)));
+        let q = bench.queues[place].as_mut().expect("a queue");
+        // What came last in its own queue is another.
+        let model = model.filter(|_| round % 2 == 1).unwrap_or_else(|| q.any_model(&mut bench.gpu.random));
+        q.follow(model);
+        let entry = q.entry_like(q.models[0], &mut bench.gpu.random);
+        let entry = entry.unwrap_or_else(|| q.any_entry(&mut bench.gpu.random));
+        bench.post(vec![(place, entry)], 1);
+        bench.run_until(|b| b.left() == 0);
+    }
+    bench.stop();
+    bench.run_until(Bench::is_gone);
+    bench.check_end();
+    bench.check_all();
+}
+
 #[test]
 fn those_that_are_alike_are_served() {
     (0..16).for_each(|seed| serve_alike(PTX, seed));
+    (0..4).for_each(|seed| serve_followed(PTX, seed));
 }
 
 /// One of a run, in the middle of looks that are full, has an offset that is not for the kernel.
 pub fn serve_alike_refused(ptx: &str, seed: u64) {
-    let mut bench = full(ptx, seed);
+    let mut bench = full(Slots::Descriptors, ptx, seed);
     let place = bench.any_place();
     bench.launch(NEVER, NEVER);
     bench.go();
@@ -348,7 +382,7 @@ pub fn serve_alike_refused(ptx: &str, seed: u64) {
     }
     let mut ran = 0;
     while !bench.position(place).1 {
-        bench.gpu.run(10);
+        bench.run(10);
         ran += 10;
         assert!(bench.taken(place) <= begin + at, "taken");
         assert!(ran < TOO_LONG, "not refused");

@@ -1,6 +1,6 @@
 //! The host, device code that posts, and the GPU that runs the kernel.
 
-use super::queue::{pattern, Data, Entry, Queue};
+use super::queue::{pattern, Data, Entry, Queue, Slots};
 use super::*;
 
 pub struct Bench {
@@ -9,13 +9,22 @@ pub struct Bench {
     pub launches: u64,
     pub is_let_go: bool,
     pub spread: u64,
+    pub slots: Slots,
     /// By place of this launch.
     pub queues: Vec<Option<Queue>>,
+    /// One send entry of so many is rung late, if any are: those that are written and not rung yet.
+    pub late_every: u64,
+    pub late: Vec<(usize, usize)>,
 }
 
 impl Bench {
     /// With queues at so many of the places that there are with this spread.
     pub fn new(ptx: &str, seed: u64, spread: u64, queues: u64) -> Self {
+        Self::of(Slots::Descriptors, ptx, seed, spread, queues)
+    }
+
+    /// The same with queues of one kind or the other.
+    pub fn of(slots: Slots, ptx: &str, seed: u64, spread: u64, queues: u64) -> Self {
         let mut random = Random(seed);
         // Half of them seldom find anything but by a calm look.
         assert!(ptx.contains(CALM));
@@ -29,22 +38,32 @@ impl Bench {
             while all[place].is_some() {
                 place = (place + 1) % all.len();
             }
-            all[place] = Some(Queue::new(number, &mut random));
+            let q = Queue::new(number, &mut random);
+            all[place] = Some(if slots == Slots::Sends { q.of_sends(&mut random) } else { q });
         }
-        let mut bench = Self { gpu, launches: 0, is_let_go: false, spread, queues: all };
+        let late_every = if slots == Slots::Sends { [0, 6][random.below(2) as usize] } else { 0 };
+        let (launches, is_let_go, late) = (0, false, Vec::new());
+        let mut bench = Self { gpu, launches, is_let_go, spread, slots, queues: all, late_every, late };
         bench.empty_queues();
         bench
     }
 
     /// All slots are empty, and what is no slot, or the other half of one of 128 bytes, is nobody's business.
     pub fn empty_queues(&mut self) {
-        let garbage = self.gpu.memory.bytes_mut(QUEUES, INDICES - QUEUES);
-        garbage.chunks_mut(8).for_each(|word| word.copy_from_slice(&GARBAGE.to_le_bytes()));
+        for (at, bytes) in [(QUEUES, INDICES - QUEUES), (RINGS, SIGNALS - RINGS)] {
+            let garbage = self.gpu.memory.bytes_mut(at, bytes);
+            garbage.chunks_mut(8).for_each(|word| word.copy_from_slice(&GARBAGE.to_le_bytes()));
+        }
         for q in self.queues.iter().flatten() {
             for i in 0..q.slots as usize {
-                self.gpu.memory.bytes_mut(q.slot_at(i), 64).fill(0);
+                self.gpu.memory.bytes_mut(q.slot_at(i), 64).fill(q.blank() as u8);
             }
-            self.gpu.memory.bytes_mut(q.index_at(), 4).copy_from_slice(&q.first.to_le_bytes());
+            let index = &q.index(0).to_le_bytes()[..q.index_bytes() as usize];
+            self.gpu.memory.bytes_mut(q.index_at(), q.index_bytes()).copy_from_slice(index);
+            for slot in (0..q.slots.into()).filter(|_| q.pair.is_some()) {
+                let word = q.ring_word(slot).to_le_bytes();
+                self.gpu.memory.bytes_mut(q.rings_at() + 8 * slot, 8).copy_from_slice(&word);
+            }
         }
         self.gpu.memory.part();
     }
@@ -87,6 +106,7 @@ impl Bench {
     pub fn go(&mut self) {
         self.is_let_go = true;
         self.gpu.memory.write(BOARD + 16, 8, self.spread);
+        self.gpu.memory.write(BOARD + 24, 8, (self.slots == Slots::Sends).into());
         for place in 0..64 {
             let queue = self.queues.get(place).and_then(Option::as_ref);
             // A place with a refused entry has none, as its host has taken over.
@@ -134,7 +154,7 @@ impl Bench {
     /// Entries taken, as the consumer index says.
     pub fn taken(&self, place: usize) -> usize {
         let q = self.queue(place);
-        (self.gpu.memory.read(q.index_at(), 4) as u32).wrapping_sub(q.first) as usize
+        q.taken(self.gpu.memory.read(q.index_at(), q.index_bytes()))
     }
 
     /// Entries that are not taken yet, of one queue and of all.
@@ -156,15 +176,31 @@ impl Bench {
         }
     }
 
+    /// Time passes; send entries that are late may be rung.
+    pub fn run(&mut self, turns: u64) {
+        let mut left = turns;
+        while left > 0 {
+            let some = left.min(200);
+            self.gpu.run(some);
+            left -= some;
+            if self.late_every > 0 && !self.late.is_empty() && self.below(4) == 0 {
+                self.ring_late();
+            }
+        }
+    }
+
     /// Writes entries of several queues while the GPU goes on, each behind its bytes: their words in any order, one of
     /// each with release. Fewer than `turns` turns of the GPU are behind each word.
     pub fn post(&mut self, entries: Vec<(usize, Entry)>, turns: u64) {
+        if self.slots == Slots::Sends {
+            return self.send(entries, None, turns);
+        }
         let (mut words, mut brought) = (Vec::new(), std::collections::HashSet::new());
         for (place, entry) in entries {
             assert!(self.room(place) > 0);
             let q = self.queues[place].as_mut().expect("a queue");
             let at = q.slot_at(q.entries.len());
-            q.entries.push(entry);
+            q.entries.push(Entry { is_rung: true, ..entry });
             // The slot was cleared before its index said so.
             for (i, word) in (0..).zip(entry.words) {
                 assert_eq!(self.gpu.memory.read(at + 8 * i, 8), 0, "word {i} of a slot that may be used, {place}");
@@ -208,7 +244,7 @@ impl Bench {
     pub fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
         let mut turns = 0;
         while !is_so(self) {
-            self.gpu.run(50);
+            self.run(50);
             turns += 50;
             if turns % 1000 == 0 {
                 self.check();

@@ -1,6 +1,6 @@
 //! What must be so at any time, and what once a launch has ended.
 
-use super::queue::{pattern, Data, Signal};
+use super::queue::{pattern, Data, Queue, Signal};
 use super::*;
 
 impl Bench {
@@ -51,11 +51,12 @@ impl Bench {
         for place in self.places() {
             let word = self.word(256 + 8 * place as u64);
             let q = self.queue(place);
-            let (posted, far) = (q.entries.len(), q.is_far);
+            let (rung, far) = (q.rung(), q.is_far);
             let taken = self.taken(place);
-            assert!(taken >= q.told && taken <= posted, "{place}: {taken} of {posted} entries are taken");
+            assert!(taken >= q.told && taken <= rung, "{place}: {taken} of {rung} entries are taken");
             let is_there = |i: &usize| self.has_signalled(place, *i);
-            let signalled = (q.done..posted).rev().find(is_there).map_or(0, |i| i + 1);
+            let signalled = (q.done..q.entries.len()).rev().find(is_there).map_or(0, |i| i + 1);
+            assert!(signalled <= rung, "{place}: a signal of what is not there");
             let seen = signalled.max(q.arrived);
             (q.arrived..seen).for_each(|i| self.check_bytes(place, i, far, true));
             let mut done = signalled.saturating_sub(8 >> self.spread);
@@ -65,7 +66,9 @@ impl Bench {
                 let at = (word as u32).wrapping_sub(q.first) as usize;
                 let told = self.told_host(place);
                 assert_eq!((told, taken, refused.unwrap_or(at)), (at, at, at), "{place}: refused there");
-                assert!(at < posted, "{place}: refused what is not there");
+                assert!(at < rung, "{place}: refused what is not there");
+                let entry = &q.entries[at];
+                assert!(entry.data.is_none() && entry.signal.is_none(), "{place}: refused {entry:x?}");
                 // The host takes over.
                 (q.done..at).for_each(|i| self.check_done(place, i, true));
                 (done, refused) = (at, Some(at));
@@ -85,7 +88,7 @@ impl Bench {
     /// Entries taken, as the consumer index says to the host.
     fn told_host(&self, place: usize) -> usize {
         let q = self.queue(place);
-        (self.gpu.memory.far_read(q.index_at(), 4) as u32).wrapping_sub(q.first) as usize
+        q.taken(self.gpu.memory.far_read(q.index_at(), q.index_bytes()))
     }
 
     /// The launch has said that it has ended: all positions are final, and of what comes behind them nothing is done.
@@ -119,15 +122,24 @@ impl Bench {
             for i in taken..taken + q.slots as usize {
                 for word in 0..8 << (q.stride - 6) {
                     let wanted = match word {
-                        0..8 => q.entries.get(i).map_or(0, |e| e.words[word]),
+                        0..8 => q.entries.get(i).map_or(q.blank(), |e| e.words[word]),
                         _ => GARBAGE,
                     };
                     let there = self.gpu.memory.far_read(q.slot_at(i) + 8 * word as u64, 8);
                     assert_eq!(there, wanted, "word {word} of slot {i} of {place}");
                 }
             }
+            self.check_rings(q);
             let q = self.queues[place].as_mut().expect("a queue");
             (q.done, q.arrived) = (taken, taken);
+        }
+    }
+
+    /// Words by which send entries are rung are as they were, and so is what lies beside.
+    fn check_rings(&self, q: &Queue) {
+        for slot in (0..RING_BYTES / 8).filter(|_| q.pair.is_some()) {
+            let wanted = if slot < q.slots.into() { q.ring_word(slot) } else { GARBAGE };
+            assert_eq!(self.gpu.memory.far_read(q.rings_at() + 8 * slot, 8), wanted, "the word of slot {slot}");
         }
     }
 

@@ -16,7 +16,7 @@ fn it_ends_without_go() {
         bench.launch(idle, life);
         bench.run_until(Bench::is_up);
         if stops {
-            bench.gpu.run(5_000);
+            bench.run(5_000);
             assert!(!bench.is_gone(), "it ends by itself");
             bench.stop();
         }
@@ -47,7 +47,7 @@ fn without_queues() {
         let mut bench = Bench::new(PTX, seed, seed % 4, 0);
         bench.launch(idle, life);
         bench.go();
-        bench.gpu.run(4_000);
+        bench.run(4_000);
         assert!(!bench.is_gone());
         if stops {
             bench.stop();
@@ -58,8 +58,8 @@ fn without_queues() {
 }
 
 /// One queue, at a place of each warp in turn.
-fn alone(ptx: &str, seed: u64, warp: usize) -> (Bench, usize) {
-    let mut bench = Bench::new(ptx, seed, seed % 4, 1);
+fn alone(slots: Slots, ptx: &str, seed: u64, warp: usize) -> (Bench, usize) {
+    let mut bench = Bench::of(slots, ptx, seed, seed % 4, 1);
     let (from, to) = (bench.any_place(), warp << bench.spread);
     bench.queues.swap(from, to);
     (bench, to)
@@ -69,20 +69,20 @@ fn alone(ptx: &str, seed: u64, warp: usize) -> (Bench, usize) {
 pub fn serve_idle(ptx: &str, seed: u64) {
     const IDLE: u64 = 120_000;
     for warp in [0, seed as usize % 7 + 1] {
-        let (mut bench, place) = alone(ptx, seed, warp);
+        let (mut bench, place) = alone(Slots::Descriptors, ptx, seed, warp);
         bench.launch(IDLE, NEVER);
         bench.go();
         // Twice as long in all.
         for _ in 0..6 {
             let entry = bench.entry(place);
             bench.post(vec![(place, entry)], 1);
-            bench.gpu.run(IDLE / 3);
+            bench.run(IDLE / 3);
             assert!(!bench.is_gone(), "it ends while warp {warp} has something to do");
             bench.check();
             assert_eq!(bench.left(), 0);
         }
         // Not long after.
-        bench.gpu.run(2 * IDLE);
+        bench.run(2 * IDLE);
         assert!(bench.is_gone(), "it goes on without anything to do");
         bench.check_end();
     }
@@ -95,7 +95,11 @@ fn it_ends_when_idle() {
 
 /// While there is always something to do, too.
 pub fn serve_life(ptx: &str, seed: u64) {
-    let (mut bench, place) = alone(ptx, seed, seed as usize % 8);
+    life(Slots::Descriptors, ptx, seed);
+}
+
+fn life(slots: Slots, ptx: &str, seed: u64) {
+    let (mut bench, place) = alone(slots, ptx, seed, seed as usize % 8);
     bench.launch(NEVER, 60_000);
     bench.go();
     let mut turns = 0;
@@ -104,7 +108,7 @@ pub fn serve_life(ptx: &str, seed: u64) {
             let entry = bench.entry(place);
             bench.post(vec![(place, entry)], 2);
         }
-        bench.gpu.run(100);
+        bench.run(100);
         turns += 100;
         bench.check();
     }
@@ -116,11 +120,16 @@ pub fn serve_life(ptx: &str, seed: u64) {
 #[test]
 fn it_ends_when_its_life_does() {
     (0..4).for_each(|seed| serve_life(PTX, seed));
+    (0..4).for_each(|seed| life(Slots::Sends, PTX, seed));
 }
 
 /// Stop, while there is always something to do.
 pub fn serve_stop(ptx: &str, seed: u64) {
-    let (mut bench, place) = alone(ptx, seed, seed as usize % 8);
+    stop(Slots::Descriptors, ptx, seed);
+}
+
+fn stop(slots: Slots, ptx: &str, seed: u64) {
+    let (mut bench, place) = alone(slots, ptx, seed, seed as usize % 8);
     bench.launch(NEVER, NEVER);
     bench.go();
     let mut turns = 0;
@@ -129,7 +138,7 @@ pub fn serve_stop(ptx: &str, seed: u64) {
             let entry = bench.entry(place);
             bench.post(vec![(place, entry)], 2);
         }
-        bench.gpu.run(100);
+        bench.run(100);
         turns += 100;
         if turns == 20_000 {
             bench.stop();
@@ -143,4 +152,5 @@ pub fn serve_stop(ptx: &str, seed: u64) {
 #[test]
 fn it_stops() {
     (0..4).for_each(|seed| serve_stop(PTX, seed));
+    (0..4).for_each(|seed| stop(Slots::Sends, PTX, seed));
 }

@@ -4,8 +4,8 @@ use super::queue::Entry;
 use super::*;
 
 /// One queue, whose entries come as soon as its index allows: its slots are used again at once.
-fn serve_fast(ptx: &str, seed: u64, spread: u64, kind: fn(&Entry, usize) -> bool) {
-    let mut bench = Bench::new(ptx, seed, spread, 1);
+pub fn serve_fast(slots: Slots, ptx: &str, seed: u64, spread: u64, kind: fn(&Entry, usize) -> bool) {
+    let mut bench = Bench::of(slots, ptx, seed, spread, 1);
     let place = bench.any_place();
     bench.queues[place].as_mut().expect("a queue").slots = 4;
     bench.empty_queues();
@@ -16,7 +16,7 @@ fn serve_fast(ptx: &str, seed: u64, spread: u64, kind: fn(&Entry, usize) -> bool
         let entry = q.entry_of(&mut bench.gpu.random, |e| e.bytes() <= 128 && kind(e, i));
         let mut turns = 0;
         while bench.room(place) == 0 {
-            bench.gpu.run(4);
+            bench.run(4);
             turns += 4;
             bench.check();
             assert!(turns < TOO_LONG / 4, "an entry is lost");
@@ -33,21 +33,27 @@ fn serve_fast(ptx: &str, seed: u64, spread: u64, kind: fn(&Entry, usize) -> bool
 
 /// Signals alone.
 pub fn serve_signals(ptx: &str, seed: u64) {
-    serve_fast(ptx, seed, seed % 4, |e, _| e.data.is_none());
+    serve_fast(Slots::Descriptors, ptx, seed, seed % 4, |e, _| e.data.is_none());
 }
 
 /// Bytes that all threads of a group move, with a signal.
 pub fn serve_signalled(ptx: &str, seed: u64) {
-    serve_fast(ptx, seed, seed % 4, |e, _| e.signal.is_some_and(|s| !s.is_shared) && e.bytes() > 32);
+    serve_fast(Slots::Descriptors, ptx, seed, seed % 4, |e, _| {
+        e.signal.is_some_and(|s| !s.is_shared) && e.bytes() > 32
+    });
 }
 
 /// Bytes without a signal, then a signal alone: one look each.
 pub fn serve_later(ptx: &str, seed: u64) {
-    let is_next = |e: &Entry, i| match i % 2 {
+    serve_fast(Slots::Descriptors, ptx, seed, 3, is_in_turn);
+}
+
+/// Bytes alone, and a signal alone.
+pub fn is_in_turn(e: &Entry, i: usize) -> bool {
+    match i % 2 {
         0 => e.data.is_some() && e.signal.is_none(),
         _ => e.data.is_none() && e.signal.is_some_and(|s| !s.is_shared),
-    };
-    serve_fast(ptx, seed, 3, is_next);
+    }
 }
 
 #[test]
@@ -77,7 +83,7 @@ pub fn serve_gap(ptx: &str, seed: u64) {
             }
         }
     }
-    let entries: Vec<Entry> = all.into_iter().map(|(_, e)| e).collect();
+    let entries: Vec<Entry> = all.into_iter().map(|(_, e)| Entry { is_rung: true, ..e }).collect();
     bench.queues[place].as_mut().expect("a queue").entries.extend(entries);
     bench.run_until(|b| b.taken(place) == at);
     for other in bench.places().into_iter().filter(|&p| p != place) {
@@ -85,7 +91,7 @@ pub fn serve_gap(ptx: &str, seed: u64) {
         bench.post(some, 2);
     }
     bench.run_until(|b| b.left() == 4 - at);
-    bench.gpu.run(20_000);
+    bench.run(20_000);
     bench.check();
     assert_eq!((bench.taken(place), bench.position(place).1), (at, false));
     bench.gpu.memory.post(late.0, 8, late.1);
@@ -102,21 +108,28 @@ fn nothing_passes_a_gap() {
 }
 
 /// Who looks in vain leaves the L1 of its multiprocessor alone, which an acquire or a fence would empty.
+fn serve_waiting(slots: Slots, ptx: &str, seed: u64) {
+    let mut bench = Bench::of(slots, ptx, seed, seed % 4, 3);
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    bench.post_some(seed % 4 * 4);
+    bench.run_until(|b| b.left() == 0);
+    // Each warp looks 64 times and more.
+    bench.run(120_000);
+    let before = (bench.gpu.acquired, bench.gpu.loaded);
+    bench.run(10_000);
+    assert!(bench.gpu.loaded > before.1, "nobody looks");
+    assert_eq!(bench.gpu.acquired, before.0, "seed {seed}");
+    bench.post_some(3);
+    bench.run_until(|b| b.left() == 0);
+}
+
+pub fn serve_waiting_sends(ptx: &str, seed: u64) {
+    serve_waiting(Slots::Sends, ptx, seed);
+}
+
 #[test]
 fn who_waits_acquires_nothing() {
-    for seed in 0..8 {
-        let mut bench = Bench::new(PTX, seed, seed % 4, 3);
-        bench.launch(NEVER, NEVER);
-        bench.go();
-        bench.post_some(seed % 4 * 4);
-        bench.run_until(|b| b.left() == 0);
-        // Each warp looks 64 times and more.
-        bench.gpu.run(120_000);
-        let before = (bench.gpu.acquired, bench.gpu.loaded);
-        bench.gpu.run(10_000);
-        assert!(bench.gpu.loaded > before.1, "nobody looks");
-        assert_eq!(bench.gpu.acquired, before.0, "seed {seed}");
-        bench.post_some(3);
-        bench.run_until(|b| b.left() == 0);
-    }
+    (0..8).for_each(|seed| serve_waiting(Slots::Descriptors, PTX, seed));
+    (0..4).for_each(|seed| serve_waiting_sends(PTX, seed));
 }

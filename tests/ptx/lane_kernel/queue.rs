@@ -1,5 +1,6 @@
-//! A queue of device code, what was posted to it, and what each descriptor is to do.
+//! A queue of device code, what was posted to it, and what each descriptor or send entry is to do.
 
+use super::sends::Pair;
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form};
 use nccl_plugin_api::descriptor::{OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL};
@@ -38,11 +39,20 @@ pub struct Signal {
     pub nth: u64,
 }
 
+/// What the slots of a launch's queues hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Slots {
+    Descriptors,
+    Sends,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     pub words: [u64; 8],
     pub data: Option<Data>,
     pub signal: Option<Signal>,
+    /// The word of its slot says that it is there; of descriptors their own words say so.
+    pub is_rung: bool,
 }
 
 pub struct Queue {
@@ -55,6 +65,8 @@ pub struct Queue {
     pub newest: u32,
     pub most: u64,
     pub signals: u32,
+    /// Of send entries.
+    pub pair: Option<Pair>,
     /// Its peer is on another GPU.
     pub is_far: bool,
     pub windows: [Option<Window>; 4],
@@ -91,6 +103,11 @@ impl Window {
         }
     }
 
+    /// By which send entries name it, here and at the peer.
+    pub fn key(&self) -> u32 {
+        self.handle as u32
+    }
+
     /// The first half is used up.
     pub fn use_half(&mut self) {
         self.used = WINDOW / 2;
@@ -110,6 +127,11 @@ impl Window {
 }
 
 impl Entry {
+    /// One that has not been posted.
+    pub fn new(words: [u64; 8], data: Option<Data>, signal: Option<Signal>) -> Self {
+        Self { words, data, signal, is_rung: false }
+    }
+
     /// How many bytes of data it has.
     pub fn bytes(&self) -> u64 {
         self.data.map_or(0, |(Data::Copy { bytes, .. } | Data::Value { bytes, .. })| bytes)
@@ -133,6 +155,7 @@ impl Queue {
             newest,
             most: [4096, 2500][random.below(2) as usize],
             signals: (SIGNALS_EACH - random.below(100)) as u32,
+            pair: None,
             is_far: random.below(2) == 0,
             windows,
             next_signal: 1,
@@ -146,14 +169,51 @@ impl Queue {
         }
     }
 
+    /// The index of a send entry.
+    pub fn index(&self, i: usize) -> u64 {
+        let high = self.pair.as_ref().map_or(0, |pair| pair.high);
+        (high << 32 | u64::from(self.first)) + i as u64
+    }
+
     pub fn slot_at(&self, i: usize) -> u64 {
         let index = self.first.wrapping_add(i as u32) & (self.slots - 1);
         QUEUES + self.number * QUEUE_BYTES + (u64::from(index) << self.stride)
     }
 
-    /// Where the consumer index is: 4 bytes, and not always a multiple of 8.
+    /// What the words of an empty slot hold.
+    pub fn blank(&self) -> u64 {
+        if self.pair.is_some() {
+            u64::MAX
+        } else {
+            0
+        }
+    }
+
+    /// Where the consumer index is: 4 bytes, and not always a multiple of 8. Of send entries their count: 8 bytes.
     pub fn index_at(&self) -> u64 {
-        INDICES + self.number * 64 + 4 * (self.number % 2)
+        INDICES + self.number * 64 + self.index_bytes() * (self.number % 2)
+    }
+
+    pub fn index_bytes(&self) -> u64 {
+        if self.pair.is_some() {
+            8
+        } else {
+            4
+        }
+    }
+
+    /// Entries taken, by what a consumer index or a count says.
+    pub fn taken(&self, index: u64) -> usize {
+        match self.pair {
+            Some(_) => index.wrapping_sub(self.index(0)) as usize,
+            None => (index as u32).wrapping_sub(self.first) as usize,
+        }
+    }
+
+    /// Entries that are there, with none before them that is not.
+    pub fn rung(&self) -> usize {
+        let rest = &self.entries[self.done..];
+        self.done + rest.iter().position(|e| !e.is_rung).unwrap_or(rest.len())
     }
 
     pub fn signal_at(&self, id: u64) -> u64 {
@@ -170,13 +230,17 @@ impl Queue {
         words[4] = self.signal_at(0);
         words[5] = u64::from(self.newest) | self.most << 32;
         words[6] = self.is_far.into();
+        if let Some(pair) = &self.pair {
+            pair.tell(self, next, &mut words);
+        }
         let turned = random.below(4) as usize;
         for (i, window) in self.windows.iter().enumerate() {
             let at = 8 + 6 * ((i + turned) % 4);
             // What is no window may have anything but a handle.
             words[at + 1..at + 5].copy_from_slice(&[SOURCES, u64::MAX, TARGETS, u64::MAX]);
             if let Some(w) = window {
-                words[at..at + 5].copy_from_slice(&[w.handle, w.here, w.here_bytes, w.peer, w.peer_bytes]);
+                let handle = if self.pair.is_some() { sends::swapped(w.key()).into() } else { w.handle };
+                words[at..at + 5].copy_from_slice(&[handle, w.here, w.here_bytes, w.peer, w.peer_bytes]);
             }
         }
         words
@@ -193,6 +257,15 @@ impl Queue {
     pub fn target(&mut self, bytes: u64, unit: u64, random: &mut Random) -> Option<(u64, Window)> {
         let w = self.window(random);
         Some((w.room(bytes, unit, random)?, *w))
+    }
+
+    /// So many bytes of a window here, at a multiple of `unit`: the window, and the address.
+    pub fn source(&mut self, bytes: u64, unit: u64, random: &mut Random) -> (Window, u64) {
+        let w = *self.window(random);
+        let first = w.here.next_multiple_of(unit);
+        // Some end where the window does.
+        let units = (w.here + w.here_bytes - bytes - first) / unit;
+        (w, first + unit * [random.below(units + 1), units][random.below(2) as usize])
     }
 
     /// A signal that none has had.
@@ -218,19 +291,29 @@ impl Queue {
 
     /// A descriptor of any kind that is taken, to a place of its own.
     pub fn any_entry(&mut self, random: &mut Random) -> Entry {
+        if self.pair.is_some() {
+            return self.any_send(random);
+        }
         let size = match random.below(8) {
             0 => return self.value_entry(random),
             1 => return self.va_entry(random),
             2 => 0,
+            other => self.any_bytes(other, random),
+        };
+        let unit = [16, 8, 4][random.below(3) as usize];
+        let place = if size > 0 { self.target(size, unit, random) } else { None };
+        self.put_entry(place.map(|(offset, to)| (offset, to, size)), unit, random)
+    }
+
+    /// A length of one of the kinds 3 to 7.
+    pub fn any_bytes(&self, kind: u64, random: &mut Random) -> u64 {
+        match kind {
             3 => 4 * (1 + random.below(16)),
             4 => 16 * (1 + random.below(64)),
             5 => 4 + 8 * random.below((self.most - 4) / 8 + 1),
             6 => 16 * (65 + random.below(self.most / 16 - 64)),
             _ => [4, 8, 16, 64, 68, 1024, 1028, 1040, self.most][random.below(9) as usize],
-        };
-        let unit = [16, 8, 4][random.below(3) as usize];
-        let place = if size > 0 { self.target(size, unit, random) } else { None };
-        self.put_entry(place.map(|(offset, to)| (offset, to, size)), unit, random)
+        }
     }
 
     /// One of a kind; what is passed over uses up nothing.
@@ -257,16 +340,12 @@ impl Queue {
         d = d.with_signal(id, value, random.below(2) == 0);
         let mut data = None;
         if let Some((offset, to, bytes)) = place {
-            let w = *self.window(random);
-            let first = w.here.next_multiple_of(unit);
-            // Some end where the window does.
-            let units = (w.here + w.here_bytes - bytes - first) / unit;
-            let from = first + unit * [random.below(units + 1), units][random.below(2) as usize];
+            let (w, from) = self.source(bytes, unit, random);
             data = Some(Data::Copy { from, to: to.peer + offset, bytes });
             d = d.first(from - w.here, w.handle).second(offset, to.handle);
         }
         let signal = signal.map(|(.., signal)| signal);
-        Entry { words: d.words, data, signal }
+        Entry::new(d.words, data, signal)
     }
 
     fn value_entry(&mut self, random: &mut Random) -> Entry {
@@ -281,7 +360,7 @@ impl Queue {
         let d = Descriptor::new(self.form, self.version(random), OP_PUT | OP_INLINE | op, bytes);
         let d = d.value(value).second(offset, w.handle).with_signal(id, increment, true);
         let data = Some(Data::Value { value, to: w.peer + offset, bytes });
-        Entry { words: d.words, data, signal: signal.map(|(.., signal)| signal) }
+        Entry::new(d.words, data, signal.map(|(.., signal)| signal))
     }
 
     /// A signal by window; nothing but that is looked at.
@@ -294,7 +373,7 @@ impl Queue {
         let d = d.first(offset, w.handle).second(random.next() >> 1, random.next() >> 1);
         let d = d.with_signal(0xff_ffff, value, true);
         let signal = Some(Signal { at: w.peer + offset, increment, is_shared: false, nth: 0 });
-        Entry { words: d.words, data: None, signal }
+        Entry::new(d.words, None, signal)
     }
 
     pub fn version(&self, random: &mut Random) -> u8 {

@@ -128,14 +128,12 @@ fn spoiled(q: &mut Queue, kind: usize, spoil: Option<Spoil>, random: &mut Random
     spoil.into_iter().for_each(|spoil| spoil(&mut p, &around));
     let d = Descriptor::new(q.form, p.version, p.op, p.size).second(p.second.0, p.second.1);
     let d = if kind == 1 { d.value(!0) } else { d.first(p.first.0, p.first.1) };
-    Entry { words: d.with_signal(p.signal, 7, true).words, data: None, signal: None }
+    Entry::new(d.with_signal(p.signal, 7, true).words, None, None)
 }
 
 /// One of these behind some others, in front of some more, while other queues have something, too.
 fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is_long: bool) {
-    let spread = seed % 4;
-    let queues = 2 + Random(seed).below(3);
-    let mut bench = Bench::new(ptx, seed, spread, queues);
+    let mut bench = bench_with_others(Slots::Descriptors, ptx, seed);
     let place = bench.any_place();
     let q = bench.queues[place].as_mut().expect("a queue");
     if is_long && q.form == Form::Bytes64 {
@@ -144,7 +142,18 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is
     }
     let q = bench.queues[place].as_mut().expect("a queue");
     let bad = spoiled(q, kind, Some(spoil), &mut bench.gpu.random);
-    let posted = u64::from(q.slots).min(12);
+    check_refused(bench, place, bad, name);
+}
+
+/// Two to four queues.
+pub fn bench_with_others(slots: Slots, ptx: &str, seed: u64) -> Bench {
+    let queues = 2 + Random(seed).below(3);
+    Bench::of(slots, ptx, seed, seed % 4, queues)
+}
+
+/// This one is posted to a queue among others, and is refused.
+pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
+    let posted = u64::from(bench.queue(place).slots).min(12);
     bench.launch(NEVER, NEVER);
     bench.go();
     let at = bench.below(posted);
@@ -158,7 +167,7 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is
     bench.post(all, 3);
     let mut turns = 0;
     while !bench.position(place).1 {
-        bench.gpu.run(10);
+        bench.run(10);
         turns += 10;
         assert!(bench.taken(place) as u64 <= at, "taken: {name}");
         assert!(turns < TOO_LONG, "not refused: {name}");
@@ -166,13 +175,7 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is
     // By now all before it are done.
     bench.check();
     assert_eq!(bench.queue(place).refused, Some(at as usize), "{name}");
-    // Its host has taken over: what it writes there stays.
-    let position = BOARD + 256 + 8 * place as u64;
-    let said = bench.gpu.memory.read(position, 8);
-    bench.gpu.memory.write(position, 8, 0);
-    bench.gpu.run(3_000);
-    assert_eq!(bench.gpu.memory.read(position, 8), 0, "{name}: refused again");
-    bench.gpu.memory.write(position, 8, said);
+    check_left_alone(&mut bench, place, name);
     // Others go on, and get more.
     let rest = bench.queue(place).entries.len() - at as usize;
     bench.run_until(|b| b.left() == rest);
@@ -184,10 +187,34 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is
     bench.check_all();
 }
 
+/// The host has taken over a queue: what it writes to its position stays.
+pub fn check_left_alone(bench: &mut Bench, place: usize, name: &str) {
+    let position = BOARD + 256 + 8 * place as u64;
+    let said = bench.gpu.memory.read(position, 8);
+    bench.gpu.memory.write(position, 8, 0);
+    bench.run(3_000);
+    assert_eq!(bench.gpu.memory.read(position, 8), 0, "{name}: refused again");
+    bench.gpu.memory.write(position, 8, said);
+}
+
 /// In all queues one is refused, behind some that are taken with one look; then nothing is left to do.
 pub fn serve_all_refused(ptx: &str, seed: u64) {
+    let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared) && e.bytes() <= 64;
+    // While there is room.
+    let bad = |q: &mut Queue, random: &mut Random| spoiled(q, 0, Some(|p, _| p.op |= OP_COUNTER), random);
+    check_all_refused(Slots::Descriptors, ptx, seed, is_wanted, bad);
+}
+
+/// The same with these before one that is not for the kernel.
+pub fn check_all_refused(
+    slots: Slots,
+    ptx: &str,
+    seed: u64,
+    is_wanted: fn(&Entry) -> bool,
+    bad: fn(&mut Queue, &mut Random) -> Entry,
+) {
     let spread = seed % 3;
-    let mut bench = Bench::new(ptx, seed, spread, 8 << spread);
+    let mut bench = Bench::of(slots, ptx, seed, spread, 8 << spread);
     for q in bench.queues.iter_mut().flatten() {
         q.slots = q.slots.max(8);
     }
@@ -195,10 +222,8 @@ pub fn serve_all_refused(ptx: &str, seed: u64) {
     let mut all = Vec::new();
     for place in bench.places() {
         let q = bench.queues[place].as_mut().expect("a queue");
-        // While there is room.
-        let bad = spoiled(q, 0, Some(|p, _| p.op |= OP_COUNTER), &mut bench.gpu.random);
+        let bad = bad(q, &mut bench.gpu.random);
         for _ in 1..8 >> spread {
-            let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared) && e.bytes() <= 64;
             all.push((place, q.entry_of(&mut bench.gpu.random, is_wanted)));
         }
         all.push((place, bad));
@@ -208,7 +233,7 @@ pub fn serve_all_refused(ptx: &str, seed: u64) {
     bench.go();
     let mut turns = 0;
     while !bench.is_gone() {
-        bench.gpu.run(5);
+        bench.run(5);
         turns += 5;
         bench.check();
         assert!(turns < TOO_LONG, "it goes on without anything to do");

@@ -1,6 +1,6 @@
 //! Faults in what is done with descriptors that are like the one before, and ahead.
 
-use super::super::alike::{serve_alike, serve_alike_refused};
+use super::super::alike::{serve_alike, serve_alike_refused, serve_followed};
 use super::Fault;
 
 /// Which ones are like the one before, what of it is theirs, and what is looked at ahead.
@@ -78,7 +78,7 @@ pub const ALIKE: &[Fault] = &[
     ("they signal as the last one", "    mov.u64         signal, like_signal;\n", "", serve_alike),
     ("they add what the last one did", "    mov.u64         increment, like_increment;\n", "", serve_alike),
     ("what another queue had is learned", "    add.u32         t1, t1, edge;\n    shr", "    shr", serve_alike),
-    ("… as there was none of this one", "    and.pred        learns, learns, %p1;\n", "", serve_alike),
+    ("… as there was none of this one", "    and.pred        learns, learns, %p1;\n", "", serve_followed),
     (
         "the one behind is learned",
         "    sub.u32         t1, count, 1;\n",
@@ -130,8 +130,8 @@ pub const ALIKE: &[Fault] = &[
     ("slots of this look are emptied", "    mov.u64         at, at_next;\n", "", serve_alike),
     (
         "nobody reads whether to leave",
-        "    mov.u64         u1, v1;\n    ld.volatile.shared.u32 t1, [shared];\n",
-        "    mov.u64         u1, v1;\n",
+        "    mov.u64         ring, ring_next;\n    ld.volatile.shared.u32 t1, [shared];\n",
+        "    mov.u64         ring, ring_next;\n",
         serve_alike,
     ),
     (

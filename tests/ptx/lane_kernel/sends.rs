@@ -1,0 +1,252 @@
+//! Send entries of the software NIC: their bytes, and queues of them.
+
+use super::queue::{Data, Entry, Queue, Signal, Window};
+use super::*;
+
+pub const WRITE: u8 = 0x08;
+pub const FETCH_ADD: u8 = 0x12;
+/// Where old values go that nobody wants.
+pub const SINK: u32 = 1 << 8;
+/// Of a length: the bytes stand in the entry.
+const INLINE: u32 = 1 << 31;
+/// The flag that asks for a completion.
+pub const COMPLETES: u8 = 8;
+
+/// A queue pair, as far as it is more than a queue.
+pub struct Pair {
+    /// 24 bits.
+    pub number: u32,
+    /// The high half of the first index; no index has another.
+    pub high: u64,
+    /// A word at the peer to which many add: the number of its window, and the offset.
+    shared: (usize, u64),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Put,
+    Value,
+    Addition,
+}
+
+/// What a send entry is made of, each for itself.
+#[derive(Clone, Copy)]
+pub struct Send {
+    pub kind: Kind,
+    pub modifier: u8,
+    pub opcode: u8,
+    /// What its index differs in from the right one.
+    pub index: u16,
+    pub number: u32,
+    pub segments: u8,
+    pub flags: u8,
+    pub rkey: u32,
+    pub remote: u64,
+    /// The range here; where the old value of an addition goes; of a value the length alone, without its top bit.
+    pub len: u32,
+    pub lkey: u32,
+    pub local: u64,
+    /// The value, or what is added.
+    pub value: u64,
+    /// What stands in control and address segments where nobody looks: device code does not set it.
+    pub unread: u32,
+    /// What lies where nothing need be written.
+    pub fill: u64,
+}
+
+/// A key or a number as it stands in an entry.
+pub fn swapped(key: u32) -> u32 {
+    u32::from_ne_bytes(key.to_be_bytes())
+}
+
+fn data_segment(len: u32, key: u32, offset: u64) -> Vec<u8> {
+    [len.to_be_bytes().as_slice(), &key.to_be_bytes(), &offset.to_be_bytes()].concat()
+}
+
+/// The bits of an index, which are 0 in a send entry that has not been posted.
+pub fn index_bits(index: u64) -> u64 {
+    u64::from((index as u16).swap_bytes()) << 8
+}
+
+impl Send {
+    pub fn words(&self) -> [u64; 8] {
+        let mut bytes = [self.fill.to_le_bytes(); 8].concat();
+        let mut put = |at: usize, some: &[u8]| bytes[at..at + some.len()].copy_from_slice(some);
+        put(0, &[self.modifier, (self.index >> 8) as u8, self.index as u8, self.opcode]);
+        put(4, &(self.number << 8 | u32::from(self.segments)).to_be_bytes());
+        put(8, &[0, 0, 0, self.flags]);
+        put(12, &self.unread.to_le_bytes());
+        put(16, &self.remote.to_be_bytes());
+        put(24, &self.rkey.to_be_bytes());
+        put(28, &self.unread.to_be_bytes());
+        let data = data_segment(self.len, self.lkey, self.local);
+        match self.kind {
+            Kind::Put => {
+                put(32, &data);
+                // Should it be two ranges, the second is as good as the first.
+                put(48, if self.segments == 4 { &data } else { &[] });
+            }
+            Kind::Value => {
+                put(32, &(self.len | INLINE).to_be_bytes());
+                put(36, &self.value.to_le_bytes()[..(self.len as usize).min(8)]);
+            }
+            Kind::Addition => {
+                put(32, &self.value.to_be_bytes());
+                put(48, &data);
+            }
+        }
+        std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
+    }
+}
+
+/// What a send entry is stored in: offset, bytes and value of each store. Bytes that stand in the entry, and their
+/// length, are stored by 4 or less, all else in words. What is not stored stays all ones.
+pub fn stores(words: &[u64; 8]) -> Vec<(u64, u64, u64)> {
+    let bytes = words.map(u64::to_le_bytes).concat();
+    let is_inline = bytes[3] == WRITE && bytes[32] & 0x80 != 0;
+    let mut sizes = vec![8; if is_inline { 4 } else { 8 }];
+    if is_inline {
+        let first: &[u64] = match bytes[35] {
+            1 => &[1, 1, 2],
+            2 => &[2, 2],
+            _ => &[4],
+        };
+        sizes.push(4);
+        sizes.extend(first);
+        sizes.extend([4; 6]);
+    }
+    let (mut at, mut all) = (0, Vec::new());
+    for size in sizes {
+        let mut value = [0; 8];
+        let some = &bytes[at as usize..(at + size) as usize];
+        value[..some.len()].copy_from_slice(some);
+        if some.iter().any(|&byte| byte != 0xff) {
+            all.push((at, size, u64::from_le_bytes(value)));
+        }
+        at += size;
+    }
+    all
+}
+
+impl Pair {
+    /// What of a queue's record is another for send entries, the first of which is number `next`.
+    pub fn tell(&self, q: &Queue, next: usize, record: &mut [u64; 32]) {
+        let index = q.index(next);
+        record[2] = index & 0xffff_ffff | u64::from(swapped(self.number << 8)) << 32;
+        record[4] = q.rings_at();
+        record[5] = q.most << 32;
+        record[7] = index >> 32;
+    }
+}
+
+impl Queue {
+    /// Holds send entries instead of descriptors.
+    pub fn of_sends(mut self, random: &mut Random) -> Self {
+        self.stride = 6;
+        // 16 bits of an index are in its entry.
+        let near = (u32::MAX - 4000, random.below(65_535) as u32 * 65_536 + 65_530);
+        self.first = [0, 5, near.0, near.1, 65_530][random.below(5) as usize];
+        for (i, w) in self.windows.iter_mut().enumerate() {
+            let Some(w) = w else { continue };
+            // Keys of the software NIC are small, and those of several windows alike.
+            let small = (2 + self.number * 4 + i as u64) << 8 | random.below(4);
+            w.handle = [small, w.handle & 0xffff_ffff | 1 << 16][random.below(2) as usize];
+        }
+        let at = self.windows.iter().position(Option::is_some).expect("a window");
+        let offset = self.windows[at].as_mut().and_then(|w| w.room(8, 8, random)).expect("room");
+        let high = [0, 1, random.next() >> 33][random.below(3) as usize];
+        let number = [random.next() as u32 & 0xff_ffff, 0xff_ffff, 1][random.below(3) as usize];
+        self.pair = Some(Pair { number, high, shared: (at, offset) });
+        self
+    }
+
+    /// Where the words are that say which send entries are there; as many as there are slots.
+    pub fn rings_at(&self) -> u64 {
+        RINGS + self.number * RING_BYTES
+    }
+
+    pub fn ring_at(&self, i: usize) -> u64 {
+        self.rings_at() + 8 * (self.index(i) & u64::from(self.slots - 1))
+    }
+
+    /// What the word of a slot holds: the index of the newest entry that was rung there, and 1.
+    pub fn ring_word(&self, slot: u64) -> u64 {
+        let mask = u64::from(self.slots - 1);
+        let is_here = |i: &usize| self.entries[*i].is_rung && self.index(*i) & mask == slot;
+        let newest = (0..self.entries.len()).rev().find(is_here);
+        // Before the first one there were others, from index 0 on.
+        let end = self.index(0);
+        newest.map_or(end.saturating_sub(end.wrapping_sub(1).wrapping_sub(slot) & mask), |i| self.index(i) + 1)
+    }
+
+    fn pair(&self) -> &Pair {
+        self.pair.as_ref().expect("a queue of send entries")
+    }
+
+    /// What all have in common.
+    pub fn send(&self, kind: Kind, (remote, rkey): (u64, u32), random: &mut Random) -> Send {
+        Send {
+            kind,
+            modifier: 0,
+            opcode: if kind == Kind::Addition { FETCH_ADD } else { WRITE },
+            index: 0,
+            number: self.pair().number,
+            segments: [3, 3 + random.below(2) as u8, 4][kind as usize],
+            // No other flag makes a difference.
+            flags: COMPLETES | [0, random.next() as u8][random.below(2) as usize],
+            rkey,
+            remote,
+            len: 0,
+            lkey: 0,
+            local: 0,
+            value: 0,
+            unread: [0, u32::MAX, random.next() as u32][random.below(3) as usize],
+            // Behind bytes that stand in the entry nothing is.
+            fill: if kind == Kind::Value { u64::MAX } else { [u64::MAX, 0, random.next()][random.below(3) as usize] },
+        }
+    }
+
+    /// A send entry of any kind that is taken.
+    pub fn any_send(&mut self, random: &mut Random) -> Entry {
+        match random.below(8) {
+            0 | 1 => self.value_send(random),
+            2 => self.addition(true, random),
+            3 => self.addition(false, random),
+            other => {
+                let bytes = self.any_bytes([3, 4, 5, 3 + random.below(5)][other as usize - 4], random);
+                self.put_send(bytes, random)
+            }
+        }
+    }
+
+    /// A put; an addition where there is no room.
+    pub fn put_send(&mut self, bytes: u64, random: &mut Random) -> Entry {
+        let unit = [16, 8, 4][random.below(3) as usize];
+        let Some((remote, to)) = self.target(bytes, unit, random) else { return self.addition(true, random) };
+        let (w, from) = self.source(bytes, unit, random);
+        let send = self.send(Kind::Put, (remote, to.key()), random);
+        let send = Send { len: bytes as u32, lkey: w.key(), local: from - w.here, ..send };
+        Entry::new(send.words(), Some(Data::Copy { from, to: to.peer + remote, bytes }), None)
+    }
+
+    fn value_send(&mut self, random: &mut Random) -> Entry {
+        let bytes = 1 << random.below(4);
+        let Some((remote, w)) = self.target(bytes, bytes, random) else { return self.addition(true, random) };
+        // No byte of it is 0; all may be as in an empty slot.
+        let value = [random.next() | 0x0101_0101_0101_0101, u64::MAX][usize::from(random.below(4) == 0)];
+        let send = Send { len: bytes as u32, value, ..self.send(Kind::Value, (remote, w.key()), random) };
+        Entry::new(send.words(), Some(Data::Value { value, to: w.peer + remote, bytes }), None)
+    }
+
+    /// To the word for many, or to one of its own.
+    pub fn addition(&mut self, is_shared: bool, random: &mut Random) -> Entry {
+        let own = if is_shared { None } else { self.target(8, 8, random) };
+        let at = |(i, offset): (usize, u64)| (offset, self.windows[i].expect("a window"));
+        let (remote, w): (u64, Window) = own.unwrap_or_else(|| at(self.pair().shared));
+        let increment = [1, u64::MAX, 1 + random.next() % (u64::MAX - 1)][random.below(3) as usize];
+        let send = self.send(Kind::Addition, (remote, w.key()), random);
+        let send = Send { value: increment, len: 8, lkey: SINK, ..send };
+        let signal = Signal { at: w.peer + remote, increment, is_shared: own.is_none(), nth: 0 };
+        Entry::new(send.words(), None, Some(signal))
+    }
+}
