@@ -2,6 +2,7 @@
 
 mod alike;
 mod order;
+mod sends;
 
 use super::ends::{serve_idle, serve_life, serve_stop};
 use super::order::{serve_gap, serve_signals};
@@ -274,4 +275,15 @@ fn faults_in_what_is_refused() {
 #[test]
 fn faults_in_the_ends() {
     find_faults(ENDS);
+}
+
+#[test]
+fn faults_in_when_a_send_entry_is_there() {
+    find_faults(sends::THERE);
+}
+
+#[test]
+fn faults_in_what_send_entries_mean() {
+    find_faults(sends::MEANT);
+    find_faults(sends::REFUSED);
 }

@@ -160,6 +160,12 @@ fn all() -> impl Iterator<Item = (&'static (&'static str, Spoil), Kind)> {
     of(PUTS, Kind::Put).chain(of(VALUES, Kind::Value)).chain(of(ADDITIONS, Kind::Addition))
 }
 
+/// One of them, by its name.
+pub fn serve_refused_send(ptx: &str, seed: u64, name: &str) {
+    let (&(name, spoil), kind) = all().find(|((n, _), _)| *n == name).expect(name);
+    serve_refused(ptx, seed, name, kind, spoil);
+}
+
 /// Each of these is refused; `first`: from which number on every second one.
 fn serve_refusals(seed: u64, first: usize) {
     for (n, (&(name, spoil), kind)) in (0..).zip(all()).skip(first).step_by(2) {
