@@ -111,6 +111,7 @@ fn entries(mut input: &[u8]) {
     let places = QueuePairAddresses {
         credits: None,
         slots: NonNull::from(&slots[0]),
+        on_device: [0; 2],
         size: SLOTS as u32,
         completions: NonNull::from(&completions[0]).cast(),
         bell: DoorbellWords { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) },

@@ -45,7 +45,7 @@ impl Bench {
         q.entries[i].signal.is_some_and(|s| !s.is_shared && self.sum(q.is_far, &s) / s.increment > s.nth)
     }
 
-    /// Signals that are there have the bytes before them there, and the signals of the looks before; what is final is
+    /// Signals that are there have the bytes before them there, and the signals of other pairs of looks; what is final is
     /// done.
     pub fn check(&mut self) {
         for place in self.places() {
@@ -59,7 +59,8 @@ impl Bench {
             assert!(signalled <= rung, "{place}: a signal of what is not there");
             let seen = signalled.max(q.arrived);
             (q.arrived..seen).for_each(|i| self.check_bytes(place, i, far, true));
-            let mut done = signalled.saturating_sub(8 >> self.spread);
+            // Signals of two looks may come together.
+            let mut done = signalled.saturating_sub(16 >> self.spread);
             let mut refused = q.refused;
             if self.is_let_go && word >> 32 != 0 {
                 assert_eq!(word >> 32, 1);

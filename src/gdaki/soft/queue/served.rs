@@ -37,7 +37,8 @@ impl SendQueue {
     pub(super) fn note_served(&mut self, next: u32) -> u32 {
         let n = next.wrapping_sub(self.next as u32);
         for index in self.next..self.next + u64::from(n) {
-            // Which of those that a kernel takes it was makes no difference to device code.
+            // Which of those that a kernel takes it was makes no difference to device code, nor whether it asked for
+            // a completion entry: who looks at these asks for each.
             let at = self.at(index);
             self.records[at] = Record { opcode: opcode::WRITE, syndrome: None, is_signalled: true };
             self.complete(false);
