@@ -7,15 +7,15 @@ use crate::harness::*;
 use nccl_plugin_api::descriptor::*;
 use std::time::Duration;
 
-const SHORT: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
-const LONG: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
+pub const SHORT: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
+pub const LONG: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 const FORMS: [Form; 2] = [Form::Bytes64, Form::Bytes128];
 
 /// xorshift.
-struct Draws(u64);
+pub struct Draws(pub u64);
 
 impl Draws {
-    fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -11,6 +11,7 @@ mod copy_kernel_ends;
 mod copy_kernel_launches;
 mod cost;
 mod engine;
+mod fake_lane_entries;
 mod fake_lanes;
 mod faults;
 mod gdaki;

@@ -408,8 +408,8 @@ pub extern "C" fn fake_held_lanes() -> usize {
     kernels().get().held(Which::Lanes)
 }
 
-/// What each command takes a copy kernel, and each descriptor a lane kernel, µs; and after how many of them, at random
-/// up to so many, its life is over, 0: only after its time.
+/// What each command takes a copy kernel, and each descriptor or entry a lane kernel, µs; and after how many of them,
+/// at random up to so many, its life is over, 0: only after its time.
 #[no_mangle]
 pub extern "C" fn fake_kernel_limits(command_us: u64, most_commands: u64) {
     world().set_kernel_limits(command_us, most_commands);

@@ -6,12 +6,38 @@ const PIECES: u64 = 4;
 
 #[derive(Clone, Copy)]
 pub enum Effect {
-    Clear { slot: u64 },
-    Copy { from: u64, to: u64, bytes: u64, of: u64 },
-    Value { to: u64, bytes: u32, value: u64 },
-    Signal { at: u64, by: u64 },
-    Index { at: u64, value: u32 },
-    Position { place: u64, value: u64 },
+    /// All words of a slot are set to this.
+    Clear {
+        slot: u64,
+        blank: u64,
+    },
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: u64,
+        of: u64,
+    },
+    Value {
+        to: u64,
+        bytes: u32,
+        value: u64,
+    },
+    Signal {
+        at: u64,
+        by: u64,
+    },
+    Index {
+        at: u64,
+        value: u32,
+    },
+    Count {
+        at: u64,
+        value: u64,
+    },
+    Position {
+        place: u64,
+        value: u64,
+    },
 }
 
 impl Effect {

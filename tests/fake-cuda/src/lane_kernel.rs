@@ -1,5 +1,5 @@
-//! What the kernel of `lanes.ptx` does, on the CPU: with its freedom to find descriptors late, to move bytes and to add
-//! to signals in another order, and to have what it stores seen late, used at random.
+//! What the kernel of `lanes.ptx` does, on the CPU: with its freedom to find descriptors and send entries late, to move
+//! bytes and to add to signals in another order, and to have what it stores seen late, used at random.
 //!
 //! What a warp has stored or added lies in its *open effects* until the host and the peer see it: some time, in any
 //! order, and before the warp passes a fence.
@@ -7,7 +7,8 @@
 use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
 use crate::lane_effect::{pieces, Effect};
-use crate::lane_record::{Data, Record, Taken, RECORD_WORDS};
+use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
+use crate::lane_slots::Slots;
 use crate::random::Random;
 use crate::world::world;
 use nccl_plugin_api::descriptor::WORDS;
@@ -22,13 +23,14 @@ const BOARD: usize = RECORDS as usize + 64 * RECORD as usize;
 const GO: u64 = 0;
 const STOP: u64 = 8;
 const SPREAD: u64 = 16;
+const HOLDS: u64 = 24;
 const UP: u64 = 64;
 const GONE: u64 = 128;
 const POSITIONS: u64 = 256;
 const RECORDS: u64 = 1024;
 const RECORD: u64 = 8 * RECORD_WORDS as u64;
 
-/// Of a position: the descriptor there is not for this kernel.
+/// Of a position: the descriptor or entry there is not for this kernel.
 const REFUSED: u64 = 1 << 32;
 const WARPS: u64 = 8;
 /// Slots that a warp looks at.
@@ -37,6 +39,7 @@ const AT_ONCE: u64 = 8;
 const PAUSE: Duration = Duration::from_micros(20);
 
 static DESCRIPTORS: AtomicU64 = AtomicU64::new(0);
+static ENTRIES: AtomicU64 = AtomicU64::new(0);
 static REFUSALS: AtomicU64 = AtomicU64::new(0);
 static GOS: AtomicU64 = AtomicU64::new(0);
 /// Launches that ended, by why.
@@ -102,11 +105,13 @@ pub struct LaneKernel<'a> {
     idle: Duration,
     life: Duration,
     started: Instant,
-    /// How often tests had ended all kernels when it came up, and how many descriptors it takes at most.
+    /// How often tests had ended all kernels when it came up, and how much it takes at most.
     ends: u64,
     left: u64,
     /// Slots of each lane that a look reads at most.
     at_once: u64,
+    /// What all its queues hold.
+    holds: Holds,
     random: Random,
 }
 
@@ -125,8 +130,8 @@ impl<'a> LaneKernel<'a> {
         let (ends, most) = world().kernel_limits();
         let mut random = Random::new();
         let left = if most == 0 { u64::MAX } else { random.below(most + 1) };
-        let (started, at_once) = (Instant::now(), AT_ONCE);
-        Self { launch, gpu, board, number, idle, life, started, ends, left, at_once, random }
+        let (started, at_once, holds) = (Instant::now(), AT_ONCE, Holds::Descriptors);
+        Self { launch, gpu, board, number, idle, life, started, ends, left, at_once, holds, random }
     }
 
     pub fn run(mut self) -> CUresult {
@@ -197,20 +202,26 @@ impl<'a> LaneKernel<'a> {
             world().violation(&format!("lanes spread by {spread}"));
             return Ok(warps);
         }
+        let holds = self.read(HOLDS)?;
+        let Some(holds) = Holds::parse(holds) else {
+            world().violation(&format!("queues that hold {holds}"));
+            return Ok(warps);
+        };
+        self.holds = holds;
         self.at_once = AT_ONCE >> spread;
-        let mut queues = Vec::new();
+        let mut owned = Vec::new();
         for place in 0..WARPS << spread {
             let mut words = [0; RECORD_WORDS];
             for (i, word) in words.iter_mut().enumerate() {
                 *word = self.read(RECORDS + place * RECORD + 8 * i as u64)?;
             }
-            match Record::parse(&words) {
+            match Record::parse(&words, holds) {
                 Ok(None) => {}
-                Ok(Some(record)) if queues.contains(&record.queue) => {
+                Ok(Some(record)) if record.owned().iter().any(|at| owned.contains(at)) => {
                     world().violation(&format!("lane {place}: another lane has its queue"));
                 }
                 Ok(Some(record)) => {
-                    queues.push(record.queue);
+                    owned.extend(record.owned());
                     let next = record.first;
                     warps[(place >> spread) as usize].lanes.push(Lane { place, record, next, is_closed: false });
                 }
@@ -313,9 +324,9 @@ impl<'a> LaneKernel<'a> {
 
     fn show(&mut self, effect: Effect) -> Ended {
         match effect {
-            Effect::Clear { slot } => {
+            Effect::Clear { slot, blank } => {
                 for i in self.random.order(WORDS) {
-                    self.gpu.word(slot + 8 * i as u64)?.store(0, Ordering::Release);
+                    self.gpu.word(slot + 8 * i as u64)?.store(blank, Ordering::Release);
                 }
             }
             Effect::Copy { from, to, bytes, .. } => {
@@ -333,6 +344,7 @@ impl<'a> LaneKernel<'a> {
                 // SAFETY: four aligned bytes of mapped memory.
                 unsafe { AtomicU32::from_ptr(index.cast()) }.store(value, Ordering::Release);
             }
+            Effect::Count { at, value } => self.gpu.answer(at, value)?,
             Effect::Position { place, value } => self.answer(POSITIONS + 8 * place, value)?,
         }
         Ok(())
@@ -354,13 +366,15 @@ impl<'a> LaneKernel<'a> {
         let turn = if look.shown.is_empty() { Turn::Worked } else { Turn::Took };
         let is_fenced = !look.data.is_empty() || warp.is_dirty;
         let are_signals = !look.signals.is_empty();
+        // An entry that counts as completed has been carried out, an addition like the rest.
+        let are_shown = !is_fenced || self.holds == Holds::Entries;
         let steps = &mut warp.steps;
         steps.extend(look.clears.into_iter().chain(look.data).map(Step::Do));
         steps.extend(is_fenced.then_some(Step::Fence));
         steps.extend(look.signals.into_iter().map(Step::Do));
-        steps.extend((!is_fenced).then_some(Step::Fence));
+        steps.extend(are_shown.then_some(Step::Fence));
         steps.extend(look.shown.into_iter().map(Step::Do));
-        warp.is_dirty = is_fenced && are_signals;
+        warp.is_dirty = !are_shown && are_signals;
         if !look.refused.is_empty() {
             steps.push_back(Step::Fence);
             steps.extend(look.refused.into_iter().map(Step::Do));
@@ -371,10 +385,11 @@ impl<'a> LaneKernel<'a> {
 
     /// What a look finds in one lane.
     fn look_at(&mut self, lane: &mut Lane, look: &mut Look) -> Ended {
-        let found = self.whole(lane)?;
+        let slots = Slots::new(&lane.record, lane.next, self.gpu)?;
+        let found = slots.whole(self.at_once, self.left, &mut self.random);
         let first = lane.next;
         for words in found {
-            let Some(Taken { data, signal }) = lane.record.take(words) else {
+            let Some(Taken { data, signal }) = lane.record.take(words, lane.next) else {
                 lane.is_closed = true;
                 REFUSALS.fetch_add(1, Ordering::Relaxed);
                 break;
@@ -387,7 +402,8 @@ impl<'a> LaneKernel<'a> {
             if code != CUDA_SUCCESS {
                 return Err(code);
             }
-            look.clears.push(Effect::Clear { slot: lane.record.queue + lane.record.slot(lane.next) as u64 });
+            let slot = lane.record.queue + lane.record.slot(lane.next) as u64;
+            look.clears.push(Effect::Clear { slot, blank: self.holds.blank() });
             match data {
                 Some(Data::Copy { from, to, bytes }) => look.data.extend(pieces(from, to, bytes)),
                 Some(Data::Value { to, bytes, value }) => look.data.push(Effect::Value { to, bytes, value }),
@@ -398,44 +414,20 @@ impl<'a> LaneKernel<'a> {
             self.left -= 1;
         }
         let (place, next) = (lane.place, lane.next);
+        if next == u32::MAX && self.holds == Holds::Entries {
+            world().violation(&format!("lane {place}: a launch takes entries up to where indices wrap"));
+            lane.is_closed = true;
+        }
         if next != first {
-            DESCRIPTORS.fetch_add(next.wrapping_sub(first).into(), Ordering::Relaxed);
-            look.shown.push(Effect::Index { at: lane.record.index, value: next });
+            let taken = if self.holds == Holds::Entries { &ENTRIES } else { &DESCRIPTORS };
+            taken.fetch_add(next.wrapping_sub(first).into(), Ordering::Relaxed);
+            look.shown.push(lane.record.progress(next));
             look.shown.push(Effect::Position { place, value: next.into() });
         }
         if lane.is_closed {
             look.refused.push(Effect::Position { place, value: REFUSED | u64::from(next) });
         }
         Ok(())
-    }
-
-    /// The next descriptors that are all there, up to the first that is not.
-    fn whole(&mut self, lane: &Lane) -> Result<Vec<[u64; WORDS]>, CUresult> {
-        let queue = self.gpu.at(lane.record.queue, lane.record.queue_bytes())?;
-        let load = |slot: u64, i: usize| {
-            let at = lane.record.slot(lane.next.wrapping_add(slot as u32)) + 8 * i;
-            // SAFETY: an aligned word of the queue, which is mapped.
-            unsafe { AtomicU64::from_ptr(queue.add(at).cast()) }.load(Ordering::Acquire)
-        };
-        // Mostly there is nothing, and this look costs a CPU more than a GPU.
-        if load(0, 0) & 1 == 0 {
-            return Ok(Vec::new());
-        }
-        // None is read twice where there are fewer slots.
-        let at_once = self.at_once.min(lane.record.slots());
-        let most = if self.random.below(4) == 0 { self.random.below(at_once) + 1 } else { at_once }.min(self.left);
-        let mut found = vec![[0; WORDS]; most as usize];
-        // Word by word, in any order, and at times with a pause: what a GPU may do.
-        let pause = self.random.below(8) == 0;
-        for i in self.random.order(WORDS * most as usize) {
-            found[i / WORDS][i % WORDS] = load((i / WORDS) as u64, i % WORDS);
-            if pause && self.random.below(8) == 0 {
-                std::thread::yield_now();
-            }
-        }
-        let whole = found.iter().take_while(|words| words.iter().all(|w| w & 1 == 1)).count();
-        found.truncate(whole);
-        Ok(found)
     }
 }
 
@@ -447,7 +439,13 @@ pub extern "C" fn fake_lane_descriptors() -> u64 {
     DESCRIPTORS.load(Ordering::Relaxed)
 }
 
-/// How many lanes they have closed at a descriptor that is not for them.
+/// How many send entries they have taken.
+#[no_mangle]
+pub extern "C" fn fake_lane_entries() -> u64 {
+    ENTRIES.load(Ordering::Relaxed)
+}
+
+/// How many lanes they have closed at a descriptor or an entry that is not for them.
 #[no_mangle]
 pub extern "C" fn fake_refused_lanes() -> u64 {
     REFUSALS.load(Ordering::Relaxed)

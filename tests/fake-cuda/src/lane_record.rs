@@ -1,5 +1,7 @@
 //! What the board says of a lane of the lane kernel, and which descriptors that lane takes.
 
+use crate::lane_effect::Effect;
+use crate::lane_entry::EntryQueue;
 use nccl_plugin_api::descriptor::{
     Descriptor, Form, OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL, WORDS,
 };
@@ -9,26 +11,52 @@ pub const RECORD_WORDS: usize = 32;
 const WINDOWS: usize = 4;
 const PUT_INLINE: u16 = OP_PUT | OP_INLINE;
 
+/// What the queues of a launch hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    Descriptors,
+    Entries,
+}
+
+impl Holds {
+    /// `None`: no host may write that.
+    pub fn parse(word: u64) -> Option<Self> {
+        match word {
+            0 => Some(Self::Descriptors),
+            1 => Some(Self::Entries),
+            _ => None,
+        }
+    }
+
+    /// What the words of a slot are before device code writes it.
+    pub fn blank(self) -> u64 {
+        match self {
+            Self::Descriptors => 0,
+            Self::Entries => u64::MAX,
+        }
+    }
+}
+
 /// One end of a window.
 #[derive(Clone, Copy, Default)]
-struct End {
+pub struct End {
     base: u64,
     bytes: u64,
 }
 
 impl End {
     /// The address at an offset, if so many bytes lie inside from there on.
-    fn at(self, offset: u64, bytes: u64) -> Option<u64> {
+    pub fn at(self, offset: u64, bytes: u64) -> Option<u64> {
         (offset <= self.bytes && bytes <= self.bytes - offset).then_some(self.base.wrapping_add(offset))
     }
 }
 
 #[derive(Clone, Copy, Default)]
-struct Window {
+pub struct Window {
     /// 0: there is none.
     handle: u64,
-    here: End,
-    at_peer: End,
+    pub here: End,
+    pub at_peer: End,
 }
 
 /// A lane.
@@ -37,18 +65,21 @@ pub struct Record {
     pub queue: u64,
     mask: u32,
     shift: u32,
-    /// Index of the first descriptor.
+    /// Index of the first descriptor or entry.
     pub first: u32,
     /// Where device code reads how far it is.
-    pub index: u64,
+    index: u64,
     signals: u32,
     signals_at: u64,
     newest: u32,
-    most_bytes: u32,
+    /// Of a copy.
+    pub most_bytes: u32,
     windows: [Window; WINDOWS],
+    /// If these are what the queue holds.
+    pub entries: Option<EntryQueue>,
 }
 
-/// What a descriptor asks for.
+/// What a descriptor or an entry asks for.
 pub struct Taken {
     pub data: Option<Data>,
     /// The word and what is added to it.
@@ -60,17 +91,17 @@ pub enum Data {
     Value { to: u64, bytes: u32, value: u64 },
 }
 
-const fn low(word: u64) -> u32 {
+pub const fn low(word: u64) -> u32 {
     word as u32
 }
 
-const fn high(word: u64) -> u32 {
+pub const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
 impl Record {
     /// `None`: no lane has this place. `Err`: no host may write that.
-    pub fn parse(words: &[u64; RECORD_WORDS]) -> Result<Option<Self>, &'static str> {
+    pub fn parse(words: &[u64; RECORD_WORDS], holds: Holds) -> Result<Option<Self>, &'static str> {
         if words[0] == 0 {
             return Ok(None);
         }
@@ -78,6 +109,10 @@ impl Record {
             let w = &words[8 + 6 * i..];
             Window { handle: w[0], here: End { base: w[1], bytes: w[2] }, at_peer: End { base: w[3], bytes: w[4] } }
         });
+        let entries = match holds {
+            Holds::Descriptors => None,
+            Holds::Entries => Some(EntryQueue::parse(words)?),
+        };
         let record = Self {
             queue: words[0],
             mask: low(words[1]),
@@ -89,8 +124,13 @@ impl Record {
             newest: low(words[5]),
             most_bytes: high(words[5]),
             windows,
+            entries,
         };
-        record.check(words).map(|()| Some(record))
+        record.check(words)?;
+        if record.entries.is_none() {
+            record.check_descriptors(words)?;
+        }
+        Ok(Some(record))
     }
 
     fn check(&self, words: &[u64; RECORD_WORDS]) -> Result<(), &'static str> {
@@ -99,18 +139,41 @@ impl Record {
         let wraps = |end: End| end.base.checked_add(end.bytes).is_none();
         let is_wrong = [
             (!self.slots().is_power_of_two(), "a mask that is no power of two less 1"),
-            (!matches!(self.shift, 6 | 7), "slots of neither 64 nor 128 bytes"),
-            ((self.newest == 0) != (self.shift == 6), "slots of the other form's bytes"),
-            (self.newest > 15, "a version that no descriptor can have"),
             (self.queue % 16 != 0, "slots that cannot be loaded by 16 bytes"),
-            (self.index == 0 || self.index % 4 != 0, "an index that is no aligned word of 4 bytes"),
-            (self.signals > 0 && self.signals_at % 8 != 0, "signals that are no aligned words"),
             ((0..known.len()).any(is_twice), "two windows with one handle"),
             (known.iter().any(|w| wraps(w.here) || wraps(w.at_peer)), "a window that does not end"),
-            (words[6] > 1 || words[7] != 0, "something in a word that has no meaning"),
+            (words[6] > 1, "a peer that is neither near nor far"),
             ((0..WINDOWS).any(|i| words[13 + 6 * i] != 0), "something in a window's word that has no meaning"),
         ];
         is_wrong.iter().find(|w| w.0).map_or(Ok(()), |w| Err(w.1))
+    }
+
+    fn check_descriptors(&self, words: &[u64; RECORD_WORDS]) -> Result<(), &'static str> {
+        let is_wrong = [
+            (!matches!(self.shift, 6 | 7), "slots of neither 64 nor 128 bytes"),
+            ((self.newest == 0) != (self.shift == 6), "slots of the other form's bytes"),
+            (self.newest > 15, "a version that no descriptor can have"),
+            (self.index == 0 || self.index % 4 != 0, "an index that is no aligned word of 4 bytes"),
+            (self.signals > 0 && self.signals_at % 8 != 0, "signals that are no aligned words"),
+            (words[7] != 0, "something in a word that has no meaning"),
+        ];
+        is_wrong.iter().find(|w| w.0).map_or(Ok(()), |w| Err(w.1))
+    }
+
+    /// What no other lane may have: its slots, and of entries what rings and where they are counted.
+    pub fn owned(&self) -> Vec<u64> {
+        match &self.entries {
+            Some(entries) => vec![self.queue, entries.rings, self.index],
+            None => vec![self.queue],
+        }
+    }
+
+    /// Device code is told how far the lane is.
+    pub fn progress(&self, next: u32) -> Effect {
+        match &self.entries {
+            Some(entries) => Effect::Count { at: self.index, value: entries.index(next) },
+            None => Effect::Index { at: self.index, value: next },
+        }
     }
 
     pub fn slots(&self) -> u64 {
@@ -122,17 +185,29 @@ impl Record {
         (self.slots() as usize) << self.shift
     }
 
-    /// Where in the queue a descriptor is.
-    pub fn slot(&self, index: u32) -> usize {
-        ((index & self.mask) as usize) << self.shift
+    /// Which slot a descriptor or an entry has.
+    pub fn place(&self, index: u32) -> usize {
+        (index & self.mask) as usize
     }
 
-    fn window(&self, handle: u64) -> Option<&Window> {
+    /// Where in the queue that is.
+    pub fn slot(&self, index: u32) -> usize {
+        self.place(index) << self.shift
+    }
+
+    pub fn window(&self, handle: u64) -> Option<&Window> {
         self.windows.iter().find(|w| w.handle != 0 && w.handle == handle)
     }
 
-    /// `None`: it is not for the lane kernel.
-    pub fn take(&self, words: [u64; WORDS]) -> Option<Taken> {
+    /// What is in the slot of `index`. `None`: it is not for the lane kernel.
+    pub fn take(&self, words: [u64; WORDS], index: u32) -> Option<Taken> {
+        match &self.entries {
+            Some(entries) => entries.take(self, words, index),
+            None => self.take_descriptor(words),
+        }
+    }
+
+    fn take_descriptor(&self, words: [u64; WORDS]) -> Option<Taken> {
         let form = if self.newest == 0 { Form::Bytes64 } else { Form::Bytes128 };
         let d = Descriptor { words, form };
         if form == Form::Bytes128 && !(1..=self.newest).contains(&d.version().into()) {

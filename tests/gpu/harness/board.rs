@@ -1,6 +1,8 @@
 //! The fake driver's lane kernel without the library: a test is the host that writes its board, and the device code
 //! that posts descriptors.
 
+pub mod entries;
+
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_INC, WORDS};
 use std::sync::atomic::AtomicU32;

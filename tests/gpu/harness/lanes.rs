@@ -34,7 +34,13 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_descriptors")() }
     }
 
-    /// Lanes that they have closed so far at a descriptor that is not for them.
+    /// Send entries that they have taken so far.
+    pub fn lane_entries(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_entries")() }
+    }
+
+    /// Lanes that they have closed so far at a descriptor or an entry that is not for them.
     pub fn refused_lanes(&self) -> u64 {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_refused_lanes")() }

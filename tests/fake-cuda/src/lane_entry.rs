@@ -1,0 +1,178 @@
+//! Send entries of the software NIC, as the lane kernel takes them: what a board says of their queue, what their bytes
+//! ask for, and whether bytes may be missing.
+//!
+//! Nothing here is the library's: what one of the two misreads the other one does not.
+
+use crate::lane_record::{high, low, Data, Record, Taken, RECORD_WORDS};
+use nccl_plugin_api::descriptor::WORDS;
+
+/// Bytes of an entry.
+const BYTES: usize = 8 * WORDS;
+/// Bytes of each of its segments.
+const SEGMENT: usize = 16;
+
+// Where things are in an entry.
+const OPCODE: usize = 3;
+const NUMBER: usize = 4;
+const SEGMENTS: usize = 7;
+const FLAGS: usize = 11;
+const REMOTE_OFFSET: usize = 16;
+const REMOTE_KEY: usize = 24;
+const LENGTH: usize = 32;
+const KEY: usize = 36;
+const OFFSET: usize = 40;
+/// The bytes that stand in an entry, or what is added.
+const VALUE: usize = 36;
+const ADDEND: usize = 32;
+/// Where what was in the word before goes: a length, a key, an offset.
+const FETCHED: usize = 48;
+
+const WRITE: u8 = 0x08;
+const FETCH_ADD: u8 = 0x12;
+/// A completion is asked for.
+const IS_SIGNALLED: u8 = 0x08;
+/// In the first byte of a length: the bytes stand behind it.
+const IS_INSIDE: u8 = 0x80;
+/// Of what is fetched: 8 bytes to where nobody reads them.
+const NOWHERE: [u8; SEGMENT] = [0, 0, 0, 8, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The key of that place, as a board would have it.
+const SINK: u64 = u32::from_ne_bytes([0, 0, 1, 0]) as u64;
+
+/// What the board says of a queue of entries beyond what it says of all.
+pub struct EntryQueue {
+    /// The queue pair's number, as entries have it.
+    number: [u8; 3],
+    /// The first of the words that say which entry is there.
+    pub rings: u64,
+    /// The high half of all indices.
+    high: u32,
+}
+
+impl EntryQueue {
+    /// `Err`: no host may write that.
+    pub fn parse(words: &[u64; RECORD_WORDS]) -> Result<Self, &'static str> {
+        let [a, b, c, rest] = high(words[2]).to_ne_bytes();
+        let (slots, count, rings) = (low(words[1]), words[3], words[4]);
+        let handles = || (8..RECORD_WORDS).step_by(6).map(|at| words[at]);
+        let is_wrong = [
+            (high(words[1]) != 6, "slots of another size than an entry's"),
+            (rest != 0, "more than 24 bits of a queue pair's number"),
+            (low(words[2]).checked_add(slots).is_none(), "indices that wrap in a launch"),
+            (count == 0 || count % 8 != 0, "a count that is no aligned word of 8 bytes"),
+            (rings == 0 || rings % 8 != 0, "words that ring and are not aligned"),
+            (low(words[5]) != 0, "a descriptor's version"),
+            (high(words[7]) != 0, "more than the high half of an index"),
+            (handles().any(|handle| high(handle) != 0), "a key of more than 4 bytes"),
+            (handles().any(|handle| handle == SINK), "a window with the key of what goes nowhere"),
+        ];
+        match is_wrong.iter().find(|w| w.0) {
+            Some((_, what)) => Err(what),
+            None => Ok(Self { number: [a, b, c], rings, high: low(words[7]) }),
+        }
+    }
+
+    /// All of an index.
+    pub fn index(&self, index: u32) -> u64 {
+        u64::from(self.high) << 32 | u64::from(index)
+    }
+
+    /// What entry `index` asks for. `None`: it is not for the lane kernel.
+    pub fn take(&self, record: &Record, words: [u64; WORDS], index: u32) -> Option<Taken> {
+        let e = Entry::of(words);
+        let [.., above, below] = index.to_be_bytes();
+        let is_own = e.0[..OPCODE] == [0, above, below] && e.0[NUMBER..SEGMENTS] == self.number;
+        if !is_own || e.0[FLAGS] & IS_SIGNALLED == 0 {
+            return None;
+        }
+        let data = |data| Taken { data: Some(data), signal: None };
+        match (e.0[OPCODE], e.segments(), e.is_inside()) {
+            (WRITE, 3, false) => e.copy(record).map(data),
+            (WRITE, 3 | 4, true) => e.value(record).map(data),
+            (FETCH_ADD, 4, _) => e.addition(record).map(|signal| Taken { data: None, signal: Some(signal) }),
+            _ => None,
+        }
+    }
+}
+
+/// Whether some of what an entry's slot should have may not have been there yet when it was read. A slot is all ones
+/// before it is written, so what is missing is, in whatever pieces device code writes.
+pub fn may_lack_bytes(words: [u64; WORDS]) -> bool {
+    let e = Entry::of(words);
+    let segments = usize::from(e.segments()) * SEGMENT;
+    // Behind a value nothing need be written.
+    let until = match e.0[OPCODE] == WRITE && e.is_inside() {
+        true => VALUE + e.inside() as usize,
+        false => segments,
+    };
+    e.0[..until.min(BYTES)].contains(&0xff)
+}
+
+struct Entry([u8; BYTES]);
+
+impl Entry {
+    fn of(words: [u64; WORDS]) -> Self {
+        let mut bytes = [0; BYTES];
+        bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+        Self(bytes)
+    }
+
+    fn be32(&self, at: usize) -> u32 {
+        self.0[at..at + 4].iter().fold(0, |value, &byte| value << 8 | u32::from(byte))
+    }
+
+    fn be64(&self, at: usize) -> u64 {
+        u64::from(self.be32(at)) << 32 | u64::from(self.be32(at + 4))
+    }
+
+    /// A key, as boards have it.
+    fn key(&self, at: usize) -> u64 {
+        u32::from_ne_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]]).into()
+    }
+
+    fn segments(&self) -> u8 {
+        self.0[SEGMENTS] & 0x3f
+    }
+
+    /// Of a write: whether its bytes stand in the entry.
+    fn is_inside(&self) -> bool {
+        self.0[LENGTH] & IS_INSIDE != 0
+    }
+
+    /// How many these are.
+    fn inside(&self) -> u32 {
+        self.be32(LENGTH) & !(u32::from(IS_INSIDE) << 24)
+    }
+
+    /// Where so many bytes go.
+    fn to(&self, record: &Record, bytes: u64) -> Option<u64> {
+        record.window(self.key(REMOTE_KEY))?.at_peer.at(self.be64(REMOTE_OFFSET), bytes)
+    }
+
+    fn copy(&self, record: &Record) -> Option<Data> {
+        let bytes = self.be32(LENGTH).into();
+        if bytes == 0 || bytes > u64::from(record.most_bytes) {
+            return None;
+        }
+        let from = record.window(self.key(KEY))?.here.at(self.be64(OFFSET), bytes)?;
+        let to = self.to(record, bytes)?;
+        ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
+    }
+
+    fn value(&self, record: &Record) -> Option<Data> {
+        let bytes = self.inside();
+        if ![1, 2, 4, 8].contains(&bytes) {
+            return None;
+        }
+        let to = self.to(record, bytes.into())?;
+        let mut value = [0; 8];
+        value.copy_from_slice(&self.0[VALUE..VALUE + 8]);
+        let value = u64::from_ne_bytes(value);
+        (to % u64::from(bytes) == 0).then_some(Data::Value { to, bytes, value })
+    }
+
+    /// The word and what is added to it.
+    fn addition(&self, record: &Record) -> Option<(u64, u64)> {
+        let at = self.to(record, 8)?;
+        (at % 8 == 0 && self.0[FETCHED..] == NOWHERE).then_some((at, self.be64(ADDEND)))
+    }
+}
