@@ -243,6 +243,12 @@ pub trait Context: Send + Sync + 'static {
     /// local key of a window that stays registered until the flush is done, if the caller knows of one.
     fn flush(&self, peer: u32, into: Option<u32>) -> Result<Flush>;
 
+    /// Says when all operations to `peer` that are locally complete by now have been carried out there: what somebody
+    /// else stores there from then on comes behind them. For who has nothing unfinished to that peer.
+    fn fence(&self, _peer: u32) -> Result<Flush> {
+        Ok(Flush::Done)
+    }
+
     /// Whether an operation is locally complete. Makes progress when it is not. Fails when it never will be.
     fn test(&self, peer: u32, seq: Seq) -> Result<bool>;
 

@@ -146,6 +146,8 @@ pub struct Lane<R> {
     under_way: u32,
     /// Of the newest operation.
     newest: Seq,
+    /// What a lane that is held waits for, so that nothing of it is on its way.
+    fence: Option<Seq>,
     state: State,
     /// Visits since something completed.
     waited: u32,
@@ -163,6 +165,7 @@ impl<R: Ring> Lane<R> {
             unfinished: VecDeque::new(),
             under_way: 0,
             newest,
+            fence: None,
             state: State::Open,
             waited: 0,
             refused: 0,

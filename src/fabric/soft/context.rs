@@ -132,6 +132,10 @@ impl crate::fabric::Context for Context {
         self.tx_queues[peer as usize].lane.check().map(|()| Flush::Done)
     }
 
+    fn fence(&self, peer: u32) -> Result<Flush> {
+        self.shared.link(peer).fence(&self.shared, &self.tx_queues[peer as usize])
+    }
+
     #[inline]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
         let lane = &self.tx_queues[peer as usize].lane;

@@ -192,8 +192,10 @@ fn apply<'a>(
     refused: &mut Refused,
 ) -> bool {
     let h = message.header;
-    if matches!(h.kind, MessageKind::Put | MessageKind::Signal | MessageKind::Pull | MessageKind::Atomic)
-        && refused.has(h.aux)
+    if matches!(
+        h.kind,
+        MessageKind::Put | MessageKind::Signal | MessageKind::Pull | MessageKind::Atomic | MessageKind::Fence
+    ) && refused.has(h.aux)
     {
         return true;
     }
@@ -308,6 +310,7 @@ fn rare(message: &Message, shared: &Links, sender: u32, refused: &mut Refused) {
             link.refused(shared, h.key, why.of_kind(kind_of(h.aux)));
         }
         MessageKind::Pulled => link.pulled(shared, h.key, Seq(h.aux)),
+        MessageKind::Fence => shared.received.fence(shared, Source::near(sender, h.aux), Seq(h.addr as u32)),
         MessageKind::Atomic => {
             if let Err(why) = atomic(shared, sender, &h, &payload) {
                 refuse(shared, Source::near(sender, h.aux), refused, why);

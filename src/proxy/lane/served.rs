@@ -2,15 +2,17 @@
 
 use super::{Common, Lane, State};
 use crate::fabric::lanes::LaneView;
-use crate::fabric::Context;
+use crate::fabric::{Context, Flush};
 use crate::proxy::ring::Ring;
+use crate::rma::seq::Seq;
+use std::sync::atomic::Ordering;
 
 impl<R: Ring> Lane<R> {
     /// Takes nothing for now, so that it can be handed over. `false`: it is not in a state for that.
     pub fn hold(&mut self) -> bool {
         let may_be = matches!(self.state, State::Open);
         if may_be {
-            self.state = State::Held;
+            (self.state, self.fence) = (State::Held, None);
         }
         may_be
     }
@@ -22,13 +24,29 @@ impl<R: Ring> Lane<R> {
         }
     }
 
-    /// Whether all that was taken is complete, and device code has been told.
+    /// Whether all that was taken is complete and in place at the peer, and device code has been told.
     pub fn is_at_rest<C: Context>(&mut self, context: &C, common: &Common) -> bool {
         let (peer, is_held) = (self.peer, matches!(self.state, State::Held));
         is_held
             && self.unfinished.is_empty()
             && !common.is_dead
             && self.ring.owed().is_none_or(|owed| owed.settled(context, peer))
+            && self.is_in_place(context)
+    }
+
+    /// Whether the peer has carried out all that is complete here: some of it may be on its way still, and a kernel
+    /// would overtake it. Who asks again later does not do so for long: a lane is held for a while.
+    fn is_in_place<C: Context>(&mut self, context: &C) -> bool {
+        let fence = match self.fence {
+            Some(fence) => fence,
+            None => match context.fence(self.peer) {
+                Ok(Flush::Done) => return true,
+                Ok(Flush::Until(seq)) => *self.fence.insert(seq),
+                // What has failed shows when something is posted.
+                Ok(Flush::NoRoom) | Err(_) => return false,
+            },
+        };
+        fence.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire)))
     }
 
     /// As a kernel is to know it, where it is at rest.

@@ -69,12 +69,12 @@ pub trait Senders {
     fn refuse(&self, source: Source, why: Error);
 }
 
-/// A sender's bytes on their way from its GPU memory.
+/// A sender's bytes on their way from its GPU memory, or (without a source) all that came of its context before.
 struct Pulling {
     context: u32,
     behind: Seq,
     number: Seq,
-    _source: Use,
+    _source: Option<Use>,
 }
 
 /// Pulls of one lane, in their order.
@@ -326,20 +326,40 @@ impl Received {
     pub fn pull(&self, engine: &Engine, source: Source, to: (u32, u64), request: &Pull, from: Found) {
         let Some(owner) = self.owner(source) else { return };
         let (context, number) = (source.context, request.number);
-        let pull = Pulling { context, behind: owner.seq, number, _source: from.used };
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let mut pulls = self.pulls.lock();
-        match pulls.iter_mut().find(|of| Arc::ptr_eq(&of.lane, &owner.lane)) {
-            Some(of) => of.all.push_back(pull),
-            None => pulls.push(Pulls { sender: source.rank, lane: owner.lane.clone(), all: VecDeque::from([pull]) }),
-        }
-        drop(pulls);
+        let pull = Pulling { context, behind: owner.seq, number, _source: Some(from.used) };
+        self.await_end(source.rank, &owner.lane, pull);
         let (window, home) = (Some(CallerWindow { rank: source.rank, key: from.window }), Some(from.home));
         let (from, to) =
             (TransferEnd::Caller { addr: from.addr, gpu: true }, TransferEnd::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });
         // It was mapped for the GPU that copies it.
         engine.submit_later(Op { signal, window, home, is_open: true, ..Op::copy(owner, from, to, request.len) });
+    }
+
+    /// A pull, or a fence, that its sender is told of when it is done.
+    fn await_end(&self, sender: u32, lane: &Arc<Lane>, pull: Pulling) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut pulls = self.pulls.lock();
+        match pulls.iter_mut().find(|of| Arc::ptr_eq(&of.lane, lane)) {
+            Some(of) => of.all.push_back(pull),
+            None => pulls.push(Pulls { sender, lane: lane.clone(), all: VecDeque::from([pull]) }),
+        }
+    }
+
+    /// The sender wants to know when all that came of its context before is in place. What is for host memory is.
+    pub fn fence(&self, senders: &impl Senders, source: Source, number: Seq) {
+        let sender = self.senders[source.rank as usize].lock();
+        let strand = sender.strands.get(source.context as usize % LANES).and_then(Option::as_ref);
+        let lane = strand.filter(|strand| !strand.lane.is_idle()).map(|strand| strand.lane.clone());
+        drop(sender);
+        let context = source.context;
+        match lane {
+            None => senders.acknowledge(source.rank, context, number),
+            Some(lane) => {
+                let behind = lane.last();
+                self.await_end(source.rank, &lane, Pulling { context, behind, number, _source: None });
+            }
+        }
     }
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.

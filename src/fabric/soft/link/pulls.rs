@@ -4,7 +4,7 @@
 use super::remote::{FirstPull, RemoteCompletions, Until};
 use super::route::Route;
 use super::staged::Step;
-use super::tx_queue::{LaneQueue, TxQueue};
+use super::tx_queue::{LaneQueue, LaneState, TxQueue};
 use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -13,6 +13,7 @@ use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::sentences::gone;
 use crate::fabric::soft::shm::message::PullRequest;
 use crate::fabric::soft::shm::port::Port;
+use crate::fabric::Flush;
 use crate::memory::key::Key;
 use crate::rma::op::{Get, Put};
 use crate::rma::seq::Seq;
@@ -53,6 +54,34 @@ impl Link {
         }
         self.settle(shared, &tx, &mut queue, &mut false);
         tx.release(queue);
+    }
+
+    /// Has the peer say when all that was posted on a lane is in place there: values and signals go into its ring, and
+    /// are complete here at once. Other ways complete what is in place.
+    pub fn fence(&self, shared: &Domain, tx: &TxQueue) -> Result<Flush> {
+        tx.lane.check()?;
+        let mut queue = tx.lock();
+        if self.route.way() != RouteKind::Near || queue.fence == tx.lane.last() && tx.lane.is_idle() {
+            return Ok(Flush::Done);
+        }
+        let is_idle = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty() && tx.lane.is_idle();
+        let Some(mut port) = self.route.near().filter(|_| is_idle) else { return Ok(Flush::NoRoom) };
+        let number = Seq(queue.pulls.issued).next();
+        if !port.push_fence(tx.lane.context, number) {
+            return Ok(Flush::NoRoom);
+        }
+        let wake = port.inbox.publish();
+        drop(port);
+        let seq = tx.lane.number();
+        (queue.pulls.issued, queue.fence) = (number.0, seq);
+        queue.remote.push(seq, Until::Pulled(number), None);
+        self.backlog.fetch_add(1, Ordering::Relaxed);
+        shared.mark_pending(self.peer);
+        tx.release(queue);
+        if wake {
+            shared.wake(self.peer);
+        }
+        Ok(Flush::Until(seq))
     }
 
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is

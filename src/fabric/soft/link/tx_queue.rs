@@ -54,6 +54,8 @@ pub struct LaneQueue {
     pub remote: RemoteCompletions,
     /// What the peer fetches of them.
     pub pulls: Pulls,
+    /// The newest fence: all before it is in place at the peer once it is complete.
+    pub fence: Seq,
     /// What the lane is at.
     pub state: LaneState,
 }
@@ -104,7 +106,7 @@ impl LaneQueue {
 impl TxQueue {
     fn new(lane: Arc<Lane>, wanting: Arc<AtomicUsize>) -> Self {
         let (remote, pulls) = (RemoteCompletions::default(), Pulls::default());
-        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, state: LaneState::Idle };
+        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, fence: Seq(0), state: LaneState::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 

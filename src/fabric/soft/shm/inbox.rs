@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-const MAGIC: u64 = 0x6f78_7967_696e_0003;
+const MAGIC: u64 = 0x6f78_7967_696e_0004;
 const PAGE: usize = 4096;
 
 /// The first bytes of the file, written before it is shared. Then: one bit a sender, "this ring has news".

@@ -31,7 +31,7 @@ pub enum MessageKind {
     /// Fetch bytes from the sender's GPU memory, which the receiver has mapped, to `addr` of window `key`; the payload
     /// is a [`PullRequest`].
     Pull = 7,
-    /// All pulls of the receiver's context `key` up to number `aux` are done: their sources may be reused.
+    /// All pulls and fences of the receiver's context `key` up to number `aux` are done: their sources may be reused.
     Pulled = 8,
     /// Bytes that a get asked for: `key` is the receiver's context, `aux` the operation's number there, `addr` where
     /// in the get they begin. Where they go the receiver knows itself, and nowhere if the context is gone.
@@ -39,6 +39,8 @@ pub enum MessageKind {
     /// Change the word at `addr` of window `key`; the payload is an [`AtomicRequest`]. Answered as a get of what the
     /// word held, by its data if that is wanted, then its end.
     Atomic = 10,
+    /// Answer as a pull with number `addr` once all that came of the sender's context `aux` before is in place.
+    Fence = 11,
 }
 
 /// A kind of fault on its way to a peer.
@@ -74,7 +76,8 @@ pub struct Header {
     pub len: u32,
     /// Window number at the receiver (or context number).
     pub key: u32,
-    /// See the kinds; of puts, signals, pulls and atomic operations the sender's context: those of one stay in order.
+    /// See the kinds; of puts, signals, pulls, fences and atomic operations the sender's context: those of one stay in
+    /// order.
     pub aux: u32,
     /// Address at the receiver.
     pub addr: u64,
@@ -101,6 +104,7 @@ impl Header {
             8 => MessageKind::Pulled,
             9 => MessageKind::GetData,
             10 => MessageKind::Atomic,
+            11 => MessageKind::Fence,
             _ => return None,
         };
         let len = (words[0] >> 32) as u32;

@@ -201,6 +201,13 @@ impl Port {
         unsafe { self.inbox.producer().push(header, request.as_ptr()) }
     }
 
+    /// Asks the peer to say when all that was pushed of a context before is in place. `false`: no room.
+    pub fn push_fence(&mut self, context: u32, number: Seq) -> bool {
+        let header = Header { kind: MessageKind::Fence, len: 0, key: 0, aux: context, addr: number.0.into() };
+        // SAFETY: no payload.
+        unsafe { self.inbox.producer().push(header, std::ptr::null()) }
+    }
+
     /// Everything up to pull `number` of the peer's context is fetched. `false`: no room.
     pub fn push_pulled(&mut self, context: u32, number: Seq) -> bool {
         let header = Header { kind: MessageKind::Pulled, len: 0, key: context, aux: number.0, addr: 0 };
