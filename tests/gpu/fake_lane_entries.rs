@@ -244,6 +244,8 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("an addition", true, add),
         ("an addition of -1", true, Entry::addition(8 * OTHER, u64::MAX)),
         ("the last word of a window", true, Entry::addition(8 * (SIGNALS - 1), 5)),
+        ("no completion entry", true, put.flip(11, 8)),
+        ("none of an addition", true, add.with(11, &[0xf7])),
         ("all flags and an immediate value", true, put.with(8, &[0xff; 8])),
         ("all that an addition does not say", true, add.with(8, &[0xff; 8]).with(28, &[0xff; 4]).with(40, &[0xff; 8])),
         ("another entry's index", false, put.flip(2, 1)),
@@ -251,8 +253,6 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("another queue pair's", false, put.flip(6, 1)),
         ("one of a far queue pair", false, put.flip(4, 0x80)),
         ("a modifier", false, put.flip(0, 8)),
-        ("no completion", false, put.flip(11, 8)),
-        ("no completion of an addition", false, add.with(11, &[0xf7])),
         (
             "a gather of two ranges",
             false,

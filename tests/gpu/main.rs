@@ -20,6 +20,7 @@ mod harness;
 mod lanes;
 mod lanes_ends;
 mod lanes_gate;
+mod lanes_nic;
 mod lanes_processes;
 mod lanes_sets;
 mod lanes_windows;

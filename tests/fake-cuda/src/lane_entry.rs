@@ -15,7 +15,6 @@ const SEGMENT: usize = 16;
 const OPCODE: usize = 3;
 const NUMBER: usize = 4;
 const SEGMENTS: usize = 7;
-const FLAGS: usize = 11;
 const REMOTE_OFFSET: usize = 16;
 const REMOTE_KEY: usize = 24;
 const LENGTH: usize = 32;
@@ -29,8 +28,6 @@ const FETCHED: usize = 48;
 
 const WRITE: u8 = 0x08;
 const FETCH_ADD: u8 = 0x12;
-/// A completion is asked for.
-const IS_SIGNALLED: u8 = 0x08;
 /// In the first byte of a length: the bytes stand behind it.
 const IS_INSIDE: u8 = 0x80;
 /// Of what is fetched: 8 bytes to where nobody reads them.
@@ -81,7 +78,7 @@ impl EntryQueue {
         let e = Entry::of(words);
         let [.., above, below] = index.to_be_bytes();
         let is_own = e.0[..OPCODE] == [0, above, below] && e.0[NUMBER..SEGMENTS] == self.number;
-        if !is_own || e.0[FLAGS] & IS_SIGNALLED == 0 {
+        if !is_own {
             return None;
         }
         let data = |data| Taken { data: Some(data), signal: None };
