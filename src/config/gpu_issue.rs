@@ -38,7 +38,7 @@ impl Default for GpuIssue {
         Self {
             own: true,
             kernel: 8192,
-            lanes: false,
+            lanes: true,
             workers: 32,
             helper: 1,
             submissions: 2,
@@ -92,7 +92,7 @@ mod tests {
         let set = GpuIssue {
             own: false,
             kernel: 64,
-            lanes: true,
+            lanes: false,
             workers: 7,
             helper: 0,
             submissions: 3,
@@ -101,7 +101,7 @@ mod tests {
             merge: false,
             far: 0,
         };
-        let text = "own=0,kernel=64, lanes=1,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
+        let text = "own=0,kernel=64, lanes=0,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
         assert_eq!(GpuIssue::parse(text), Some(set));
         for wrong in [
             "",

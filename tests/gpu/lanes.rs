@@ -86,6 +86,17 @@ fn the_kernel_carries_out_what_device_code_writes() {
     }
 }
 
+/// A block of the kernel has 32 of them, and where that is not enough 64.
+#[test]
+fn many_queues_are_served_by_several_blocks() {
+    for contexts in [40, 129] {
+        let fake = Fake::take();
+        let before = fake.lane_gos();
+        until_taken(&fake, Scene { gpus: 2, contexts, depth: 16, each: 8, ..Scene::default() }, 3000);
+        assert!(fake.lane_gos() - before >= 4, "each rank's kernel has two blocks at least");
+    }
+}
+
 /// Queues of two slots, and of one.
 #[test]
 fn the_smallest_queues_are_served() {
@@ -176,6 +187,14 @@ fn launches_end_at_any_time() {
         });
         assert!(fake.lane_gos() > before.2);
     }
+}
+
+/// There is one where nobody says anything about it.
+#[test]
+fn there_is_one_by_default() {
+    let fake = Fake::take();
+    std::env::remove_var("OXYGIN_GPU_ISSUE");
+    until_taken(&fake, Scene::default(), 100);
 }
 
 /// There is none where none is wanted, nor where all entries are recorded.

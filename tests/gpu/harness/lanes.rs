@@ -62,9 +62,7 @@ impl Fake {
 /// The own engine, with a kernel that serves lanes, unless the words of `OXYGIN_GPU_ISSUE` say that there is none.
 pub fn serve_by_kernel() {
     std::env::set_var("OXYGIN_ENGINE", "own");
-    let words = std::env::var("OXYGIN_GPU_ISSUE").unwrap_or_default();
-    if !words.contains("lanes=") {
-        let between = if words.is_empty() { "" } else { "," };
-        std::env::set_var("OXYGIN_GPU_ISSUE", format!("{words}{between}lanes=1"));
+    if let Ok(words) = std::env::var("OXYGIN_GPU_ISSUE") {
+        std::env::set_var("OXYGIN_GPU_ISSUE", words.replace(NO_LANES, "lanes=1"));
     }
 }
