@@ -9,7 +9,7 @@ use std::time::Instant;
 /// Windows that a kernel knows of a lane, at most.
 pub const WINDOWS: usize = 4;
 /// Lanes that a kernel serves at once, at most.
-pub const LANES: usize = 64;
+pub const LANES: usize = 256;
 
 /// The longest copy that a kernel is called for, and makes where it has few lanes: one warp moves it, in some 4 µs.
 /// Copy engines and more warps are quicker with longer ones.
@@ -122,15 +122,15 @@ pub trait LaneServer: Send {
     /// Whether it could ever store into memory of this peer, as far as is known now.
     fn reaches(&self, peer: u32) -> bool;
 
-    /// Calls one, unless it was called, or none can be had for now.
-    fn call(&mut self, now: Instant);
+    /// Calls one for so many queues, unless it was called, or none can be had for now.
+    fn call(&mut self, now: Instant, lanes: usize);
 
     /// Whether another one runs behind the one that serves.
     fn has_next(&self) -> bool;
 
-    /// Has the one that is ready serve those of at most [`LANES`] queues that it can; returns a bit for each that it
-    /// does. None: it stays ready.
-    fn serve(&mut self, lanes: &[LaneView]) -> u64;
+    /// Has the one that is ready serve those of at most [`LANES`] queues that it can; says of each whether it does. If
+    /// of none, it stays ready.
+    fn serve(&mut self, lanes: &[LaneView]) -> Vec<bool>;
 
     /// How far it has come with the `nth` of the lanes that it was given.
     fn position(&self, nth: usize) -> Position;

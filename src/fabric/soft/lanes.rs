@@ -4,7 +4,7 @@ use super::gpu::lane_kernel::{LaneKernel, LaneRecord};
 use super::gpu::{Engine, Use};
 use super::link::RouteKind;
 use super::progress::Progress;
-use crate::fabric::lanes::{self, LaneView, Position, Stage, WindowView, LANES, LONGEST, WINDOWS};
+use crate::fabric::lanes::{self, LaneView, Position, Stage, WindowView, LONGEST, WINDOWS};
 use crate::memory::key::Key;
 use std::sync::Arc;
 use std::time::Instant;
@@ -182,12 +182,12 @@ impl lanes::LaneServer for Lanes {
         link.engine_of_peer().is_some() || link.way() == RouteKind::Near
     }
 
-    fn call(&mut self, now: Instant) {
+    fn call(&mut self, now: Instant, lanes: usize) {
         if self.kernel.is_none() {
             self.kernel = self.shared.engine.take_lane_kernel();
         }
         if let Some(kernel) = &mut self.kernel {
-            kernel.call(now);
+            kernel.call(now, lanes);
         }
     }
 
@@ -195,26 +195,27 @@ impl lanes::LaneServer for Lanes {
         self.kernel.as_ref().is_some_and(|kernel| kernel.has_next())
     }
 
-    fn serve(&mut self, views: &[LaneView]) -> u64 {
+    fn serve(&mut self, views: &[LaneView]) -> Vec<bool> {
         self.leave_all();
-        let (own, mut served, mut records) = (self.shared.world.rank, 0, Vec::with_capacity(views.len()));
+        let (own, most) = (self.shared.world.rank, self.kernel.as_ref().map_or(0, |kernel| kernel.room()));
+        let (mut served, mut records) = (vec![false; views.len()], Vec::with_capacity(views.len()));
         // First: what is looked up behind that stays until the gates are left.
         if self.enter(own) {
-            for (nth, view) in views.iter().enumerate().take(LANES) {
-                if !self.enter(view.peer) {
+            for (view, served) in views.iter().zip(&mut served) {
+                if records.len() == most || !self.enter(view.peer) {
                     continue;
                 }
                 if let Some(record) = self.record(view) {
                     records.push(record);
-                    served |= 1 << nth;
+                    *served = true;
                 }
             }
         }
         match &mut self.kernel {
-            Some(kernel) if served != 0 => kernel.serve(&records),
+            Some(kernel) if !records.is_empty() => kernel.serve(&records),
             _ => {
                 self.leave_all();
-                served = 0;
+                served.fill(false);
             }
         }
         served

@@ -124,7 +124,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             Stage::Off => {
                 self.release(&mut service);
                 if std::mem::take(&mut service.is_due) && !service.ends {
-                    service.kernel.call(Instant::now());
+                    service.kernel.call(Instant::now(), self.wanted_of(&service));
                 }
             }
             Stage::Called => {}
@@ -136,7 +136,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
                 // there.
                 if service.is_due && !service.ends {
-                    service.kernel.call(Instant::now());
+                    service.kernel.call(Instant::now(), self.wanted_of(&service));
                     if service.kernel.has_next() {
                         service.is_due = false;
                         service.kernel.stop();
@@ -150,6 +150,15 @@ impl<C: Context, R: Ring> Drain<C, R> {
             Stage::Failed => return self.lose_served(&service),
         }
         self.service = Some(service);
+    }
+
+    /// For how many lanes a kernel would be.
+    fn wanted_of(&self, service: &KernelService) -> usize {
+        let is_wanted = |&&lane: &&u32| {
+            let place = &self.places[lane as usize];
+            place.lane.is_served() || place.is_for_kernel() && service.kernel.reaches(place.lane.peer)
+        };
+        self.hot.iter().filter(is_wanted).count().min(LANES)
     }
 
     /// Lanes that were held for a kernel take entries again.
@@ -201,12 +210,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let known: Vec<LaneView> = views.iter().copied().flatten().collect();
         // From here on it says that lanes carry traffic which this thread has.
         service.is_due = false;
-        let (served, mut nth) = (if known.is_empty() { 0 } else { service.kernel.serve(&known) }, 0);
+        let mut served = if known.is_empty() { Vec::new() } else { service.kernel.serve(&known) }.into_iter();
         for (given, view) in resting.into_iter().zip(views) {
             let place = &mut self.places[given.lane as usize];
-            let is_served = view.is_some() && served >> nth & 1 != 0;
-            nth += u32::from(view.is_some());
-            match view.filter(|_| is_served) {
+            match view.filter(|_| served.next() == Some(true)) {
                 Some(LaneView { next, .. }) => {
                     place.lane.begin_served();
                     service.given.push(Given { next: next as u32, ..given });

@@ -304,9 +304,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         world().violation("cuLaunchKernel of a kernel of another context, or of one that is not known here");
         return INVALID_HANDLE;
     };
-    if which == Which::Lanes && (grid_x, block_x) != (1, LaneKernel::THREADS) {
+    if which == Which::Lanes && (grid_x > LaneKernel::BLOCKS || block_x != LaneKernel::THREADS) {
         drop(kernels);
-        world().violation("a lane kernel of another size than one block of 256 threads");
+        world().violation("a lane kernel of another size than one to four blocks of 256 threads");
         return CUDA_ERROR_INVALID_VALUE;
     }
     let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
@@ -352,7 +352,7 @@ pub fn run(launch: &Launch) -> CUresult {
     let device = device_of(launch.context);
     let code = match launch.which {
         Which::Copy => CopyKernel::new(launch, Reach(device)).run(),
-        Which::Lanes => LaneKernel::new(launch, Reach(device)).run(),
+        Which::Lanes => LaneKernel::run_all(launch, (launch.workers + 1) * 32 / LaneKernel::THREADS, Reach(device)),
     };
     launch.end();
     code

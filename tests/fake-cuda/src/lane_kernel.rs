@@ -97,8 +97,11 @@ struct Look {
     refused: Vec<Effect>,
 }
 
+/// A block of it.
 pub struct LaneKernel<'a> {
     launch: &'a Launch,
+    /// Blocks of the launch that have not ended.
+    blocks: &'a AtomicU32,
     gpu: Reach,
     board: u64,
     number: u64,
@@ -123,18 +126,33 @@ impl<'a> LaneKernel<'a> {
     pub const PARAMETERS: usize = 4;
     /// It is never launched otherwise.
     pub const THREADS: u32 = 32 * WARPS as u32;
+    /// At most so many blocks.
+    pub const BLOCKS: u32 = 4;
 
-    pub fn new(launch: &'a Launch, gpu: Reach) -> Self {
-        let [board, number, idle, life] = launch.parameters[..] else { unreachable!("checked at launch") };
+    /// Runs all blocks of a launch to their end.
+    pub fn run_all(launch: &'a Launch, blocks: u32, gpu: Reach) -> CUresult {
+        let left = AtomicU32::new(blocks);
+        std::thread::scope(|s| {
+            let run = |block| LaneKernel::new(launch, &left, gpu, block).run();
+            let others: Vec<_> = (1..blocks).map(|block| s.spawn(move || run(block))).collect();
+            let first = run(0);
+            let codes = others.into_iter().map(|other| other.join().unwrap_or(MISALIGNED));
+            codes.chain([first]).find(|code| *code != CUDA_SUCCESS).unwrap_or(CUDA_SUCCESS)
+        })
+    }
+
+    fn new(launch: &'a Launch, blocks: &'a AtomicU32, gpu: Reach, block: u32) -> Self {
+        let [boards, number, idle, life] = launch.parameters[..] else { unreachable!("checked at launch") };
+        let board = boards + u64::from(block) * BOARD as u64;
         let (idle, life) = (Duration::from_nanos(idle) * SLOWNESS, Duration::from_nanos(life) * SLOWNESS);
         let (ends, most) = world().kernel_limits();
         let mut random = Random::new();
         let left = if most == 0 { u64::MAX } else { random.below(most + 1) };
         let (started, at_once, holds) = (Instant::now(), AT_ONCE, Holds::Descriptors);
-        Self { launch, gpu, board, number, idle, life, started, ends, left, at_once, holds, random }
+        Self { launch, blocks, gpu, board, number, idle, life, started, ends, left, at_once, holds, random }
     }
 
-    pub fn run(mut self) -> CUresult {
+    fn run(mut self) -> CUresult {
         match self.work() {
             Ok(()) => CUDA_SUCCESS,
             Err(code) => code,
@@ -166,7 +184,9 @@ impl<'a> LaneKernel<'a> {
         };
         ENDS[end as usize].fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.launch.end();
+        if self.blocks.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.launch.end();
+        }
         self.answer(GONE, self.number)
     }
 

@@ -1,6 +1,6 @@
-//! Through which the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
+//! Through which a block of the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
 
-use crate::fabric::lanes::{Format, LaneView, Position, LANES, WINDOWS};
+use crate::fabric::lanes::{Format, LaneView, Position, WINDOWS};
 use crate::fabric::soft::gpu::resident::SlotMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,21 +18,29 @@ const WINDOWS_AT: usize = 8;
 const WINDOW_WORDS: usize = 6;
 /// In a position: the kernel does not touch the lane any more.
 const OVER: u64 = 1 << 32;
-/// Warps of a launch: each looks at eight descriptors at once.
+/// Warps of a block: each looks at eight descriptors at once.
 const WARPS: usize = 8;
-/// Bytes of all of it.
-pub const BYTES: usize = RECORDS_AT + LANES * RECORD_WORDS * 8;
+/// Lanes of a block, at most.
+pub const ROOM: usize = 64;
+/// Bytes of all of it: so far apart are those of a launch's blocks.
+pub const BYTES: usize = RECORDS_AT + ROOM * RECORD_WORDS * 8;
 
-/// Where the lanes of a launch are: they are dealt to the warps one after another.
+/// Where the lanes of a block are: they are dealt to the warps one after another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Deal {
+    lanes: usize,
     spread: u32,
 }
 
 impl Deal {
     /// Of so many lanes.
     pub fn of(lanes: usize) -> Self {
-        Self { spread: spread(lanes) }
+        Self { lanes, spread: spread(lanes) }
+    }
+
+    /// How many there are.
+    pub fn lanes(self) -> usize {
+        self.lanes
     }
 
     /// The place of the `nth` lane.
@@ -47,7 +55,7 @@ impl Deal {
     }
 }
 
-/// The board of a launch slot.
+/// The board of a block in a launch slot.
 pub struct Board {
     host: *mut u8,
     /// For the kernel.
@@ -115,11 +123,11 @@ impl Board {
         Position { next: word as u32, is_over: word & OVER != 0 }
     }
 
-    /// Lets a launch begin with these lanes, at most [`LANES`], all of send entries or all of descriptors. Returns
+    /// Lets a block begin with these lanes, at most [`ROOM`], all of send entries or all of descriptors. Returns
     /// where they are.
     pub fn go(&self, launch: u64, lanes: &[LaneRecord]) -> Deal {
         let deal = Deal::of(lanes.len());
-        for place in 0..LANES {
+        for place in 0..ROOM {
             let lane = lanes.get(deal.nth(place));
             let record = lane.map_or([0; RECORD_WORDS], LaneRecord::words);
             let at = RECORDS_AT + place * RECORD_WORDS * 8;
@@ -183,10 +191,10 @@ mod tests {
 
     #[test]
     fn each_lane_has_a_place_of_its_own_and_warps_have_as_many_as_others() {
-        for lanes in 1..=LANES {
+        for lanes in 1..=ROOM {
             let deal = Deal::of(lanes);
             let places: Vec<_> = (0..lanes).map(|nth| deal.place(nth)).collect();
-            assert!(places.iter().zip(0..).all(|(&place, nth)| place < LANES && deal.nth(place) == nth), "{lanes}");
+            assert!(places.iter().zip(0..).all(|(&place, nth)| place < ROOM && deal.nth(place) == nth), "{lanes}");
             let of_warp = |warp: usize| places.iter().filter(|&&place| place >> deal.spread == warp).count();
             let counts: Vec<_> = (0..WARPS).map(of_warp).collect();
             assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{lanes}: {counts:?}");

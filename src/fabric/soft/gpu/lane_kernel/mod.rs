@@ -16,7 +16,7 @@ pub use board::LaneRecord;
 
 use super::app::AppThread;
 use super::resident::{ptx, Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
-use crate::fabric::lanes::{Position, Stage};
+use crate::fabric::lanes::{Position, Stage, LANES};
 use board::{Board, Deal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,38 +25,59 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
-/// Threads of its one block: eight warps.
+/// Threads of a block: eight warps.
 const THREADS: u32 = 256;
+/// A launch has a block for so many lanes: each warp four of them, of which a look sees two entries each.
+const OF_A_BLOCK: usize = 32;
+/// Blocks at most; where there are so many each may have twice those lanes.
+const BLOCKS: usize = LANES / board::ROOM;
 
 const CODE: Code = Code {
     ptx: ptx!("lanes.ptx"),
     entry: c"oxygin_lanes",
     name: "lane",
     without: "the engine's threads serve all queues",
-    bytes: board::BYTES,
+    bytes: BLOCKS * board::BYTES,
 };
 
-/// A launch slot: its board, and the number of the last launch there.
+/// A launch slot: its boards, one a block, and the number of the last launch there.
 struct LaunchSlot {
-    board: Board,
+    boards: Vec<Board>,
     launches: u64,
+    /// Blocks of the last launch, and of the one before.
+    blocks: usize,
+    before: usize,
+}
+
+impl LaunchSlot {
+    /// The boards of the last launch.
+    fn present(&self) -> &[Board] {
+        &self.boards[..self.blocks]
+    }
+
+    /// What the next launch is, of so many blocks.
+    fn next(&mut self, number: usize, blocks: usize) -> Launch {
+        (self.before, self.blocks) = (self.blocks, blocks);
+        self.launches += 1;
+        launch(number, self.boards[0].device, self.launches, blocks, (IDLE, LIFE))
+    }
 }
 
 impl Slot for LaunchSlot {
     fn is_up(&self) -> bool {
-        self.board.up() == self.launches
+        self.present().iter().all(|board| board.up() == self.launches)
     }
 
     fn is_gone(&self) -> bool {
-        self.board.gone() == self.launches
+        self.present().iter().all(|board| board.gone() == self.launches)
     }
 
     fn take_back(&mut self) {
-        self.launches -= 1;
+        (self.launches, self.blocks) = (self.launches - 1, self.before);
     }
 
     fn stop(&self) {
-        self.board.stop(self.launches);
+        self.present().iter().for_each(|board| board.stop(self.launches));
     }
 }
 
@@ -65,8 +86,10 @@ pub struct LaneKernel {
     launches: Launches<LaunchSlot>,
     /// Where the one is that serves, and since when.
     serving: Option<(usize, Instant)>,
-    /// Where its lanes are.
-    deal: Deal,
+    /// Where the lanes of each of its blocks are, which have them in turn.
+    deals: Vec<Deal>,
+    /// How many lanes it was called for last.
+    lanes: usize,
     /// Where the one is that comes next, and when it was asked for.
     next: Option<(usize, Instant)>,
     polls: u32,
@@ -77,22 +100,31 @@ pub struct LaneKernel {
 }
 
 /// What `lanes.ptx` is told.
-fn launch(slot: usize, board: u64, number: u64, idle: Duration, life: Duration) -> Launch {
+fn launch(slot: usize, board: u64, number: u64, blocks: usize, (idle, life): (Duration, Duration)) -> Launch {
     let arguments = vec![board, number, idle.as_nanos() as u64, life.as_nanos() as u64];
-    Launch { slot, blocks: 1, threads: THREADS, arguments }
+    Launch { slot, blocks: blocks as u32, threads: THREADS, arguments }
 }
 
 impl LaneKernel {
     /// Loads it and runs it once in each launch slot, briefly. Set-up only: it may wait for kernels.
     pub fn open(rank: u32, app: &Arc<AppThread>) -> Result<Self, String> {
         // Not told to begin, it ends at once.
-        let first = |number, memory: SlotMemory| launch(number, memory.device, 1, Duration::ZERO, Duration::ZERO);
-        // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
-        let slot = |_, memory| LaunchSlot { board: unsafe { Board::new(memory) }, launches: 1 };
+        let first = |number, memory: SlotMemory| launch(number, memory.device, 1, 1, (Duration::ZERO, Duration::ZERO));
+        let slot = |_, memory: SlotMemory| {
+            let board = |block: usize| {
+                // SAFETY: inside the launch slot's memory, which is of so many boards.
+                let host = unsafe { memory.host.add(block * board::BYTES) };
+                let part = SlotMemory { host, device: memory.device + (block * board::BYTES) as u64 };
+                // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
+                unsafe { Board::new(part) }
+            };
+            LaunchSlot { boards: (0..BLOCKS).map(board).collect(), launches: 1, blocks: 1, before: 1 }
+        };
         Ok(Self {
             launches: Launches::open(rank, app, CODE, first, slot)?,
             serving: None,
-            deal: Deal::default(),
+            deals: Vec::new(),
+            lanes: 0,
             next: None,
             polls: 0,
             has_moved: false,
@@ -100,22 +132,17 @@ impl LaneKernel {
         })
     }
 
-    /// Asks for a launch, unless one is awaited, or none can be had for now.
-    pub fn call(&mut self, now: Instant) {
+    /// Asks for a launch for so many lanes, unless one is awaited, or none can be had for now.
+    pub fn call(&mut self, now: Instant, lanes: usize) {
         if self.next.is_some() {
             return;
         }
+        self.lanes = lanes;
+        let blocks = lanes.div_ceil(OF_A_BLOCK).clamp(1, BLOCKS);
         let present = self.serving.map(|(number, _)| number);
         let last = present.map_or(0, |number| number + 1);
-        let asked = self.launches.ask(
-            now,
-            last,
-            |number| present != Some(number),
-            |number, slot| {
-                slot.launches += 1;
-                launch(number, slot.board.device, slot.launches, IDLE, LIFE)
-            },
-        );
+        let asked =
+            self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, blocks));
         self.next = asked.map(|number| (number, now));
     }
 
@@ -135,7 +162,12 @@ impl LaneKernel {
                 }
                 let now = Instant::now();
                 if self.has_moved && self.next.is_none() && now.saturating_duration_since(since) > LIFE - RELAY {
-                    self.call(now);
+                    self.call(now, self.lanes.max(self.served()));
+                }
+                // Each block ends by itself: where one had nothing to do for a while, the others' lanes wait for it.
+                let present = &self.launches[slot];
+                if present.present()[..self.deals.len()].iter().any(|board| board.gone() == present.launches) {
+                    present.stop();
                 }
             }
             return Stage::Serving;
@@ -168,10 +200,26 @@ impl LaneKernel {
         self.next.is_some_and(|(at, _)| self.launches[at].runs())
     }
 
-    /// Has the one that is ready serve these lanes.
+    /// How many lanes the one that is ready has room for.
+    pub fn room(&self) -> usize {
+        self.next.map_or(0, |(at, _)| self.launches[at].blocks * board::ROOM)
+    }
+
+    /// How many lanes the present one has.
+    fn served(&self) -> usize {
+        self.deals.iter().map(|deal| deal.lanes()).sum()
+    }
+
+    /// Has the one that is ready serve these lanes, for which it has room.
     pub fn serve(&mut self, lanes: &[LaneRecord]) {
         let Some((at, _)) = self.next.take() else { return };
-        self.deal = self.launches[at].board.go(self.launches[at].launches, lanes);
+        let slot = &self.launches[at];
+        // Blocks without a lane end.
+        let blocks = slot.blocks.min(lanes.len());
+        slot.boards[blocks..slot.blocks].iter().for_each(|board| board.stop(slot.launches));
+        let of_block =
+            |block: usize| -> Vec<LaneRecord> { lanes.iter().skip(block).step_by(blocks).copied().collect() };
+        self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
         (self.serving, self.has_moved) = (Some((at, Instant::now())), false);
         self.services += 1;
     }
@@ -179,7 +227,9 @@ impl LaneKernel {
     /// How far the one that serves, or served last, has come with a lane.
     #[inline]
     pub fn position(&self, nth: usize) -> Option<Position> {
-        self.serving.map(|(slot, _)| self.launches[slot].board.position(self.deal, nth))
+        let (slot, _) = self.serving?;
+        let (block, nth) = (nth % self.deals.len(), nth / self.deals.len());
+        Some(self.launches[slot].boards[block].position(self.deals[block], nth))
     }
 
     /// Has the one that serves end soon.
