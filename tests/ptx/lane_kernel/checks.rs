@@ -45,8 +45,8 @@ impl Bench {
         q.entries[i].signal.is_some_and(|s| !s.is_shared && self.sum(q.is_far, &s) / s.increment > s.nth)
     }
 
-    /// Signals that are there have the bytes before them there, and the signals of other pairs of looks; what is final is
-    /// done.
+    /// Signals that are there have the bytes before them there, and the signals of other pairs of looks; what is final
+    /// is done.
     pub fn check(&mut self) {
         for place in self.places() {
             let word = self.word(256 + 8 * place as u64);
@@ -105,6 +105,10 @@ impl Bench {
     }
 
     fn check_final(&mut self) {
+        for (at, bytes) in self.other_boards() {
+            let is_same = self.gpu.memory.far_bytes(at, bytes).chunks(8).all(|word| word == GARBAGE.to_le_bytes());
+            assert!(is_same, "the board at {at:#x} is another block's");
+        }
         for place in self.places() {
             let word = self.word(256 + 8 * place as u64);
             let (q, taken) = (self.queue(place), self.told_host(place));

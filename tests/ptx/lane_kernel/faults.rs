@@ -226,6 +226,8 @@ const ENDS: &[Fault] = &[
         "    bra             rest;",
         serve_stop,
     ),
+    ("all blocks have the first one's board", "    add.u64         board, board, d0;\n", "", serve_stop),
+    ("boards lie closer", "mul.lo.u32      t0, t0, 17408;", "mul.lo.u32      t0, t0, 16384;", serve_stop),
     ("its life has no end", "setp.ge.u64     %p1, d2, life;", "setp.ne.u64     %p1, 0, 0;", serve_life),
     ("nobody knows what other warps take", "and.b32         t0, thread, 7;", "mov.u32         t0, 0;", serve_idle),
     ("nobody knows what is taken", "    mov.u32         fresh, 1;\n", "", serve_idle),

@@ -189,7 +189,7 @@ pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
 
 /// The host has taken over a queue: what it writes to its position stays.
 pub fn check_left_alone(bench: &mut Bench, place: usize, name: &str) {
-    let position = BOARD + 256 + 8 * place as u64;
+    let position = bench.board() + 256 + 8 * place as u64;
     let said = bench.gpu.memory.read(position, 8);
     bench.gpu.memory.write(position, 8, 0);
     bench.run(3_000);
