@@ -7,6 +7,7 @@ mod bench;
 mod checks;
 mod ends;
 mod faults;
+mod held;
 mod order;
 mod queue;
 mod refused;

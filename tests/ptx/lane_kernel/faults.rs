@@ -1,6 +1,7 @@
 //! Faults put into the lane kernel's code, one at a time: the tests beside find each of them.
 
 mod alike;
+mod held;
 mod order;
 mod sends;
 
@@ -241,7 +242,7 @@ const ENDS: &[Fault] = &[
 ];
 
 /// Seeds that find what few others do: asked early, since each takes its time.
-const LATE: [u64; 8] = [35, 5, 45, 78, 17, 19, 7, 37];
+const LATE: [u64; 9] = [35, 5, 45, 78, 17, 19, 7, 37, 104];
 
 fn find_faults(faults: &[Fault]) {
     let is_found = |&&(fault, right, wrong, finder): &&Fault| {
@@ -262,6 +263,11 @@ fn faults_in_the_order() {
 #[test]
 fn faults_in_what_is_alike() {
     find_faults(alike::ALIKE);
+}
+
+#[test]
+fn faults_in_what_is_held() {
+    find_faults(held::HELD);
 }
 
 #[test]

@@ -179,13 +179,18 @@ fn what_is_not_for_it_is_refused_too() {
     serve_refusals(0, 1);
 }
 
+/// A put that is refused, as it has a modifier.
+pub fn bad_send(q: &mut Queue, random: &mut Random) -> Entry {
+    spoiled(q, Kind::Put, Some(|s, _| s.modifier = 1), random)
+}
+
 /// One that is alone in its queue is refused once.
 pub fn serve_refused_alone(ptx: &str, seed: u64) {
     let mut bench = bench_with_others(Slots::Sends, ptx, seed);
     bench.late_every = 0;
     let place = bench.any_place();
     let q = bench.queues[place].as_mut().expect("a queue");
-    let bad = spoiled(q, Kind::Put, Some(|s, _| s.modifier = 1), &mut bench.gpu.random);
+    let bad = bad_send(q, &mut bench.gpu.random);
     bench.launch(NEVER, NEVER);
     bench.go();
     bench.post(vec![(place, bad)], 1);
@@ -195,9 +200,8 @@ pub fn serve_refused_alone(ptx: &str, seed: u64) {
 
 /// In all queues one is refused, behind additions that are taken with one look.
 fn serve_all_refused_sends(ptx: &str, seed: u64) {
-    let bad = |q: &mut Queue, random: &mut Random| spoiled(q, Kind::Put, Some(|s, _| s.modifier = 1), random);
     let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared);
-    check_all_refused(Slots::Sends, ptx, seed, is_wanted, bad);
+    check_all_refused(Slots::Sends, ptx, seed, is_wanted, bad_send);
 }
 
 #[test]
@@ -229,7 +233,7 @@ fn what_is_not_rung_is_not_refused() {
         let mut bench = Bench::of(Slots::Sends, PTX, seed, seed % 4, 2);
         let place = bench.any_place();
         let q = bench.queues[place].as_mut().expect("a queue");
-        let bad = spoiled(q, Kind::Put, Some(|s, _| s.modifier = 1), &mut bench.gpu.random);
+        let bad = bad_send(q, &mut bench.gpu.random);
         bench.launch(NEVER, NEVER);
         bench.go();
         bench.late_every = 0;

@@ -47,6 +47,12 @@ pub const THERE: &[Fault] = &[
         "    or.pred",
         serve_long_values,
     ),
+    (
+        "half of a value's word stands for both",
+        "    or.pred         q1, q1, q2;\n    and.pred        q0, q0, q1;\n    // Values of 4 and 8",
+        "    // Values of 4 and 8",
+        serve_long_values,
+    ),
     ("the first look is behind a word", "    sub.u32         seen, seen, 1;\n", "", serve_sends),
     (
         "a look is behind a word that was not there",
