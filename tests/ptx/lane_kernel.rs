@@ -7,6 +7,7 @@ mod bench;
 mod checks;
 mod ends;
 mod faults;
+mod held;
 mod order;
 mod queue;
 mod refused;
@@ -24,7 +25,12 @@ use queue::Slots;
 const PTX: &str = include_str!("../../src/fabric/soft/gpu/lane_kernel/lanes.ptx");
 
 // Where all of it lies here.
-const BOARD: u64 = 0x1_0000;
+/// The first block's board; that of each other block lies behind the one before.
+const BOARDS: u64 = 0x8000;
+const BOARD_BYTES: u64 = 17408;
+/// The blocks that there are room for, and those that the kernel runs as.
+const BLOCKS: u64 = 4;
+const RUN_AS: [u64; 3] = [0, 1, 3];
 const QUEUES: u64 = 0x2_0000;
 /// Of each queue: 64 slots of 128 bytes.
 const QUEUE_BYTES: u64 = 64 * 128;

@@ -212,7 +212,7 @@ impl Queue {
 }
 
 /// One warp with a queue at each of its places; all may resemble each other.
-fn full(slots: Slots, ptx: &str, seed: u64) -> Bench {
+pub fn full(slots: Slots, ptx: &str, seed: u64) -> Bench {
     let spread = seed % 4;
     let mut bench = Bench::of(slots, ptx, seed, spread, 1 << spread);
     let mut all: Vec<Queue> = bench.queues.iter_mut().filter_map(Option::take).collect();
@@ -235,7 +235,7 @@ fn full(slots: Slots, ptx: &str, seed: u64) -> Bench {
 }
 
 /// So many each by itself, of all queues in turn, where there is room.
-fn post_each(bench: &mut Bench, most: u64, turns: u64) {
+pub fn post_each(bench: &mut Bench, most: u64, turns: u64) {
     let places: Vec<usize> = bench.places().into_iter().filter(|&p| bench.queue(p).refused.is_none()).collect();
     let is_one = places.iter().all(|&p| bench.queue(p).resembles(bench.queue(places[0])));
     for _ in 0..most {

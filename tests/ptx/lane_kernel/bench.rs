@@ -31,6 +31,7 @@ impl Bench {
         let ptx = if seed % 2 == 0 { ptx } else { &ptx.replace(CALM, CALM_AT_ONCE) };
         let mut gpu = Machine::new(Program::parse(ptx, 0), Memory::new(END), random.next());
         gpu.late = [0, 2_000][random.below(2) as usize];
+        gpu.first_block = RUN_AS[seed as usize % 3];
         let places = 8 << spread;
         let mut all: Vec<Option<Queue>> = (0..places).map(|_| None).collect();
         for number in 0..queues.min(places) {
@@ -50,7 +51,8 @@ impl Bench {
 
     /// All slots are empty, and what is no slot, or the other half of one of 128 bytes, is nobody's business.
     pub fn empty_queues(&mut self) {
-        for (at, bytes) in [(QUEUES, INDICES - QUEUES), (RINGS, SIGNALS - RINGS)] {
+        let boards = self.other_boards();
+        for (at, bytes) in [(QUEUES, INDICES - QUEUES), (RINGS, SIGNALS - RINGS)].into_iter().chain(boards) {
             let garbage = self.gpu.memory.bytes_mut(at, bytes);
             garbage.chunks_mut(8).for_each(|word| word.copy_from_slice(&GARBAGE.to_le_bytes()));
         }
@@ -72,8 +74,19 @@ impl Bench {
         self.gpu.random.below(n)
     }
 
+    /// Of the block that runs.
+    pub fn board(&self) -> u64 {
+        BOARDS + BOARD_BYTES * self.gpu.first_block
+    }
+
+    /// Where those of the other blocks are, and how long.
+    pub fn other_boards(&self) -> Vec<(u64, u64)> {
+        let others = (0..BLOCKS).filter(|&block| block != self.gpu.first_block);
+        others.map(|block| (BOARDS + BOARD_BYTES * block, BOARD_BYTES)).collect()
+    }
+
     pub fn word(&self, at: u64) -> u64 {
-        self.gpu.memory.far_read(BOARD + at, 8)
+        self.gpu.memory.far_read(self.board() + at, 8)
     }
 
     pub fn places(&self) -> Vec<usize> {
@@ -99,36 +112,37 @@ impl Bench {
     pub fn launch(&mut self, idle: u64, life: u64) {
         self.launches += 1;
         self.is_let_go = false;
-        self.gpu.launch(1, 256, &[BOARD, self.launches, idle, life]);
+        self.gpu.launch(1, 256, &[BOARDS, self.launches, idle, life]);
     }
 
     /// Writes the records, then go.
     pub fn go(&mut self) {
         self.is_let_go = true;
-        self.gpu.memory.write(BOARD + 16, 8, self.spread);
-        self.gpu.memory.write(BOARD + 24, 8, (self.slots == Slots::Sends).into());
+        let board = self.board();
+        self.gpu.memory.write(board + 16, 8, self.spread);
+        self.gpu.memory.write(board + 24, 8, (self.slots == Slots::Sends).into());
         for place in 0..64 {
             let queue = self.queues.get(place).and_then(Option::as_ref);
             // A place with a refused entry has none, as its host has taken over.
             let words = match queue.filter(|q| q.refused.is_none()) {
                 Some(q) => {
                     let next = u64::from(q.first.wrapping_add(q.done as u32));
-                    self.gpu.memory.write(BOARD + 256 + 8 * place as u64, 8, next);
+                    self.gpu.memory.write(board + 256 + 8 * place as u64, 8, next);
                     q.record(q.done, &mut self.gpu.random)
                 }
                 None => std::array::from_fn(|i| if i == 0 { 0 } else { self.gpu.random.next() }),
             };
             for (i, word) in words.into_iter().enumerate() {
-                self.gpu.memory.write(BOARD + 1024 + 256 * place as u64 + 8 * i as u64, 8, word);
+                self.gpu.memory.write(board + 1024 + 256 * place as u64 + 8 * i as u64, 8, word);
             }
             let some = self.below(3);
             self.gpu.run(some);
         }
-        self.gpu.memory.release(BOARD, 8, self.launches);
+        self.gpu.memory.release(board, 8, self.launches);
     }
 
     pub fn stop(&mut self) {
-        self.gpu.memory.release(BOARD + 8, 8, self.launches);
+        self.gpu.memory.release(self.board() + 8, 8, self.launches);
     }
 
     pub fn is_up(&self) -> bool {

@@ -45,8 +45,8 @@ impl Bench {
         q.entries[i].signal.is_some_and(|s| !s.is_shared && self.sum(q.is_far, &s) / s.increment > s.nth)
     }
 
-    /// Signals that are there have the bytes before them there, and the signals of other pairs of looks; what is final is
-    /// done.
+    /// Signals that are there have the bytes before them there, and the signals of other pairs of looks; what is final
+    /// is done.
     pub fn check(&mut self) {
         for place in self.places() {
             let word = self.word(256 + 8 * place as u64);
@@ -59,8 +59,7 @@ impl Bench {
             assert!(signalled <= rung, "{place}: a signal of what is not there");
             let seen = signalled.max(q.arrived);
             (q.arrived..seen).for_each(|i| self.check_bytes(place, i, far, true));
-            // Signals of two looks may come together.
-            let mut done = signalled.saturating_sub(16 >> self.spread);
+            let mut done = signalled.saturating_sub(self.together(place));
             let mut refused = q.refused;
             if self.is_let_go && word >> 32 != 0 {
                 assert_eq!(word >> 32, 1);
@@ -78,6 +77,19 @@ impl Bench {
             (q.done..done).for_each(|i| self.check_done(place, i, far));
             let q = self.queues[place].as_mut().expect("a queue");
             (q.told, q.arrived, q.done, q.refused) = (taken, seen.max(done), done, refused);
+        }
+    }
+
+    /// So many entries of a queue may be signalled together at most: those of two looks, where a look may be full and
+    /// all queues of the warp have room for the next one ahead of it.
+    fn together(&self, place: usize) -> usize {
+        let (span, first) = (8 >> self.spread, place >> self.spread << self.spread);
+        let of_warp = &self.queues[first..first + (1 << self.spread)];
+        let is_wide = |q: &Option<Queue>| q.as_ref().is_some_and(|q| q.slots as usize >= 2 * span);
+        if of_warp.iter().all(is_wide) {
+            2 * span
+        } else {
+            span
         }
     }
 
@@ -105,6 +117,10 @@ impl Bench {
     }
 
     fn check_final(&mut self) {
+        for (at, bytes) in self.other_boards() {
+            let is_same = self.gpu.memory.far_bytes(at, bytes).chunks(8).all(|word| word == GARBAGE.to_le_bytes());
+            assert!(is_same, "the board at {at:#x} is another block's");
+        }
         for place in self.places() {
             let word = self.word(256 + 8 * place as u64);
             let (q, taken) = (self.queue(place), self.told_host(place));

@@ -9,9 +9,10 @@ fn it_ends_without_go() {
         let mut bench = Bench::new(PTX, seed, 0, 8);
         bench.post_some(8);
         // Nobody's addresses in all records.
-        (1024..17408).step_by(8).for_each(|at| bench.gpu.memory.write(BOARD + at, 8, GARBAGE));
+        let board = bench.board();
+        (1024..BOARD_BYTES).step_by(8).for_each(|at| bench.gpu.memory.write(board + at, 8, GARBAGE));
         // Of the launch before.
-        [0, 8].iter().for_each(|at| bench.gpu.memory.write(BOARD + at, 8, 6));
+        [0, 8].iter().for_each(|at| bench.gpu.memory.write(board + at, 8, 6));
         bench.launches = 6;
         bench.launch(idle, life);
         bench.run_until(Bench::is_up);

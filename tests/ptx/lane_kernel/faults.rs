@@ -1,6 +1,7 @@
 //! Faults put into the lane kernel's code, one at a time: the tests beside find each of them.
 
 mod alike;
+mod held;
 mod order;
 mod sends;
 
@@ -226,6 +227,8 @@ const ENDS: &[Fault] = &[
         "    bra             rest;",
         serve_stop,
     ),
+    ("all blocks have the first one's board", "    add.u64         board, board, d0;\n", "", serve_stop),
+    ("boards lie closer", "mul.lo.u32      t0, t0, 17408;", "mul.lo.u32      t0, t0, 16384;", serve_stop),
     ("its life has no end", "setp.ge.u64     %p1, d2, life;", "setp.ne.u64     %p1, 0, 0;", serve_life),
     ("nobody knows what other warps take", "and.b32         t0, thread, 7;", "mov.u32         t0, 0;", serve_idle),
     ("nobody knows what is taken", "    mov.u32         fresh, 1;\n", "", serve_idle),
@@ -239,7 +242,7 @@ const ENDS: &[Fault] = &[
 ];
 
 /// Seeds that find what few others do: asked early, since each takes its time.
-const LATE: [u64; 8] = [35, 5, 45, 78, 17, 19, 7, 37];
+const LATE: [u64; 10] = [10, 35, 5, 78, 19, 37, 13, 20, 18, 104];
 
 fn find_faults(faults: &[Fault]) {
     let is_found = |&&(fault, right, wrong, finder): &&Fault| {
@@ -260,6 +263,11 @@ fn faults_in_the_order() {
 #[test]
 fn faults_in_what_is_alike() {
     find_faults(alike::ALIKE);
+}
+
+#[test]
+fn faults_in_what_is_held() {
+    find_faults(held::HELD);
 }
 
 #[test]

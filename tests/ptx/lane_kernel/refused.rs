@@ -189,7 +189,7 @@ pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
 
 /// The host has taken over a queue: what it writes to its position stays.
 pub fn check_left_alone(bench: &mut Bench, place: usize, name: &str) {
-    let position = BOARD + 256 + 8 * place as u64;
+    let position = bench.board() + 256 + 8 * place as u64;
     let said = bench.gpu.memory.read(position, 8);
     bench.gpu.memory.write(position, 8, 0);
     bench.run(3_000);
@@ -200,9 +200,12 @@ pub fn check_left_alone(bench: &mut Bench, place: usize, name: &str) {
 /// In all queues one is refused, behind some that are taken with one look; then nothing is left to do.
 pub fn serve_all_refused(ptx: &str, seed: u64) {
     let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared) && e.bytes() <= 64;
-    // While there is room.
-    let bad = |q: &mut Queue, random: &mut Random| spoiled(q, 0, Some(|p, _| p.op |= OP_COUNTER), random);
-    check_all_refused(Slots::Descriptors, ptx, seed, is_wanted, bad);
+    check_all_refused(Slots::Descriptors, ptx, seed, is_wanted, bad_descriptor);
+}
+
+/// One that is refused, as it has a counter.
+pub fn bad_descriptor(q: &mut Queue, random: &mut Random) -> Entry {
+    spoiled(q, 0, Some(|p, _| p.op |= OP_COUNTER), random)
 }
 
 /// The same with these before one that is not for the kernel.
@@ -222,6 +225,7 @@ pub fn check_all_refused(
     let mut all = Vec::new();
     for place in bench.places() {
         let q = bench.queues[place].as_mut().expect("a queue");
+        // While there is room.
         let bad = bad(q, &mut bench.gpu.random);
         for _ in 1..8 >> spread {
             all.push((place, q.entry_of(&mut bench.gpu.random, is_wanted)));

@@ -9,7 +9,7 @@ pub const FETCH_ADD: u8 = 0x12;
 pub const SINK: u32 = 1 << 8;
 /// Of a length: the bytes stand in the entry.
 const INLINE: u32 = 1 << 31;
-/// The flag that asks for a completion.
+/// The flag that asks for a completion entry.
 pub const COMPLETES: u8 = 8;
 
 /// A queue pair, as far as it is more than a queue.
@@ -192,8 +192,8 @@ impl Queue {
             index: 0,
             number: self.pair().number,
             segments: [3, 3 + random.below(2) as u8, 4][kind as usize],
-            // No other flag makes a difference.
-            flags: COMPLETES | [0, random.next() as u8][random.below(2) as usize],
+            // No flag makes a difference.
+            flags: [0, COMPLETES, random.next() as u8][random.below(3) as usize],
             rkey,
             remote,
             len: 0,

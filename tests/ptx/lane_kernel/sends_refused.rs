@@ -2,7 +2,7 @@
 
 use super::queue::{Entry, Queue, Window};
 use super::refused::{behind, bench_with_others, check_all_refused, check_left_alone, check_refused};
-use super::sends::{Kind, Send, COMPLETES, SINK};
+use super::sends::{Kind, Send, SINK};
 use super::*;
 
 /// The windows of an entry, and numbers of its queue.
@@ -39,8 +39,6 @@ const PUTS: &[(&str, Spoil)] = &[
     ("another queue pair in the low byte", |s, _| s.number ^= 1),
     ("… in the middle one", |s, _| s.number ^= 0x100),
     ("… in the high one", |s, _| s.number ^= 0x80_0000),
-    ("no completion", |s, _| s.flags = 0),
-    ("no completion, but all other flags", |s, _| s.flags = !COMPLETES),
     ("source's key unknown", |s, _| s.lkey ^= 1 << 31),
     ("… in its low byte", |s, _| s.lkey ^= 0x10),
     ("source's key none", |s, _| s.lkey = 0),
@@ -97,7 +95,6 @@ const VALUES: &[(&str, Spoil)] = &[
     ("value of five segments", |s, _| s.segments = 5),
     ("value that is read", |s, _| s.opcode = 0x10),
     ("value that is added", |s, _| (s.opcode, s.segments) = (0x12, 4)),
-    ("value without completion", |s, _| s.flags &= !COMPLETES),
     ("value of another queue pair", |s, _| s.number ^= 2),
     ("value of another index", |s, _| s.index = 0x100),
 ];
@@ -126,7 +123,6 @@ const ADDITIONS: &[(&str, Spoil)] = &[
     ("word ends behind its window", |s, a| s.remote = behind(a.to.peer, a.to.peer_bytes, 8, 8)),
     ("word begins behind its window", |s, a| s.remote = behind(a.to.peer, a.to.peer_bytes, 0, 8)),
     ("word is far away", |s, _| s.remote = u64::MAX - 7),
-    ("addition without completion", |s, _| s.flags &= !COMPLETES),
     ("addition of another queue pair", |s, _| s.number ^= 1 << 16),
     ("addition of another index", |s, _| s.index = 0xffff),
 ];
@@ -183,25 +179,29 @@ fn what_is_not_for_it_is_refused_too() {
     serve_refusals(0, 1);
 }
 
+/// A put that is refused, as it has a modifier.
+pub fn bad_send(q: &mut Queue, random: &mut Random) -> Entry {
+    spoiled(q, Kind::Put, Some(|s, _| s.modifier = 1), random)
+}
+
 /// One that is alone in its queue is refused once.
 pub fn serve_refused_alone(ptx: &str, seed: u64) {
     let mut bench = bench_with_others(Slots::Sends, ptx, seed);
     bench.late_every = 0;
     let place = bench.any_place();
     let q = bench.queues[place].as_mut().expect("a queue");
-    let bad = spoiled(q, Kind::Put, Some(|s, _| s.flags = 0), &mut bench.gpu.random);
+    let bad = bad_send(q, &mut bench.gpu.random);
     bench.launch(NEVER, NEVER);
     bench.go();
     bench.post(vec![(place, bad)], 1);
     bench.run_until(|b| b.position(place).1);
-    check_left_alone(&mut bench, place, "no completion");
+    check_left_alone(&mut bench, place, "modifier");
 }
 
 /// In all queues one is refused, behind additions that are taken with one look.
 fn serve_all_refused_sends(ptx: &str, seed: u64) {
-    let bad = |q: &mut Queue, random: &mut Random| spoiled(q, Kind::Put, Some(|s, _| s.flags = 0), random);
     let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared);
-    check_all_refused(Slots::Sends, ptx, seed, is_wanted, bad);
+    check_all_refused(Slots::Sends, ptx, seed, is_wanted, bad_send);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn what_is_not_rung_is_not_refused() {
         let mut bench = Bench::of(Slots::Sends, PTX, seed, seed % 4, 2);
         let place = bench.any_place();
         let q = bench.queues[place].as_mut().expect("a queue");
-        let bad = spoiled(q, Kind::Put, Some(|s, _| s.flags = 0), &mut bench.gpu.random);
+        let bad = bad_send(q, &mut bench.gpu.random);
         bench.launch(NEVER, NEVER);
         bench.go();
         bench.late_every = 0;

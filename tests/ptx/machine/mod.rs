@@ -123,6 +123,8 @@ pub struct Machine {
     threads: u64,
     shared: shared::Shared,
     parameters: Vec<u64>,
+    /// The number of the first block of a launch: as if those before it were others' business.
+    pub first_block: u64,
     turns: u64,
     /// Some stores become visible so many turns later than others, at most, unless something asks for them.
     pub late: u64,
@@ -135,8 +137,8 @@ impl Machine {
     pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
         let random = Random(seed);
         let (warps, parameters, shared) = (Vec::new(), Vec::new(), shared::Shared::default());
-        let (threads, turns, late, loaded, acquired) = (0, 0, 0, 0, 0);
-        Self { program, memory, random, warps, threads, shared, parameters, turns, late, loaded, acquired }
+        let (threads, first_block, turns, late, loaded, acquired) = (0, 0, 0, 0, 0, 0);
+        Self { program, memory, random, warps, threads, shared, parameters, first_block, turns, late, loaded, acquired }
     }
 
     /// Launches the kernel. The one before has ended.
@@ -161,6 +163,7 @@ impl Machine {
                     loaded: Vec::new(),
                 };
                 let lanes = (first..first + LANES as u64).map(lane).collect();
+                let block = self.first_block + block;
                 self.warps.push(Warp { block, lanes, pending: Vec::new(), wakes, lag: 0, lag_ends: 0 });
             }
         }

@@ -3,7 +3,8 @@
 use super::super::alike::{serve_alike, serve_alike_refused, serve_followed};
 use super::Fault;
 
-/// Which ones are like the one before, what of it is theirs, and what is looked at ahead.
+/// Which ones are like the one before, what of it is theirs, and what is looked at ahead. That a look ahead reads
+/// whether to leave is none of these: what stands there instead ends what is held, and the next look reads it.
 pub const ALIKE: &[Fault] = &[
     (
         "all are alike in words 0, 2, 4 and 6",
@@ -128,12 +129,6 @@ pub const ALIKE: &[Fault] = &[
     ("words are those of this look", "    mov.u64         u1, v1;\n", "", serve_alike),
     ("… the others", "    mov.u64         u0, v0;\n", "", serve_alike),
     ("slots of this look are emptied", "    mov.u64         at, at_next;\n", "", serve_alike),
-    (
-        "nobody reads whether to leave",
-        "    mov.u64         ring, ring_next;\n    ld.volatile.shared.u32 t1, [shared];\n",
-        "    mov.u64         ring, ring_next;\n",
-        serve_alike,
-    ),
     (
         "a look of which one is refused has been full",
         "    setp.ne.u32     %p0, accepted, whole;\n    @%p0 bra        refusals;\n",

@@ -47,6 +47,12 @@ pub const THERE: &[Fault] = &[
         "    or.pred",
         serve_long_values,
     ),
+    (
+        "half of a value's word stands for both",
+        "    or.pred         q1, q1, q2;\n    and.pred        q0, q0, q1;\n    // Values of 4 and 8",
+        "    // Values of 4 and 8",
+        serve_long_values,
+    ),
     ("the first look is behind a word", "    sub.u32         seen, seen, 1;\n", "", serve_sends),
     (
         "a look is behind a word that was not there",
@@ -85,8 +91,15 @@ pub const MEANT: &[Fault] = &[
     ("a word is where a source would be", "    @is_va mov.u64  first, y0;\n", "", serve_additions),
     ("… in its window", "    @is_va mov.u64  second, y1;\n", "", serve_additions),
     ("additions have lengths", "    @is_va mov.u32  bytes, 8;\n    cvt", "    cvt", serve_additions),
+    ("all ask for a completion entry", OPERATION, ASKED, serve_sends),
     ("all that is closed is rung", "    and.pred        is_rung, is_rung, is_open;\n", "", serve_refused_alone),
 ];
+
+// Behind this an entry's flags are looked at, in a fault.
+const OPERATION: &str = "    // Its operation, without a modifier, and its segments: WRITE";
+const ASKED: &str =
+    "    shfl.sync.idx.b32 a1, t2, head, 31, 0xffffffff;\n    and.b32         t0, a1, 0x08000000;\n    \
+                     setp.ne.u32     q0, t0, 0;\n    and.pred        is_good, is_good, q0;\n    // WRITE";
 
 /// What is not for the kernel.
 pub const REFUSED: &[Fault] = &[
@@ -107,13 +120,6 @@ pub const REFUSED: &[Fault] = &[
         "setp.eq.u32     q0, t0, signals;",
         "setp.eq.u32     q0, 0, 0;",
         refusal!("… in the middle one"),
-    ),
-    ("no completion", "and.b32         t0, a1, 0x08000000;", "mov.u32         t0, 1;", refusal!("no completion")),
-    (
-        "any flag",
-        "and.b32         t0, a1, 0x08000000;",
-        "mov.b32         t0, a1;",
-        refusal!("no completion, but all other flags"),
     ),
     ("modifiers", "0xff0000ff", "0xff000000", refusal!("modifier")),
     ("opcodes of 5 bits", "0xff0000ff", "0x1f0000ff", refusal!("an opcode of 8 bits")),
