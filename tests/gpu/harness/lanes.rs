@@ -4,6 +4,19 @@ pub mod served;
 
 use super::*;
 
+/// What tests that say nothing about the lane kernel have: none, as they look at what others do. The last word counts;
+/// what the first one says tells this from a test's own.
+const NO_LANES: &str = "lanes=1,lanes=0";
+
+/// A test's words of `OXYGIN_GPU_ISSUE` with what they do not say.
+pub fn words(how: &str) -> String {
+    match how {
+        "" => NO_LANES.into(),
+        _ if how.contains("lanes=") => how.into(),
+        _ => format!("{how},{NO_LANES}"),
+    }
+}
+
 /// Why a launch of the lane kernel ended.
 #[derive(Clone, Copy, Debug)]
 pub enum LanesEnd {

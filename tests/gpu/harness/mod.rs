@@ -22,9 +22,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Flags of a window whose signals kernels never reset.
-/// What tests that say nothing about the lane kernel have: none, as they look at what others do. The last word counts;
-/// what the first one says tells this from a test's own.
-pub const NO_LANES: &str = "lanes=1,lanes=0";
 pub const NEVER_RESET: u64 = MR_FLAG_FORCE_SO | MR_FLAG_SIGNALS_NEVER_RESET;
 
 /// The fake driver, its settings at their defaults. One test at a time has it.
@@ -258,9 +255,7 @@ impl Fake {
 
     /// How the ranks of the next jobs use the driver; without a lane kernel, unless the words say something of it.
     pub fn set_issue(&self, how: &str) {
-        let between = if how.is_empty() || how.contains("lanes=") { "" } else { "," };
-        let lanes = if how.contains("lanes=") { "" } else { NO_LANES };
-        std::env::set_var("OXYGIN_GPU_ISSUE", format!("{how}{between}{lanes}"));
+        std::env::set_var("OXYGIN_GPU_ISSUE", lanes::words(how));
     }
 
     /// The application captures a stream, or no longer.
