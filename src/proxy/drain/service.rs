@@ -18,11 +18,8 @@ use std::time::{Duration, Instant};
 /// or one found so many.
 const CLOSE: Duration = Duration::from_micros(100);
 const MANY: u32 = 4;
-/// Passes in which lanes that are held have time to come to rest: some 100 µs, more than most operations take. The
-/// kernel begins without those that have not, which are held for the next one.
+/// Passes in which lanes that are held have time to come to rest: some 100 µs, more than most operations take.
 const REST_WITHIN: u32 = 512;
-/// How long a lane is held for that: what a queue may have posted when thousands of copies of others are before it.
-const HELD_WITHIN: Duration = Duration::from_millis(20);
 /// A lane of which the kernel has refused an entry, or could not take it over, is this thread's until so many entries
 /// in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
@@ -32,7 +29,7 @@ const SUITS: u32 = 32;
 /// How long the end waits for a kernel that serves: a hundred times what it has to live.
 const END_WITHIN: Duration = Duration::from_millis(500);
 
-/// A lane that the kernel serves.
+/// A lane that is held for the kernel, or that it serves.
 struct Given {
     /// Index of the lane.
     lane: u32,
@@ -47,14 +44,10 @@ pub struct KernelService {
     kernel: Box<dyn LaneServer>,
     /// In the order in which the kernel was given them.
     given: Vec<Given>,
-    /// Lanes that are held for the kernel and not at rest, and since when each is.
-    held: Vec<(u32, Instant)>,
-    /// Passes since the first of them, or of those that are, is held for the kernel that is ready.
+    /// Passes since they are held.
     waits: u32,
     /// Entries come close together in lanes that this thread has.
     is_due: bool,
-    /// One was called as there was none; whether it is to be had shows when it is looked at next.
-    is_called: bool,
     /// The lanes carried something since the kernel was polled.
     has_moved: bool,
     /// When a visit found entries last.
@@ -68,18 +61,7 @@ pub struct KernelService {
 impl KernelService {
     /// `memory` keeps the rings.
     pub fn new(kernel: Box<dyn LaneServer>, memory: Arc<dyn Any + Send + Sync>) -> Self {
-        Self {
-            kernel,
-            given: Vec::new(),
-            held: Vec::new(),
-            waits: 0,
-            is_due: false,
-            is_called: false,
-            has_moved: false,
-            found: None,
-            ends: false,
-            memory,
-        }
+        Self { kernel, given: Vec::new(), waits: 0, is_due: false, has_moved: false, found: None, ends: false, memory }
     }
 
     /// Whether a kernel could serve lanes to this peer.
@@ -140,23 +122,14 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let moved = std::mem::take(&mut service.has_moved);
         match service.kernel.poll(moved) {
             Stage::Off => {
-                // Held lanes wait for the next one if there is one at once.
-                if service.is_called || service.ends {
-                    self.release(&mut service);
-                }
-                service.is_called = std::mem::take(&mut service.is_due) && !service.ends;
-                if service.is_called {
+                self.release(&mut service);
+                if std::mem::take(&mut service.is_due) && !service.ends {
                     service.kernel.call(Instant::now(), self.wanted_of(&service));
-                } else {
-                    self.release(&mut service);
                 }
             }
-            Stage::Called => service.is_called = false,
+            Stage::Called => {}
             Stage::Ready if service.ends => self.release(&mut service),
-            Stage::Ready => {
-                service.is_called = false;
-                self.hand_over(&mut service);
-            }
+            Stage::Ready => self.hand_over(&mut service),
             Stage::Serving => {
                 pass.is_busy = true;
                 self.follow(&mut service, pass);
@@ -190,68 +163,60 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Lanes that were held for a kernel take entries again.
     fn release(&mut self, service: &mut KernelService) {
-        for (lane, _) in service.held.drain(..) {
-            self.places[lane as usize].lane.release();
+        for given in service.given.drain(..) {
+            self.places[given.lane as usize].lane.release();
         }
     }
 
     /// A kernel is ready: holds the lanes for it, and gives it those that are at rest.
     fn hand_over(&mut self, service: &mut KernelService) {
-        if service.waits == 0 {
-            let now = Instant::now();
+        if service.given.is_empty() {
             for &lane in &self.hot {
                 let place = &mut self.places[lane as usize];
                 let is_live = !self.commons[place.context as usize].is_dead();
                 let is_wanted = is_live && place.is_for_kernel() && service.kernel.reaches(place.lane.peer);
-                if is_wanted && service.held.len() < LANES && place.lane.hold() {
-                    service.held.push((lane, now));
+                if is_wanted && service.given.len() < LANES && place.lane.hold() {
+                    service.given.push(Given { lane, next: 0, done: 0 });
                 }
             }
+            service.waits = 0;
         }
         service.waits += 1;
-        let (contexts, places, commons) = (self.contexts.get(), &mut self.places, &self.commons);
-        let is_at_rest = |&(lane, _): &(u32, Instant)| {
-            let place = &mut places[lane as usize];
+        let (contexts, is_late) = (self.contexts.get(), service.waits > REST_WITHIN);
+        let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
             let common = &commons[place.context as usize];
             place.lane.is_at_rest(&contexts[common.number as usize], common)
         };
-        let (resting, moving): (Vec<_>, Vec<_>) = service.held.iter().copied().partition(is_at_rest);
-        if !moving.is_empty() && service.waits <= REST_WITHIN {
+        let mut resting = Vec::with_capacity(service.given.len());
+        for given in std::mem::take(&mut service.given) {
+            match is_at_rest(&mut self.places[given.lane as usize], &self.commons) {
+                true => resting.push(given),
+                false if is_late => self.places[given.lane as usize].lane.release(),
+                false => service.given.push(given),
+            }
+        }
+        if !service.given.is_empty() {
             // The others are at rest for as long as they are held.
+            service.given.append(&mut resting);
             return;
         }
-        (service.held, service.waits) = (moving, 0);
-        self.release_late(service);
-        self.begin(service, resting.into_iter().map(|(lane, _)| lane).collect());
-    }
-
-    /// Lanes that have been held for long go on by this thread.
-    fn release_late(&mut self, service: &mut KernelService) {
-        let now = Instant::now();
-        service.held.retain(|&(lane, since)| {
-            let is_late = now.saturating_duration_since(since) > HELD_WITHIN;
-            if is_late {
-                let place = &mut self.places[lane as usize];
-                place.lane.release();
-                place.put_off();
-            }
-            !is_late
-        });
+        self.begin(service, resting);
     }
 
     /// Has the kernel serve those of the lanes, which are at rest, that it can.
-    fn begin(&mut self, service: &mut KernelService, resting: Vec<u32>) {
-        let views: Vec<Option<LaneView>> = resting.iter().map(|lane| self.places[*lane as usize].lane.view()).collect();
+    fn begin(&mut self, service: &mut KernelService, resting: Vec<Given>) {
+        let views: Vec<Option<LaneView>> =
+            resting.iter().map(|given| self.places[given.lane as usize].lane.view()).collect();
         let known: Vec<LaneView> = views.iter().copied().flatten().collect();
-        // From here on it says that lanes carry traffic which this thread has, or holds.
-        service.is_due = !service.held.is_empty();
+        // From here on it says that lanes carry traffic which this thread has.
+        service.is_due = false;
         let mut served = if known.is_empty() { Vec::new() } else { service.kernel.serve(&known) }.into_iter();
-        for (lane, view) in resting.into_iter().zip(views) {
-            let place = &mut self.places[lane as usize];
+        for (given, view) in resting.into_iter().zip(views) {
+            let place = &mut self.places[given.lane as usize];
             match view.filter(|_| served.next() == Some(true)) {
                 Some(LaneView { next, .. }) => {
                     place.lane.begin_served();
-                    service.given.push(Given { lane, next: next as u32, done: 0 });
+                    service.given.push(Given { next: next as u32, ..given });
                 }
                 None => {
                     place.lane.release();
@@ -321,9 +286,6 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// The GPU has failed while a kernel served: nobody knows what of it is done.
     #[cold]
     fn lose_served(&mut self, service: &KernelService) {
-        for (lane, _) in &service.held {
-            self.places[*lane as usize].lane.release();
-        }
         for given in &service.given {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {
