@@ -114,6 +114,11 @@ impl Owed {
         self.payment.is_none() && self.counted.is_none() && !self.is_over && self.left(paid) == 0
     }
 
+    /// Whether a kernel may ever store the index.
+    pub fn suits_kernel(&self) -> bool {
+        self.at.is_counted
+    }
+
     /// The index's address, for a kernel that stores it: nothing is under way that changes it, and from here on
     /// payments store it, too. `None`: other queues' completions are told by additions to this rank as well, which
     /// cannot be told from this one's.

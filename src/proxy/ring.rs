@@ -117,6 +117,11 @@ pub trait Ring: Send + 'static {
     /// beyond what it takes to give it back: judging it may have been what had a fault.
     fn stop(&mut self, why: Stopped);
 
+    /// Whether a kernel could ever serve the ring, as far as is known now.
+    fn can_be_served(&self) -> bool {
+        false
+    }
+
     /// The ring as a kernel has to know it that serves it; `None`: no kernel can. All that was taken is given back.
     fn view(&mut self) -> Option<LaneView> {
         None

@@ -92,7 +92,7 @@ fn many_queues_are_served_by_several_blocks() {
     for contexts in [40, 129] {
         let fake = Fake::take();
         let before = fake.lane_gos();
-        until_taken(&fake, Scene { gpus: 2, contexts, depth: 16, each: 8, ..Scene::default() }, 3000);
+        until_taken(&fake, Scene { gpus: 2, contexts, depth: 16, each: 8, ..Scene::default() }, 1000);
         assert!(fake.lane_gos() - before >= 4, "each rank's kernel has two blocks at least");
     }
 }

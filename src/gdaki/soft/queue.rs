@@ -416,6 +416,10 @@ impl Ring for SendQueue {
         self.is_stopped = true;
     }
 
+    fn can_be_served(&self) -> bool {
+        self.suits_kernel()
+    }
+
     fn view(&mut self) -> Option<LaneView> {
         self.lane_view()
     }

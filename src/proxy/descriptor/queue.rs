@@ -339,6 +339,10 @@ impl Ring for Queue {
         self.owed.as_mut()
     }
 
+    fn can_be_served(&self) -> bool {
+        !self.is_stopped && self.owed.as_ref().is_some_and(Owed::suits_kernel)
+    }
+
     fn view(&mut self) -> Option<LaneView> {
         debug_assert_eq!(self.next, self.credited);
         let index = self.owed.as_mut().filter(|_| !self.is_stopped)?.for_kernel()?;

@@ -111,7 +111,7 @@ impl<R: Ring> Place<R> {
 
     /// Whether the kernel may have it.
     pub(super) fn is_for_kernel(&self) -> bool {
-        !self.is_broken && self.suits > 0 && self.suits >= self.wanted
+        !self.is_broken && self.suits > 0 && self.suits >= self.wanted && self.lane.can_be_served()
     }
 }
 

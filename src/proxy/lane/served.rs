@@ -49,6 +49,11 @@ impl<R: Ring> Lane<R> {
         fence.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire)))
     }
 
+    /// Whether a kernel could ever serve it, as far as is known now.
+    pub fn can_be_served(&self) -> bool {
+        self.ring.can_be_served()
+    }
+
     /// As a kernel is to know it, where it is at rest.
     pub fn view(&mut self) -> Option<LaneView> {
         self.ring.view()

@@ -4,18 +4,25 @@ use super::{Record, SendQueue, NEVER};
 use crate::config::Ringing;
 use crate::fabric::lanes::{Format, LaneView};
 use crate::gdaki::entry::send::opcode;
+use crate::proxy::credits::Owed;
 
 /// A kernel counts entries by the lower half of their index alone, and its launches take far fewer than these.
 const BEFORE_A_WRAP: u32 = 1 << 24;
 
 impl SendQueue {
-    /// As a kernel has to know it. `None`: it rings in a way that kernels do not know, or nobody has rung yet, so that
-    /// maybe nobody will; completions are not counted; or something is wrong with it, which this side has to say.
-    pub(super) fn lane_view(&mut self) -> Option<LaneView> {
-        debug_assert_eq!(self.next, self.credited);
+    /// Whether a kernel could serve it. Not if it rings in a way that kernels do not know, or nobody has rung yet, so
+    /// that maybe nobody will; if completions are not counted; or something is wrong with it, which this side has to
+    /// say.
+    pub(super) fn suits_kernel(&self) -> bool {
         let is_rung = self.places.bell.handler == Ringing::FreeFlow && self.arrival.has_rung();
         let is_sound = !self.is_stopped && self.overrun == NEVER && self.tape.is_none();
-        if !is_rung || !is_sound || u32::MAX - (self.next as u32) < BEFORE_A_WRAP {
+        is_rung && is_sound && self.owed.as_ref().is_some_and(Owed::suits_kernel)
+    }
+
+    /// As a kernel has to know it. `None`: it does not suit one, or its index is about to wrap.
+    pub(super) fn lane_view(&mut self) -> Option<LaneView> {
+        debug_assert_eq!(self.next, self.credited);
+        if !self.suits_kernel() || u32::MAX - (self.next as u32) < BEFORE_A_WRAP {
             return None;
         }
         let index = self.owed.as_mut()?.for_kernel()?;
