@@ -119,7 +119,8 @@ fn many_windows_and_peers() {
         let fake = Fake::take();
         let (before, taken) = (fake.refused_lanes(), if windows == 3 { 300 } else { 10 });
         until_taken(&fake, Scene { ranks: 3, gpus, windows, each: 100, ..Scene::default() }, taken);
-        assert_eq!(fake.refused_lanes() > before, windows > 3, "{windows} windows");
+        // Of fewer one may be refused, too, where a queue is handed over before it has named all.
+        assert!(windows <= 3 || fake.refused_lanes() > before, "{windows} windows");
     }
 }
 
