@@ -149,9 +149,17 @@ impl Setting {
             record: NonNull::from(&self.record),
         };
         let (slots, completions) = (NonNull::from(&self.slots[0]), NonNull::from(&self.completions[0]).cast());
-        let on_device = [0; 2];
-        let places =
-            QueuePairAddresses { slots, on_device, size: SIZE, completions, credits: None, bell, number: NUMBER };
+        let (device_slots, device_rings) = (0, 0);
+        let places = QueuePairAddresses {
+            slots,
+            device_slots,
+            device_rings,
+            size: SIZE,
+            completions,
+            credits: None,
+            bell,
+            number: NUMBER,
+        };
         // SAFETY: the setting keeps the memory and outlives the drain.
         let queue = unsafe { SendQueue::new(places, terms, 0) };
         let common = Common::new(0, Arc::new(AtomicBool::new(false)));

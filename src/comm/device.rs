@@ -4,7 +4,9 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_numbers, device_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{
+    allocate_signals, check_numbers, settings, signal_words, work, DeviceQueues, QueueState, Share,
+};
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
@@ -101,10 +103,7 @@ impl QueueBlocks {
         };
         let cis_at = credits.as_ref().map_or(cis.device, |words| words.at);
         let counters = memory.shared(8 * n * spec.counters as usize)?;
-        let signals = memory.zeroed(8 * n * (spec.signals as usize).max(1))?;
-        if has_visitors {
-            memory.open_to_peers();
-        }
+        let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
         // Device code's own: produced indices, and two indices of gets a peer.
         let indices = memory.zeroed(3 * n * cis_bytes)?;
         let offsets = match spec.layout.has_signal_offsets() {
@@ -271,9 +270,8 @@ impl Coll {
 /// The signals of all contexts, as memory to register.
 fn signal_window(spec: &DeviceSpec, blocks: &QueueBlocks) -> Result<WindowSpec> {
     let len = 8 * u64::from(spec.contexts.contexts) * u64::from(spec.signals.max(1));
-    let mut window = device_words(&blocks.memory, blocks.signals, len, spec.layout.has_signal_offsets())?;
-    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = blocks.abilities.has_visitors);
-    Ok(window)
+    let only_added = spec.layout.has_signal_offsets();
+    signal_words(&blocks.memory, blocks.signals, len, only_added, blocks.abilities.has_visitors)
 }
 
 #[cfg(test)]

@@ -184,6 +184,29 @@ pub(super) fn device_words(memory: &Memory, base: u64, len: u64, only_added: boo
     Ok(WindowSpec { base, len, strict: true, dma_buf: None, gpu: memory.inspect(base, len, only_added)? })
 }
 
+/// Memory for the signals of so many contexts, each with so many; where they `have_visitors`, kernels on peers' GPUs
+/// may add to them by themselves.
+pub(super) fn allocate_signals(memory: &mut Memory, contexts: usize, each: u32, have_visitors: bool) -> Result<u64> {
+    let signals = memory.zeroed(8 * contexts * (each as usize).max(1))?;
+    if have_visitors {
+        memory.open_to_peers();
+    }
+    Ok(signals)
+}
+
+/// Signals that [`allocate_signals`] has made, as [`device_words`].
+pub(super) fn signal_words(
+    memory: &Memory,
+    base: u64,
+    len: u64,
+    only_added: bool,
+    have_visitors: bool,
+) -> Result<WindowSpec> {
+    let mut window = device_words(memory, base, len, only_added)?;
+    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = have_visitors);
+    Ok(window)
+}
+
 /// What the threads of a communicator's engine are to be.
 pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
     let cpus = match &config.proxy_affinity {

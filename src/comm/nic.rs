@@ -5,7 +5,9 @@ use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{check_numbers, device_words, settings, work, DeviceQueues, QueueState, Share};
+use super::device_queues::{
+    allocate_signals, check_numbers, settings, signal_words, work, DeviceQueues, QueueState, Share,
+};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
@@ -111,10 +113,7 @@ impl QueuePairBlocks {
         }
         let mut memory = Memory::here()?;
         let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
-        let signals = memory.zeroed(8 * n * (spec.signals as usize).max(1))?;
-        if has_visitors {
-            memory.open_to_peers();
-        }
+        let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
         Ok(Self {
             slots: memory.shared(queues * size as usize * ENTRY_BYTES)?,
             completions: memory.shared(queues * size as usize * ENTRY_BYTES)?,
@@ -172,7 +171,8 @@ impl QueuePairBlocks {
         };
         let places = QueuePairAddresses {
             slots: slots.cpu.cast(),
-            on_device: [slots.device, bell.device],
+            device_slots: slots.device,
+            device_rings: bell.device,
             size: self.size,
             completions: completions.cpu,
             credits,
@@ -204,10 +204,7 @@ impl QueuePairBlocks {
     fn windows(&self, spec: &NicSpec) -> [Option<Result<WindowSpec>>; 2] {
         let len = |each: u32| 8 * u64::from(spec.contexts.contexts) * u64::from(each);
         // GDAKI device code resets a signal by a store of 0.
-        let signals = device_words(&self.memory, self.signals, len(spec.signals), false).map(|mut window| {
-            window.gpu.iter_mut().for_each(|memory| memory.has_visitors = self.has_visitors);
-            window
-        });
+        let signals = signal_words(&self.memory, self.signals, len(spec.signals), false, self.has_visitors);
         let (base, len) = (self.counters.cpu.as_ptr() as u64, len(spec.counters));
         let counters = WindowSpec { base, len, strict: true, dma_buf: None, gpu: None };
         [(spec.signals > 0).then_some(signals), (spec.counters > 0).then_some(Ok(counters))]

@@ -34,6 +34,25 @@ pub struct WindowView {
     pub remote_len: u64,
 }
 
+/// What the entries of a queue have called windows lately, the newest first: what a kernel that serves it is told.
+#[derive(Default)]
+pub struct Named<T>([T; WINDOWS]);
+
+impl<T: Copy + Default + PartialEq> Named<T> {
+    /// An entry names this window.
+    pub fn note(&mut self, name: T) {
+        let at = self.0.iter().position(|named| *named == name).unwrap_or(WINDOWS - 1);
+        self.0[..=at].rotate_right(1);
+        self.0[0] = name;
+    }
+
+    /// What a kernel is told of them, by what looks one up.
+    pub fn views(&self, view: impl Fn(T) -> Option<WindowView>) -> [WindowView; WINDOWS] {
+        let known = |name: T| if name == T::default() { None } else { view(name) };
+        self.0.map(|name| known(name).unwrap_or_default())
+    }
+}
+
 /// What stands in the slots of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
@@ -122,7 +141,10 @@ pub trait LaneServer: Send {
     /// Whether it could ever store into memory of this peer, as far as is known now.
     fn reaches(&self, peer: u32) -> bool;
 
-    /// Calls one for so many queues, unless it was called, or none can be had for now.
+    /// Whether one was called that does not serve yet: there is no other before it does.
+    fn is_awaited(&self) -> bool;
+
+    /// Calls one for so many queues, unless one is awaited, or none can be had for now.
     fn call(&mut self, now: Instant, lanes: usize);
 
     /// Whether another one runs behind the one that serves.

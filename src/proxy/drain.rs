@@ -273,7 +273,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             self.heads[index as usize] = place.lane.head();
             if let Some(service) = &mut self.service {
                 place.suits = if self.batch.suits_kernel() { place.suits.saturating_add(found.taken) } else { 0 };
-                if place.is_for_kernel() && service.reaches(place.lane.peer) {
+                if place.is_for(service) {
                     service.note(found.taken);
                 }
             }

@@ -3,39 +3,24 @@
 
 use crate::fake_lanes::{Draws, LONG, SHORT};
 use crate::harness::board::entries::*;
+use crate::harness::board::given::*;
 use crate::harness::board::*;
 use crate::harness::lanes::LanesEnd;
 use crate::harness::*;
 use std::time::Duration;
 
-/// Words of the signals: one that counts, one whose sums tell how far it is, one to which all else is added.
-const COUNTER: u64 = 0;
-const SUM: u64 = 1;
+/// The word of the signals to which all is added that `COUNTER` and `SUM` do not tell.
 const OTHER: u64 = 2;
 
-/// What an entry brings: where, and which bytes; or that it adds one to the counter.
-struct Brought {
-    at: u64,
-    bytes: Vec<u8>,
-    counts: bool,
+/// What is given to lanes of entries.
+trait GivenEntries {
+    fn push(&mut self, at: u64, bytes: Vec<u8>, counts: bool);
+    fn next(&mut self, board: &Board<'_>, i: usize, draws: &mut Draws) -> Entry;
+    fn check_done(&mut self, board: &EntryBoard<'_>, i: usize);
+    fn check_end(&mut self, board: &EntryBoard<'_>, i: usize);
 }
 
-/// What one lane was given, and what of it was looked at.
-#[derive(Default)]
-struct Given {
-    all: Vec<Brought>,
-    /// What `SUM` and `OTHER` are in the end.
-    added: [u64; 2],
-    /// What `SUM` is behind each that adds to it, and what `COUNTER` is before.
-    sums: Vec<(u64, u64)>,
-    checked: usize,
-}
-
-impl Given {
-    fn counted(&self, until: usize) -> u64 {
-        self.all.iter().take(until).filter(|b| b.counts).count() as u64
-    }
-
+impl GivenEntries for Given {
     fn push(&mut self, at: u64, bytes: Vec<u8>, counts: bool) {
         self.all.push(Brought { at, bytes, counts });
     }
@@ -59,8 +44,7 @@ impl Given {
             }
             4 => {
                 let by = draws.below(1 << 20) << 40 | 1;
-                self.added[0] += by;
-                self.sums.push((self.added[0], self.counted(usize::MAX)));
+                self.add(by);
                 self.push(0, Vec::new(), false);
                 Entry::addition(8 * SUM, by)
             }
@@ -78,31 +62,16 @@ impl Given {
         }
     }
 
-    /// Where a look takes one entry of a lane, its signals come in their order.
-    fn check_signals(&self, board: &Board<'_>, i: usize) {
-        let (sum, counted) = (board.signal(i, SUM), board.signal(i, COUNTER));
-        let at = self.sums.iter().find(|(is, _)| *is == sum);
-        let before = at.map_or(0, |(_, before)| *before);
-        assert!(at.is_some() || sum == 0, "lane {i}: the sum is {sum}");
-        assert!(counted >= before, "lane {i}: {counted} counted, and {before} before the sum was {sum}");
-    }
-
-    /// What came before as many signals as there are has arrived, and all that counts as completed.
-    fn check(&mut self, board: &EntryBoard<'_>, i: usize) {
-        let done = board.done(i);
-        let signals = board.host.signal(i, COUNTER);
+    /// All that counts as completed has signalled.
+    fn check_done(&mut self, board: &EntryBoard<'_>, i: usize) {
+        let (done, signals) = (board.done(i), board.host.signal(i, COUNTER));
         assert!(done <= self.all.len() && signals >= self.counted(done), "lane {i}: {done} done, {signals} signals");
-        let counting = self.all.iter().enumerate().filter(|(_, b)| b.counts).map(|(n, _)| n + 1);
-        let until = done.max(counting.take(signals as usize).last().unwrap_or(0));
-        for (n, b) in self.all.iter().enumerate().take(until).skip(self.checked) {
-            assert_eq!(board.host.target(b.at, b.bytes.len() as u64), b.bytes, "lane {i}: entry {n}");
-        }
-        self.checked = self.checked.max(until);
+        self.check(&board.host, i, done);
     }
 
     /// Nothing more comes.
     fn check_end(&mut self, board: &EntryBoard<'_>, i: usize) {
-        self.check(board, i);
+        self.check_done(board, i);
         let lane = &board.host.lanes[i];
         let signals = [COUNTER, SUM, OTHER].map(|s| board.host.signal(i, s));
         assert_eq!(signals, [self.counted(usize::MAX), self.added[0], self.added[1]], "lane {i}");
@@ -145,7 +114,7 @@ fn lanes_bring_all_entries_once_and_in_order() {
                 if spread == 3 {
                     given.check_signals(&board.host, i);
                 }
-                given.check(&board, i);
+                given.check_done(&board, i);
             }
         }
         board.host.end();

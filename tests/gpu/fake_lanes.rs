@@ -1,6 +1,7 @@
 //! The fake driver's lane kernel itself, on which tests of the library rely: it takes what it is to take, in order and
 //! once, closes lanes at the rest, and can be held up, failed and ended.
 
+use crate::harness::board::given::*;
 use crate::harness::board::*;
 use crate::harness::lanes::LanesEnd;
 use crate::harness::*;
@@ -23,83 +24,37 @@ impl Draws {
     }
 }
 
-/// What a descriptor brings: where, and which bytes; and whether it adds one to signal 0.
-struct Brought {
-    at: u64,
-    bytes: Vec<u8>,
-    counts: bool,
-}
-
-/// What one lane was given, and what of it was looked at.
-#[derive(Default)]
-struct Given {
-    all: Vec<Brought>,
-    /// In these sums: of signal 1, and of the word that is named by window.
-    added: [u64; 2],
-    /// What signal 1 is behind each that adds to it, and what signal 0 is before.
-    sums: Vec<(u64, u64)>,
-    checked: usize,
-}
-
-impl Given {
-    /// The next one of a lane: bytes in a place of their own, mostly with a signal.
-    fn next(&mut self, board: &Board<'_>, i: usize, draws: &mut Draws) -> Descriptor {
-        let form = board.lanes[i].form;
-        let version = 1 + draws.below(2) as u8;
-        let at = board.lanes[i].room + self.all.len() as u64 * 1024;
-        let by = draws.below(1 << 20) << 40 | 1;
-        let (op, signal) =
-            [(0, 0), (OP_SIGNAL_INC, 0), (OP_SIGNAL_INC, 0), (OP_SIGNAL_ADD, 1)][draws.below(4) as usize];
-        let (d, bytes) = match draws.below(6) {
-            0 => {
-                self.added[1] += by;
-                self.all.push(Brought { at, bytes: Vec::new(), counts: false });
-                let d = Descriptor::new(form, version, OP_VA_SIGNAL | OP_SIGNAL_ADD, 99);
-                return d.first(2 * 8, SOURCE).with_signal(u32::MAX, by, true);
-            }
-            1 if op != 0 => (Descriptor::new(form, version, op | OP_PUT, 0), Vec::new()),
-            2 | 3 => {
-                let (n, value) = (1 << draws.below(4), draws.below(u64::MAX));
-                let d = Descriptor::new(form, version, op | OP_PUT | OP_INLINE, n).value(value);
-                (d.second(at, TARGET), value.to_le_bytes()[..n as usize].to_vec())
-            }
-            _ => {
-                let (from, n) = (draws.below(1000) * 4, [4, 8, 64, 100, 1024][draws.below(5) as usize]);
-                let d = Descriptor::new(form, version, op | OP_PUT, n).first(from, SOURCE).second(at, TARGET);
-                (d, board.source(from, n))
-            }
-        };
-        if op == OP_SIGNAL_ADD {
-            self.added[0] += by;
-            let counted = self.all.iter().filter(|b| b.counts).count() as u64;
-            self.sums.push((self.added[0], counted));
+/// The next one of a lane: bytes in a place of their own, mostly with a signal.
+fn next(given: &mut Given, board: &Board<'_>, i: usize, draws: &mut Draws) -> Descriptor {
+    let form = board.lanes[i].form;
+    let version = 1 + draws.below(2) as u8;
+    let at = board.lanes[i].room + given.all.len() as u64 * 1024;
+    let by = draws.below(1 << 20) << 40 | 1;
+    let (op, signal) = [(0, 0), (OP_SIGNAL_INC, 0), (OP_SIGNAL_INC, 0), (OP_SIGNAL_ADD, 1)][draws.below(4) as usize];
+    let (d, bytes) = match draws.below(6) {
+        0 => {
+            given.added[1] += by;
+            given.all.push(Brought { at, bytes: Vec::new(), counts: false });
+            let d = Descriptor::new(form, version, OP_VA_SIGNAL | OP_SIGNAL_ADD, 99);
+            return d.first(2 * 8, SOURCE).with_signal(u32::MAX, by, true);
         }
-        self.all.push(Brought { at, bytes, counts: op == OP_SIGNAL_INC });
-        d.with_signal(signal, by, draws.below(2) == 0)
-    }
-
-    /// Where a look takes one descriptor of a lane, its signals come in their order.
-    fn check_signals(&self, board: &Board<'_>, i: usize) {
-        let (sum, counted) = (board.signal(i, 1), board.signal(i, 0));
-        let at = self.sums.iter().find(|(is, _)| *is == sum);
-        let before = at.map_or(0, |(_, before)| *before);
-        assert!(at.is_some() || sum == 0, "lane {i}: signal 1 is {sum}");
-        assert!(counted >= before, "lane {i}: signal 0 is {counted}, and was {before} before signal 1 was {sum}");
-    }
-
-    /// What came before as many signals as there are has arrived, and before the index.
-    fn check(&mut self, board: &Board<'_>, i: usize) {
-        let done = board.index(i).wrapping_sub(board.lanes[i].first) as usize;
-        let signals = board.signal(i, 0) as usize;
-        let counted = self.all.iter().enumerate().filter(|(_, b)| b.counts).map(|(n, _)| n + 1);
-        let signalled = counted.take(signals).last().unwrap_or(0);
-        let until = done.max(signalled);
-        assert!(until <= self.all.len(), "lane {i}: {done} done, {signals} signals");
-        for (n, b) in self.all.iter().enumerate().take(until).skip(self.checked) {
-            assert_eq!(board.target(b.at, b.bytes.len() as u64), b.bytes, "lane {i}: descriptor {n}");
+        1 if op != 0 => (Descriptor::new(form, version, op | OP_PUT, 0), Vec::new()),
+        2 | 3 => {
+            let (n, value) = (1 << draws.below(4), draws.below(u64::MAX));
+            let d = Descriptor::new(form, version, op | OP_PUT | OP_INLINE, n).value(value);
+            (d.second(at, TARGET), value.to_le_bytes()[..n as usize].to_vec())
         }
-        self.checked = self.checked.max(until);
+        _ => {
+            let (from, n) = (draws.below(1000) * 4, [4, 8, 64, 100, 1024][draws.below(5) as usize]);
+            let d = Descriptor::new(form, version, op | OP_PUT, n).first(from, SOURCE).second(at, TARGET);
+            (d, board.source(from, n))
+        }
+    };
+    if op == OP_SIGNAL_ADD {
+        given.add(by);
     }
+    given.all.push(Brought { at, bytes, counts: op == OP_SIGNAL_INC });
+    d.with_signal(signal, by, draws.below(2) == 0)
 }
 
 /// Launches that end at any time, and lanes that go on where the one before left them.
@@ -131,11 +86,11 @@ fn lanes_bring_everything_once_and_in_order() {
                 let left = EACH - given.all.len();
                 match draws.below(4) {
                     0 if room > 1 && left > 1 => {
-                        let [first, second] = [(), ()].map(|()| given.next(&board, i, &mut draws));
+                        let [first, second] = [(), ()].map(|()| next(given, &board, i, &mut draws));
                         board.post_swapped(i, [&first, &second]);
                     }
                     1 | 2 if room > 0 && left > 0 => {
-                        let d = given.next(&board, i, &mut draws);
+                        let d = next(given, &board, i, &mut draws);
                         board.post(i, &d, draws.below(8));
                     }
                     _ => {}
@@ -143,13 +98,13 @@ fn lanes_bring_everything_once_and_in_order() {
                 if spread == 3 {
                     given.check_signals(&board, i);
                 }
-                given.check(&board, i);
+                given.check(&board, i, board.index(i).wrapping_sub(board.lanes[i].first) as usize);
             }
         }
         board.end();
         for (i, given) in given.iter_mut().enumerate() {
-            given.check(&board, i);
-            let counted = given.all.iter().filter(|b| b.counts).count() as u64;
+            given.check(&board, i, board.index(i).wrapping_sub(board.lanes[i].first) as usize);
+            let counted = given.counted(usize::MAX);
             assert_eq!([0, 1, 2].map(|s| board.signal(i, s)), [counted, given.added[0], given.added[1]], "lane {i}");
             assert!((0..board.lanes[i].slots).all(|slot| board.is_clear(i, slot)));
         }

@@ -74,10 +74,7 @@ fn serve_slots(slots: Slots, ptx: &str, seed: u64) {
     bench.launch(NEVER, NEVER);
     bench.go();
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 /// A launch that is given up to so many entries at the times that it likes, and has ended.

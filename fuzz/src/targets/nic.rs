@@ -95,23 +95,29 @@ fn judge(op: &Op) {
     }
 }
 
-fn entries(mut input: &[u8]) {
-    let (slots, completions) = ([const { AtomicU64::new(0) }; 8 * SLOTS], [const { AtomicU64::new(0) }; 8 * SLOTS]);
-    let (words, record) = ([const { AtomicU64::new(0) }; SLOTS], AtomicU32::new(0));
-    let is_free = input.first().is_some_and(|flags| flags & 1 == 1);
-    let handler = if is_free { Ringing::FreeFlow } else { Ringing::Proxy };
-    let terms = Arc::new(Terms {
+/// What entries are held against.
+fn terms() -> Terms {
+    Terms {
         target: Against { coll: COLL, contexts: 1, nranks: 2 },
         context: 0,
         keys: keys().0.clone(),
         atomics: Atomics { host: Atomicity::Fabric, gpu: Atomicity::Fabric, by_words: false },
         counts: Arc::new(Counts::new(NUMBER, 2)),
         ended: Arc::default(),
-    });
+    }
+}
+
+fn entries(mut input: &[u8]) {
+    let (slots, completions) = ([const { AtomicU64::new(0) }; 8 * SLOTS], [const { AtomicU64::new(0) }; 8 * SLOTS]);
+    let (words, record) = ([const { AtomicU64::new(0) }; SLOTS], AtomicU32::new(0));
+    let is_free = input.first().is_some_and(|flags| flags & 1 == 1);
+    let handler = if is_free { Ringing::FreeFlow } else { Ringing::Proxy };
+    let terms = Arc::new(terms());
     let places = QueuePairAddresses {
         credits: None,
         slots: NonNull::from(&slots[0]),
-        on_device: [0; 2],
+        device_slots: 0,
+        device_rings: 0,
         size: SLOTS as u32,
         completions: NonNull::from(&completions[0]).cast(),
         bell: DoorbellWords { handler, words: NonNull::from(&words[0]), record: NonNull::from(&record) },

@@ -182,6 +182,10 @@ impl lanes::LaneServer for Lanes {
         link.engine_of_peer().is_some() || link.way() == RouteKind::Near
     }
 
+    fn is_awaited(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.is_awaited())
+    }
+
     fn call(&mut self, now: Instant, lanes: usize) {
         if self.kernel.is_none() {
             self.kernel = self.shared.engine.take_lane_kernel();

@@ -1,7 +1,7 @@
 //! Which operations a send entry is: its keys and ranges held against windows.
 
 use super::keys::{Keys, SINK, SINK_BYTES};
-use crate::fabric::lanes::{WindowView, WINDOWS};
+use crate::fabric::lanes::{Named, WindowView, WINDOWS};
 use crate::gdaki::entry::send::{Inline, LocalRange, LocalRanges, Malformed, RemotePlace, Request};
 use crate::gdaki::entry::Syndrome;
 use crate::proxy::ops::Ops;
@@ -138,8 +138,8 @@ pub struct Windows {
     known: [Known; 3],
     /// Which of them is the next to go.
     oldest: usize,
-    /// Keys of the windows that entries have named, the newest first: what a kernel that serves the queue is told.
-    named: [u32; WINDOWS],
+    /// Keys of the windows that entries have named.
+    named: Named<u32>,
     /// `terms.ended` when they were learned.
     ended: u64,
 }
@@ -148,7 +148,7 @@ impl Windows {
     /// Of a queue pair to `peer`.
     pub fn new(terms: Arc<Terms>, peer: u32) -> Self {
         let ended = terms.ended.load(Ordering::Acquire);
-        Self { terms, peer, known: Default::default(), oldest: 0, named: [0; WINDOWS], ended }
+        Self { terms, peer, known: Default::default(), oldest: 0, named: Named::default(), ended }
     }
 
     /// The queue pair's peer.
@@ -188,19 +188,15 @@ impl Windows {
         let at = self.oldest;
         self.oldest = (at + 1) % self.known.len();
         self.known[at] = known;
-        let place = self.named.iter().position(|named| *named == key).unwrap_or(WINDOWS - 1);
-        self.named[..=place].rotate_right(1);
-        self.named[0] = key;
+        self.named.note(key);
         Some(at)
     }
 
     /// What a kernel is told of the windows that entries have named lately.
     pub fn views(&self) -> [WindowView; WINDOWS] {
-        self.named.map(|key| match self.look_up(key).filter(|_| key != 0) {
-            Some(Known { lkey, rkey, base, len, remote_base, remote_len, .. }) => {
-                WindowView { handle: key.to_be().into(), lkey, base, len, rkey, remote_base, remote_len }
-            }
-            None => WindowView::default(),
+        self.named.views(|key| {
+            let Known { lkey, rkey, base, len, remote_base, remote_len, .. } = self.look_up(key)?;
+            Some(WindowView { handle: key.to_be().into(), lkey, base, len, rkey, remote_base, remote_len })
         })
     }
 

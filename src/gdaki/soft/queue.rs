@@ -34,8 +34,10 @@ const NEVER: u64 = u64::MAX;
 pub struct QueuePairAddresses {
     /// Slot 0.
     pub slots: NonNull<AtomicU64>,
-    /// Its address for device code, and that of the first word that it rings.
-    pub on_device: [u64; 2],
+    /// Its address for device code.
+    pub device_slots: u64,
+    /// For device code the address of the first word that it rings.
+    pub device_rings: u64,
     /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
     pub size: u32,
     /// Completion entry 0.

@@ -50,7 +50,8 @@ impl Shared {
         let bell = DoorbellWords { handler, words: NonNull::from(&self.words[0]), record: NonNull::from(&self.record) };
         let places = QueuePairAddresses {
             slots: NonNull::from(&self.slots[0]),
-            on_device: [0x1000, 0x2000],
+            device_slots: 0x1000,
+            device_rings: 0x2000,
             size: SIZE as u32,
             completions: NonNull::from(&self.completions[0]).cast(),
             credits,

@@ -2,7 +2,7 @@
 
 use super::meaning::{meaning, Meaning, Terms};
 use super::slots::{count, give_back, has_arrived, Slots};
-use crate::fabric::lanes::{Format, LaneView, WindowView, WINDOWS};
+use crate::fabric::lanes::{Format, LaneView, Named, WindowView};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Ring, Stopped};
@@ -79,9 +79,8 @@ pub struct Queue {
     peer: u32,
     /// The windows of the last descriptors: most programs name two.
     known: [Known; 2],
-    /// Handles of the windows that descriptors have named, the newest first: what a kernel that serves the queue is
-    /// told.
-    named: [u64; WINDOWS],
+    /// Handles of the windows that descriptors have named.
+    named: Named<u64>,
     pattern: Pattern,
     /// `terms.ended` when they were learned.
     ended: u64,
@@ -116,7 +115,7 @@ impl Queue {
             slots,
             peer,
             known: Default::default(),
-            named: [0; WINDOWS],
+            named: Named::default(),
             pattern: Pattern::NONE,
             ended,
             signals: 0,
@@ -169,27 +168,16 @@ impl Queue {
             if self.known(handle).is_none() {
                 if let Some(known) = self.look_up(handle) {
                     self.known = [known, self.known[0]];
-                    self.name(handle);
+                    self.named.note(handle);
                 }
             }
         }
     }
 
-    /// Remembers that descriptors name a window.
-    fn name(&mut self, handle: u64) {
-        let at = self.named.iter().position(|named| *named == handle).unwrap_or(WINDOWS - 1);
-        self.named[..=at].rotate_right(1);
-        self.named[0] = handle;
-    }
-
     /// What a kernel is told of a window that descriptors have named.
-    fn window_view(&self, handle: u64) -> WindowView {
-        match self.look_up(handle).filter(|_| handle != 0) {
-            Some(Known { base, len, remote_base, remote_len, lkey, rkey, .. }) => {
-                WindowView { handle, lkey, base, len, rkey, remote_base, remote_len }
-            }
-            None => WindowView::default(),
-        }
+    fn window_view(&self, handle: u64) -> Option<WindowView> {
+        let Known { base, len, remote_base, remote_len, lkey, rkey, .. } = self.look_up(handle)?;
+        Some(WindowView { handle, lkey, base, len, rkey, remote_base, remote_len })
     }
 
     /// The usual descriptor, by what is known already: a put from one window to another, a signal behind it, or that
@@ -359,7 +347,7 @@ impl Ring for Queue {
             signals: self.signals,
             signals_at: self.signals_at,
             signals_key: self.signals_key,
-            windows: self.named.map(|handle| self.window_view(handle)),
+            windows: self.named.views(|handle| self.window_view(handle)),
         })
     }
 

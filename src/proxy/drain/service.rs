@@ -64,11 +64,6 @@ impl KernelService {
         Self { kernel, given: Vec::new(), waits: 0, is_due: false, has_moved: false, found: None, ends: false, memory }
     }
 
-    /// Whether a kernel could serve lanes to this peer.
-    pub fn reaches(&self, peer: u32) -> bool {
-        self.kernel.reaches(peer)
-    }
-
     /// A visit has taken entries that a kernel could have.
     pub fn note(&mut self, taken: u32) {
         let now = Instant::now();
@@ -110,8 +105,9 @@ impl<R: Ring> Place<R> {
     }
 
     /// Whether the kernel may have it.
-    pub(super) fn is_for_kernel(&self) -> bool {
-        !self.is_broken && self.suits > 0 && self.suits >= self.wanted && self.lane.can_be_served()
+    pub(super) fn is_for(&self, service: &KernelService) -> bool {
+        let suits = self.suits > 0 && self.suits >= self.wanted;
+        suits && !self.is_broken && self.lane.can_be_served() && service.kernel.reaches(self.lane.peer)
     }
 }
 
@@ -124,7 +120,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             Stage::Off => {
                 self.release(&mut service);
                 if std::mem::take(&mut service.is_due) && !service.ends {
-                    service.kernel.call(Instant::now(), self.wanted_of(&service));
+                    self.call(&mut service);
                 }
             }
             Stage::Called => {}
@@ -136,7 +132,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
                 // there.
                 if service.is_due && !service.ends {
-                    service.kernel.call(Instant::now(), self.wanted_of(&service));
+                    self.call(&mut service);
                     if service.kernel.has_next() {
                         service.is_due = false;
                         service.kernel.stop();
@@ -152,13 +148,17 @@ impl<C: Context, R: Ring> Drain<C, R> {
         self.service = Some(service);
     }
 
-    /// For how many lanes a kernel would be.
-    fn wanted_of(&self, service: &KernelService) -> usize {
+    /// Calls a kernel for the lanes that would be for it now, unless one is awaited.
+    fn call(&self, service: &mut KernelService) {
+        if service.kernel.is_awaited() {
+            return;
+        }
         let is_wanted = |&&lane: &&u32| {
             let place = &self.places[lane as usize];
-            place.lane.is_served() || place.is_for_kernel() && service.kernel.reaches(place.lane.peer)
+            place.lane.is_served() || place.is_for(service)
         };
-        self.hot.iter().filter(is_wanted).count().min(LANES)
+        let lanes = self.hot.iter().filter(is_wanted).count().min(LANES);
+        service.kernel.call(Instant::now(), lanes);
     }
 
     /// Lanes that were held for a kernel take entries again.
@@ -174,8 +174,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             for &lane in &self.hot {
                 let place = &mut self.places[lane as usize];
                 let is_live = !self.commons[place.context as usize].is_dead();
-                let is_wanted = is_live && place.is_for_kernel() && service.kernel.reaches(place.lane.peer);
-                if is_wanted && service.given.len() < LANES && place.lane.hold() {
+                if is_live && place.is_for(service) && service.given.len() < LANES && place.lane.hold() {
                     service.given.push(Given { lane, next: 0, done: 0 });
                 }
             }

@@ -2,6 +2,7 @@
 //! that posts descriptors.
 
 pub mod entries;
+pub mod given;
 
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_INC, WORDS};

@@ -294,10 +294,7 @@ pub fn serve_full(slots: Slots, ptx: &str, seed: u64) {
         }
     }
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 /// Queues of one slot a look, one after the other: what comes next in a queue is like what came last in the one before.
@@ -319,10 +316,7 @@ pub fn serve_followed(ptx: &str, seed: u64) {
         bench.post(vec![(place, entry)], 1);
         bench.run_until(|b| b.left() == 0);
     }
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 #[test]
@@ -395,10 +389,7 @@ pub fn serve_alike_refused(ptx: &str, seed: u64) {
         post_alike(&mut bench);
         bench.run_until(|b| b.left() == rest);
     }
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 #[test]

@@ -160,6 +160,14 @@ impl Bench {
         }
     }
 
+    /// The launch is stopped, and all is as it has to be.
+    pub fn finish(&mut self) {
+        self.stop();
+        self.run_until(Self::is_gone);
+        self.check_end();
+        self.check_all();
+    }
+
     /// Everything that was taken is there once, and nothing beside.
     pub fn check_all(&mut self) {
         let mut bytes = vec![0; (END - TARGETS) as usize];

@@ -58,10 +58,7 @@ fn end(mut bench: Bench) {
     bench.launch(NEVER, NEVER);
     bench.go();
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 /// Nothing behind them, or not for long.
@@ -219,10 +216,7 @@ fn serve_held_refused_slots(slots: Slots, ptx: &str, seed: u64) {
     assert_eq!(bench.queue(place).refused, Some(at));
     check_left_alone(&mut bench, place, "behind a full look");
     run_closely(&mut bench, |b| b.left() == rest);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 pub fn serve_held_refused(ptx: &str, seed: u64) {

@@ -25,10 +25,7 @@ pub fn serve_fast(slots: Slots, ptx: &str, seed: u64, spread: u64, kind: fn(&Ent
         bench.post(vec![(place, entry)], 1);
     }
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 /// Signals alone.
@@ -63,6 +60,19 @@ fn slots_are_used_again_at_once() {
     (0..4).for_each(|seed| serve_signalled(PTX, seed));
 }
 
+/// Of the four entries of this queue none is taken from number `at` on, for long, while other queues go on.
+pub fn go_on_around(bench: &mut Bench, place: usize, at: usize) {
+    bench.run_until(|b| b.taken(place) == at);
+    for other in bench.places().into_iter().filter(|&p| p != place) {
+        let some = (0..3).map(|_| (other, bench.entry(other))).collect();
+        bench.post(some, 2);
+    }
+    bench.run_until(|b| b.left() == 4 - at);
+    bench.run(20_000);
+    bench.check();
+    assert_eq!((bench.taken(place), bench.position(place).1), (at, false));
+}
+
 /// An entry of which a word is missing, whichever: nothing behind it in its queue is taken, and other queues go on.
 pub fn serve_gap(ptx: &str, seed: u64) {
     let mut bench = Bench::new(ptx, seed, seed % 4, 3);
@@ -85,21 +95,10 @@ pub fn serve_gap(ptx: &str, seed: u64) {
     }
     let entries: Vec<Entry> = all.into_iter().map(|(_, e)| Entry { is_rung: true, ..e }).collect();
     bench.queues[place].as_mut().expect("a queue").entries.extend(entries);
-    bench.run_until(|b| b.taken(place) == at);
-    for other in bench.places().into_iter().filter(|&p| p != place) {
-        let some = (0..3).map(|_| (other, bench.entry(other))).collect();
-        bench.post(some, 2);
-    }
-    bench.run_until(|b| b.left() == 4 - at);
-    bench.run(20_000);
-    bench.check();
-    assert_eq!((bench.taken(place), bench.position(place).1), (at, false));
+    go_on_around(&mut bench, place, at);
     bench.gpu.memory.post(late.0, 8, late.1);
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 #[test]

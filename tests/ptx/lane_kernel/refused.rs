@@ -181,10 +181,7 @@ pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
     bench.run_until(|b| b.left() == rest);
     bench.post_some(6);
     bench.run_until(|b| b.left() == rest);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 /// The host has taken over a queue: what it writes to its position stays.

@@ -1,7 +1,7 @@
 //! Send entries of the software NIC: those that are for the kernel are taken, and none before it is rung.
 
 use super::alike::serve_full;
-use super::order::{is_in_turn, serve_fast};
+use super::order::{go_on_around, is_in_turn, serve_fast};
 use super::queue::{Data, Entry};
 use super::*;
 
@@ -70,21 +70,10 @@ pub fn serve_unrung(ptx: &str, seed: u64) {
     let at = bench.below(4) as usize;
     let all: Vec<(usize, Entry)> = (0..4).map(|_| (place, bench.entry(place))).collect();
     bench.send(all, Some(at), 2);
-    bench.run_until(|b| b.taken(place) == at);
-    for other in bench.places().into_iter().filter(|&p| p != place) {
-        let some = (0..3).map(|_| (other, bench.entry(other))).collect();
-        bench.post(some, 2);
-    }
-    bench.run_until(|b| b.left() == 4 - at);
-    bench.run(20_000);
-    bench.check();
-    assert_eq!((bench.taken(place), bench.position(place).1), (at, false));
+    go_on_around(&mut bench, place, at);
     bench.ring_late();
     bench.run_until(|b| b.left() == 0);
-    bench.stop();
-    bench.run_until(Bench::is_gone);
-    bench.check_end();
-    bench.check_all();
+    bench.finish();
 }
 
 #[test]

@@ -107,6 +107,15 @@ struct Sender {
     refused: Refused,
 }
 
+impl Sender {
+    /// The lane on which something of this sender's context is on its way.
+    fn busy_lane(&self, source: Source) -> Option<Arc<Lane>> {
+        let strand = self.strands.get(source.context as usize % LANES)?.as_ref()?;
+        let is_busy = strand.contexts.contains(&source) && !strand.lane.is_idle();
+        is_busy.then(|| strand.lane.clone())
+    }
+}
+
 /// An atomic operation of a peer on another host, with the engine.
 pub struct Answered {
     lane: Arc<Lane>,
@@ -348,10 +357,7 @@ impl Received {
 
     /// The sender wants to know when all that came of its context before is in place. What is for host memory is.
     pub fn fence(&self, senders: &impl Senders, source: Source, number: Seq) {
-        let sender = self.senders[source.rank as usize].lock();
-        let strand = sender.strands.get(source.context as usize % LANES).and_then(Option::as_ref);
-        let lane = strand.filter(|strand| !strand.lane.is_idle()).map(|strand| strand.lane.clone());
-        drop(sender);
+        let lane = self.senders[source.rank as usize].lock().busy_lane(source);
         let context = source.context;
         match lane {
             None => senders.acknowledge(source.rank, context, number),
@@ -411,9 +417,7 @@ impl Received {
         let mut sender = self.senders[source.rank as usize].lock();
         sender.refused.add(source.context);
         self.any_refused.store(true, Ordering::Release);
-        let strand = sender.strands.get(source.context as usize % LANES).and_then(Option::as_ref);
-        let strand = strand.filter(|s| s.contexts.contains(&source) && !s.lane.is_idle());
-        let lane = strand.map(|s| s.lane.clone());
+        let lane = sender.busy_lane(source);
         drop(sender);
         match lane {
             None => senders.refuse(source, why),

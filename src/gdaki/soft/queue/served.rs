@@ -26,12 +26,11 @@ impl SendQueue {
             return None;
         }
         let index = self.owed.as_mut()?.for_kernel()?;
-        let [slots, rings] = self.places.on_device;
         Some(LaneView {
             peer: self.windows.peer(),
-            slots,
+            slots: self.places.device_slots,
             size: self.places.size,
-            format: Format::Entries { number: self.places.number, rings },
+            format: Format::Entries { number: self.places.number, rings: self.places.device_rings },
             next: self.next,
             index,
             windows: self.windows.views(),

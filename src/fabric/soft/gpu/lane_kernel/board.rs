@@ -159,15 +159,14 @@ impl LaneRecord {
             // A number has 24 bits, and stands before a byte that the kernel does not look at.
             Format::Entries { number, rings } => (0, (number << 8).to_be(), rings),
         };
-        let (low, high) = (view.next as u32, (view.next >> 32) as u32);
         words[0] = view.slots;
         words[1] = pair(view.size - 1, view.format.bytes().trailing_zeros());
-        words[2] = pair(low, which);
+        words[2] = pair(view.next as u32, which);
         words[3] = view.index;
         words[4] = at;
         words[5] = pair(newest, self.most);
         words[6] = self.is_far.into();
-        words[7] = high.into();
+        words[7] = view.next >> 32;
         for (i, (window, remote)) in
             view.windows.iter().zip(self.windows).enumerate().filter(|(_, (w, _))| w.handle != 0)
         {

@@ -88,8 +88,6 @@ pub struct LaneKernel {
     serving: Option<(usize, Instant)>,
     /// Where the lanes of each of its blocks are, which have them in turn.
     deals: Vec<Deal>,
-    /// How many lanes it was called for last.
-    lanes: usize,
     /// Where the one is that comes next, and when it was asked for.
     next: Option<(usize, Instant)>,
     polls: u32,
@@ -124,7 +122,6 @@ impl LaneKernel {
             launches: Launches::open(rank, app, CODE, first, slot)?,
             serving: None,
             deals: Vec::new(),
-            lanes: 0,
             next: None,
             polls: 0,
             has_moved: false,
@@ -134,10 +131,9 @@ impl LaneKernel {
 
     /// Asks for a launch for so many lanes, unless one is awaited, or none can be had for now.
     pub fn call(&mut self, now: Instant, lanes: usize) {
-        if self.next.is_some() {
+        if self.is_awaited() {
             return;
         }
-        self.lanes = lanes;
         let blocks = lanes.div_ceil(OF_A_BLOCK).clamp(1, BLOCKS);
         let present = self.serving.map(|(number, _)| number);
         let last = present.map_or(0, |number| number + 1);
@@ -161,8 +157,9 @@ impl LaneKernel {
                     return Stage::Failed;
                 }
                 let now = Instant::now();
-                if self.has_moved && self.next.is_none() && now.saturating_duration_since(since) > LIFE - RELAY {
-                    self.call(now, self.lanes.max(self.served()));
+                if self.has_moved && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
+                    // As many blocks, or more, as its lanes would have them.
+                    self.call(now, self.served().max(self.launches[slot].blocks * OF_A_BLOCK));
                 }
                 // Each block ends by itself: where one had nothing to do for a while, the others' lanes wait for it.
                 let present = &self.launches[slot];
@@ -193,6 +190,11 @@ impl LaneKernel {
         }
         self.next = None;
         Stage::Off
+    }
+
+    /// Whether one was called that does not serve yet.
+    pub fn is_awaited(&self) -> bool {
+        self.next.is_some()
     }
 
     /// Whether the one that comes next runs.
