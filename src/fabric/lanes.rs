@@ -150,8 +150,11 @@ pub trait LaneServer: Send {
     /// Whether another one runs behind the one that serves.
     fn has_next(&self) -> bool;
 
-    /// Has the one that is ready serve those of at most [`LANES`] queues that it can; says of each whether it does. If
-    /// of none, it stays ready.
+    /// How many queues the one that is ready can serve at once, at most [`LANES`].
+    fn room(&self) -> usize;
+
+    /// Has the one that is ready serve those of the queues, for which it has room, that it can; says of each whether it
+    /// does. If of none, it stays ready.
     fn serve(&mut self, lanes: &[LaneView]) -> Vec<bool>;
 
     /// How far it has come with the `nth` of the lanes that it was given.

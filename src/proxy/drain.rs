@@ -148,6 +148,12 @@ struct Place<R> {
     wanted: u32,
 }
 
+impl<R> Place<R> {
+    fn new(lane: Lane<R>, context: u32) -> Self {
+        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0 }
+    }
+}
+
 /// The lanes of some contexts of a set.
 pub struct Drain<C: Context, R: Ring> {
     contexts: Kept<C>,
@@ -190,18 +196,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         debug_assert!(lanes.iter().all(|(c, _)| (*c as usize) < commons.len()));
         debug_assert!(commons.iter().all(|c| (c.number as usize) < contexts.get().len()));
         let heads = lanes.iter().map(|(_, lane)| lane.head()).collect();
-        let places: Vec<_> = lanes
-            .into_iter()
-            .map(|(context, lane)| Place {
-                lane,
-                context,
-                is_hot: false,
-                quiet: 0,
-                is_broken: false,
-                suits: 0,
-                wanted: 0,
-            })
-            .collect();
+        let places: Vec<_> = lanes.into_iter().map(|(context, lane)| Place::new(lane, context)).collect();
         Self {
             contexts,
             progressed: vec![0; commons.len()],
@@ -261,7 +256,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let place = &mut self.places[index as usize];
         let common = &mut self.commons[place.context as usize];
         let seen = self.meter.as_ref().map_or(0, Meter::before);
-        let found = place.lane.visit(self.contexts.get(), common, &mut self.batch);
+        let most = place.most(self.service.as_deref(), self.hot.len());
+        let found = place.lane.visit_up_to(most, self.contexts.get(), common, &mut self.batch);
         if found.taken + found.completed > 0 || found.has_failed {
             if let Some(meter) = &mut self.meter {
                 meter.after(index, seen, &found, place.lane.told(common), &self.batch);

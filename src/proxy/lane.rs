@@ -181,11 +181,22 @@ impl<R: Ring> Lane<R> {
 
     /// Completes what is complete, posts what there is and fits.
     pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> LaneProgress {
+        self.visit_up_to(u32::MAX, contexts, common, batch)
+    }
+
+    /// The same, with at most so many entries under way.
+    pub fn visit_up_to<C: Context>(
+        &mut self,
+        most: u32,
+        contexts: &[C],
+        common: &mut Common,
+        batch: &mut Batch,
+    ) -> LaneProgress {
         let context = &contexts[common.number as usize];
         let completed = self.complete(context, common);
         let before = self.under_way;
         let taken = match self.state {
-            State::Open if !common.is_dead => match self.post(context, common, batch) {
+            State::Open if !common.is_dead => match self.post(most.saturating_sub(before), context, common, batch) {
                 Ok(taken) => taken,
                 Err(error) => {
                     // The fabric may have begun some before it failed: they are off the ring.

@@ -199,9 +199,13 @@ impl lanes::LaneServer for Lanes {
         self.kernel.as_ref().is_some_and(|kernel| kernel.has_next())
     }
 
+    fn room(&self) -> usize {
+        self.kernel.as_ref().map_or(0, |kernel| kernel.room())
+    }
+
     fn serve(&mut self, views: &[LaneView]) -> Vec<bool> {
         self.leave_all();
-        let (own, most) = (self.shared.world.rank, self.kernel.as_ref().map_or(0, |kernel| kernel.room()));
+        let (own, most) = (self.shared.world.rank, self.room());
         let (mut served, mut records) = (vec![false; views.len()], Vec::with_capacity(views.len()));
         // First: what is looked up behind that stays until the gates are left.
         if self.enter(own) {

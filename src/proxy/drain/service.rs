@@ -18,8 +18,13 @@ use std::time::{Duration, Instant};
 /// or one found so many.
 const CLOSE: Duration = Duration::from_micros(100);
 const MANY: u32 = 4;
-/// Passes in which lanes that are held have time to come to rest: some 100 µs, more than most operations take.
-const REST_WITHIN: u32 = 512;
+/// How long lanes that are held have time to come to rest: more than most operations take, and less than a launch
+/// waits.
+const REST_WITHIN: Duration = Duration::from_micros(300);
+/// While a kernel may be had soon, this thread takes no more than so many entries of all lanes that would be for it,
+/// and of each no more than [`MANY`]: else device code that fills hundreds of places at once leaves lanes that come to
+/// rest only milliseconds later.
+const UNTIL_SERVED: u32 = 64;
 /// A lane of which the kernel has refused an entry, or could not take it over, is this thread's until so many entries
 /// in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
@@ -44,8 +49,13 @@ pub struct KernelService {
     kernel: Box<dyn LaneServer>,
     /// In the order in which the kernel was given them.
     given: Vec<Given>,
-    /// Passes since they are held.
-    waits: u32,
+    /// Since when they are held.
+    held: Instant,
+    /// One is called, as far as was known when it was asked last; the last one that was called came in time.
+    is_called: bool,
+    comes_soon: bool,
+    /// Lanes that the last one had.
+    lately: usize,
     /// Entries come close together in lanes that this thread has.
     is_due: bool,
     /// The lanes carried something since the kernel was polled.
@@ -61,7 +71,19 @@ pub struct KernelService {
 impl KernelService {
     /// `memory` keeps the rings.
     pub fn new(kernel: Box<dyn LaneServer>, memory: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { kernel, given: Vec::new(), waits: 0, is_due: false, has_moved: false, found: None, ends: false, memory }
+        Self {
+            kernel,
+            given: Vec::new(),
+            held: Instant::now(),
+            is_called: false,
+            comes_soon: true,
+            lately: 0,
+            is_due: false,
+            has_moved: false,
+            found: None,
+            ends: false,
+            memory,
+        }
     }
 
     /// A visit has taken entries that a kernel could have.
@@ -69,6 +91,13 @@ impl KernelService {
         let now = Instant::now();
         self.is_due |= taken >= MANY || self.found.is_some_and(|found| now.saturating_duration_since(found) <= CLOSE);
         self.found = Some(now);
+    }
+
+    /// What has become of the launch that was called last, if it was not known.
+    fn learn(&mut self, stage: Stage) {
+        if self.is_called && (stage == Stage::Off || self.kernel.has_next()) {
+            (self.is_called, self.comes_soon) = (false, stage != Stage::Off);
+        }
     }
 
     /// Waits until the kernel has ended, if it serves. `false`: it has not.
@@ -109,6 +138,17 @@ impl<R: Ring> Place<R> {
         let suits = self.suits > 0 && self.suits >= self.wanted;
         suits && !self.is_broken && self.lane.can_be_served() && service.kernel.reaches(self.lane.peer)
     }
+
+    /// How many entries may be under way that this thread has taken, where so many lanes are hot.
+    #[inline]
+    pub(super) fn most(&self, service: Option<&KernelService>, hot: usize) -> u32 {
+        match service {
+            Some(service) if service.comes_soon && !service.ends && hot <= LANES && self.is_for(service) => {
+                (UNTIL_SERVED / (hot as u32).max(1)).clamp(1, MANY)
+            }
+            _ => u32::MAX,
+        }
+    }
 }
 
 impl<C: Context, R: Ring> Drain<C, R> {
@@ -116,14 +156,23 @@ impl<C: Context, R: Ring> Drain<C, R> {
     pub(super) fn look_after_service(&mut self, pass: &mut Pass) {
         let Some(mut service) = self.service.take() else { return };
         let moved = std::mem::take(&mut service.has_moved);
-        match service.kernel.poll(moved) {
+        let mut stage = service.kernel.poll(moved);
+        if stage == Stage::Over {
+            self.follow(&mut service, pass);
+            self.take_back(&mut service);
+            // The lanes are at rest: where the next one is there, it has them before this thread takes anything.
+            stage = service.kernel.poll(false);
+        }
+        service.learn(stage);
+        match stage {
             Stage::Off => {
                 self.release(&mut service);
                 if std::mem::take(&mut service.is_due) && !service.ends {
                     self.call(&mut service);
                 }
             }
-            Stage::Called => {}
+            // Nothing serves; what had served is taken back.
+            Stage::Called | Stage::Over => {}
             Stage::Ready if service.ends => self.release(&mut service),
             Stage::Ready => self.hand_over(&mut service),
             Stage::Serving => {
@@ -139,10 +188,6 @@ impl<C: Context, R: Ring> Drain<C, R> {
                     }
                 }
             }
-            Stage::Over => {
-                self.follow(&mut service, pass);
-                self.take_back(&mut service);
-            }
             Stage::Failed => return self.lose_served(&service),
         }
         self.service = Some(service);
@@ -157,8 +202,11 @@ impl<C: Context, R: Ring> Drain<C, R> {
             let place = &self.places[lane as usize];
             place.lane.is_served() || place.is_for(service)
         };
-        let lanes = self.hot.iter().filter(is_wanted).count().min(LANES);
+        // Device code comes to its queues one after another: it had so many the last time.
+        let lanes = self.hot.iter().filter(is_wanted).count().max(service.lately).min(LANES);
         service.kernel.call(Instant::now(), lanes);
+        service.is_called = service.kernel.is_awaited();
+        service.comes_soon &= service.is_called;
     }
 
     /// Lanes that were held for a kernel take entries again.
@@ -171,17 +219,17 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// A kernel is ready: holds the lanes for it, and gives it those that are at rest.
     fn hand_over(&mut self, service: &mut KernelService) {
         if service.given.is_empty() {
+            let room = service.kernel.room();
             for &lane in &self.hot {
                 let place = &mut self.places[lane as usize];
                 let is_live = !self.commons[place.context as usize].is_dead();
-                if is_live && place.is_for(service) && service.given.len() < LANES && place.lane.hold() {
+                if is_live && place.is_for(service) && service.given.len() < room && place.lane.hold() {
                     service.given.push(Given { lane, next: 0, done: 0 });
                 }
             }
-            service.waits = 0;
+            service.held = Instant::now();
         }
-        service.waits += 1;
-        let (contexts, is_late) = (self.contexts.get(), service.waits > REST_WITHIN);
+        let (contexts, is_late) = (self.contexts.get(), service.held.elapsed() > REST_WITHIN);
         let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
             let common = &commons[place.context as usize];
             place.lane.is_at_rest(&contexts[common.number as usize], common)
@@ -223,6 +271,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 }
             }
         }
+        service.lately = service.given.len();
     }
 
     /// Sees how far a kernel that serves has come.
@@ -316,3 +365,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

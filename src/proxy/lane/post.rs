@@ -21,14 +21,20 @@ enum Stop {
 }
 
 impl<R: Ring> Lane<R> {
-    /// Reads what there is, posts it as one batch, and takes off the ring what was posted.
+    /// Reads what there is, up to `most` entries, posts it as one batch, and takes off the ring what was posted.
     #[inline]
-    pub(super) fn post<C: Context>(&mut self, context: &C, common: &mut Common, batch: &mut Batch) -> Result<u32> {
+    pub(super) fn post<C: Context>(
+        &mut self,
+        most: u32,
+        context: &C,
+        common: &mut Common,
+        batch: &mut Batch,
+    ) -> Result<u32> {
         batch.clear();
         self.ring.begin();
         let mut stop = None;
-        let most = if R::JOINS { 2 * BATCH } else { BATCH };
-        for nth in 0..most.min(self.ring.capacity()) {
+        let of_batch = if R::JOINS { 2 * BATCH } else { BATCH };
+        for nth in 0..of_batch.min(self.ring.capacity()).min(most) {
             let before = batch.ops.len();
             let entry = self.ring.read(nth, &mut batch.ops);
             if R::JOINS && before >= BATCH as usize && entry != Entry::Joined {
