@@ -430,7 +430,7 @@ impl<R: Ring> Lane<R> {
             finishes.push(match self.ring.read(n, &mut batch.ops) {
                 Entry::Absent => break,
                 Entry::Op(finish) | Entry::Nothing(finish) | Entry::Flush(finish) => finish,
-                Entry::Joined | Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
+                Entry::Joined | Entry::Nop | Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
             });
             n += 1;
         }

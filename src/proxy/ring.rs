@@ -27,6 +27,8 @@ pub enum Entry {
     Gets(u8),
     /// Nothing to move: complete when what came before it is.
     Nothing(Finish),
+    /// The same, of a kind that a kernel which serves the ring takes.
+    Nop,
     /// A part of the operation that the entry before it is, which carries it: complete with that. Of rings that
     /// [join](Ring::JOINS) entries.
     Joined,

@@ -6,7 +6,7 @@ use crate::harness::lanes::served::{rounds, Meeting};
 use crate::harness::*;
 use crate::support::common::{job, Rank};
 use crate::support::kernel::{Kernel, Through, WAYS};
-use crate::support::nic::{read, value, wait, write, Ask, Status};
+use crate::support::nic::{read, value, wait, write, Ask, Raw, Status, NOP};
 use crate::support::processes::processes;
 use nccl_plugin_api::PTR_CUDA;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,9 +53,17 @@ impl Default for Scene {
 /// What a post does, the same for who posts and who receives.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Put { block: usize, bytes: usize },
-    Value { at: usize, bytes: usize },
+    Put {
+        block: usize,
+        bytes: usize,
+    },
+    Value {
+        at: usize,
+        bytes: usize,
+    },
     Add,
+    /// An addition behind a put of no bytes.
+    AddBehindNothing,
     Get,
 }
 
@@ -72,6 +80,7 @@ fn what(nth: usize, mix: Mix) -> What {
         },
         0..=3 => What::Put { block, bytes: [8, 16, 64, 104, 520, 4096, 8192, 32 << 10][n] },
         4..=5 => What::Value { at: nth % VALUES_AT_ONCE, bytes: 8 },
+        6 => What::AddBehindNothing,
         _ => What::Add,
     }
 }
@@ -135,6 +144,7 @@ impl Stream {
                 qp.post(&[value(at(VALUES + 8 * (place & !1)), &inline), signal(1, 1)]);
             }
             What::Add => drop(qp.post(&[signal(2, BY)])),
+            What::AddBehindNothing => drop(qp.post(&[Raw::new(NOP, 0), signal(2, BY)])),
             What::Get => drop(qp.post(&[read(at(0), from(BLOCK - 64), 8)])),
         }
         self.posted += 1;
@@ -166,7 +176,7 @@ impl Stream {
             match what(nth, self.mix) {
                 What::Put { .. } => self.sums[0] += 1,
                 What::Value { .. } => self.sums[1] += 1,
-                What::Add => self.sums[2] += BY,
+                What::Add | What::AddBehindNothing => self.sums[2] += BY,
                 What::Get => {}
             }
         }

@@ -316,7 +316,8 @@ impl Windows {
                 }
                 Ok(Entry::Nothing(Finish::NONE))
             }
-            Request::Nop | Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
+            Request::Nop => Ok(Entry::Nop),
+            Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
         }
     }
 

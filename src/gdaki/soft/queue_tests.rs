@@ -85,7 +85,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
     shared.nop(0);
     rings(1);
     queue.begin();
-    assert_eq!(queue.read(0, &mut ops), Entry::Nothing(Finish::NONE));
+    assert_eq!(queue.read(0, &mut ops), Entry::Nop);
     queue.take(1);
     shared.nop(4);
     queue.credit(1);
@@ -93,7 +93,7 @@ fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
         shared.nop(index);
         rings(index + 1);
         queue.begin();
-        assert_eq!(queue.read(0, &mut ops), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut ops), Entry::Nop);
         queue.take(1);
         queue.credit(1);
     }
@@ -117,7 +117,7 @@ fn a_producer_that_was_held_up_before_it_rang_is_told_of_completions() {
             queue.begin();
             match queue.read(0, &mut ops) {
                 Entry::Absent => assert!(Instant::now() < end, "the entry has not been found"),
-                entry => break assert_eq!(entry, Entry::Nothing(Finish::NONE)),
+                entry => break assert_eq!(entry, Entry::Nop),
             }
         }
         queue.take(1);
@@ -149,7 +149,7 @@ fn an_entry_that_is_not_taken_has_its_reason_named() {
         shared.nop(0);
         shared.ring(0);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
         queue.take(1);
         act(&shared);
         queue.begin();
@@ -182,7 +182,7 @@ fn a_queue_that_is_full_of_unrung_entries_shows_it() {
         shared.record.store(1u32.to_be(), Ordering::Relaxed);
         shared.words[0].store(u64::from(handler == Ringing::Proxy), Ordering::Relaxed);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
         assert!(!queue.is_full_of_unrung(), "{handler:?}: one is rung");
         queue.take(1);
         queue.credit(1);
@@ -202,7 +202,7 @@ fn a_slot_whose_completion_was_counted_is_written_again() {
         shared.ring(index);
     }
     queue.begin();
-    (0..SIZE as u32).for_each(|nth| assert_eq!(queue.read(nth, &mut ops), Entry::Nothing(Finish::NONE)));
+    (0..SIZE as u32).for_each(|nth| assert_eq!(queue.read(nth, &mut ops), Entry::Nop));
     queue.take(SIZE as u32);
     shared.nop(SIZE as u64);
     shared.ring(SIZE as u64);
@@ -210,7 +210,7 @@ fn a_slot_whose_completion_was_counted_is_written_again() {
     assert_eq!(queue.read(0, &mut ops), Entry::Absent, "its slot's record is the entry's before it");
     queue.credit(1);
     queue.begin();
-    assert_eq!(queue.read(0, &mut ops), Entry::Nothing(Finish::NONE));
+    assert_eq!(queue.read(0, &mut ops), Entry::Nop);
     queue.take(1);
     queue.credit(SIZE as u32);
 }
@@ -226,7 +226,7 @@ fn a_wait_for_an_entry_without_a_completion_entry_ends_where_they_are_counted() 
         shared.slots[1].store(0, Ordering::Relaxed);
         shared.ring(0);
         queue.begin();
-        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
         queue.take(1);
         queue.credit(1);
         assert_eq!(queue.is_over(9, 0), Ok(is_over));
@@ -264,7 +264,7 @@ fn what_is_rung_before_it_has_arrived_is_waited_for() {
         assert_eq!(queue.read(0, &mut ops), Entry::Absent, "{entry:x?} without words {missing:#b}");
         store(true);
         match queue.read(0, &mut ops) {
-            Entry::Nothing(Finish::NONE) => assert_eq!(entry.len(), 2),
+            Entry::Nop => assert_eq!(entry.len(), 2),
             Entry::Refused(why) => assert!(["key", "queue"].iter().any(|word| why.contains(word)), "{why}"),
             other => panic!("{entry:x?} without words {missing:#b}: {other:?}"),
         }
@@ -318,7 +318,7 @@ fn what_may_have_arrived_is_taken_when_it_has_stood() {
         queue.begin();
         match queue.read(0, &mut Ops::default()) {
             Entry::Absent => looks += 1,
-            entry => break assert_eq!(entry, Entry::Nothing(Finish::NONE)),
+            entry => break assert_eq!(entry, Entry::Nop),
         }
     }
     assert!(looks > 0 && began.elapsed() >= UNSURE && began.elapsed() < Duration::from_secs(60));
@@ -390,7 +390,7 @@ fn what_is_rung_is_counted_up_to_the_first_entry_that_is_not() {
         shared.nop(2);
         let take = |queue: &mut SendQueue| {
             queue.begin();
-            assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+            assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
             queue.take(1);
         };
         take(&mut queue);
@@ -417,7 +417,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
         shared.ring(index);
     }
     queue.begin();
-    (0..3).for_each(|nth| assert_eq!(queue.read(nth, &mut Ops::default()), Entry::Nothing(Finish::NONE)));
+    (0..3).for_each(|nth| assert_eq!(queue.read(nth, &mut Ops::default()), Entry::Nop));
     queue.take(3);
     queue.credit(3);
     let view = queue.view().expect("it can be served");
@@ -431,7 +431,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
     shared.nop(8);
     shared.ring(8);
     queue.begin();
-    assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nothing(Finish::NONE));
+    assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
     queue.stop(Stopped::Refused);
     assert_eq!(queue.view(), None, "what is left of it is refused one by one");
 }

@@ -27,6 +27,14 @@ pub(super) struct Other {
     pub(super) ops: u8,
     /// They bring something here that has to be visible before it is complete.
     pub(super) brings: bool,
+    /// It asks for nothing, and a kernel would have taken it.
+    pub(super) is_nop: bool,
+}
+
+impl Other {
+    fn new(finish: Finish, ops: u8) -> Self {
+        Self { finish, ops, brings: false, is_nop: false }
+    }
 }
 
 impl Default for Batch {
@@ -62,7 +70,7 @@ impl Batch {
             Op::Value(value) => value.payload.bytes().len() <= 8,
             Op::Get(_) | Op::Atomic(_) => false,
         };
-        self.others.is_empty() && self.posted().iter().all(is_short)
+        self.others.iter().all(|other| other.is_nop) && self.posted().iter().all(is_short)
     }
 
     /// Bytes that these move.
@@ -82,8 +90,12 @@ impl Batch {
         if has_op && finish == Finish::NONE && self.others.is_empty() {
             self.plain += 1;
         } else {
-            self.others.push(Other { finish, ops: has_op.into(), brings: false });
+            self.others.push(Other::new(finish, has_op.into()));
         }
+    }
+
+    pub(super) fn add_nop(&mut self) {
+        self.others.push(Other { is_nop: true, ..Other::new(Finish::NONE, 0) });
     }
 
     /// An entry that is a part of the last operation.
@@ -107,7 +119,7 @@ impl Batch {
 
     /// An entry of so many operations, which bring something here or do not.
     pub(super) fn add_several(&mut self, ops: u8, brings: bool) {
-        self.others.push(Other { finish: Finish::NONE, ops, brings });
+        self.others.push(Other { brings, ..Other::new(Finish::NONE, ops) });
     }
 
     pub(super) fn len(&self) -> u32 {

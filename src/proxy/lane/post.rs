@@ -47,6 +47,7 @@ impl<R: Ring> Lane<R> {
                 Entry::Joined => batch.add_joined(),
                 Entry::Op(finish) => batch.add(finish, true),
                 Entry::Nothing(finish) => batch.add(finish, false),
+                Entry::Nop => batch.add_nop(),
                 Entry::Ops(ops) => batch.add_several(ops, false),
                 Entry::Gets(ops) => batch.add_several(ops, true),
                 Entry::Flush(finish) => {
@@ -166,7 +167,7 @@ impl<R: Ring> Lane<R> {
         let mut taken = batch.entries(plain);
         next = Seq(next.0.wrapping_add(plain));
         if plain == batch.plain {
-            for &Other { finish, ops, brings } in &batch.others {
+            for &Other { finish, ops, brings, .. } in &batch.others {
                 if ops > 0 {
                     // One whose operations were taken in part is posted again as a whole: it is no atomic one.
                     let Some(rest) = left.checked_sub(ops.into()) else { break };

@@ -26,6 +26,7 @@ const ADDEND: usize = 32;
 /// Where what was in the word before goes: a length, a key, an offset.
 const FETCHED: usize = 48;
 
+const NOTHING: u8 = 0x00;
 const WRITE: u8 = 0x08;
 const FETCH_ADD: u8 = 0x12;
 /// In the first byte of a length: the bytes stand behind it.
@@ -85,6 +86,7 @@ impl EntryQueue {
         match (e.0[OPCODE], e.segments(), e.is_inside()) {
             (WRITE, 3, false) => e.copy(record).map(data),
             (WRITE, 3 | 4, true) => e.value(record).map(data),
+            (NOTHING, 1, _) => Some(Taken { data: None, signal: None }),
             (FETCH_ADD, 4, _) => e.addition(record).map(|signal| Taken { data: None, signal: Some(signal) }),
             _ => None,
         }

@@ -3,6 +3,7 @@
 use super::queue::{Data, Entry, Queue, Signal, Window};
 use super::*;
 
+pub const NOP: u8 = 0x00;
 pub const WRITE: u8 = 0x08;
 pub const FETCH_ADD: u8 = 0x12;
 /// Where old values go that nobody wants.
@@ -27,6 +28,8 @@ pub enum Kind {
     Put,
     Value,
     Addition,
+    /// Asks for nothing: device code writes one in front of the signal of a put without bytes.
+    Nop,
 }
 
 /// What a send entry is made of, each for itself.
@@ -76,6 +79,10 @@ impl Send {
         put(4, &(self.number << 8 | u32::from(self.segments)).to_be_bytes());
         put(8, &[0, 0, 0, self.flags]);
         put(12, &self.unread.to_le_bytes());
+        if self.kind == Kind::Nop {
+            return words_of(&bytes);
+        }
+        let mut put = |at: usize, some: &[u8]| bytes[at..at + some.len()].copy_from_slice(some);
         put(16, &self.remote.to_be_bytes());
         put(24, &self.rkey.to_be_bytes());
         put(28, &self.unread.to_be_bytes());
@@ -94,9 +101,14 @@ impl Send {
                 put(32, &self.value.to_be_bytes());
                 put(48, &data);
             }
+            Kind::Nop => {}
         }
-        std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
+        words_of(&bytes)
     }
+}
+
+fn words_of(bytes: &[u8]) -> [u64; 8] {
+    std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
 }
 
 /// What a send entry is stored in: offset, bytes and value of each store. Bytes that stand in the entry, and their
@@ -188,10 +200,10 @@ impl Queue {
         Send {
             kind,
             modifier: 0,
-            opcode: if kind == Kind::Addition { FETCH_ADD } else { WRITE },
+            opcode: [WRITE, WRITE, FETCH_ADD, NOP][kind as usize],
             index: 0,
             number: self.pair().number,
-            segments: [3, 3 + random.below(2) as u8, 4][kind as usize],
+            segments: [3, 3 + random.below(2) as u8, 4, 1][kind as usize],
             // No flag makes a difference.
             flags: [0, COMPLETES, random.next() as u8][random.below(3) as usize],
             rkey,
@@ -208,10 +220,11 @@ impl Queue {
 
     /// A send entry of any kind that is taken.
     pub fn any_send(&mut self, random: &mut Random) -> Entry {
-        match random.below(8) {
+        match random.below(9) {
             0 | 1 => self.value_send(random),
             2 => self.addition(true, random),
             3 => self.addition(false, random),
+            8 => self.nop(random),
             other => {
                 let bytes = self.any_bytes([3, 4, 5, 3 + random.below(5)][other as usize - 4], random);
                 self.put_send(bytes, random)
@@ -236,6 +249,11 @@ impl Queue {
         let value = [random.next() | 0x0101_0101_0101_0101, u64::MAX][usize::from(random.below(4) == 0)];
         let send = Send { len: bytes as u32, value, ..self.send(Kind::Value, (remote, w.key()), random) };
         Entry::new(send.words(), Some(Data::Value { value, to: w.peer + remote, bytes }), None)
+    }
+
+    /// Nothing.
+    fn nop(&mut self, random: &mut Random) -> Entry {
+        Entry::new(self.send(Kind::Nop, (0, 0), random).words(), None, None)
     }
 
     /// To the word for many, or to one of its own.

@@ -17,7 +17,6 @@ type Spoil = fn(&mut Send, &Around);
 
 /// Of a put of 64 bytes.
 const PUTS: &[(&str, Spoil)] = &[
-    ("nothing", |s, _| (s.opcode, s.segments) = (0x00, 1)),
     ("nothing, of three segments", |s, _| s.opcode = 0x00),
     ("wait", |s, _| (s.opcode, s.segments) = (0x0f, 2)),
     ("read", |s, _| s.opcode = 0x10),
@@ -127,6 +126,19 @@ const ADDITIONS: &[(&str, Spoil)] = &[
     ("addition of another index", |s, _| s.index = 0xffff),
 ];
 
+/// Of one that asks for nothing.
+const NOPS: &[(&str, Spoil)] = &[
+    ("nothing with a modifier", |s, _| s.modifier = 1),
+    ("nothing of no segments", |s, _| s.segments = 0),
+    ("nothing of two segments", |s, _| s.segments = 2),
+    ("nothing of four segments", |s, _| s.segments = 4),
+    ("nothing of another queue pair", |s, _| s.number ^= 1 << 8),
+    ("nothing of another index", |s, _| s.index = 1),
+    ("wait of one segment", |s, _| s.opcode = 0x0f),
+    ("write of one segment", |s, _| s.opcode = 0x08),
+    ("addition of one segment", |s, _| s.opcode = 0x12),
+];
+
 /// An entry that would be taken, and what it is spoiled with.
 fn spoiled(q: &mut Queue, kind: Kind, spoil: Option<Spoil>, random: &mut Random) -> Entry {
     let (remote, to) = q.target(64, 64, random).expect("room");
@@ -137,6 +149,7 @@ fn spoiled(q: &mut Queue, kind: Kind, spoil: Option<Spoil>, random: &mut Random)
         Kind::Put => Send { len: 64, lkey: from.key(), local, ..s },
         Kind::Value => Send { len: 8, value: random.next(), ..s },
         Kind::Addition => Send { len: 8, lkey: SINK, value: random.next(), ..s },
+        Kind::Nop => s,
     };
     let around = Around { from, to, most: q.most, slots: q.slots as u16 };
     spoil.into_iter().for_each(|spoil| spoil(&mut s, &around));
@@ -153,7 +166,7 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: Kind, spoil: Spoil) {
 
 fn all() -> impl Iterator<Item = (&'static (&'static str, Spoil), Kind)> {
     let of = |list: &'static [(&'static str, Spoil)], kind| list.iter().map(move |one| (one, kind));
-    of(PUTS, Kind::Put).chain(of(VALUES, Kind::Value)).chain(of(ADDITIONS, Kind::Addition))
+    of(PUTS, Kind::Put).chain(of(VALUES, Kind::Value)).chain(of(ADDITIONS, Kind::Addition)).chain(of(NOPS, Kind::Nop))
 }
 
 /// One of them, by its name.
@@ -217,7 +230,7 @@ fn what_is_not_spoiled_is_taken() {
         let mut bench = Bench::of(Slots::Sends, PTX, seed, seed % 4, 1);
         let place = bench.any_place();
         let q = bench.queues[place].as_mut().expect("a queue");
-        let kind = [Kind::Put, Kind::Value, Kind::Addition][seed as usize % 3];
+        let kind = [Kind::Put, Kind::Value, Kind::Addition, Kind::Nop][seed as usize % 4];
         let entry = spoiled(q, kind, None, &mut bench.gpu.random);
         bench.post(vec![(place, entry)], 1);
         bench.launch(NEVER, NEVER);

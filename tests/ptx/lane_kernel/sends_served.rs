@@ -26,7 +26,12 @@ fn full_looks_are_served() {
 
 /// Additions alone.
 pub fn serve_additions(ptx: &str, seed: u64) {
-    serve_fast(Slots::Sends, ptx, seed, seed % 4, |e, _| e.data.is_none());
+    serve_fast(Slots::Sends, ptx, seed, seed % 4, |e, _| e.data.is_none() && e.signal.is_some());
+}
+
+/// What asks for nothing, alone.
+pub fn serve_nops(ptx: &str, seed: u64) {
+    serve_fast(Slots::Sends, ptx, seed, seed % 4, |e, _| e.data.is_none() && e.signal.is_none());
 }
 
 /// A put, then an addition: one look each.
@@ -53,6 +58,7 @@ pub fn serve_puts(ptx: &str, seed: u64) {
 #[test]
 fn slots_are_used_again_at_once() {
     (0..8).for_each(|seed| serve_additions(PTX, seed));
+    (0..4).for_each(|seed| serve_nops(PTX, seed));
     (0..4).for_each(|seed| serve_sends_in_turn(PTX, seed));
     (0..4).for_each(|seed| serve_values(PTX, seed));
     (0..8).for_each(|seed| serve_long_values(PTX, seed));

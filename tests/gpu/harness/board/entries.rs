@@ -12,6 +12,7 @@ pub const TARGET_KEY: u32 = 0x0506_0708;
 const HIGH: u64 = 0x0a0b_0c0d;
 const FIRST_NUMBER: u32 = 0x0031_3233;
 
+const NOTHING: u8 = 0x00;
 pub const WRITE: u8 = 0x08;
 pub const FETCH_ADD: u8 = 0x12;
 const BYTES: usize = 64;
@@ -41,6 +42,11 @@ impl Entry {
     /// Bits of one byte that are others, also where they are the index or the number.
     pub fn flip(self, at: usize, bits: u8) -> Self {
         Self { flipped: (at, bits), ..self }
+    }
+
+    /// Asks for nothing.
+    pub fn nothing() -> Self {
+        Self::new(NOTHING, 1)
     }
 
     fn to(self, key: u32, offset: u64) -> Self {

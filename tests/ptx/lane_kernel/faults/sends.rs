@@ -3,7 +3,8 @@
 use super::super::order::serve_waiting_sends;
 use super::super::sends_refused::{serve_refused_alone, serve_refused_send};
 use super::super::sends_served::{
-    serve_additions, serve_full_sends, serve_long_values, serve_puts, serve_sends, serve_unrung, serve_values,
+    serve_additions, serve_full_sends, serve_long_values, serve_nops, serve_puts, serve_sends, serve_unrung,
+    serve_values,
 };
 use super::Fault;
 
@@ -90,7 +91,10 @@ pub const MEANT: &[Fault] = &[
     ("a value has 4 bytes", "mov.b64         value, {a6, a7};", "mov.b64         value, {a6, a6};", serve_values),
     ("a word is where a source would be", "    @is_va mov.u64  first, y0;\n", "", serve_additions),
     ("… in its window", "    @is_va mov.u64  second, y1;\n", "", serve_additions),
-    ("additions have lengths", "    @is_va mov.u32  bytes, 8;\n    cvt", "    cvt", serve_additions),
+    ("additions have lengths", "    @is_va mov.u32  bytes, 8;\n", "", serve_additions),
+    ("what asks for nothing has a length", "    @is_nop mov.u32 bytes, 0;\n", "", serve_nops),
+    ("… or has none, and is not taken", "    or.pred         q0, q0, is_nop;\n    mov", "    mov", serve_nops),
+    ("it is no operation", "    or.pred         q0, q0, is_nop;\n    and", "    and", serve_nops),
     ("all ask for a completion entry", OPERATION, ASKED, serve_sends),
     ("all that is closed is rung", "    and.pred        is_rung, is_rung, is_open;\n", "", serve_refused_alone),
 ];
@@ -136,6 +140,13 @@ pub const REFUSED: &[Fault] = &[
         "and.b32         t0, t0, 31;",
         refusal!("segments of 6 bits"),
     ),
+    (
+        "what asks for nothing has any segments",
+        "    and.pred        is_nop, is_nop, q3;\n",
+        "",
+        refusal!("nothing of two segments"),
+    ),
+    ("any operation of a segment", "is_nop, t0, 0;", "is_nop, 0, 0;", refusal!("wait of one segment")),
     ("two ranges", "and.pred        q0, q0, is_data;", "mov.pred        q0, is_data;", refusal!("two ranges")),
     (
         "values of any segments",
