@@ -1,9 +1,11 @@
 //! Signals that kernels may reset, on a driver whose streams cannot add: each is read, added to and written back,
 //! unless the copy kernel does it.
 
-use crate::harness::Fake;
-use crate::support::common::job;
+use crate::harness::*;
+use crate::support::common::{job, ok};
 use nccl_plugin_api::MR_FLAG_FORCE_SO;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const CONTEXTS: usize = 8;
 const ROUNDS: u64 = 100;
@@ -60,4 +62,62 @@ fn the_copy_kernel_takes_over_from_submissions_that_read() {
         assert!(done.last().is_some_and(|n| *n > MOST), "{gpus} GPUs: of {ALL} the copy kernel did {done:?}");
         fake.check();
     }
+}
+
+/// Each context puts again as soon as its signal has been seen and reset, whatever the others do: what a submission has
+/// read around a signal is taken for those alone whose puts waited by then. Says how many copies were no puts.
+fn puts_that_take_turns(fake: &Fake) -> u64 {
+    let seen: Vec<AtomicU64> = (0..CONTEXTS).map(|_| AtomicU64::new(0)).collect();
+    let before = fake.copies();
+    job(2, CONTEXTS as i32, |r| {
+        let _context = fake.enter(r.rank as i32);
+        // No put continues another one.
+        let src = fake.window(r, r.rank as i32, 2 * CONTEXTS, 0);
+        let dst = fake.window(r, r.rank as i32, 2 * CONTEXTS, 0);
+        let sig = fake.signals(r, r.rank as i32, CONTEXTS, MR_FLAG_FORCE_SO);
+        r.job.barrier.wait();
+        let mut posted = [0; CONTEXTS];
+        let mut under_way = [None; CONTEXTS];
+        let is_over = || seen.iter().all(|n| n.load(Ordering::Acquire) == ROUNDS);
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_over() {
+            assert!(Instant::now() < end, "{seen:?}, signals {:?}", [0, 1, 2, 3, 4, 5, 6, 7].map(|c| sig.get(c)));
+            for c in 0..CONTEXTS {
+                let done = seen[c].load(Ordering::Acquire);
+                if r.rank == 1 {
+                    match sig.get(c) {
+                        0 => {}
+                        1 => {
+                            assert_eq!(dst.get(2 * c), done + 1);
+                            sig.set(c, 0);
+                            seen[c].store(done + 1, Ordering::Release);
+                        }
+                        other => panic!("signal {c} is {other} after {done}"),
+                    }
+                } else if done == posted[c] && done < ROUNDS {
+                    under_way[c].take().into_iter().for_each(|request| r.wait(request));
+                    posted[c] += 1;
+                    src.set(2 * c, posted[c]);
+                    let at = 16 * c as u64;
+                    let signal = Some((sig.as_window(), at / 2, 1));
+                    under_way[c] = Some(r.put(c as i32, (src.as_window(), at), 8, (dst.as_window(), at), 1, signal));
+                }
+            }
+            // SAFETY: plain call.
+            ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+        }
+        under_way.into_iter().flatten().for_each(|request| r.wait(request));
+        r.job.barrier.wait();
+    });
+    (fake.copies() - before) as u64 - ALL
+}
+
+#[test]
+fn signals_are_read_for_all_that_wait() {
+    let fake = Fake::take();
+    fake.set_issue("kernel=0");
+    fake.settings(false, 200);
+    let read = puts_that_take_turns(&fake);
+    assert!(read < ALL / 2, "{read} submissions have read, for {ALL} signals");
+    fake.check();
 }

@@ -162,6 +162,9 @@ impl NextSubmission {
 
     /// Puts as much of an operation into the submission as can go.
     pub fn add(&mut self, s: &mut EngineState, registry: &Registry, op: &mut Op) -> Result<BatchStep> {
+        if op.fetch.is_none() {
+            op.reading = op.reading.filter(|submission| s.reads_hold(*submission));
+        }
         if op.done == 0 && op.len > 0 && !self.ops.is_empty() && self.has_to_read_for(s, op) {
             // Its signal would wait for another submission anyhow. Not begun, it is the copy kernel's if that comes up.
             return Ok(BatchStep::Later { progress: true });
@@ -371,7 +374,13 @@ impl NextSubmission {
                 // until it is done.
                 let (from, bytes) = s.windows.around(signal.rkey, signal.remote);
                 self.away.push(device.scratch(), from, bytes as usize, None);
-                op.reading = Some(s.small.started + 1);
+                let reading = s.small.started + 1;
+                op.reading = Some(reading);
+                s.given_at_read = s.handover.given();
+                s.queue.note_reading(reading, |other| {
+                    let is_read = other.remote.checked_sub(from).is_some_and(|at| at < bytes);
+                    other.rkey == signal.rkey && is_read && s.windows.is_unknown(other.rkey, other.remote)
+                });
                 Ok(BatchStep::Later { progress: true })
             }
             Some(submission) if s.small.done < submission => Ok(BatchStep::Later { progress: false }),

@@ -3,8 +3,12 @@
 use super::deferred::{Copy, Deferred};
 use super::op::Op;
 use crate::fabric::soft::lane::Lane;
+use crate::rma::op::Signal;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// So many operations, as many as a submission has, find their signals read at once.
+const READ_FOR: usize = 256;
 
 /// All operations that are not in flight.
 #[derive(Default)]
@@ -57,6 +61,17 @@ impl OperationQueue {
             let at = earlier.map_or(front, |(i, _)| front.max(i + 1));
             front += usize::from(at == front);
             self.put_back(at, op);
+        }
+    }
+
+    /// A submission reads signals for the first of the queue, with those around it. Operations that wait by now, and
+    /// whose signals these are, need not have them read once more: whoever resets a signal does so before it is posted
+    /// again.
+    pub fn note_reading(&mut self, submission: u64, is_read: impl Fn(&Signal) -> bool) {
+        for op in self.ready.iter_mut().take(READ_FOR).filter(|op| op.fetch.is_none()) {
+            if op.signal.as_ref().is_some_and(&is_read) {
+                op.reading = Some(submission);
+            }
         }
     }
 

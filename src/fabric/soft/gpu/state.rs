@@ -27,6 +27,8 @@ pub struct EngineState {
     pub handover: Handover,
     pub windows: Windows,
     pub alone: Alone,
+    /// Operations that the copy kernel had been given when signals were read last.
+    pub given_at_read: u64,
     /// Copy engines store in so many more submissions.
     pub store_by_copy: u32,
     pub queue: OperationQueue,
@@ -60,6 +62,7 @@ impl EngineState {
             handover: Handover::default(),
             windows: Windows::of(rank),
             alone: Alone::new(gate),
+            given_at_read: 0,
             store_by_copy: 0,
             queue: OperationQueue::default(),
             staging: Staging::new(STAGING_BYTES),
@@ -74,6 +77,12 @@ impl EngineState {
             refused: Refusals::default(),
             failure: None,
         }
+    }
+
+    /// Whether what a submission has read of signals, or is to read, is what they hold when the next one stores:
+    /// nothing was started since.
+    pub fn reads_hold(&self, submission: u64) -> bool {
+        self.small.started <= submission && self.handover.given() == self.given_at_read
     }
 
     /// Whether anything is in flight.

@@ -108,10 +108,9 @@ impl Windows {
         self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, 8) && is_unknown(w))
     }
 
-    /// What to read where a signal is unknown: its address and bytes. Of signals that nobody resets those around it,
-    /// too.
+    /// What to read where a signal is unknown, with those around it: its address and bytes.
     pub fn around(&self, key: u32, addr: u64) -> (u64, u64) {
-        let window = self.by_number.get(Key(key).number()).filter(|w| w.never_reset && w.extent.base % 8 == 0);
+        let window = self.by_number.get(Key(key).number()).filter(|w| w.extent.base % 8 == 0);
         let Some(GpuWindow { extent, .. }) = window else { return (addr, 8) };
         let from = (addr & !(READ_AT_ONCE - 1)).max(extent.base);
         (from, (extent.base + (extent.len & !7) - from).min(READ_AT_ONCE))
@@ -179,7 +178,9 @@ mod tests {
         windows.insert(2, Extent { base: 0x8000, len: 64 }, false);
         let key = Key::gpu(2, false).0;
         let signal = Signal { remote: 0x8008, rkey: key, value: 3, strong: true };
-        assert_eq!(windows.around(key, 0x8008), (0x8008, 8));
-        assert_eq!((windows.take_up(&signal, |_| vec![7]), windows.add(key, 0x8008, 1)), (10, Err(true)));
+        assert_eq!(windows.around(key, 0x8008), (0x8000, 64));
+        let read = |bytes| (0..bytes / 8).map(|i| 6 + i).collect();
+        assert_eq!((windows.take_up(&signal, read), windows.add(key, 0x8008, 1)), (10, Err(true)));
+        assert_eq!(windows.add(key, 0x8010, 1), Err(true), "nor of those around");
     }
 }
