@@ -184,7 +184,7 @@ impl<R: Ring> Lane<R> {
         self.visit_up_to(u32::MAX, contexts, common, batch)
     }
 
-    /// The same, with at most so many entries under way.
+    /// The same, but takes no entry that a kernel would take while so many are under way.
     pub fn visit_up_to<C: Context>(
         &mut self,
         most: u32,

@@ -25,8 +25,8 @@ const REST_WITHIN: Duration = Duration::from_micros(300);
 /// and of each no more than [`MANY`]: else device code that fills hundreds of places at once leaves lanes that come to
 /// rest only milliseconds later.
 const UNTIL_SERVED: u32 = 64;
-/// A lane of which the kernel has refused an entry, or could not take it over, is this thread's until so many entries
-/// in a row are for the kernel; twice as many each time, up to a limit.
+/// A lane of which the kernel has refused an entry before it had taken [`SUITS`], or could not take it over, is this
+/// thread's until so many entries in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
 const IN_A_ROW_MOST: u32 = 256;
 /// A lane of which the kernel took so many entries in one service suits it.
@@ -135,15 +135,23 @@ impl<R: Ring> Place<R> {
 
     /// Whether the kernel may have it.
     pub(super) fn is_for(&self, service: &KernelService) -> bool {
-        let suits = self.suits > 0 && self.suits >= self.wanted;
+        self.suits > 0 && self.may_come_to_be_for(service)
+    }
+
+    /// The same, or if its next entries are.
+    fn may_come_to_be_for(&self, service: &KernelService) -> bool {
+        let suits = self.suits >= self.wanted;
         suits && !self.is_broken && self.lane.can_be_served() && service.kernel.reaches(self.lane.peer)
     }
 
-    /// How many entries may be under way that this thread has taken, where so many lanes are hot.
+    /// How many entries that are for a kernel may be under way of those that this thread has taken, where so many lanes
+    /// are hot.
     #[inline]
     pub(super) fn most(&self, service: Option<&KernelService>, hot: usize) -> u32 {
         match service {
-            Some(service) if service.comes_soon && !service.ends && hot <= LANES && self.is_for(service) => {
+            Some(service)
+                if service.comes_soon && !service.ends && hot <= LANES && self.may_come_to_be_for(service) =>
+            {
                 (UNTIL_SERVED / (hot as u32).max(1)).clamp(1, MANY)
             }
             _ => u32::MAX,
@@ -304,7 +312,11 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
             if position.is_over {
                 place.lane.release();
-                place.put_off();
+                match given.done >= SUITS {
+                    // What is not for the kernel comes behind much that was.
+                    true => (place.suits, place.wanted) = (0, 0),
+                    false => place.put_off(),
+                }
                 self.heads[given.lane as usize] = place.lane.head();
             }
         }

@@ -9,7 +9,7 @@ use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Stopped};
 use crate::rma::op::{Op, Put};
 use crate::rma::seq::Seq;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Mutex;
 
 /// Entries that stand in a ring, and the bytes that each puts.
@@ -17,6 +17,8 @@ use std::sync::Mutex;
 struct Stand {
     entries: AtomicU32,
     bytes: AtomicU32,
+    /// They are flushes instead.
+    flush: AtomicBool,
 }
 
 struct Entries {
@@ -47,6 +49,9 @@ impl Ring for Entries {
     fn read(&mut self, nth: u32, ops: &mut Ops) -> Entry {
         if nth >= self.stand.entries.load(Ordering::Relaxed) {
             return Entry::Absent;
+        }
+        if self.stand.flush.load(Ordering::Relaxed) {
+            return Entry::Flush(Finish::NONE);
         }
         let len = self.stand.bytes.load(Ordering::Relaxed).into();
         ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false }));
@@ -262,9 +267,25 @@ fn entries_that_are_not_for_a_kernel_are_all_taken() {
     bench.stands.iter().for_each(|stand| stand.bytes.store(1 << 20, Ordering::Relaxed));
     bench.write(20);
     bench.pass();
-    assert_eq!(bench.standing(), [16; 2], "nobody knows what comes");
-    bench.pass();
     assert_eq!(bench.standing(), [0; 2]);
+    // Behind these, what is.
+    bench.stands.iter().for_each(|stand| stand.bytes.store(8, Ordering::Relaxed));
+    bench.write(20);
+    bench.pass();
+    assert_eq!(bench.standing(), [20; 2], "enough is under way");
+    bench.complete();
+    assert_eq!(bench.standing(), [16; 2]);
+}
+
+#[test]
+fn a_flush_is_taken_whatever_is_under_way() {
+    let mut bench = Bench::new(1);
+    bench.write(4);
+    bench.pass();
+    bench.stands[0].flush.store(true, Ordering::Relaxed);
+    bench.write(1);
+    bench.pass();
+    assert_eq!(bench.standing(), [0]);
 }
 
 #[test]

@@ -37,6 +37,14 @@ impl Other {
     }
 }
 
+fn is_for_kernel(op: &Op) -> bool {
+    match op {
+        Op::Put(put) => put.len <= LONGEST,
+        Op::Value(value) => value.payload.bytes().len() <= 8,
+        Op::Get(_) | Op::Atomic(_) => false,
+    }
+}
+
 impl Default for Batch {
     fn default() -> Self {
         Self {
@@ -65,12 +73,12 @@ impl Batch {
     /// Whether a kernel that serves the lane would have taken all of the last visit's entries.
     #[inline]
     pub fn suits_kernel(&self) -> bool {
-        let is_short = |op: &Op| match op {
-            Op::Put(put) => put.len <= LONGEST,
-            Op::Value(value) => value.payload.bytes().len() <= 8,
-            Op::Get(_) | Op::Atomic(_) => false,
-        };
-        self.others.iter().all(|other| other.is_nop) && self.posted().iter().all(is_short)
+        self.others.iter().all(|other| other.is_nop) && self.posted().iter().all(is_for_kernel)
+    }
+
+    /// The same of what has been read so far.
+    pub(super) fn would_suit_kernel(&self) -> bool {
+        self.others.iter().all(|other| other.is_nop) && self.ops.iter().all(is_for_kernel)
     }
 
     /// Bytes that these move.

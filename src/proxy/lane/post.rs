@@ -21,7 +21,8 @@ enum Stop {
 }
 
 impl<R: Ring> Lane<R> {
-    /// Reads what there is, up to `most` entries, posts it as one batch, and takes off the ring what was posted.
+    /// Reads what there is, posts it as one batch, and takes off the ring what was posted. Behind `most` entries, if all
+    /// of them are for a kernel, it leaves the others.
     #[inline]
     pub(super) fn post<C: Context>(
         &mut self,
@@ -34,7 +35,10 @@ impl<R: Ring> Lane<R> {
         self.ring.begin();
         let mut stop = None;
         let of_batch = if R::JOINS { 2 * BATCH } else { BATCH };
-        for nth in 0..of_batch.min(self.ring.capacity()).min(most) {
+        for nth in 0..of_batch.min(self.ring.capacity()) {
+            if nth > 0 && nth >= most && batch.would_suit_kernel() {
+                break;
+            }
             let before = batch.ops.len();
             let entry = self.ring.read(nth, &mut batch.ops);
             if R::JOINS && before >= BATCH as usize && entry != Entry::Joined {
@@ -59,6 +63,11 @@ impl<R: Ring> Lane<R> {
                     break;
                 }
             }
+        }
+        if most == 0 && batch.len() > 0 && batch.would_suit_kernel() {
+            // One was read, to know what it is.
+            batch.clear();
+            return Ok(0);
         }
         let mut taken = self.post_batch(context, common, batch)?;
         if let Some(stop) = stop.filter(|_| taken == batch.len()) {

@@ -377,10 +377,12 @@ impl NextSubmission {
                 let reading = s.small.started + 1;
                 op.reading = Some(reading);
                 s.given_at_read = s.handover.given();
-                s.queue.note_reading(reading, |other| {
-                    let is_read = other.remote.checked_sub(from).is_some_and(|at| at < bytes);
-                    other.rkey == signal.rkey && is_read && s.windows.is_unknown(other.rkey, other.remote)
-                });
+                // Where nobody resets signals those around it are known from then on. They may be forgotten again among
+                // stores of one submission, of which what was read knows nothing.
+                if s.windows.may_be_reset(signal.rkey) {
+                    let is_read = |at: u64| at.checked_sub(from).is_some_and(|at| at < bytes);
+                    s.queue.note_reading(reading, |other| other.rkey == signal.rkey && is_read(other.remote));
+                }
                 Ok(BatchStep::Later { progress: true })
             }
             Some(submission) if s.small.done < submission => Ok(BatchStep::Later { progress: false }),

@@ -108,12 +108,18 @@ impl Windows {
         self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, 8) && is_unknown(w))
     }
 
-    /// What to read where a signal is unknown, with those around it: its address and bytes.
+    /// Whether kernels may reset a window's signals, whose values are in GPU memory alone.
+    pub fn may_be_reset(&self, key: u32) -> bool {
+        self.by_number.get(Key(key).number()).is_some_and(|w| !w.never_reset)
+    }
+
+    /// What to read where a signal is unknown, with those around it: its address and bytes, the same for all of these.
     pub fn around(&self, key: u32, addr: u64) -> (u64, u64) {
         let window = self.by_number.get(Key(key).number()).filter(|w| w.extent.base % 8 == 0);
         let Some(GpuWindow { extent, .. }) = window else { return (addr, 8) };
-        let from = (addr & !(READ_AT_ONCE - 1)).max(extent.base);
-        (from, (extent.base + (extent.len & !7) - from).min(READ_AT_ONCE))
+        let first = addr & !(READ_AT_ONCE - 1);
+        let (from, end) = (first.max(extent.base), (first + READ_AT_ONCE).min(extent.base + (extent.len & !7)));
+        (from, end - from)
     }
 
     /// What [`Windows::around`] named has been read, as `values` has it of so many bytes, and nobody has added since.
@@ -174,6 +180,13 @@ mod tests {
         assert_eq!(windows.take_up(&signal(0x1010), read), 203);
         assert_eq!((windows.add(key, 0x1008, 1), windows.add(key, 0x1010, 1)), (Ok(101), Ok(204)));
         assert!(windows.is_unknown(key, 0x2000), "what was not read is not known");
+        // Wherever the window begins, those that are read together are found together.
+        windows.insert(3, Extent { base: 0x3100, len: 0x2008 }, false);
+        let around = |addr| windows.around(Key::gpu(3, false).0, addr);
+        assert_eq!(
+            [0x3100, 0x3ff8, 0x4000, 0x4ff8, 0x5100].map(around),
+            [(0x3100, 0xf00), (0x3100, 0xf00), (0x4000, 0x1000), (0x4000, 0x1000), (0x5000, 0x108),]
+        );
         // Of signals that kernels reset nothing is remembered.
         windows.insert(2, Extent { base: 0x8000, len: 64 }, false);
         let key = Key::gpu(2, false).0;
