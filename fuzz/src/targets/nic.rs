@@ -146,7 +146,7 @@ fn entries(mut input: &[u8]) {
             Entry::Absent => return,
             Entry::Op(_) => 1,
             Entry::Ops(n) | Entry::Gets(n) => usize::from(*n),
-            Entry::Nothing(_) | Entry::Joined | Entry::Flush(_) | Entry::Refused(_) => 0,
+            Entry::Nothing(_) | Entry::Nop | Entry::Joined | Entry::Flush(_) | Entry::Refused(_) => 0,
         };
         assert_eq!(ops.len(), n);
         // Nothing is known of windows any more, then everything.

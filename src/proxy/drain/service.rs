@@ -231,7 +231,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             for &lane in &self.hot {
                 let place = &mut self.places[lane as usize];
                 let is_live = !self.commons[place.context as usize].is_dead();
-                if is_live && place.is_for(service) && service.given.len() < room && place.lane.hold() {
+                if is_live && place.is_for(service) && service.given.len() < room && place.lane.hold(MANY) {
                     service.given.push(Given { lane, next: 0, done: 0 });
                 }
             }

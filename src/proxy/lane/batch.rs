@@ -27,13 +27,13 @@ pub(super) struct Other {
     pub(super) ops: u8,
     /// They bring something here that has to be visible before it is complete.
     pub(super) brings: bool,
-    /// It asks for nothing, and a kernel would have taken it.
-    pub(super) is_nop: bool,
+    /// A kernel would have taken it, if it takes its operation.
+    pub(super) may_suit: bool,
 }
 
 impl Other {
     fn new(finish: Finish, ops: u8) -> Self {
-        Self { finish, ops, brings: false, is_nop: false }
+        Self { finish, ops, brings: false, may_suit: ops == 1 && finish == Finish::NONE }
     }
 }
 
@@ -73,12 +73,12 @@ impl Batch {
     /// Whether a kernel that serves the lane would have taken all of the last visit's entries.
     #[inline]
     pub fn suits_kernel(&self) -> bool {
-        self.others.iter().all(|other| other.is_nop) && self.posted().iter().all(is_for_kernel)
+        self.others.iter().all(|other| other.may_suit) && self.posted().iter().all(is_for_kernel)
     }
 
     /// The same of what has been read so far.
     pub(super) fn would_suit_kernel(&self) -> bool {
-        self.others.iter().all(|other| other.is_nop) && self.ops.iter().all(is_for_kernel)
+        self.others.iter().all(|other| other.may_suit) && self.ops.iter().all(is_for_kernel)
     }
 
     /// Bytes that these move.
@@ -102,8 +102,9 @@ impl Batch {
         }
     }
 
+    /// An entry without an operation of its own, of a kind that a kernel takes.
     pub(super) fn add_nop(&mut self) {
-        self.others.push(Other { is_nop: true, ..Other::new(Finish::NONE, 0) });
+        self.others.push(Other { may_suit: true, ..Other::new(Finish::NONE, 0) });
     }
 
     /// An entry that is a part of the last operation.
@@ -111,7 +112,7 @@ impl Batch {
     pub(super) fn add_joined(&mut self) {
         match self.plain {
             1.. if self.others.is_empty() => self.joined |= 1 << (self.plain - 1),
-            _ => self.add(Finish::NONE, false),
+            _ => self.add_nop(),
         }
     }
 
@@ -127,10 +128,40 @@ impl Batch {
 
     /// An entry of so many operations, which bring something here or do not.
     pub(super) fn add_several(&mut self, ops: u8, brings: bool) {
-        self.others.push(Other { brings, ..Other::new(Finish::NONE, ops) });
+        self.others.push(Other { brings, may_suit: false, ..Other::new(Finish::NONE, ops) });
     }
 
     pub(super) fn len(&self) -> u32 {
         self.entries(self.plain) + self.others.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rma::op::Put;
+
+    #[test]
+    fn what_is_behind_an_entry_that_asks_for_nothing_suits_as_ever() {
+        let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
+        let suits = |fill: &dyn Fn(&mut Batch)| {
+            let mut batch = Batch::default();
+            batch.add_nop();
+            batch.ops.push(put(8));
+            batch.add(Finish::NONE, true);
+            batch.add_joined();
+            fill(&mut batch);
+            batch.posted = batch.ops.len();
+            assert_eq!(batch.suits_kernel(), batch.would_suit_kernel());
+            batch.suits_kernel()
+        };
+        assert!(suits(&|_| ()));
+        assert!(!suits(&|batch| batch.add(Finish::NONE, false)), "a wait");
+        assert!(!suits(&|batch| batch.add(Finish(1), true)), "a counter");
+        assert!(!suits(&|batch| batch.add_several(1, true)), "a get");
+        assert!(!suits(&|batch| {
+            batch.ops.push(put(LONGEST + 1));
+            batch.add(Finish::NONE, true);
+        }));
     }
 }

@@ -21,8 +21,8 @@ enum Stop {
 }
 
 impl<R: Ring> Lane<R> {
-    /// Reads what there is, posts it as one batch, and takes off the ring what was posted. Behind `most` entries, if all
-    /// of them are for a kernel, it leaves the others.
+    /// Reads what there is, posts it as one batch, and takes off the ring what was posted. Behind `most` entries, if
+    /// all of them are for a kernel, it leaves the others.
     #[inline]
     pub(super) fn post<C: Context>(
         &mut self,

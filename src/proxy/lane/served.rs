@@ -8,9 +8,10 @@ use crate::rma::seq::Seq;
 use std::sync::atomic::Ordering;
 
 impl<R: Ring> Lane<R> {
-    /// Takes nothing for now, so that it can be handed over. `false`: it is not in a state for that.
-    pub fn hold(&mut self) -> bool {
-        let may_be = matches!(self.state, State::Open);
+    /// Takes nothing for now, so that it can be handed over. `false`: it is not in a state for that, or has more than
+    /// `most` entries under way, which would take their time.
+    pub fn hold(&mut self, most: u32) -> bool {
+        let may_be = matches!(self.state, State::Open) && self.under_way <= most;
         if may_be {
             (self.state, self.fence) = (State::Held, None);
         }

@@ -70,7 +70,7 @@ pub struct NextSubmission {
     merge: bool,
     /// Signals that were read from memory, and their values once this submission is done. A kernel that resets a signal
     /// does so between its signals, never among several that are on their way.
-    read: Vec<(u64, u64)>,
+    pub(super) read: Vec<(u64, u64)>,
 }
 
 /// How far an operation got.
@@ -307,7 +307,7 @@ impl NextSubmission {
 
     /// Stores a signal's new value, `by` more than before; in place of the last one if that may be visible when this
     /// one is.
-    fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
+    pub(super) fn store_signal(&mut self, op: &Op, at: u64, value: u64, by: u64) {
         // Of half a word nobody can tell as long as the other half stays.
         self.needs_ops |= value >> 32 != value.wrapping_sub(by) >> 32;
         if let Some(i) = self.join_last(op, at, BatchKind::Sum) {
@@ -320,7 +320,7 @@ impl NextSubmission {
     /// The entry that a signal joins, if it may: the last one at its address, unless its own lane has stored something
     /// since, which it would overtake, in an entry of its own or in one that it joined. All copies of a submission come
     /// before its stores.
-    fn join_last(&mut self, op: &Op, at: u64, kind: BatchKind) -> Option<usize> {
+    pub(super) fn join_last(&mut self, op: &Op, at: u64, kind: BatchKind) -> Option<usize> {
         if !self.merge {
             return None;
         }
@@ -335,66 +335,6 @@ impl NextSubmission {
             None => {}
         }
         Some(i)
-    }
-
-    /// Whether an operation's signal can be added to only once a submission has read it.
-    fn has_to_read_for(&self, s: &EngineState, op: &Op) -> bool {
-        op.signal.filter(|_| op.reading.is_none()).is_some_and(|signal| {
-            Key(signal.rkey).is_on_gpu()
-                && s.windows.is_unknown(signal.rkey, signal.remote)
-                && s.device.as_ref().is_some_and(|device| !device.can_add)
-                && !self.read.iter().any(|(at, _)| *at == signal.remote)
-        })
-    }
-
-    /// A signal whose value is in GPU memory alone.
-    fn add_to_memory(&mut self, s: &mut EngineState, op: &mut Op, signal: &Signal) -> Result<BatchStep> {
-        let device = s.device.as_ref().ok_or_else(|| Error::internal("a GPU window without a GPU"))?;
-        if device.can_add {
-            self.needs_ops = true;
-            match self.join_last(op, signal.remote, BatchKind::Addition) {
-                Some(i) => self.ops[i] = self.ops[i].plus(signal.value),
-                None => {
-                    let addition = MemOp::add64(signal.remote, signal.value);
-                    self.push_op(op, addition, signal.remote, BatchKind::Addition);
-                }
-            }
-            return Ok(BatchStep::Done);
-        }
-        if let Some((_, value)) = self.read.iter_mut().find(|(at, _)| *at == signal.remote) {
-            *value = value.wrapping_add(signal.value);
-            let sum = *value;
-            self.store_signal(op, signal.remote, sum, signal.value);
-            return Ok(BatchStep::Done);
-        }
-        match op.reading {
-            None if !self.ops.is_empty() => Ok(BatchStep::Later { progress: true }),
-            None => {
-                // It sees all stores of the submissions before it, there are none in this one, and nothing follows
-                // until it is done.
-                let (from, bytes) = s.windows.around(signal.rkey, signal.remote);
-                self.away.push(device.scratch(), from, bytes as usize, None);
-                let reading = s.small.started + 1;
-                op.reading = Some(reading);
-                s.given_at_read = s.handover.given();
-                // Where nobody resets signals those around it are known from then on. They may be forgotten again among
-                // stores of one submission, of which what was read knows nothing.
-                if s.windows.may_be_reset(signal.rkey) {
-                    let is_read = |at: u64| at.checked_sub(from).is_some_and(|at| at < bytes);
-                    s.queue.note_reading(reading, |other| other.rkey == signal.rkey && is_read(other.remote));
-                }
-                Ok(BatchStep::Later { progress: true })
-            }
-            Some(submission) if s.small.done < submission => Ok(BatchStep::Later { progress: false }),
-            Some(_) => {
-                let sum = s.windows.take_up(signal, |bytes| device.scratch_values((bytes / 8) as usize));
-                if s.windows.is_unknown(signal.rkey, signal.remote) {
-                    self.read.push((signal.remote, sum));
-                }
-                self.store_signal(op, signal.remote, sum, signal.value);
-                Ok(BatchStep::Done)
-            }
-        }
     }
 }
 

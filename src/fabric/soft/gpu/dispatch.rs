@@ -86,7 +86,9 @@ impl EngineState {
     pub fn facts(&self, op: &Op, kernel: KernelState, crowd: usize) -> Facts {
         let alone = Facts::of(op, PlanLimits::from(&self.tuning));
         let lane_waits = !self.queue.deferred.is_empty() && self.queue.deferred.has(&op.owner.lane);
-        let mut facts = Facts { is_same_gpu: self.is_near(op), lane_waits, crowd, kernel, ..alone };
+        let reads_signals = self.windows.are_reset_of_late() && self.device.as_ref().is_some_and(|d| !d.can_add);
+        let is_same_gpu = self.is_near(op);
+        let mut facts = Facts { is_same_gpu, lane_waits, crowd, reads_signals, kernel, ..alone };
         facts.windows_hold = facts.needs_windows() && windows_hold(op, &self.windows);
         facts
     }

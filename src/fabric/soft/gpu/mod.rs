@@ -37,6 +37,7 @@ mod pinned_pools;
 mod plan;
 mod private_context;
 mod queue;
+mod read_signal;
 mod received;
 mod refusals;
 mod resident;

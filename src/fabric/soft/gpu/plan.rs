@@ -25,6 +25,9 @@ const WORKERS_FROM: u64 = 2 << 10;
 /// The longest that worker blocks take: 0.7 ms, or some 15 where the GPU had room for the kernel's first block alone. A
 /// kernel does not look at its time before it is through.
 const WORKERS_UP_TO: u64 = 512 << 20;
+/// The longest from another GPU that worker blocks take with others about, where the stream would have to read signals
+/// before it can add to them: what came behind each such signal waited for two submissions.
+const CROWDED_FAR: u64 = 128 << 10;
 /// From here on a lone copy within the GPU is worth a launch, and the wait for it: through pinned memory it would take
 /// some 10 µs longer, which is what a launch takes, and the next copies find the kernel running.
 const WORTH_A_LAUNCH: u64 = 16 << 10;
@@ -143,6 +146,8 @@ pub struct Facts {
     pub lane_waits: bool,
     /// Other copies that wait or are under way, as far as they matter to it.
     pub crowd: usize,
+    /// The stream has to read signals of late before it can add to them.
+    pub reads_signals: bool,
     pub kernel: KernelState,
     pub limits: PlanLimits,
 }
@@ -177,6 +182,7 @@ impl Facts {
             windows_hold: false,
             lane_waits: false,
             crowd: 0,
+            reads_signals: false,
             kernel: KernelState::Absent,
             limits,
         }
@@ -193,12 +199,13 @@ impl Facts {
     }
 
     /// The longest copy, wherever from, that is quicker by worker blocks than by a submission. With others about copy
-    /// engines do more at a time. For copies within the GPU `suits_workers` has no such limit.
+    /// engines do more at a time, if their submissions have not to wait for signals to be read. For copies within the
+    /// GPU `suits_workers` has no such limit.
     fn reach(&self) -> u64 {
-        if self.limits.has_workers && self.crowd < CROWD {
-            self.limits.far
-        } else {
-            0
+        match (self.limits.has_workers, self.crowd < CROWD, self.reads_signals) {
+            (false, ..) | (true, false, false) => 0,
+            (true, true, _) => self.limits.far,
+            (true, false, true) => self.limits.far.min(CROWDED_FAR),
         }
     }
 

@@ -35,6 +35,7 @@ const fn far(len: u64, kernel: KernelState) -> Facts {
         windows_hold: true,
         lane_waits: false,
         crowd: 0,
+        reads_signals: false,
         kernel,
         limits: LIMITS,
     }
@@ -190,6 +191,7 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
 
 #[test]
 fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
+    let read = |facts| Facts { reads_signals: true, ..facts };
     let crowded = |facts| Facts { crowd: CROWD, ..facts };
     let without = |facts| Facts { limits: PlanLimits { has_workers: false, ..LIMITS }, ..facts };
     let (called, awaited) = (KernelState::Callable, KernelState::Awaited);
@@ -208,6 +210,9 @@ fn worker_blocks_take_what_is_large_within_a_gpu_and_lone_copies_from_others() {
         ("from another GPU", far(2 * MIB, WORKS), Mover::WorkerBlocks),
         ("from another GPU, longer", far(2 * MIB + 4, WORKS), Mover::CopyEngine),
         ("from another GPU, in a crowd", crowded(far(64 * KIB, WORKS)), Mover::CopyEngine),
+        ("the same where signals are read", read(crowded(far(CROWDED_FAR, WORKS))), Mover::WorkerBlocks),
+        ("the same, longer", read(crowded(far(CROWDED_FAR + 4, WORKS))), Mover::CopyEngine),
+        ("longer and not in a crowd", read(far(CROWDED_FAR + 4, WORKS)), Mover::WorkerBlocks),
         ("none yet: worth a launch", near(16 * KIB, called), Mover::WorkerBlocks),
         ("none yet: not worth one", near(16 * KIB - 4, called), Mover::PinnedMemory),
         ("none yet: in a crowd", crowded(near(2 * KIB, called)), Mover::WorkerBlocks),

@@ -46,12 +46,14 @@ pub struct Windows {
     by_number: Table<GpuWindow>,
     /// Windows of other ranks of this process that are gone, as rank and number: nobody touches what lies there.
     withdrawn: Vec<(u32, u32)>,
+    /// Kernels may reset the signal that was added to last.
+    last_may_be_reset: bool,
 }
 
 impl Windows {
     /// Of `rank`, which has none yet.
     pub fn of(rank: u32) -> Self {
-        Self { rank, by_number: Table::default(), withdrawn: Vec::new() }
+        Self { rank, by_number: Table::default(), withdrawn: Vec::new(), last_may_be_reset: false }
     }
 
     /// Adds one.
@@ -113,6 +115,11 @@ impl Windows {
         self.by_number.get(Key(key).number()).is_some_and(|w| !w.never_reset)
     }
 
+    /// Whether kernels may reset signals that are added to now.
+    pub fn are_reset_of_late(&self) -> bool {
+        self.last_may_be_reset
+    }
+
     /// What to read where a signal is unknown, with those around it: its address and bytes, the same for all of these.
     pub fn around(&self, key: u32, addr: u64) -> (u64, u64) {
         let window = self.by_number.get(Key(key).number()).filter(|w| w.extent.base % 8 == 0);
@@ -149,6 +156,7 @@ impl Windows {
     pub fn add(&mut self, key: u32, addr: u64, value: u64) -> Result<u64, bool> {
         let window = self.by_number.get_mut(Key(key).number());
         let window = window.filter(|w| w.extent.holds(addr, 8) && addr % 8 == 0).ok_or(false)?;
+        self.last_may_be_reset = !window.never_reset;
         if !window.never_reset {
             return Err(true);
         }
@@ -195,5 +203,8 @@ mod tests {
         let read = |bytes| (0..bytes / 8).map(|i| 6 + i).collect();
         assert_eq!((windows.take_up(&signal, read), windows.add(key, 0x8008, 1)), (10, Err(true)));
         assert_eq!(windows.add(key, 0x8010, 1), Err(true), "nor of those around");
+        assert!(windows.are_reset_of_late());
+        assert_eq!(windows.add(Key::gpu(1, false).0, 0x1008, 1), Ok(102));
+        assert!(!windows.are_reset_of_late());
     }
 }

@@ -27,9 +27,10 @@ const IDLE: Duration = Duration::from_millis(1);
 pub const LIFE: Duration = Duration::from_millis(2);
 /// Threads of a block: eight warps.
 const THREADS: u32 = 256;
-/// A launch has a block for so many lanes: each warp four of them, of which a look sees two entries each.
-const OF_A_BLOCK: usize = 32;
-/// Blocks at most; where there are so many each may have twice those lanes.
+/// A launch has a block for so many lanes, a warp for each: a warp moves some 4 GB/s, and whoever has many queues has
+/// much to move.
+const OF_A_BLOCK: usize = 8;
+/// Blocks at most; where there are so many each may have eight times those lanes.
 const BLOCKS: usize = LANES / board::ROOM;
 
 const CODE: Code = Code {
