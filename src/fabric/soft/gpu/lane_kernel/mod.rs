@@ -32,6 +32,9 @@ const THREADS: u32 = 256;
 const OF_A_BLOCK: usize = 8;
 /// Blocks at most; where there are so many each may have eight times those lanes.
 const BLOCKS: usize = LANES / board::ROOM;
+/// After a launch of several blocks that was late so many have as few as there can be: a GPU on which all find a place
+/// at once may be rare.
+const NARROW: u32 = 8;
 
 const CODE: Code = Code {
     ptx: ptx!("lanes.ptx"),
@@ -94,8 +97,15 @@ pub struct LaneKernel {
     polls: u32,
     /// The lanes of the one that serves carried something.
     has_moved: bool,
+    /// So many more launches have as few blocks as there can be.
+    narrow: u32,
     /// Launches that served, for the closing line.
     services: u64,
+}
+
+/// Blocks of a launch for so many lanes.
+fn blocks_for(lanes: usize, is_narrow: bool) -> usize {
+    lanes.div_ceil(if is_narrow { board::ROOM } else { OF_A_BLOCK }).clamp(1, BLOCKS)
 }
 
 /// What `lanes.ptx` is told.
@@ -126,6 +136,7 @@ impl LaneKernel {
             next: None,
             polls: 0,
             has_moved: false,
+            narrow: 0,
             services: 0,
         })
     }
@@ -135,12 +146,13 @@ impl LaneKernel {
         if self.is_awaited() {
             return;
         }
-        let blocks = lanes.div_ceil(OF_A_BLOCK).clamp(1, BLOCKS);
+        let blocks = blocks_for(lanes, self.narrow > 0);
         let present = self.serving.map(|(number, _)| number);
         let last = present.map_or(0, |number| number + 1);
         let asked =
             self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, blocks));
         self.next = asked.map(|number| (number, now));
+        self.narrow = self.narrow.saturating_sub(asked.is_some().into());
     }
 
     /// Where it is. `moved`: its lanes carry traffic.
@@ -160,7 +172,7 @@ impl LaneKernel {
                 let now = Instant::now();
                 if self.has_moved && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
                     // As many blocks, or more, as its lanes would have them.
-                    self.call(now, self.served().max(self.launches[slot].blocks * OF_A_BLOCK));
+                    self.call(now, self.served());
                 }
                 // Each block ends by itself: where one had nothing to do for a while, the others' lanes wait for it.
                 let present = &self.launches[slot];
@@ -188,6 +200,9 @@ impl LaneKernel {
         }
         if !is_time || !self.launches.give_up_if_late(at, since, Instant::now()) {
             return Stage::Called;
+        }
+        if self.launches[at].blocks > 1 {
+            self.narrow = NARROW;
         }
         self.next = None;
         Stage::Off
@@ -262,5 +277,17 @@ impl LaneKernel {
     /// boards are left to the process.
     pub fn close(self, healthy: bool) -> bool {
         self.launches.close(healthy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_has_blocks_for_its_lanes() {
+        let of = |is_narrow| [0, 1, 8, 9, 32, 64, 65, 256, 1000].map(|lanes| blocks_for(lanes, is_narrow));
+        assert_eq!(of(false), [1, 1, 1, 2, 4, 4, 4, 4, 4]);
+        assert_eq!(of(true), [1, 1, 1, 1, 1, 1, 2, 4, 4]);
     }
 }
