@@ -42,6 +42,11 @@ pub fn rest(vain: &mut u32) {
 pub struct Reach(CUdevice);
 
 impl Reach {
+    /// The GPU that the kernel runs on.
+    pub fn device(self) -> CUdevice {
+        self.0
+    }
+
     /// A range.
     pub fn at(self, at: u64, bytes: usize) -> Result<*mut u8, CUresult> {
         world().kernel_reach(at, bytes, self.0).ok_or(ILLEGAL_ADDRESS)

@@ -418,9 +418,12 @@ impl<'a> LaneKernel<'a> {
             if us > 0 {
                 std::thread::sleep(Duration::from_micros(us));
             }
-            let code = world().injected("gpu");
-            if code != CUDA_SUCCESS {
-                return Err(code);
+            let here = format!("lanes of {}", self.gpu.device());
+            for name in ["gpu", here.as_str()] {
+                let code = world().injected(name);
+                if code != CUDA_SUCCESS {
+                    return Err(code);
+                }
             }
             let slot = lane.record.queue + lane.record.slot(lane.next) as u64;
             look.clears.push(Effect::Clear { slot, blank: self.holds.blank() });

@@ -361,7 +361,7 @@ pub extern "C" fn fake_kernel(change: c_int) {
 }
 
 /// Makes the `after`-th next call of a function fail with `code`; the name "gpu" is the streams' own work, of which all
-/// that was queued before is done first.
+/// that was queued before is done first, and "lanes of N" what the lane kernel of GPU N takes.
 #[no_mangle]
 pub unsafe extern "C" fn fake_inject(name: *const c_char, after: c_uint, code: CUresult) {
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
