@@ -257,7 +257,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let common = &mut self.commons[place.context as usize];
         let seen = self.meter.as_ref().map_or(0, Meter::before);
         let most = place.most(self.service.as_deref(), self.hot.len());
-        let found = place.lane.visit_up_to(most, self.contexts.get(), common, &mut self.batch);
+        let found = place.lane.visit(most, self.contexts.get(), common, &mut self.batch);
         if found.taken + found.completed > 0 || found.has_failed {
             if let Some(meter) = &mut self.meter {
                 meter.after(index, seen, &found, place.lane.told(common), &self.batch);

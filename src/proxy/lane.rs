@@ -179,13 +179,9 @@ impl<R: Ring> Lane<R> {
         self.ring.head()
     }
 
-    /// Completes what is complete, posts what there is and fits.
-    pub fn visit<C: Context>(&mut self, contexts: &[C], common: &mut Common, batch: &mut Batch) -> LaneProgress {
-        self.visit_up_to(u32::MAX, contexts, common, batch)
-    }
-
-    /// The same, but takes no entry that a kernel would take while so many are under way.
-    pub fn visit_up_to<C: Context>(
+    /// Completes what is complete, posts what there is and fits, but no entry that a kernel would take while `most` are
+    /// under way.
+    pub fn visit<C: Context>(
         &mut self,
         most: u32,
         contexts: &[C],

@@ -179,14 +179,13 @@ fn a_gpu_that_fails_fails_the_lanes() {
                 // Of this GPU: the other one moves what the kernel leaves to the CPU.
                 fake.inject("lanes of 0", 700);
                 // Two at a time, so that a kernel is called: once it has failed no credits come, which others wait for.
-                for _ in 0..20 {
-                    let end = Instant::now() + Duration::from_secs(1);
+                let mut left = 20;
+                while left > 0 && !party.device.has_error() {
+                    left -= 1;
                     (0..2).for_each(|_| post(&mut streams));
+                    let end = Instant::now() + Duration::from_secs(1);
                     while !party.device.has_error() && Instant::now() < end {
                         std::thread::yield_now();
-                    }
-                    if party.device.has_error() {
-                        break;
                     }
                 }
                 wait(|| "an error".into(), || party.device.has_error());

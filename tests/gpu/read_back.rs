@@ -81,7 +81,8 @@ fn puts_that_take_turns(fake: &Fake) -> u64 {
         let is_over = || seen.iter().all(|n| n.load(Ordering::Acquire) == ROUNDS);
         let end = Instant::now() + Duration::from_secs(60);
         while !is_over() {
-            assert!(Instant::now() < end, "{seen:?}, signals {:?}", [0, 1, 2, 3, 4, 5, 6, 7].map(|c| sig.get(c)));
+            let signals = || std::array::from_fn::<_, CONTEXTS, _>(|c| sig.get(c));
+            assert!(Instant::now() < end, "{seen:?}, signals {:?}", signals());
             for c in 0..CONTEXTS {
                 let done = seen[c].load(Ordering::Acquire);
                 if r.rank == 1 {

@@ -1,5 +1,6 @@
 //! When lanes go to a kernel, and how much of them a thread takes until then.
 
+use super::super::{Kept, Work};
 use super::*;
 use crate::fabric::lanes::Position;
 use crate::proxy::idle::Rest;
@@ -176,7 +177,7 @@ impl Bench {
         };
         let told = Arc::new(Mutex::new(told));
         // SAFETY: the owner is the vector itself.
-        let kept = unsafe { super::super::Kept::new(&fabric, fabric.clone()) };
+        let kept = unsafe { Kept::new(&fabric, fabric.clone()) };
         let lane = |(peer, stand): (usize, &Arc<Stand>)| {
             let ring = Entries { stand: stand.clone(), next: 0, given_back: 0 };
             (0, Lane::new(ring, peer as u32, Seq(0)))
@@ -208,7 +209,17 @@ impl Bench {
     }
 
     fn pass(&mut self) {
-        super::super::Work::pass(&mut self.drain, Rest::Awake);
+        self.drain.pass(Rest::Awake);
+    }
+
+    /// All lanes carry something, and a kernel has come and has so many of them.
+    fn let_serve(&mut self, lanes: usize) {
+        self.write(4);
+        (0..2).for_each(|_| self.pass());
+        self.told().stage = Stage::Ready;
+        self.complete();
+        self.pass();
+        assert_eq!(self.told().given, lanes);
     }
 
     /// All that was posted is complete, and the next pass sees it.
@@ -291,13 +302,7 @@ fn a_flush_is_taken_whatever_is_under_way() {
 #[test]
 fn the_next_kernel_has_the_lanes_before_anything_is_taken() {
     let mut bench = Bench::new(2);
-    bench.write(4);
-    bench.pass();
-    bench.pass();
-    bench.told().stage = Stage::Ready;
-    bench.complete();
-    bench.pass();
-    assert_eq!(bench.told().given, 2);
+    bench.let_serve(2);
     // It has taken all, and the next one is there as its time is over.
     bench.told().positions.iter_mut().for_each(|next| *next += 40);
     bench.pass();
@@ -312,13 +317,7 @@ fn the_next_kernel_has_the_lanes_before_anything_is_taken() {
 fn lanes_for_which_there_is_no_room_go_on_and_stay_the_kernels() {
     let mut bench = Bench::new(3);
     bench.told().room = 2;
-    bench.write(4);
-    bench.pass();
-    bench.pass();
-    bench.told().stage = Stage::Ready;
-    bench.complete();
-    bench.pass();
-    assert_eq!(bench.told().given, 2);
+    bench.let_serve(2);
     bench.write(4);
     bench.pass();
     assert_eq!(bench.standing().iter().filter(|&&n| n == 0).count(), 1, "the third one is this thread's");

@@ -73,12 +73,16 @@ impl Batch {
     /// Whether a kernel that serves the lane would have taken all of the last visit's entries.
     #[inline]
     pub fn suits_kernel(&self) -> bool {
-        self.others.iter().all(|other| other.may_suit) && self.posted().iter().all(is_for_kernel)
+        self.suits(self.posted())
     }
 
     /// The same of what has been read so far.
     pub(super) fn would_suit_kernel(&self) -> bool {
-        self.others.iter().all(|other| other.may_suit) && self.ops.iter().all(is_for_kernel)
+        self.suits(&self.ops)
+    }
+
+    fn suits(&self, ops: &[Op]) -> bool {
+        self.others.iter().all(|other| other.may_suit) && ops.iter().all(is_for_kernel)
     }
 
     /// Bytes that these move.

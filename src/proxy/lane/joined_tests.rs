@@ -93,14 +93,14 @@ fn a_batch_has_as_many_operations_whether_entries_join_them_or_not() {
     for (entries, taken) in [(vec![Kind::Op], BATCH), (vec![Kind::Op, Kind::Joined], 2 * BATCH)] {
         let (contexts, mut lane, mut common) = bench(entries.repeat(100));
         let mut batch = Batch::default();
-        let found = lane.visit(&contexts, &mut common, &mut batch);
+        let found = lane.visit(u32::MAX, &contexts, &mut common, &mut batch);
         assert_eq!((found.taken, batch.posted().len() as u32), (taken, BATCH));
         let counts: Vec<_> = batch.counts().collect();
         assert_eq!(counts, [1, 0][..entries.len()].repeat(BATCH as usize));
         // The half of them are complete.
         contexts[0].completed.store(BATCH / 2, Ordering::Relaxed);
         contexts[0].is_full.store(true, Ordering::Relaxed);
-        assert_eq!(lane.visit(&contexts, &mut common, &mut batch).completed, taken / 2);
+        assert_eq!(lane.visit(u32::MAX, &contexts, &mut common, &mut batch).completed, taken / 2);
     }
 }
 
@@ -122,7 +122,7 @@ proptest! {
         let mut needs: Vec<u32> = Vec::new();
         let mut posted = 0;
         let mut visit = |lane: &mut Lane<Entries>| {
-            let found = lane.visit(&contexts, &mut common, &mut batch);
+            let found = lane.visit(u32::MAX, &contexts, &mut common, &mut batch);
             for count in batch.counts().take(found.taken as usize) {
                 posted += u32::from(count);
                 needs.push(posted);

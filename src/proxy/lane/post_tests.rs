@@ -185,7 +185,7 @@ fn places_are_clear_before_the_fabric_counts_them() {
         let (contexts, mut lane, mut common) = bench(most, TOTAL);
         let mut batch = Batch::default();
         for _ in 0..2 * TOTAL {
-            lane.visit(&contexts, &mut common, &mut batch);
+            lane.visit(u32::MAX, &contexts, &mut common, &mut batch);
         }
         assert_eq!(*contexts[0].entries.borrow(), (1..=TOTAL).collect::<Vec<_>>(), "{most} at once");
         assert_eq!(u64::from(contexts[0].device.borrow().credited), TOTAL);
@@ -197,7 +197,7 @@ fn places_are_clear_before_the_fabric_counts_them() {
 fn what_a_failed_post_took_is_given_back() {
     let (contexts, mut lane, mut common) = bench(SLOTS, TOTAL);
     contexts[0].fails.store(true, Ordering::Relaxed);
-    let found = lane.visit(&contexts, &mut common, &mut Batch::default());
+    let found = lane.visit(u32::MAX, &contexts, &mut common, &mut Batch::default());
     assert_eq!((found.taken, found.has_failed), (SLOTS as u32, true), "they are counted as what came off the ring");
     assert_eq!((lane.ring.next, contexts[0].device.borrow().credited), (SLOTS as u64, SLOTS as u32));
 }

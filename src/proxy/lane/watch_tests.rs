@@ -137,7 +137,7 @@ impl Bench {
     }
 
     fn visit(&mut self) {
-        self.lane.visit(&self.contexts, &mut self.common, &mut self.batch);
+        self.lane.visit(u32::MAX, &self.contexts, &mut self.common, &mut self.batch);
     }
 
     fn look(&mut self, seconds: u64) -> Option<String> {
@@ -249,7 +249,8 @@ fn credits_that_device_code_is_not_told_of_are_named() {
             bench.visit();
             bench.contexts[0].completed.store(3, Ordering::Relaxed);
             bench.contexts[0].is_full.store(!has_room, Ordering::Relaxed);
-            let visit = |bench: &mut Bench| bench.lane.visit(&bench.contexts, &mut bench.common, &mut bench.batch);
+            let visit =
+                |bench: &mut Bench| bench.lane.visit(u32::MAX, &bench.contexts, &mut bench.common, &mut bench.batch);
             assert!(visit(&mut bench).is_busy && visit(&mut bench).is_busy, "the payment is looked after");
             assert_eq!(
                 bench.sentence(),

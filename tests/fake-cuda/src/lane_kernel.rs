@@ -103,6 +103,8 @@ pub struct LaneKernel<'a> {
     /// Blocks of the launch that have not ended.
     blocks: &'a AtomicU32,
     gpu: Reach,
+    /// What faults of lane kernels on this GPU alone are called.
+    name: String,
     board: u64,
     number: u64,
     idle: Duration,
@@ -149,7 +151,8 @@ impl<'a> LaneKernel<'a> {
         let mut random = Random::new();
         let left = if most == 0 { u64::MAX } else { random.below(most + 1) };
         let (started, at_once, holds) = (Instant::now(), AT_ONCE, Holds::Descriptors);
-        Self { launch, blocks, gpu, board, number, idle, life, started, ends, left, at_once, holds, random }
+        let name = format!("lanes of {}", gpu.device());
+        Self { launch, blocks, gpu, name, board, number, idle, life, started, ends, left, at_once, holds, random }
     }
 
     fn run(mut self) -> CUresult {
@@ -418,8 +421,7 @@ impl<'a> LaneKernel<'a> {
             if us > 0 {
                 std::thread::sleep(Duration::from_micros(us));
             }
-            let here = format!("lanes of {}", self.gpu.device());
-            for name in ["gpu", here.as_str()] {
+            for name in ["gpu", self.name.as_str()] {
                 let code = world().injected(name);
                 if code != CUDA_SUCCESS {
                     return Err(code);

@@ -79,13 +79,11 @@ impl Send {
         put(4, &(self.number << 8 | u32::from(self.segments)).to_be_bytes());
         put(8, &[0, 0, 0, self.flags]);
         put(12, &self.unread.to_le_bytes());
-        if self.kind == Kind::Nop {
-            return words_of(&bytes);
+        if self.kind != Kind::Nop {
+            put(16, &self.remote.to_be_bytes());
+            put(24, &self.rkey.to_be_bytes());
+            put(28, &self.unread.to_be_bytes());
         }
-        let mut put = |at: usize, some: &[u8]| bytes[at..at + some.len()].copy_from_slice(some);
-        put(16, &self.remote.to_be_bytes());
-        put(24, &self.rkey.to_be_bytes());
-        put(28, &self.unread.to_be_bytes());
         let data = data_segment(self.len, self.lkey, self.local);
         match self.kind {
             Kind::Put => {
@@ -103,12 +101,8 @@ impl Send {
             }
             Kind::Nop => {}
         }
-        words_of(&bytes)
+        std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
     }
-}
-
-fn words_of(bytes: &[u8]) -> [u64; 8] {
-    std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
 }
 
 /// What a send entry is stored in: offset, bytes and value of each store. Bytes that stand in the entry, and their

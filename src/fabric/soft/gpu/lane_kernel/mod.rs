@@ -171,7 +171,6 @@ impl LaneKernel {
                 }
                 let now = Instant::now();
                 if self.has_moved && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
-                    // As many blocks, or more, as its lanes would have them.
                     self.call(now, self.served());
                 }
                 // Each block ends by itself: where one had nothing to do for a while, the others' lanes wait for it.
