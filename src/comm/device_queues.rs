@@ -203,7 +203,7 @@ pub(super) fn signal_words(
     have_visitors: bool,
 ) -> Result<WindowSpec> {
     let mut window = device_words(memory, base, len, only_added)?;
-    window.gpu.iter_mut().for_each(|memory| memory.has_visitors = have_visitors);
+    window.gpu.iter_mut().for_each(|memory| memory.is_shared = have_visitors);
     Ok(window)
 }
 

@@ -15,9 +15,9 @@ pub struct GpuMemory {
     pub is_open: bool,
     /// It is mapped by cuMemMap, as ncclMemAlloc and cuMemCreate have it, and belongs to no context.
     pub is_virtual: bool,
-    /// Signals of queues that kernels of peers' may serve by themselves ([`lanes`](crate::fabric::lanes)): those add
-    /// here.
-    pub has_visitors: bool,
+    /// Processes of its host may have it, too: true but for signals of this library's own queues that no kernel of a
+    /// peer's adds to ([`lanes`](crate::fabric::lanes)).
+    pub is_shared: bool,
 }
 
 /// A driver call's failure as an error of ours; 1 in NCCL's terms, a CUDA error.
@@ -53,5 +53,5 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     let ends = [base, base + len.max(1) - 1];
     let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
     let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
-    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open, is_virtual, has_visitors: false })
+    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open, is_virtual, is_shared: true })
 }

@@ -4,6 +4,7 @@
 use crate::harness::memory::{pattern, Memory};
 use crate::harness::*;
 use crate::support::processes::{processes, Place};
+use nccl_plugin_api::MR_FLAG_FORCE_SO;
 use std::time::{Duration, Instant};
 
 /// Every rank puts blocks of many sizes to every other one, with a signal, and reads them back. `shared`: a sender's
@@ -94,30 +95,43 @@ fn four_processes() {
     processes("four_processes", 4, &[], |p| all_to_all(p, Memory::Segments(2), true, |_| {}));
 }
 
+/// Half of a window of so many segments, registered with these flags, is put into the other half of the peer's: the
+/// peer's GPU copies, the sender's does nothing.
+fn is_fetched(place: &Place, segments: usize, flags: u64) {
+    let fake = Fake::take();
+    // Copies are counted, and a copy kernel's are none.
+    fake.set_issue("kernel=0");
+    let _context = fake.enter(0);
+    let r = place.join(1);
+    let at = fake.segments(0, &vec![65_536; segments], true);
+    let window = fake.register_at(&r, at, segments * 8192, flags);
+    let words = segments * 4096;
+    (0..words).for_each(|i| window.set(i, pattern(r.rank, i)));
+    place.barrier();
+    let (copies, peer) = (fake.copies(), 1 - r.rank);
+    if r.rank == 0 {
+        let half = words as u64 * 8;
+        r.wait(r.put(0, (window.as_window(), 0), words * 8, (window.as_window(), half), peer, None));
+        assert_eq!(fake.copies(), copies, "copies at the sender");
+    }
+    place.barrier();
+    assert!(r.rank == 0 || (0..words).all(|i| window.get(words + i) == pattern(0, i)));
+    assert!(r.rank == 0 || fake.copies() > copies, "no copy at the receiver");
+    place.barrier();
+    r.leave();
+    assert_eq!(fake.foreign(), 0);
+    fake.check();
+}
+
 #[test]
 fn more_segments_than_a_socket_takes_at_once() {
-    processes("more_segments_than_a_socket_takes_at_once", 2, &[], |place| {
-        let fake = Fake::take();
-        let _context = fake.enter(0);
-        let r = place.join(1);
-        let at = fake.segments(0, &[65_536; 40], true);
-        let window = fake.register_at(&r, at, 40 * 8192, 0);
-        let words = 20 * 8192;
-        (0..words).for_each(|i| window.set(i, pattern(r.rank, i)));
-        place.barrier();
-        let (copies, peer) = (fake.copies(), 1 - r.rank);
-        if r.rank == 0 {
-            let half = words as u64 * 8;
-            r.wait(r.put(0, (window.as_window(), 0), words * 8, (window.as_window(), half), peer, None));
-            assert_eq!(fake.copies(), copies);
-        }
-        place.barrier();
-        assert!(r.rank == 0 || (0..words).all(|i| window.get(words + i) == pattern(0, i)));
-        place.barrier();
-        r.leave();
-        assert_eq!(fake.foreign(), 0);
-        fake.check();
-    });
+    processes("more_segments_than_a_socket_takes_at_once", 2, &[], |place| is_fetched(place, 40, 0));
+}
+
+/// DeepEP's windows are such ones (`NCCL_WIN_STRICT_ORDERING`).
+#[test]
+fn windows_of_strict_order_are_shared() {
+    processes("windows_of_strict_order_are_shared", 2, &[], |place| is_fetched(place, 2, MR_FLAG_FORCE_SO));
 }
 
 #[test]

@@ -206,11 +206,11 @@ impl Fabric for SoftFabric {
     }
 
     /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
-    /// is no GPU memory, or holds signals that nobody puts from and no kernel of a peer's adds to.
+    /// is no GPU memory, or none of theirs.
     fn offer(&self, region: &Region, gpu: Option<&GpuMemory>) -> Vec<u8> {
-        let is_wanted = gpu.is_some_and(|memory| !region.strict || memory.has_visitors);
+        let is_wanted = gpu.is_some_and(|memory| memory.is_shared);
         match self.shared.get().filter(|_| is_wanted) {
-            Some(shared) => shared.share.offer(&shared.engine, region.id, extent(region)),
+            Some(shared) => shared.share.offer(&shared.engine, region.id, extent(region), region.strict),
             None => Vec::new(),
         }
     }

@@ -11,5 +11,7 @@ pub fn gone(peer: u32) -> String {
 /// A peer's process has ended.
 #[cold]
 pub fn dead(rank: u32) -> Error {
-    Error::remote(format!("rank {rank} is gone: its process was killed; look for its last words in its own log"))
+    Error::remote(format!(
+        "rank {rank} is gone: its process has ended without closing the communicator; its own log has its last words"
+    ))
 }

@@ -112,14 +112,19 @@ impl Share {
         }
     }
 
-    /// Exports a window that is being registered. Returns what the peers are to know of it.
-    pub fn offer(&self, engine: &Engine, window: u32, extent: Extent) -> Vec<u8> {
+    /// Exports a window that is being registered. Returns what the peers are to know of it. `strict`: of strict order,
+    /// as programs' own windows are, DeepEP's for one, and NCCL's signals: those are often of memory that cannot be
+    /// shared, and as nobody puts from them peers are not told so.
+    pub fn offer(&self, engine: &Engine, window: u32, extent: Extent, strict: bool) -> Vec<u8> {
         let Some(context) = engine.context().filter(|_| self.enabled && (window as usize) < WINDOW_BITS) else {
             return Vec::new();
         };
         let (export, offer) = Export::new(&context, window, extent.base, extent.len);
         if let Offer::Not(why) = &offer {
             log::info!("window {window} at {:#x} cannot be shared with other processes: {why}", extent.base);
+            if strict {
+                return Vec::new();
+            }
         }
         self.exports.lock().extend(export);
         offer.encode()
@@ -215,6 +220,15 @@ impl Share {
     /// No window's key has this bit.
     fn next_key(&self) -> u32 {
         Key::of_import(self.mapped.fetch_add(1, Ordering::Relaxed)).0
+    }
+
+    /// Something is put from a window of this rank that `rank` has not mapped: the log has a line about it, unless it
+    /// has one already.
+    #[cold]
+    pub fn tell_of_slow(&self, rank: u32, window: u32) {
+        if self.enabled && !self.told[rank as usize].1.load(Ordering::Relaxed) {
+            self.tell(rank, &format!("window {window} is not shared with it"));
+        }
     }
 
     #[cold]

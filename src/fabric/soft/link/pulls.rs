@@ -129,7 +129,10 @@ pub(super) fn pull(shared: &Domain, port: &mut Port, put: &Put, lane: &Lane, pul
     if !Key(put.rkey).is_on_gpu() || !Key(put.lkey).is_on_gpu() || put.len == 0 {
         return None;
     }
-    let (window, used) = shared.share.give(lane.peer, put.lkey, put.local, put.len)?;
+    let Some((window, used)) = shared.share.give(lane.peer, put.lkey, put.local, put.len) else {
+        shared.share.tell_of_slow(lane.peer, Key(put.lkey).number());
+        return None;
+    };
     let number = Seq(pulls.issued).next();
     let signal = put.signal.map(|s| (s.rkey, s.remote, s.value));
     let request = PullRequest { len: put.len, from: put.local, window, number: number.0, signal };

@@ -92,8 +92,8 @@ mod tests {
             life.die();
             Ok(8)
         }));
-        assert!(lost.contains("its process was killed"), "{lost}");
+        assert!(lost.contains("its process has ended"), "{lost}");
         let lost = text(run(&own, &its, (1, 0), &piece, || unreachable!("it is dead")));
-        assert!(lost.contains("its process was killed"), "{lost}");
+        assert!(lost.contains("its process has ended"), "{lost}");
     }
 }
