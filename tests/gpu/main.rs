@@ -8,6 +8,7 @@ mod closing_line;
 mod contexts;
 mod copy_kernel;
 mod copy_kernel_ends;
+mod copy_kernel_gets;
 mod copy_kernel_launches;
 mod cost;
 mod engine;

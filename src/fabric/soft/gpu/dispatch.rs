@@ -94,7 +94,7 @@ impl EngineState {
     }
 
     /// Gives the copy kernel what it can take from the front of the queue. Returns whether that was anything.
-    pub fn dispatch(&mut self) -> bool {
+    pub fn dispatch(&mut self, registry: &Registry) -> bool {
         if self.queue.ready.is_empty() || !self.small.is_empty() {
             return false;
         }
@@ -110,7 +110,14 @@ impl EngineState {
             }
             let takes = KernelState::Takes(kernel.size());
             let facts = self.facts(op, takes, self.copies_beside(op, 1) + kernel.copies());
+            // Until the bytes have been copied. One that is gone is found out by the stream.
+            let held = op.reads_host_window().then(|| registry.hold());
+            let is_gone = held.as_ref().is_some_and(|held| !op.reads_what_is_held(held));
             match plan(&facts) {
+                _ if is_gone => {
+                    any = kernel.is_busy();
+                    break;
+                }
                 mover @ (Mover::CopyKernel | Mover::WorkerBlocks) => {
                     let by_workers = mover == Mover::WorkerBlocks;
                     let Ok(staged) = place_host_end(op, self.device.as_ref(), &mut self.staging) else {
@@ -167,7 +174,7 @@ fn place_host_end(op: &Op, device: Option<&Device>, staging: &mut Staging) -> Re
     let offset = staging.take(op.len).ok_or(NoRoom)?;
     if end == HostEnd::From {
         let (from, to) = (op.from.addr() as *const u8, device.staging_host(offset));
-        // SAFETY: the source is readable (Context::post), or kept with the operation; the staging bytes were just
+        // SAFETY: the source is readable (Context::post), held, or kept with the operation; the staging bytes were just
         // taken.
         unsafe { std::ptr::copy_nonoverlapping(from, to, op.len as usize) };
     }

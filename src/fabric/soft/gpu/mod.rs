@@ -56,7 +56,7 @@ pub use atomic::{AtomicStep, Cell, To};
 pub use bounce::Bounce;
 pub use gpu_message::GpuMessage;
 pub use mapped::{Found, Use};
-pub use op::{Credit, Op, Owner, TransferEnd};
+pub use op::{CallerWindow, Credit, Op, Owner, TransferEnd};
 pub use pinned_pool::PinnedBuffer;
 pub use pinned_pools::PinnedPools;
 pub use received::{Answered, Pull, Received, Senders, Source};

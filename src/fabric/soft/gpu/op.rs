@@ -4,6 +4,7 @@ use super::arrived_bytes::{ArrivedBytes, HostBytes};
 use super::atomic::{AtomicStep, To};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::key::Key;
+use crate::memory::registry::Held;
 use crate::rma::op::{self, Signal, Transfer};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -206,6 +207,17 @@ impl Op {
     /// Whether the stream, where it carries it out, stores what a word holds behind an addition.
     pub fn stores_sum(&self) -> bool {
         self.fetch.is_some() || self.signal.is_some_and(|signal| Key(signal.rkey).is_on_gpu())
+    }
+
+    /// Whether it reads host memory that is a window of the engine's rank, which may go.
+    #[inline]
+    pub fn reads_host_window(&self) -> bool {
+        self.len > 0 && matches!(self.from, TransferEnd::Window { key, .. } if !Key(key).is_on_gpu())
+    }
+
+    /// Whether what it reads of such a window is there.
+    pub fn reads_what_is_held(&self, held: &Held<'_>) -> bool {
+        matches!(self.from, TransferEnd::Window { key, addr } if held.resolve(key, addr, self.len).is_some())
     }
 
     /// Whether both ends are in windows of the engine's rank.

@@ -226,6 +226,10 @@ impl Facts {
                 let is_inline = matches!(self.len, 1 | 2 | 4 | 8) && addr % self.len == 0;
                 to.is_on_gpu() && (is_inline || is_short(addr))
             }
+            // What a rank gets from host memory of its process.
+            (TransferEnd::Window { .. }, TransferEnd::Caller { addr, gpu: true }) if !self.from.is_on_gpu() => {
+                self.is_open && is_short(addr)
+            }
             // The CPU delivers the bytes: no signal on the GPU may be in front of that.
             (from, to) if !to.is_on_gpu() && (self.is_get || matches!(to, TransferEnd::Caller { .. })) => {
                 from.is_on_gpu() && is_short(from.addr()) && self.signal.is_none()

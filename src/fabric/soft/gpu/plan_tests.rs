@@ -151,6 +151,7 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
     let crowded = |facts| Facts { crowd: CROWD, ..facts };
     let fetch = |len, kernel| Facts { from: window(GPU_WINDOW), to: caller(false), signal: None, ..far(len, kernel) };
     let limited = |facts| Facts { limits: PlanLimits { kernel: 64, ..LIMITS }, ..facts };
+    let got = |len| Facts { from: window(1), to: caller(true), is_get: true, signal: None, ..far(len, TAKES) };
     for (what, facts, mover) in [
         ("the longest", value(16 * KIB, TAKES), Mover::CopyKernel),
         ("longer", value(16 * KIB + 4, TAKES), Mover::PinnedMemory),
@@ -184,6 +185,12 @@ fn the_copy_kernel_takes_what_is_short_from_host_memory_and_to_it() {
             Facts { to: TransferEnd::Window { key: 1, addr: 0x3000 }, ..fetch(8, TAKES) },
             Mover::PinnedMemory,
         ),
+        ("got from the host", got(16 * KIB), Mover::CopyKernel),
+        ("got from the host, a word", got(8), Mover::CopyKernel),
+        ("got from the host, in a crowd", crowded(got(4 * KIB)), Mover::CopyKernel),
+        ("got from the host, longer", got(16 * KIB + 4), Mover::PinnedMemory),
+        ("got from the host, not in words", got(6), Mover::PinnedMemory),
+        ("got from the host, not open", Facts { is_open: false, ..got(64) }, Mover::PinnedMemory),
     ] {
         assert_eq!(plan(&facts), mover, "{what}");
     }

@@ -112,7 +112,7 @@ impl EngineState {
         if let Some(failure) = self.failure.clone() {
             self.fail(failure);
         } else {
-            moved |= self.dispatch();
+            moved |= self.dispatch(registry);
             while self.may_start() && self.start(rank, registry) {
                 moved = true;
             }

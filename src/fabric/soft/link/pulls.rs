@@ -8,7 +8,7 @@ use super::tx_queue::{LaneQueue, LaneState, TxQueue};
 use super::{Link, RouteKind};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
-use crate::fabric::soft::gpu::{Op, Owner, TransferEnd};
+use crate::fabric::soft::gpu::{CallerWindow, Op, Owner, TransferEnd};
 use crate::fabric::soft::lane::Lane;
 use crate::fabric::soft::sentences::gone;
 use crate::fabric::soft::shm::message::PullRequest;
@@ -168,7 +168,9 @@ pub(super) fn fetch(
     // By its window: once the peer has failed nothing waits for the copy before that goes.
     let to = TransferEnd::Window { key: get.lkey, addr: get.local };
     let from = TransferEnd::Caller { addr: found.addr, gpu: true };
-    let op = Op { home: Some(found.home), is_get: true, ..Op::copy(owner, from, to, get.len) };
+    let (window, home) = (Some(CallerWindow { rank: lane.peer, key: found.window }), Some(found.home));
+    // It was mapped for the GPU that copies it.
+    let op = Op { window, home, is_get: true, is_open: true, ..Op::copy(owner, from, to, get.len) };
     shared.engine.submit(std::iter::once(op));
     Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
 }

@@ -65,7 +65,7 @@ pub fn command(op: &Op, windows: &mut Windows, by_workers: bool, staged: Option<
             Some(Staged { end: HostEnd::From, at, .. }) => c.from = *at,
             Some(Staged { end: HostEnd::To, at, .. }) => (c.to, c.flags) = (*at, c.flags | REPORT),
             None if !op.from.is_on_gpu() => {
-                // SAFETY: so many bytes are readable there (Context::put), or kept with the operation.
+                // SAFETY: so many bytes are readable there (Context::put), held, or kept with the operation.
                 c.value = unsafe { read(c.from as *const u8, op.len as usize) };
                 (c.from, c.flags) = (0, INLINE);
             }
