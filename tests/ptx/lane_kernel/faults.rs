@@ -42,6 +42,8 @@ const TAKEN: &[Fault] = &[
     ("… at 512", "    @q1 bra         group_wide;\n", "", serve),
     ("bytes by a warp end too early", "setp.gt.u64     q3, d1, 1536;", "setp.gt.u64     q3, d1, 2048;", serve),
     ("… in words of 4", "setp.gt.u64     q3, d1, 384;", "setp.gt.u64     q3, d1, 512;", serve),
+    ("… one of 8 KiB", "[d3+7680], {z14, z15};", "[d3+7168], {z14, z15};", serve),
+    ("… the next 8 KiB", "    add.u64         off, off, 8192;\n", "    add.u64         off, off, 16384;\n", serve),
     ("only one long copy of a look", "    and.b32         long, long, t1;\n", "    mov.u32         long, 0;\n", serve),
     (
         "the other copy's length",
