@@ -8,6 +8,7 @@ use crate::harness::lanes::LanesEnd;
 use crate::harness::*;
 use crate::support::common::{job, Rank};
 use crate::support::device::Ask;
+use crate::support::logged;
 use std::sync::atomic::AtomicU64;
 
 /// Who is where, and what they do.
@@ -84,6 +85,24 @@ fn the_kernel_carries_out_what_device_code_writes() {
         let fake = Fake::take();
         until_taken(&fake, Scene { gpus, contexts, depth, ..Scene::default() }, 1000);
     }
+}
+
+/// The closing lines count what kernels have carried out.
+#[test]
+fn what_the_kernel_has_carried_out_is_said_at_the_end() {
+    let fake = Fake::take();
+    logged::collect();
+    let before = fake.lane_descriptors();
+    serve_by_kernel();
+    let scene = Scene { gpus: 2, contexts: 2, ..Scene::default() };
+    let listen = |_: &Rank, _| logged::listen();
+    streams(&fake, scene, listen, || fake.lane_descriptors() - before >= 1000);
+    let said = |line: &str| -> Option<u64> {
+        let (_, entries) = line.split_once(" launches of the lane kernel served queues, with ")?;
+        entries.strip_suffix(" entries")?.parse().ok()
+    };
+    let said: u64 = logged::lines().iter().filter_map(|(_, line)| said(line)).sum();
+    assert_eq!(said, fake.lane_descriptors() - before);
 }
 
 /// A block of the kernel has 32 of them, and where that is not enough 64.

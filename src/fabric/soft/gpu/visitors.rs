@@ -102,8 +102,9 @@ impl Engine {
             }
             Kept::Unasked | Kept::Nothing => return,
         };
-        if kernel.services() > 0 {
-            log::info!("rank {rank}: {} launches of the lane kernel served queues", kernel.services());
+        let (launches, entries) = kernel.services();
+        if launches > 0 {
+            log::info!("rank {rank}: {launches} launches of the lane kernel served queues, with {entries} entries");
         }
         if !kernel.close(healthy) && healthy {
             log::warn!("rank {rank}: the lane kernel has not ended; its memory is left to the process");

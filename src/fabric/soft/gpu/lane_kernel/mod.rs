@@ -99,8 +99,11 @@ pub struct LaneKernel {
     has_moved: bool,
     /// So many more launches have as few blocks as there can be.
     narrow: u32,
-    /// Launches that served, for the closing line.
+    /// By lane of the one that serves, the low half of its first entry's index.
+    firsts: Vec<u32>,
+    /// Launches that served, and entries that they carried out, for the closing line.
     services: u64,
+    entries: u64,
 }
 
 /// Blocks of a launch for so many lanes.
@@ -137,7 +140,9 @@ impl LaneKernel {
             polls: 0,
             has_moved: false,
             narrow: 0,
+            firsts: Vec::new(),
             services: 0,
+            entries: 0,
         })
     }
 
@@ -236,6 +241,7 @@ impl LaneKernel {
         slot.boards[blocks..slot.blocks].iter().for_each(|board| board.stop(slot.launches));
         let of_block =
             |block: usize| -> Vec<LaneRecord> { lanes.iter().skip(block).step_by(blocks).copied().collect() };
+        self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
         self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
         (self.serving, self.has_moved) = (Some((at, Instant::now())), false);
         self.services += 1;
@@ -259,6 +265,10 @@ impl LaneKernel {
     /// The one that served has ended, and its lanes are taken back.
     pub fn settle(&mut self) {
         debug_assert!(self.serving.is_none_or(|(slot, _)| self.launches[slot].is_gone()));
+        let done = |(nth, first): (usize, &u32)| self.position(nth).map_or(0, |p| p.next.wrapping_sub(*first));
+        let entries: u64 = self.firsts.iter().enumerate().map(|lane| u64::from(done(lane))).sum();
+        self.entries += entries;
+        self.firsts.clear();
         self.serving = None;
     }
 
@@ -267,9 +277,9 @@ impl LaneKernel {
         self.serving.is_some()
     }
 
-    /// How many launches have served.
-    pub fn services(&self) -> u64 {
-        self.services
+    /// How many launches have served, and how many entries they have carried out.
+    pub fn services(&self) -> (u64, u64) {
+        (self.services, self.entries)
     }
 
     /// Ends it. `healthy`: the GPU has not failed. `false`: a launch may still run, or is late and will; code and
