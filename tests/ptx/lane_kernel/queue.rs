@@ -6,7 +6,7 @@ use nccl_plugin_api::descriptor::{Descriptor, Form};
 use nccl_plugin_api::descriptor::{OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL};
 
 /// Bytes of the sources of a queue, and as many of its destinations; each of its windows has a fourth.
-pub const ROOM: u64 = 256 << 10;
+pub const ROOM: u64 = 72 << 10;
 const WINDOW: u64 = ROOM / 4;
 /// Signals of a context, at most. The first is for many descriptors, the others for one each.
 const SIGNALS_EACH: u64 = 512;
@@ -153,7 +153,7 @@ impl Queue {
             first: [0, 5, u32::MAX - 9, 1 << 31][random.below(4) as usize],
             form,
             newest,
-            most: [4096, 2500, 4096, 18_000][random.below(4) as usize],
+            most: [4096, 2500, 4096, 8720][random.below(4) as usize],
             signals: (SIGNALS_EACH - random.below(100)) as u32,
             pair: None,
             is_far: random.below(2) == 0,
