@@ -2,8 +2,7 @@
 
 use super::super::alike::serve_alike;
 use super::super::held::{
-    serve_held, serve_held_gap_sends, serve_held_life, serve_held_new, serve_held_new_sends, serve_held_refused,
-    serve_held_stopped,
+    serve_held, serve_held_life, serve_held_new, serve_held_new_sends, serve_held_refused, serve_held_stopped,
 };
 use super::Fault;
 
@@ -70,7 +69,7 @@ pub const HELD: &[Fault] = &[
     ),
     ("how far it is stays as it was", HELD_NEXT, HELD_NEXT_LOST, serve_held),
     ("no index where all that was taken was held", "    or.pred         %p0, %p0, is_held;\n", "", serve_held),
-    ("what is held waits for the next one", "    @is_held bra    end_held;\n", "", serve_held_gap_sends),
+    ("what is held waits for the next one", "    @is_held bra    end_held;\n", "", serve_held),
     (
         "what is held is lost where the next one is refused",
         "    not.pred        %p1, is_held;\n    and.pred        %p0, %p0, %p1;\n    @%p0 bra        refusals;",

@@ -96,7 +96,7 @@ pub const MEANT: &[Fault] = &[
     ("… or has none, and is not taken", "    or.pred         q0, q0, is_nop;\n    mov", "    mov", serve_nops),
     ("it is no operation", "    or.pred         q0, q0, is_nop;\n    and", "    and", serve_nops),
     ("all ask for a completion entry", OPERATION, ASKED, serve_sends),
-    ("all that is closed is rung", "    and.pred        is_rung, is_rung, looks;\n", "", serve_refused_alone),
+    ("all that is closed is rung", "    and.pred        is_rung, is_rung, is_open;\n", "", serve_refused_alone),
 ];
 
 // Behind this an entry's flags are looked at, in a fault.
