@@ -147,11 +147,14 @@ fn a_late_launch_that_never_was_leaves_its_slot() {
     fake.check();
 }
 
-/// Where every launch is late there is one in each launch slot, no more, and traffic goes on without them.
+/// Where every launch is late there is one in each launch slot, no more, and traffic goes on without them. The closing
+/// lines count them.
 #[test]
 fn there_are_no_more_late_launches_than_slots() {
     let fake = take();
+    logged::collect();
     with_bursts(&fake, |burst| {
+        logged::listen();
         fake.hold_launches(1000);
         repeat_until("all slots are late", &mut *burst, || fake.held_launches() == LAUNCH_SLOTS);
         let before = (fake.calls("cuLaunchKernel"), fake.commands());
@@ -163,6 +166,9 @@ fn there_are_no_more_late_launches_than_slots() {
     });
     fake.check();
     assert_eq!(fake.launched(), 0);
+    let late = |line: &str| line.split_once(" of them late;")?.0.rsplit(' ').next()?.parse::<usize>().ok();
+    let late: usize = logged::lines().iter().filter_map(|(_, line)| late(line)).sum();
+    assert!(late >= LAUNCH_SLOTS, "{late} late launches");
 }
 
 /// Now this launch is late, now that one, while all kinds of small operations are under way.

@@ -31,6 +31,8 @@ pub struct KernelStats {
     /// How many of them its worker blocks did.
     pub by_workers: u64,
     pub launches: u64,
+    /// How many of them were given up, as they were not there in time.
+    pub late: u64,
 }
 
 impl Stats {
@@ -71,9 +73,9 @@ impl Stats {
         let mean = |sum: Duration, n: u64| sum.as_secs_f64() * 1e6 / n.max(1) as f64;
         Some(format!(
             "rank {rank}: {} submissions of {:.1} operations to its GPU ({} copies, {} signals and small values, {} \
-             large copies), {} operations by the copy kernel, {} of them by its worker blocks, in {} launches; \
-             {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at work, {} times \
-             the helper thread worked beside the callers",
+             large copies), {} operations by the copy kernel, {} of them by its worker blocks, in {} launches, \
+             {} of them late; {:.1} µs to start one, {:.1} µs from there to its end; {} polls found another thread at \
+             work, {} times the helper thread worked beside the callers",
             self.submissions,
             self.operations as f64 / self.submissions.max(1) as f64,
             self.copies,
@@ -82,6 +84,7 @@ impl Stats {
             by_kernel.operations,
             by_kernel.by_workers,
             by_kernel.launches,
+            by_kernel.late,
             mean(self.launching, self.sampled),
             mean(self.flying, self.finished),
             busy.load(Ordering::Relaxed),
@@ -106,13 +109,13 @@ mod tests {
         }
         t.bulk(4);
         let line = t
-            .line(3, &busy, &beside, KernelStats { operations: 70, by_workers: 5, launches: 2 })
+            .line(3, &busy, &beside, KernelStats { operations: 70, by_workers: 5, launches: 2, late: 1 })
             .expect("there were submissions");
         for part in [
             "rank 3: 17 submissions of 3.0 operations",
             "34 copies, 17 signals",
             "4 large",
-            "70 operations by the copy kernel, 5 of them by its worker blocks, in 2 launches",
+            "70 operations by the copy kernel, 5 of them by its worker blocks, in 2 launches, 1 of them late;",
             "9 polls found",
             "8 times the helper",
         ] {

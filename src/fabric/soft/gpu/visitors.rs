@@ -1,7 +1,7 @@
 //! Kernels that store into a rank's GPU beside its engine: this rank's own lane kernel, which is a visitor elsewhere,
 //! and the gate of those that come here.
 
-use super::lane_kernel::LaneKernel;
+use super::lane_kernel::{LaneKernel, LaneStats};
 use super::Engine;
 use crate::fabric::soft::gate::Gate;
 use crate::sys::sync::Mutex;
@@ -102,9 +102,12 @@ impl Engine {
             }
             Kept::Unasked | Kept::Nothing => return,
         };
-        let (launches, entries) = kernel.services();
-        if launches > 0 {
-            log::info!("rank {rank}: {launches} launches of the lane kernel served queues, with {entries} entries");
+        let LaneStats { services, entries, late } = kernel.stats();
+        if services + late > 0 {
+            log::info!(
+                "rank {rank}: {services} launches of the lane kernel served queues, with {entries} entries; {late} \
+                 were late"
+            );
         }
         if !kernel.close(healthy) && healthy {
             log::warn!("rank {rank}: the lane kernel has not ended; its memory is left to the process");

@@ -236,7 +236,7 @@ impl CopyKernel {
 
     /// What it did, its first start in each launch slot aside.
     pub fn stats(&self) -> KernelStats {
-        self.stats
+        KernelStats { late: self.launches.late(), ..self.stats }
     }
 
     /// None was launched, or the last one is gone or late.

@@ -101,9 +101,20 @@ pub struct LaneKernel {
     narrow: u32,
     /// By lane of the one that serves, the low half of its first entry's index.
     firsts: Vec<u32>,
-    /// Launches that served, and entries that they carried out, for the closing line.
+    /// Launches that served, and entries that they carried out.
     services: u64,
     entries: u64,
+}
+
+/// What a lane kernel has done, for the closing line.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneStats {
+    /// Launches that served.
+    pub services: u64,
+    /// Entries that they carried out.
+    pub entries: u64,
+    /// Launches that were not there in time.
+    pub late: u64,
 }
 
 /// Blocks of a launch for so many lanes.
@@ -277,9 +288,9 @@ impl LaneKernel {
         self.serving.is_some()
     }
 
-    /// How many launches have served, and how many entries they have carried out.
-    pub fn services(&self) -> (u64, u64) {
-        (self.services, self.entries)
+    /// What it has done so far.
+    pub fn stats(&self) -> LaneStats {
+        LaneStats { services: self.services, entries: self.entries, late: self.launches.late() }
     }
 
     /// Ends it. `healthy`: the GPU has not failed. `false`: a launch may still run, or is late and will; code and

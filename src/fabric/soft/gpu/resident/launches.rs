@@ -47,6 +47,8 @@ pub struct Launches<S> {
     /// The last launch that was asked for, as long as it is not known what has become of it, and in which launch slot.
     request: Option<(usize, Arc<Request>)>,
     backoff: Backoff,
+    /// Launches that were given up, for the closing line.
+    late: u64,
     /// The driver did not take a launch, and never will: there are no more.
     is_refused: bool,
 }
@@ -73,7 +75,7 @@ impl<S: Slot> Launches<S> {
         let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
         let (launcher, slots) = opened.map_err(|e| e.to_string())?;
         let (app, backoff) = (app.clone(), Backoff::default());
-        Ok(Self { rank, app, launcher, slots, request: None, backoff, is_refused: false })
+        Ok(Self { rank, app, launcher, slots, request: None, backoff, late: 0, is_refused: false })
     }
 
     /// Asks for a launch in the first launch slot from `last` on where none is left and one `may_be`: what `prepare`
@@ -130,10 +132,16 @@ impl<S: Slot> Launches<S> {
             return false;
         }
         self.backoff.late(now);
+        self.late += 1;
         if is_none {
             self.forget_request(now);
         }
         true
+    }
+
+    /// How many launches were not there in time.
+    pub fn late(&self) -> u64 {
+        self.late
     }
 
     /// Whether the thread stands in the driver's call for the last one.
