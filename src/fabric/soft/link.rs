@@ -267,6 +267,11 @@ impl Link {
         self.tx_queues.len()
     }
 
+    /// Operations that the peer was asked for and has not answered.
+    pub fn asked(&self) -> u32 {
+        self.tx_queues.all().iter().map(|tx| tx.lock().asked).sum()
+    }
+
     /// Closes the link as a look does that found nothing unfinished.
     pub fn close_idle(&self) {
         self.route.close();

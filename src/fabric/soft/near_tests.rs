@@ -4,6 +4,7 @@
 mod batches;
 mod closing;
 mod deregistration;
+mod gets;
 mod refused;
 mod side_by_side;
 

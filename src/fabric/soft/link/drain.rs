@@ -31,9 +31,10 @@ impl Link {
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         let (copying, asked) = match &queue.state {
-            LaneState::Failing(failing) => (failing.copying, false),
-            state => (matches!(state, LaneState::Copying), matches!(state, LaneState::Asked)),
+            LaneState::Failing(failing) => (failing.copying, 0),
+            state => (matches!(state, LaneState::Copying), queue.asked),
         };
+        queue.asked = 0;
         if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Vacant { copying, asked }) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             bounces.extend(failing.into_bounces());

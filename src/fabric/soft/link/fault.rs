@@ -37,6 +37,7 @@ impl Link {
         tx.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
+        queue.asked = 0;
         if let Some(fetches) = queue.remote.unfinished_fetches() {
             shared.engine.refuse(fetches, why.clone());
         }
@@ -67,8 +68,8 @@ impl Link {
         let dropped = queue.remote.take_pulls();
         self.backlog.fetch_sub(dropped.len(), Ordering::Relaxed);
         if let LaneState::Vacant { asked, .. } = &mut queue.state {
-            // No other answer comes.
-            *asked = false;
+            // What else is answered finds nobody.
+            *asked = 0;
         }
         self.fail_lane(shared, &tx, &mut queue, why);
         tx.release(queue);

@@ -1,16 +1,20 @@
 //! What the peer answered to gets.
 
 use super::remote::Until;
-use super::tx_queue::{LaneQueue, LaneState};
+use super::tx_queue::{LaneQueue, LaneState, Running, TxQueue};
 use super::Link;
 use crate::error::{Error, Kind as Fault};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::shm::message::Header;
+use crate::fabric::soft::shm::port::PortStep;
 use crate::fabric::soft::shm::ring::{place, Message};
 use crate::memory::key::Key;
 use crate::rma::op::{Get, Op};
 use crate::rma::seq::Seq;
 use std::sync::atomic::Ordering;
+
+/// Gets of a lane that the peer is asked for at once, at most: in a trip there and back it answers so many.
+const ASKED: u32 = 32;
 
 impl LaneQueue {
     /// The get with this number, if its answer is awaited: an atomic operation awaits its fetched value as a get does
@@ -32,21 +36,53 @@ impl Link {
         let Some(tx) = self.tx_queues.of(context) else { return };
         let mut queue = tx.lock();
         if let LaneState::Vacant { asked, .. } = &mut queue.state {
-            *asked = false;
+            *asked = asked.saturating_sub(1);
             return;
         }
         let Some(get) = queue.awaited(seq) else { return };
         let fetches = queue.remote.fetches().filter(|fetches| Key(get.lkey).is_on_gpu() && !fetches.is_idle());
         let last = fetches.map(|fetches| fetches.last());
         queue.tasks.pop_front();
+        queue.asked -= 1;
         if let Some(last) = last {
             queue.remote.push(seq, Until::Fetched(last), None);
         } else {
             self.finish(&tx, &mut queue, seq);
         }
+        if queue.asked > 0 {
+            let has_asked = self.ask_more(&tx, &mut queue);
+            tx.release(queue);
+            if has_asked {
+                self.publish(shared);
+            }
+            return;
+        }
         queue.state = LaneState::Ready;
         tx.release(queue);
         self.advance(shared);
+    }
+
+    /// Asks the peer for gets behind those that it was asked for, where all of these are from its host memory: it
+    /// answers such ones in their order. Returns whether there was one.
+    pub(super) fn ask_more(&self, tx: &TxQueue, queue: &mut LaneQueue) -> bool {
+        let (begun, Some(mut port)) = (queue.asked, self.route.near()) else { return false };
+        let of_host = |task: &Running| match task.work {
+            Op::Get(get) if !Key(get.rkey).is_on_gpu() && get.len > 0 => Some((get, task.seq)),
+            _ => None,
+        };
+        if queue.tasks.front().and_then(of_host).is_none() {
+            return false;
+        }
+        while queue.asked < ASKED {
+            let Some((get, seq)) = queue.tasks.get(queue.asked as usize).and_then(of_host) else { break };
+            // What the kernel copies it does for the first one alone.
+            let is_asked_for = Key(get.lkey).is_on_gpu() || port.pid_for(get.rkey).is_none();
+            if !is_asked_for || !matches!(port.push_get(&get, tx.lane.context, seq), PortStep::Waiting) {
+                break;
+            }
+            queue.asked += 1;
+        }
+        queue.asked > begun
     }
 
     /// Bytes of a get, from `at` on in it. They go where this rank's own operation says, and nowhere if its context

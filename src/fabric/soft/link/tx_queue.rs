@@ -33,7 +33,7 @@ pub enum LaneState {
     Ready,
     /// The kernel copies for its first operation, and the lock is free meanwhile.
     Copying,
-    /// Its first operation waits for the peer's answer.
+    /// Its first operation waits for the peer's answer, and others behind it may ([`LaneQueue::asked`]).
     Asked,
     /// An operation of it failed, and nothing more of it begins.
     Failing(Box<Failing>),
@@ -41,8 +41,8 @@ pub enum LaneState {
     Vacant {
         /// The kernel still copies for it.
         copying: bool,
-        /// The peer's answer to a get of it is still awaited, and goes nowhere.
-        asked: bool,
+        /// So many answers of the peer are still awaited, and go nowhere.
+        asked: u32,
     },
 }
 
@@ -50,6 +50,8 @@ pub enum LaneState {
 pub struct LaneQueue {
     /// Operations in their order.
     pub tasks: VecDeque<Running>,
+    /// So many of the first ones the peer was asked for; it answers in their order.
+    pub asked: u32,
     /// Operations that the peer or this rank's engine finishes.
     pub remote: RemoteCompletions,
     /// What the peer fetches of them.
@@ -92,11 +94,12 @@ impl LaneQueue {
     pub fn drop_all(&mut self) -> usize {
         let counted = self.tasks.len() + self.remote.len() + usize::from(matches!(self.state, LaneState::Failing(_)));
         self.tasks.clear();
+        self.asked = 0;
         self.remote.clear();
         self.state = match std::mem::replace(&mut self.state, LaneState::Idle) {
             LaneState::Copying => LaneState::Copying,
             LaneState::Failing(failing) if failing.copying => LaneState::Copying,
-            LaneState::Vacant { copying, .. } => LaneState::Vacant { copying, asked: false },
+            LaneState::Vacant { copying, .. } => LaneState::Vacant { copying, asked: 0 },
             _ => LaneState::Idle,
         };
         counted
@@ -106,7 +109,8 @@ impl LaneQueue {
 impl TxQueue {
     fn new(lane: Arc<Lane>, wanting: Arc<AtomicUsize>) -> Self {
         let (remote, pulls) = (RemoteCompletions::default(), Pulls::default());
-        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, fence: Seq(0), state: LaneState::Idle };
+        let queue =
+            LaneQueue { tasks: VecDeque::new(), asked: 0, remote, pulls, fence: Seq(0), state: LaneState::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 
@@ -143,7 +147,7 @@ impl TxQueue {
     /// Nothing of it can come any more.
     fn is_empty(&self) -> bool {
         let queue = self.lock();
-        matches!(queue.state, LaneState::Vacant { copying: false, asked: false }) && queue.remote.is_empty()
+        matches!(queue.state, LaneState::Vacant { copying: false, asked: 0 }) && queue.remote.is_empty()
     }
 }
 
@@ -213,12 +217,12 @@ mod tests {
         let added = tx_queues.add((0..4).map(lane));
         tx_queues.remove(&added[3]);
         assert_eq!(known(), [0, 1, 2, 3], "its context is there");
-        set(&added[1], false);
+        set(&added[1], 0);
         tx_queues.remove(&added[1]);
-        set(&added[0], true);
+        set(&added[0], 1);
         tx_queues.remove(&added[0]);
         assert_eq!(known(), [0, 2, 3], "an answer for the first one is still to come");
-        set(&added[0], false);
+        set(&added[0], 0);
         let seen = tx_queues.all();
         tx_queues.add(std::iter::once(lane(4)));
         assert_eq!((known(), seen.len()), (vec![2, 3, 4], 3));
