@@ -1,5 +1,5 @@
-//! What the copy kernel gets: from host memory of its process, and from GPU memory of another process that is mapped
-//! here. Many at a time, as an embedding table is read.
+//! What the copy kernel gets: from host memory of its process and of another one, and from GPU memory of another one
+//! that is mapped here. Many at a time, as an embedding table is read.
 
 use crate::harness::copy_kernel::take;
 use crate::harness::plan::repeat_until;
@@ -75,6 +75,25 @@ fn words_from_host_memory_of_its_process() {
         repeat_until("gets of words go by the copy kernel", once, || fake.commands() >= before + 2 * PIECES as u64);
     });
     fake.check();
+}
+
+/// Which answers, many at a time: what has arrived goes into GPU memory behind what was asked for before it.
+#[test]
+fn from_host_memory_of_another_process() {
+    processes("from_host_memory_of_another_process", 2, &[], |place| {
+        let fake = take();
+        let gpu = place.rank as i32;
+        let _context = fake.enter(gpu);
+        let r = place.join(2);
+        let mut table = r.window(WORDS * PIECES, 0);
+        table.words.iter_mut().enumerate().for_each(|(i, w)| *w = word(r.rank, i));
+        let back = fake.window(&r, gpu, WORDS * PIECES, 0);
+        place.barrier();
+        read_all(&fake, &r, &table, &back, 1 - r.rank);
+        place.barrier();
+        r.leave();
+        fake.check();
+    });
 }
 
 #[test]
