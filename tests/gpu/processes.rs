@@ -107,8 +107,9 @@ fn is_fetched(place: &Place, segments: usize, flags: u64) {
     let window = fake.register_at(&r, at, segments * 8192, flags);
     let words = segments * 4096;
     (0..words).for_each(|i| window.set(i, pattern(r.rank, i)));
-    place.barrier();
+    // Before the other one begins.
     let (copies, peer) = (fake.copies(), 1 - r.rank);
+    place.barrier();
     if r.rank == 0 {
         let half = words as u64 * 8;
         r.wait(r.put(0, (window.as_window(), 0), words * 8, (window.as_window(), half), peer, None));
