@@ -75,7 +75,12 @@ pub const ALIKE: &[Fault] = &[
     ("bytes come as often as before", "    setp.ne.u32     stores, bytes, 0;\n    setp", "    setp", serve_alike),
     ("… none behind signals alone", "    setp.ne.u32     is_data, bytes, 0;\n", "", serve_alike),
     ("signals come as often as before", "    setp.ne.u64     adds, signal, 0;\n", "", serve_alike),
-    ("they are as long as the last one", "    mov.u32         bytes, like_bytes;\n", "", serve_alike),
+    (
+        "they are as long as the last one",
+        "    mov.u32         bytes, like_bytes;\n",
+        "    mov.u32         bytes, 8;\n",
+        serve_alike,
+    ),
     ("they signal as the last one", "    mov.u64         signal, like_signal;\n", "", serve_alike),
     ("they add what the last one did", "    mov.u64         increment, like_increment;\n", "", serve_alike),
     ("what another queue had is learned", "    add.u32         t1, t1, edge;\n    shr", "    shr", serve_alike),
