@@ -105,7 +105,7 @@ fn what_the_kernel_has_carried_out_is_said_at_the_end() {
     assert_eq!(said, fake.lane_descriptors() - before);
 }
 
-/// A block of the kernel has 32 of them, and where that is not enough 64.
+/// A block of the kernel has eight of them, and up to 64 where four blocks are not enough.
 #[test]
 fn many_queues_are_served_by_several_blocks() {
     for contexts in [40, 129] {

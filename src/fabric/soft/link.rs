@@ -269,7 +269,11 @@ impl Link {
 
     /// Operations that the peer was asked for and has not answered.
     pub fn asked(&self) -> u32 {
-        self.tx_queues.all().iter().map(|tx| tx.lock().asked).sum()
+        let asked = |state: &tx_queue::LaneState| match state {
+            tx_queue::LaneState::Asked(asked) => *asked,
+            _ => 0,
+        };
+        self.tx_queues.all().iter().map(|tx| asked(&tx.lock().state)).sum()
     }
 
     /// Closes the link as a look does that found nothing unfinished.

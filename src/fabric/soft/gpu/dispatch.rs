@@ -109,15 +109,12 @@ impl EngineState {
                 continue;
             }
             let takes = KernelState::Takes(kernel.size());
-            let facts = self.facts(op, takes, self.copies_beside(op, 1) + kernel.copies());
-            // Until the bytes have been copied. One that is gone is found out by the stream.
-            let held = op.reads_host_window().then(|| registry.hold());
-            let is_gone = held.as_ref().is_some_and(|held| !op.reads_what_is_held(held));
+            let mut facts = self.facts(op, takes, self.copies_beside(op, 1) + kernel.copies());
+            // Until the bytes have been copied.
+            let held = op.host_window().map(|(key, addr)| (registry.hold(), key, addr));
+            facts.windows_hold &=
+                held.as_ref().is_none_or(|(held, key, addr)| held.resolve(*key, *addr, op.len).is_some());
             match plan(&facts) {
-                _ if is_gone => {
-                    any = kernel.is_busy();
-                    break;
-                }
                 mover @ (Mover::CopyKernel | Mover::WorkerBlocks) => {
                     let by_workers = mover == Mover::WorkerBlocks;
                     let Ok(staged) = place_host_end(op, self.device.as_ref(), &mut self.staging) else {

@@ -4,7 +4,6 @@ use super::arrived_bytes::{ArrivedBytes, HostBytes};
 use super::atomic::{AtomicStep, To};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::key::Key;
-use crate::memory::registry::Held;
 use crate::rma::op::{self, Signal, Transfer};
 use crate::rma::seq::Seq;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -209,15 +208,13 @@ impl Op {
         self.fetch.is_some() || self.signal.is_some_and(|signal| Key(signal.rkey).is_on_gpu())
     }
 
-    /// Whether it reads host memory that is a window of the engine's rank, which may go.
+    /// The window in host memory of the engine's rank that it reads, which may go, and where in it.
     #[inline]
-    pub fn reads_host_window(&self) -> bool {
-        self.len > 0 && matches!(self.from, TransferEnd::Window { key, .. } if !Key(key).is_on_gpu())
-    }
-
-    /// Whether what it reads of such a window is there.
-    pub fn reads_what_is_held(&self, held: &Held<'_>) -> bool {
-        matches!(self.from, TransferEnd::Window { key, addr } if held.resolve(key, addr, self.len).is_some())
+    pub fn host_window(&self) -> Option<(u32, u64)> {
+        match self.from {
+            TransferEnd::Window { key, addr } if self.len > 0 && !Key(key).is_on_gpu() => Some((key, addr)),
+            _ => None,
+        }
     }
 
     /// Whether both ends are in windows of the engine's rank.

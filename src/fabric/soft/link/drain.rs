@@ -32,9 +32,9 @@ impl Link {
         let mut bounces: Vec<_> = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
         let (copying, asked) = match &queue.state {
             LaneState::Failing(failing) => (failing.copying, 0),
-            state => (matches!(state, LaneState::Copying), queue.asked),
+            LaneState::Asked(asked) => (false, *asked),
+            state => (matches!(state, LaneState::Copying), 0),
         };
-        queue.asked = 0;
         if let LaneState::Failing(failing) = std::mem::replace(&mut queue.state, LaneState::Vacant { copying, asked }) {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             bounces.extend(failing.into_bounces());

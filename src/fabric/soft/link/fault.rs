@@ -37,7 +37,6 @@ impl Link {
         tx.lane.stop();
         self.backlog.fetch_sub(queue.tasks.len(), Ordering::Relaxed);
         let bounces = queue.tasks.drain(..).filter_map(|t| t.bounce).collect();
-        queue.asked = 0;
         if let Some(fetches) = queue.remote.unfinished_fetches() {
             shared.engine.refuse(fetches, why.clone());
         }

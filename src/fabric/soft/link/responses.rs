@@ -20,7 +20,7 @@ impl LaneQueue {
     /// The get with this number, if its answer is awaited: an atomic operation awaits its fetched value as a get does
     /// its bytes.
     fn awaited(&self, seq: Seq) -> Option<Get> {
-        let is_asked = matches!(self.state, LaneState::Asked);
+        let is_asked = matches!(self.state, LaneState::Asked(_));
         let task = self.tasks.front().filter(|t| is_asked && t.seq == seq)?;
         match task.work {
             Op::Get(get) => Some(get),
@@ -39,33 +39,30 @@ impl Link {
             *asked = asked.saturating_sub(1);
             return;
         }
-        let Some(get) = queue.awaited(seq) else { return };
+        let (Some(get), &LaneState::Asked(asked)) = (queue.awaited(seq), &queue.state) else { return };
         let fetches = queue.remote.fetches().filter(|fetches| Key(get.lkey).is_on_gpu() && !fetches.is_idle());
         let last = fetches.map(|fetches| fetches.last());
         queue.tasks.pop_front();
-        queue.asked -= 1;
         if let Some(last) = last {
             queue.remote.push(seq, Until::Fetched(last), None);
         } else {
             self.finish(&tx, &mut queue, seq);
         }
-        if queue.asked > 0 {
-            let has_asked = self.ask_more(&tx, &mut queue);
-            tx.release(queue);
-            if has_asked {
-                self.publish(shared);
-            }
-            return;
-        }
-        queue.state = LaneState::Ready;
+        let is_last = asked == 1;
+        queue.state = if is_last { LaneState::Ready } else { LaneState::Asked(asked - 1) };
+        let has_asked = self.ask_more(&tx, &mut queue);
         tx.release(queue);
-        self.advance(shared);
+        if is_last {
+            self.advance(shared);
+        } else if has_asked {
+            self.publish(shared);
+        }
     }
 
     /// Asks the peer for gets behind those that it was asked for, where all of these are from its host memory: it
     /// answers such ones in their order. Returns whether there was one.
     pub(super) fn ask_more(&self, tx: &TxQueue, queue: &mut LaneQueue) -> bool {
-        let (begun, Some(mut port)) = (queue.asked, self.route.near()) else { return false };
+        let &LaneState::Asked(before) = &queue.state else { return false };
         let of_host = |task: &Running| match task.work {
             Op::Get(get) if !Key(get.rkey).is_on_gpu() && get.len > 0 => Some((get, task.seq)),
             _ => None,
@@ -73,16 +70,19 @@ impl Link {
         if queue.tasks.front().and_then(of_host).is_none() {
             return false;
         }
-        while queue.asked < ASKED {
-            let Some((get, seq)) = queue.tasks.get(queue.asked as usize).and_then(of_host) else { break };
+        let Some(mut port) = self.route.near() else { return false };
+        let mut asked = before;
+        while asked < ASKED {
+            let Some((get, seq)) = queue.tasks.get(asked as usize).and_then(of_host) else { break };
             // What the kernel copies it does for the first one alone.
             let is_asked_for = Key(get.lkey).is_on_gpu() || port.pid_for(get.rkey).is_none();
             if !is_asked_for || !matches!(port.push_get(&get, tx.lane.context, seq), PortStep::Waiting) {
                 break;
             }
-            queue.asked += 1;
+            asked += 1;
         }
-        queue.asked > begun
+        queue.state = LaneState::Asked(asked);
+        asked > before
     }
 
     /// Bytes of a get, from `at` on in it. They go where this rank's own operation says, and nowhere if its context

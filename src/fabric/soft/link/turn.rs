@@ -110,7 +110,7 @@ impl Link {
                 Step::Full => return (queue, Turn::Full),
                 Step::Fetching => return (queue, Turn::Over),
                 Step::Waiting => {
-                    (queue.state, queue.asked) = (LaneState::Asked, 1);
+                    queue.state = LaneState::Asked(1);
                     self.ask_more(tx, &mut queue);
                     return (queue, Turn::Over);
                 }

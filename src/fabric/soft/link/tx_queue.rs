@@ -33,8 +33,8 @@ pub enum LaneState {
     Ready,
     /// The kernel copies for its first operation, and the lock is free meanwhile.
     Copying,
-    /// Its first operation waits for the peer's answer, and others behind it may ([`LaneQueue::asked`]).
-    Asked,
+    /// So many of its first operations wait for the peer, which answers in their order.
+    Asked(u32),
     /// An operation of it failed, and nothing more of it begins.
     Failing(Box<Failing>),
     /// Its context is gone.
@@ -50,8 +50,6 @@ pub enum LaneState {
 pub struct LaneQueue {
     /// Operations in their order.
     pub tasks: VecDeque<Running>,
-    /// So many of the first ones the peer was asked for; it answers in their order.
-    pub asked: u32,
     /// Operations that the peer or this rank's engine finishes.
     pub remote: RemoteCompletions,
     /// What the peer fetches of them.
@@ -86,7 +84,7 @@ impl LaneQueue {
             LaneState::Copying => self.state = LaneState::Ready,
             LaneState::Failing(failing) => failing.copying = false,
             LaneState::Vacant { copying, .. } => *copying = false,
-            LaneState::Idle | LaneState::Ready | LaneState::Asked => {}
+            LaneState::Idle | LaneState::Ready | LaneState::Asked(_) => {}
         }
     }
 
@@ -94,7 +92,6 @@ impl LaneQueue {
     pub fn drop_all(&mut self) -> usize {
         let counted = self.tasks.len() + self.remote.len() + usize::from(matches!(self.state, LaneState::Failing(_)));
         self.tasks.clear();
-        self.asked = 0;
         self.remote.clear();
         self.state = match std::mem::replace(&mut self.state, LaneState::Idle) {
             LaneState::Copying => LaneState::Copying,
@@ -109,8 +106,7 @@ impl LaneQueue {
 impl TxQueue {
     fn new(lane: Arc<Lane>, wanting: Arc<AtomicUsize>) -> Self {
         let (remote, pulls) = (RemoteCompletions::default(), Pulls::default());
-        let queue =
-            LaneQueue { tasks: VecDeque::new(), asked: 0, remote, pulls, fence: Seq(0), state: LaneState::Idle };
+        let queue = LaneQueue { tasks: VecDeque::new(), remote, pulls, fence: Seq(0), state: LaneState::Idle };
         Self { lane, queue: Spin::new(queue), wants: AtomicBool::new(false), wanting }
     }
 

@@ -4,12 +4,12 @@ use super::*;
 use crate::fabric::Posted;
 use crate::rma::op::{Payload, Value, VALUE_MAX};
 
-fn post(context: &Context, peer: u32, ops: &[Op]) -> Posted {
+pub(super) fn post(context: &Context, peer: u32, ops: &[Op]) -> Posted {
     // SAFETY: windows are never freed.
     unsafe { context.post(peer, ops) }.unwrap()
 }
 
-fn configs(n: usize, transport: SoftTransport) -> Vec<Config> {
+pub(super) fn configs(n: usize, transport: SoftTransport) -> Vec<Config> {
     let config = || Config { soft_transport: transport, max_operations: 1024, ..Config::default() };
     (0..n).map(|_| config()).collect()
 }

@@ -1,17 +1,17 @@
 //! Gets that the peer answers through the ring: many of a lane at once, done in their order, each with its own bytes.
 
+use super::batches::{self, configs};
 use super::deregistration::Standing;
 use super::*;
 
 const PIECE: usize = 64;
 const PIECES: usize = 128;
-/// Of one lane at once ([`Link::ask_more`](crate::fabric::soft::link::Link)).
+/// Asked for of one lane at once.
 const AT_ONCE: u32 = 32;
 
 /// Two ranks without copies by the kernel, a window of each, and a context of the first one that has met the second.
 fn pair() -> (Vec<Rank>, [Window; 2], Context) {
-    let config = || Config { soft_transport: SoftTransport::NoCma, max_operations: 1024, ..Config::default() };
-    let ranks = join_with(2, vec![config(), config()]);
+    let ranks = join_with(2, configs(2, SoftTransport::NoCma));
     let windows = [0, 1].map(|r: usize| ranks[r].window(1, PIECE * PIECES));
     let context = ranks[0].context();
     let last = post(&context, &[piece(&windows, 0)]);
@@ -26,10 +26,14 @@ fn piece([mine, its]: &[Window; 2], nth: usize) -> Op {
     Op::Get(Get { local: whole.local + at, remote: whole.remote + at, ..whole })
 }
 
+/// Gets of so many pieces.
+fn pieces(windows: &[Window; 2], n: usize) -> Vec<Op> {
+    (0..n).map(|nth| piece(windows, nth)).collect()
+}
+
 /// Posts all of them. Returns the last one's number.
 fn post(context: &Context, ops: &[Op]) -> Seq {
-    // SAFETY: windows are never freed.
-    let posted = unsafe { context.post(1, ops) }.unwrap();
+    let posted = batches::post(context, 1, ops);
     assert_eq!(posted.taken, ops.len());
     posted.last
 }
@@ -47,7 +51,7 @@ fn check(window: &Window, round: u64) {
 fn the_peer_is_asked_for_many_at_once() {
     let (ranks, windows, context) = pair();
     let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
-    let all: Vec<_> = (0..PIECES).map(|nth| piece(&windows, nth)).collect();
+    let all = pieces(&windows, PIECES);
     for round in 1..20 {
         paint(&windows[1], round);
         let standing = Standing::of(peer);
@@ -61,7 +65,7 @@ fn the_peer_is_asked_for_many_at_once() {
     }
 }
 
-/// Puts and additions between them: a get behind a put has what that brought, one in front of it what was there before.
+/// Puts between them: a get behind a put has what that brought, one in front of it what was there before.
 #[test]
 fn what_lies_between_them_keeps_its_place() {
     let (ranks, windows, context) = pair();
@@ -95,7 +99,7 @@ fn what_lies_between_them_keeps_its_place() {
 fn answers_for_a_context_that_is_gone_go_nowhere() {
     let (ranks, windows, context) = pair();
     let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
-    let all: Vec<_> = (0..PIECES).map(|nth| piece(&windows, nth)).collect();
+    let all = pieces(&windows, PIECES);
     paint(&windows[0], 1);
     paint(&windows[1], 2);
     let places = own.link(1).places();
@@ -127,7 +131,7 @@ fn a_refusal_among_many_fails_its_context() {
     let (ranks, windows, context) = pair();
     let [own, peer] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
     paint(&windows[1], 1);
-    let mut all: Vec<_> = (0..40).map(|nth| piece(&windows, nth)).collect();
+    let mut all = pieces(&windows, 40);
     if let Op::Get(get) = &mut all[7] {
         get.rkey = 77;
     }
@@ -145,7 +149,7 @@ fn a_refusal_among_many_fails_its_context() {
     assert!((0..7 * PIECE / 8).all(|i| windows[0].word(i).load(Ordering::Relaxed) == 1 << 32 | i as u64));
     assert_eq!(own.link(1).asked(), 0);
     let next = ranks[0].context();
-    let all: Vec<_> = (0..PIECES).map(|nth| piece(&windows, nth)).collect();
+    let all = pieces(&windows, PIECES);
     let last = post(&next, &all);
     wait(&next, 1, last);
     check(&windows[0], 1);

@@ -20,7 +20,7 @@ pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     let holds = |side, len| match side {
         TransferEnd::Caller { gpu: false, .. } => true,
         TransferEnd::Caller { addr, gpu: true } => windows.has_caller(op, addr, len),
-        // Whoever delivers the bytes looks for it.
+        // Whoever delivers or reads the bytes looks for it.
         TransferEnd::Window { key, .. } if !Key(key).is_on_gpu() => true,
         TransferEnd::Window { key, addr } => windows.holds(key, addr, len),
     };

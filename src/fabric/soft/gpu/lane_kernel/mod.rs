@@ -276,10 +276,9 @@ impl LaneKernel {
     /// The one that served has ended, and its lanes are taken back.
     pub fn settle(&mut self) {
         debug_assert!(self.serving.is_none_or(|(slot, _)| self.launches[slot].is_gone()));
-        let done = |(nth, first): (usize, &u32)| self.position(nth).map_or(0, |p| p.next.wrapping_sub(*first));
-        let entries: u64 = self.firsts.iter().enumerate().map(|lane| u64::from(done(lane))).sum();
-        self.entries += entries;
-        self.firsts.clear();
+        for (nth, first) in std::mem::take(&mut self.firsts).into_iter().enumerate() {
+            self.entries += self.position(nth).map_or(0, |at| at.next.wrapping_sub(first).into());
+        }
         self.serving = None;
     }
 
