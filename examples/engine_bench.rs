@@ -159,6 +159,7 @@ impl Setting {
                 let places = QueueAddresses {
                     slots: NonNull::from(&self.memory[self.slot(c, peer, 0)]),
                     device_slots: 0,
+                    is_managed: false,
                     size: DEPTH as u32,
                     ci: NonNull::from(&self.cis[c * self.ranks + peer]),
                     credits: None,

@@ -154,6 +154,7 @@ impl Setting {
             slots,
             device_slots,
             device_rings,
+            is_managed: false,
             size: SIZE,
             completions,
             credits: None,

@@ -56,6 +56,8 @@ struct Abilities {
     has_credits: bool,
     /// Kernels of peers may add to signals by themselves, from their GPUs.
     has_visitors: bool,
+    /// Queues may be brought to the GPU.
+    has_managed: bool,
 }
 
 /// Where things lie in a set's memory.
@@ -79,14 +81,14 @@ struct QueueBlocks {
 impl QueueBlocks {
     /// Allocates, and fills the array for device code.
     fn allocate(spec: &DeviceSpec, world: World, abilities: Abilities) -> Result<Self> {
-        let Abilities { flushes, has_credits, has_visitors } = abilities;
+        let Abilities { flushes, has_credits, has_visitors, has_managed } = abilities;
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         let mut memory = Memory::here()?;
         let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.contexts.rank_stride);
         let queue_bytes = size as usize * spec.layout.form.bytes();
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
-        let queues = memory.shared(packing.queues() * queue_bytes)?;
+        let queues = memory.queues(packing.queues() * queue_bytes, has_managed)?;
         let cis = memory.shared(n * cis_bytes)?;
         let mut first = vec![0; n * cis_bytes];
         let left_out = (0..world.nranks).filter(|&peer| !spec.contexts.reaches(world, peer));
@@ -163,6 +165,7 @@ impl QueueBlocks {
             QueueAddresses {
                 slots: self.queues.at(slots).cpu.cast(),
                 device_slots: self.queues.at(slots).device,
+                is_managed: self.queues.is_managed,
                 size: self.size,
                 ci: self.cis.at(index).cpu.cast(),
                 counters: self.counters.at(8 * context * spec.counters as usize).cpu.cast(),
@@ -187,6 +190,7 @@ impl Coll {
                     flushes: self.flushes_all_puts_on_any_signal(),
                     has_credits: self.keeps_credits_on_gpu(),
                     has_visitors: self.instance.config.gpu_issue.lanes,
+                    has_managed: self.brings_queues(),
                 };
                 let blocks = QueueBlocks::allocate(&spec, self.world, abilities)?;
                 Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
@@ -202,6 +206,14 @@ impl Coll {
             |set, (spec, blocks, key), windows| Ok((self.drain(set, &spec, blocks, windows, key)?, ())),
         )?;
         Ok((set, place))
+    }
+
+    /// Whether queues may be brought to the GPU: where a kernel may serve them, and one thread looks at all of a set's,
+    /// as it is for that thread to look away.
+    pub(super) fn brings_queues(&self) -> bool {
+        let config = &self.instance.config;
+        let (lanes, managed) = (config.gpu_issue.lanes, config.gpu_issue.managed);
+        self.keeps_credits_on_gpu() && lanes && managed && config.proxy_threads == 1
     }
 
     /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is
@@ -279,7 +291,7 @@ mod tests {
     use super::*;
     use crate::proxy::descriptor::layout::Table;
 
-    const ALL: Abilities = Abilities { flushes: true, has_credits: true, has_visitors: true };
+    const ALL: Abilities = Abilities { flushes: true, has_credits: true, has_visitors: true, has_managed: true };
 
     /// 129 contexts of depth 1024 among 64 ranks: 1032 MiB without a stride; eight peers each take 129 MiB of queues,
     /// and a context that is alone in its group 6 more.

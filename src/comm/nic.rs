@@ -79,12 +79,19 @@ pub(super) fn slots(depth: i32) -> Result<u32> {
     }
 }
 
+/// What device code writes into queues of one kind, queues to peers or companions.
+struct SendBlocks {
+    slots: Block,
+    bells: Block,
+}
+
 /// Where things lie in a set's memory.
 struct QueuePairBlocks {
     memory: Arc<Memory>,
-    slots: Block,
+    /// Of the queues to peers, and of companions, which are drained apart: who looks at the ones does not touch the
+    /// others' memory.
+    sends: Vec<SendBlocks>,
     completions: Block,
-    bells: Block,
     records: Block,
     counters: Block,
     signals: u64,
@@ -102,7 +109,7 @@ struct QueuePairBlocks {
 }
 
 impl QueuePairBlocks {
-    fn allocate(spec: &NicSpec, world: World, has_visitors: bool) -> Result<Self> {
+    fn allocate(spec: &NicSpec, world: World, has_visitors: bool, has_managed: bool) -> Result<Self> {
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, size) = (spec.contexts.contexts as usize, slots(spec.depth)?);
         let of_pair = if spec.counters > 0 { 2 } else { 1 };
@@ -114,10 +121,18 @@ impl QueuePairBlocks {
         let mut memory = Memory::here()?;
         let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
         let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
+        let of_kind = n * peers;
+        let mut sends = |which: usize| -> Result<SendBlocks> {
+            let is_managed = has_managed && which == 0;
+            Ok(SendBlocks {
+                slots: memory.queues(of_kind * size as usize * ENTRY_BYTES, is_managed)?,
+                bells: memory.queues(of_kind * bell_bytes, is_managed)?,
+            })
+        };
+        let sends = (0..of_pair).map(&mut sends).collect::<Result<_>>()?;
         Ok(Self {
-            slots: memory.shared(queues * size as usize * ENTRY_BYTES)?,
+            sends,
             completions: memory.shared(queues * size as usize * ENTRY_BYTES)?,
-            bells: memory.shared(queues * bell_bytes)?,
             records: memory.shared(queues * APART)?,
             counters: memory.shared(8 * n * spec.counters as usize)?,
             signals,
@@ -159,13 +174,14 @@ impl QueuePairBlocks {
 
     /// Where a queue is: for this process, and for device code.
     fn queue(&self, number: usize, credits: Option<CreditWord>) -> (QueuePairAddresses, QueueView) {
-        let bytes = number * self.size as usize * ENTRY_BYTES;
+        let (of_kind, sends) = (number / self.of_pair, &self.sends[number % self.of_pair]);
+        let bytes = self.size as usize * ENTRY_BYTES;
         // SAFETY: `allocate` made room for each queue.
         let [slots, completions, bell, record] = unsafe {
             [
-                self.slots.at(bytes),
-                self.completions.at(bytes),
-                self.bells.at(number * self.bell_bytes),
+                sends.slots.at(of_kind * bytes),
+                self.completions.at(number * bytes),
+                sends.bells.at(of_kind * self.bell_bytes),
                 self.records.at(number * APART),
             ]
         };
@@ -173,6 +189,7 @@ impl QueuePairBlocks {
             slots: slots.cpu.cast(),
             device_slots: slots.device,
             device_rings: bell.device,
+            is_managed: slots.is_managed && bell.is_managed,
             size: self.size,
             completions: completions.cpu,
             credits,
@@ -224,7 +241,7 @@ impl Coll {
             || {
                 let spec = spec()?;
                 let has_visitors = self.instance.config.gpu_issue.lanes;
-                let blocks = QueuePairBlocks::allocate(&spec, self.world, has_visitors)?;
+                let blocks = QueuePairBlocks::allocate(&spec, self.world, has_visitors, self.brings_queues())?;
                 Ok((spec.contexts, blocks.memory.clone(), (spec, blocks)))
             },
             |set, (spec, blocks), windows| {
@@ -396,7 +413,7 @@ mod tests {
                 handler: Ringing::Doorbell,
                 layout: None,
             };
-            let blocks = QueuePairBlocks::allocate(&spec, World { rank, nranks: 64 }, false).unwrap();
+            let blocks = QueuePairBlocks::allocate(&spec, World { rank, nranks: 64 }, false, true).unwrap();
             assert_eq!(blocks.queues(contexts as usize), queues);
             let numbers: Vec<_> = (0..contexts as usize)
                 .flat_map(|c| (0..64).map(move |peer| (c, peer)))
@@ -418,7 +435,7 @@ mod tests {
             let contexts = ContextSpec { contexts, queue_depth: 0, traffic_class: None, rank_stride: 1 };
             let handler = Ringing::Doorbell;
             let spec = NicSpec { contexts, depth: 0, signals, counters: 0, handler, layout: None };
-            let refused = QueuePairBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, false).err().expect(why);
+            let refused = QueuePairBlocks::allocate(&spec, World { rank: 0, nranks: 2 }, false, true).err().expect(why);
             assert!(refused.message().contains(why), "{refused}");
         }
     }

@@ -1,8 +1,8 @@
 //! `OXYGIN_GPU_ISSUE`: which of several correct ways the GPU engine takes.
 //!
-//! `own`, `kernel`, `lanes`, `workers` and `helper` are for users. The other words are for tests and measurements, and
-//! may go: they are parsed all the same because both reach the engine through NCCL's tables, where the environment is
-//! the only way in.
+//! `own`, `kernel`, `lanes`, `managed`, `workers` and `helper` are for users. The other words are for tests and
+//! measurements, and may go: they are parsed all the same because both reach the engine through NCCL's tables, where
+//! the environment is the only way in.
 
 /// What the words set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct GpuIssue {
     pub kernel: u64,
     /// A kernel serves queues of device code by itself, where it can.
     pub lanes: bool,
+    /// Queues that such a kernel may serve are in managed memory, and are brought to the GPU while it does.
+    pub managed: bool,
     /// How many worker blocks the copy kernel brings for large copies; 0: none. At most 128.
     pub workers: u32,
     /// Whether the helper thread works beside the callers while GPU transfers come thick: 0 never, 1 where there are
@@ -39,6 +41,7 @@ impl Default for GpuIssue {
             own: true,
             kernel: 8192,
             lanes: true,
+            managed: true,
             workers: 32,
             helper: 1,
             submissions: 2,
@@ -52,8 +55,8 @@ impl Default for GpuIssue {
 
 /// The words for users, in a sentence.
 pub const ACCEPTED: &str =
-    "words with commas between: own=0 or 1, kernel=BYTES (up to 65536; 0: off), lanes=0 or 1, workers=0 to \
-                            128, helper=0 to 2; docs/gpu.md has the words for tests";
+    "words with commas between: own=0 or 1, kernel=BYTES (up to 65536; 0: off), lanes=0 or 1, managed=0 \
+                            or 1, workers=0 to 128, helper=0 to 2; docs/gpu.md has the words for tests";
 
 impl GpuIssue {
     /// The default with what the words change; `None`: a word or value that does not exist.
@@ -68,6 +71,8 @@ impl GpuIssue {
                 ("kernel" | "courier", n) => t.kernel = n.parse().ok().filter(|n| *n <= 65536)?,
                 ("lanes", "0") => t.lanes = false,
                 ("lanes", "1") => t.lanes = true,
+                ("managed", "0") => t.managed = false,
+                ("managed", "1") => t.managed = true,
                 ("workers" | "hands", n) => t.workers = n.parse().ok().filter(|n| *n <= 128)?,
                 ("helper", n) => t.helper = n.parse().ok().filter(|n| *n <= 2)?,
                 ("submissions" | "flights", n) => t.submissions = n.parse().ok().filter(|n| (1..=4).contains(n))?,
@@ -93,6 +98,7 @@ mod tests {
             own: false,
             kernel: 64,
             lanes: false,
+            managed: false,
             workers: 7,
             helper: 0,
             submissions: 3,
@@ -101,7 +107,7 @@ mod tests {
             merge: false,
             far: 0,
         };
-        let text = "own=0,kernel=64, lanes=0,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
+        let text = "own=0,kernel=64, lanes=0,managed=0,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
         assert_eq!(GpuIssue::parse(text), Some(set));
         for wrong in [
             "",

@@ -95,7 +95,7 @@ pub struct LaneView {
     /// The first entry, as device code counts them; descriptors modulo 2^32.
     pub next: u64,
     /// Address of the consumer index, 4 bytes of GPU memory of this rank's; of send entries that of the count of
-    /// completions, 8 bytes.
+    /// completions, 8 bytes. 0 if it is watched.
     pub index: u64,
     /// Signals of the context that descriptors name by their numbers.
     pub signals: u32,
@@ -105,6 +105,9 @@ pub struct LaneView {
     pub signals_key: u32,
     /// Windows that entries are expected to name.
     pub windows: [WindowView; WINDOWS],
+    /// It has carried nothing lately. The kernel takes nothing of it, and is done with it as soon as something begins
+    /// to arrive: so nobody else needs to look there.
+    pub is_watched: bool,
 }
 
 /// How far a kernel has come with a lane.
@@ -156,6 +159,10 @@ pub trait LaneServer: Send {
     /// Has the one that is ready serve those of the queues, for which it has room, that it can; says of each whether it
     /// does. If of none, it stays ready.
     fn serve(&mut self, lanes: &[LaneView]) -> Vec<bool>;
+
+    /// Has the queues of the one that serves brought to its GPU, where they may be. Nobody else looks at them while it
+    /// serves.
+    fn bring(&mut self);
 
     /// How far it has come with the `nth` of the lanes that it was given.
     fn position(&self, nth: usize) -> Position;

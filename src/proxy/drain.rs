@@ -298,6 +298,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Looks at a slice of the cold lanes.
     fn sweep(&mut self, rest: Rest, pass: &mut Pass) {
+        if self.service.as_ref().is_some_and(|service| service.has_all()) {
+            return;
+        }
         let most = slice(rest, self.hot.is_empty(), self.heads.len());
         if most >= self.heads.len() {
             self.next_cold = 0;

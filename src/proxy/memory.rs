@@ -6,10 +6,10 @@
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
-use crate::proxy::spares::PinnedUser;
+use crate::proxy::spares::{SharedMemory, SharedUser};
 use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
-use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Pinned, Stream};
+use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Stream};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub struct Block {
     pub cpu: NonNull<u8>,
     /// For device code.
     pub device: u64,
+    /// It may be brought to the GPU ([`Memory::queues`]).
+    pub is_managed: bool,
 }
 
 impl Block {
@@ -37,7 +39,7 @@ impl Block {
     /// That is inside the block.
     pub unsafe fn at(self, bytes: usize) -> Self {
         // SAFETY: inside (caller).
-        Self { cpu: unsafe { self.cpu.add(bytes) }, device: self.device + bytes as u64 }
+        Self { cpu: unsafe { self.cpu.add(bytes) }, device: self.device + bytes as u64, ..self }
     }
 }
 
@@ -46,9 +48,9 @@ pub struct Memory {
     /// Of the thread that made it; `None`: all is host memory.
     context: Option<Arc<Context>>,
     /// Of the same context.
-    user: Option<PinnedUser>,
+    user: Option<SharedUser>,
     pages: Vec<Pages>,
-    pinned: Vec<Pinned>,
+    with_gpu: Vec<SharedMemory>,
     mapped: Vec<Mapped>,
     /// None before GPU memory is filled for the first time.
     filler: Mutex<Option<Filler>>,
@@ -72,9 +74,9 @@ impl Memory {
     }
 
     fn of(context: Option<Arc<Context>>) -> Self {
-        let (pages, pinned, mapped) = (Vec::new(), Vec::new(), Vec::new());
-        let (user, filler) = (context.as_ref().map(PinnedUser::new), Mutex::new(None));
-        Self { context, user, pages, pinned, mapped, filler, patience: COPY_LIMIT, shared: 0 }
+        let (pages, with_gpu, mapped) = (Vec::new(), Vec::new(), Vec::new());
+        let (user, filler) = (context.as_ref().map(SharedUser::new), Mutex::new(None));
+        Self { context, user, pages, with_gpu, mapped, filler, patience: COPY_LIMIT, shared: 0 }
     }
 
     /// Has a copy of contents fail after so long: tests cannot wait as long as programs do.
@@ -90,7 +92,7 @@ impl Memory {
         std::mem::forget(self.clone());
     }
 
-    /// Bytes that the CPU and device code share: pinned memory, where there is a GPU.
+    /// Bytes that the CPU and device code share: pinned or managed memory, where there is a GPU.
     pub fn shared_bytes(&self) -> usize {
         self.shared
     }
@@ -116,17 +118,35 @@ impl Memory {
         self.is_on_gpu().then(|| gpu::inspect(base, len, never_reset)).transpose()
     }
 
-    /// Zeroed memory that the CPU and device code use, on pages of its own.
+    /// Zeroed memory that the CPU and device code use, on pages of its own: pinned, where there is a GPU.
     pub fn shared(&mut self, bytes: usize) -> Result<Block> {
+        self.shared_by(bytes, SharedUser::alloc)
+    }
+
+    /// The same for queues. `is_managed`: as managed memory, where the driver has such. It lies in host memory as well,
+    /// and may be brought to the GPU for as long as a kernel of ours reads it in the CPU's place.
+    pub fn queues(&mut self, bytes: usize, is_managed: bool) -> Result<Block> {
+        match is_managed {
+            true => self.shared_by(bytes, SharedUser::alloc_managed),
+            false => self.shared(bytes),
+        }
+    }
+
+    fn shared_by(
+        &mut self,
+        bytes: usize,
+        alloc: impl FnOnce(&SharedUser, usize) -> std::result::Result<SharedMemory, CudaError>,
+    ) -> Result<Block> {
         self.shared += bytes;
         let (Some(context), Some(user)) = (&self.context, &self.user) else { return self.host(bytes) };
         let made = (|| {
             let _current = context.enter()?;
-            user.alloc(bytes)
+            alloc(user, bytes)
         })()
-        .map_err(|e| cuda_error("pinned memory for device queues", &e))?;
-        let block = Block { cpu: NonNull::new(made.host()).ok_or_else(null)?, device: made.device() };
-        self.pinned.push(made);
+        .map_err(|e| cuda_error("memory for device queues", &e))?;
+        let (cpu, device) = (NonNull::new(made.host()).ok_or_else(null)?, made.device());
+        let block = Block { cpu, device, is_managed: made.is_managed() };
+        self.with_gpu.push(made);
         Ok(block)
     }
 
@@ -136,7 +156,7 @@ impl Memory {
             .map_err(|e| Error::system(format!("no memory for device queues ({bytes} bytes): {e}")))?;
         let cpu = pages.as_ptr().cast::<u8>();
         self.pages.push(pages);
-        Ok(Block { cpu, device: cpu.as_ptr() as u64 })
+        Ok(Block { cpu, device: cpu.as_ptr() as u64, is_managed: false })
     }
 
     /// Memory for device code alone, with these contents, on pages of its own. Returns its address there.
@@ -238,14 +258,14 @@ impl Memory {
 /// By what GPU memory is filled. It is kept as long as that: pinned memory is given back behind the application's
 /// kernels, and a copy that is late still reads it.
 struct Filler {
-    staging: Pinned,
+    staging: SharedMemory,
     /// None but where a copy is late: streams share hardware queues with the application's.
     stream: Option<Stream>,
 }
 
 impl Filler {
     /// In the current context.
-    fn new(user: &PinnedUser) -> std::result::Result<Self, CudaError> {
+    fn new(user: &SharedUser) -> std::result::Result<Self, CudaError> {
         Ok(Self { staging: user.alloc(PIECE_BYTES)?, stream: None })
     }
 
@@ -290,7 +310,7 @@ pub fn zeros(bytes: usize) -> Result<Vec<u8>> {
 impl Drop for Memory {
     fn drop(&mut self) {
         let (Some(context), Some(user)) = (&self.context, self.user.take()) else { return };
-        let (mut pinned, mapped) = (std::mem::take(&mut self.pinned), std::mem::take(&mut self.mapped));
+        let (mut with_gpu, mapped) = (std::mem::take(&mut self.with_gpu), std::mem::take(&mut self.mapped));
         let filler = self.filler.lock().take();
         // Where it cannot be entered, it has been destroyed, and its memory with it.
         let current = context.enter();
@@ -302,12 +322,12 @@ impl Drop for Memory {
                 drop(mapped);
                 if let Some(Filler { staging, stream }) = filler {
                     drop(stream);
-                    pinned.push(staging);
+                    with_gpu.push(staging);
                 }
                 // For others, or freed where there are none.
-                user.give_back(pinned);
+                user.give_back(with_gpu);
             }
-            false => std::mem::forget((filler, mapped, pinned)),
+            false => std::mem::forget((filler, mapped, with_gpu)),
         }
     }
 }

@@ -124,8 +124,16 @@ pub trait Ring: Send + 'static {
         false
     }
 
-    /// The ring as a kernel has to know it that serves it; `None`: no kernel can. All that was taken is given back.
-    fn view(&mut self) -> Option<LaneView> {
+    /// Whether a kernel that serves other rings could watch it for entries that come, and it could be brought to the
+    /// GPU with those.
+    fn can_be_watched(&self) -> bool {
+        false
+    }
+
+    /// The ring as a kernel has to know it that serves it, or watches it; `None`: no kernel can. All that was taken is
+    /// given back.
+    fn view(&mut self, is_watched: bool) -> Option<LaneView> {
+        let _ = is_watched;
         None
     }
 

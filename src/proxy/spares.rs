@@ -1,13 +1,13 @@
-//! Pinned memory of sets that have ended, for those that come.
+//! Memory shared with GPUs of sets that have ended, for those that come.
 //!
-//! To give pinned memory back the driver waits for the application's kernels, and holds a lock of its context all the
+//! To give such memory back the driver waits for the application's kernels, and holds a lock of its context all the
 //! while (docs/gpu.md). A kernel that waits for a transfer would hold up whoever destroys another communicator beside
 //! it. So what a set leaves is kept as long as another one is there in its context, which may be the one that the
 //! kernel uses; what comes takes it from here. The last one of a context frees all.
 
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;
-use oxygin_ffi::cuda::{Context, CudaError, Pinned};
+use oxygin_ffi::cuda::{Context, CudaError, Managed, Pinned, CUDA_ERROR_NOT_SUPPORTED};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -18,25 +18,64 @@ const STACK: usize = 256 << 10;
 /// Bytes that memory may be larger by than what takes it, beside a half of that.
 const SLACK: usize = 64 << 10;
 
+/// Memory that the CPU and device code share.
+pub enum SharedMemory {
+    /// It stays in host memory.
+    Pinned(Pinned),
+    /// It may be brought to the GPU.
+    Managed(Managed),
+}
+
+impl SharedMemory {
+    /// Where the CPU sees it.
+    pub fn host(&self) -> *mut u8 {
+        match self {
+            Self::Pinned(memory) => memory.host(),
+            Self::Managed(memory) => memory.host(),
+        }
+    }
+
+    /// Where device code sees it.
+    pub fn device(&self) -> u64 {
+        match self {
+            Self::Pinned(memory) => memory.device(),
+            Self::Managed(memory) => memory.device(),
+        }
+    }
+
+    /// Bytes.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Pinned(memory) => memory.bytes(),
+            Self::Managed(memory) => memory.bytes(),
+        }
+    }
+
+    /// Whether it may be brought to the GPU.
+    pub fn is_managed(&self) -> bool {
+        matches!(self, Self::Managed(_))
+    }
+}
+
 /// What is kept in a context.
 struct SparePool {
     context: Arc<Context>,
-    /// Those who use pinned memory of the context, or may.
+    /// Those who use such memory of the context, or may.
     users: usize,
     /// Oldest first.
-    spares: Vec<Pinned>,
+    spares: Vec<SharedMemory>,
 }
 
 static POOLS: Mutex<Vec<SparePool>> = Mutex::new(Vec::new());
 
-/// Somebody who uses pinned memory of a context.
-pub struct PinnedUser {
+/// Somebody who uses memory shared with the GPU of a context.
+pub struct SharedUser {
     context: Arc<Context>,
     /// It keeps what it has for ever, and is waited for no longer.
     has_left: AtomicBool,
 }
 
-impl PinnedUser {
+impl SharedUser {
     /// Of this context.
     pub fn new(context: &Arc<Context>) -> Self {
         let mut pools = POOLS.lock();
@@ -62,30 +101,44 @@ impl PinnedUser {
         }
     }
 
-    /// Zeroed memory of at least so many bytes; which of it is the caller's to say. In the current context, which is
-    /// this one's.
-    pub fn alloc(&self, bytes: usize) -> Result<Pinned, CudaError> {
-        let spare = {
-            let mut pools = POOLS.lock();
-            let pool = pools.iter_mut().find(|pool| pool.context.is(&self.context));
-            pool.and_then(|pool| fitting(&pool.spares, bytes).map(|at| pool.spares.remove(at)))
-        };
-        match spare {
-            Some(spare) => {
-                // SAFETY: this much was allocated, and whoever had it has ended.
-                unsafe { spare.host().write_bytes(0, bytes) };
-                Ok(spare)
-            }
-            None => Pinned::alloc(self.context.cuda(), bytes.max(1)),
+    /// Zeroed pinned memory of at least so many bytes; which of it is the caller's to say. In the current context,
+    /// which is this one's.
+    pub fn alloc(&self, bytes: usize) -> Result<SharedMemory, CudaError> {
+        match self.take(bytes, false) {
+            Some(spare) => Ok(spare),
+            None => Pinned::alloc(self.context.cuda(), bytes.max(1)).map(SharedMemory::Pinned),
         }
     }
 
+    /// The same, as managed memory where there is such, which it says itself.
+    pub fn alloc_managed(&self, bytes: usize) -> Result<SharedMemory, CudaError> {
+        if let Some(spare) = self.take(bytes, true) {
+            return Ok(spare);
+        }
+        match Managed::alloc(self.context.cuda(), self.context.device(), bytes.max(1)) {
+            Err(e) if e.code == CUDA_ERROR_NOT_SUPPORTED => self.alloc(bytes),
+            made => made.map(SharedMemory::Managed),
+        }
+    }
+
+    /// Of what others have left, zeroed.
+    fn take(&self, bytes: usize, is_managed: bool) -> Option<SharedMemory> {
+        let spare = {
+            let mut pools = POOLS.lock();
+            let pool = pools.iter_mut().find(|pool| pool.context.is(&self.context))?;
+            fitting(&pool.spares, bytes, is_managed).map(|at| pool.spares.remove(at))
+        }?;
+        // SAFETY: this much was allocated, and whoever had it has ended.
+        unsafe { spare.host().write_bytes(0, bytes) };
+        Some(spare)
+    }
+
     /// Nobody uses this memory any more.
-    pub fn give_back(&self, memory: Vec<Pinned>) {
+    pub fn give_back(&self, memory: Vec<SharedMemory>) {
         let mut pools = POOLS.lock();
         let Some(pool) = pools.iter_mut().find(|pool| pool.context.is(&self.context)) else { return };
         pool.spares.extend(memory);
-        let mut kept: usize = pool.spares.iter().map(Pinned::bytes).sum();
+        let mut kept: usize = pool.spares.iter().map(SharedMemory::bytes).sum();
         let mut over = Vec::new();
         while kept > MOST {
             kept -= pool.spares[0].bytes();
@@ -98,15 +151,17 @@ impl PinnedUser {
     }
 }
 
-/// The smallest that has room for so many bytes and is not much larger.
-fn fitting(spares: &[Pinned], bytes: usize) -> Option<usize> {
-    let has_room = |spare: &Pinned| (bytes..=bytes + bytes / 2 + SLACK).contains(&spare.bytes());
+/// The smallest of this kind that has room for so many bytes and is not much larger.
+fn fitting(spares: &[SharedMemory], bytes: usize, is_managed: bool) -> Option<usize> {
+    let has_room = |spare: &SharedMemory| {
+        spare.is_managed() == is_managed && (bytes..=bytes + bytes / 2 + SLACK).contains(&spare.bytes())
+    };
     let fit = spares.iter().enumerate().filter(|(_, spare)| has_room(spare));
     fit.min_by_key(|(_, spare)| spare.bytes()).map(|(at, _)| at)
 }
 
 /// Frees memory in its context. Where that cannot be entered it has been destroyed, and its memory with it.
-fn free(context: &Context, memory: Vec<Pinned>) {
+fn free(context: &Context, memory: Vec<SharedMemory>) {
     match context.enter() {
         Ok(_current) => drop(memory),
         Err(_) => std::mem::forget(memory),
@@ -114,17 +169,17 @@ fn free(context: &Context, memory: Vec<Pinned>) {
 }
 
 /// Has a thread free memory, which may wait for kernels.
-fn free_aside(context: Arc<Context>, memory: Vec<Pinned>) {
-    let bytes: usize = memory.iter().map(Pinned::bytes).sum();
+fn free_aside(context: Arc<Context>, memory: Vec<SharedMemory>) {
+    let bytes: usize = memory.iter().map(SharedMemory::bytes).sum();
     let memory = std::mem::ManuallyDrop::new(memory);
     let body = move || free(&context, std::mem::ManuallyDrop::into_inner(memory));
     match Thread::spawn("oxygin-free-gpu", STACK, body) {
         Ok(thread) => thread.leave(),
-        Err(error) => log::warn!("{bytes} bytes of pinned memory stay allocated: {}", error.message()),
+        Err(error) => log::warn!("{bytes} bytes of memory shared with a GPU stay allocated: {}", error.message()),
     }
 }
 
-impl Drop for PinnedUser {
+impl Drop for SharedUser {
     fn drop(&mut self) {
         self.leave();
     }

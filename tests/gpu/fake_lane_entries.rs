@@ -340,7 +340,7 @@ fn a_board_of_entries_that_no_host_may_write_is_a_violation() {
         (4, |rings| rings + 4),
         (4, |_| 0),
         (5, |most| most | 1),
-        (6, |_| 2),
+        (6, |_| 4),
         (7, |high| high | 1 << 32),
         (8, |key| key | 1 << 32),
         (8, |_| (1_u32 << 8).to_be().into()),

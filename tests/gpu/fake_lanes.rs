@@ -233,7 +233,7 @@ fn a_board_that_no_host_may_write_is_a_violation() {
         (3, |_| 0),
         (4, |signals| signals + 4),
         (5, |newest| newest + 14),
-        (6, |_| 2),
+        (6, |_| 4),
         (8, |_| TARGET),
         (13, |_| 1),
     ];

@@ -2,6 +2,7 @@
 //! whoever of the kernel and the engine's threads has carried it out. Through the library's own engine, on the fake
 //! CUDA driver.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::lanes::LanesEnd;
@@ -39,7 +40,7 @@ impl Scene {
 }
 
 /// Rounds of streams between all of them, until `is_enough`; `between` comes behind each.
-fn streams(fake: &Fake, scene: Scene, between: impl Fn(&Rank, usize) + Sync, is_enough: impl Fn() -> bool + Sync) {
+pub fn streams(fake: &Fake, scene: Scene, between: impl Fn(&Rank, usize) + Sync, is_enough: impl Fn() -> bool + Sync) {
     serve_by_kernel();
     let against = AtomicU64::new(0);
     job(scene.ranks, 1, |r| {

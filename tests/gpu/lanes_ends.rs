@@ -1,6 +1,7 @@
 //! Sets, communicators and GPUs that end while a kernel serves lanes, and entries that cannot be: nothing is lost that
 //! is promised, nothing is touched that is gone, nobody waits for ever.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::*;

@@ -1,6 +1,7 @@
 //! Signals to which kernels of several ranks add by themselves, and the receiver's own engine for a third one, by
 //! streams that can only store sums: no addition is lost, also where kernels reset what they have read.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::*;

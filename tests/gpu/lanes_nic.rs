@@ -1,8 +1,8 @@
 //! Queues of the software NIC that a kernel serves by itself: bytes before their signals, sums, completions and
 //! counters, whoever of the kernel and the engine's threads has carried an entry out. On the fake CUDA driver.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
-use crate::harness::lanes::served::{rounds, Meeting};
 use crate::harness::*;
 use crate::support::common::{job, Rank};
 use crate::support::kernel::{Kernel, Through, WAYS};
@@ -257,7 +257,7 @@ fn streams(fake: &Fake, r: &Rank, scene: Scene, meeting: &Meeting, is_enough: &d
 }
 
 /// Kernels of the software NIC are served by one of ours.
-fn take() -> Fake {
+pub fn take() -> Fake {
     let fake = Fake::take();
     serve_by_kernel();
     std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
@@ -268,12 +268,22 @@ fn take() -> Fake {
 /// Threads, until the kernel has taken so many.
 fn between_threads(scene: Scene, least: u64) {
     let fake = take();
-    let (against, before) = (AtomicU64::new(0), fake.lane_entries());
+    let before = fake.lane_entries();
+    threads_until(&fake, scene, &|| fake.lane_entries() - before >= least);
+}
+
+fn threads_until(fake: &Fake, scene: Scene, is_enough: &(dyn Fn() -> bool + Sync)) {
+    let against = AtomicU64::new(0);
     job(scene.ranks, 1, |r| {
         let meeting = Meeting::new(|| r.job.barrier.wait(), &against);
-        streams(&fake, r, scene, &meeting, &|| fake.lane_entries() - before >= least);
+        streams(fake, r, scene, &meeting, is_enough);
     });
     fake.check();
+}
+
+/// Two threads with a GPU each and so many contexts, until it is enough.
+pub fn between_threads_until(fake: &Fake, contexts: usize, is_enough: &(dyn Fn() -> bool + Sync)) {
+    threads_until(fake, Scene { gpus: 2, contexts, ..Scene::default() }, is_enough);
 }
 
 #[test]

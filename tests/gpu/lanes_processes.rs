@@ -1,5 +1,6 @@
 //! The same between processes: a kernel that serves lanes stores into windows of peers that are mapped here.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::memory::Memory;

@@ -1,5 +1,6 @@
 //! Several who have lanes for the kernel: sets of one communicator, two communicators, two threads of the engine.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::*;

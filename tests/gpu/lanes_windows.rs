@@ -1,6 +1,7 @@
 //! Windows that go while a kernel serves lanes whose entries name them, and others that come at their address, or with
 //! their handle: nothing stale is used.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::lanes::serve_by_kernel;
 use crate::harness::lanes::served::*;
 use crate::harness::*;

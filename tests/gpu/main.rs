@@ -21,6 +21,7 @@ mod harness;
 mod lanes;
 mod lanes_ends;
 mod lanes_gate;
+mod lanes_managed;
 mod lanes_nic;
 mod lanes_processes;
 mod lanes_sets;

@@ -15,6 +15,7 @@ mod ring;
 mod sends;
 mod sends_refused;
 mod sends_served;
+mod watched;
 
 use crate::machine::memory::Memory;
 use crate::machine::program::Program;

@@ -275,8 +275,8 @@ impl Drop for Context {
 
 /// A stream without implicit order to any other. Every method needs the stream's context to be current.
 pub struct Stream {
-    cuda: Arc<Cuda>,
-    raw: CUstream,
+    pub(super) cuda: Arc<Cuda>,
+    pub(super) raw: CUstream,
     /// The driver refused a batch of copies once: one by one from then on.
     no_batch: AtomicBool,
 }

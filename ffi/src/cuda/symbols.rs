@@ -2,6 +2,7 @@
 
 use super::io::IoMemory;
 use super::kernel::Kernels;
+use super::managed::Managing;
 use super::share::Sharing;
 use super::types::*;
 use crate::{InUse, Library, Missing};
@@ -58,6 +59,7 @@ macro_rules! driver {
             pub(super) io_memory: Option<IoMemory>,
             pub(super) sharing: Option<Sharing>,
             pub(super) kernels: Option<Kernels>,
+            pub(super) managing: Option<Managing>,
             library: Library,
         }
 
@@ -76,6 +78,7 @@ macro_rules! driver {
                     io_memory: IoMemory::resolve(&library),
                     sharing: Sharing::resolve(&library),
                     kernels: Kernels::resolve(&library),
+                    managing: Managing::resolve(&library),
                     library,
                 })
             }

@@ -102,6 +102,7 @@ fn descriptor(mut input: &[u8]) {
         credits: None,
         slots: NonNull::from(&slots[0]),
         device_slots: 0,
+        is_managed: false,
         size: 2,
         ci: NonNull::from(&ci),
         counters: NonNull::from(&counters[0]),

@@ -104,6 +104,11 @@ impl Lanes {
     fn record(&mut self, view: &LaneView) -> Option<LaneRecord> {
         let mut record =
             LaneRecord { view: *view, windows: [0; WINDOWS], signals: 0, most: LONGEST as u32, is_far: false };
+        if view.is_watched {
+            // Nothing of it is carried out.
+            (record.view.signals, record.view.windows) = (0, [WindowView::default(); WINDOWS]);
+            return Some(record);
+        }
         if view.signals > 0 {
             let len = 8 * u64::from(view.signals);
             (record.signals, record.is_far) = self.reach(view.peer, view.signals_key, view.signals_at, len)?;
@@ -210,7 +215,7 @@ impl lanes::LaneServer for Lanes {
         // First: what is looked up behind that stays until the gates are left.
         if self.enter(own) {
             for (view, served) in views.iter().zip(&mut served) {
-                if records.len() == most || !self.enter(view.peer) {
+                if records.len() == most || !view.is_watched && !self.enter(view.peer) {
                     continue;
                 }
                 if let Some(record) = self.record(view) {
@@ -227,6 +232,12 @@ impl lanes::LaneServer for Lanes {
             }
         }
         served
+    }
+
+    fn bring(&mut self) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.bring();
+        }
     }
 
     #[inline]

@@ -38,6 +38,8 @@ pub struct QueuePairAddresses {
     pub device_slots: u64,
     /// For device code the address of the first word that it rings.
     pub device_rings: u64,
+    /// Both are in memory that may be brought to the GPU.
+    pub is_managed: bool,
     /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
     pub size: u32,
     /// Completion entry 0.
@@ -422,8 +424,12 @@ impl Ring for SendQueue {
         self.suits_kernel()
     }
 
-    fn view(&mut self) -> Option<LaneView> {
-        self.lane_view()
+    fn can_be_watched(&self) -> bool {
+        self.places.is_managed && self.can_be_read()
+    }
+
+    fn view(&mut self, is_watched: bool) -> Option<LaneView> {
+        self.lane_view(is_watched)
     }
 
     fn served(&mut self, next: u32) -> u32 {

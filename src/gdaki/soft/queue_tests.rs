@@ -52,6 +52,7 @@ impl Shared {
             slots: NonNull::from(&self.slots[0]),
             device_slots: 0x1000,
             device_rings: 0x2000,
+            is_managed: false,
             size: SIZE as u32,
             completions: NonNull::from(&self.completions[0]).cast(),
             credits,
@@ -411,7 +412,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
     let shared = Shared::new();
     let counted = Some(CreditWord::whole(0, 7, 64, true));
     let mut queue = shared.queue(Ringing::FreeFlow, counted);
-    assert_eq!(queue.view(), None, "maybe nobody rings");
+    assert_eq!(queue.view(false), None, "maybe nobody rings");
     for index in 0..3 {
         shared.nop(index);
         shared.ring(index);
@@ -420,7 +421,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
     (0..3).for_each(|nth| assert_eq!(queue.read(nth, &mut Ops::default()), Entry::Nop));
     queue.take(3);
     queue.credit(3);
-    let view = queue.view().expect("it can be served");
+    let view = queue.view(false).expect("it can be served");
     assert_eq!((view.slots, view.size, view.next, view.index), (0x1000, SIZE as u32, 3, 64));
     assert_eq!(view.format, Format::Entries { number: 9, rings: 0x2000 });
     assert_eq!(queue.served(3), 0);
@@ -433,7 +434,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
     queue.begin();
     assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
     queue.stop(Stopped::Refused);
-    assert_eq!(queue.view(), None, "what is left of it is refused one by one");
+    assert_eq!(queue.view(false), None, "what is left of it is refused one by one");
 }
 
 #[test]
@@ -449,6 +450,6 @@ fn a_queue_that_a_kernel_cannot_count_is_not_served_by_one() {
         let mut queue = shared.queue(handler, credits);
         (queue.next, queue.credited) = (next, next);
         queue.arrival.rings();
-        assert_eq!(queue.view(), None);
+        assert_eq!(queue.view(false), None);
     }
 }

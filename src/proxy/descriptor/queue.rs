@@ -24,6 +24,8 @@ pub struct QueueAddresses {
     pub slots: NonNull<AtomicU64>,
     /// Its address for device code.
     pub device_slots: u64,
+    /// Slots are in memory that may be brought to the GPU.
+    pub is_managed: bool,
     /// Slots, a power of two.
     pub size: u32,
     /// Complete descriptors of this peer, as far as device code does not look for them at `credits`.
@@ -331,9 +333,17 @@ impl Ring for Queue {
         !self.is_stopped && self.owed.as_ref().is_some_and(Owed::suits_kernel)
     }
 
-    fn view(&mut self) -> Option<LaneView> {
+    fn can_be_watched(&self) -> bool {
+        self.places.is_managed && !self.is_stopped
+    }
+
+    fn view(&mut self, is_watched: bool) -> Option<LaneView> {
         debug_assert_eq!(self.next, self.credited);
-        let index = self.owed.as_mut().filter(|_| !self.is_stopped)?.for_kernel()?;
+        // Who watches it tells device code nothing.
+        let index = match is_watched {
+            true => 0,
+            false => self.owed.as_mut().filter(|_| !self.is_stopped)?.for_kernel()?,
+        };
         Some(LaneView {
             peer: self.peer,
             slots: self.places.device_slots,
@@ -348,6 +358,7 @@ impl Ring for Queue {
             signals_at: self.signals_at,
             signals_key: self.signals_key,
             windows: self.named.views(|handle| self.window_view(handle)),
+            is_watched,
         })
     }
 

@@ -28,9 +28,16 @@ const UNTIL_SERVED: u32 = 64;
 /// A lane of which the kernel has refused an entry before it had taken [`SUITS`], or could not take it over, is this
 /// thread's until so many entries in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
-const IN_A_ROW_MOST: u32 = 256;
+const IN_A_ROW_MOST: u32 = 64;
 /// A lane of which the kernel took so many entries in one service suits it.
 const SUITS: u32 = 32;
+/// A thread that has no more lanes than these gives a kernel all of them, so that their queues can be on the GPU: those
+/// that carry nothing are watched. Each has a warp then. A CPU's first look at a queue that was there takes some 25 µs,
+/// and at so many less than a kernel's life.
+const TOGETHER: usize = 32;
+/// Time after which the queues are brought to the GPU, where something was carried: short bursts are over by then, and
+/// to bring them there and back costs some 50 µs.
+const SETTLED: Duration = Duration::from_micros(200);
 /// How long the end waits for a kernel that serves: a hundred times what it has to live.
 const END_WITHIN: Duration = Duration::from_millis(500);
 
@@ -38,6 +45,8 @@ const END_WITHIN: Duration = Duration::from_millis(500);
 struct Given {
     /// Index of the lane.
     lane: u32,
+    /// It is watched, and nothing of it is carried out.
+    is_watched: bool,
     /// How far the kernel had come when it was asked last, modulo 2^32, and how many entries it has done in this
     /// service.
     next: u32,
@@ -54,8 +63,15 @@ pub struct KernelService {
     /// One is called, as far as was known when it was asked last; the last one that was called came in time.
     is_called: bool,
     comes_soon: bool,
-    /// Lanes that the last one had.
+    /// Lanes that the last one had, those apart that it watched.
     lately: usize,
+    /// The one that serves, or is about to, has all lanes of this thread, so that the thread looks at none; it has
+    /// served since then.
+    has_all: bool,
+    began: Instant,
+    /// It has carried something; the queues are brought to its GPU.
+    has_carried: bool,
+    is_brought: bool,
     /// Entries come close together in lanes that this thread has.
     is_due: bool,
     /// The lanes carried something since the kernel was polled.
@@ -78,6 +94,10 @@ impl KernelService {
             is_called: false,
             comes_soon: true,
             lately: 0,
+            has_all: false,
+            began: Instant::now(),
+            has_carried: false,
+            is_brought: false,
             is_due: false,
             has_moved: false,
             found: None,
@@ -97,6 +117,19 @@ impl KernelService {
     fn learn(&mut self, stage: Stage) {
         if self.is_called && (stage == Stage::Off || self.kernel.has_next()) {
             (self.is_called, self.comes_soon) = (false, stage != Stage::Off);
+        }
+    }
+
+    /// Whether the kernel looks at all lanes, so that this thread need not.
+    pub fn has_all(&self) -> bool {
+        self.has_all
+    }
+
+    /// Has the queues brought to the GPU, if that is worth it and was not done.
+    fn bring(&mut self) {
+        if self.has_all && self.has_carried && !self.is_brought && self.began.elapsed() > SETTLED {
+            self.kernel.bring();
+            self.is_brought = true;
         }
     }
 
@@ -131,6 +164,12 @@ impl<R: Ring> Place<R> {
     /// It is left to this thread for a while.
     fn put_off(&mut self) {
         (self.suits, self.wanted) = (0, (2 * self.wanted).clamp(IN_A_ROW, IN_A_ROW_MOST));
+    }
+
+    /// Whether the kernel may have it to watch, or does not need to: nothing was there lately, whatever that was.
+    fn may_be_watched(&self, service: &KernelService) -> bool {
+        let is_quiet = self.is_for(service) || !self.is_hot && !self.is_broken;
+        is_quiet && self.lane.can_be_watched() && service.kernel.reaches(self.lane.peer)
     }
 
     /// Whether the kernel may have it.
@@ -186,6 +225,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             Stage::Serving => {
                 pass.is_busy = true;
                 self.follow(&mut service, pass);
+                service.bring();
                 // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
                 // there.
                 if service.is_due && !service.ends {
@@ -201,6 +241,12 @@ impl<C: Context, R: Ring> Drain<C, R> {
         self.service = Some(service);
     }
 
+    /// Whether a kernel may have all lanes, so that their queues may be on the GPU.
+    fn may_have_all(&self, service: &KernelService) -> bool {
+        let is_live = |place: &Place<R>| !self.commons[place.context as usize].is_dead();
+        self.places.len() <= TOGETHER && self.places.iter().all(|place| is_live(place) && place.may_be_watched(service))
+    }
+
     /// Calls a kernel for the lanes that would be for it now, unless one is awaited.
     fn call(&self, service: &mut KernelService) {
         if service.kernel.is_awaited() {
@@ -211,7 +257,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
             place.lane.is_served() || place.is_for(service)
         };
         // Device code comes to its queues one after another: it had so many the last time.
-        let lanes = self.hot.iter().filter(is_wanted).count().max(service.lately).min(LANES);
+        let lanes = match self.may_have_all(service) {
+            true => self.places.len(),
+            false => self.hot.iter().filter(is_wanted).count().max(service.lately).min(LANES),
+        };
         service.kernel.call(Instant::now(), lanes);
         service.is_called = service.kernel.is_awaited();
         service.comes_soon &= service.is_called;
@@ -219,6 +268,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Lanes that were held for a kernel take entries again.
     fn release(&mut self, service: &mut KernelService) {
+        service.has_all = false;
         for given in service.given.drain(..) {
             self.places[given.lane as usize].lane.release();
         }
@@ -228,14 +278,20 @@ impl<C: Context, R: Ring> Drain<C, R> {
     fn hand_over(&mut self, service: &mut KernelService) {
         if service.given.is_empty() {
             let room = service.kernel.room();
-            for &lane in &self.hot {
+            let all = self.places.len() <= room && self.may_have_all(service);
+            let candidates: &mut dyn Iterator<Item = u32> = match all {
+                true => &mut (0..self.places.len() as u32),
+                false => &mut self.hot.iter().copied(),
+            };
+            for lane in candidates {
                 let place = &mut self.places[lane as usize];
-                let is_live = !self.commons[place.context as usize].is_dead();
-                if is_live && place.is_for(service) && service.given.len() < room && place.lane.hold(MANY) {
-                    service.given.push(Given { lane, next: 0, done: 0 });
+                let (is_live, is_for) = (!self.commons[place.context as usize].is_dead(), place.is_for(service));
+                if is_live && (is_for || all) && service.given.len() < room && place.lane.hold(MANY) {
+                    service.given.push(Given { lane, is_watched: !is_for, next: 0, done: 0 });
                 }
             }
             service.held = Instant::now();
+            service.has_all = service.given.len() == self.places.len();
         }
         let (contexts, is_late) = (self.contexts.get(), service.held.elapsed() > REST_WITHIN);
         let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
@@ -246,7 +302,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         for given in std::mem::take(&mut service.given) {
             match is_at_rest(&mut self.places[given.lane as usize], &self.commons) {
                 true => resting.push(given),
-                false if is_late => self.places[given.lane as usize].lane.release(),
+                false if is_late => {
+                    self.places[given.lane as usize].lane.release();
+                    service.has_all = false;
+                }
                 false => service.given.push(given),
             }
         }
@@ -261,7 +320,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// Has the kernel serve those of the lanes, which are at rest, that it can.
     fn begin(&mut self, service: &mut KernelService, resting: Vec<Given>) {
         let views: Vec<Option<LaneView>> =
-            resting.iter().map(|given| self.places[given.lane as usize].lane.view()).collect();
+            resting.iter().map(|given| self.places[given.lane as usize].lane.view(given.is_watched)).collect();
         let known: Vec<LaneView> = views.iter().copied().flatten().collect();
         // From here on it says that lanes carry traffic which this thread has.
         service.is_due = false;
@@ -279,7 +338,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 }
             }
         }
-        service.lately = service.given.len();
+        service.lately = service.given.iter().filter(|given| !given.is_watched).count();
+        service.has_all = service.given.len() == self.places.len();
+        (service.began, service.has_carried, service.is_brought) = (Instant::now(), false, false);
     }
 
     /// Sees how far a kernel that serves has come.
@@ -305,14 +366,16 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 let n = place.lane.served_until(position.next);
                 (given.next, given.done) = (position.next, given.done.saturating_add(n));
                 pass.moved += n;
-                service.has_moved = true;
+                (service.has_moved, service.has_carried) = (true, true);
                 if let Some(meter) = &mut self.meter {
                     meter.served(given.lane, n, place.lane.told(common));
                 }
             }
             if position.is_over {
                 place.lane.release();
+                service.has_all = false;
                 match given.done >= SUITS {
+                    _ if given.is_watched => {}
                     // What is not for the kernel comes behind much that was.
                     true => (place.suits, place.wanted) = (0, 0),
                     false => place.put_off(),
@@ -327,6 +390,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// The kernel has ended: the lanes are this thread's.
     fn take_back(&mut self, service: &mut KernelService) {
+        service.has_all = false;
         for given in service.given.drain(..) {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {

@@ -20,6 +20,10 @@ struct Stand {
     bytes: AtomicU32,
     /// They are flushes instead.
     flush: AtomicBool,
+    /// The ring could be brought to the GPU.
+    is_managed: AtomicBool,
+    /// How often somebody looked whether an entry has begun to arrive.
+    looks: AtomicU32,
 }
 
 struct Entries {
@@ -32,6 +36,7 @@ struct Place(Arc<Stand>);
 
 impl Head for Place {
     unsafe fn is_there(&self) -> bool {
+        self.0.looks.fetch_add(1, Ordering::Relaxed);
         self.0.entries.load(Ordering::Relaxed) > 0
     }
 }
@@ -76,8 +81,11 @@ impl Ring for Entries {
     fn can_be_served(&self) -> bool {
         true
     }
-    fn view(&mut self) -> Option<LaneView> {
-        Some(LaneView { next: self.next.into(), ..LaneView::default() })
+    fn can_be_watched(&self) -> bool {
+        self.stand.is_managed.load(Ordering::Relaxed)
+    }
+    fn view(&mut self, is_watched: bool) -> Option<LaneView> {
+        Some(LaneView { next: self.next.into(), is_watched, ..LaneView::default() })
     }
     fn served(&mut self, next: u32) -> u32 {
         let n = next - self.next;
@@ -98,6 +106,11 @@ struct Told {
     /// How far it has come with the lanes that it was given.
     positions: Vec<u32>,
     given: usize,
+    /// Which of these it was to watch, and which it has closed.
+    watched: Vec<bool>,
+    closed: Vec<bool>,
+    /// How often it was to bring their queues to its GPU.
+    brought: u32,
 }
 
 struct Kernel(Arc<Mutex<Told>>);
@@ -135,10 +148,16 @@ impl LaneServer for Kernel {
         (told.stage, told.is_awaited) = (Stage::Serving, false);
         told.positions = lanes.iter().map(|lane| lane.next as u32).collect();
         told.given = lanes.len();
+        told.watched = lanes.iter().map(|lane| lane.is_watched).collect();
+        told.closed = vec![false; lanes.len()];
         vec![true; lanes.len()]
     }
+    fn bring(&mut self) {
+        self.0.lock().unwrap().brought += 1;
+    }
     fn position(&self, nth: usize) -> Position {
-        Position { next: self.0.lock().unwrap().positions[nth], is_over: false }
+        let told = self.0.lock().unwrap();
+        Position { next: told.positions[nth], is_over: told.closed[nth] }
     }
     fn stop(&mut self) {
         let mut told = self.0.lock().unwrap();
@@ -164,6 +183,26 @@ struct Bench {
 impl Bench {
     /// Lanes of which the engine knows that their entries are for a kernel.
     fn new(lanes: u32) -> Self {
+        let mut bench = Self::quiet(lanes);
+        // One each shows it.
+        bench.write(1);
+        bench.pass();
+        bench.complete();
+        bench
+    }
+
+    /// Lanes that may be brought to the GPU. The first one has had an entry, the others none.
+    fn managed(lanes: u32) -> Self {
+        let mut bench = Self::quiet(lanes);
+        bench.stands.iter().for_each(|stand| stand.is_managed.store(true, Ordering::Relaxed));
+        bench.write_first(1);
+        bench.pass();
+        bench.complete();
+        bench
+    }
+
+    /// Lanes that have had nothing.
+    fn quiet(lanes: u32) -> Self {
         let fabric = Arc::new(vec![Stands::default()]);
         let stands: Vec<_> = (0..lanes).map(|_| Arc::<Stand>::default()).collect();
         let told = Told {
@@ -174,6 +213,9 @@ impl Bench {
             calls: Vec::new(),
             positions: Vec::new(),
             given: 0,
+            watched: Vec::new(),
+            closed: Vec::new(),
+            brought: 0,
         };
         let told = Arc::new(Mutex::new(told));
         // SAFETY: the owner is the vector itself.
@@ -185,12 +227,7 @@ impl Bench {
         let lanes = stands.iter().enumerate().map(lane).collect();
         let commons = vec![Common::new(0, Arc::default())];
         let drain = Drain::new(kept, commons, lanes, Arc::new(())).served(Some(Box::new(Kernel(told.clone()))));
-        let mut bench = Self { fabric, stands, told, drain };
-        // One each shows it.
-        bench.write(1);
-        bench.pass();
-        bench.complete();
-        bench
+        Self { fabric, stands, told, drain }
     }
 
     fn told(&self) -> std::sync::MutexGuard<'_, Told> {
@@ -201,6 +238,15 @@ impl Bench {
         self.stands.iter().for_each(|stand| {
             stand.entries.fetch_add(entries, Ordering::Relaxed);
         });
+    }
+
+    fn write_first(&self, entries: u32) {
+        self.stands[0].entries.fetch_add(entries, Ordering::Relaxed);
+    }
+
+    /// How often somebody has looked at any ring.
+    fn looks(&self) -> u32 {
+        self.stands.iter().map(|stand| stand.looks.load(Ordering::Relaxed)).sum()
     }
 
     /// Entries that stand in each ring.
@@ -220,6 +266,17 @@ impl Bench {
         self.complete();
         self.pass();
         assert_eq!(self.told().given, lanes);
+    }
+
+    /// The first lane carries something, and a kernel has come, which has these lanes; says of each whether it watches.
+    fn let_serve_first(&mut self) -> Vec<bool> {
+        self.write_first(4);
+        (0..2).for_each(|_| self.pass());
+        self.told().stage = Stage::Ready;
+        self.complete();
+        self.pass();
+        assert_eq!(self.told().stage, Stage::Serving);
+        self.told().watched.clone()
     }
 
     /// All that was posted is complete, and the next pass sees it.
@@ -329,4 +386,89 @@ fn lanes_for_which_there_is_no_room_go_on_and_stay_the_kernels() {
     bench.complete();
     (0..3).for_each(|_| bench.pass());
     assert_eq!(bench.told().given, 3);
+}
+
+#[test]
+fn a_kernel_that_has_all_lanes_is_alone_in_looking_at_them() {
+    let mut bench = Bench::managed(3);
+    assert_eq!(bench.let_serve_first(), [false, true, true], "the others are watched");
+    let calls = bench.told().calls.clone();
+    assert_eq!(calls, [3], "room for all was asked for");
+    let looks = bench.looks();
+    (0..2000).for_each(|_| bench.pass());
+    assert_eq!(bench.looks(), looks);
+    // The next one has them at once.
+    (bench.told().is_awaited, bench.told().stage) = (true, Stage::Over);
+    bench.told().given = 0;
+    (0..10).for_each(|_| bench.pass());
+    assert_eq!((bench.told().given, bench.looks()), (3, looks));
+    // None comes: this thread looks itself.
+    bench.told().stage = Stage::Over;
+    bench.pass();
+    assert!(bench.looks() > looks);
+}
+
+#[test]
+fn queues_are_brought_to_the_gpu_once_they_have_carried_something() {
+    let mut bench = Bench::managed(2);
+    bench.let_serve_first();
+    std::thread::sleep(2 * SETTLED);
+    bench.pass();
+    assert_eq!(bench.told().brought, 0, "nothing is carried");
+    bench.told().positions[0] += 10;
+    (0..10).for_each(|_| bench.pass());
+    assert_eq!(bench.told().brought, 1);
+    // The next launch once more, but not at once.
+    (bench.told().is_awaited, bench.told().stage) = (true, Stage::Over);
+    let began = Instant::now();
+    bench.pass();
+    bench.told().positions[0] += 1;
+    bench.pass();
+    let brought = bench.told().brought;
+    assert!(brought == 1 || began.elapsed() > SETTLED);
+    std::thread::sleep(2 * SETTLED);
+    bench.pass();
+    assert_eq!(bench.told().brought, 2);
+}
+
+#[test]
+fn a_watched_lane_that_carries_something_is_this_threads_and_then_served() {
+    let mut bench = Bench::managed(3);
+    bench.let_serve_first();
+    bench.stands[1].entries.store(MANY, Ordering::Relaxed);
+    bench.pass();
+    assert_eq!(bench.standing()[1], MANY, "nobody looks before the kernel says so");
+    bench.told().positions[0] += 10;
+    std::thread::sleep(2 * SETTLED);
+    bench.told().closed[1] = true;
+    bench.pass();
+    assert_eq!(bench.standing()[1], 0);
+    assert_eq!(bench.told().brought, 0, "this thread looks at it");
+    // Enough for another launch, which has it like any other, as what came there is for the kernel.
+    (0..10).for_each(|_| bench.complete());
+    let watched = bench.told().watched.clone();
+    assert_eq!(watched, [false, false, true]);
+}
+
+#[test]
+fn others_have_what_carries_something_alone() {
+    // Too many; one that cannot be brought; one that carries what is not for the kernel.
+    let mut many = Bench::managed(TOGETHER as u32 + 1);
+    many.told().room = LANES;
+    assert_eq!(many.let_serve_first(), [false]);
+    let mut pinned = Bench::managed(2);
+    pinned.stands[1].is_managed.store(false, Ordering::Relaxed);
+    assert_eq!(pinned.let_serve_first(), [false]);
+    let mut busy = Bench::managed(2);
+    busy.stands[1].bytes.store(1 << 20, Ordering::Relaxed);
+    busy.stands[1].entries.store(1, Ordering::Relaxed);
+    busy.pass();
+    assert_eq!(busy.let_serve_first(), [false]);
+    for bench in [&mut many, &mut pinned, &mut busy] {
+        let looks = bench.looks();
+        bench.told().positions[0] += 10;
+        std::thread::sleep(2 * SETTLED);
+        bench.pass();
+        assert!(bench.looks() > looks && bench.told().brought == 0);
+    }
 }

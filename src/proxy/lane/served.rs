@@ -55,9 +55,14 @@ impl<R: Ring> Lane<R> {
         self.ring.can_be_served()
     }
 
-    /// As a kernel is to know it, where it is at rest.
-    pub fn view(&mut self) -> Option<LaneView> {
-        self.ring.view()
+    /// Whether a kernel that serves others could watch it, and its queue be brought to the GPU with theirs.
+    pub fn can_be_watched(&self) -> bool {
+        self.ring.can_be_watched()
+    }
+
+    /// As a kernel is to know it that serves or watches it, where it is at rest.
+    pub fn view(&mut self, is_watched: bool) -> Option<LaneView> {
+        self.ring.view(is_watched)
     }
 
     /// A kernel serves it from here on.

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> CU
 #[no_mangle]
 pub unsafe extern "C" fn cuMemFree_v2(at: CUdeviceptr) -> CUresult {
     blocking!("cuMemFree");
-    if !world().free(at) {
+    if crate::managed::free(at).is_none() && !world().free(at) {
         world().violation("cuMemFree of memory that cuMemAlloc did not make, or of freed memory");
         return CUDA_ERROR_INVALID_VALUE;
     }

@@ -56,7 +56,7 @@ impl EntryQueue {
             (high(words[1]) != 6, "slots of another size than an entry's"),
             (rest != 0, "more than 24 bits of a queue pair's number"),
             (low(words[2]).checked_add(slots).is_none(), "indices that wrap in a launch"),
-            (count == 0 || count % 8 != 0, "a count that is no aligned word of 8 bytes"),
+            (words[6] & 2 == 0 && count == 0 || count % 8 != 0, "a count that is no aligned word of 8 bytes"),
             (rings == 0 || rings % 8 != 0, "words that ring and are not aligned"),
             (low(words[5]) != 0, "a descriptor's version"),
             (high(words[7]) != 0, "more than the high half of an index"),

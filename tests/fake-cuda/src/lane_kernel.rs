@@ -409,6 +409,14 @@ impl<'a> LaneKernel<'a> {
     /// What a look finds in one lane.
     fn look_at(&mut self, lane: &mut Lane, look: &mut Look) -> Ended {
         let slots = Slots::new(&lane.record, lane.next, self.gpu)?;
+        if lane.record.is_watched {
+            if slots.has_begun(self.holds.blank()) {
+                lane.is_closed = true;
+                REFUSALS.fetch_add(1, Ordering::Relaxed);
+                look.refused.push(Effect::Position { place: lane.place, value: REFUSED | u64::from(lane.next) });
+            }
+            return Ok(());
+        }
         let found = slots.whole(self.at_once, self.left, &mut self.random);
         let first = lane.next;
         for words in found {

@@ -72,6 +72,8 @@ pub struct Record {
     signals: u32,
     signals_at: u64,
     newest: u32,
+    /// Nothing of it is taken: it is closed as soon as something begins to arrive.
+    pub is_watched: bool,
     /// Of a copy.
     pub most_bytes: u32,
     windows: [Window; WINDOWS],
@@ -122,6 +124,7 @@ impl Record {
             index: words[3],
             signals_at: words[4],
             newest: low(words[5]),
+            is_watched: words[6] & 2 != 0,
             most_bytes: high(words[5]),
             windows,
             entries,
@@ -142,7 +145,7 @@ impl Record {
             (self.queue % 16 != 0, "slots that cannot be loaded by 16 bytes"),
             ((0..known.len()).any(is_twice), "two windows with one handle"),
             (known.iter().any(|w| wraps(w.here) || wraps(w.at_peer)), "a window that does not end"),
-            (words[6] > 1, "a peer that is neither near nor far"),
+            (words[6] > 3, "a peer that is neither near nor far, or a lane neither served nor watched"),
             ((0..WINDOWS).any(|i| words[13 + 6 * i] != 0), "something in a window's word that has no meaning"),
         ];
         is_wrong.iter().find(|w| w.0).map_or(Ok(()), |w| Err(w.1))
@@ -153,7 +156,7 @@ impl Record {
             (!matches!(self.shift, 6 | 7), "slots of neither 64 nor 128 bytes"),
             ((self.newest == 0) != (self.shift == 6), "slots of the other form's bytes"),
             (self.newest > 15, "a version that no descriptor can have"),
-            (self.index == 0 || self.index % 4 != 0, "an index that is no aligned word of 4 bytes"),
+            (!self.is_watched && self.index == 0 || self.index % 4 != 0, "an index that is no aligned word of 4 bytes"),
             (self.signals > 0 && self.signals_at % 8 != 0, "signals that are no aligned words"),
             (words[7] != 0, "something in a word that has no meaning"),
         ];
@@ -163,6 +166,8 @@ impl Record {
     /// What no other lane may have: its slots, and of entries what rings and where they are counted.
     pub fn owned(&self) -> Vec<u64> {
         match &self.entries {
+            // Who watches it tells device code nothing.
+            Some(entries) if self.is_watched => vec![self.queue, entries.rings],
             Some(entries) => vec![self.queue, entries.rings, self.index],
             None => vec![self.queue],
         }

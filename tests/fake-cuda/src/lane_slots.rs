@@ -32,6 +32,11 @@ impl<'a> Slots<'a> {
         Ok(Self { record, next, queue, rings })
     }
 
+    /// Whether the first word of the next slot is not what it is before it is written.
+    pub fn has_begun(&self, blank: u64) -> bool {
+        self.load(0, 0) != blank
+    }
+
     /// What is in the next slots, up to the first one that is not whole, at most so many.
     pub fn whole(&self, at_once: u64, left: u64, random: &mut Random) -> Vec<[u64; WORDS]> {
         // Mostly there is nothing, and this look costs a CPU more than a GPU.

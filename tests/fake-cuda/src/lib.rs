@@ -22,6 +22,7 @@ mod lane_entry;
 mod lane_kernel;
 mod lane_record;
 mod lane_slots;
+mod managed;
 mod memory;
 mod random;
 mod registers;
@@ -118,6 +119,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
     match which {
         CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
+        CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => unsafe { give(value, managed::is_concurrent() as c_int) },
         CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => unsafe { give(value, dmabuf::is_supported() as c_int) },
         _ => CUDA_ERROR_INVALID_VALUE,
     }

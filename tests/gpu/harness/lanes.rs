@@ -1,5 +1,6 @@
 //! What the fake driver tells of its lane kernel, and what tests have it do.
 
+pub mod meeting;
 pub mod served;
 
 use super::*;
@@ -33,6 +34,24 @@ impl Fake {
     pub fn hold_lanes(&self, held: bool) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_lanes")(held) }
+    }
+
+    /// Lane kernels start and queues are managed, as on most machines.
+    pub(super) fn reset_lanes(&self) {
+        self.hold_lanes(false);
+        self.set_managed(true);
+    }
+
+    /// Ranges of managed memory that were brought to a GPU so far.
+    pub fn brought(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_brought")() }
+    }
+
+    /// Whether the CPU may use managed memory while kernels run; if not, none is brought anywhere either.
+    pub fn set_managed(&self, is_concurrent: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_set_managed")(is_concurrent) }
     }
 
     /// How many launches do not start because of that.

@@ -65,7 +65,7 @@ impl Fake {
         fake.hold_kernels(false);
         fake.capture(false);
         fake.hold_launches(0);
-        fake.hold_lanes(false);
+        fake.reset_lanes();
         fake.slow_queries(0);
         fake.kernel_limits(0, 0);
         fake.calm();

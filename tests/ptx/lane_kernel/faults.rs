@@ -8,6 +8,7 @@ mod sends;
 use super::ends::{serve_idle, serve_life, serve_stop};
 use super::order::{serve_gap, serve_signals};
 use super::refused::serve_refusal;
+use super::watched::{serve_watched_descriptors, serve_watched_sends};
 use super::{serve, PTX};
 
 /// What finds a fault.
@@ -243,6 +244,26 @@ const ENDS: &[Fault] = &[
     ("it is never idle", "setp.lt.u64     %p0, d2, idle;", "setp.eq.u64     %p0, 0, 0;", serve_idle),
 ];
 
+/// Lanes that are watched.
+const WATCHED: &[Fault] = &[
+    ("it is taken", "    and.pred        is_good, is_good, is_taken;\n", "", serve_watched_descriptors),
+    ("… as a send entry", "    and.pred        is_good, is_good, is_taken;\n", "", serve_watched_sends),
+    ("all of it has to be there", "    @!is_taken mov.pred %p0, %p1;\n", "", serve_watched_descriptors),
+    (
+        "others' words are waited for",
+        "    setp.ne.u32     %p2, sub, 0;\n    or.pred         %p1, %p1, %p2;\n    @!is_taken",
+        "    @!is_taken",
+        serve_watched_descriptors,
+    ),
+    (
+        "something is there always",
+        "    setp.ne.u64     %p1, u0, empty;\n",
+        "    setp.eq.u32     %p1, sub, sub;\n",
+        serve_watched_sends,
+    ),
+    ("lanes with a far peer are watched", "and.b32         t1, t0, 2;", "and.b32         t1, t0, 3;", serve),
+];
+
 /// Seeds that find what few others do: asked early, since each takes its time.
 const LATE: [u64; 11] = [10, 35, 5, 78, 19, 37, 13, 20, 18, 104, 123];
 
@@ -280,6 +301,11 @@ fn faults_in_what_is_taken() {
 #[test]
 fn faults_in_what_is_refused() {
     find_faults(REFUSED);
+}
+
+#[test]
+fn faults_in_what_is_watched() {
+    find_faults(WATCHED);
 }
 
 #[test]

@@ -69,6 +69,8 @@ pub struct Queue {
     pub pair: Option<Pair>,
     /// Its peer is on another GPU.
     pub is_far: bool,
+    /// Nothing of it is to be taken.
+    pub is_watched: bool,
     pub windows: [Option<Window>; 4],
     pub next_signal: u64,
     /// What entries were like of late, and how many had each signal.
@@ -157,6 +159,7 @@ impl Queue {
             signals: (SIGNALS_EACH - random.below(100)) as u32,
             pair: None,
             is_far: random.below(2) == 0,
+            is_watched: false,
             windows,
             next_signal: 1,
             models: Vec::new(),
@@ -229,7 +232,7 @@ impl Queue {
         words[3] = self.index_at();
         words[4] = self.signal_at(0);
         words[5] = u64::from(self.newest) | self.most << 32;
-        words[6] = self.is_far.into();
+        words[6] = u64::from(self.is_far) | u64::from(self.is_watched) << 1;
         if let Some(pair) = &self.pair {
             pair.tell(self, next, &mut words);
         }

@@ -102,11 +102,11 @@ impl Engine {
             }
             Kept::Unasked | Kept::Nothing => return,
         };
-        let LaneStats { services, entries, late } = kernel.stats();
+        let LaneStats { services, entries, brought, late } = kernel.stats();
         if services + late > 0 {
             log::info!(
-                "rank {rank}: {services} launches of the lane kernel served queues, with {entries} entries; {late} \
-                 were late"
+                "rank {rank}: {services} launches of the lane kernel served queues, with {entries} entries; for \
+                 {brought} the queues were brought to the GPU; {late} were late"
             );
         }
         if !kernel.close(healthy) && healthy {

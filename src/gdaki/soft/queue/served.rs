@@ -10,22 +10,29 @@ use crate::proxy::credits::Owed;
 const BEFORE_A_WRAP: u32 = 1 << 24;
 
 impl SendQueue {
-    /// Whether a kernel could serve it. Not if it rings in a way that kernels do not know, or nobody has rung yet, so
-    /// that maybe nobody will; if completions are not counted; or something is wrong with it, which this side has to
-    /// say.
+    /// Whether a kernel could serve it. Not if nobody has rung yet, so that maybe nobody will, or if completions are
+    /// not counted.
     pub(super) fn suits_kernel(&self) -> bool {
-        let is_rung = self.places.bell.handler == Ringing::FreeFlow && self.arrival.has_rung();
-        let is_sound = !self.is_stopped && self.overrun == NEVER && self.tape.is_none();
-        is_rung && is_sound && self.owed.as_ref().is_some_and(Owed::suits_kernel)
+        self.arrival.has_rung() && self.can_be_read() && self.owed.as_ref().is_some_and(Owed::suits_kernel)
     }
 
-    /// As a kernel has to know it. `None`: it does not suit one, or its index is about to wrap.
-    pub(super) fn lane_view(&mut self) -> Option<LaneView> {
+    /// Whether a kernel could see entries come. Not if it rings in a way that kernels do not know, or nobody rings it;
+    /// or something is wrong with it, which this side has to say.
+    pub(super) fn can_be_read(&self) -> bool {
+        let may_be_rung = self.places.bell.handler == Ringing::FreeFlow && !self.arrival.is_silent();
+        may_be_rung && !self.is_stopped && self.overrun == NEVER && self.tape.is_none()
+    }
+
+    /// As a kernel has to know it that serves or watches it. `None`: it does not suit one, or its index is about to
+    /// wrap.
+    pub(super) fn lane_view(&mut self, is_watched: bool) -> Option<LaneView> {
         debug_assert_eq!(self.next, self.credited);
-        if !self.suits_kernel() || u32::MAX - (self.next as u32) < BEFORE_A_WRAP {
+        let suits = if is_watched { self.can_be_read() } else { self.suits_kernel() };
+        if !suits || u32::MAX - (self.next as u32) < BEFORE_A_WRAP {
             return None;
         }
-        let index = self.owed.as_mut()?.for_kernel()?;
+        // Who watches it tells device code nothing.
+        let index = if is_watched { 0 } else { self.owed.as_mut()?.for_kernel()? };
         Some(LaneView {
             peer: self.windows.peer(),
             slots: self.places.device_slots,
@@ -34,6 +41,7 @@ impl SendQueue {
             next: self.next,
             index,
             windows: self.windows.views(),
+            is_watched,
             ..LaneView::default()
         })
     }

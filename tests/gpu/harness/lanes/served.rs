@@ -292,21 +292,31 @@ impl Receiver {
         }
     }
 
-    fn check_step(&mut self, places: &Places, step: &Step) {
-        let (from, context, seq) = (self.from, self.context, step.seq);
-        let look = |window: &GpuWindow, at: usize, bytes: usize| {
-            for i in 0..bytes / 4 {
-                let word = window.word_of_4(at + 4 * i).load(Ordering::Acquire);
-                assert!(word >= seq, "context {context}, from {from}: word {i} of {step:?} is {word}");
-            }
+    /// A word of the entry that is older than it, by its number, and what is there.
+    fn missing(&self, places: &Places, step: &Step) -> Option<(usize, u32)> {
+        let (window, at, bytes) = match step.what {
+            What::Put { block, bytes } => (&places.dst[block % places.dst.len()], self.area + block * BLOCK, bytes),
+            What::Value { at, bytes } => (&places.dst[at % places.dst.len()], self.area + VALUES + 8 * at, bytes),
+            What::Small { .. } | What::Word { .. } | What::Get { .. } | What::Nothing => return None,
         };
-        match step.what {
-            What::Put { block, bytes } => {
-                look(&places.dst[block % places.dst.len()], self.area + block * BLOCK, bytes);
-            }
-            What::Value { at, bytes } => look(&places.dst[at % places.dst.len()], self.area + VALUES + 8 * at, bytes),
-            What::Small { at, bytes, value } => self.small.push((at, bytes, value)),
-            What::Word { .. } | What::Get { .. } | What::Nothing => {}
+        let word = |i: usize| (i, window.word_of_4(at + 4 * i).load(Ordering::Acquire));
+        (0..bytes / 4).map(word).find(|(_, word)| *word < step.seq)
+    }
+
+    fn told(&self, places: &Places, step: &Step) -> String {
+        let Self { from, context, .. } = self;
+        format!("context {context}, from {from}: {step:?}, but for {:?}", self.missing(places, step))
+    }
+
+    /// An entry of which a signal has said that it is there.
+    fn check_step(&mut self, places: &Places, step: &Step) {
+        assert!(self.missing(places, step).is_none(), "{}", self.told(places, step));
+        self.keep_small(step);
+    }
+
+    fn keep_small(&mut self, step: &Step) {
+        if let What::Small { at, bytes, value } = step.what {
+            self.small.push((at, bytes, value));
         }
     }
 
@@ -338,8 +348,10 @@ impl Receiver {
         let sums = [0, 1, 2, 3].map(|of| self.sum(device, places, of));
         let what = || format!("context {}, from {}", self.context, self.from);
         assert_eq!((sums, self.plan.seq), (self.sums, self.expected), "{}", what());
+        // What is behind the last signal comes in its own time: a flush says that it has left the sender.
         for step in std::mem::take(&mut self.steps) {
-            self.check_step(places, &step);
+            wait(|| self.told(places, &step), || self.missing(places, &step).is_none());
+            self.keep_small(&step);
         }
         let mut last = std::collections::BTreeMap::new();
         for (at, bytes, value) in std::mem::take(&mut self.small) {
@@ -348,9 +360,9 @@ impl Receiver {
             });
         }
         for (at, expected) in last {
-            let word = places.dst[0].get((self.area + SMALL + at) / 8);
-            let found = word.to_le_bytes()[at % 8];
-            assert_eq!(found, expected, "byte {at} from {} in context {}", self.from, self.context);
+            let found = || places.dst[0].get((self.area + SMALL + at) / 8).to_le_bytes()[at % 8];
+            let what = || format!("byte {at} from {} in context {}: {}", self.from, self.context, found());
+            wait(what, || found() == expected);
         }
     }
 }
@@ -450,47 +462,6 @@ impl Streams {
     /// All of it has come.
     pub fn finish(&mut self, device: &Device, places: &Places) {
         self.receivers.iter_mut().for_each(|r| r.finish(device, places));
-    }
-}
-
-/// How the ranks of a job meet.
-pub struct Meeting<'a> {
-    barrier: Box<dyn Fn() + 'a>,
-    against: &'a AtomicU64,
-}
-
-impl<'a> Meeting<'a> {
-    /// `against`: a zero that all ranks share.
-    pub fn new(barrier: impl Fn() + 'a, against: &'a AtomicU64) -> Self {
-        Self { barrier: Box::new(barrier), against }
-    }
-
-    pub fn wait(&self) {
-        (self.barrier)();
-    }
-
-    /// Whether all ranks wish so.
-    pub fn all(&self, wish: bool) -> bool {
-        self.against.fetch_add(u64::from(!wish), Ordering::SeqCst);
-        self.wait();
-        let found = self.against.load(Ordering::SeqCst);
-        self.wait();
-        self.against.fetch_sub(u64::from(!wish), Ordering::SeqCst);
-        self.wait();
-        found == 0
-    }
-}
-
-/// Rounds until all ranks have enough, at least two and at most for so long.
-pub fn rounds(meeting: &Meeting, what: &str, mut round: impl FnMut(usize), is_enough: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(150);
-    for n in 0.. {
-        round(n);
-        meeting.wait();
-        if meeting.all(n > 0 && is_enough()) {
-            return;
-        }
-        assert!(Instant::now() < end, "not after {} rounds: {what}", n + 1);
     }
 }
 

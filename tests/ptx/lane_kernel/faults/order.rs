@@ -34,7 +34,7 @@ pub const ORDER: &[Fault] = &[
         "    mov.pred        %p1, %p0;\n",
         serve_later,
     ),
-    ("all peers are on this GPU", "setp.ne.u64     is_far, x3, 0;", "setp.ne.u64     is_far, 0, 0;", serve_signalled),
+    ("all peers are on this GPU", "setp.ne.u32     is_far, t1, 0;", "setp.ne.u32     is_far, 0, 0;", serve_signalled),
     (
         "nobody's peer is the one of another queue",
         "vote.sync.any.pred has_far, %p1, 0xffffffff;",

@@ -165,7 +165,7 @@ impl LaneRecord {
         words[3] = view.index;
         words[4] = at;
         words[5] = pair(newest, self.most);
-        words[6] = self.is_far.into();
+        words[6] = u64::from(self.is_far) | u64::from(view.is_watched) << 1;
         words[7] = view.next >> 32;
         for (i, (window, remote)) in
             view.windows.iter().zip(self.windows).enumerate().filter(|(_, (w, _))| w.handle != 0)

@@ -11,6 +11,7 @@
 //! another is called `RELAY` before its end; in between the CPU has the lanes, for a few microseconds.
 
 mod board;
+mod managed;
 
 pub use board::LaneRecord;
 
@@ -18,6 +19,7 @@ use super::app::AppThread;
 use super::resident::{ptx, Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
 use crate::fabric::lanes::{Position, Stage, LANES};
 use board::{Board, Deal};
+use managed::Ranges;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,11 +101,15 @@ pub struct LaneKernel {
     has_moved: bool,
     /// So many more launches have as few blocks as there can be.
     narrow: u32,
+    /// Where the queues of the one that serves are, until they are brought to its GPU.
+    queues: Ranges,
     /// By lane of the one that serves, the low half of its first entry's index.
     firsts: Vec<u32>,
     /// Launches that served, and entries that they carried out.
     services: u64,
     entries: u64,
+    /// Launches whose queues were to be brought to the GPU.
+    brought: u64,
 }
 
 /// What a lane kernel has done, for the closing line.
@@ -113,6 +119,8 @@ pub struct LaneStats {
     pub services: u64,
     /// Entries that they carried out.
     pub entries: u64,
+    /// Launches whose queues were brought to the GPU, as far as there was room.
+    pub brought: u64,
     /// Launches that were not there in time.
     pub late: u64,
 }
@@ -151,9 +159,11 @@ impl LaneKernel {
             polls: 0,
             has_moved: false,
             narrow: 0,
+            queues: Ranges::default(),
             firsts: Vec::new(),
             services: 0,
             entries: 0,
+            brought: 0,
         })
     }
 
@@ -252,10 +262,19 @@ impl LaneKernel {
         slot.boards[blocks..slot.blocks].iter().for_each(|board| board.stop(slot.launches));
         let of_block =
             |block: usize| -> Vec<LaneRecord> { lanes.iter().skip(block).step_by(blocks).copied().collect() };
+        self.queues = Ranges::of(lanes.iter().map(|lane| &lane.view));
         self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
         self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
         (self.serving, self.has_moved) = (Some((at, Instant::now())), false);
         self.services += 1;
+    }
+
+    /// Has the queues of the one that serves, which are in managed memory, brought to its GPU.
+    pub fn bring(&mut self) {
+        if let Some((slot, _)) = self.serving {
+            self.launches.bring(slot, std::mem::take(&mut self.queues).into());
+            self.brought += 1;
+        }
     }
 
     /// How far the one that serves, or served last, has come with a lane.
@@ -289,7 +308,8 @@ impl LaneKernel {
 
     /// What it has done so far.
     pub fn stats(&self) -> LaneStats {
-        LaneStats { services: self.services, entries: self.entries, late: self.launches.late() }
+        let (services, entries, brought) = (self.services, self.entries, self.brought);
+        LaneStats { services, entries, brought, late: self.launches.late() }
     }
 
     /// Ends it. `healthy`: the GPU has not failed. `false`: a launch may still run, or is late and will; code and

@@ -68,6 +68,8 @@ pub struct Launcher {
     objects: ManuallyDrop<Mutex<Option<Objects>>>,
     /// The log says that the driver takes no launch for now.
     has_said: AtomicBool,
+    /// The driver brings no memory to the GPU, and will bring none.
+    stays: AtomicBool,
 }
 
 impl Launcher {
@@ -100,7 +102,8 @@ impl Launcher {
             }
         }
         let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
-        Ok((Arc::new(Self { code, objects, has_said: AtomicBool::new(false) }), memories))
+        let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok((Arc::new(Self { code, objects, has_said, stays }), memories))
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -115,6 +118,27 @@ impl Launcher {
         match may_pass {
             true => Fate::RefusedForNow,
             false => Fate::Refused,
+        }
+    }
+
+    /// Has ranges of managed memory, of so many bytes each, brought to the GPU, by the stream of a launch slot that has
+    /// nothing to do; otherwise they stay where they are, as they do on a GPU without room.
+    pub fn bring(&self, context: &Context, slot: usize, ranges: &[(u64, u64)]) {
+        if self.stays.load(Ordering::Relaxed) {
+            return;
+        }
+        let brought = context.enter().and_then(|_current| {
+            let objects = self.objects.lock();
+            let Some(stream) = objects.as_ref().map(|objects| &objects.streams[slot]) else { return Ok(()) };
+            if !stream.is_done()? {
+                return Ok(());
+            }
+            let mut all = ranges.iter();
+            all.try_for_each(|&(at, bytes)| stream.bring(at, bytes as usize, context.device()))
+        });
+        let Err(e) = brought else { return };
+        if !e.may_pass() && !self.stays.swap(true, Ordering::Relaxed) {
+            log::info!("queues of device code stay in host memory: {}", cuda_error("managed memory", &e).message());
         }
     }
 

@@ -144,6 +144,15 @@ impl<S: Slot> Launches<S> {
         self.late
     }
 
+    /// Has ranges of managed memory, of so many bytes each, brought to the GPU while the launch in a launch slot runs.
+    /// Never waits.
+    pub fn bring(&self, number: usize, ranges: Vec<(u64, u64)>) {
+        let (launcher, context) = (self.launcher.clone(), self.app.context().clone());
+        // The next launches take the ones behind it first.
+        let slot = (number + LAUNCH_SLOTS - 1) % LAUNCH_SLOTS;
+        self.app.post(move || launcher.bring(&context, slot, &ranges));
+    }
+
     /// Whether the thread stands in the driver's call for the last one.
     pub fn stands(&self) -> bool {
         self.request.as_ref().is_some_and(|(_, request)| request.fate() == Fate::Taken)

@@ -1,0 +1,62 @@
+//! Queues that are brought to the GPU while the lane kernel serves them: device code's stores and the kernel's looks
+//! are local then, instead of trips over PCIe.
+
+use crate::fabric::lanes::{Format, LaneView};
+
+/// Ranges of managed memory: addresses and bytes, apart from each other.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    /// Where these queues are, all of them in such memory.
+    pub fn of<'a>(lanes: impl Iterator<Item = &'a LaneView>) -> Self {
+        let (mut slots, mut words) = (Vec::new(), Vec::new());
+        for lane in lanes {
+            let size = u64::from(lane.size);
+            slots.push((lane.slots, size * u64::from(lane.format.bytes())));
+            if let Format::Entries { rings, .. } = lane.format {
+                words.push((rings, 8 * size));
+            }
+        }
+        Self([joined(slots), joined(words)].concat())
+    }
+}
+
+/// Those beside each other as one. The driver takes no range that reaches from one allocation into another, so slots
+/// and words, which have one each, are never joined.
+fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (at, bytes) in ranges {
+        match joined.last_mut() {
+            Some((first, before)) if *first + *before == at => *before += bytes,
+            _ => joined.push((at, bytes)),
+        }
+    }
+    joined
+}
+
+impl From<Ranges> for Vec<(u64, u64)> {
+    fn from(ranges: Ranges) -> Self {
+        ranges.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(slots: u64, format: Format) -> LaneView {
+        LaneView { slots, size: 64, format, ..LaneView::default() }
+    }
+
+    #[test]
+    fn queues_beside_each_other_are_one_range() {
+        let entries = |slots, rings| lane(slots, Format::Entries { number: 1, rings });
+        let all = [entries(0x11000, 0x15200), entries(0x10000, 0x15000), entries(0x14000, 0x15400)];
+        let ranges: Vec<_> = Ranges::of(all.iter()).into();
+        assert_eq!(ranges, [(0x10000, 0x2000), (0x14000, 0x1000), (0x15000, 0x600)]);
+        let all = [lane(0x2000, Format::Short), lane(0x8000, Format::Long(2))];
+        assert_eq!(Vec::from(Ranges::of(all.iter())), [(0x2000, 0x1000), (0x8000, 0x2000)]);
+    }
+}

@@ -1,0 +1,94 @@
+//! Queues in managed memory, which are brought to the GPU while the lane kernel has all of a set's: what device code
+//! writes is carried out as ever, wherever they are. On the fake CUDA driver, where they stay in one place and only
+//! what is asked of the driver shows.
+
+use crate::harness::Fake;
+use crate::lanes::{streams, Scene};
+use crate::lanes_nic;
+use crate::support::common::Rank;
+use crate::support::logged;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// More of each than some launches take, and as many as one service has where it was to bring queues at all.
+const MANY: u64 = 2000;
+
+/// Rounds of descriptors until it is enough.
+fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync) {
+    streams(fake, Scene { gpus: 2, contexts, ..Scene::default() }, |_, _| (), is_enough);
+}
+
+#[test]
+fn queues_of_descriptors_are_brought_to_the_gpu() {
+    for contexts in [1, 3] {
+        let fake = Fake::take();
+        let before = fake.brought();
+        descriptors(&fake, contexts, || fake.brought() - before >= 6);
+    }
+}
+
+/// Slots, and the words that ring.
+#[test]
+fn send_queues_are_brought_to_the_gpu() {
+    let fake = lanes_nic::take();
+    let before = fake.brought();
+    lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 12);
+}
+
+/// Each rank has more lanes than a kernel watches.
+#[test]
+fn many_queues_stay_where_they_are() {
+    let fake = Fake::take();
+    let (before, taken) = (fake.brought(), fake.lane_descriptors());
+    descriptors(&fake, 17, || fake.lane_descriptors() - taken >= MANY);
+    assert_eq!(fake.brought(), before);
+}
+
+#[test]
+fn queues_that_are_not_managed_are_served_where_they_are() {
+    let fake = Fake::take();
+    fake.set_issue("lanes=1,managed=0");
+    let (before, taken) = (fake.brought(), fake.lane_descriptors());
+    descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
+    assert_eq!(fake.brought(), before);
+}
+
+#[test]
+fn a_driver_without_managed_memory_serves_them_where_they_are() {
+    let fake = Fake::take();
+    fake.set_managed(false);
+    let (before, taken) = (fake.brought(), fake.lane_descriptors());
+    descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
+    fake.set_managed(true);
+    assert_eq!(fake.brought(), before);
+}
+
+/// `CUDA_ERROR_INVALID_VALUE`: nothing is asked for again, and a line of each rank says so.
+#[test]
+fn a_driver_that_brings_nothing_is_not_asked_again() {
+    const SAID: &str = "queues of device code stay in host memory: managed memory: cuMemPrefetchAsync failed with";
+    let fake = Fake::take();
+    logged::collect();
+    let (brought, calls) = (fake.brought(), fake.calls("cuMemPrefetchAsync"));
+    let lines = || logged::lines().iter().filter(|(_, line)| line.contains(SAID)).count();
+    let taken = AtomicU64::new(u64::MAX);
+    let refuse = |_: &Rank, _| {
+        logged::listen();
+        fake.set_managed(false);
+        if lines() == 2 {
+            taken.fetch_min(fake.lane_descriptors(), Ordering::Relaxed);
+        }
+    };
+    let is_enough = || fake.lane_descriptors().saturating_sub(taken.load(Ordering::Relaxed)) >= MANY;
+    streams(&fake, Scene { gpus: 2, ..Scene::default() }, refuse, is_enough);
+    let refused = (fake.calls("cuMemPrefetchAsync") - calls) - (fake.brought() - brought);
+    assert_eq!((lines(), refused), (2, 2));
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY` once: the next launch asks again.
+#[test]
+fn a_gpu_without_room_is_asked_again() {
+    let fake = Fake::take();
+    fake.inject("cuMemPrefetchAsync", 2);
+    let before = fake.brought();
+    descriptors(&fake, 1, || fake.brought() - before >= 4);
+}
