@@ -18,6 +18,10 @@ pub struct Scene {
     pub ranks: usize,
     pub gpus: i32,
     pub contexts: usize,
+    /// Contexts behind these that carry nothing.
+    pub quiet: usize,
+    /// In all rounds but each of so many only the first context carries something; 0: all do in each.
+    pub rests: usize,
     /// Slots of a queue; 0: as many as the library makes.
     pub depth: i32,
     /// Destination windows.
@@ -29,13 +33,24 @@ pub struct Scene {
 
 impl Default for Scene {
     fn default() -> Self {
-        Self { ranks: 2, gpus: 1, contexts: 1, depth: 64, windows: 1, mix: Mix::default(), each: 200 }
+        Self {
+            ranks: 2,
+            gpus: 1,
+            contexts: 1,
+            quiet: 0,
+            rests: 0,
+            depth: 64,
+            windows: 1,
+            mix: Mix::default(),
+            each: 200,
+        }
     }
 }
 
 impl Scene {
     fn ask(&self) -> Ask {
-        Ask { contexts: self.contexts as i32, depth: self.depth, signals: signals(self.ranks), ..Ask::default() }
+        let contexts = (self.contexts + self.quiet) as i32;
+        Ask { contexts, depth: self.depth, signals: signals(self.ranks), ..Ask::default() }
     }
 }
 
@@ -60,7 +75,8 @@ pub fn streams(fake: &Fake, scene: Scene, between: impl Fn(&Rank, usize) + Sync,
             &meeting,
             &format!("{scene:?}"),
             |n| {
-                streams.run(&device, &places, scene.each);
+                let rests = scene.rests > 0 && n % scene.rests != 0;
+                streams.run_in(if rests { 1 } else { scene.contexts }, &device, &places, scene.each);
                 streams.flush(&device, &places);
                 meeting.wait();
                 streams.finish(&device, &places);

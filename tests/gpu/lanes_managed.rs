@@ -26,6 +26,27 @@ fn queues_of_descriptors_are_brought_to_the_gpu() {
     }
 }
 
+/// Two blocks of the kernel, of which one has nothing but queues that it watches.
+#[test]
+fn a_few_busy_queues_are_brought_among_many_quiet_ones() {
+    let fake = Fake::take();
+    let before = fake.brought();
+    let scene = Scene { gpus: 2, quiet: 9, ..Scene::default() };
+    streams(&fake, scene, |_, _| (), || fake.brought() - before >= 6);
+}
+
+/// Queues that were watched carry something now and then, while others do all the time.
+#[test]
+fn watched_queues_carry_what_comes_to_them() {
+    for gpus in [1, 2] {
+        let fake = Fake::take();
+        let (before, taken) = (fake.brought(), fake.lane_descriptors());
+        let scene = Scene { gpus, contexts: 4, rests: 3, ..Scene::default() };
+        let is_enough = || fake.brought() - before >= 6 && fake.lane_descriptors() - taken >= MANY;
+        streams(&fake, scene, |_, _| (), is_enough);
+    }
+}
+
 /// Slots, and the words that ring.
 #[test]
 fn send_queues_are_brought_to_the_gpu() {

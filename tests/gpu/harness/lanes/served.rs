@@ -440,9 +440,14 @@ impl Streams {
 
     /// Posts `n` to each peer in each context, and looks at what comes meanwhile. All ranks do.
     pub fn run(&mut self, device: &Device, places: &Places, n: usize) {
-        self.receivers.iter_mut().for_each(|r| r.expect(n));
+        self.run_in(usize::MAX, device, places, n);
+    }
+
+    /// The same in so many contexts; the others carry nothing.
+    pub fn run_in(&mut self, contexts: usize, device: &Device, places: &Places, n: usize) {
+        self.receivers.iter_mut().filter(|r| r.context < contexts).for_each(|r| r.expect(n));
         for i in 0..n {
-            self.senders.iter_mut().for_each(|s| s.post(device, places));
+            self.senders.iter_mut().filter(|s| s.context < contexts).for_each(|s| s.post(device, places));
             if i % 8 == 0 {
                 self.receivers.iter_mut().for_each(|r| r.check(device, places));
             }

@@ -23,7 +23,8 @@ use managed::Ranges;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time without an entry after which it ends, and after which one that is not told to begin does.
+/// Time without an entry after which it ends, and after which one that is not told to begin does. Of several blocks one
+/// may have lanes that carry nothing: they are told to end when none of them has carried anything for so long.
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
@@ -65,7 +66,8 @@ impl LaunchSlot {
     fn next(&mut self, number: usize, blocks: usize) -> Launch {
         (self.before, self.blocks) = (self.blocks, blocks);
         self.launches += 1;
-        launch(number, self.boards[0].device, self.launches, blocks, (IDLE, LIFE))
+        let idle = if blocks > 1 { LIFE } else { IDLE };
+        launch(number, self.boards[0].device, self.launches, blocks, (idle, LIFE))
     }
 }
 
@@ -97,8 +99,11 @@ pub struct LaneKernel {
     /// Where the one is that comes next, and when it was asked for.
     next: Option<(usize, Instant)>,
     polls: u32,
-    /// The lanes of the one that serves carried something.
+    /// The lanes of the one that serves carried something; they did since the time was looked at, which is when they
+    /// did so last.
     has_moved: bool,
+    moves: bool,
+    moved: Instant,
     /// So many more launches have as few blocks as there can be.
     narrow: u32,
     /// Where the queues of the one that serves are, until they are brought to its GPU.
@@ -158,6 +163,8 @@ impl LaneKernel {
             next: None,
             polls: 0,
             has_moved: false,
+            moves: false,
+            moved: Instant::now(),
             narrow: 0,
             queues: Ranges::default(),
             firsts: Vec::new(),
@@ -186,6 +193,7 @@ impl LaneKernel {
     pub fn poll(&mut self, moved: bool) -> Stage {
         self.polls = self.polls.wrapping_add(1);
         self.has_moved |= moved;
+        self.moves |= moved;
         let is_time = self.polls % LOOK_EVERY == 0;
         if let Some((slot, since)) = self.serving {
             if self.launches[slot].is_gone() {
@@ -199,9 +207,14 @@ impl LaneKernel {
                 if self.has_moved && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
                     self.call(now, self.served());
                 }
-                // Each block ends by itself: where one had nothing to do for a while, the others' lanes wait for it.
+                if std::mem::take(&mut self.moves) {
+                    self.moved = now;
+                }
+                // Each block ends by itself: where one's life is over, the others' lanes wait for it.
                 let present = &self.launches[slot];
-                if present.present()[..self.deals.len()].iter().any(|board| board.gone() == present.launches) {
+                let has_ended = |board: &Board| board.gone() == present.launches;
+                let is_idle = now.saturating_duration_since(self.moved) > IDLE;
+                if is_idle || present.present()[..self.deals.len()].iter().any(has_ended) {
                     present.stop();
                 }
             }
@@ -265,7 +278,9 @@ impl LaneKernel {
         self.queues = Ranges::of(lanes.iter().map(|lane| &lane.view));
         self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
         self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
-        (self.serving, self.has_moved) = (Some((at, Instant::now())), false);
+        let now = Instant::now();
+        (self.serving, self.has_moved) = (Some((at, now)), false);
+        (self.moves, self.moved) = (false, now);
         self.services += 1;
     }
 
