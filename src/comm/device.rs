@@ -10,7 +10,7 @@ use super::device_queues::{
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
-use crate::fabric::lanes::LaneServer;
+use crate::fabric::lanes::{LaneServer, TOGETHER};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
@@ -88,7 +88,8 @@ impl QueueBlocks {
         let packing = Packing::new(spec.contexts.contexts, world.rank, world.nranks, spec.contexts.rank_stride);
         let queue_bytes = size as usize * spec.layout.form.bytes();
         let cis_bytes = (4 * ranks).next_multiple_of(APART);
-        let queues = memory.queues(packing.queues() * queue_bytes, has_managed)?;
+        let is_managed = has_managed && packing.queues() <= TOGETHER;
+        let queues = memory.queues(packing.queues() * queue_bytes, is_managed)?;
         let cis = memory.shared(n * cis_bytes)?;
         let mut first = vec![0; n * cis_bytes];
         let left_out = (0..world.nranks).filter(|&peer| !spec.contexts.reaches(world, peer));

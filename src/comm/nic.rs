@@ -13,6 +13,7 @@ use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
 use crate::config::Ringing;
 use crate::error::{Error, Result};
+use crate::fabric::lanes::TOGETHER;
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::DoorbellWords;
@@ -122,6 +123,7 @@ impl QueuePairBlocks {
         let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
         let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
         let of_kind = n * peers;
+        let has_managed = has_managed && of_kind <= TOGETHER;
         let mut sends = |which: usize| -> Result<SendBlocks> {
             let is_managed = has_managed && which == 0;
             Ok(SendBlocks {

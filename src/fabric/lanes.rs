@@ -11,6 +11,11 @@ pub const WINDOWS: usize = 4;
 /// Lanes that a kernel serves at once, at most.
 pub const LANES: usize = 256;
 
+/// A kernel may have all queues of a set of no more than these, so that they can be on the GPU: those that carry
+/// nothing are watched. Each has a warp then. A CPU's first look at a queue that was there takes some 25 µs, and at so
+/// many less than a kernel's life.
+pub const TOGETHER: usize = 32;
+
 /// The longest copy that a kernel is called for, and makes where it has few lanes: one warp moves it, in some 4 µs.
 /// Copy engines and more warps are quicker with longer ones.
 pub const LONGEST: u64 = 32 << 10;

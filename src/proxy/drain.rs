@@ -5,6 +5,7 @@
 //! such words.
 
 mod service;
+mod together;
 
 use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
@@ -298,7 +299,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Looks at a slice of the cold lanes.
     fn sweep(&mut self, rest: Rest, pass: &mut Pass) {
-        if self.service.as_ref().is_some_and(|service| service.has_all()) {
+        if self.service.as_mut().is_some_and(|service| service.together.has_all()) {
             return;
         }
         let most = slice(rest, self.hot.is_empty(), self.heads.len());

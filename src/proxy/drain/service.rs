@@ -5,8 +5,9 @@
 //! moment either this thread or the kernel reads it. Until the kernel runs, and between two launches, the lane is this
 //! thread's.
 
+use super::together::Together;
 use super::{Drain, Pass, Place, HOT_VISITS};
-use crate::fabric::lanes::{LaneServer, LaneView, Stage, LANES};
+use crate::fabric::lanes::{LaneServer, LaneView, Stage, LANES, TOGETHER};
 use crate::fabric::Context;
 use crate::proxy::memory::Memory;
 use crate::proxy::ring::Ring;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Entries are close together, and a launch is worth its cost, if no more time lies between two visits that found some,
 /// or one found so many.
-const CLOSE: Duration = Duration::from_micros(100);
+/// A thread of a test may be held up for longer in between.
+const CLOSE: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_micros(100) };
 const MANY: u32 = 4;
 /// How long lanes that are held have time to come to rest: more than most operations take, and less than a launch
 /// waits.
@@ -31,13 +33,6 @@ const IN_A_ROW: u32 = 16;
 const IN_A_ROW_MOST: u32 = 64;
 /// A lane of which the kernel took so many entries in one service suits it.
 const SUITS: u32 = 32;
-/// A thread that has no more lanes than these gives a kernel all of them, so that their queues can be on the GPU: those
-/// that carry nothing are watched. Each has a warp then. A CPU's first look at a queue that was there takes some 25 µs,
-/// and at so many less than a kernel's life.
-const TOGETHER: usize = 32;
-/// Time after which the queues are brought to the GPU, where something was carried: short bursts are over by then, and
-/// to bring them there and back costs some 50 µs.
-const SETTLED: Duration = Duration::from_micros(200);
 /// How long the end waits for a kernel that serves: a hundred times what it has to live.
 const END_WITHIN: Duration = Duration::from_millis(500);
 
@@ -65,13 +60,8 @@ pub struct KernelService {
     comes_soon: bool,
     /// Lanes that the last one had, those apart that it watched.
     lately: usize,
-    /// The one that serves, or is about to, has all lanes of this thread, so that the thread looks at none; it has
-    /// served since then.
-    has_all: bool,
-    began: Instant,
-    /// It has carried something; the queues are brought to its GPU.
-    has_carried: bool,
-    is_brought: bool,
+    /// Whether it has all lanes of this thread.
+    pub(super) together: Together,
     /// Entries come close together in lanes that this thread has.
     is_due: bool,
     /// The lanes carried something since the kernel was polled.
@@ -94,10 +84,7 @@ impl KernelService {
             is_called: false,
             comes_soon: true,
             lately: 0,
-            has_all: false,
-            began: Instant::now(),
-            has_carried: false,
-            is_brought: false,
+            together: Together::new(),
             is_due: false,
             has_moved: false,
             found: None,
@@ -117,19 +104,6 @@ impl KernelService {
     fn learn(&mut self, stage: Stage) {
         if self.is_called && (stage == Stage::Off || self.kernel.has_next()) {
             (self.is_called, self.comes_soon) = (false, stage != Stage::Off);
-        }
-    }
-
-    /// Whether the kernel looks at all lanes, so that this thread need not.
-    pub fn has_all(&self) -> bool {
-        self.has_all
-    }
-
-    /// Has the queues brought to the GPU, if that is worth it and was not done.
-    fn bring(&mut self) {
-        if self.has_all && self.has_carried && !self.is_brought && self.began.elapsed() > SETTLED {
-            self.kernel.bring();
-            self.is_brought = true;
         }
     }
 
@@ -225,7 +199,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
             Stage::Serving => {
                 pass.is_busy = true;
                 self.follow(&mut service, pass);
-                service.bring();
+                if service.together.is_to_bring(Instant::now()) {
+                    service.kernel.bring();
+                }
                 // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
                 // there.
                 if service.is_due && !service.ends {
@@ -268,7 +244,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Lanes that were held for a kernel take entries again.
     fn release(&mut self, service: &mut KernelService) {
-        service.has_all = false;
+        service.together.lose_one();
         for given in service.given.drain(..) {
             self.places[given.lane as usize].lane.release();
         }
@@ -291,7 +267,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 }
             }
             service.held = Instant::now();
-            service.has_all = service.given.len() == self.places.len();
+            service.together.hold(service.given.len() == self.places.len());
         }
         let (contexts, is_late) = (self.contexts.get(), service.held.elapsed() > REST_WITHIN);
         let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
@@ -304,7 +280,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 true => resting.push(given),
                 false if is_late => {
                     self.places[given.lane as usize].lane.release();
-                    service.has_all = false;
+                    service.together.lose_one();
                 }
                 false => service.given.push(given),
             }
@@ -339,8 +315,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
         }
         service.lately = service.given.iter().filter(|given| !given.is_watched).count();
-        service.has_all = service.given.len() == self.places.len();
-        (service.began, service.has_carried, service.is_brought) = (Instant::now(), false, false);
+        service.together.begin(service.given.len() == self.places.len(), Instant::now());
     }
 
     /// Sees how far a kernel that serves has come.
@@ -353,7 +328,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Sees how far the kernel has come.
     fn follow(&mut self, service: &mut KernelService, pass: &mut Pass) {
-        let mut is_dead = false;
+        let (mut is_dead, mut has_moved) = (false, false);
         for (nth, given) in service.given.iter_mut().enumerate() {
             let place = &mut self.places[given.lane as usize];
             if !place.lane.is_served() {
@@ -366,14 +341,14 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 let n = place.lane.served_until(position.next);
                 (given.next, given.done) = (position.next, given.done.saturating_add(n));
                 pass.moved += n;
-                (service.has_moved, service.has_carried) = (true, true);
+                has_moved = true;
                 if let Some(meter) = &mut self.meter {
                     meter.served(given.lane, n, place.lane.told(common));
                 }
             }
             if position.is_over {
                 place.lane.release();
-                service.has_all = false;
+                service.together.lose_one();
                 match given.done >= SUITS {
                     _ if given.is_watched => {}
                     // What is not for the kernel comes behind much that was.
@@ -383,6 +358,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 self.heads[given.lane as usize] = place.lane.head();
             }
         }
+        if has_moved {
+            service.has_moved = true;
+            service.together.carry(Instant::now());
+        }
         if is_dead {
             service.kernel.stop();
         }
@@ -390,7 +369,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// The kernel has ended: the lanes are this thread's.
     fn take_back(&mut self, service: &mut KernelService) {
-        service.has_all = false;
+        service.together.lose_one();
         for given in service.given.drain(..) {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {

@@ -1,0 +1,191 @@
+//! Whether a kernel has all lanes of a thread, so that nobody else looks at their queues, and when these are brought to
+//! the GPU.
+//!
+//! Queues that are there come back as soon as the thread looks at them, one by one and at a price. So they are brought
+//! where traffic is steady: where launches in a row have had all lanes, each directly from the one before.
+
+use std::time::{Duration, Instant};
+
+/// Time after which the queues of a launch that has carried something are brought.
+const SETTLED: Duration = Duration::from_micros(200);
+/// So many launches in a row have all lanes directly from the one before. Twice as many are asked for each time that
+/// the thread had to look in the midst of traffic all the same.
+const STEADY: u32 = 2;
+const STEADY_MOST: u32 = 1024;
+/// Queues that stayed for so many launches have been worth it: half as many are asked for the next time.
+const WORTH_IT: u32 = 64;
+/// Nothing was carried for so long: a burst is over, and that the thread looks delays nobody.
+const OVER: Duration = Duration::from_micros(500);
+
+/// What a thread knows of it.
+pub struct Together {
+    /// The launch that serves, or is about to, has all lanes.
+    has_all: bool,
+    /// The thread has not looked at a lane since a launch had all.
+    is_direct: bool,
+    /// Since when the present launch serves, and whether it has carried something, and has had queues brought.
+    began: Instant,
+    has_carried: bool,
+    is_brought: bool,
+    /// Launches in a row that had all lanes directly from the one before, and that there are to be.
+    in_a_row: u32,
+    wanted: u32,
+    /// Launches in a row in whose time the queues were on the GPU.
+    stayed: u32,
+    /// When a launch was seen to have carried something last.
+    carried: Instant,
+}
+
+impl Together {
+    /// No launch has anything.
+    pub fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            has_all: false,
+            is_direct: false,
+            began: now,
+            has_carried: false,
+            is_brought: false,
+            in_a_row: 0,
+            wanted: STEADY,
+            stayed: 0,
+            carried: now,
+        }
+    }
+
+    /// All lanes are held for the next launch, or not.
+    pub fn hold(&mut self, all: bool) {
+        self.has_all = all;
+    }
+
+    /// A launch begins with all lanes, or not.
+    pub fn begin(&mut self, all: bool, now: Instant) {
+        self.in_a_row = if all && self.is_direct { self.in_a_row + 1 } else { 0 };
+        (self.has_all, self.is_direct) = (all, all);
+        (self.began, self.has_carried, self.is_brought) = (now, false, false);
+    }
+
+    /// The launch has carried something.
+    pub fn carry(&mut self, now: Instant) {
+        (self.has_carried, self.carried) = (true, now);
+    }
+
+    /// Whether the queues are to be brought to the GPU now; says so once a launch.
+    pub fn is_to_bring(&mut self, now: Instant) -> bool {
+        let is_steady = self.has_all && self.in_a_row >= self.wanted;
+        let is_time = is_steady && self.has_carried && !self.is_brought && now.duration_since(self.began) > SETTLED;
+        if is_time {
+            self.is_brought = true;
+            self.stayed += 1;
+        }
+        is_time
+    }
+
+    /// One of the lanes is the thread's.
+    pub fn lose_one(&mut self) {
+        self.has_all = false;
+    }
+
+    /// Whether the thread need look at no lane. `false`: it is about to, and queues that were on the GPU come back.
+    #[inline]
+    pub fn has_all(&mut self) -> bool {
+        if !self.has_all {
+            self.is_direct = false;
+            if self.stayed > 0 {
+                self.come_back(Instant::now());
+            }
+        }
+        self.has_all
+    }
+
+    #[cold]
+    fn come_back(&mut self, now: Instant) {
+        if self.stayed >= WORTH_IT {
+            self.wanted = (self.wanted / 2).max(STEADY);
+        } else if now.saturating_duration_since(self.carried) < OVER {
+            self.wanted = (2 * self.wanted).min(STEADY_MOST);
+        }
+        (self.stayed, self.in_a_row) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOMENT: Duration = Duration::from_micros(1);
+
+    /// A launch has all lanes from `now` on, carries something, and ends; whether it had queues brought.
+    fn launch(together: &mut Together, now: &mut Instant) -> bool {
+        together.hold(true);
+        assert!(together.has_all());
+        together.begin(true, *now);
+        together.carry(*now);
+        assert!(!together.is_to_bring(*now + SETTLED), "a short burst may be over by then");
+        *now += SETTLED + MOMENT;
+        let is_brought = together.is_to_bring(*now);
+        assert!(!together.is_to_bring(*now + MOMENT), "it is asked for once");
+        together.carry(*now);
+        together.lose_one();
+        is_brought
+    }
+
+    /// Launches until one has queues brought, the first one behind a look of the thread.
+    fn until_brought(together: &mut Together, now: &mut Instant) -> u32 {
+        (1..).find(|_| launch(together, now)).expect("an endless row")
+    }
+
+    #[test]
+    fn traffic_is_steady_where_launches_have_all_lanes_from_each_other() {
+        let (mut together, mut now) = (Together::new(), Instant::now());
+        assert_eq!(until_brought(&mut together, &mut now), STEADY + 1);
+        assert!(launch(&mut together, &mut now), "and the next one again");
+        // The thread looks in between.
+        let mut together = Together::new();
+        for _ in 0..10 * STEADY {
+            assert!(!launch(&mut together, &mut now) && !together.has_all());
+        }
+    }
+
+    #[test]
+    fn launches_that_carry_nothing_or_have_some_lanes_alone_bring_nothing() {
+        let (mut together, now) = (Together::new(), Instant::now());
+        for _ in 0..10 * STEADY {
+            together.hold(true);
+            together.begin(true, now);
+            assert!(!together.is_to_bring(now + 2 * SETTLED), "nothing was carried");
+            together.lose_one();
+        }
+        for _ in 0..10 * STEADY {
+            together.begin(false, now);
+            together.carry(now);
+            assert!(!together.is_to_bring(now + 2 * SETTLED), "the thread looks at the others");
+        }
+    }
+
+    #[test]
+    fn more_is_asked_for_where_queues_came_back_in_the_midst_of_traffic() {
+        let (mut together, mut now) = (Together::new(), Instant::now());
+        for wanted in [STEADY, 2 * STEADY, 4 * STEADY] {
+            assert_eq!(until_brought(&mut together, &mut now), wanted + 1);
+            together.come_back(now);
+            together.is_direct = false;
+        }
+        // Behind a burst they come back at no cost.
+        assert_eq!(until_brought(&mut together, &mut now), 8 * STEADY + 1);
+        together.come_back(now + OVER);
+        together.is_direct = false;
+        assert_eq!(until_brought(&mut together, &mut now), 8 * STEADY + 1);
+        // They have been worth it.
+        assert!((1..WORTH_IT).all(|_| launch(&mut together, &mut now)));
+        together.come_back(now);
+        together.is_direct = false;
+        assert_eq!(until_brought(&mut together, &mut now), 4 * STEADY + 1);
+        // There is a limit to it.
+        for _ in 0..20 {
+            together.stayed = 1;
+            together.come_back(now);
+        }
+        assert_eq!(together.wanted, STEADY_MOST);
+    }
+}
