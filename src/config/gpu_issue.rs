@@ -15,6 +15,9 @@ pub struct GpuIssue {
     pub lanes: bool,
     /// Queues that such a kernel may serve are in managed memory, and are brought to the GPU while it does.
     pub managed: bool,
+    /// Launches in a row that have had all of a set's queues before these are brought to the GPU; more are asked for
+    /// where they came back too soon. 0: none ever.
+    pub steady: u32,
     /// How many worker blocks the copy kernel brings for large copies; 0: none. At most 128.
     pub workers: u32,
     /// Whether the helper thread works beside the callers while GPU transfers come thick: 0 never, 1 where there are
@@ -42,6 +45,7 @@ impl Default for GpuIssue {
             kernel: 8192,
             lanes: true,
             managed: true,
+            steady: 2,
             workers: 32,
             helper: 1,
             submissions: 2,
@@ -73,6 +77,7 @@ impl GpuIssue {
                 ("lanes", "1") => t.lanes = true,
                 ("managed", "0") => t.managed = false,
                 ("managed", "1") => t.managed = true,
+                ("steady", n) => t.steady = n.parse().ok().filter(|n| *n <= 1024)?,
                 ("workers" | "hands", n) => t.workers = n.parse().ok().filter(|n| *n <= 128)?,
                 ("helper", n) => t.helper = n.parse().ok().filter(|n| *n <= 2)?,
                 ("submissions" | "flights", n) => t.submissions = n.parse().ok().filter(|n| (1..=4).contains(n))?,
@@ -99,6 +104,7 @@ mod tests {
             kernel: 64,
             lanes: false,
             managed: false,
+            steady: 5,
             workers: 7,
             helper: 0,
             submissions: 3,
@@ -107,13 +113,16 @@ mod tests {
             merge: false,
             far: 0,
         };
-        let text = "own=0,kernel=64, lanes=0,managed=0,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,far=0";
+        let text =
+            "own=0,kernel=64, lanes=0,managed=0,steady=5,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,\
+                    far=0";
         assert_eq!(GpuIssue::parse(text), Some(set));
         for wrong in [
             "",
             "kernel",
             "kernel=65537",
             "workers=129",
+            "steady=1025",
             "fenced",
             "submissions=0",
             "submissions=5",

@@ -165,6 +165,9 @@ pub trait LaneServer: Send {
     /// does. If of none, it stays ready.
     fn serve(&mut self, lanes: &[LaneView]) -> Vec<bool>;
 
+    /// Launches in a row that have had all queues of a set before these are worth bringing to the GPU.
+    fn steady(&self) -> u32;
+
     /// Has the queues of the one that serves brought to its GPU, where they may be. Nobody else looks at them while it
     /// serves.
     fn bring(&mut self);

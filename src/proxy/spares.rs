@@ -110,14 +110,19 @@ impl SharedUser {
         }
     }
 
-    /// The same, as managed memory where there is such, which it says itself.
+    /// The same, as managed memory where there is such; the memory says which it is.
     pub fn alloc_managed(&self, bytes: usize) -> Result<SharedMemory, CudaError> {
         if let Some(spare) = self.take(bytes, true) {
             return Ok(spare);
         }
         match Managed::alloc(self.context.cuda(), self.context.device(), bytes.max(1)) {
-            Err(e) if e.code == CUDA_ERROR_NOT_SUPPORTED => self.alloc(bytes),
-            made => made.map(SharedMemory::Managed),
+            Ok(made) => Ok(SharedMemory::Managed(made)),
+            Err(e) => {
+                if e.code != CUDA_ERROR_NOT_SUPPORTED {
+                    log::info!("queues of device code are in pinned memory: {e}");
+                }
+                self.alloc(bytes)
+            }
         }
     }
 

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// More of each than some launches take, and as many as one service has where it was to bring queues at all.
 const MANY: u64 = 2000;
 
+/// Queues are brought in each launch that has all of them, on a machine whose threads have no turn for long, too.
+const AT_ONCE: &str = "lanes=1,steady=0";
+
 /// Rounds of descriptors until it is enough.
 fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync) {
     streams(fake, Scene { gpus: 2, contexts, ..Scene::default() }, |_, _| (), is_enough);
@@ -21,6 +24,7 @@ fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync
 fn queues_of_descriptors_are_brought_to_the_gpu() {
     for contexts in [1, 3] {
         let fake = Fake::take();
+        fake.set_issue(AT_ONCE);
         let before = fake.brought();
         descriptors(&fake, contexts, || fake.brought() - before >= 3);
     }
@@ -30,6 +34,7 @@ fn queues_of_descriptors_are_brought_to_the_gpu() {
 #[test]
 fn a_few_busy_queues_are_brought_among_many_quiet_ones() {
     let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
     let before = fake.brought();
     let scene = Scene { gpus: 2, quiet: 9, ..Scene::default() };
     streams(&fake, scene, |_, _| (), || fake.brought() - before >= 2);
@@ -40,6 +45,7 @@ fn a_few_busy_queues_are_brought_among_many_quiet_ones() {
 fn watched_queues_carry_what_comes_to_them() {
     for gpus in [1, 2] {
         let fake = Fake::take();
+        fake.set_issue(AT_ONCE);
         let (before, taken) = (fake.brought(), fake.lane_descriptors());
         let scene = Scene { gpus, contexts: 4, rests: 3, ..Scene::default() };
         let is_enough = || fake.brought() - before >= 2 && fake.lane_descriptors() - taken >= MANY;
@@ -51,6 +57,7 @@ fn watched_queues_carry_what_comes_to_them() {
 #[test]
 fn send_queues_are_brought_to_the_gpu() {
     let fake = lanes_nic::take();
+    fake.set_issue(AT_ONCE);
     let before = fake.brought();
     lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 4);
 }
@@ -83,11 +90,21 @@ fn a_driver_without_managed_memory_serves_them_where_they_are() {
     assert_eq!(fake.brought(), before);
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY` as they are made, for one of the ranks.
+#[test]
+fn queues_for_which_there_is_no_managed_memory_are_in_pinned_memory() {
+    let fake = Fake::take();
+    fake.inject("cuMemAllocManaged", 2);
+    let taken = fake.lane_descriptors();
+    descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
+}
+
 /// `CUDA_ERROR_INVALID_VALUE`: nothing is asked for again, and a line of each rank says so.
 #[test]
 fn a_driver_that_brings_nothing_is_not_asked_again() {
     const SAID: &str = "queues of device code stay in host memory: managed memory: cuMemPrefetchAsync failed with";
     let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
     logged::collect();
     let (brought, calls) = (fake.brought(), fake.calls("cuMemPrefetchAsync"));
     let lines = || logged::lines().iter().filter(|(_, line)| line.contains(SAID)).count();
@@ -109,6 +126,7 @@ fn a_driver_that_brings_nothing_is_not_asked_again() {
 #[test]
 fn a_gpu_without_room_is_asked_again() {
     let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
     fake.inject("cuMemPrefetchAsync", 2);
     let before = fake.brought();
     descriptors(&fake, 1, || fake.brought() - before >= 2);

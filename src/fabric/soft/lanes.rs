@@ -234,6 +234,10 @@ impl lanes::LaneServer for Lanes {
         served
     }
 
+    fn steady(&self) -> u32 {
+        self.shared.engine.steady()
+    }
+
     fn bring(&mut self) {
         if let Some(kernel) = &mut self.kernel {
             kernel.bring();

@@ -77,6 +77,7 @@ pub struct KernelService {
 impl KernelService {
     /// `memory` keeps the rings.
     pub fn new(kernel: Box<dyn LaneServer>, memory: Arc<dyn Any + Send + Sync>) -> Self {
+        let together = Together::new(kernel.steady());
         Self {
             kernel,
             given: Vec::new(),
@@ -84,7 +85,7 @@ impl KernelService {
             is_called: false,
             comes_soon: true,
             lately: 0,
-            together: Together::new(),
+            together,
             is_due: false,
             has_moved: false,
             found: None,

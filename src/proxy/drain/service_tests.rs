@@ -152,6 +152,9 @@ impl LaneServer for Kernel {
         told.closed = vec![false; lanes.len()];
         vec![true; lanes.len()]
     }
+    fn steady(&self) -> u32 {
+        2
+    }
     fn bring(&mut self) {
         self.0.lock().unwrap().brought += 1;
     }

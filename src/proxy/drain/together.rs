@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Time after which the queues of a launch that has carried something are brought.
 const SETTLED: Duration = Duration::from_micros(200);
-/// So many launches in a row have all lanes directly from the one before. Twice as many are asked for each time that
-/// the thread had to look in the midst of traffic all the same.
-const STEADY: u32 = 2;
+/// Launches in a row that have all lanes directly from the one before are so many at most. Twice as many are asked for
+/// each time that the thread had to look in the midst of traffic all the same.
 const STEADY_MOST: u32 = 1024;
 /// Queues that stayed for so many launches have been worth it: half as many are asked for the next time.
 const WORTH_IT: u32 = 64;
@@ -27,9 +26,11 @@ pub struct Together {
     began: Instant,
     has_carried: bool,
     is_brought: bool,
-    /// Launches in a row that had all lanes directly from the one before, and that there are to be.
+    /// Launches in a row that had all lanes directly from the one before, that there are to be, and that these are at
+    /// least.
     in_a_row: u32,
     wanted: u32,
+    least: u32,
     /// Launches in a row in whose time the queues were on the GPU.
     stayed: u32,
     /// When a launch was seen to have carried something last.
@@ -37,8 +38,8 @@ pub struct Together {
 }
 
 impl Together {
-    /// No launch has anything.
-    pub fn new() -> Self {
+    /// No launch has anything. So many in a row, at least, are steady traffic.
+    pub fn new(least: u32) -> Self {
         let now = Instant::now();
         Self {
             has_all: false,
@@ -47,7 +48,8 @@ impl Together {
             has_carried: false,
             is_brought: false,
             in_a_row: 0,
-            wanted: STEADY,
+            wanted: least,
+            least,
             stayed: 0,
             carried: now,
         }
@@ -101,7 +103,7 @@ impl Together {
     #[cold]
     fn come_back(&mut self, now: Instant) {
         if self.stayed >= WORTH_IT {
-            self.wanted = (self.wanted / 2).max(STEADY);
+            self.wanted = (self.wanted / 2).max(self.least);
         } else if now.saturating_duration_since(self.carried) < OVER {
             self.wanted = (2 * self.wanted).min(STEADY_MOST);
         }
@@ -113,6 +115,7 @@ impl Together {
 mod tests {
     use super::*;
 
+    const STEADY: u32 = 2;
     const MOMENT: Duration = Duration::from_micros(1);
 
     /// A launch has all lanes from `now` on, carries something, and ends; whether it had queues brought.
@@ -137,11 +140,11 @@ mod tests {
 
     #[test]
     fn traffic_is_steady_where_launches_have_all_lanes_from_each_other() {
-        let (mut together, mut now) = (Together::new(), Instant::now());
+        let (mut together, mut now) = (Together::new(STEADY), Instant::now());
         assert_eq!(until_brought(&mut together, &mut now), STEADY + 1);
         assert!(launch(&mut together, &mut now), "and the next one again");
         // The thread looks in between.
-        let mut together = Together::new();
+        let mut together = Together::new(STEADY);
         for _ in 0..10 * STEADY {
             assert!(!launch(&mut together, &mut now) && !together.has_all());
         }
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn launches_that_carry_nothing_or_have_some_lanes_alone_bring_nothing() {
-        let (mut together, now) = (Together::new(), Instant::now());
+        let (mut together, now) = (Together::new(STEADY), Instant::now());
         for _ in 0..10 * STEADY {
             together.hold(true);
             together.begin(true, now);
@@ -165,7 +168,7 @@ mod tests {
 
     #[test]
     fn more_is_asked_for_where_queues_came_back_in_the_midst_of_traffic() {
-        let (mut together, mut now) = (Together::new(), Instant::now());
+        let (mut together, mut now) = (Together::new(STEADY), Instant::now());
         for wanted in [STEADY, 2 * STEADY, 4 * STEADY] {
             assert_eq!(until_brought(&mut together, &mut now), wanted + 1);
             together.come_back(now);
@@ -181,6 +184,8 @@ mod tests {
         together.come_back(now);
         together.is_direct = false;
         assert_eq!(until_brought(&mut together, &mut now), 4 * STEADY + 1);
+        // Whoever asks for none has none.
+        assert_eq!(until_brought(&mut Together::new(0), &mut now), 1);
         // There is a limit to it.
         for _ in 0..20 {
             together.stayed = 1;

@@ -61,6 +61,11 @@ impl Engine {
         is_there
     }
 
+    /// Launches in a row that have had all queues of a set before these are brought to the GPU.
+    pub fn steady(&self) -> u32 {
+        self.tuning.steady
+    }
+
     /// The lane kernel, for one who gives it back; `None`: another one has it, or there is none.
     pub fn take_lane_kernel(&self) -> Option<Box<LaneKernel>> {
         let mut kept = self.visitors.lane_kernel.lock();
