@@ -316,7 +316,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
         }
         service.lately = service.given.iter().filter(|given| !given.is_watched).count();
-        service.together.begin(service.given.len() == self.places.len(), Instant::now());
+        let may_bring = self.places.iter().all(|place| place.lane.can_be_watched());
+        service.together.begin(service.given.len() == self.places.len(), may_bring, Instant::now());
     }
 
     /// Sees how far a kernel that serves has come.

@@ -432,6 +432,16 @@ fn queues_of_all_lanes_are_brought_to_the_gpu() {
 }
 
 #[test]
+fn queues_that_cannot_be_brought_are_served_alone_all_the_same() {
+    let mut bench = Bench::new(2);
+    bench.let_serve(2);
+    let looks = bench.looks();
+    carry_on(&mut bench);
+    assert_eq!(bench.looks(), looks);
+    assert_eq!(bench.told().brought, 0);
+}
+
+#[test]
 fn a_watched_lane_that_carries_something_is_this_threads_and_then_served() {
     let mut bench = Bench::managed(3);
     bench.let_serve_first();

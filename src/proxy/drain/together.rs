@@ -18,8 +18,9 @@ const OVER: Duration = Duration::from_micros(500);
 
 /// What a thread knows of it.
 pub struct Together {
-    /// The launch that serves, or is about to, has all lanes.
+    /// The launch that serves, or is about to, has all lanes; their queues may be brought.
     has_all: bool,
+    may_bring: bool,
     /// The thread has not looked at a lane since a launch had all.
     is_direct: bool,
     /// Since when the present launch serves, and whether it has carried something, and has had queues brought.
@@ -43,6 +44,7 @@ impl Together {
         let now = Instant::now();
         Self {
             has_all: false,
+            may_bring: false,
             is_direct: false,
             began: now,
             has_carried: false,
@@ -60,8 +62,9 @@ impl Together {
         self.has_all = all;
     }
 
-    /// A launch begins with all lanes, or not.
-    pub fn begin(&mut self, all: bool, now: Instant) {
+    /// A launch begins with all lanes, or not. `may_bring`: they may be brought.
+    pub fn begin(&mut self, all: bool, may_bring: bool, now: Instant) {
+        self.may_bring = may_bring;
         self.in_a_row = if all && self.is_direct { self.in_a_row + 1 } else { 0 };
         (self.has_all, self.is_direct) = (all, all);
         (self.began, self.has_carried, self.is_brought) = (now, false, false);
@@ -74,7 +77,7 @@ impl Together {
 
     /// Whether the queues are to be brought to the GPU now; says so once a launch.
     pub fn is_to_bring(&mut self, now: Instant) -> bool {
-        let is_steady = self.has_all && self.in_a_row >= self.wanted;
+        let is_steady = self.has_all && self.may_bring && self.in_a_row >= self.wanted;
         let is_time = is_steady && self.has_carried && !self.is_brought && now.duration_since(self.began) > SETTLED;
         if is_time {
             self.is_brought = true;
@@ -122,7 +125,7 @@ mod tests {
     fn launch(together: &mut Together, now: &mut Instant) -> bool {
         together.hold(true);
         assert!(together.has_all());
-        together.begin(true, *now);
+        together.begin(true, true, *now);
         together.carry(*now);
         assert!(!together.is_to_bring(*now + SETTLED), "a short burst may be over by then");
         *now += SETTLED + MOMENT;
@@ -155,12 +158,12 @@ mod tests {
         let (mut together, now) = (Together::new(STEADY), Instant::now());
         for _ in 0..10 * STEADY {
             together.hold(true);
-            together.begin(true, now);
+            together.begin(true, true, now);
             assert!(!together.is_to_bring(now + 2 * SETTLED), "nothing was carried");
             together.lose_one();
         }
         for _ in 0..10 * STEADY {
-            together.begin(false, now);
+            together.begin(false, true, now);
             together.carry(now);
             assert!(!together.is_to_bring(now + 2 * SETTLED), "the thread looks at the others");
         }
