@@ -180,10 +180,13 @@ fn a_gpu_that_fails_fails_the_lanes() {
                 // Of this GPU: the other one moves what the kernel leaves to the CPU.
                 fake.inject("lanes of 0", 700);
                 // Two at a time, so that a kernel is called: once it has failed no credits come, which others wait for.
+                // The engine's thread is to find them apart, and close together, whenever it wakes up.
                 let mut left = 20;
                 while left > 0 && !party.device.has_error() {
                     left -= 1;
-                    (0..2).for_each(|_| post(&mut streams));
+                    post(&mut streams);
+                    std::thread::sleep(Duration::from_micros(10 * left));
+                    post(&mut streams);
                     let end = Instant::now() + Duration::from_secs(1);
                     while !party.device.has_error() && Instant::now() < end {
                         std::thread::yield_now();

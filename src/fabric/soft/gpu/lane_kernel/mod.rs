@@ -24,7 +24,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time without an entry after which it ends, and after which one that is not told to begin does. Of several blocks one
-/// may have lanes that carry nothing: they are told to end when none of them has carried anything for so long.
+/// may have lanes that carry nothing: these do not end by themselves, but are told to when none has carried anything
+/// for so long.
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
@@ -213,7 +214,7 @@ impl LaneKernel {
                 // Each block ends by itself: where one's life is over, the others' lanes wait for it.
                 let present = &self.launches[slot];
                 let has_ended = |board: &Board| board.gone() == present.launches;
-                let is_idle = now.saturating_duration_since(self.moved) > IDLE;
+                let is_idle = self.deals.len() > 1 && now.saturating_duration_since(self.moved) > IDLE;
                 if is_idle || present.present()[..self.deals.len()].iter().any(has_ended) {
                     present.stop();
                 }
