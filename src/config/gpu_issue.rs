@@ -16,7 +16,7 @@ pub struct GpuIssue {
     /// Queues that such a kernel may serve are in managed memory, and are brought to the GPU while it does.
     pub managed: bool,
     /// Launches in a row that have had all of a set's queues before these are brought to the GPU; more are asked for
-    /// where they came back too soon. 0: none ever.
+    /// where they came back too soon. 0: none are asked for, ever.
     pub steady: u32,
     /// How many worker blocks the copy kernel brings for large copies; 0: none. At most 128.
     pub workers: u32,

@@ -61,32 +61,32 @@ fn send_queues_are_brought_to_the_gpu() {
     lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 4);
 }
 
+/// A kernel serves the queues of so many contexts, and none is brought anywhere.
+fn stay(fake: &Fake, contexts: usize) {
+    let (before, taken) = (fake.brought(), fake.lane_descriptors());
+    descriptors(fake, contexts, || fake.lane_descriptors() - taken >= MANY);
+    assert_eq!(fake.brought(), before);
+}
+
 /// A set of more queues than a kernel may have together is in pinned memory.
 #[test]
 fn many_queues_stay_where_they_are() {
-    let fake = Fake::take();
-    let (before, taken) = (fake.brought(), fake.lane_descriptors());
-    descriptors(&fake, 17, || fake.lane_descriptors() - taken >= MANY);
-    assert_eq!(fake.brought(), before);
+    stay(&Fake::take(), 17);
 }
 
 #[test]
 fn queues_that_are_not_managed_are_served_where_they_are() {
     let fake = Fake::take();
     fake.set_issue("lanes=1,managed=0");
-    let (before, taken) = (fake.brought(), fake.lane_descriptors());
-    descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
-    assert_eq!(fake.brought(), before);
+    stay(&fake, 1);
 }
 
 #[test]
 fn a_driver_without_managed_memory_serves_them_where_they_are() {
     let fake = Fake::take();
     fake.set_managed(false);
-    let (before, taken) = (fake.brought(), fake.lane_descriptors());
-    descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
+    stay(&fake, 1);
     fake.set_managed(true);
-    assert_eq!(fake.brought(), before);
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY` as they are made, for one of the ranks.

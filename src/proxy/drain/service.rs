@@ -245,7 +245,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Lanes that were held for a kernel take entries again.
     fn release(&mut self, service: &mut KernelService) {
-        service.together.lose_one();
+        service.together.hold(false);
         for given in service.given.drain(..) {
             self.places[given.lane as usize].lane.release();
         }
@@ -281,7 +281,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 true => resting.push(given),
                 false if is_late => {
                     self.places[given.lane as usize].lane.release();
-                    service.together.lose_one();
+                    service.together.hold(false);
                 }
                 false => service.given.push(given),
             }
@@ -350,7 +350,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
             if position.is_over {
                 place.lane.release();
-                service.together.lose_one();
+                service.together.hold(false);
                 match given.done >= SUITS {
                     _ if given.is_watched => {}
                     // What is not for the kernel comes behind much that was.
@@ -371,7 +371,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// The kernel has ended: the lanes are this thread's.
     fn take_back(&mut self, service: &mut KernelService) {
-        service.together.lose_one();
+        service.together.hold(false);
         for given in service.given.drain(..) {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {

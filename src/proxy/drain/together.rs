@@ -57,7 +57,7 @@ impl Together {
         }
     }
 
-    /// All lanes are held for the next launch, or not.
+    /// All lanes are held for the next launch; or one at least is the thread's.
     pub fn hold(&mut self, all: bool) {
         self.has_all = all;
     }
@@ -84,11 +84,6 @@ impl Together {
             self.stayed += 1;
         }
         is_time
-    }
-
-    /// One of the lanes is the thread's.
-    pub fn lose_one(&mut self) {
-        self.has_all = false;
     }
 
     /// Whether the thread need look at no lane. `false`: it is about to, and queues that were on the GPU come back.
@@ -132,7 +127,7 @@ mod tests {
         let is_brought = together.is_to_bring(*now);
         assert!(!together.is_to_bring(*now + MOMENT), "it is asked for once");
         together.carry(*now);
-        together.lose_one();
+        together.hold(false);
         is_brought
     }
 
@@ -160,7 +155,7 @@ mod tests {
             together.hold(true);
             together.begin(true, true, now);
             assert!(!together.is_to_bring(now + 2 * SETTLED), "nothing was carried");
-            together.lose_one();
+            together.hold(false);
         }
         for _ in 0..10 * STEADY {
             together.begin(false, true, now);

@@ -100,9 +100,8 @@ pub struct LaneKernel {
     /// Where the one is that comes next, and when it was asked for.
     next: Option<(usize, Instant)>,
     polls: u32,
-    /// The lanes of the one that serves carried something; they did since the time was looked at, which is when they
-    /// did so last.
-    has_moved: bool,
+    /// The lanes of the one that serves carried something since the time was looked at, and when they were seen to do
+    /// so last; not after it began: never.
     moves: bool,
     moved: Instant,
     /// So many more launches have as few blocks as there can be.
@@ -163,7 +162,6 @@ impl LaneKernel {
             deals: Vec::new(),
             next: None,
             polls: 0,
-            has_moved: false,
             moves: false,
             moved: Instant::now(),
             narrow: 0,
@@ -193,7 +191,6 @@ impl LaneKernel {
     #[inline]
     pub fn poll(&mut self, moved: bool) -> Stage {
         self.polls = self.polls.wrapping_add(1);
-        self.has_moved |= moved;
         self.moves |= moved;
         let is_time = self.polls % LOOK_EVERY == 0;
         if let Some((slot, since)) = self.serving {
@@ -205,11 +202,11 @@ impl LaneKernel {
                     return Stage::Failed;
                 }
                 let now = Instant::now();
-                if self.has_moved && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
-                    self.call(now, self.served());
-                }
                 if std::mem::take(&mut self.moves) {
                     self.moved = now;
+                }
+                if self.moved > since && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
+                    self.call(now, self.served());
                 }
                 // Each block ends by itself: where one's life is over, the others' lanes wait for it.
                 let present = &self.launches[slot];
@@ -280,7 +277,7 @@ impl LaneKernel {
         self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
         self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
         let now = Instant::now();
-        (self.serving, self.has_moved) = (Some((at, now)), false);
+        self.serving = Some((at, now));
         (self.moves, self.moved) = (false, now);
         self.services += 1;
     }
