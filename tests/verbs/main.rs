@@ -1,5 +1,6 @@
 //! The verbs fabric, on the fake libibverbs, which one test at a time has.
 
+mod additions;
 mod atomics;
 mod data;
 mod events;

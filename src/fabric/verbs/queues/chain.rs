@@ -4,6 +4,7 @@ use super::super::lane::{EntryKind, Logged, Op, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
+use super::additions::{Joined, Room};
 use super::{Device, Queues};
 use crate::rma::op::Signal;
 use oxygin_ffi::verbs::types::*;
@@ -20,13 +21,14 @@ struct Requests {
     wrs: [ibv_send_wr; CHAIN],
     sges: [ibv_sge; CHAIN],
     /// Where the lane stands after each work request.
-    steps: [Step; CHAIN],
+    stands: [Stand; CHAIN],
 }
 
+/// Where a lane stands in its backlog.
 #[derive(Clone, Copy, Default)]
-struct Step {
+pub struct Stand {
     /// Operations of the backlog that are wholly in the queue.
-    ops: u32,
+    pub ops: u32,
     /// Bytes of the next one that are.
     offset: u64,
     /// Signal messages among the work requests.
@@ -39,7 +41,7 @@ impl Chain {
     /// Nothing yet.
     pub(super) fn new() -> Self {
         let requests =
-            Requests { wrs: [blank(); CHAIN], sges: [ibv_sge::default(); CHAIN], steps: [Step::default(); CHAIN] };
+            Requests { wrs: [blank(); CHAIN], sges: [ibv_sge::default(); CHAIN], stands: [Stand::default(); CHAIN] };
         Self(NonNull::from(Box::leak(Box::new(requests))))
     }
 
@@ -75,17 +77,17 @@ impl Queues {
         let named = if rc == 0 { Some(count) } else { refused() };
         let taken = named.unwrap_or(0);
         if taken > 0 {
-            // SAFETY: `build` filled the first `count` steps and `taken` is at most that.
-            let step = unsafe { (*chain).steps[taken - 1] };
-            lane.backlog.drain(..step.ops as usize);
-            lane.offset = step.offset;
-            lane.last_get = step.get.or(lane.last_get);
-            lane.sent = lane.sent.wrapping_add(step.ops);
+            // SAFETY: `build` filled the first `count` of `stands` and `taken` is at most that.
+            let stand = unsafe { (*chain).stands[taken - 1] };
+            lane.backlog.drain(..stand.ops as usize);
+            lane.offset = stand.offset;
+            lane.last_get = stand.get.or(lane.last_get);
+            lane.sent = lane.sent.wrapping_add(stand.ops);
             lane.take(taken as u32);
             // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
             lane.unsignalled = if taken == count { 0 } else { lane.unsignalled + taken as u32 };
             if let Some(messages) = &mut self.messages {
-                messages.sent(peer, step.messages);
+                messages.sent(peer, stand.messages);
             }
         }
         if rc != 0 {
@@ -102,48 +104,66 @@ impl Queues {
             return 0;
         }
         let limit = (lane.room(completed) as usize).min(CHAIN);
-        let mut step = Step { ops: 0, offset: lane.offset, messages: 0, get: None };
+        let mut stand = Stand { ops: 0, offset: lane.offset, messages: 0, get: None };
         let mut count = 0;
         let mut reading = lane.is_reading(completed);
+        let mut joined: Option<Joined> = None;
         while count < limit {
-            let Some(&op) = lane.backlog.get(step.ops as usize) else { break };
+            let Some(&op) = lane.backlog.get(stand.ops as usize) else { break };
             if matches!(op.kind, EntryKind::Flush | EntryKind::Loop) {
                 break;
             }
-            let number = lane.sent.wrapping_add(step.ops).wrapping_add(1);
-            if number.wrapping_sub(completed) as usize > NOTED {
+            let number = lane.sent.wrapping_add(stand.ops).wrapping_add(1);
+            let Some(operations) = (NOTED as u32 + 1).checked_sub(number.wrapping_sub(completed)).filter(|&n| n > 0)
+            else {
                 break;
+            };
+            let (next, last) = op.next(stand.offset, self.device.max_msg);
+            if let WorkRequest::Signal(signal) = next {
+                let room = Room { requests: limit - count, operations, max_msg: self.device.max_msg };
+                let with_next = Joined::with_next(joined.as_ref(), lane, &op, &signal, stand, room);
+                let has_credit = || self.messages.as_ref().is_none_or(|m| m.has_credit(peer, stand.messages));
+                if with_next.is_some() && has_credit() {
+                    joined = with_next;
+                    stand.ops += 1;
+                    stand.offset = 0;
+                    continue;
+                }
             }
-            let (next, last) = op.next(step.offset, self.device.max_msg);
             let (mut wr, sge) = match (next, &mut self.messages) {
                 (WorkRequest::Data(bytes), _) => {
-                    let request = data(&op, step.offset, bytes, self.device.max_inline);
-                    step.offset += u64::from(bytes);
+                    let request = data(&op, stand.offset, bytes, self.device.max_inline);
+                    stand.offset += u64::from(bytes);
                     request
                 }
-                (WorkRequest::Signal(signal), None) => addition(&self.device, &op, &signal),
-                (WorkRequest::Signal(signal), Some(messages)) => {
-                    let Some(sge) = messages.stage(peer, step.messages, &signal) else { break };
-                    step.messages += 1;
-                    let flags = IBV_SEND_SOLICITED | in_request(sge.length, self.device.max_inline);
-                    (ibv_send_wr { opcode: IBV_WR_SEND, send_flags: flags, num_sge: 1, ..blank() }, sge)
+                (WorkRequest::Signal(mut signal), messages) => {
+                    signal.value = signal.value.wrapping_add(joined.take().map_or(0, |joined| joined.value));
+                    match messages {
+                        None => addition(&self.device, &op, &signal),
+                        Some(messages) => {
+                            let Some(sge) = messages.stage(peer, stand.messages, &signal) else { break };
+                            stand.messages += 1;
+                            message(sge, self.device.max_inline)
+                        }
+                    }
                 }
             };
             if wr.opcode == IBV_WR_RDMA_READ {
-                step.get = Some(number);
+                stand.get = Some(number);
                 reading = true;
             } else if reading && self.device.overtakes {
                 wr.send_flags |= IBV_SEND_FENCE;
             }
             lane.note(number, Logged::of(&op));
             if last {
-                step.ops += 1;
-                step.offset = 0;
+                stand.ops += 1;
+                stand.offset = 0;
             }
             // Only an error brings this one back, and then the operation it belongs to is wanted.
             wr.wr_id = WrId::part(peer, number);
+            let stand = joined.as_ref().map_or(stand, |joined| joined.stand);
             // SAFETY: `count` is below CHAIN, and the chain stays put.
-            unsafe { link(chain, count, wr, sge, step) };
+            unsafe { link(chain, count, wr, sge, stand) };
             count += 1;
         }
         if count > 0 {
@@ -151,7 +171,7 @@ impl Queues {
             // SAFETY: the first `count` work requests were just written.
             let end = unsafe { &mut (*chain).wrs[count - 1] };
             end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(step.ops), slots, step.offset > 0);
+            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(stand.ops), slots, stand.offset > 0);
         }
         count
     }
@@ -349,12 +369,19 @@ fn addition(device: &Device, op: &Op, signal: &Signal) -> (ibv_send_wr, ibv_sge)
     (wr, ibv_sge { addr, length: 8, lkey })
 }
 
+/// The work request of a signal that goes as a message, which has been staged at `sge`.
+#[inline(always)]
+fn message(sge: ibv_sge, max_inline: u32) -> (ibv_send_wr, ibv_sge) {
+    let send_flags = IBV_SEND_SOLICITED | in_request(sge.length, max_inline);
+    (ibv_send_wr { opcode: IBV_WR_SEND, send_flags, num_sge: 1, ..blank() }, sge)
+}
+
 /// Puts a work request at the end of the chain's first `count`.
 ///
 /// # Safety
 /// The chain is there, stays where it is until it is posted, and has room for one more.
 #[inline(always)]
-unsafe fn link(chain: *mut Requests, count: usize, mut wr: ibv_send_wr, sge: ibv_sge, step: Step) {
+unsafe fn link(chain: *mut Requests, count: usize, mut wr: ibv_send_wr, sge: ibv_sge, stand: Stand) {
     // SAFETY: the caller's promise; all that is pointed to lies in the same allocation.
     unsafe {
         (*chain).sges[count] = sge;
@@ -363,6 +390,6 @@ unsafe fn link(chain: *mut Requests, count: usize, mut wr: ibv_send_wr, sge: ibv
         if count > 0 {
             (*chain).wrs[count - 1].next = addr_of_mut!((*chain).wrs[count]);
         }
-        (*chain).steps[count] = step;
+        (*chain).stands[count] = stand;
     }
 }

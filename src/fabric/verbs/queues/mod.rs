@@ -3,6 +3,7 @@
 //! Operations go straight to the device where nothing stands in the way (`direct`), or wait in their lane's backlog
 //! and go out in chains (`chain`); `completions` takes what comes back.
 
+mod additions;
 mod chain;
 mod completions;
 mod direct;
