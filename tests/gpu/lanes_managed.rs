@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// More than a few launches take.
 const MANY: u64 = 300;
 
-/// Queues are brought in each launch that has all of them, on a machine whose threads have no turn for long, too.
-const AT_ONCE: &str = "lanes=1,steady=0";
+/// Queues are in managed memory, and are brought in each launch that has all of them, on a machine whose threads have no
+/// turn for long, too.
+const AT_ONCE: &str = "lanes=1,managed=1,steady=0";
 
 /// Rounds of descriptors until it is enough.
 fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync) {
@@ -71,19 +72,24 @@ fn stay(fake: &Fake, contexts: usize) {
 /// A set of more queues than a kernel may have together is in pinned memory.
 #[test]
 fn many_queues_stay_where_they_are() {
-    stay(&Fake::take(), 17);
+    let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
+    stay(&fake, 17);
 }
 
+/// A process that has once made managed memory may have slower kernels from then on.
 #[test]
-fn queues_that_are_not_managed_are_served_where_they_are() {
+fn no_managed_memory_is_made_unless_it_is_asked_for() {
     let fake = Fake::take();
-    fake.set_issue("lanes=1,managed=0");
+    let before = fake.calls("cuMemAllocManaged");
     stay(&fake, 1);
+    assert_eq!(fake.calls("cuMemAllocManaged"), before);
 }
 
 #[test]
 fn a_driver_without_managed_memory_serves_them_where_they_are() {
     let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
     fake.set_managed(false);
     stay(&fake, 1);
     fake.set_managed(true);
@@ -93,6 +99,7 @@ fn a_driver_without_managed_memory_serves_them_where_they_are() {
 #[test]
 fn queues_for_which_there_is_no_managed_memory_are_in_pinned_memory() {
     let fake = Fake::take();
+    fake.set_issue(AT_ONCE);
     fake.inject("cuMemAllocManaged", 2);
     let taken = fake.lane_descriptors();
     descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);

@@ -36,7 +36,7 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_lanes")(held) }
     }
 
-    /// Lane kernels start and queues are managed, as on most machines.
+    /// Lane kernels start, and the CPU may use managed memory beside kernels, as on most machines.
     pub(super) fn reset_lanes(&self) {
         self.hold_lanes(false);
         self.set_managed(true);
