@@ -3,6 +3,7 @@
 pub mod gpu;
 pub mod ids;
 pub mod key;
+pub mod managed;
 pub mod registry;
 pub mod table;
 pub mod window;

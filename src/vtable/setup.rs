@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::{ContextSpec, World};
+use crate::memory::managed;
 use crate::rma::request::MAX_RANKS;
 use crate::sys::handles::{self, Kind, Reserved};
 use crate::sys::version;
@@ -53,7 +54,11 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
         if ctx.is_null() {
             return Err(null("ctx"));
         }
-        let instance = Arc::new(Instance::new(Config::from_env(), comm_id, table, nccl));
+        let config = Config::from_env();
+        if config.gpu_issue.lanes && config.gpu_issue.managed {
+            managed::make_first();
+        }
+        let instance = Arc::new(Instance::new(config, comm_id, table, nccl));
         // SAFETY: `ctx` is not NULL.
         unsafe { store("ctx", ctx, handles::insert(instance)?) }
     })

@@ -5,15 +5,16 @@
 use crate::harness::Fake;
 use crate::lanes::{streams, Scene};
 use crate::lanes_nic;
-use crate::support::common::Rank;
+use crate::support::common::{ok, Rank};
 use crate::support::logged;
+use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// More than a few launches take.
 const MANY: u64 = 300;
 
-/// Queues are in managed memory, and are brought in each launch that has all of them, on a machine whose threads have no
-/// turn for long, too.
+/// Queues are in managed memory, and are brought in each launch that has all of them, on a machine whose threads have
+/// no turn for long, too.
 const AT_ONCE: &str = "lanes=1,managed=1,steady=0";
 
 /// Rounds of descriptors until it is enough.
@@ -67,6 +68,24 @@ fn stay(fake: &Fake, contexts: usize) {
     let (before, taken) = (fake.brought(), fake.lane_descriptors());
     descriptors(fake, contexts, || fake.lane_descriptors() - taken >= MANY);
     assert_eq!(fake.brought(), before);
+}
+
+/// NCCL calls `init` before it maps other ranks' memory.
+#[test]
+fn the_first_managed_memory_is_made_by_init() {
+    for (issue, made) in [("lanes=1", 0), ("lanes=0,managed=1", 0), ("lanes=1,managed=1", 1)] {
+        let fake = Fake::take();
+        fake.set_issue(issue);
+        let _context = fake.enter(0);
+        let calls = || ["cuMemAllocManaged", "cuMemFree"].map(|call| fake.calls(call));
+        let before = calls();
+        let mut instance = std::ptr::null_mut();
+        // SAFETY: a local that lives through the call.
+        ok(unsafe { T.init.unwrap()(&mut instance, 1, None) });
+        assert_eq!(calls(), before.map(|n| n + made), "{issue}");
+        // SAFETY: of `init`, ended once.
+        ok(unsafe { T.finalize.unwrap()(instance) });
+    }
 }
 
 /// A set of more queues than a kernel may have together is in pinned memory.
