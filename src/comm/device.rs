@@ -209,12 +209,9 @@ impl Coll {
         Ok((set, place))
     }
 
-    /// Whether queues may be brought to the GPU: where a kernel may serve them, and one thread looks at all of a set's,
-    /// as it is for that thread to look away.
+    /// Whether queues may be brought to the GPU: where that is asked for, and a kernel may serve them.
     pub(super) fn brings_queues(&self) -> bool {
-        let config = &self.instance.config;
-        let (lanes, managed) = (config.gpu_issue.lanes, config.gpu_issue.managed);
-        self.keeps_credits_on_gpu() && lanes && managed && config.proxy_threads == 1
+        self.keeps_credits_on_gpu() && self.instance.config.may_bring_queues()
     }
 
     /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is

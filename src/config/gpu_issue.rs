@@ -17,7 +17,7 @@ pub struct GpuIssue {
     /// default: what it costs other kernels of the process is in docs/gpu.md.
     pub managed: bool,
     /// Launches in a row that have had all of a set's queues before these are brought to the GPU; more are asked for
-    /// where they came back too soon. 0: none are asked for, ever.
+    /// where they came back too soon. 0: the first launch that has all brings them.
     pub steady: u32,
     /// How many worker blocks the copy kernel brings for large copies; 0: none. At most 128.
     pub workers: u32,

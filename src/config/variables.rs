@@ -135,7 +135,7 @@ const GENERAL: &[Variable] = &[
                   private one; `kernel=0`: no copy kernel; `lanes=0`: no lane kernel, which serves device code's \
                   queues by itself between GPUs of one host; `managed=1`: queues of small sets of contexts are in \
                   managed memory instead of pinned host memory, and on the GPU while that kernel has all of a set's, \
-                  which may make other kernels of the process start later; \
+                  which may make other kernels of the process slower; \
                   `workers=0`: a copy kernel without worker blocks; `helper=0`: the helper thread never works beside \
                   the callers, `helper=2`: whatever the number of cores. `kernel` and `workers` may also be written \
                   `courier` and `hands`, as in earlier versions.",

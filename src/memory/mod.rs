@@ -3,7 +3,6 @@
 pub mod gpu;
 pub mod ids;
 pub mod key;
-pub mod managed;
 pub mod registry;
 pub mod table;
 pub mod window;

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fabric::devices::{self, Device};
 use crate::fabric::{ContextSpec, World};
-use crate::memory::managed;
+use crate::proxy::memory::Memory;
 use crate::rma::request::MAX_RANKS;
 use crate::sys::handles::{self, Kind, Reserved};
 use crate::sys::version;
@@ -55,8 +55,8 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
             return Err(null("ctx"));
         }
         let config = Config::from_env();
-        if config.gpu_issue.lanes && config.gpu_issue.managed {
-            managed::make_first();
+        if config.may_bring_queues() {
+            Memory::make_first_managed();
         }
         let instance = Arc::new(Instance::new(config, comm_id, table, nccl));
         // SAFETY: `ctx` is not NULL.

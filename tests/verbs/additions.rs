@@ -1,14 +1,13 @@
 //! Additions to one word that leave as one.
 
 use crate::harness::*;
-use oxygin::config::Config;
-use oxygin::fabric::{Context, ContextSpec};
+use oxygin::fabric::Context;
 use oxygin::rma::op::{Get, Op, Put};
 use oxygin::rma::seq::Seq;
 
-fn post(rank: &Rank, ops: &[Op]) -> Seq {
-    // SAFETY: windows outlive the contexts' operations in every test here.
-    let posted = unsafe { rank.contexts[0].post(1, ops) }.unwrap();
+/// Posts all of these from rank 0 to rank 1.
+fn post_all(ranks: &[Rank], ops: &[Op]) -> Seq {
+    let posted = post_batch(&ranks[0], 1, ops);
     assert_eq!(posted.taken, ops.len());
     posted.last
 }
@@ -22,7 +21,7 @@ fn put_signal(ranks: &[Rank], at: u64, len: u64, word: usize, add: u64) -> Op {
 fn taken(fake: &Fake, ranks: &[Rank], ops: &[Op]) -> (i64, [u64; 2]) {
     let words = || [1, 2].map(|word| ranks[1].signals.memory.word(word));
     let before = (fake.count("work_requests"), words());
-    finish(&ranks[0].contexts[0], 1, post(&ranks[0], ops));
+    finish(&ranks[0].contexts[0], 1, post_all(ranks, ops));
     until("the signals", || {
         ranks[1].contexts[0].progress().unwrap();
         words() != before.1
@@ -84,18 +83,16 @@ fn what_is_no_put_parts_them() {
     fake.check_clean();
 }
 
-/// The queue holds seven work requests when the batch comes: sums end where it does.
+/// The queue has eight work requests: sums end where it does.
 #[test]
 fn a_full_queue_ends_a_sum() {
     let fake = Fake::take();
-    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None, rank_stride: 1 };
-    let config = Config { max_operations: 1024, ..Config::default() };
-    let ranks = Job { spec, config, ..Default::default() }.start();
+    let ranks = little_room(2);
     fake.set("late", 1);
     for n in 1..40 {
         let ops: Vec<_> = (0..n).map(|i| put_signal(&ranks, 8 * i, 8, 1, 1)).collect();
         let before = ranks[1].signals.memory.word(1);
-        finish(&ranks[0].contexts[0], 1, post(&ranks[0], &ops));
+        finish(&ranks[0].contexts[0], 1, post_all(&ranks, &ops));
         assert_eq!(ranks[1].signals.memory.word(1) - before, n);
     }
     assert_eq!(fake.count("send_queue_full"), 0);
@@ -123,7 +120,7 @@ fn what_is_refused_is_added_once() {
                 ops.push(put_signal(&ranks, at, len, 1, round + i));
                 sum += round + i;
             }
-            let seq = post(a, &ops);
+            let seq = post_all(&ranks, &ops);
             until("the operations", || {
                 b.contexts[0].progress().unwrap();
                 a.contexts[0].test(1, seq).unwrap()

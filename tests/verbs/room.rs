@@ -3,24 +3,11 @@
 use crate::harness::*;
 use crate::support::logged::{collect, lines};
 use oxygin::comm::backpressure::Backpressure;
-use oxygin::config::Config;
-use oxygin::fabric::{Context, ContextSpec, Posted};
+use oxygin::fabric::Posted;
 use oxygin::rma::op::{Op, Payload, Put, Value, VALUE_MAX};
 use oxygin::rma::seq::Seq;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// Ranks on devices of their own, with little room: four operations with signals are with the device, 1024 wait.
-fn little_room(ranks: u32) -> Vec<Rank> {
-    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None, rank_stride: 1 };
-    let config = Config { max_operations: 1024, ..Config::default() };
-    Job { ranks, spec, config, devices: ranks as usize, ..Default::default() }.start()
-}
-
-fn post(rank: &Rank, peer: u32, ops: &[Op]) -> Posted {
-    // SAFETY: windows outlive the contexts' operations in every test here.
-    unsafe { rank.contexts[0].post(peer, ops) }.unwrap()
-}
 
 fn value(to: &Rank, at: u64, bytes: &[u8], add: u64) -> Op {
     Op::Value(Value {
@@ -57,7 +44,7 @@ fn a_stopped_peer_delays_nobody_who_talks_to_another() {
         // The same context, which has all the room towards the other peer: as gets, and as a batch with a flush.
         let others = s.spawn(|| {
             let gets = [Op::Get(get(a, 1024, b, 0, 8)); 20];
-            let posted = post(a, 1, &gets);
+            let posted = post_batch(a, 1, &gets);
             assert_eq!((posted.taken, posted.last), (20, Seq(20)));
             finish(&a.contexts[0], 1, posted.last);
             assert_eq!(a.contexts[0].flushed(1).unwrap(), None);
@@ -88,13 +75,13 @@ fn a_batch_is_numbered_in_a_row_and_rung_once() {
     let ops: Vec<Op> = (0..10u64).map(|i| Op::Put(Put { signal: signal(b, 1, 1), ..put(a, 0, b, 8 * i, 8) })).collect();
     for round in 1..4 {
         let before = fake.count("doorbells");
-        let posted = post(a, 1, &ops);
+        let posted = post_batch(a, 1, &ops);
         assert_eq!((posted.taken, posted.last), (10, Seq(10 * round)));
         assert_eq!(fake.count("doorbells") - before, 1);
         finish(&a.contexts[0], 1, posted.last);
     }
     assert_eq!(b.signals.memory.word(1), 30);
-    assert_eq!(post(a, 1, &[]), Posted::NONE);
+    assert_eq!(post_batch(a, 1, &[]), Posted::NONE);
     drop(ranks);
     fake.check_clean();
 }
@@ -106,10 +93,10 @@ fn what_there_is_no_room_for_is_not_taken() {
     let ranks = little_room(2);
     let [a, b] = &ranks[..] else { unreachable!() };
     let ops = vec![Op::Put(Put { signal: signal(b, 1, 1), ..put(a, 0, b, 0, 8) }); 2000];
-    assert_eq!(post(a, 1, &ops), Posted { taken: 1024, last: Seq(1024) });
+    assert_eq!(post_batch(a, 1, &ops), Posted { taken: 1024, last: Seq(1024) });
     // Seven of them are with the device: eight work requests, the last of which adds for all.
-    assert_eq!(post(a, 1, &ops), Posted { taken: 7, last: Seq(1031) });
-    assert_eq!(post(a, 1, &ops), Posted::NONE);
+    assert_eq!(post_batch(a, 1, &ops), Posted { taken: 7, last: Seq(1031) });
+    assert_eq!(post_batch(a, 1, &ops), Posted::NONE);
     fake.set("late", 0);
     fake.set("run", 0);
     finish(&a.contexts[0], 1, Seq(1031));
@@ -127,7 +114,7 @@ fn who_waits_for_room_names_the_rank_once_and_ends_with_the_communicator() {
     let [a, _, c] = &ranks[..] else { unreachable!() };
     collect();
     let ops = vec![Op::Put(Put { signal: signal(c, 1, 1), ..put(a, 0, c, 0, 8) }); 2000];
-    while post(a, 2, &ops).taken > 0 {}
+    while post_batch(a, 2, &ops).taken > 0 {}
     let closed = AtomicBool::new(false);
     let room = Backpressure { limit: Duration::from_millis(20), operations: 1024 };
     let said = || lines().iter().filter(|(_, line)| line.contains("rank 2") && line.contains("for room")).count();
@@ -170,12 +157,12 @@ fn payloads(fake: &Fake, inlined: i64) {
             ops.push(value(b, 64 * u64::from(i), &bytes, 1 + u64::from(i)));
             sum += 1 + u64::from(i);
         }
-        let posted = post(a, 1, &ops);
+        let posted = post_batch(a, 1, &ops);
         assert_eq!(posted.taken, 32);
         // All places are taken, but a put needs none.
-        let more = post(a, 1, &[value(b, 0, &[1; VALUE_MAX], 0)]);
+        let more = post_batch(a, 1, &[value(b, 0, &[1; VALUE_MAX], 0)]);
         assert_eq!(more, Posted::NONE);
-        assert_eq!(post(a, 1, &[Op::Put(put(a, 4096, b, 8192, 8))]).taken, 1);
+        assert_eq!(post_batch(a, 1, &[Op::Put(put(a, 4096, b, 8192, 8))]).taken, 1);
         ops.fill(Op::Put(put(a, 4096, b, 8192, 8)));
         fake.set("late", 0);
         fake.set("run", 0);
@@ -188,7 +175,7 @@ fn payloads(fake: &Fake, inlined: i64) {
     assert_eq!(fake.count("inlined") - before, inlined);
     // Nothing and a signal.
     fake.set("late", 0);
-    let posted = post(a, 1, &[value(b, 0, &[], 5)]);
+    let posted = post_batch(a, 1, &[value(b, 0, &[], 5)]);
     finish(&a.contexts[0], 1, posted.last);
     assert_eq!(b.signals.memory.word(0), sum + 5);
     drop(ranks);

@@ -10,8 +10,7 @@ fn error_in(fake: &Fake, spec: ContextSpec, n: i64, ops: impl Fn(&Rank, &Rank) -
     let ranks = Job { spec, ..Default::default() }.start();
     let [a, b] = &ranks[..] else { unreachable!() };
     fake.set("error_in", n);
-    // SAFETY: windows outlive the operations.
-    let posted = unsafe { a.contexts[0].post(1, &ops(a, b)) }.unwrap();
+    let posted = post_batch(a, 1, &ops(a, b));
     let said = failure(&a.contexts[0], 1, posted.last).message().to_owned();
     drop(ranks);
     fake.check_clean();

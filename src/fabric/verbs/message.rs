@@ -144,13 +144,14 @@ impl Messages {
         }
     }
 
-    /// The number of the message after `ahead` others that are being built; `None` while there is no receive for it.
-    fn next(&self, peer: u32, ahead: u32) -> Option<u32> {
+    /// The peer, and the number of the message after `ahead` others that are being built; `None` while it has no
+    /// receive for that.
+    fn next(&self, peer: u32, ahead: u32) -> Option<(&Peer, u32)> {
         let p = self.peers.get(peer as usize)?;
         let number = p.sent.wrapping_add(ahead);
         // Counts only grow; the low half is enough while fewer than 2^32 messages are under way.
         let known = self.word(peer, 0)?.load(Ordering::Acquire) as u32;
-        (number.wrapping_sub(known) < p.limit).then_some(number)
+        (number.wrapping_sub(known) < p.limit).then_some((p, number))
     }
 
     /// Whether the peer has a receive for the message after `ahead` others; it keeps it until that is sent.
@@ -160,8 +161,7 @@ impl Messages {
 
     /// Writes the message after `ahead` others that are being built; `None` while the peer has no receive for it.
     pub fn stage(&self, peer: u32, ahead: u32, signal: &Signal) -> Option<ibv_sge> {
-        let number = self.next(peer, ahead)?;
-        let p = self.peers.get(peer as usize)?;
+        let (p, number) = self.next(peer, ahead)?;
         // A peer that has taken message n - limit is through with this buffer.
         let offset = HEAD + STRIDE * (number % p.limit) as usize;
         let key = u64::from(signal.rkey) | u64::from(MARK) << 32;

@@ -7,7 +7,7 @@ use oxygin::comm::backpressure::Backpressure;
 use oxygin::config::Config;
 use oxygin::error::Result;
 use oxygin::fabric::verbs::{devices, Pending, VerbsContext, VerbsFabric};
-use oxygin::fabric::{Context, ContextSpec, Fabric, Region, World};
+use oxygin::fabric::{Context, ContextSpec, Fabric, Posted, Region, World};
 use oxygin::memory::registry::{Extent, Registry};
 use oxygin::memory::window::Registration;
 use oxygin::rma::op::{Get, Op, Put, Signal};
@@ -263,6 +263,19 @@ impl Start for VerbsContext {
 pub fn start_put(rank: &Rank, context: usize, peer: u32, put: &Put) -> Seq {
     // SAFETY: the windows do, in every test.
     unsafe { rank.contexts[context].put(peer, put) }.unwrap()
+}
+
+/// Posts one batch by a rank's first context, between windows that outlive its operations.
+pub fn post_batch(rank: &Rank, peer: u32, ops: &[Op]) -> Posted {
+    // SAFETY: the windows do, in every test.
+    unsafe { rank.contexts[0].post(peer, ops) }.unwrap()
+}
+
+/// Ranks on devices of their own, with little room: eight work requests are with the device, 1024 operations wait.
+pub fn little_room(ranks: u32) -> Vec<Rank> {
+    let spec = ContextSpec { contexts: 1, queue_depth: 8, traffic_class: None, rank_stride: 1 };
+    let config = Config { max_operations: 1024, ..Config::default() };
+    Job { ranks, spec, config, devices: ranks as usize, ..Default::default() }.start()
 }
 
 /// What each rank said to rank `me`, out of what each said to all.

@@ -6,9 +6,8 @@
 //! put and of everything before it is. It may come later than it could, by the time that the data of those behind it
 //! takes, which [`GATHERED`] bounds. Signals of different words keep their order, as only neighbours are joined.
 
-use super::super::lane::{EntryKind, Lane, Op};
+use super::super::lane::{EntryKind, Lane};
 use super::chain::Stand;
-use crate::rma::op::Signal;
 
 /// Bytes of the puts behind a signal that it may wait for: 8 KiB take a link of 200 Gbit/s a third of a microsecond.
 pub const GATHERED: u64 = 8 << 10;
@@ -29,28 +28,21 @@ pub struct Joined {
 pub struct Room {
     /// Work requests.
     pub requests: usize,
-    /// Operations.
-    pub operations: u32,
     /// Bytes that a work request carries at most.
     pub max_msg: u64,
 }
 
 impl Joined {
-    /// `signal` of the operation at `stand`, if that of the next operation can take it along.
-    pub fn with_next(
-        before: Option<&Self>,
-        lane: &Lane,
-        op: &Op,
-        signal: &Signal,
-        stand: Stand,
-        room: Room,
-    ) -> Option<Self> {
-        let next = lane.backlog.get(stand.ops as usize + 1)?;
-        let is_same = next.signal.is_some_and(|s| s.remote == signal.remote && s.rkey == signal.rkey);
+    /// The signal of the operation at `stand`, if that of the next operation can take it along.
+    pub fn with_next(before: Option<&Self>, lane: &Lane, stand: Stand, room: Room) -> Option<Self> {
+        let at = stand.ops as usize;
+        let (op, next) = (lane.backlog.get(at)?, lane.backlog.get(at + 1)?);
+        let (signal, its) = (op.signal?, next.signal?);
         let are_puts = [op, next].iter().all(|op| matches!(op.kind, EntryKind::Put | EntryKind::Value));
         let bytes = before.map_or(0, |joined| joined.bytes) + next.len;
         let requests = 1 + usize::from(next.len > 0);
-        let has_room = requests <= room.requests && room.operations > 1 && next.len <= room.max_msg;
+        let has_room = requests <= room.requests && next.len <= room.max_msg;
+        let is_same = (signal.remote, signal.rkey) == (its.remote, its.rkey);
         (is_same && are_puts && bytes <= GATHERED && has_room).then(|| Self {
             value: before.map_or(0, |joined| joined.value).wrapping_add(signal.value),
             bytes,

@@ -114,14 +114,14 @@ impl Queues {
                 break;
             }
             let number = lane.sent.wrapping_add(stand.ops).wrapping_add(1);
-            let Some(operations) = (NOTED as u32 + 1).checked_sub(number.wrapping_sub(completed)).filter(|&n| n > 0)
-            else {
+            let unfinished = number.wrapping_sub(completed) as usize;
+            if unfinished > NOTED {
                 break;
-            };
+            }
             let (next, last) = op.next(stand.offset, self.device.max_msg);
-            if let WorkRequest::Signal(signal) = next {
-                let room = Room { requests: limit - count, operations, max_msg: self.device.max_msg };
-                let with_next = Joined::with_next(joined.as_ref(), lane, &op, &signal, stand, room);
+            if matches!(next, WorkRequest::Signal(_)) && unfinished < NOTED {
+                let room = Room { requests: limit - count, max_msg: self.device.max_msg };
+                let with_next = Joined::with_next(joined.as_ref(), lane, stand, room);
                 let has_credit = || self.messages.as_ref().is_none_or(|m| m.has_credit(peer, stand.messages));
                 if with_next.is_some() && has_credit() {
                     joined = with_next;
