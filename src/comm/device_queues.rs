@@ -203,7 +203,10 @@ pub(super) fn signal_words(
     have_visitors: bool,
 ) -> Result<WindowSpec> {
     let mut window = device_words(memory, base, len, only_added)?;
-    window.gpu.iter_mut().for_each(|memory| memory.is_shared = have_visitors);
+    if let Some(memory) = &mut window.gpu {
+        memory.is_shared = have_visitors;
+        memory.signals.are_ordered = false;
+    }
     Ok(window)
 }
 

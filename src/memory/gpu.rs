@@ -4,13 +4,23 @@ use crate::error::{Error, Result};
 use oxygin_ffi::cuda::{Allocation, Context, Cuda, CudaError};
 use std::sync::Arc;
 
+/// What holds of the signals in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalRules {
+    /// They start at 0 and nobody but peers' signals ever writes them.
+    pub never_reset: bool,
+    /// A strong one is visible behind earlier ones of its context, too. Else, as in this library's own queues, behind
+    /// earlier puts alone, which is what NCCL promises device code.
+    pub are_ordered: bool,
+}
+
 /// A window in GPU memory.
 #[derive(Clone)]
 pub struct GpuMemory {
     /// Where calls about it are made.
     pub context: Arc<Context>,
-    /// Its signals start at 0 and nobody but peers' signals ever writes them.
-    pub never_reset: bool,
+    /// Of its signals.
+    pub signals: SignalRules,
     /// Every GPU of this process may load from it and store to it.
     pub is_open: bool,
     /// It is mapped by cuMemMap, as ncclMemAlloc and cuMemCreate have it, and belongs to no context.
@@ -53,5 +63,6 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     let ends = [base, base + len.max(1) - 1];
     let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
     let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
-    Ok(GpuMemory { context: Arc::new(context), never_reset, is_open, is_virtual, is_shared: true })
+    let signals = SignalRules { never_reset, are_ordered: true };
+    Ok(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true })
 }

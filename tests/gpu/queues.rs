@@ -120,6 +120,30 @@ fn nobody_waits_for_what_device_code_is_told_of_a_lone_put() {
     });
 }
 
+/// Blocks of a kernel signal for themselves, and device code is promised no order among signals: a fence for each would
+/// let all wait for the last.
+#[test]
+fn signals_of_device_code_do_not_wait_for_each_other() {
+    let is_enough = AtomicBool::new(false);
+    on_gpus("tcp", 2, |r, fake, device, src, dst| {
+        let (peer, commands, ordered) = (1 - r.rank, fake.commands(), fake.ordered_commands());
+        for round in 1.. {
+            let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, src).second(0, dst);
+            device.post(0, peer, put.with_signal(0, 0, true));
+            let signal = |s: u32| entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(s, 0, true);
+            (1..8).for_each(|s| device.post(0, peer, signal(s)));
+            (0..8).for_each(|s| device.wait_signal(0, s, round));
+            is_enough.fetch_or(r.rank == 0 && fake.commands() - commands >= 200, Ordering::Relaxed);
+            r.job.barrier.wait();
+            if is_enough.load(Ordering::Relaxed) {
+                break;
+            }
+            r.job.barrier.wait();
+        }
+        assert_eq!(fake.ordered_commands(), ordered);
+    });
+}
+
 /// createContext from a thread whose current device is not the rank's, or that has none: windows tell which GPU it is.
 #[test]
 fn queues_are_on_the_gpu_of_the_windows() {

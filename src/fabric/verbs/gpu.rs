@@ -79,7 +79,7 @@ impl VerbsFabric {
     /// Registers GPU memory by the first way that works.
     pub(super) fn register_on_gpu(&self, region: &Region, memory: &GpuMemory) -> Result<Registration> {
         // Signals that are never reset are signals, whatever else was said of them.
-        let region = Region { strict: region.strict || memory.never_reset, ..*region };
+        let region = Region { strict: region.strict || memory.signals.never_reset, ..*region };
         let gpu = memory.context.device();
         let place = format!("{} bytes of GPU {gpu} at {:#x}", region.len, region.base);
         self.admit(&region, gpu, &place)?;

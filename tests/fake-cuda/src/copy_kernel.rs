@@ -41,6 +41,7 @@ static COMMANDS: AtomicU64 = AtomicU64::new(0);
 static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static REPORTS: AtomicU64 = AtomicU64::new(0);
 static UNAWAITED_COMMANDS: AtomicU64 = AtomicU64::new(0);
+static ORDERED_COMMANDS: AtomicU64 = AtomicU64::new(0);
 static CREDITS: AtomicU64 = AtomicU64::new(0);
 
 /// How many commands were done.
@@ -56,6 +57,11 @@ pub fn awaited_commands() -> u64 {
 /// How many of them nobody was known to wait for.
 pub fn unawaited_commands() -> u64 {
     UNAWAITED_COMMANDS.load(Ordering::Relaxed)
+}
+
+/// How many of them had signals that came behind others.
+pub fn ordered_commands() -> u64 {
+    ORDERED_COMMANDS.load(Ordering::Relaxed)
 }
 
 /// How many of them by worker blocks.
@@ -264,6 +270,8 @@ impl<'a> CopyKernel<'a> {
         let unawaited = batch.iter().filter(|c| c.flags & UNAWAITED != 0).count();
         UNAWAITED_COMMANDS.fetch_add(unawaited as u64, Ordering::Relaxed);
         self.is_awaited |= unawaited < batch.len();
+        let ordered = batch.iter().filter(|c| c.flags >> BEHIND_BIT & ((1 << BEHIND_MOST) - 1) != 0).count();
+        ORDERED_COMMANDS.fetch_add(ordered as u64, Ordering::Relaxed);
         // At the latest after so many, or where somebody waits for one.
         let awaited = batch.iter().filter(|c| c.flags & REPORT != 0).count() as u64;
         REPORTS.fetch_add(awaited, Ordering::Relaxed);

@@ -456,6 +456,12 @@ pub extern "C" fn fake_unawaited_commands() -> u64 {
     crate::copy_kernel::unawaited_commands()
 }
 
+/// How many of them had signals that came behind others.
+#[no_mangle]
+pub extern "C" fn fake_ordered_commands() -> u64 {
+    crate::copy_kernel::ordered_commands()
+}
+
 /// How many of them their worker blocks did.
 #[no_mangle]
 pub extern "C" fn fake_worker_commands() -> u64 {

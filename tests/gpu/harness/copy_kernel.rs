@@ -47,6 +47,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_awaited_commands")() }
     }
 
+    /// Of the commands that copy kernels have done so far those whose signals came behind others of their go.
+    pub fn ordered_commands(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_ordered_commands")() }
+    }
+
     /// Of the commands that copy kernels have done so far those that nobody was known to wait for.
     pub fn unawaited_commands(&self) -> u64 {
         // SAFETY: as above.

@@ -376,6 +376,7 @@ mod tests {
     use super::*;
     use crate::fabric::soft::gpu::kernel::windows_hold;
     use crate::fabric::soft::lane::Lane;
+    use crate::memory::gpu::SignalRules;
     use crate::memory::registry::Extent;
     use crate::rma::op::{self, Put};
     use crate::rma::seq::Seq;
@@ -427,8 +428,9 @@ mod tests {
         let put = Put { local: X, lkey: own, rkey: to, remote: Y, len: 64, signal: None, more: false };
         let posted_by = |rank| Op::new(op(&lane).owner, rank, Some(0), &op::Op::Put(put), 0);
         let mut windows = Windows::of(0);
-        windows.insert(1, extent, true);
-        windows.insert(2, Extent { base: Y, len: 64 }, true);
+        let signals = SignalRules { never_reset: true, are_ordered: true };
+        windows.insert(1, extent, signals);
+        windows.insert(2, Extent { base: Y, len: 64 }, signals);
         let go = |windows: &Windows, rank| {
             let mut op = posted_by(rank);
             let (mut copies, may_run) = (Copies::default(), windows_hold(&op, windows));

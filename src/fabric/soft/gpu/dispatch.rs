@@ -127,7 +127,9 @@ impl EngineState {
                         kernel.wants(if by_workers { LaunchSize::WorkerBlocks } else { LaunchSize::Block });
                     }
                     let command = command(op, &mut self.windows, by_workers, staged.as_ref());
-                    self.queue.ready.pop_front().into_iter().for_each(|op| kernel.post(op, command, staged));
+                    // A weak signal has an order with nothing but its own data.
+                    let in_order = op.signal.is_some_and(|s| s.strong && self.windows.orders_signals(s.rkey));
+                    self.queue.ready.pop_front().into_iter().for_each(|op| kernel.post(op, command, staged, in_order));
                 }
                 mover @ (Mover::BulkStream | Mover::Deferred) => {
                     let is_bulk = mover == Mover::BulkStream;

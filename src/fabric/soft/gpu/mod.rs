@@ -217,7 +217,7 @@ impl Engine {
         }
         self.open_kernel();
         let mut state = self.state.lock();
-        state.windows.insert(id, extent, memory.never_reset);
+        state.windows.insert(id, extent, memory.signals);
         Ok(Key::gpu(id, memory.is_open).0)
     }
 

@@ -1,6 +1,7 @@
 //! This rank's GPU windows, and the values of their signals.
 
 use super::op::{CallerWindow, Op};
+use crate::memory::gpu::SignalRules;
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
@@ -9,7 +10,7 @@ use crate::rma::op::Signal;
 /// A GPU window.
 pub struct GpuWindow {
     extent: Extent,
-    never_reset: bool,
+    signals: SignalRules,
     /// Values of its signals by word, as far as they were ever signalled.
     sums: Vec<u64>,
     /// Which of them are values; `None`: all, and those behind them are 0.
@@ -57,8 +58,8 @@ impl Windows {
     }
 
     /// Adds one.
-    pub fn insert(&mut self, id: u32, extent: Extent, never_reset: bool) {
-        self.by_number.insert(id, GpuWindow { extent, never_reset, sums: Vec::new(), known: None });
+    pub fn insert(&mut self, id: u32, extent: Extent, signals: SignalRules) {
+        self.by_number.insert(id, GpuWindow { extent, signals, sums: Vec::new(), known: None });
     }
 
     /// Removes it.
@@ -106,13 +107,19 @@ impl Windows {
     /// Whether the value of a signal is in GPU memory alone: kernels may reset those of its window, or others have
     /// added to it.
     pub fn is_unknown(&self, key: u32, addr: u64) -> bool {
-        let is_unknown = |w: &GpuWindow| !w.never_reset || !w.is_known(w.word_of(addr));
+        let is_unknown = |w: &GpuWindow| !w.signals.never_reset || !w.is_known(w.word_of(addr));
         self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, 8) && is_unknown(w))
     }
 
     /// Whether kernels may reset a window's signals, whose values are in GPU memory alone.
     pub fn may_be_reset(&self, key: u32) -> bool {
-        self.by_number.get(Key(key).number()).is_some_and(|w| !w.never_reset)
+        self.by_number.get(Key(key).number()).is_some_and(|w| !w.signals.never_reset)
+    }
+
+    /// Whether a strong signal may not overtake others of its context.
+    #[inline]
+    pub fn orders_signals(&self, key: u32) -> bool {
+        self.by_number.get(Key(key).number()).is_none_or(|w| w.signals.are_ordered)
     }
 
     /// Whether kernels may reset signals that are added to now.
@@ -140,7 +147,7 @@ impl Windows {
     }
 
     fn learn(&mut self, key: u32, addr: u64, values: &[u64]) {
-        let Some(window) = self.by_number.get_mut(Key(key).number()).filter(|w| w.never_reset) else { return };
+        let Some(window) = self.by_number.get_mut(Key(key).number()).filter(|w| w.signals.never_reset) else { return };
         let first = window.word_of(addr);
         for (at, value) in (first..).zip(values) {
             if !window.is_known(at) {
@@ -156,8 +163,8 @@ impl Windows {
     pub fn add(&mut self, key: u32, addr: u64, value: u64) -> Result<u64, bool> {
         let window = self.by_number.get_mut(Key(key).number());
         let window = window.filter(|w| w.extent.holds(addr, 8) && addr % 8 == 0).ok_or(false)?;
-        self.last_may_be_reset = !window.never_reset;
-        if !window.never_reset {
+        self.last_may_be_reset = !window.signals.never_reset;
+        if !window.signals.never_reset {
             return Err(true);
         }
         let at = window.word_of(addr);
@@ -174,11 +181,14 @@ impl Windows {
 mod tests {
     use super::*;
 
+    const NEVER_RESET: SignalRules = SignalRules { never_reset: true, are_ordered: true };
+    const RESET: SignalRules = SignalRules { never_reset: false, ..NEVER_RESET };
+
     #[test]
     fn sums_that_others_may_have_changed_are_read_once_with_those_around_them() {
         let key = Key::gpu(1, false).0;
         let mut windows = Windows::of(0);
-        windows.insert(1, Extent { base: 0x1000, len: 0x2000 }, true);
+        windows.insert(1, Extent { base: 0x1000, len: 0x2000 }, NEVER_RESET);
         assert_eq!(windows.add(key, 0x1008, 5), Ok(5));
         windows.forget_sums();
         assert_eq!(windows.add(key, 0x1008, 5), Err(true));
@@ -189,14 +199,14 @@ mod tests {
         assert_eq!((windows.add(key, 0x1008, 1), windows.add(key, 0x1010, 1)), (Ok(101), Ok(204)));
         assert!(windows.is_unknown(key, 0x2000), "what was not read is not known");
         // Wherever the window begins, those that are read together are found together.
-        windows.insert(3, Extent { base: 0x3100, len: 0x2008 }, false);
+        windows.insert(3, Extent { base: 0x3100, len: 0x2008 }, RESET);
         let around = |addr| windows.around(Key::gpu(3, false).0, addr);
         assert_eq!(
             [0x3100, 0x3ff8, 0x4000, 0x4ff8, 0x5100].map(around),
             [(0x3100, 0xf00), (0x3100, 0xf00), (0x4000, 0x1000), (0x4000, 0x1000), (0x5000, 0x108),]
         );
         // Of signals that kernels reset nothing is remembered.
-        windows.insert(2, Extent { base: 0x8000, len: 64 }, false);
+        windows.insert(2, Extent { base: 0x8000, len: 64 }, RESET);
         let key = Key::gpu(2, false).0;
         let signal = Signal { remote: 0x8008, rkey: key, value: 3, strong: true };
         assert_eq!(windows.around(key, 0x8008), (0x8000, 64));

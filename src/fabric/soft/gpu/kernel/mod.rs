@@ -285,9 +285,10 @@ impl CopyKernel {
         (self.sent.len() as u64) < COMMANDS
     }
 
-    /// Gives it an operation, whose copy has a place in the pinned memory if it needs one. It is up and has room.
+    /// Gives it an operation, whose copy has a place in the pinned memory if it needs one. `in_order`: its signal does
+    /// not overtake those of its lane. It is up and has room.
     #[inline]
-    pub fn post(&mut self, op: Op, mut command: Command, staged: Option<Staged>) {
+    pub fn post(&mut self, op: Op, mut command: Command, staged: Option<Staged>, in_order: bool) {
         debug_assert!(self.is_up() && self.has_room());
         let is_alone = is_alone(&op) || self.sent.back().is_some_and(|before| is_alone(&before.op));
         // Signals before it need not wait until worker blocks have moved what it names.
@@ -300,8 +301,7 @@ impl CopyKernel {
         if is_alone || is_behind_small {
             command.flags |= CUT;
             self.recent.clear();
-        } else if op.signal.is_some_and(|s| s.strong) {
-            // A weak signal has an order with nothing but its own data.
+        } else if in_order {
             command.flags |= self.recent.behind(lane, command.signal) << BEHIND_BIT;
         }
         if op.credit.is_none() {
