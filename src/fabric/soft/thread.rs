@@ -13,7 +13,7 @@ use super::progress::Progress;
 use crate::error::{Error, Result};
 use crate::sys::thread::Thread;
 use crate::sys::yielder::Yielder;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -34,26 +34,19 @@ const STACK: usize = 256 << 10;
 const CLOCK_EVERY: u32 = 32;
 
 /// What the thread sleeps on.
-struct Waits {
+struct Waits<'a> {
     /// Contact socket and stirring.
-    nap: Epoll,
+    nap: [BorrowedFd<'a>; 2],
     /// The same and TCP.
-    sleep: Epoll,
+    sleep: [BorrowedFd<'a>; 3],
 }
 
-impl Waits {
-    fn new(shared: &Progress) -> nix::Result<Self> {
-        let make = |fds: &[BorrowedFd<'_>]| {
-            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-            for fd in fds {
-                epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-            }
-            nix::Result::Ok(epoll)
-        };
+impl<'a> Waits<'a> {
+    fn new(shared: &'a Progress) -> Self {
         let (contact, stirred) = (shared.contact.fd(), shared.stirred_fd());
-        // SAFETY: the transport, hence its descriptor, lives as long as `shared`, which outlives this call.
+        // SAFETY: the transport, hence its descriptor, lives as long as `shared`.
         let tcp = unsafe { BorrowedFd::borrow_raw(shared.tcp().as_fd()) };
-        Ok(Self { nap: make(&[contact, stirred])?, sleep: make(&[contact, stirred, tcp])? })
+        Self { nap: [contact, stirred], sleep: [contact, stirred, tcp] }
     }
 }
 
@@ -72,10 +65,11 @@ fn stand(shared: &Progress) {
 #[inline(always)]
 fn stand(_shared: &Progress) {}
 
-fn wait(epoll: &Epoll, timeout: EpollTimeout) {
-    let mut events = [EpollEvent::empty(); 4];
+/// Waits until one of them is readable. Not by a set of epoll: one that holds TCP's set is told of every packet,
+/// whether somebody waits there or not, and who sends from this host to itself pays for it, up to 1 µs a send.
+fn wait<const N: usize>(all: &[BorrowedFd<'_>; N], timeout: PollTimeout) {
     // An interrupted or failed wait is only a short one.
-    let _ = epoll.wait(&mut events, timeout);
+    let _ = poll(&mut all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)), timeout);
 }
 
 /// How long the thread may take to come up.
@@ -83,14 +77,13 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts the thread. It ends after `Domain::request_stop`.
 pub fn start(shared: Arc<Progress>) -> Result<Thread> {
-    let waits = Waits::new(&shared).map_err(|e| Error::system(format!("epoll for the helper thread failed: {e}")))?;
     let up = Arc::new(AtomicU32::new(0));
     let (name, own, own_up) = (format!("oxygin-{}", shared.world.rank), shared.clone(), up.clone());
     let thread = Thread::spawn(&name, STACK, move || {
         let holds = own.status.hold_life();
         own_up.store(1 + holds as u32, Ordering::Release);
         if holds {
-            run(&own, &waits);
+            run(&own, &Waits::new(&own));
             own.status.release_life();
         }
     })?;
@@ -126,11 +119,13 @@ pub fn start_mover(shared: Arc<Progress>, number: usize) -> Result<Thread> {
     Thread::spawn(&name, STACK, move || shared.tcp().move_bulk(number, || shared.is_stopping()))
 }
 
-fn run(shared: &Progress, waits: &Waits) {
+fn run(shared: &Progress, waits: &Waits<'_>) {
     let (mut seen, mut rate) = (shared.polls(), Rate::new(shared));
     while !shared.is_stopping() {
-        let nap = if shared.is_tcp_active() { &waits.nap } else { &waits.sleep };
-        wait(nap, EpollTimeout::from(NAP));
+        match shared.is_tcp_active() {
+            true => wait(&waits.nap, PollTimeout::from(NAP)),
+            false => wait(&waits.sleep, PollTimeout::from(NAP)),
+        }
         stand(shared);
         shared.calm();
         shared.answer_contacts();
@@ -203,7 +198,7 @@ fn work_beside(shared: &Progress, rate: &mut Rate) {
 }
 
 /// Works and sleeps until somebody polls again.
-fn work(shared: &Progress, waits: &Waits, seen: u64) {
+fn work(shared: &Progress, waits: &Waits<'_>, seen: u64) {
     let mut last = Instant::now();
     let mut heard = last;
     while !shared.is_stopping() && shared.polls() == seen {
@@ -226,7 +221,7 @@ fn work(shared: &Progress, waits: &Waits, seen: u64) {
         shared.status.set_sleeping(true);
         // Whoever polled since `seen` was not asked to stir this thread, and may have left something for it.
         if shared.polls() == seen && shared.cool_down() {
-            let timeout = if shared.has_pending() { EpollTimeout::from(WATCH) } else { EpollTimeout::NONE };
+            let timeout = if shared.has_pending() { PollTimeout::from(WATCH) } else { PollTimeout::NONE };
             wait(&waits.sleep, timeout);
             stand(shared);
         }

@@ -196,14 +196,21 @@ impl Gpu {
         Some(answered.map(|answered| Awaited { answered, _one: self.awaited.clone() }))
     }
 
+    /// Has the engine start the fetches that it was given since. Before a send, too: the copy kernel brings the bytes
+    /// meanwhile.
+    #[inline]
+    pub fn start_fetches(&self) {
+        if self.asked.load(Ordering::Acquire) && self.asked.swap(false, Ordering::AcqRel) {
+            self.advance_fetches();
+        }
+    }
+
     /// Starts copies that were queued, and has somebody call `progress` if buffers came back that others wait for.
     #[inline]
     pub fn settle(&self, poller: &Poller) {
         if let Some(pools) = self.pools() {
             pools.launch();
-            if self.asked.load(Ordering::Acquire) && self.asked.swap(false, Ordering::AcqRel) {
-                self.advance_fetches();
-            }
+            self.start_fetches();
             if pools.was_fed() {
                 self.fed.store(true, Ordering::Release);
                 poller.arm_flush(FLUSH);

@@ -269,6 +269,7 @@ impl Tcp {
             let result = self.with_dialer(peer, |d| d.start(link, |s| EventSource::Link(peer.rank, s).token()));
             self.dialed(peer, link, result);
         }
+        self.gpu.start_fetches();
         let moved = match link.pump() {
             Ok(moved) => moved,
             Err((stripe, e)) => {
