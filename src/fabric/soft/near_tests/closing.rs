@@ -65,6 +65,8 @@ fn what_a_peer_has_done_before_it_closed_is_done() {
     let mut receiver = own.hold_receiver();
     // SAFETY: windows are never freed.
     let seq = unsafe { context.get(1, &get(&mine, &its, 64)) }.unwrap();
+    // The helper thread may wait for the receiver, to see whether it can sleep.
+    own.link(1).advance(own);
     until("the answer", || {
         let marks = receiver.marks(&own.inbox);
         !receiver.has_passed(&marks)
