@@ -209,9 +209,9 @@ impl Coll {
         Ok((set, place))
     }
 
-    /// Whether queues may be brought to the GPU: where that is asked for, and a kernel may serve them.
+    /// Whether queues may be brought to the GPU: where a kernel may serve them, and `init` has seen to it.
     pub(super) fn brings_queues(&self) -> bool {
-        self.keeps_credits_on_gpu() && self.instance.config.may_bring_queues()
+        self.keeps_credits_on_gpu() && self.instance.config.may_bring_queues() && Memory::may_be_managed()
     }
 
     /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is

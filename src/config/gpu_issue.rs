@@ -13,8 +13,7 @@ pub struct GpuIssue {
     pub kernel: u64,
     /// A kernel serves queues of device code by itself, where it can.
     pub lanes: bool,
-    /// Queues that such a kernel may serve are in managed memory, and are brought to the GPU while it does. Not by
-    /// default: what it costs other kernels of the process is in docs/gpu.md.
+    /// Queues that such a kernel may serve are in managed memory, and are brought to the GPU while it does.
     pub managed: bool,
     /// Launches in a row that have had all of a set's queues before these are brought to the GPU; more are asked for
     /// where they came back too soon. 0: the first launch that has all brings them.
@@ -45,7 +44,7 @@ impl Default for GpuIssue {
             own: true,
             kernel: 8192,
             lanes: true,
-            managed: false,
+            managed: true,
             steady: 2,
             workers: 32,
             helper: 1,
@@ -104,7 +103,7 @@ mod tests {
             own: false,
             kernel: 64,
             lanes: false,
-            managed: true,
+            managed: false,
             steady: 5,
             workers: 7,
             helper: 0,
@@ -115,7 +114,7 @@ mod tests {
             far: 0,
         };
         let text =
-            "own=0,kernel=64, lanes=0,managed=1,steady=5,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,\
+            "own=0,kernel=64, lanes=0,managed=0,steady=5,workers=7,helper=0,submissions=3,gather=1,bulk=0,merge=0,\
                     far=0";
         assert_eq!(GpuIssue::parse(text), Some(set));
         for wrong in [

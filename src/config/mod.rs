@@ -281,7 +281,8 @@ impl Config {
     /// Whether queues may be brought to the GPU: a kernel serves them there, and one thread looks at all of a set's, as
     /// it is for that thread to look away.
     pub fn may_bring_queues(&self) -> bool {
-        self.gpu_issue.lanes && self.gpu_issue.managed && self.proxy_threads == 1
+        let has_queues = self.engine != EngineChoice::Nccl;
+        has_queues && self.gpu_issue.lanes && self.gpu_issue.managed && self.proxy_threads == 1
     }
 
     /// Reads the environment of this process. What cannot be used is reported through the log, once a process.

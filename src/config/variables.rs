@@ -130,12 +130,12 @@ const GENERAL: &[Variable] = &[
     },
     Variable {
         name: "OXYGIN_GPU_ISSUE",
-        default: "own=1,kernel=8192,lanes=1,managed=0,workers=32,helper=1",
+        default: "own=1,kernel=8192,lanes=1,managed=1,workers=32,helper=1",
         meaning: "How GPU memory moves without RDMA. `own=0`: streams in the application's context instead of a \
                   private one; `kernel=0`: no copy kernel; `lanes=0`: no lane kernel, which serves device code's \
-                  queues by itself between GPUs of one host; `managed=1`: queues of small sets of contexts are in \
-                  managed memory instead of pinned host memory, and on the GPU while that kernel has all of a set's, \
-                  which may make other kernels of the process slower; \
+                  queues by itself between GPUs of one host; `managed=0`: queues of small sets of contexts stay \
+                  in pinned host memory as those of large ones do, otherwise they are in managed memory, and on the \
+                  GPU while that kernel has all of a set's; \
                   `workers=0`: a copy kernel without worker blocks; `helper=0`: the helper thread never works beside \
                   the callers, `helper=2`: whatever the number of cores. `kernel` and `workers` may also be written \
                   `courier` and `hands`, as in earlier versions.",

@@ -11,6 +11,7 @@ use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Stream};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,9 @@ const COPY_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes of pinned memory by which GPU memory is filled at set-up, piece by piece: what a set takes of the GPU is not
 /// taken of the host as well.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Whether `init` made managed memory when it was last called.
+static HAS_MANAGED: AtomicBool = AtomicBool::new(false);
 
 /// A range that both sides see.
 #[derive(Clone, Copy, Debug)]
@@ -77,10 +81,16 @@ impl Memory {
     /// is to have queues there later. With driver 580 every step of NCCL EP's low-latency kernels took 30 µs more,
     /// without this library as well, once a process had made its first managed memory behind NCCL's communicator, freed
     /// or not; and nothing more where it had done so before (docs/gpu.md has the figures). So `init` of a table, which
-    /// NCCL calls early in making a communicator, is the time for it. May wait for kernels. What fails is no loss:
-    /// queues are in pinned memory then.
+    /// NCCL calls early in making a communicator, is the time for it, and where that has made none there is none later
+    /// ([`Memory::may_be_managed`]). May wait for kernels. What fails is no loss: queues are in pinned memory then.
     pub fn make_first_managed() {
-        let _ = Self::here().and_then(|mut memory| memory.queues(1, true));
+        let made = Self::here().and_then(|mut memory| memory.queues(1, true));
+        HAS_MANAGED.store(made.is_ok_and(|block| block.is_managed), Ordering::Relaxed);
+    }
+
+    /// Whether [`Memory::make_first_managed`] has made some.
+    pub fn may_be_managed() -> bool {
+        HAS_MANAGED.load(Ordering::Relaxed)
     }
 
     fn of(context: Option<Arc<Context>>) -> Self {

@@ -13,7 +13,7 @@ use crate::comm::nccl;
 use crate::comm::rendezvous::Listener;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fabric::devices::{self, Device};
+use crate::fabric::devices::{self, Device, DeviceKind};
 use crate::fabric::{ContextSpec, World};
 use crate::proxy::memory::Memory;
 use crate::rma::request::MAX_RANKS;
@@ -55,7 +55,9 @@ unsafe fn init_of(ctx: *mut *mut c_void, comm_id: u64, logger: Option<DebugLogge
             return Err(null("ctx"));
         }
         let config = Config::from_env();
-        if config.may_bring_queues() {
+        // RDMA devices carry queues out by themselves.
+        let is_soft = || devices::all(&config).iter().any(|device| matches!(device.kind, DeviceKind::Soft));
+        if config.may_bring_queues() && is_soft() {
             Memory::make_first_managed();
         }
         let instance = Arc::new(Instance::new(config, comm_id, table, nccl));

@@ -73,7 +73,7 @@ fn stay(fake: &Fake, contexts: usize) {
 /// NCCL calls `init` before it maps other ranks' memory.
 #[test]
 fn the_first_managed_memory_is_made_by_init() {
-    for (issue, made) in [("lanes=1", 0), ("lanes=0,managed=1", 0), ("lanes=1,managed=1", 1)] {
+    for (issue, made) in [("lanes=1", 1), ("lanes=0", 0), ("lanes=1,managed=0", 0)] {
         let fake = Fake::take();
         fake.set_issue(issue);
         let _context = fake.enter(0);
@@ -96,10 +96,11 @@ fn many_queues_stay_where_they_are() {
     stay(&fake, 17);
 }
 
-/// A process that has once made managed memory may have slower kernels from then on.
+/// A process that has once made managed memory cannot be checkpointed any more.
 #[test]
-fn no_managed_memory_is_made_unless_it_is_asked_for() {
+fn no_managed_memory_is_made_where_it_is_not_wanted() {
     let fake = Fake::take();
+    fake.set_issue("lanes=1,managed=0");
     let before = fake.calls("cuMemAllocManaged");
     stay(&fake, 1);
     assert_eq!(fake.calls("cuMemAllocManaged"), before);
