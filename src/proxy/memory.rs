@@ -22,7 +22,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(10);
 /// taken of the host as well.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Whether `init` made managed memory when it was last called.
+/// This process has made its first managed memory in time.
 static HAS_MANAGED: AtomicBool = AtomicBool::new(false);
 
 /// A range that both sides see.
@@ -85,10 +85,10 @@ impl Memory {
     /// ([`Memory::may_be_managed`]). May wait for kernels. What fails is no loss: queues are in pinned memory then.
     pub fn make_first_managed() {
         let made = Self::here().and_then(|mut memory| memory.queues(1, true));
-        HAS_MANAGED.store(made.is_ok_and(|block| block.is_managed), Ordering::Relaxed);
+        HAS_MANAGED.fetch_or(made.is_ok_and(|block| block.is_managed), Ordering::Relaxed);
     }
 
-    /// Whether [`Memory::make_first_managed`] has made some.
+    /// Whether [`Memory::make_first_managed`] has made some in this process.
     pub fn may_be_managed() -> bool {
         HAS_MANAGED.load(Ordering::Relaxed)
     }

@@ -17,6 +17,22 @@ const MANY: u64 = 300;
 /// no turn for long, too.
 const AT_ONCE: &str = "lanes=1,managed=1,steady=0";
 
+/// What NCCL does first, in a context, and what it does in the end.
+fn init_and_finalize() {
+    let mut instance = std::ptr::null_mut();
+    // SAFETY: a local that lives through the call.
+    ok(unsafe { T.init.unwrap()(&mut instance, 1, None) });
+    // SAFETY: of `init`, ended once.
+    ok(unsafe { T.finalize.unwrap()(instance) });
+}
+
+/// Sets that come have their queues brought: the process has made its first managed memory.
+fn bring_at_once(fake: &Fake) {
+    fake.set_issue(AT_ONCE);
+    let _context = fake.enter(0);
+    init_and_finalize();
+}
+
 /// Rounds of descriptors until it is enough.
 fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync) {
     streams(fake, Scene { gpus: 2, contexts, ..Scene::default() }, |_, _| (), is_enough);
@@ -26,7 +42,7 @@ fn descriptors(fake: &Fake, contexts: usize, is_enough: impl Fn() -> bool + Sync
 fn queues_of_descriptors_are_brought_to_the_gpu() {
     for contexts in [1, 2] {
         let fake = Fake::take();
-        fake.set_issue(AT_ONCE);
+        bring_at_once(&fake);
         let before = fake.brought();
         descriptors(&fake, contexts, || fake.brought() - before >= 2);
     }
@@ -36,7 +52,7 @@ fn queues_of_descriptors_are_brought_to_the_gpu() {
 #[test]
 fn a_few_busy_queues_are_brought_among_many_quiet_ones() {
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     let before = fake.brought();
     let scene = Scene { gpus: 2, quiet: 9, ..Scene::default() };
     streams(&fake, scene, |_, _| (), || fake.brought() - before >= 2);
@@ -47,7 +63,7 @@ fn a_few_busy_queues_are_brought_among_many_quiet_ones() {
 fn watched_queues_carry_what_comes_to_them() {
     for gpus in [1, 2] {
         let fake = Fake::take();
-        fake.set_issue(AT_ONCE);
+        bring_at_once(&fake);
         let before = fake.brought();
         let scene = Scene { gpus, contexts: 3, rests: 3, each: 60, ..Scene::default() };
         streams(&fake, scene, |_, _| (), || fake.brought() - before >= 2);
@@ -58,7 +74,7 @@ fn watched_queues_carry_what_comes_to_them() {
 #[test]
 fn send_queues_are_brought_to_the_gpu() {
     let fake = lanes_nic::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     let before = fake.brought();
     lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 4);
 }
@@ -79,12 +95,8 @@ fn the_first_managed_memory_is_made_by_init() {
         let _context = fake.enter(0);
         let calls = || ["cuMemAllocManaged", "cuMemFree"].map(|call| fake.calls(call));
         let before = calls();
-        let mut instance = std::ptr::null_mut();
-        // SAFETY: a local that lives through the call.
-        ok(unsafe { T.init.unwrap()(&mut instance, 1, None) });
+        init_and_finalize();
         assert_eq!(calls(), before.map(|n| n + made), "{issue}");
-        // SAFETY: of `init`, ended once.
-        ok(unsafe { T.finalize.unwrap()(instance) });
     }
 }
 
@@ -92,7 +104,7 @@ fn the_first_managed_memory_is_made_by_init() {
 #[test]
 fn many_queues_stay_where_they_are() {
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     stay(&fake, 17);
 }
 
@@ -109,7 +121,7 @@ fn no_managed_memory_is_made_where_it_is_not_wanted() {
 #[test]
 fn a_driver_without_managed_memory_serves_them_where_they_are() {
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     fake.set_managed(false);
     stay(&fake, 1);
     fake.set_managed(true);
@@ -119,7 +131,7 @@ fn a_driver_without_managed_memory_serves_them_where_they_are() {
 #[test]
 fn queues_for_which_there_is_no_managed_memory_are_in_pinned_memory() {
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     fake.inject("cuMemAllocManaged", 2);
     let taken = fake.lane_descriptors();
     descriptors(&fake, 1, || fake.lane_descriptors() - taken >= MANY);
@@ -130,7 +142,7 @@ fn queues_for_which_there_is_no_managed_memory_are_in_pinned_memory() {
 fn a_driver_that_brings_nothing_is_not_asked_again() {
     const SAID: &str = "queues of device code stay in host memory: managed memory: cuMemPrefetchAsync failed with";
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     logged::collect();
     let (brought, calls) = (fake.brought(), fake.calls("cuMemPrefetchAsync"));
     let lines = || logged::lines().iter().filter(|(_, line)| line.contains(SAID)).count();
@@ -152,7 +164,7 @@ fn a_driver_that_brings_nothing_is_not_asked_again() {
 #[test]
 fn a_gpu_without_room_is_asked_again() {
     let fake = Fake::take();
-    fake.set_issue(AT_ONCE);
+    bring_at_once(&fake);
     fake.inject("cuMemPrefetchAsync", 2);
     let before = fake.brought();
     descriptors(&fake, 1, || fake.brought() - before >= 2);
