@@ -1,6 +1,7 @@
 //! Faults put into the copy kernel's code, one at a time: the tests of [`crate::copy_kernel`] find each of them.
 
 use crate::copy_kernel::{serve, serve_awaited, serve_pieces, serve_signals, serve_stream, serve_unawaited, PTX};
+use crate::finds::finds;
 
 /// What is wrong then, the text that is right, and what replaces it.
 const FAULTS: &[(&str, &str, &str)] = &[
@@ -161,7 +162,7 @@ fn find_faults(first: usize) {
             }
             _ => serve,
         };
-        let finds = |seed| std::panic::catch_unwind(|| serve(&text, seed)).is_err();
+        let is_found = |seed| finds(|| serve(&text, seed));
         // The seeds before that take long and do not find it.
         let first = match fault {
             "done before signals" => 5,
@@ -170,7 +171,7 @@ fn find_faults(first: usize) {
             "signals do not wait for the last of those before them" => 14,
             _ => 0,
         };
-        assert!((first..80).any(finds), "not found: {fault}");
+        assert!((first..80).any(is_found), "not found: {fault}");
     }
 }
 

@@ -2,5 +2,6 @@
 
 mod copy_kernel;
 mod faults;
+mod finds;
 mod lane_kernel;
 mod machine;
