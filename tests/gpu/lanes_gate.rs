@@ -70,8 +70,8 @@ fn all_add(gpus: i32, can_add: bool, resets: bool) {
                 word = 0;
             }
         };
-        let least = if gpus == 1 { 800 } else { 150 };
-        let enough = || fake.lane_descriptors() - before >= least && fake.stores() - stores > 40;
+        let least = if gpus == 1 { 400 } else { 80 };
+        let enough = || fake.lane_descriptors() - before >= least && fake.stores() - stores > 20;
         rounds(&meeting, &format!("{gpus} GPUs, {can_add}, {resets}"), round, enough);
         assert!(!device.has_error());
         device.destroy();
