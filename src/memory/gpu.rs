@@ -14,6 +14,13 @@ pub struct SignalRules {
     pub are_ordered: bool,
 }
 
+impl SignalRules {
+    /// Of what a table registers.
+    pub const fn of_tables(never_reset: bool) -> Self {
+        Self { never_reset, are_ordered: true }
+    }
+}
+
 /// A window in GPU memory.
 #[derive(Clone)]
 pub struct GpuMemory {
@@ -63,6 +70,6 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     let ends = [base, base + len.max(1) - 1];
     let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
     let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
-    let signals = SignalRules { never_reset, are_ordered: true };
+    let signals = SignalRules::of_tables(never_reset);
     Ok(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true })
 }

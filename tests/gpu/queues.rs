@@ -1,12 +1,13 @@
 //! Queues of device code that the library drains itself, over GPU memory: pinned where the CPU looks, GPU memory where
 //! only device code does.
 
+use crate::harness::lanes::meeting::{rounds, Meeting};
 use crate::harness::{Fake, T};
 use crate::support::common::{job, ok, Job, Rank};
 use crate::support::device::{entry, wait, Ask, Device};
 use nccl_plugin_api::descriptor::*;
 use oxygin::proxy::memory::Memory;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Seconds after which the watchdog speaks.
@@ -124,22 +125,18 @@ fn nobody_waits_for_what_device_code_is_told_of_a_lone_put() {
 /// let all wait for the last.
 #[test]
 fn signals_of_device_code_do_not_wait_for_each_other() {
-    let is_enough = AtomicBool::new(false);
+    let against = AtomicU64::new(0);
     on_gpus("tcp", 2, |r, fake, device, src, dst| {
         let (peer, commands, ordered) = (1 - r.rank, fake.commands(), fake.ordered_commands());
-        for round in 1.. {
+        let round = |n| {
             let put = entry(OP_PUT | OP_SIGNAL_INC, 512).first(0, src).second(0, dst);
             device.post(0, peer, put.with_signal(0, 0, true));
             let signal = |s: u32| entry(OP_PUT | OP_SIGNAL_INC, 0).with_signal(s, 0, true);
             (1..8).for_each(|s| device.post(0, peer, signal(s)));
-            (0..8).for_each(|s| device.wait_signal(0, s, round));
-            is_enough.fetch_or(r.rank == 0 && fake.commands() - commands >= 200, Ordering::Relaxed);
-            r.job.barrier.wait();
-            if is_enough.load(Ordering::Relaxed) {
-                break;
-            }
-            r.job.barrier.wait();
-        }
+            (0..8).for_each(|s| device.wait_signal(0, s, n as u64 + 1));
+        };
+        let meeting = Meeting::new(|| r.job.barrier.wait(), &against);
+        rounds(&meeting, "commands", round, || fake.commands() - commands >= 200);
         assert_eq!(fake.ordered_commands(), ordered);
     });
 }

@@ -33,20 +33,24 @@ const STACK: usize = 256 << 10;
 /// Rounds beside the callers between two looks at the clock.
 const CLOCK_EVERY: u32 = 32;
 
-/// What the thread sleeps on.
-struct Waits<'a> {
-    /// Contact socket and stirring.
-    nap: [BorrowedFd<'a>; 2],
-    /// The same and TCP.
-    sleep: [BorrowedFd<'a>; 3],
-}
+/// What the thread sleeps on: contact socket, stirring, and TCP.
+struct Waits<'a>([BorrowedFd<'a>; 3]);
 
 impl<'a> Waits<'a> {
     fn new(shared: &'a Progress) -> Self {
-        let (contact, stirred) = (shared.contact.fd(), shared.stirred_fd());
         // SAFETY: the transport, hence its descriptor, lives as long as `shared`.
         let tcp = unsafe { BorrowedFd::borrow_raw(shared.tcp().as_fd()) };
-        Self { nap: [contact, stirred], sleep: [contact, stirred, tcp] }
+        Self([shared.contact.fd(), shared.stirred_fd(), tcp])
+    }
+
+    /// Waits until one of them is readable; with TCP or without. Not by a set of epoll: one that holds TCP's set is
+    /// told of every packet, whether somebody waits there or not, and who sends from this host to itself pays for it,
+    /// up to 1 µs a send.
+    fn wait(&self, with_tcp: bool, timeout: PollTimeout) {
+        let mut fds = self.0.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let n = if with_tcp { 3 } else { 2 };
+        // An interrupted or failed wait is only a short one.
+        let _ = poll(&mut fds[..n], timeout);
     }
 }
 
@@ -64,13 +68,6 @@ fn stand(shared: &Progress) {
 #[cfg(not(test))]
 #[inline(always)]
 fn stand(_shared: &Progress) {}
-
-/// Waits until one of them is readable. Not by a set of epoll: one that holds TCP's set is told of every packet,
-/// whether somebody waits there or not, and who sends from this host to itself pays for it, up to 1 µs a send.
-fn wait<const N: usize>(all: &[BorrowedFd<'_>; N], timeout: PollTimeout) {
-    // An interrupted or failed wait is only a short one.
-    let _ = poll(&mut all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)), timeout);
-}
 
 /// How long the thread may take to come up.
 const START_WITHIN: Duration = Duration::from_secs(10);
@@ -122,10 +119,7 @@ pub fn start_mover(shared: Arc<Progress>, number: usize) -> Result<Thread> {
 fn run(shared: &Progress, waits: &Waits<'_>) {
     let (mut seen, mut rate) = (shared.polls(), Rate::new(shared));
     while !shared.is_stopping() {
-        match shared.is_tcp_active() {
-            true => wait(&waits.nap, PollTimeout::from(NAP)),
-            false => wait(&waits.sleep, PollTimeout::from(NAP)),
-        }
+        waits.wait(!shared.is_tcp_active(), PollTimeout::from(NAP));
         stand(shared);
         shared.calm();
         shared.answer_contacts();
@@ -222,7 +216,7 @@ fn work(shared: &Progress, waits: &Waits<'_>, seen: u64) {
         // Whoever polled since `seen` was not asked to stir this thread, and may have left something for it.
         if shared.polls() == seen && shared.cool_down() {
             let timeout = if shared.has_pending() { PollTimeout::from(WATCH) } else { PollTimeout::NONE };
-            wait(&waits.sleep, timeout);
+            waits.wait(true, timeout);
             stand(shared);
         }
         shared.status.set_sleeping(false);

@@ -85,6 +85,13 @@ struct Command {
     increment: u64,
 }
 
+impl Command {
+    /// Those before it whose signals come first, a bit each: the highest for its predecessor.
+    fn behind(&self) -> u32 {
+        self.flags >> BEHIND_BIT & ((1 << BEHIND_MOST) - 1)
+    }
+}
+
 pub struct CopyKernel<'a> {
     launch: &'a Launch,
     gpu: Reach,
@@ -255,7 +262,7 @@ impl<'a> CopyKernel<'a> {
         let mut is_added = vec![false; batch.len()];
         for _ in 0..batch.len() {
             let is_free = |&i: &usize| {
-                let behind = batch[i].flags >> BEHIND_BIT & ((1 << BEHIND_MOST) - 1);
+                let behind = batch[i].behind();
                 !is_added[i] && (0..i).all(|j| is_added[j] || i - j > 7 || behind << (i - j) >> BEHIND_MOST & 1 == 0)
             };
             let free: Vec<usize> = (0..batch.len()).filter(is_free).collect();
@@ -270,7 +277,7 @@ impl<'a> CopyKernel<'a> {
         let unawaited = batch.iter().filter(|c| c.flags & UNAWAITED != 0).count();
         UNAWAITED_COMMANDS.fetch_add(unawaited as u64, Ordering::Relaxed);
         self.is_awaited |= unawaited < batch.len();
-        let ordered = batch.iter().filter(|c| c.flags >> BEHIND_BIT & ((1 << BEHIND_MOST) - 1) != 0).count();
+        let ordered = batch.iter().filter(|c| c.behind() != 0).count();
         ORDERED_COMMANDS.fetch_add(ordered as u64, Ordering::Relaxed);
         // At the latest after so many, or where somebody waits for one.
         let awaited = batch.iter().filter(|c| c.flags & REPORT != 0).count() as u64;

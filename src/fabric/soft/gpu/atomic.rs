@@ -222,7 +222,7 @@ mod tests {
         const WORD: u64 = 0x1000;
         let key = Key::gpu(1, false).0;
         let mut state = EngineState::new(0, GpuIssue::default(), Arc::new(Gate::new(0, None)));
-        state.windows.insert(1, Extent { base: WORD, len: 64 }, SignalRules { never_reset: true, are_ordered: true });
+        state.windows.insert(1, Extent { base: WORD, len: 64 }, SignalRules::of_tables(true));
         let mut batch = NextSubmission::default().begin(&state);
         let registry = Registry::default();
         let owner = |context| {

@@ -428,7 +428,7 @@ mod tests {
         let put = Put { local: X, lkey: own, rkey: to, remote: Y, len: 64, signal: None, more: false };
         let posted_by = |rank| Op::new(op(&lane).owner, rank, Some(0), &op::Op::Put(put), 0);
         let mut windows = Windows::of(0);
-        let signals = SignalRules { never_reset: true, are_ordered: true };
+        let signals = SignalRules::of_tables(true);
         windows.insert(1, extent, signals);
         windows.insert(2, Extent { base: Y, len: 64 }, signals);
         let go = |windows: &Windows, rank| {

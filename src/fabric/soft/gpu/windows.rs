@@ -181,8 +181,8 @@ impl Windows {
 mod tests {
     use super::*;
 
-    const NEVER_RESET: SignalRules = SignalRules { never_reset: true, are_ordered: true };
-    const RESET: SignalRules = SignalRules { never_reset: false, ..NEVER_RESET };
+    const NEVER_RESET: SignalRules = SignalRules::of_tables(true);
+    const RESET: SignalRules = SignalRules::of_tables(false);
 
     #[test]
     fn sums_that_others_may_have_changed_are_read_once_with_those_around_them() {
