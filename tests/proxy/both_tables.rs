@@ -6,6 +6,7 @@ use crate::harness::Fake;
 use crate::support::apart::is_elsewhere;
 use crate::support::common::{ok, Job, Rank, Window};
 use crate::support::device::{entry, own, Ask, Device};
+use crate::support::tasks;
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::gin_v14::GinV14;
 use nccl_plugin_api::rma_v14::ConfigV14;
@@ -314,8 +315,8 @@ fn left() -> (Vec<PathBuf>, Vec<String>) {
     // The folder that is being read has gone with it.
     open.retain(|one| !one.starts_with("/proc"));
     open.sort();
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let running = tasks::running().into_iter();
+    let names = running.filter_map(|task| std::fs::read_to_string(task.join("comm")).ok());
     (open, names.filter(|name| name.starts_with("oxygin")).collect())
 }
 

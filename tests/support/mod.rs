@@ -13,4 +13,5 @@ pub mod logged;
 pub mod nic;
 pub mod processes;
 pub mod release;
+pub mod tasks;
 pub mod turn;
