@@ -92,8 +92,6 @@ impl ContextSet {
         if let Some(queue) = self.queue.get() {
             queue.close();
         }
-        // All at once: a set of 129 contexts has hundreds, and each takes a while to end.
-        self.outboxes.iter().for_each(Outbox::end);
         self.outboxes.iter().for_each(Outbox::close);
     }
 

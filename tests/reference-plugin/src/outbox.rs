@@ -75,14 +75,9 @@ impl Outbox {
         self.queue.lock().unwrap().as_ref().is_some_and(|queue| queue.send(job).is_ok())
     }
 
-    /// Takes nothing more; the thread sends what is queued and its FIN, and ends.
-    pub fn end(&self) {
-        drop(self.queue.lock().unwrap().take());
-    }
-
     /// Sends what is queued, sends its FIN and ends the thread. A peer that takes nothing for two seconds is cut off.
     pub fn close(&self) {
-        self.end();
+        drop(self.queue.lock().unwrap().take());
         if let Some(thread) = self.thread.lock().unwrap().take() {
             for _ in 0..2000 {
                 if thread.is_finished() {
