@@ -1,7 +1,7 @@
 //! What operands stand for, and what instructions make of registers alone.
 
 use super::program::{Instruction, Operand, What};
-use super::{Lane, Machine};
+use super::{Few, Lane, Machine};
 
 /// The low bits of a value.
 pub fn mask(v: u64, bits: u32) -> u64 {
@@ -13,10 +13,10 @@ pub fn mask(v: u64, bits: u32) -> u64 {
 }
 
 /// The registers that an instruction sets.
-pub fn targets(operand: &Operand) -> Vec<usize> {
+pub fn targets(operand: &Operand) -> Few<usize> {
     match operand {
-        Operand::Reg(r) => vec![*r],
-        Operand::Group(all) => all.clone(),
+        Operand::Reg(r) => std::iter::once(*r).collect(),
+        Operand::Group(all) => all.iter().copied().collect(),
         other => panic!("{other:?} is no target"),
     }
 }
@@ -39,7 +39,7 @@ impl Machine {
     }
 
     /// The registers that an instruction sets without touching memory, and to what.
-    pub(super) fn computed(&self, lane: &Lane, block: u64, instruction: &Instruction) -> Vec<(usize, u64)> {
+    pub(super) fn computed(&self, lane: &Lane, block: u64, instruction: &Instruction) -> Few<(usize, u64)> {
         let (bits, operands) = (instruction.bits, &instruction.operands);
         let v = |i: usize| self.value(lane, block, &operands[i]);
         let mask = |v: u64| mask(v, bits);
@@ -51,7 +51,9 @@ impl Machine {
             What::LeadingZeros => u64::from(mask(v(1)).leading_zeros() + bits - 64),
             What::Count => u64::from(mask(v(1)).count_ones()),
             What::Move => match &operands[0] {
-                Operand::Group(halves) => return vec![(halves[0], v(1) & 0xffff_ffff), (halves[1], v(1) >> 32)],
+                Operand::Group(halves) => {
+                    return [(halves[0], v(1) & 0xffff_ffff), (halves[1], v(1) >> 32)].into_iter().collect();
+                }
                 _ => mask(v(1)),
             },
             What::Compare(f) => u64::from(f(mask(v(1)), mask(v(2)))),
@@ -62,6 +64,6 @@ impl Machine {
             }
             other => unreachable!("{other:?} computes nothing"),
         };
-        vec![(targets(&operands[0])[0], value)]
+        std::iter::once((targets(&operands[0])[0], value)).collect()
     }
 }

@@ -6,7 +6,7 @@
 
 use super::pending::Far;
 use super::Random;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Addresses below are nobody's.
 const LOWEST: u64 = 4096;
@@ -66,7 +66,7 @@ impl MustSee {
 pub struct Memory {
     bytes: Vec<u8>,
     /// Values by the addresses of their words, oldest first; those of words that have not changed are not there.
-    values: HashMap<u64, Vec<Value>>,
+    values: FxHashMap<u64, Vec<Value>>,
     /// The time: one more with each store that becomes visible.
     now: u64,
     pub turn: u64,
@@ -78,7 +78,7 @@ impl Memory {
     /// Zeros, up to an address.
     pub fn new(end: u64) -> Self {
         let bytes = vec![0; end.next_multiple_of(8) as usize];
-        Self { bytes, values: HashMap::new(), now: 0, turn: 0, far: None }
+        Self { bytes, values: FxHashMap::default(), now: 0, turn: 0, far: None }
     }
 
     /// From now on the host and other GPUs see what this GPU stores later than it does.

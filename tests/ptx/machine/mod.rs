@@ -34,6 +34,10 @@ use program::{Instruction, Operand, Program, Strength, Vote, What};
 use view::View;
 
 pub const LANES: usize = 32;
+
+/// What an instruction has at most four of: elements of a vector, registers that it sets, stores.
+type Few<T> = arrayvec::ArrayVec<T, 4>;
+
 /// A lane's stores that are not visible yet, at most.
 const HELD: usize = 48;
 /// Instructions that a lane does in one turn, at most.
@@ -210,7 +214,8 @@ impl Machine {
     fn turn(&mut self, warp: usize) {
         let lanes = &self.warps[warp].lanes;
         let waits = |l: &Lane| self.program.instructions[l.at].what.is_sync();
-        let ready: Vec<usize> = (0..LANES).filter(|&i| !lanes[i].has_ended && !waits(&lanes[i])).collect();
+        let ready: arrayvec::ArrayVec<usize, LANES> =
+            (0..LANES).filter(|&i| !lanes[i].has_ended && !waits(&lanes[i])).collect();
         if ready.is_empty() {
             if lanes.iter().all(|l| l.has_ended) {
                 return;
@@ -258,7 +263,7 @@ impl Machine {
             return true;
         }
         let v = |i: usize| self.value(l, block, &instruction.operands[i]);
-        let (mut next, mut set, mut stores) = (l.at + 1, Vec::new(), Vec::new());
+        let (mut next, mut set, mut stores) = (l.at + 1, Few::new(), Few::new());
         match what {
             What::Param(_) | What::Compute(_) | What::Not | What::Reverse | What::LeadingZeros | What::Count => {
                 set = self.computed(l, block, instruction);
@@ -270,7 +275,7 @@ impl Machine {
                 let (at, targets) = (v(1), targets(&instruction.operands[0]));
                 assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
                 if instruction.is_shared {
-                    let values: Vec<u64> =
+                    let values: Few<u64> =
                         (0..targets.len() as u64).map(|i| self.load_shared(warp, lane, at + i * size, size)).collect();
                     let l = &mut self.warps[warp].lanes[lane];
                     l.at += 1;
@@ -298,16 +303,16 @@ impl Machine {
             What::Vote(_) | What::Shuffle | What::Barrier | What::BlockBarrier => unreachable!(),
         }
         self.order(warp, lane, what, &mut stores);
-        self.ends(warp, lane, what, next, set, stores)
+        self.ends(warp, lane, what, next, &set, &mut stores)
     }
 
     /// What a store or an addition without a result leaves pending.
-    fn stored(&self, warp: usize, lane: usize, instruction: &Instruction) -> Vec<Pending> {
+    fn stored(&self, warp: usize, lane: usize, instruction: &Instruction) -> Few<Pending> {
         let (block, l) = (self.warps[warp].block, &self.warps[warp].lanes[lane]);
         let (size, operands) = (u64::from(instruction.bits / 8), &instruction.operands);
-        let values: Vec<u64> = match &operands[1] {
+        let values: Few<u64> = match &operands[1] {
             Operand::Group(all) => all.iter().map(|&r| l.registers[r]).collect(),
-            one => vec![self.value(l, block, one)],
+            one => std::iter::once(self.value(l, block, one)).collect(),
         };
         let at = self.value(l, block, &operands[0]);
         assert!(at % (size * values.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
@@ -327,21 +332,21 @@ impl Machine {
         lane: usize,
         what: What,
         next: usize,
-        set: Vec<(usize, u64)>,
-        mut stores: Vec<Pending>,
+        set: &[(usize, u64)],
+        stores: &mut Few<Pending>,
     ) -> bool {
         let w = &mut self.warps[warp];
         if !stores.is_empty() && w.lanes[lane].pending.len() > HELD {
             (0..HELD).for_each(|_| w.show_one(&mut self.random, &mut self.memory));
         }
-        for store in &mut stores {
+        for store in stores.iter_mut() {
             if self.late > 0 && self.random.below(LATE_EVERY) == 0 {
                 store.due = self.turns + self.random.below(self.late);
             }
         }
         let l = &mut w.lanes[lane];
-        set.into_iter().for_each(|(r, v)| l.registers[r] = v);
-        l.pending.append(&mut stores);
+        set.iter().for_each(|&(r, v)| l.registers[r] = v);
+        l.pending.extend(stores.drain(..));
         if matches!(what, What::Return) {
             l.has_ended = true;
             return false;
@@ -371,7 +376,7 @@ impl Machine {
     }
 
     /// One more element of a vector; all of them, once they are there.
-    fn load(&mut self, warp: usize, lane: usize, at: u64, size: u64, count: usize, how: Strength) -> Option<Vec<u64>> {
+    fn load(&mut self, warp: usize, lane: usize, at: u64, size: u64, count: usize, how: Strength) -> Option<Few<u64>> {
         self.show_at(warp, lane, at, size * count as u64);
         let block = self.of_block(warp);
         let l = &mut self.warps[warp].lanes[lane];

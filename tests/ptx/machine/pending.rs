@@ -79,7 +79,7 @@ impl Far {
 
     /// Shows what is wanted, and what was stored to the same places before.
     fn show_all(&mut self, is_wanted: impl Fn(&Pending) -> bool) {
-        let mut newest = std::collections::HashMap::new();
+        let mut newest = rustc_hash::FxHashMap::default();
         let words = |p: &Pending| p.at & !7..p.at + p.bytes;
         for (i, p) in self.pending.iter().enumerate().filter(|(_, p)| is_wanted(p)) {
             newest.extend(words(p).step_by(8).map(|word| (word, i)));

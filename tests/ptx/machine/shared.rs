@@ -3,7 +3,7 @@
 use super::pending::Pending;
 use super::program::What;
 use super::{Machine, LANES};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// A word of 4 bytes that was stored.
 struct SharedWord {
@@ -16,7 +16,7 @@ struct SharedWord {
 
 /// The memory of all blocks, by block and address.
 #[derive(Default)]
-pub struct Shared(HashMap<(u64, u64), SharedWord>);
+pub struct Shared(FxHashMap<(u64, u64), SharedWord>);
 
 impl Machine {
     /// What a lane finds in its block's memory.

@@ -2,7 +2,7 @@
 
 use super::memory::{By, Found};
 use super::program::Strength;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Times up to which a lane sees everything, or would.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub struct View {
     /// When its block last met.
     pub met: u64,
     /// The oldest values that it may find, by place.
-    pub found: HashMap<u64, u64>,
+    pub found: FxHashMap<u64, u64>,
 }
 
 impl View {
