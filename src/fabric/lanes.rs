@@ -16,9 +16,17 @@ pub const LANES: usize = 256;
 /// many less than a kernel's life.
 pub const TOGETHER: usize = 32;
 
-/// The longest copy that a kernel is called for, and makes where it has few lanes: one warp moves it, in some 4 µs.
-/// Copy engines and more warps are quicker with longer ones.
+/// The longest copy that a kernel makes in any case: one warp moves it, in some 4 µs. Copy engines and more warps are
+/// quicker with longer ones.
 pub const LONGEST: u64 = 32 << 10;
+
+/// The longest copy that a kernel makes behind [`OTHERS`] entries that are not longer than [`LONGEST`], where a warp
+/// has that lane alone. It takes a warp some 18 µs. For quicker copies an all-to-all between barriers would leave the
+/// kernel, and its barriers with it, which takes longer (docs/gpu/lane-kernel.md). `lanes.ptx` has the same factor.
+pub const LONGEST_APART: u64 = 8 * LONGEST;
+
+/// Entries that lie between two copies longer than [`LONGEST`].
+pub const OTHERS: u32 = 4;
 
 /// A window, as entries of a lane may name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

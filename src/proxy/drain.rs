@@ -144,14 +144,16 @@ struct Place<R> {
     quiet: u32,
     /// It had a fault even as it was only to give back what came: nobody touches it any more.
     is_broken: bool,
-    /// Entries in a row that a kernel would have taken, and how many there must be before it gets the lane.
+    /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and
+    /// operations since the last long copy.
     suits: u32,
     wanted: u32,
+    apart: u32,
 }
 
 impl<R> Place<R> {
     fn new(lane: Lane<R>, context: u32) -> Self {
-        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0 }
+        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0, apart: u32::MAX }
     }
 }
 
@@ -269,10 +271,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if found.taken > 0 {
             self.heads[index as usize] = place.lane.head();
             if let Some(service) = &mut self.service {
-                place.suits = if self.batch.suits_kernel() { place.suits.saturating_add(found.taken) } else { 0 };
-                if place.is_for(service) {
-                    service.note(found.taken);
-                }
+                place.note(found.taken, &self.batch, service);
             }
         }
         if found.taken + found.completed > 0 || found.is_busy {

@@ -166,13 +166,24 @@ fn lanes_go_to_the_engine_and_back_at_what_the_kernel_refuses() {
     for (gpus, refused, gets) in [(1, 100, false), (2, 100, true), (1, 300, true)] {
         let fake = Fake::take();
         let before = (fake.lane_descriptors(), fake.refused_lanes());
-        let scene = Scene { gpus, mix: Mix { refused, gets, signals: false }, ..Scene::default() };
+        let scene = Scene { gpus, mix: Mix { refused, gets, ..Mix::default() }, ..Scene::default() };
         streams(
             &fake,
             scene,
             |_, _| (),
             || fake.refused_lanes() - before.1 >= 2 && fake.lane_descriptors() - before.0 >= 100,
         );
+    }
+}
+
+/// Long copies among others take no queue away from the kernel, as long as enough lies between them.
+#[test]
+fn long_copies_among_others_are_the_kernels() {
+    for (gpus, longer) in [(1, 12), (2, 6)] {
+        let fake = Fake::take();
+        let before = fake.longer_copies();
+        let scene = Scene { gpus, mix: Mix { longer, ..Mix::default() }, ..Scene::default() };
+        streams(&fake, scene, |_, _| (), || fake.longer_copies() - before >= 50);
     }
 }
 

@@ -8,6 +8,7 @@ mod checks;
 mod ends;
 mod faults;
 mod held;
+mod longer;
 mod order;
 mod queue;
 mod refused;

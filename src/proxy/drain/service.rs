@@ -9,6 +9,7 @@ use super::together::Together;
 use super::{Drain, Pass, Place, HOT_VISITS};
 use crate::fabric::lanes::{LaneServer, LaneView, Stage, LANES, TOGETHER};
 use crate::fabric::Context;
+use crate::proxy::lane::Batch;
 use crate::proxy::memory::Memory;
 use crate::proxy::ring::Ring;
 use std::any::Any;
@@ -141,6 +142,16 @@ impl<R: Ring> Place<R> {
         (self.suits, self.wanted) = (0, (2 * self.wanted).clamp(IN_A_ROW, IN_A_ROW_MOST));
     }
 
+    /// A visit took so many entries of it, those of a batch.
+    #[inline]
+    pub(super) fn note(&mut self, taken: u32, batch: &Batch, service: &mut KernelService) {
+        let suits = batch.suits_kernel(&mut self.apart);
+        self.suits = if suits { self.suits.saturating_add(taken) } else { 0 };
+        if self.is_for(service) {
+            service.note(taken);
+        }
+    }
+
     /// Whether the kernel may have it to watch, or does not need to: nothing was there lately, whatever that was.
     fn may_be_watched(&self, service: &KernelService) -> bool {
         let is_quiet = self.is_for(service) || !self.is_hot && !self.is_broken;
@@ -148,7 +159,7 @@ impl<R: Ring> Place<R> {
     }
 
     /// Whether the kernel may have it.
-    pub(super) fn is_for(&self, service: &KernelService) -> bool {
+    fn is_for(&self, service: &KernelService) -> bool {
         self.suits > 0 && self.may_come_to_be_for(service)
     }
 

@@ -1,7 +1,7 @@
 //! A thread's room for one batch of entries and their operations.
 
 use super::BATCH;
-use crate::fabric::lanes::LONGEST;
+use crate::fabric::lanes::{LONGEST, LONGEST_APART, OTHERS};
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::Finish;
 use crate::rma::op::Op;
@@ -37,9 +37,10 @@ impl Other {
     }
 }
 
-fn is_for_kernel(op: &Op) -> bool {
+/// Copies that are not longer than `longest`, and what else a kernel takes.
+fn is_for_kernel(op: &Op, longest: u64) -> bool {
     match op {
-        Op::Put(put) => put.len <= LONGEST,
+        Op::Put(put) => put.len <= longest,
         Op::Value(value) => value.payload.bytes().len() <= 8,
         Op::Get(_) | Op::Atomic(_) => false,
     }
@@ -70,19 +71,24 @@ impl Batch {
         &self.ops[..self.posted]
     }
 
-    /// Whether a kernel that serves the lane would have taken all of the last visit's entries.
+    /// Whether a kernel that serves the lane would have taken all of the last visit's entries. `apart`: operations
+    /// since the last copy that was longer than [`LONGEST`].
     #[inline]
-    pub fn suits_kernel(&self) -> bool {
-        self.suits(self.posted())
+    pub fn suits_kernel(&self, apart: &mut u32) -> bool {
+        let is_for_kernel = |op: &Op| {
+            let longest = if *apart >= OTHERS { LONGEST_APART } else { LONGEST };
+            let is_long = matches!(op, Op::Put(put) if put.len > LONGEST);
+            *apart = if is_long { 0 } else { apart.saturating_add(1) };
+            is_for_kernel(op, longest)
+        };
+        // Each is counted, whether those before it are for the kernel or not.
+        let all = self.posted().iter().map(is_for_kernel).fold(true, |all, one| all & one);
+        all && self.others.iter().all(|other| other.may_suit)
     }
 
-    /// The same of what has been read so far.
+    /// The same of what has been read so far, where copies that are longer than [`LONGEST`] do not count.
     pub(super) fn would_suit_kernel(&self) -> bool {
-        self.suits(&self.ops)
-    }
-
-    fn suits(&self, ops: &[Op]) -> bool {
-        self.others.iter().all(|other| other.may_suit) && ops.iter().all(is_for_kernel)
+        self.others.iter().all(|other| other.may_suit) && self.ops.iter().all(|op| is_for_kernel(op, LONGEST))
     }
 
     /// Bytes that these move.
@@ -156,8 +162,9 @@ mod tests {
             batch.add_joined();
             fill(&mut batch);
             batch.posted = batch.ops.len();
-            assert_eq!(batch.suits_kernel(), batch.would_suit_kernel());
-            batch.suits_kernel()
+            let suits = batch.suits_kernel(&mut 0);
+            assert_eq!(suits, batch.would_suit_kernel());
+            suits
         };
         assert!(suits(&|_| ()));
         assert!(!suits(&|batch| batch.add(Finish::NONE, false)), "a wait");
@@ -167,5 +174,27 @@ mod tests {
             batch.ops.push(put(LONGEST + 1));
             batch.add(Finish::NONE, true);
         }));
+    }
+    #[test]
+    fn a_longer_copy_suits_behind_four_others() {
+        let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
+        let mut apart = OTHERS;
+        let mut visit = |lens: &[u64]| {
+            let mut batch = Batch::default();
+            for len in lens {
+                batch.ops.push(put(*len));
+                batch.add(Finish::NONE, true);
+            }
+            batch.posted = lens.len();
+            assert_eq!(batch.would_suit_kernel(), lens.iter().all(|len| *len <= LONGEST));
+            batch.suits_kernel(&mut apart)
+        };
+        assert!(visit(&[LONGEST_APART]), "the first one");
+        assert!(visit(&[8, 8]) && visit(&[8, LONGEST]));
+        assert!(visit(&[LONGEST + 4, 8, 8, 8, 8, LONGEST_APART]), "four lie between");
+        assert!(!visit(&[8, 8, 8, LONGEST + 4]), "three do");
+        assert!(!visit(&[LONGEST + 4]), "none does");
+        assert!(!visit(&[8, 8, 8, 8, LONGEST_APART + 4]), "too long");
+        assert!(visit(&[8, 8, 8, 8]) && visit(&[LONGEST_APART]));
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
+use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, LONGER, REFUSALS};
 use crate::lane_effect::{pieces, Effect};
 use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
 use crate::lane_slots::Slots;
@@ -15,7 +16,7 @@ use nccl_plugin_api::descriptor::WORDS;
 use oxygin_ffi::cuda::{CUresult, CUDA_SUCCESS};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 // The board: what its bytes are, and where.
@@ -38,13 +39,6 @@ const AT_ONCE: u64 = 8;
 /// Between two effects, at times: long enough for others to see the one without the other.
 const PAUSE: Duration = Duration::from_micros(20);
 
-static DESCRIPTORS: AtomicU64 = AtomicU64::new(0);
-static ENTRIES: AtomicU64 = AtomicU64::new(0);
-static REFUSALS: AtomicU64 = AtomicU64::new(0);
-static GOS: AtomicU64 = AtomicU64::new(0);
-/// Launches that ended, by why.
-static ENDS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
-
 /// Why a launch ends.
 #[derive(Clone, Copy)]
 enum End {
@@ -59,11 +53,31 @@ enum Step {
     Fence,
 }
 
+/// Others between two copies that are longer than the most, and before a launch's first one.
+const OTHERS: u32 = 4;
+
 struct Lane {
     place: u64,
     record: Record,
     next: u32,
     is_closed: bool,
+    /// Entries taken since the last copy that was longer than the most.
+    others: u32,
+}
+
+impl Lane {
+    /// As the kernel has it (`lanes.ptx`): where the lane is the only one of its warp, a copy of up to eight times the
+    /// most is taken behind four others.
+    fn set_longest(&mut self, is_alone: bool) {
+        let most = u64::from(self.record.most_bytes);
+        self.record.longest = if is_alone && self.others >= OTHERS { 8 * most } else { most };
+    }
+
+    fn count(&mut self, data: Option<&Data>) {
+        let is_long = matches!(data, Some(Data::Copy { bytes, .. }) if *bytes > self.record.most_bytes.into());
+        LONGER.fetch_add(is_long.into(), Ordering::Relaxed);
+        self.others = if is_long { 0 } else { self.others + 1 };
+    }
 }
 
 #[derive(Default)]
@@ -246,7 +260,13 @@ impl<'a> LaneKernel<'a> {
                 Ok(Some(record)) => {
                     owned.extend(record.owned());
                     let next = record.first;
-                    warps[(place >> spread) as usize].lanes.push(Lane { place, record, next, is_closed: false });
+                    warps[(place >> spread) as usize].lanes.push(Lane {
+                        place,
+                        record,
+                        next,
+                        is_closed: false,
+                        others: OTHERS,
+                    });
                 }
                 Err(what) => world().violation(&format!("lane {place}: {what}")),
             }
@@ -420,6 +440,7 @@ impl<'a> LaneKernel<'a> {
         let found = slots.whole(self.at_once, self.left, &mut self.random);
         let first = lane.next;
         for words in found {
+            lane.set_longest(self.at_once == AT_ONCE);
             let Some(Taken { data, signal }) = lane.record.take(words, lane.next) else {
                 lane.is_closed = true;
                 REFUSALS.fetch_add(1, Ordering::Relaxed);
@@ -436,6 +457,7 @@ impl<'a> LaneKernel<'a> {
                 }
             }
             let slot = lane.record.queue + lane.record.slot(lane.next) as u64;
+            lane.count(data.as_ref());
             look.clears.push(Effect::Clear { slot, blank: self.holds.blank() });
             match data {
                 Some(Data::Copy { from, to, bytes }) => look.data.extend(pieces(from, to, bytes)),
@@ -462,37 +484,4 @@ impl<'a> LaneKernel<'a> {
         }
         Ok(())
     }
-}
-
-// What tests use.
-
-/// How many descriptors lane kernels have taken since the process began.
-#[no_mangle]
-pub extern "C" fn fake_lane_descriptors() -> u64 {
-    DESCRIPTORS.load(Ordering::Relaxed)
-}
-
-/// How many send entries they have taken.
-#[no_mangle]
-pub extern "C" fn fake_lane_entries() -> u64 {
-    ENTRIES.load(Ordering::Relaxed)
-}
-
-/// How many lanes they have closed at a descriptor or an entry that is not for them.
-#[no_mangle]
-pub extern "C" fn fake_refused_lanes() -> u64 {
-    REFUSALS.load(Ordering::Relaxed)
-}
-
-/// How many launches of them got a go.
-#[no_mangle]
-pub extern "C" fn fake_lane_gos() -> u64 {
-    GOS.load(Ordering::Relaxed)
-}
-
-/// How many launches of them have ended because they were stopped (0), idle (1), or at the end of their life (2), also
-/// where tests have brought it about.
-#[no_mangle]
-pub extern "C" fn fake_lane_ends(why: usize) -> u64 {
-    ENDS.get(why).map_or(0, |n| n.load(Ordering::Relaxed))
 }

@@ -74,8 +74,9 @@ pub struct Record {
     newest: u32,
     /// Nothing of it is taken: it is closed as soon as something begins to arrive.
     pub is_watched: bool,
-    /// Of a copy.
+    /// Of a copy, and of one now.
     pub most_bytes: u32,
+    pub longest: u64,
     windows: [Window; WINDOWS],
     /// If these are what the queue holds.
     pub entries: Option<EntryQueue>,
@@ -126,6 +127,7 @@ impl Record {
             newest: low(words[5]),
             is_watched: words[6] & 2 != 0,
             most_bytes: high(words[5]),
+            longest: high(words[5]).into(),
             windows,
             entries,
         };
@@ -248,7 +250,7 @@ impl Record {
 
     fn copy(&self, d: &Descriptor) -> Option<Data> {
         let bytes = d.size();
-        if bytes > self.most_bytes.into() {
+        if bytes > self.longest {
             return None;
         }
         let from = self.window(d.first_handle())?.here.at(d.first_offset(), bytes)?;

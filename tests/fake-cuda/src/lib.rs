@@ -17,6 +17,7 @@ mod copy_kernel;
 mod devices;
 mod dmabuf;
 mod kernel;
+mod lane_counts;
 mod lane_effect;
 mod lane_entry;
 mod lane_kernel;

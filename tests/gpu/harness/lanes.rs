@@ -72,6 +72,12 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_entries")() }
     }
 
+    /// How many copies they have taken that are longer than the most of their lane.
+    pub fn longer_copies(&self) -> u64 {
+        // SAFETY: the fake's function has this signature.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_longer")() }
+    }
+
     /// Lanes that they have closed so far at a descriptor or an entry that is not for them.
     pub fn refused_lanes(&self) -> u64 {
         // SAFETY: as above.

@@ -2,10 +2,12 @@
 
 mod alike;
 mod held;
+mod longer;
 mod order;
 mod sends;
 
 use super::ends::{serve_idle, serve_life, serve_stop};
+use super::longer::serve_too_long_descriptors;
 use super::order::{serve_gap, serve_signals};
 use super::refused::serve_refusal;
 use super::watched::{serve_watched_descriptors, serve_watched_sends};
@@ -136,7 +138,7 @@ const REFUSED: &[Fault] = &[
         "    setp.le.u64     %p1, size, d0;\n    or.pred         %p1, %p1, is_va;\n    \
          and.pred        is_good, is_good, %p1;\n",
         "",
-        refusal!("longer than a copy may be"),
+        serve_too_long_descriptors,
     ),
     ("values as long as copies", "    @is_inline mov.u64 d0, 8;\n", "", refusal!("a value of 16 bytes")),
     (
@@ -286,6 +288,11 @@ fn faults_in_the_order() {
 #[test]
 fn faults_in_what_is_alike() {
     find_faults(alike::ALIKE);
+}
+
+#[test]
+fn faults_in_how_long_copies_are() {
+    find_faults(longer::LONGER);
 }
 
 #[test]

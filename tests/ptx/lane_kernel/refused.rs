@@ -52,7 +52,7 @@ const PUTS: &[(&str, Spoil)] = &[
     ("source is not aligned", |p, _| p.first.0 += 2),
     ("target is not aligned", |p, _| p.second.0 += 1),
     ("size is not aligned", |p, _| p.size = 62),
-    ("longer than a copy may be", |p, a| p.size = a.most.next_multiple_of(4) + 4),
+    ("longer than a copy may be", |p, a| p.size = (8 * a.most).next_multiple_of(4) + 4),
     ("longer than 32 bits tell", |p, _| p.size |= 1 << 32),
     ("as long as can be", |p, _| p.size = (1 << 57) - 4),
     ("longer than all memory", |p, _| (p.size, p.first.0, p.second.0) = ((1 << 57) - 64, 64, 64)),
@@ -154,10 +154,15 @@ pub fn bench_with_others(slots: Slots, ptx: &str, seed: u64) -> Bench {
 /// This one is posted to a queue among others, and is refused.
 pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
     let posted = u64::from(bench.queue(place).slots).min(12);
+    let at = bench.below(posted);
+    let entries = (0..posted).map(|i| if i == at { bad } else { bench.entry(place) }).collect();
+    check_refused_at(bench, place, entries, at as usize, name);
+}
+
+/// These are posted to a queue among others, and the one with this number is refused.
+pub fn check_refused_at(mut bench: Bench, place: usize, entries: Vec<Entry>, at: usize, name: &str) {
     bench.launch(NEVER, NEVER);
     bench.go();
-    let at = bench.below(posted);
-    let entries: Vec<Entry> = (0..posted).map(|i| if i == at { bad } else { bench.entry(place) }).collect();
     let mut all: Vec<(usize, Entry)> = entries.into_iter().map(|e| (place, e)).collect();
     for other in bench.places().into_iter().filter(|&p| p != place) {
         for _ in 0..4 {
@@ -169,15 +174,15 @@ pub fn check_refused(mut bench: Bench, place: usize, bad: Entry, name: &str) {
     while !bench.position(place).1 {
         bench.run(10);
         turns += 10;
-        assert!(bench.taken(place) as u64 <= at, "taken: {name}");
+        assert!(bench.taken(place) <= at, "taken: {name}");
         assert!(turns < TOO_LONG, "not refused: {name}");
     }
     // By now all before it are done.
     bench.check();
-    assert_eq!(bench.queue(place).refused, Some(at as usize), "{name}");
+    assert_eq!(bench.queue(place).refused, Some(at), "{name}");
     check_left_alone(&mut bench, place, name);
     // Others go on, and get more.
-    let rest = bench.queue(place).entries.len() - at as usize;
+    let rest = bench.queue(place).entries.len() - at;
     bench.run_until(|b| b.left() == rest);
     bench.post_some(6);
     bench.run_until(|b| b.left() == rest);

@@ -46,6 +46,8 @@ pub struct Mix {
     pub gets: bool,
     /// Nothing moves but signals.
     pub signals: bool,
+    /// Each of so many is a copy that the kernel takes behind some others alone; 0: none is.
+    pub longer: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +95,10 @@ impl Plan {
         let add = (draws.below(4096), draws.below(3));
         let (kind, n) = (draws.below(12), draws.below(12) as usize);
         let mut has_counter = false;
+        let is_longer = self.mix.longer > 0 && self.seq % self.mix.longer == 0;
         let what = match (is_refused, kind) {
             _ if self.mix.signals => What::Nothing,
+            _ if is_longer => self.put([36, 40][n % 2] << 10),
             (true, 0..=4) => self.put([36, 40][n % 2] << 10),
             (true, 5..=6) if self.mix.gets => What::Get { at: 8 * n, bytes: 64 },
             (true, _) => {

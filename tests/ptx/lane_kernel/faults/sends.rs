@@ -1,5 +1,6 @@
 //! Faults in what is done with send entries.
 
+use super::super::longer::serve_too_long_sends;
 use super::super::order::serve_waiting_sends;
 use super::super::sends_refused::{serve_refused_alone, serve_refused_send};
 use super::super::sends_served::{
@@ -161,12 +162,7 @@ pub const REFUSED: &[Fault] = &[
         refusal!("addition of three segments"),
     ),
     ("no bytes", "setp.ne.u32     q0, bytes, 0;", "setp.eq.u32     q0, 0, 0;", refusal!("no bytes")),
-    (
-        "any length",
-        "setp.le.u32     q1, bytes, t0;",
-        "setp.eq.u32     q1, 0, 0;",
-        refusal!("longer than a copy may be"),
-    ),
+    ("any length", "setp.le.u32     q1, bytes, t0;", "setp.eq.u32     q1, 0, 0;", serve_too_long_sends),
     ("values as long as copies", "    @is_inline mov.u32 t0, 8;\n", "", refusal!("a value of 16 bytes")),
     (
         "lengths of a byte",

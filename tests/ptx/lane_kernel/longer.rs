@@ -1,0 +1,165 @@
+//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone.
+
+use super::queue::{Entry, Queue};
+use super::refused::check_refused_at;
+use super::*;
+
+/// The most of the lane, so that what is longer takes few turns; the second one so that some takes two rounds of 8 KiB.
+const MOST: [u64; 2] = [1040, 2100];
+/// Others that lie between two that are longer.
+const BETWEEN: u64 = 4;
+
+/// One that is so long, at any place that has room; else something shorter.
+fn of_bytes(q: &mut Queue, bytes: u64, random: &mut Random) -> Entry {
+    if q.pair.is_some() {
+        return q.put_send(bytes, random);
+    }
+    let unit = [16, 4][random.below(2) as usize];
+    let place = q.target(bytes, unit, random).map(|(offset, to)| (offset, to, bytes));
+    q.put_entry(place, unit, random)
+}
+
+/// One that is longer than the most, and not too long.
+fn longer(q: &mut Queue, random: &mut Random) -> Entry {
+    let most = q.most;
+    let bytes = [most + 4, 8 * most, most + 4 * (1 + random.below(7 * most / 4))][random.below(3) as usize];
+    of_bytes(q, bytes, random)
+}
+
+/// A few queues, one of which has room for two looks.
+fn bench_of(slots: Slots, ptx: &str, seed: u64, spread: u64) -> (Bench, usize) {
+    let queues = 2 + Random(seed).below(3);
+    let mut bench = Bench::of(slots, ptx, seed, spread, queues);
+    let place = bench.any_place();
+    let q = bench.queues[place].as_mut().expect("a queue");
+    (q.most, q.slots) = (MOST[usize::from(seed % 3 == 2)], q.slots.max(16));
+    // A source of any of them has room for the longest.
+    q.windows.iter_mut().flatten().for_each(|w| w.here_bytes = w.here_bytes.max(17 << 10));
+    bench.empty_queues();
+    (bench, place)
+}
+
+/// So many of the queue's others.
+fn others(bench: &mut Bench, place: usize, n: u64) -> Vec<Entry> {
+    (0..n).map(|_| bench.entry(place)).collect()
+}
+
+/// One that is longer, by what makes it of the queue.
+fn one(bench: &mut Bench, place: usize, make: impl Fn(&mut Queue, &mut Random) -> Entry) -> Entry {
+    make(bench.queues[place].as_mut().expect("a queue"), &mut bench.gpu.random)
+}
+
+/// Some, with four others or a few more between them: all are taken.
+fn serve_longer(slots: Slots, ptx: &str, seed: u64) {
+    let (mut bench, place) = bench_of(slots, ptx, seed, 0);
+    let mut entries = Vec::new();
+    for _ in 0..4 {
+        entries.push(one(&mut bench, place, longer));
+        let n = BETWEEN + [0, 0, 0, bench.below(5)][bench.below(4) as usize];
+        entries.append(&mut others(&mut bench, place, n));
+    }
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    let mut left = entries.into_iter().peekable();
+    while left.peek().is_some() {
+        let n = bench.room(place).min([16, 1 + bench.below(16) as usize][bench.below(2) as usize]);
+        let some = left.by_ref().take(n).map(|entry| (place, entry)).collect();
+        bench.post(some, 2);
+        let turns = bench.below(2_000);
+        bench.run(turns);
+        bench.check();
+        assert_eq!(bench.queue(place).refused, None, "refused");
+    }
+    bench.run_until(|b| b.left() == 0);
+    bench.finish();
+}
+
+/// Of descriptors, of send entries.
+pub fn serve_longer_descriptors(ptx: &str, seed: u64) {
+    serve_longer(Slots::Descriptors, ptx, seed);
+}
+
+pub fn serve_longer_sends(ptx: &str, seed: u64) {
+    serve_longer(Slots::Sends, ptx, seed);
+}
+
+/// Fewer than four others lie between two; sometimes nothing does, and the second one is like the first.
+fn serve_too_soon(slots: Slots, ptx: &str, seed: u64) {
+    let (mut bench, place) = bench_of(slots, ptx, seed, 0);
+    let before = bench.below(5);
+    let mut entries = others(&mut bench, place, before);
+    let first = one(&mut bench, place, longer);
+    if first.bytes() <= bench.queue(place).most {
+        return; // There was no room.
+    }
+    entries.push(first);
+    let between = bench.below(BETWEEN);
+    entries.append(&mut others(&mut bench, place, between));
+    let second = match between {
+        0 if slots == Slots::Descriptors => first,
+        _ => one(&mut bench, place, |q, random| of_bytes(q, q.most + 16, random)),
+    };
+    if second.bytes() <= bench.queue(place).most {
+        return;
+    }
+    let at = entries.len();
+    entries.push(Entry::new(second.words, None, None));
+    let behind = bench.below(4);
+    entries.append(&mut others(&mut bench, place, behind));
+    check_refused_at(bench, place, entries, at, "too soon");
+}
+
+pub fn serve_too_soon_descriptors(ptx: &str, seed: u64) {
+    serve_too_soon(Slots::Descriptors, ptx, seed);
+}
+
+pub fn serve_too_soon_sends(ptx: &str, seed: u64) {
+    serve_too_soon(Slots::Sends, ptx, seed);
+}
+
+/// One that nobody takes, of so many times the most and 4 bytes, behind some others.
+fn serve_never(slots: Slots, ptx: &str, seed: u64, spread: u64, times: u64) {
+    let (mut bench, place) = bench_of(slots, ptx, seed, spread);
+    let bytes = times * bench.queue(place).most + 4;
+    let bad = one(&mut bench, place, |q, random| of_bytes(q, bytes, random));
+    let before = bench.below(10);
+    let mut entries = others(&mut bench, place, before);
+    if bad.bytes() == bytes {
+        entries.push(Entry::new(bad.words, None, None));
+        check_refused_at(bench, place, entries, before as usize, "never");
+    }
+}
+
+/// Longer than eight times the most.
+pub fn serve_too_long_descriptors(ptx: &str, seed: u64) {
+    serve_never(Slots::Descriptors, ptx, seed, 0, 8);
+}
+
+pub fn serve_too_long_sends(ptx: &str, seed: u64) {
+    serve_never(Slots::Sends, ptx, seed, 0, 8);
+}
+
+/// Where a warp has several lanes.
+pub fn serve_longer_of_several(ptx: &str, seed: u64) {
+    let slots = [Slots::Descriptors, Slots::Sends][seed as usize / 2 % 2];
+    serve_never(slots, ptx, seed, 1 + seed % 3, 1);
+}
+
+#[test]
+fn longer_ones_are_taken_behind_four_others() {
+    (0..24).for_each(|seed| {
+        serve_longer_descriptors(PTX, seed);
+        serve_longer_sends(PTX, seed);
+    });
+}
+
+#[test]
+fn longer_ones_are_refused_else() {
+    (0..16).for_each(|seed| {
+        serve_too_soon_descriptors(PTX, seed);
+        serve_too_soon_sends(PTX, seed);
+        serve_too_long_descriptors(PTX, seed);
+        serve_too_long_sends(PTX, seed);
+        serve_longer_of_several(PTX, seed);
+    });
+}
