@@ -2,9 +2,9 @@
 //!
 //! Device code reads a queue's consumer index before every post and all the time while it flushes. In host memory each
 //! look is a read over PCIe, of which a few blocks that flush make so many that everything else on it becomes slow:
-//! `docs/gpu.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store there:
-//! the engine posts its value, or an addition to it, to its own rank, as it would to a peer, or the fabric counts there
-//! itself.
+//! `docs/gpu/places.md` has the figures. In GPU memory a look costs what any load does, but this process cannot store
+//! there: the engine posts its value, or an addition to it, to its own rank, as it would to a peer, or the fabric
+//! counts there itself.
 
 use super::coll::Coll;
 use super::device_queues::device_words;

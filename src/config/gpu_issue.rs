@@ -60,7 +60,7 @@ impl Default for GpuIssue {
 /// The words for users, in a sentence.
 pub const ACCEPTED: &str =
     "words with commas between: own=0 or 1, kernel=BYTES (up to 65536; 0: off), lanes=0 or 1, managed=0 \
-                            or 1, workers=0 to 128, helper=0 to 2; docs/gpu.md has the words for tests";
+                            or 1, workers=0 to 128, helper=0 to 2; docs/gpu/README.md has the words for tests";
 
 impl GpuIssue {
     /// The default with what the words change; `None`: a word or value that does not exist.

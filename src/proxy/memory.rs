@@ -2,7 +2,7 @@
 //!
 //! Where the calling thread has a CUDA context, what the CPU reads or writes is pinned host memory and what only device
 //! code touches is GPU memory. Elsewhere all is host memory, so that emulated device code can run on CPUs.
-//! docs/gpu.md says what was measured of the places.
+//! docs/gpu/places.md says what was measured of the places.
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
@@ -80,9 +80,10 @@ impl Memory {
     /// Makes managed memory in the calling thread's CUDA context, if it has one, and gives it back, for a process that
     /// is to have queues there later. With driver 580 every step of NCCL EP's low-latency kernels took 30 µs more,
     /// without this library as well, once a process had made its first managed memory behind NCCL's communicator, freed
-    /// or not; and nothing more where it had done so before (docs/gpu.md has the figures). So `init` of a table, which
-    /// NCCL calls early in making a communicator, is the time for it, and where that has made none there is none later
-    /// ([`Memory::may_be_managed`]). May wait for kernels. What fails is no loss: queues are in pinned memory then.
+    /// or not; and nothing more where it had done so before (docs/gpu/places.md has the figures). So `init` of a table,
+    /// which NCCL calls early in making a communicator, is the time for it, and where that has made none there is none
+    /// later ([`Memory::may_be_managed`]). May wait for kernels. What fails is no loss: queues are in pinned memory
+    /// then.
     pub fn make_first_managed() {
         let made = Self::here().and_then(|mut memory| memory.queues(1, true));
         HAS_MANAGED.fetch_or(made.is_ok_and(|block| block.is_managed), Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! Memory shared with GPUs of sets that have ended, for those that come.
 //!
 //! To give such memory back the driver waits for the application's kernels, and holds a lock of its context all the
-//! while (docs/gpu.md). A kernel that waits for a transfer would hold up whoever destroys another communicator beside
-//! it. So what a set leaves is kept as long as another one is there in its context, which may be the one that the
-//! kernel uses; what comes takes it from here. The last one of a context frees all.
+//! while (docs/gpu/private-context.md). A kernel that waits for a transfer would hold up whoever destroys another
+//! communicator beside it. So what a set leaves is kept as long as another one is there in its context, which may be
+//! the one that the kernel uses; what comes takes it from here. The last one of a context frees all.
 
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;

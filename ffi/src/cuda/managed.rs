@@ -29,7 +29,7 @@ group! {
 /// Managed memory that one GPU uses beside the CPU. It lies in host memory, and the GPU reads and writes it there, as
 /// it does with pinned memory, until it is brought to the GPU ([`Stream::bring`]). From then on the GPU's accesses are
 /// local, and the CPU's next one takes a part of it, 64 KiB, back to the host: a fault of some 25 µs in which no call
-/// of the driver takes part (docs/gpu.md has the figures). No such part is shared with other allocations.
+/// of the driver takes part (docs/gpu/places.md has the figures). No such part is shared with other allocations.
 pub struct Managed {
     cuda: Arc<Cuda>,
     /// As it was allocated, and where its first part begins.

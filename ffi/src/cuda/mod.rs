@@ -2,8 +2,8 @@
 //!
 //! Types and constants are those of the driver API (its reference manual and `cuda.h` are the source of the numbers);
 //! functions are resolved at run time. Nothing here waits for the GPU but making contexts and pinned memory, and
-//! loading kernels; but any call in a context of the application can wait for calls of the application (docs/gpu.md
-//! has the table).
+//! loading kernels; but any call in a context of the application can wait for calls of the application
+//! (docs/gpu/private-context.md has the table).
 
 mod calls;
 mod dmabuf;

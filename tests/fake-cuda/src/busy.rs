@@ -2,8 +2,8 @@
 //! driver holds a lock of the context all the while, and whoever calls in that context, or about memory that belongs
 //! to it, waits.
 //!
-//! A real driver lets some calls pass (docs/gpu.md has the table); this one none, since what passes there today need
-//! not tomorrow.
+//! A real driver lets some calls pass (docs/gpu/private-context.md has the table); this one none, since what passes
+//! there today need not tomorrow.
 
 use crate::world::{current, is_primary};
 use std::sync::atomic::{AtomicU64, Ordering};
