@@ -149,7 +149,7 @@ impl Entry {
 
     fn copy(&self, record: &Record) -> Option<Data> {
         let bytes = self.be32(LENGTH).into();
-        if bytes == 0 || bytes > record.longest {
+        if bytes == 0 || bytes > record.longest() {
             return None;
         }
         let from = record.window(self.key(KEY))?.here.at(self.be64(OFFSET), bytes)?;

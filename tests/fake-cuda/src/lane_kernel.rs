@@ -66,17 +66,22 @@ struct Lane {
 }
 
 impl Lane {
-    /// As the kernel has it (`lanes.ptx`): where the lane is the only one of its warp, a copy of up to eight times the
-    /// most is taken behind four others.
-    fn set_longest(&mut self, is_alone: bool) {
-        let most = u64::from(self.record.most_bytes);
-        self.record.longest = if is_alone && self.others >= OTHERS { 8 * most } else { most };
+    /// Whether it is a copy longer than the most, which the kernel (`lanes.ptx`) takes behind four others alone, where
+    /// the lane is the only one of its warp.
+    fn is_longer(&self, taken: &Taken) -> bool {
+        matches!(taken.data, Some(Data::Copy { bytes, .. }) if bytes > self.record.most_bytes.into())
     }
 
-    fn count(&mut self, data: Option<&Data>) {
-        let is_long = matches!(data, Some(Data::Copy { bytes, .. }) if *bytes > self.record.most_bytes.into());
-        LONGER.fetch_add(is_long.into(), Ordering::Relaxed);
-        self.others = if is_long { 0 } else { self.others + 1 };
+    /// What the next entry asks for, if it is for the kernel.
+    fn take(&mut self, words: [u64; WORDS], is_alone: bool) -> Option<Taken> {
+        let taken = self.record.take(words, self.next)?;
+        let is_longer = self.is_longer(&taken);
+        if is_longer && !(is_alone && self.others >= OTHERS) {
+            return None;
+        }
+        LONGER.fetch_add(is_longer.into(), Ordering::Relaxed);
+        self.others = if is_longer { 0 } else { self.others + 1 };
+        Some(taken)
     }
 }
 
@@ -440,8 +445,7 @@ impl<'a> LaneKernel<'a> {
         let found = slots.whole(self.at_once, self.left, &mut self.random);
         let first = lane.next;
         for words in found {
-            lane.set_longest(self.at_once == AT_ONCE);
-            let Some(Taken { data, signal }) = lane.record.take(words, lane.next) else {
+            let Some(Taken { data, signal }) = lane.take(words, self.at_once == AT_ONCE) else {
                 lane.is_closed = true;
                 REFUSALS.fetch_add(1, Ordering::Relaxed);
                 break;
@@ -457,7 +461,6 @@ impl<'a> LaneKernel<'a> {
                 }
             }
             let slot = lane.record.queue + lane.record.slot(lane.next) as u64;
-            lane.count(data.as_ref());
             look.clears.push(Effect::Clear { slot, blank: self.holds.blank() });
             match data {
                 Some(Data::Copy { from, to, bytes }) => look.data.extend(pieces(from, to, bytes)),

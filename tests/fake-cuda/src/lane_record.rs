@@ -74,9 +74,8 @@ pub struct Record {
     newest: u32,
     /// Nothing of it is taken: it is closed as soon as something begins to arrive.
     pub is_watched: bool,
-    /// Of a copy, and of one now.
+    /// Of a copy; eight times as many where nothing speaks against it ([`Record::longest`]).
     pub most_bytes: u32,
-    pub longest: u64,
     windows: [Window; WINDOWS],
     /// If these are what the queue holds.
     pub entries: Option<EntryQueue>,
@@ -127,7 +126,6 @@ impl Record {
             newest: low(words[5]),
             is_watched: words[6] & 2 != 0,
             most_bytes: high(words[5]),
-            longest: high(words[5]).into(),
             windows,
             entries,
         };
@@ -248,9 +246,14 @@ impl Record {
         Some(Taken { data, signal })
     }
 
+    /// The bytes of a copy that is ever taken.
+    pub fn longest(&self) -> u64 {
+        8 * u64::from(self.most_bytes)
+    }
+
     fn copy(&self, d: &Descriptor) -> Option<Data> {
         let bytes = d.size();
-        if bytes > self.longest {
+        if bytes > self.longest() {
             return None;
         }
         let from = self.window(d.first_handle())?.here.at(d.first_offset(), bytes)?;

@@ -14,9 +14,7 @@ fn of_bytes(q: &mut Queue, bytes: u64, random: &mut Random) -> Entry {
     if q.pair.is_some() {
         return q.put_send(bytes, random);
     }
-    let unit = [16, 4][random.below(2) as usize];
-    let place = q.target(bytes, unit, random).map(|(offset, to)| (offset, to, bytes));
-    q.put_entry(place, unit, random)
+    q.put_of(bytes, [16, 4][random.below(2) as usize], random)
 }
 
 /// One that is longer than the most, and not too long.

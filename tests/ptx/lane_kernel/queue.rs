@@ -304,6 +304,11 @@ impl Queue {
             other => self.any_bytes(other, random),
         };
         let unit = [16, 8, 4][random.below(3) as usize];
+        self.put_of(size, unit, random)
+    }
+
+    /// A put of so many bytes, to any place that has room; of none, and where there is none, a signal alone.
+    pub fn put_of(&mut self, size: u64, unit: u64, random: &mut Random) -> Entry {
         let place = if size > 0 { self.target(size, unit, random) } else { None };
         self.put_entry(place.map(|(offset, to)| (offset, to, size)), unit, random)
     }

@@ -342,4 +342,16 @@ mod tests {
         assert_eq!(of(false), [1, 1, 1, 2, 4, 4, 4, 4, 4]);
         assert_eq!(of(true), [1, 1, 1, 1, 1, 1, 2, 4, 4]);
     }
+
+    /// What `fabric/lanes.rs` says of long copies the kernel has in its text.
+    #[test]
+    fn the_text_has_the_numbers_of_long_copies() {
+        use crate::fabric::lanes::{LONGEST, LONGEST_APART, OTHERS};
+        let text = include_str!("lanes.ptx");
+        assert_eq!(LONGEST_APART, LONGEST << (LONGEST_APART / LONGEST).ilog2());
+        let shift = format!("shl.b32    longest, most, {};", (LONGEST_APART / LONGEST).ilog2());
+        let (first, fewer) =
+            (format!("mov.u32         others, {OTHERS};"), format!("setp.lt.u32     %p1, others, {OTHERS};"));
+        assert!([shift, first, fewer].iter().all(|line| text.contains(line)));
+    }
 }
