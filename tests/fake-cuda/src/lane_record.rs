@@ -248,7 +248,7 @@ impl Record {
 
     /// The bytes of a copy that is ever taken.
     pub fn longest(&self) -> u64 {
-        8 * u64::from(self.most_bytes)
+        32 * u64::from(self.most_bytes)
     }
 
     fn copy(&self, d: &Descriptor) -> Option<Data> {

@@ -47,7 +47,6 @@ const TAKEN: &[Fault] = &[
     ("bytes by a warp end too early", "setp.gt.u64     q3, d1, 1536;", "setp.gt.u64     q3, d1, 2048;", serve),
     ("… in words of 4", "setp.gt.u64     q3, d1, 384;", "setp.gt.u64     q3, d1, 512;", serve),
     ("… one of 8 KiB", "[d3+7680], {z14, z15};", "[d3+7168], {z14, z15};", serve),
-    ("… the next 8 KiB", "    add.u64         off, off, 8192;\n", "    add.u64         off, off, 16384;\n", serve),
     ("only one long copy of a look", "    and.b32         long, long, t1;\n", "    mov.u32         long, 0;\n", serve),
     (
         "the other copy's length",
@@ -229,8 +228,8 @@ const ENDS: &[Fault] = &[
     ),
     (
         "who has no queue is not told to leave",
-        "    @%p0 bra        ended;\n    bra             rest;",
-        "    bra             rest;",
+        "    @%p0 bra        ended;\n    @!%p1 bra       rest;",
+        "    @!%p1 bra       rest;",
         serve_stop,
     ),
     ("all blocks have the first one's board", "    add.u64         board, board, d0;\n", "", serve_stop),
@@ -293,6 +292,11 @@ fn faults_in_what_is_alike() {
 #[test]
 fn faults_in_how_long_copies_are() {
     find_faults(longer::LONGER);
+}
+
+#[test]
+fn faults_in_who_helps() {
+    find_faults(longer::HELP);
 }
 
 #[test]

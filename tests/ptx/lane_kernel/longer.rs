@@ -1,11 +1,14 @@
-//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone.
+//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone. Warps that have
+//! nothing else help with them.
 
-use super::queue::{Entry, Queue};
+use super::queue::{Entry, Queue, ROOM};
 use super::refused::check_refused_at;
 use super::*;
 
-/// The most of the lane, so that what is longer takes few turns; the second one so that some takes two rounds of 8 KiB.
-const MOST: [u64; 2] = [1040, 2100];
+/// The most of the lane, so that what is longer takes few turns: the longest have four pieces of 8 KiB or eight.
+const MOST: [u64; 2] = [1040, 2064];
+/// The longest has so many times as much.
+const TIMES: u64 = 32;
 /// Others that lie between two that are longer.
 const BETWEEN: u64 = 4;
 
@@ -20,19 +23,29 @@ fn of_bytes(q: &mut Queue, bytes: u64, random: &mut Random) -> Entry {
 /// One that is longer than the most, and not too long.
 fn longer(q: &mut Queue, random: &mut Random) -> Entry {
     let most = q.most;
-    let bytes = [most + 4, 8 * most, most + 4 * (1 + random.below(7 * most / 4))][random.below(3) as usize];
+    // Half of them can go in words of 16 bytes.
+    let unit = [4, 16][random.below(2) as usize];
+    let more = random.below((TIMES - 1) * most / unit);
+    let bytes = [most + unit, TIMES * most, most + unit * (1 + more)][random.below(3) as usize];
     of_bytes(q, bytes, random)
 }
 
-/// A few queues, one of which has room for two looks.
+/// Up to four queues, one of which has room for two looks, with windows that have room for the longest.
 fn bench_of(slots: Slots, ptx: &str, seed: u64, spread: u64) -> (Bench, usize) {
+    /// Behind the windows of four queues as they are else.
+    const FIRST: u64 = 4;
     let queues = 2 + Random(seed).below(3);
     let mut bench = Bench::of(slots, ptx, seed, spread, queues);
     let place = bench.any_place();
+    for q in bench.queues.iter_mut().flatten() {
+        let first = FIRST + 12 * q.number;
+        for (i, w) in (first..).step_by(3).zip(q.windows.iter_mut().flatten()) {
+            (w.here, w.peer) = (SOURCES + i * ROOM + w.here % 16, TARGETS + i * ROOM + w.peer % 16);
+            (w.here_bytes, w.peer_bytes) = (3 * ROOM - 64, 3 * ROOM - 64);
+        }
+    }
     let q = bench.queues[place].as_mut().expect("a queue");
     (q.most, q.slots) = (MOST[usize::from(seed % 3 == 2)], q.slots.max(16));
-    // A source of any of them has room for the longest.
-    q.windows.iter_mut().flatten().for_each(|w| w.here_bytes = w.here_bytes.max(17 << 10));
     bench.empty_queues();
     (bench, place)
 }
@@ -79,6 +92,34 @@ pub fn serve_longer_descriptors(ptx: &str, seed: u64) {
 
 pub fn serve_longer_sends(ptx: &str, seed: u64) {
     serve_longer(Slots::Sends, ptx, seed);
+}
+
+/// Several queues have such copies at the same time: one of them is helped with, and the others look behind each piece
+/// whether they may be. Returns how often a warp has helped.
+fn serve_many(slots: Slots, ptx: &str, seed: u64) -> u64 {
+    let (mut bench, _) = bench_of(slots, ptx, seed, 0);
+    let mut entries = Vec::new();
+    for place in bench.places() {
+        bench.queues[place].as_mut().expect("a queue").most = MOST[usize::from(seed % 3 == 2)];
+        let longest = |q: &mut Queue, random: &mut Random| match slots {
+            Slots::Descriptors => q.put_of(TIMES * q.most, 16, random),
+            Slots::Sends => q.put_send(TIMES * q.most, random),
+        };
+        entries.push((place, one(&mut bench, place, longest)));
+        let behind = bench.below(3);
+        entries.extend(others(&mut bench, place, behind).into_iter().map(|entry| (place, entry)));
+    }
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    bench.post(entries, 2);
+    bench.run_until(|b| b.left() == 0);
+    bench.finish();
+    bench.gpu.told
+}
+
+/// The same; somebody helps.
+pub fn serve_many_descriptors(ptx: &str, seed: u64) {
+    assert!(serve_many(Slots::Descriptors, ptx, seed) > 0, "nobody has helped");
 }
 
 /// Fewer than four others lie between two; sometimes nothing does, and the second one is like the first.
@@ -128,13 +169,13 @@ fn serve_never(slots: Slots, ptx: &str, seed: u64, spread: u64, times: u64) {
     }
 }
 
-/// Longer than eight times the most.
+/// Longer than the longest.
 pub fn serve_too_long_descriptors(ptx: &str, seed: u64) {
-    serve_never(Slots::Descriptors, ptx, seed, 0, 8);
+    serve_never(Slots::Descriptors, ptx, seed, 0, TIMES);
 }
 
 pub fn serve_too_long_sends(ptx: &str, seed: u64) {
-    serve_never(Slots::Sends, ptx, seed, 0, 8);
+    serve_never(Slots::Sends, ptx, seed, 0, TIMES);
 }
 
 /// Where a warp has several lanes.
@@ -145,9 +186,17 @@ pub fn serve_longer_of_several(ptx: &str, seed: u64) {
 
 #[test]
 fn longer_ones_are_taken_behind_four_others() {
-    (0..24).for_each(|seed| {
+    (0..16).for_each(|seed| {
         serve_longer_descriptors(PTX, seed);
         serve_longer_sends(PTX, seed);
+    });
+}
+
+#[test]
+fn warps_that_have_nothing_help() {
+    (0..12).for_each(|seed| {
+        serve_many_descriptors(PTX, seed);
+        serve_many(Slots::Sends, PTX, seed);
     });
 }
 

@@ -12,8 +12,9 @@
 //!   them has taken up, and `bar.sync` to all of a block.
 //! * A vector is loaded element by element, in any order, and anything may happen between two.
 //!
-//! What a block shares has its own memory: a store there is seen at once by its own lane, and from the next `bar.sync`
-//! on by the others, or at any time before.
+//! What a block shares has its own memory: a store there is seen at once by its own lane, and by the others from the next
+//! `bar.sync` on, or once they have acquired what was released there behind it, or at any time before. Who acquires it
+//! takes up what the releasing lane's stores to all memory were, too, and has them behind its own fences.
 //!
 //! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
 //! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible,
@@ -31,6 +32,7 @@ use compute::{mask, targets};
 use memory::{By, Memory, MustSee};
 use pending::{show_at, Pending};
 use program::{Instruction, Operand, Program, Strength, Vote, What};
+use shared::Change;
 use view::View;
 
 pub const LANES: usize = 32;
@@ -132,6 +134,8 @@ pub struct Machine {
     turns: u64,
     /// Some stores become visible so many turns later than others, at most, unless something asks for them.
     pub late: u64,
+    /// Additions to what a block shares.
+    pub told: u64,
     /// Loads of lanes, and what of these and of fences takes up something.
     pub loaded: u64,
     pub acquired: u64,
@@ -141,8 +145,22 @@ impl Machine {
     pub fn new(program: Program, memory: Memory, seed: u64) -> Self {
         let random = Random(seed);
         let (warps, parameters, shared) = (Vec::new(), Vec::new(), shared::Shared::default());
-        let (threads, first_block, turns, late, loaded, acquired) = (0, 0, 0, 0, 0, 0);
-        Self { program, memory, random, warps, threads, shared, parameters, first_block, turns, late, loaded, acquired }
+        let (threads, first_block, turns, late, told, loaded, acquired) = (0, 0, 0, 0, 0, 0, 0);
+        Self {
+            program,
+            memory,
+            random,
+            warps,
+            threads,
+            shared,
+            parameters,
+            first_block,
+            turns,
+            late,
+            told,
+            loaded,
+            acquired,
+        }
     }
 
     /// Launches the kernel. The one before has ended.
@@ -275,8 +293,9 @@ impl Machine {
                 let (at, targets) = (v(1), targets(&instruction.operands[0]));
                 assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
                 if instruction.is_shared {
-                    let values: Few<u64> =
-                        (0..targets.len() as u64).map(|i| self.load_shared(warp, lane, at + i * size, size)).collect();
+                    let values: Few<u64> = (0..targets.len() as u64)
+                        .map(|i| self.load_shared(warp, lane, at + i * size, size, strength.acquires))
+                        .collect();
                     let l = &mut self.warps[warp].lanes[lane];
                     l.at += 1;
                     targets.into_iter().zip(values).for_each(|(r, v)| l.registers[r] = v);
@@ -294,10 +313,24 @@ impl Machine {
                 set.push((target, self.memory.read(at, size)));
                 self.memory.add(at, size, by, By::Warp(warp), publishes);
             }
-            What::Store { .. } if instruction.is_shared => {
+            What::Store { .. } | What::Release if instruction.is_shared => {
+                let releases = matches!(what, What::Release);
                 for p in self.stored(warp, lane, instruction) {
-                    self.store_shared(warp, lane, p.at, p.bytes, p.value);
+                    self.store_shared(warp, lane, &p, releases);
                 }
+                self.warps[warp].lanes[lane].at = next;
+                return true;
+            }
+            What::SharedAdd { releases } => {
+                let (at, value, expected, acquires) = (v(0), mask(v(1), instruction.bits), None, false);
+                self.change_shared(warp, lane, &Change { at, size, value, expected, acquires, releases });
+                self.told += 1;
+            }
+            What::SharedExchange { acquires } => {
+                let (at, target) = (v(1), targets(&instruction.operands[0])[0]);
+                let (expected, value) = (Some(mask(v(2), instruction.bits)), mask(v(3), instruction.bits));
+                let change = Change { at, size, value, expected, acquires, releases: false };
+                set.push((target, self.change_shared(warp, lane, &change)));
             }
             What::Store { .. } | What::Release | What::Add => stores = self.stored(warp, lane, instruction),
             What::Vote(_) | What::Shuffle | What::Barrier | What::BlockBarrier => unreachable!(),
@@ -319,7 +352,7 @@ impl Machine {
         let adds = matches!(instruction.what, What::Add);
         let pending = |(i, v)| {
             let (at, value) = (at + i as u64 * size, mask(v, instruction.bits));
-            Pending { at, bytes: size, value, adds, warp, owner: (warp, Some(lane)), publishes: 0, due: 0 }
+            Pending { at, bytes: size, value, adds, warp, owner: (warp, Some(lane)), more: 0, publishes: 0, due: 0 }
         };
         values.into_iter().enumerate().map(pending).collect()
     }
@@ -455,13 +488,14 @@ impl Machine {
         };
         let w = &mut self.warps[warp];
         let seen = w.lanes.iter().map(|l| l.view.seen).max().unwrap_or(0);
+        let shared = w.lanes.iter().map(|l| l.view.shared).max().unwrap_or(0);
         for (i, l) in w.lanes.iter_mut().enumerate() {
             match &results {
                 Some(results) => l.registers[target.expect("a target")] = results[i],
                 None => {
                     l.pending.iter_mut().for_each(|p| p.owner.1 = None);
                     w.pending.append(&mut l.pending);
-                    l.view.seen = seen;
+                    (l.view.seen, l.view.shared) = (seen, shared);
                 }
             }
             l.at += 1;

@@ -16,12 +16,31 @@ pub struct Pending {
     pub warp: usize,
     /// Whose fence makes it visible.
     pub owner: Owner,
+    /// Whose fence does so, too, as he has acquired what was released behind it ([`taker`]), and where in what a block
+    /// shares that was ([`place`]).
+    pub more: u64,
     pub publishes: u64,
     /// By itself it does not become visible before this turn.
     pub due: u64,
 }
 
+/// The bit of a warp that has acquired something.
+fn taker(warp: usize) -> u64 {
+    assert!(warp < 32, "no bit for warp {warp}");
+    1 << warp
+}
+
+/// The bit of a place in what a block shares.
+fn place(at: u64) -> u64 {
+    assert!(at / 4 < 32, "no bit for place {at}");
+    1 << (32 + at / 4)
+}
+
 impl Pending {
+    fn is_of(&self, warp: usize, lane: usize) -> bool {
+        self.owner == (warp, None) || self.owner == (warp, Some(lane)) || warp < 32 && self.more & taker(warp) != 0
+    }
+
     fn meets(&self, at: u64, bytes: u64) -> bool {
         self.at < at + bytes && at < self.at + self.bytes
     }
@@ -97,7 +116,7 @@ impl Far {
 
     /// A fence of the system by a lane.
     pub fn fence(&mut self, warp: usize, lane: usize) {
-        self.show_all(|p| p.owner == (warp, None) || p.owner == (warp, Some(lane)));
+        self.show_all(|p| p.is_of(warp, lane));
     }
 
     /// One of them becomes visible by itself.
@@ -117,6 +136,22 @@ impl Far {
 
     /// A barrier hands on what some own.
     pub fn hand_on(&mut self, from: std::ops::Range<usize>, to: usize) {
-        self.pending.iter_mut().filter(|p| from.contains(&p.owner.0)).for_each(|p| p.owner = (to, None));
+        for p in &mut self.pending {
+            if from.contains(&p.owner.0) {
+                p.owner = (to, None);
+            } else if from.clone().any(|warp| warp < 32 && p.more & taker(warp) != 0) {
+                p.more |= taker(to);
+            }
+        }
+    }
+
+    /// A lane releases something in what its block shares.
+    pub fn release(&mut self, warp: usize, lane: usize, at: u64) {
+        self.pending.iter_mut().filter(|p| p.is_of(warp, lane)).for_each(|p| p.more |= place(at));
+    }
+
+    /// A lane acquires it, for its warp.
+    pub fn acquire(&mut self, warp: usize, at: u64) {
+        self.pending.iter_mut().filter(|p| p.more & place(at) != 0).for_each(|p| p.more |= taker(warp));
     }
 }

@@ -57,6 +57,13 @@ pub enum What {
     /// Without and with the value that was there.
     Add,
     FetchAdd,
+    /// In the block's memory, an addition without a result, and an exchange where what is there is as expected.
+    SharedAdd {
+        releases: bool,
+    },
+    SharedExchange {
+        acquires: bool,
+    },
     Fence {
         /// As above.
         all: bool,
@@ -233,7 +240,7 @@ fn what(name: &str, parts: &[&str]) -> What {
         "or" => What::Compute(|a, b, _| a | b),
         "xor" => What::Compute(|a, b, _| a ^ b),
         "min" => What::Compute(|a, b, _| a.min(b)),
-        "mul" if has("lo") => What::Compute(|a, b, _| a.wrapping_mul(b)),
+        "mul" if has("lo") || has("wide") => What::Compute(|a, b, _| a.wrapping_mul(b)),
         // Everything is shifted out by too much.
         "shl" => What::Compute(|a, b, bits| if b < u64::from(bits) { a << b } else { 0 }),
         "shr" => What::Compute(|a, b, bits| if b < u64::from(bits) { a >> b } else { 0 }),
@@ -252,13 +259,15 @@ fn what(name: &str, parts: &[&str]) -> What {
             _ => panic!("{name}"),
         }),
         "prmt" => What::Permute,
-        "ld" if has("shared") => What::Load(Strength { acquires: false, all: false }),
+        "ld" if has("shared") => What::Load(Strength { acquires: has("acquire"), all: false }),
         "ld" if has("volatile") || has("relaxed") || has("acquire") => {
             What::Load(Strength { acquires: has("acquire"), all: has("volatile") || has("sys") })
         }
         "st" if has("release") => What::Release,
         "st" => What::Store { strong: has("volatile") || has("relaxed") },
+        "red" if has("add") && has("shared") => What::SharedAdd { releases: has("release") },
         "red" if has("add") => What::Add,
+        "atom" if has("cas") && has("shared") => What::SharedExchange { acquires: has("acquire") },
         "atom" if has("add") => What::FetchAdd,
         "fence" if has("acq_rel") => What::Fence { all: has("sys") },
         "nanosleep" => What::Sleep,

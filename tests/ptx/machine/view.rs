@@ -14,6 +14,8 @@ pub struct View {
     pub of_gpu: u64,
     /// Its last fence: what a store behind it publishes.
     pub fenced: u64,
+    /// Stores to its block's memory that it has taken up.
+    pub shared: u64,
     /// When its block last met.
     pub met: u64,
     /// The oldest values that it may find, by place.
