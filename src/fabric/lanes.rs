@@ -21,8 +21,8 @@ pub const TOGETHER: usize = 32;
 pub const LONGEST: u64 = 32 << 10;
 
 /// The longest copy that a kernel makes behind [`OTHERS`] entries that are not longer than [`LONGEST`], where a warp
-/// has that lane alone; other warps of its block help. For quicker copies an all-to-all between barriers would leave the
-/// kernel, and its barriers with it, which takes longer (docs/gpu/lane-kernel.md). `lanes.ptx` has the same factor.
+/// has that lane alone; other warps of its block help. For quicker copies an all-to-all between barriers would leave
+/// the kernel, and its barriers with it, which takes longer (docs/gpu/lane-kernel.md). `lanes.ptx` has the same factor.
 pub const LONGEST_APART: u64 = 32 * LONGEST;
 
 /// Entries that lie between two copies longer than [`LONGEST`].

@@ -13,5 +13,6 @@ pub mod spin;
 pub mod sync;
 pub mod thread;
 pub mod version;
+pub mod wait;
 pub mod wire;
 pub mod yielder;

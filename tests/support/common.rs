@@ -2,6 +2,7 @@
 
 use nccl_plugin_api::rma_v14::ConfigV14;
 use nccl_plugin_api::*;
+use oxygin::sys::wait::Wait;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_int, c_void};
@@ -258,10 +259,11 @@ impl Rank {
 
     pub fn wait(&self, request: *mut c_void) {
         let end = Instant::now() + Duration::from_secs(60);
-        let mut done = 0;
+        let (mut done, wait) = (0, Wait::begin());
         while done == 0 {
             // SAFETY: plain call.
             ok(unsafe { T.test.unwrap()(self.coll, request, &mut done) });
+            wait.rest();
             assert!(!self.job.barrier.has_failed(), "another rank failed");
             assert!(Instant::now() < end, "rank {}: a request is not done after 60 s", self.rank);
         }
@@ -271,9 +273,11 @@ impl Rank {
         let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
         let word = unsafe { AtomicU64::from_ptr(w.words.as_ptr().add(index).cast_mut()) };
+        let wait = Wait::begin();
         while word.load(Ordering::Acquire) < value {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.ctx) });
+            wait.rest();
             assert!(!self.job.barrier.has_failed(), "another rank failed");
             assert!(
                 Instant::now() < end,

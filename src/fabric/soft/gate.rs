@@ -16,6 +16,7 @@ use super::peer::neighbours::Neighbours;
 use super::status::alive::Liveness;
 use super::status::{PeerStatus, Status};
 use crate::sys::sync::Mutex;
+use crate::sys::wait::Wait;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,12 +118,12 @@ impl Gate {
     /// still is.
     pub fn close_and_wait(&self, within: Duration) -> bool {
         self.close();
-        let end = Instant::now() + within;
+        let (end, wait) = (Instant::now() + within, Wait::begin());
         while !self.is_empty() {
             if Instant::now() > end {
                 return false;
             }
-            std::thread::yield_now();
+            wait.rest();
         }
         true
     }

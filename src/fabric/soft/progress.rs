@@ -10,6 +10,7 @@ use super::peer::contact::Event;
 use super::receive::Receiver;
 use crate::error::Result;
 use crate::sys::sync::Mutex;
+use crate::sys::wait::Wait;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -237,9 +238,11 @@ impl Progress {
     /// Applies what had arrived for this rank when this was called, from all peers, or what of it can be by `end`. Of
     /// what had not, some may be applied, too. The caller has no lock.
     pub fn apply_arrived(&self, end: Instant) {
-        let goes_on = |moved: bool| {
-            if !moved {
-                std::thread::yield_now();
+        let mut wait = Wait::begin();
+        let mut goes_on = |moved: bool| {
+            match moved {
+                true => wait.begin_anew(),
+                false => wait.rest(),
             }
             !self.is_stopping() && Instant::now() < end
         };
@@ -280,10 +283,11 @@ impl Progress {
 
     /// Sends what peers wait for and only has to be sent, before this rank goes.
     pub fn flush(&self, within: Duration) {
-        let end = Instant::now() + within;
+        let (end, mut wait) = (Instant::now() + within, Wait::begin());
         while (self.received.is_busy() || self.links().iter().any(Link::owes)) && Instant::now() < end {
-            if !self.step() {
-                std::thread::yield_now();
+            match self.step() {
+                true => wait.begin_anew(),
+                false => wait.rest(),
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::fabric::Context;
 use crate::proxy::lane::Batch;
 use crate::proxy::memory::Memory;
 use crate::proxy::ring::Ring;
+use crate::sys::wait::Wait;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,14 +113,14 @@ impl KernelService {
     /// Waits until the kernel has ended, if it serves. `false`: it has not.
     fn end(&mut self) -> bool {
         self.ends = true;
-        let end = Instant::now() + END_WITHIN;
+        let (end, wait) = (Instant::now() + END_WITHIN, Wait::begin());
         loop {
             match self.kernel.poll(false) {
                 Stage::Serving if Instant::now() < end => self.kernel.stop(),
                 Stage::Serving | Stage::Failed => return false,
                 _ => return true,
             }
-            std::thread::yield_now();
+            wait.rest();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::{Kept, Work};
 use super::*;
-use crate::fabric::lanes::Position;
+use crate::fabric::lanes::{Position, LONGEST_APART};
 use crate::proxy::idle::Rest;
 use crate::proxy::lane::stands::Stands;
 use crate::proxy::lane::{Common, Lane};
@@ -467,7 +467,7 @@ fn others_have_what_carries_something_alone() {
     pinned.stands[1].is_managed.store(false, Ordering::Relaxed);
     assert_eq!(pinned.let_serve_first(), [false]);
     let mut busy = Bench::managed(2);
-    busy.stands[1].bytes.store(1 << 20, Ordering::Relaxed);
+    busy.stands[1].bytes.store(2 * LONGEST_APART as u32, Ordering::Relaxed);
     busy.stands[1].entries.store(1, Ordering::Relaxed);
     busy.pass();
     assert_eq!(busy.let_serve_first(), [false]);

@@ -44,8 +44,8 @@ pub const REFUSED: u64 = 1 << 32;
 pub const SOURCE: u64 = 10;
 pub const TARGET: u64 = 20;
 /// Bytes of the sources, and of each lane's part of the destination.
-pub const SOURCE_BYTES: u64 = 1 << 16;
-pub const ROOM: u64 = 1 << 16;
+pub const SOURCE_BYTES: u64 = 1 << 18;
+pub const ROOM: u64 = 1 << 18;
 /// Signals of each lane.
 pub const SIGNALS: u64 = 4;
 /// Bytes that a copy of these lanes may have.

@@ -14,6 +14,7 @@ pub mod traffic;
 use crate::support::common::{ok, Rank, Window};
 use crate::support::turn::{self, Turn};
 use nccl_plugin_api::{NcclResult, MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
+use oxygin::sys::wait::Wait;
 pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void, CString};
@@ -410,10 +411,11 @@ impl GpuWindow {
 
     /// A kernel waits for a signal; this rank's progress thread meanwhile makes progress.
     pub fn wait(&self, r: &Rank, i: usize, value: u64) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let (end, wait) = (Instant::now() + Duration::from_secs(60), Wait::begin());
         while self.get(i) < value {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
+            wait.rest();
             assert!(Instant::now() < end, "rank {}: signal {i} is {} after 60 s, not {value}", r.rank, self.get(i));
         }
     }
@@ -492,9 +494,5 @@ pub fn as_the_proxy_does(r: &Rank, contexts: usize, n: usize, depth: usize, put:
 
 /// Waits for something that other threads bring about.
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not after 60 s: {what}");
-        std::thread::yield_now();
-    }
+    crate::support::device::wait(|| what.to_string(), is_so);
 }

@@ -131,11 +131,12 @@ impl<'a> Traffic<'a> {
     /// Waits for the other rank, as NCCL's proxy does: making progress.
     pub fn barrier(&self) {
         let all = self.arrived.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
+        let wait = Wait::begin();
         while self.arrived.load(Ordering::Acquire) < all {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.r.ctx) });
             assert!(!self.r.job.barrier.has_failed(), "another rank failed");
-            std::thread::yield_now();
+            wait.rest();
         }
     }
 

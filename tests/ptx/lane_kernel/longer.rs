@@ -1,5 +1,5 @@
-//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone. Warps that have
-//! nothing else help with them.
+//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone. Warps that
+//! have nothing else help with them.
 
 use super::queue::{Entry, Queue, ROOM};
 use super::refused::check_refused_at;

@@ -12,9 +12,9 @@
 //!   them has taken up, and `bar.sync` to all of a block.
 //! * A vector is loaded element by element, in any order, and anything may happen between two.
 //!
-//! What a block shares has its own memory: a store there is seen at once by its own lane, and by the others from the next
-//! `bar.sync` on, or once they have acquired what was released there behind it, or at any time before. Who acquires it
-//! takes up what the releasing lane's stores to all memory were, too, and has them behind its own fences.
+//! What a block shares has its own memory: a store there is seen at once by its own lane, and by the others from the
+//! next `bar.sync` on, or once they have acquired what was released there behind it, or at any time before. Whoever
+//! acquires it takes up what the releasing lane's stores to all memory were, too, and has them behind its own fences.
 //!
 //! Loads are at least relaxed: there are no others here. A lane never finds a value older than one it has found in the
 //! same place; other lanes may, even behind a barrier, where PTX would not have it. The host sees all that is visible,
@@ -32,7 +32,6 @@ use compute::{mask, targets};
 use memory::{By, Memory, MustSee};
 use pending::{show_at, Pending};
 use program::{Instruction, Operand, Program, Strength, Vote, What};
-use shared::Change;
 use view::View;
 
 pub const LANES: usize = 32;
@@ -280,6 +279,9 @@ impl Machine {
             self.warps[warp].lanes[lane].at += 1;
             return true;
         }
+        if instruction.is_shared {
+            return self.step_shared(warp, lane);
+        }
         let v = |i: usize| self.value(l, block, &instruction.operands[i]);
         let (mut next, mut set, mut stores) = (l.at + 1, Few::new(), Few::new());
         match what {
@@ -292,15 +294,6 @@ impl Machine {
             What::Load(strength) => {
                 let (at, targets) = (v(1), targets(&instruction.operands[0]));
                 assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
-                if instruction.is_shared {
-                    let values: Few<u64> = (0..targets.len() as u64)
-                        .map(|i| self.load_shared(warp, lane, at + i * size, size, strength.acquires))
-                        .collect();
-                    let l = &mut self.warps[warp].lanes[lane];
-                    l.at += 1;
-                    targets.into_iter().zip(values).for_each(|(r, v)| l.registers[r] = v);
-                    return true;
-                }
                 self.loaded += 1;
                 self.acquired += u64::from(strength.acquires);
                 let Some(values) = self.load(warp, lane, at, size, targets.len(), strength) else { return true };
@@ -313,26 +306,8 @@ impl Machine {
                 set.push((target, self.memory.read(at, size)));
                 self.memory.add(at, size, by, By::Warp(warp), publishes);
             }
-            What::Store { .. } | What::Release if instruction.is_shared => {
-                let releases = matches!(what, What::Release);
-                for p in self.stored(warp, lane, instruction) {
-                    self.store_shared(warp, lane, &p, releases);
-                }
-                self.warps[warp].lanes[lane].at = next;
-                return true;
-            }
-            What::SharedAdd { releases } => {
-                let (at, value, expected, acquires) = (v(0), mask(v(1), instruction.bits), None, false);
-                self.change_shared(warp, lane, &Change { at, size, value, expected, acquires, releases });
-                self.told += 1;
-            }
-            What::SharedExchange { acquires } => {
-                let (at, target) = (v(1), targets(&instruction.operands[0])[0]);
-                let (expected, value) = (Some(mask(v(2), instruction.bits)), mask(v(3), instruction.bits));
-                let change = Change { at, size, value, expected, acquires, releases: false };
-                set.push((target, self.change_shared(warp, lane, &change)));
-            }
             What::Store { .. } | What::Release | What::Add => stores = self.stored(warp, lane, instruction),
+            What::SharedAdd { .. } | What::SharedExchange { .. } => unreachable!(),
             What::Vote(_) | What::Shuffle | What::Barrier | What::BlockBarrier => unreachable!(),
         }
         self.order(warp, lane, what, &mut stores);

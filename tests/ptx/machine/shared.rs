@@ -1,6 +1,6 @@
 //! What the warps of a block share: memory of its own, and the barrier at which they meet.
 
-use super::compute::mask;
+use super::compute::{mask, targets};
 use super::pending::Pending;
 use super::program::What;
 use super::{Machine, LANES};
@@ -42,6 +42,45 @@ pub struct Shared {
 }
 
 impl Machine {
+    /// The next instruction of a lane, which is about the block's memory.
+    pub(super) fn step_shared(&mut self, warp: usize, lane: usize) -> bool {
+        let (block, l) = (self.warps[warp].block, &self.warps[warp].lanes[lane]);
+        let instruction = &self.program.instructions[l.at];
+        let (what, bits, size) = (instruction.what, instruction.bits, u64::from(instruction.bits / 8));
+        let v = |i: usize| self.value(l, block, &instruction.operands[i]);
+        match what {
+            What::Load(strength) => {
+                let (at, targets) = (v(1), targets(&instruction.operands[0]));
+                assert!(at % (size * targets.len() as u64) == 0, "{}: {at:#x} is not aligned", instruction.text);
+                for (i, r) in (0..).zip(targets) {
+                    let value = self.load_shared(warp, lane, at + i * size, size, strength.acquires);
+                    self.warps[warp].lanes[lane].registers[r] = value;
+                }
+            }
+            What::Store { .. } | What::Release => {
+                let releases = matches!(what, What::Release);
+                for p in self.stored(warp, lane, instruction) {
+                    self.store_shared(warp, lane, &p, releases);
+                }
+            }
+            What::SharedAdd { releases } => {
+                let (at, value, expected, acquires) = (v(0), mask(v(1), bits), None, false);
+                self.change_shared(warp, lane, &Change { at, size, value, expected, acquires, releases });
+                self.told += 1;
+            }
+            What::SharedExchange { acquires } => {
+                let (at, target) = (v(1), targets(&instruction.operands[0])[0]);
+                let (expected, value) = (Some(mask(v(2), bits)), mask(v(3), bits));
+                let change = Change { at, size, value, expected, acquires, releases: false };
+                let there = self.change_shared(warp, lane, &change);
+                self.warps[warp].lanes[lane].registers[target] = there;
+            }
+            _ => panic!("{} is not for a block's memory", instruction.text),
+        }
+        self.warps[warp].lanes[lane].at += 1;
+        true
+    }
+
     /// What a lane finds in its block's memory.
     pub(super) fn load_shared(&mut self, warp: usize, lane: usize, at: u64, size: u64, acquires: bool) -> u64 {
         let block = self.warps[warp].block;

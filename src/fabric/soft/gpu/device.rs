@@ -5,6 +5,7 @@ use super::private_context::{forget, private_context, PRIVATE_CONTEXT_MIB};
 use super::windows::READ_AT_ONCE;
 use super::DRAIN_WITHIN;
 use crate::config::GpuIssue;
+use crate::sys::wait::Wait;
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,13 +131,13 @@ impl Device {
         let stream = &self.machine.streams[0];
         // SAFETY: both outlive the copy, which is waited for; after a failure they are never freed.
         unsafe { stream.copy_in(&copies) }?;
-        let end = Instant::now() + DRAIN_WITHIN;
+        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
         while !stream.is_done()? {
             if Instant::now() > end {
                 let name = format!("no end after {} s", DRAIN_WITHIN.as_secs());
                 return Err(CudaError { call: "a first copy to the GPU", code: CUDA_ERROR_NOT_READY, name });
             }
-            std::thread::yield_now();
+            wait.rest();
         }
         Ok(())
     }
@@ -273,9 +274,9 @@ impl Device {
     /// Ends it. `idle`: all submissions are done; otherwise everything is left to the process, because the GPU may
     /// still write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {
-        let end = Instant::now() + DRAIN_WITHIN;
+        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
         while idle && !self.is_idle() && Instant::now() < end {
-            std::thread::yield_now();
+            wait.rest();
         }
         if !idle || !self.is_idle() {
             return;

@@ -6,6 +6,7 @@ use super::state::EngineState;
 use super::windows::Windows;
 use super::{Engine, DRAIN_WITHIN};
 use crate::fabric::soft::lane::Lane;
+use crate::sys::wait::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -131,21 +132,22 @@ impl Engine {
         let mut state = self.state.lock();
         let mark = state.mark();
         let mut moved = state.complete(&self.registry);
-        let end = state.wait_by(end);
+        let (end, mut wait) = (state.wait_by(end), Wait::begin());
         loop {
             if state.has_passed(&mark) {
                 state.standing.over();
                 return true;
             }
-            if !moved {
-                state.check(self.rank);
+            match moved {
+                true => wait.begin_anew(),
+                false => state.check(self.rank),
             }
             // Without a device nothing can end any more.
             if state.device.is_none() || Instant::now() > end {
                 return false;
             }
             drop(state);
-            std::thread::yield_now();
+            wait.rest();
             state = self.state.lock();
             moved = state.complete(&self.registry);
         }

@@ -74,6 +74,7 @@ use crate::memory::key::Key;
 use crate::memory::registry::{Extent, Registry};
 use crate::sys::secret;
 use crate::sys::sync::Mutex;
+use crate::sys::wait::Wait;
 use oxygin_ffi::cuda::Context;
 use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -317,14 +318,14 @@ impl Engine {
 
     /// Waits for the submissions in flight. `false`: they still are.
     fn drain(&self, state: &mut EngineState) -> bool {
-        let end = Instant::now() + DRAIN_WITHIN;
+        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
         while state.is_touching_memory() {
             if !state.complete(&self.registry) {
                 state.check(self.rank);
                 if Instant::now() > end {
                     return false;
                 }
-                std::thread::yield_now();
+                wait.rest();
             }
         }
         true

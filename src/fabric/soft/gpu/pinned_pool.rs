@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
+use crate::sys::wait::Wait;
 use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -302,11 +303,12 @@ impl PinnedPool {
 
     /// Waits until everything that was started is done, at most until `end`. `false`: it has not.
     pub fn drain(&self, end: Instant) -> bool {
+        let wait = Wait::begin();
         while self.poll() {
             if Instant::now() > end {
                 return false;
             }
-            std::thread::yield_now();
+            wait.rest();
         }
         !self.failed.load(Ordering::Acquire)
     }

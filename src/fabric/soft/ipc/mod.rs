@@ -27,6 +27,7 @@ use crate::memory::registry::Extent;
 use crate::memory::table::Table;
 use crate::memory::window::Remote;
 use crate::sys::sync::{Mutex, RwLock};
+use crate::sys::wait::Wait;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -294,15 +295,16 @@ impl Share {
     pub fn withdraw(&self, host: &impl Host, window: u32, within: Duration) -> Vec<u32> {
         self.exports.lock().retain(|e| e.window != window);
         let given = self.given.write().remove(window);
-        let end = Instant::now() + within;
+        let (end, mut wait) = (Instant::now() + within, Wait::begin());
         while let Some(given) = given.as_ref().filter(|_| !host.is_stopping()) {
             let peers = (0..).zip(&given.unfinished).filter(|(_, n)| n.load(Ordering::Acquire) > 0);
             let peers: Vec<u32> = peers.map(|(rank, _)| rank).collect();
             if peers.is_empty() || Instant::now() > end {
                 return peers;
             }
-            if !host.poll() {
-                std::thread::yield_now();
+            match host.poll() {
+                true => wait.begin_anew(),
+                false => wait.rest(),
             }
         }
         Vec::new()
@@ -362,10 +364,11 @@ impl Share {
                 import.is_some_and(|i| i.uses.load(Ordering::Acquire) > 0)
             })
         };
-        let end = Instant::now() + DRAIN_WITHIN;
+        let (end, mut wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
         while is_used() && !host.is_stopping() && Instant::now() < end {
-            if !host.poll() {
-                std::thread::yield_now();
+            match host.poll() {
+                true => wait.begin_anew(),
+                false => wait.rest(),
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::fabric::soft::gpu::{
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
+use crate::sys::wait::Wait;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -82,9 +83,9 @@ impl Gpu {
 
     /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
-        let end = Instant::now() + DRAIN_WITHIN;
+        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
         while self.advance_fetches() && Instant::now() < end {
-            std::thread::yield_now();
+            wait.rest();
         }
         if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) || self.advance_fetches() {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
@@ -132,12 +133,13 @@ impl Gpu {
     pub fn settle_copies(&self, end: Instant) -> bool {
         let Some(pools) = self.pools() else { return true };
         let filled_by = self.engine.get().map_or(end, |(engine, _)| engine.wait_by(end));
+        let wait = Wait::begin();
         while pools.is_filled_in_vain() {
             if Instant::now() > filled_by {
                 return false;
             }
             self.advance_fetches();
-            std::thread::yield_now();
+            wait.rest();
         }
         pools.settle(end)
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fabric::soft::lane::Lane;
+use crate::sys::wait::Wait;
 
 /// How long destroying a context waits for a thread that is sending, which waits for nobody.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
@@ -22,6 +23,7 @@ impl Tcp {
         let lent = link.drop_lane(lane);
         // Others have room now.
         self.settle(peer, &mut link);
+        let wait = Wait::begin();
         while !link.were_back(&lent) {
             if Instant::now() > sent_by {
                 // Behind that nobody sends what the send buffer holds.
@@ -34,7 +36,7 @@ impl Tcp {
                 break;
             }
             self.release(peer, link);
-            std::thread::yield_now();
+            wait.rest();
             link = peer.link.lock();
         }
         link.has_left(lent);
