@@ -20,8 +20,13 @@ fn library() -> PathBuf {
     path
 }
 
+/// The tool: the one that is compiled for tests, or another one, as an optimised one takes half as long.
+fn tool() -> PathBuf {
+    std::env::var_os("OXYGIN_TEST_TOOL").map_or_else(|| env!("CARGO_BIN_EXE_oxygin").into(), PathBuf::from)
+}
+
 fn check(defect: Option<Defect>, args: &[&str]) -> (Output, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+    let mut command = Command::new(tool());
     command.arg("check").arg("--plugin").arg(library()).arg("--json").args(args);
     command.env_remove("OXYGIN_PLUGIN").env("REFERENCE_PLUGIN_DEFECT", defect.map_or("", Defect::name));
     let queue = args.iter().any(|a| a.ends_with("-queue"));
@@ -189,7 +194,7 @@ fn a_table_without_a_queue_is_skipped_and_nothing_else_runs() {
         ("gin-v13-gdaki", "1", descriptors),
         ("gin-v13", "1", "judge --table gin-v13-queue or gin-v13-gdaki"),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+        let mut command = Command::new(tool());
         command.args(["check", "--json", "--local", "2", "--table", table, "--plugin"]).arg(library());
         let output = command.env("REFERENCE_PLUGIN_QUEUE", queue).output().expect("oxygin runs");
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
@@ -230,7 +235,7 @@ fn separate_processes_meet_at_the_root() {
 #[test]
 fn wrong_arguments_are_refused_in_words() {
     let run = |args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_oxygin")).arg("check").args(args).output().expect("oxygin runs");
+        let output = Command::new(tool()).arg("check").args(args).output().expect("oxygin runs");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let library = library().display().to_string();
