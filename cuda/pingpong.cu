@@ -69,7 +69,9 @@ PROGRAM(pingpong) {
             rank.row("put + signal round trip", bytes, world.out->nanoseconds / 1e3, "us");
         }
     }
-    world.run("signal only", [&] { signal_only<<<1, 1, 0, world.stream>>>(world.device, rounds, base, world.out); });
+    // The first pass is not counted here, either: what came before was large, and the way of the queues with it.
+    for (int pass = 0; pass < 2; pass++, base += rounds)
+        world.run("signal only", [&] { signal_only<<<1, 1, 0, world.stream>>>(world.device, rounds, base, world.out); });
     rank.row("signal round trip", 0, world.out->nanoseconds / 1e3, "us");
     world.close();
 }
