@@ -46,6 +46,18 @@ impl Wait {
     }
 }
 
+/// Waits until something is so, at most until `end`. `false`: it is not.
+pub fn until(end: Instant, mut is_so: impl FnMut() -> bool) -> bool {
+    let wait = Wait::begin();
+    while !is_so() {
+        if Instant::now() > end {
+            return false;
+        }
+        wait.rest();
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

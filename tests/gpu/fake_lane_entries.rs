@@ -238,7 +238,7 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("a value of five segments", false, value(8, room).with(7, &[5])),
         ("an addition of three segments", false, add.with(7, &[3])),
         ("no bytes", false, copy(16, room, 0)),
-        ("more bytes than a copy ever has", false, copy(16, room, 32 * MOST as u32 + 4)),
+        ("more bytes than a copy ever has", false, copy(16, room, LONGEST as u32 + 4)),
         ("odd bytes", false, copy(16, room, 6)),
         ("an odd source", false, copy(18, room, 8)),
         ("an odd destination", false, copy(16, room + 2, 8)),

@@ -136,7 +136,7 @@ fn cases(form: Form, room: u64, end: u64) -> Vec<(&'static str, bool, Descriptor
         ("both signals", false, signal(inc | OP_SIGNAL_ADD, 0)),
         ("a signal that there is not", false, signal(inc, SIGNALS as u32)),
         ("a signal of no put", false, new(inc, 0).with_signal(0, 1, true)),
-        ("more bytes than a copy ever has", false, put(32 * MOST + 4)),
+        ("more bytes than a copy ever has", false, put(LONGEST + 4)),
         ("odd bytes", false, put(6)),
         ("an odd source", false, new(OP_PUT, 8).first(18, SOURCE).second(room, TARGET)),
         ("an odd destination", false, new(OP_PUT, 8).first(16, SOURCE).second(room + 2, TARGET)),

@@ -119,6 +119,6 @@ fn signals_are_read_for_all_that_wait() {
     fake.set_issue("kernel=0");
     fake.settings(false, 200);
     let read = puts_that_take_turns(&fake);
-    assert!(read < ALL * 3 / 4, "{read} submissions have read, for {ALL} signals");
+    assert!(read < ALL / 2, "{read} submissions have read, for {ALL} signals");
     fake.check();
 }

@@ -1,15 +1,14 @@
 //! Ranks as threads of one process, driven through the RMA v16 table as NCCL drives it.
 
+use super::device::wait;
 use nccl_plugin_api::rma_v14::ConfigV14;
 use nccl_plugin_api::*;
-use oxygin::sys::wait::Wait;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// A barrier that gives up when a rank has panicked, so that a failing test ends.
 pub struct Barrier {
@@ -258,34 +257,34 @@ impl Rank {
     }
 
     pub fn wait(&self, request: *mut c_void) {
-        let end = Instant::now() + Duration::from_secs(60);
-        let (mut done, wait) = (0, Wait::begin());
-        while done == 0 {
+        let is_done = || {
+            let mut done = 0;
             // SAFETY: plain call.
             ok(unsafe { T.test.unwrap()(self.coll, request, &mut done) });
-            wait.rest();
             assert!(!self.job.barrier.has_failed(), "another rank failed");
-            assert!(Instant::now() < end, "rank {}: a request is not done after 60 s", self.rank);
-        }
+            done != 0
+        };
+        wait(|| format!("rank {}: the end of a request", self.rank), is_done);
     }
 
     pub fn wait_signal(&self, w: &Window, index: usize, value: u64) {
-        let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: an aligned word of the window.
         let word = unsafe { AtomicU64::from_ptr(w.words.as_ptr().add(index).cast_mut()) };
-        let wait = Wait::begin();
-        while word.load(Ordering::Acquire) < value {
+        self.await_signal(index, value, || word.load(Ordering::Acquire));
+    }
+
+    /// Makes progress until a signal, which `read` reads, has a value.
+    pub fn await_signal(&self, index: usize, value: u64, read: impl Fn() -> u64) {
+        let has_come = || {
+            if read() >= value {
+                return true;
+            }
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.ctx) });
-            wait.rest();
             assert!(!self.job.barrier.has_failed(), "another rank failed");
-            assert!(
-                Instant::now() < end,
-                "rank {}: signal {index} is {} after 60 s, not {value}",
-                self.rank,
-                word.load(Ordering::Acquire)
-            );
-        }
+            read() >= value
+        };
+        wait(|| format!("rank {}: signal {index} >= {value} (it is {})", self.rank, read()), has_come);
     }
 
     pub fn dereg(&self, w: &Window) {

@@ -6,7 +6,7 @@ use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::device_context::{ContextV1, ContextV2};
 use nccl_plugin_api::gin_v14::ConfigV14;
 use nccl_plugin_api::*;
-use oxygin::sys::wait::Wait;
+use oxygin::sys::wait;
 use oxygin::vtable::gin_v14::ncclGinPlugin_v14 as GIN;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -67,11 +67,7 @@ pub fn own() -> turn::Turn {
 
 /// Waits until something is there; `what` says it where it does not come.
 pub fn wait(what: impl Fn() -> String, mut until: impl FnMut() -> bool) {
-    let (end, wait) = (Instant::now() + LIMIT, Wait::begin());
-    while !until() {
-        assert!(Instant::now() < end, "{} has not come in {LIMIT:?}", what());
-        wait.rest();
-    }
+    assert!(wait::until(Instant::now() + LIMIT, &mut until), "{} has not come in {LIMIT:?}", what());
 }
 
 impl<'a> Device<'a> {

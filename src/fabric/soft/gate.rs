@@ -16,7 +16,7 @@ use super::peer::neighbours::Neighbours;
 use super::status::alive::Liveness;
 use super::status::{PeerStatus, Status};
 use crate::sys::sync::Mutex;
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,14 +118,7 @@ impl Gate {
     /// still is.
     pub fn close_and_wait(&self, within: Duration) -> bool {
         self.close();
-        let (end, wait) = (Instant::now() + within, Wait::begin());
-        while !self.is_empty() {
-            if Instant::now() > end {
-                return false;
-            }
-            wait.rest();
-        }
-        true
+        until(Instant::now() + within, || self.is_empty())
     }
 
     /// A number that differs from an earlier one if somebody has entered since.

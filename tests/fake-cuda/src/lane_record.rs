@@ -74,7 +74,7 @@ pub struct Record {
     newest: u32,
     /// Nothing of it is taken: it is closed as soon as something begins to arrive.
     pub is_watched: bool,
-    /// Of a copy; eight times as many where nothing speaks against it ([`Record::longest`]).
+    /// Of a copy; 32 times as many where nothing speaks against it ([`Record::longest`]).
     pub most_bytes: u32,
     windows: [Window; WINDOWS],
     /// If these are what the queue holds.

@@ -6,6 +6,7 @@ pub mod given;
 
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_PUT, OP_SIGNAL_INC, WORDS};
+use oxygin::fabric::lanes::{self, LONGEST_APART};
 use std::sync::atomic::AtomicU32;
 
 /// Nothing but the entry: the fake driver carries it out.
@@ -50,6 +51,8 @@ pub const ROOM: u64 = 1 << 18;
 pub const SIGNALS: u64 = 4;
 /// Bytes that a copy of these lanes may have.
 pub const MOST: u64 = 4096;
+/// … and the longest that there is.
+pub const LONGEST: u64 = MOST * (LONGEST_APART / lanes::LONGEST);
 
 /// A queue of device code, and where its data goes.
 pub struct Lane {

@@ -12,6 +12,7 @@ pub mod tcp;
 pub mod traffic;
 
 use crate::support::common::{ok, Rank, Window};
+use crate::support::device::wait;
 use crate::support::turn::{self, Turn};
 use nccl_plugin_api::{NcclResult, MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
 use oxygin::sys::wait::Wait;
@@ -411,13 +412,7 @@ impl GpuWindow {
 
     /// A kernel waits for a signal; this rank's progress thread meanwhile makes progress.
     pub fn wait(&self, r: &Rank, i: usize, value: u64) {
-        let (end, wait) = (Instant::now() + Duration::from_secs(60), Wait::begin());
-        while self.get(i) < value {
-            // SAFETY: plain call.
-            ok(unsafe { T.rma_progress.unwrap()(r.ctx) });
-            wait.rest();
-            assert!(Instant::now() < end, "rank {}: signal {i} is {} after 60 s, not {value}", r.rank, self.get(i));
-        }
+        r.await_signal(i, value, || self.get(i));
     }
 }
 
@@ -494,5 +489,5 @@ pub fn as_the_proxy_does(r: &Rank, contexts: usize, n: usize, depth: usize, put:
 
 /// Waits for something that other threads bring about.
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    crate::support::device::wait(|| what.to_string(), is_so);
+    wait(|| what.to_string(), is_so);
 }

@@ -16,21 +16,15 @@ pub struct Pending {
     pub warp: usize,
     /// Whose fence makes it visible.
     pub owner: Owner,
-    /// Whose fence does so, too, as he has acquired what was released behind it ([`taker`]), and where in what a block
-    /// shares that was ([`place`]).
+    /// Whose fence does so, too, as he has acquired what was released behind it: a bit a warp. And where in what a
+    /// block shares that was ([`place`]).
     pub more: u64,
     pub publishes: u64,
     /// By itself it does not become visible before this turn.
     pub due: u64,
 }
 
-/// The bit of a warp that has acquired something.
-fn taker(warp: usize) -> u64 {
-    assert!(warp < 32, "no bit for warp {warp}");
-    1 << warp
-}
-
-/// The bit of a place in what a block shares.
+/// The bit of a place in what a block shares; bits below are of warps.
 fn place(at: u64) -> u64 {
     assert!(at / 4 < 32, "no bit for place {at}");
     1 << (32 + at / 4)
@@ -38,7 +32,17 @@ fn place(at: u64) -> u64 {
 
 impl Pending {
     fn is_of(&self, warp: usize, lane: usize) -> bool {
-        self.owner == (warp, None) || self.owner == (warp, Some(lane)) || warp < 32 && self.more & taker(warp) != 0
+        self.owner == (warp, None) || self.owner == (warp, Some(lane)) || self.has_taker(warp)
+    }
+
+    /// Whether a warp has acquired it.
+    fn has_taker(&self, warp: usize) -> bool {
+        warp < 32 && self.more >> warp & 1 == 1
+    }
+
+    fn add_taker(&mut self, warp: usize) {
+        assert!(warp < 32, "no bit for warp {warp}");
+        self.more |= 1 << warp;
     }
 
     fn meets(&self, at: u64, bytes: u64) -> bool {
@@ -139,8 +143,8 @@ impl Far {
         for p in &mut self.pending {
             if from.contains(&p.owner.0) {
                 p.owner = (to, None);
-            } else if from.clone().any(|warp| warp < 32 && p.more & taker(warp) != 0) {
-                p.more |= taker(to);
+            } else if from.clone().any(|warp| p.has_taker(warp)) {
+                p.add_taker(to);
             }
         }
     }
@@ -152,6 +156,6 @@ impl Far {
 
     /// A lane acquires it, for its warp.
     pub fn acquire(&mut self, warp: usize, at: u64) {
-        self.pending.iter_mut().filter(|p| p.more & place(at) != 0).for_each(|p| p.more |= taker(warp));
+        self.pending.iter_mut().filter(|p| p.more & place(at) != 0).for_each(|p| p.add_taker(warp));
     }
 }

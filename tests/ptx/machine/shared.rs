@@ -63,15 +63,18 @@ impl Machine {
                     self.store_shared(warp, lane, &p, releases);
                 }
             }
+            What::SharedAdd { .. } | What::SharedExchange { .. } if size != 4 => {
+                panic!("{}: of words of 4 bytes alone", instruction.text)
+            }
             What::SharedAdd { releases } => {
                 let (at, value, expected, acquires) = (v(0), mask(v(1), bits), None, false);
-                self.change_shared(warp, lane, &Change { at, size, value, expected, acquires, releases });
+                self.change_shared(warp, lane, &Change { at, value, expected, acquires, releases });
                 self.told += 1;
             }
             What::SharedExchange { acquires } => {
                 let (at, target) = (v(1), targets(&instruction.operands[0])[0]);
                 let (expected, value) = (Some(mask(v(2), bits)), mask(v(3), bits));
-                let change = Change { at, size, value, expected, acquires, releases: false };
+                let change = Change { at, value, expected, acquires, releases: false };
                 let there = self.change_shared(warp, lane, &change);
                 self.warps[warp].lanes[lane].registers[target] = there;
             }
@@ -145,28 +148,24 @@ impl Machine {
 
     /// An addition, or an exchange where what is there is as expected, at one moment. Returns what was there.
     pub(super) fn change_shared(&mut self, warp: usize, lane: usize, change: &Change) -> u64 {
-        let Change { at, size, value, expected, acquires, releases } = *change;
+        let Change { at, value, expected, acquires, releases } = *change;
         let block = self.warps[warp].block;
-        let word = |at| {
-            let word = self.shared.words.get(&(block, at));
-            word.map(|w| (w.value, w.published)).unwrap_or_else(|| panic!("nobody has stored anything at {at}"))
-        };
-        let (low, before) = word(at);
-        let there = if size == 8 { low | word(at + 4).0 << 32 } else { low };
+        let word = self.shared.words.get(&(block, at)).unwrap_or_else(|| panic!("nobody has stored anything at {at}"));
+        let (there, before) = (word.value, word.published);
         if let Some(published) = before.filter(|_| acquires) {
             self.acquires_shared(warp, lane, at, published);
         }
         let new = match expected {
             Some(expected) if expected != there => return there,
             Some(_) => value,
-            None => there.wrapping_add(value) & mask(u64::MAX, size as u32 * 8),
+            None => there.wrapping_add(value) & 0xffff_ffff,
         };
         let published = match releases {
             true => Some(self.releases_shared(warp, lane, at).and(before)),
             false => before,
         };
         let owner = (warp, Some(lane));
-        let stored = Pending { at, bytes: size, value: new, adds: false, warp, owner, more: 0, publishes: 0, due: 0 };
+        let stored = Pending { at, bytes: 4, value: new, adds: false, warp, owner, more: 0, publishes: 0, due: 0 };
         self.put_shared(warp, lane, &stored, published);
         there
     }
@@ -209,10 +208,9 @@ impl Machine {
     }
 }
 
-/// What changes a word of a block's memory at one moment.
+/// What changes a word of 4 bytes of a block's memory at one moment.
 pub struct Change {
     pub at: u64,
-    pub size: u64,
     /// What is added, or what is stored if what is there is as `expected`.
     pub value: u64,
     pub expected: Option<u64>,

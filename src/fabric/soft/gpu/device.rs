@@ -5,7 +5,7 @@ use super::private_context::{forget, private_context, PRIVATE_CONTEXT_MIB};
 use super::windows::READ_AT_ONCE;
 use super::DRAIN_WITHIN;
 use crate::config::GpuIssue;
-use crate::sys::wait::Wait;
+use crate::sys::wait::{until, Wait};
 use oxygin_ffi::cuda::{Context, Copies, CudaError, MemOp, Pinned, Stream, Words, CUDA_ERROR_NOT_READY};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -274,11 +274,7 @@ impl Device {
     /// Ends it. `idle`: all submissions are done; otherwise everything is left to the process, because the GPU may
     /// still write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {
-        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
-        while idle && !self.is_idle() && Instant::now() < end {
-            wait.rest();
-        }
-        if !idle || !self.is_idle() {
+        if !idle || !until(Instant::now() + DRAIN_WITHIN, || self.is_idle()) {
             return;
         }
         // A context that is gone has taken all of its own with it.

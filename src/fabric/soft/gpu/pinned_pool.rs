@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -303,14 +303,7 @@ impl PinnedPool {
 
     /// Waits until everything that was started is done, at most until `end`. `false`: it has not.
     pub fn drain(&self, end: Instant) -> bool {
-        let wait = Wait::begin();
-        while self.poll() {
-            if Instant::now() > end {
-                return false;
-            }
-            wait.rest();
-        }
-        !self.failed.load(Ordering::Acquire)
+        until(end, || !self.poll()) && !self.failed.load(Ordering::Acquire)
     }
 
     fn offset(&self, buffer: u32) -> u64 {

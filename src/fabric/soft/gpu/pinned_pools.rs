@@ -14,7 +14,7 @@ use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
 use crate::sys::sync::{Mutex, RwLock};
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,13 +92,16 @@ impl PinnedPools {
 
     /// Waits until what was queued before is done, at most until `end`. `false`: it has not.
     pub fn settle(&self, end: Instant) -> bool {
-        let (end, mark, wait) = (self.wait_by(end), self.mark(), Wait::begin());
-        while !self.has_passed(&mark) {
-            if Instant::now() > end {
-                return false;
+        let (end, mark) = (self.wait_by(end), self.mark());
+        let has_passed = || {
+            let passed = self.has_passed(&mark);
+            if !passed {
+                self.poll();
             }
-            self.poll();
-            wait.rest();
+            passed
+        };
+        if !until(end, has_passed) {
+            return false;
         }
         self.standing.lock().over();
         self.have_landed(&mark)

@@ -7,7 +7,7 @@ use super::{Link, RouteKind};
 use crate::fabric::soft::domain::Domain;
 use crate::fabric::soft::gpu::Bounce;
 use crate::fabric::soft::lane::Lane;
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,14 +73,10 @@ impl Link {
 
     /// Waits for the kernel, which may still copy for the lane.
     fn wait_copied(&self, tx: &TxQueue) {
-        let (end, wait) = (Instant::now() + LEAVE_WITHIN, Wait::begin());
-        while matches!(tx.lock().state, LaneState::Vacant { copying: true, .. }) {
-            if Instant::now() > end {
-                let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
-                log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");
-                return;
-            }
-            wait.rest();
+        let is_copied = || !matches!(tx.lock().state, LaneState::Vacant { copying: true, .. });
+        if !until(Instant::now() + LEAVE_WITHIN, is_copied) {
+            let (peer, waited) = (self.peer, LEAVE_WITHIN.as_secs());
+            log::warn!("a copy to or from rank {peer} has not ended {waited} s after its context");
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::fabric::soft::gpu::{
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -83,10 +83,7 @@ impl Gpu {
 
     /// Waits for copies that are up: buffers may be freed afterwards.
     pub fn close(&self) {
-        let (end, wait) = (Instant::now() + DRAIN_WITHIN, Wait::begin());
-        while self.advance_fetches() && Instant::now() < end {
-            wait.rest();
-        }
+        until(Instant::now() + DRAIN_WITHIN, || !self.advance_fetches());
         if self.pools().is_some_and(|s| !s.drain(DRAIN_WITHIN)) || self.advance_fetches() {
             log::info!("a communicator is closed with copies unfinished on its GPU; their pinned memory stays");
         }
@@ -133,15 +130,14 @@ impl Gpu {
     pub fn settle_copies(&self, end: Instant) -> bool {
         let Some(pools) = self.pools() else { return true };
         let filled_by = self.engine.get().map_or(end, |(engine, _)| engine.wait_by(end));
-        let wait = Wait::begin();
-        while pools.is_filled_in_vain() {
-            if Instant::now() > filled_by {
-                return false;
+        let is_given_up = || {
+            let is_filled = pools.is_filled_in_vain();
+            if is_filled {
+                self.advance_fetches();
             }
-            self.advance_fetches();
-            wait.rest();
-        }
-        pools.settle(end)
+            !is_filled
+        };
+        until(filled_by, is_given_up) && pools.settle(end)
     }
 
     /// Whether peers may be told to have failed by a fault of this rank's GPU: nothing is copied for callers any more.

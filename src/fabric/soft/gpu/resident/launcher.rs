@@ -6,7 +6,7 @@ use super::LAUNCH_SLOTS;
 use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
-use crate::sys::wait::Wait;
+use crate::sys::wait::until;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
@@ -151,10 +151,8 @@ impl Launcher {
         let Some(objects) = guard.take() else { return true };
         let is_over = |s: &Stream| s.is_done().unwrap_or(false);
         let has_failed = |s: &Stream| s.is_done().is_err();
-        let (end, wait) = (Instant::now() + within, Wait::begin());
-        while !objects.streams.iter().all(is_over) && !objects.streams.iter().any(has_failed) && Instant::now() < end {
-            wait.rest();
-        }
+        let all = &objects.streams;
+        until(Instant::now() + within, || all.iter().all(is_over) || all.iter().any(has_failed));
         let Objects { kernel, pinned, streams } = objects;
         let (over, late): (Vec<_>, Vec<_>) = streams.into_iter().partition(is_over);
         drop(over);
