@@ -154,6 +154,7 @@ impl Setting {
             slots,
             device_slots,
             device_rings,
+            device_completions: None,
             is_managed: false,
             size: SIZE,
             completions,

@@ -13,7 +13,7 @@ use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
 use crate::config::Ringing;
 use crate::error::{Error, Result};
-use crate::fabric::lanes::TOGETHER;
+use crate::fabric::lanes::{DOORBELL_ROOM, TOGETHER};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::DoorbellWords;
@@ -36,8 +36,9 @@ use std::sync::Arc;
 
 /// Slots of a queue where none were asked for, as NCCL has it.
 const SLOTS: u32 = 128;
-/// Bytes between what different queues' producers write, so that they do not share a cache line.
-const APART: usize = 128;
+/// Room of a doorbell, and where its record is in it: nobody else's queue is in the same cache line.
+const BELL: usize = DOORBELL_ROOM as usize;
+const RECORD_IN_BELL: usize = BELL / 2;
 /// Numbers of queue pairs: they have 24 bits, and 0 is what a doorbell is before it is rung.
 const FIRST: u32 = 1;
 const NUMBERS: usize = 1 << 24;
@@ -80,10 +81,12 @@ pub(super) fn slots(depth: i32) -> Result<u32> {
     }
 }
 
-/// What device code writes into queues of one kind, queues to peers or companions.
+/// Queues of one kind, to peers or companions: what device code writes, and what it is told.
 struct SendBlocks {
     slots: Block,
+    /// What is rung; a doorbell with its record.
     bells: Block,
+    completions: Block,
 }
 
 /// Where things lie in a set's memory.
@@ -92,8 +95,6 @@ struct QueuePairBlocks {
     /// Of the queues to peers, and of companions, which are drained apart: who looks at the ones does not touch the
     /// others' memory.
     sends: Vec<SendBlocks>,
-    completions: Block,
-    records: Block,
     counters: Block,
     signals: u64,
     size: u32,
@@ -120,7 +121,7 @@ impl QueuePairBlocks {
             return Err(Error::argument(format!("nContexts = {n} makes {queues} queue pairs, of {NUMBERS} numbers")));
         }
         let mut memory = Memory::here()?;
-        let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(APART);
+        let bell_bytes = (8 * spec.handler.words(size)).next_multiple_of(BELL);
         let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
         let of_kind = n * peers;
         let has_managed = has_managed && of_kind <= TOGETHER;
@@ -129,13 +130,14 @@ impl QueuePairBlocks {
             Ok(SendBlocks {
                 slots: memory.queues(of_kind * size as usize * ENTRY_BYTES, is_managed)?,
                 bells: memory.queues(of_kind * bell_bytes, is_managed)?,
+                // Where completions are counted device code does not look there.
+                completions: memory
+                    .queues(of_kind * size as usize * ENTRY_BYTES, is_managed && spec.handler == Ringing::Doorbell)?,
             })
         };
         let sends = (0..of_pair).map(&mut sends).collect::<Result<_>>()?;
         Ok(Self {
             sends,
-            completions: memory.shared(queues * size as usize * ENTRY_BYTES)?,
-            records: memory.shared(queues * APART)?,
             counters: memory.shared(8 * n * spec.counters as usize)?,
             signals,
             image: match spec.layout {
@@ -182,16 +184,19 @@ impl QueuePairBlocks {
         let [slots, completions, bell, record] = unsafe {
             [
                 sends.slots.at(of_kind * bytes),
-                self.completions.at(number * bytes),
+                sends.completions.at(of_kind * bytes),
                 sends.bells.at(of_kind * self.bell_bytes),
-                self.records.at(number * APART),
+                // Others than a doorbell have none: nobody looks there.
+                sends.bells.at(of_kind * self.bell_bytes + RECORD_IN_BELL),
             ]
         };
+        let has_bell = self.handler == Ringing::Doorbell;
         let places = QueuePairAddresses {
             slots: slots.cpu.cast(),
             device_slots: slots.device,
             device_rings: bell.device,
-            is_managed: slots.is_managed && bell.is_managed,
+            device_completions: (has_bell && self.memory.is_on_gpu()).then_some(completions.device),
+            is_managed: slots.is_managed && bell.is_managed && (completions.is_managed || !has_bell),
             size: self.size,
             completions: completions.cpu,
             credits,
@@ -203,7 +208,7 @@ impl QueuePairBlocks {
             size: self.size,
             completions: completions.device,
             is_counted: credits.is_some(),
-            record: record.device,
+            record: if has_bell { record.device } else { 0 },
             bell: bell.device,
             handler: self.handler,
             number: places.number,
@@ -424,7 +429,7 @@ mod tests {
                 .map(|(c, peer, which)| blocks.number(c, peer, which))
                 .collect();
             assert_eq!(numbers, (0..queues).collect::<Vec<_>>());
-            let bytes = queues * (1024 * (64 + 64) + 128 + 128) + 8 * (contexts * counters) as usize;
+            let bytes = queues * (1024 * (64 + 64) + 128) + 8 * (contexts * counters) as usize;
             assert_eq!(blocks.memory.shared_bytes(), bytes, "{contexts} contexts by {stride}");
         }
     }

@@ -28,6 +28,53 @@ pub const LONGEST_APART: u64 = 32 * LONGEST;
 /// Entries that lie between two copies longer than [`LONGEST`].
 pub const OTHERS: u32 = 4;
 
+/// The longest copy that a kernel makes with fewer between, where it has found nothing in the queue for four looks
+/// since the last one: some 2 µs where the queue is on the GPU, and 9 where it is not. Behind a pause it is the time of
+/// a single copy that counts, and copy engines are quicker with longer ones.
+pub const LONGEST_PAUSED: u64 = 4 * LONGEST;
+
+/// What lies between long copies of a queue, as the CPU sees them that carries it out.
+#[derive(Clone, Copy, Debug)]
+pub struct Apart {
+    /// Operations since the last copy longer than [`LONGEST`].
+    others: u32,
+    is_paused: bool,
+}
+
+impl Default for Apart {
+    /// There was no long copy.
+    fn default() -> Self {
+        Self { others: OTHERS, is_paused: true }
+    }
+}
+
+impl Apart {
+    /// Nothing came for a while.
+    #[inline]
+    pub fn pause(&mut self) {
+        self.is_paused = true;
+    }
+
+    /// The longest copy that a kernel would make now.
+    #[inline]
+    pub fn longest(self) -> u64 {
+        match self.is_paused {
+            _ if self.others >= OTHERS => LONGEST_APART,
+            true => LONGEST_PAUSED,
+            false => LONGEST,
+        }
+    }
+
+    /// An operation that copies so many bytes.
+    #[inline]
+    pub fn note(&mut self, bytes: u64) {
+        match bytes > LONGEST {
+            true => *self = Self { others: 0, is_paused: false },
+            false => self.others = self.others.saturating_add(1),
+        }
+    }
+}
+
 /// A window, as entries of a lane may name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowView {
@@ -78,11 +125,32 @@ pub enum Format {
     Entries {
         /// The queue pair's number.
         number: u32,
-        /// For device code the address of the first of the words, 8 bytes a slot, by which it says that entries are
-        /// there.
-        rings: u64,
+        /// How device code says that entries are there, and is told that they are complete.
+        rings: Rings,
     },
 }
+
+/// What device code rings, by its address for device code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rings {
+    /// Words of 8 bytes, one for each slot, of which this is the first. Completions are counted.
+    Words(u64),
+    /// A doorbell for all of them. Completions are entries of a completion queue with as many places, in which each has
+    /// that of its slot.
+    Doorbell {
+        /// The doorbell, 8 bytes.
+        at: u64,
+        /// The completion queue.
+        completions: u64,
+    },
+}
+
+/// Room of a doorbell with its record, so that those of different queues do not share a cache line.
+pub const DOORBELL_ROOM: u64 = 128;
+
+/// Slots at most of a queue with a doorbell that a kernel serves. A doorbell has 16 bits of an index: one that lags by
+/// all slots of the queue must not look as one that is ahead of it.
+pub const DOORBELL_SLOTS: u32 = 1 << 14;
 
 impl Format {
     /// Bytes from a slot to the next one.
@@ -108,7 +176,7 @@ pub struct LaneView {
     /// The first entry, as device code counts them; descriptors modulo 2^32.
     pub next: u64,
     /// Address of the consumer index, 4 bytes of GPU memory of this rank's; of send entries that of the count of
-    /// completions, 8 bytes. 0 if it is watched.
+    /// completions, 8 bytes, or where a doorbell is rung that of the completion queue. 0 if it is watched.
     pub index: u64,
     /// Signals of the context that descriptors name by their numbers.
     pub signals: u32,
@@ -156,6 +224,10 @@ pub trait LaneServer: Send {
 
     /// Whether it could ever store into memory of this peer, as far as is known now.
     fn reaches(&self, peer: u32) -> bool;
+
+    /// Whether nobody keeps it from this rank's memory and the peer's now. Who does needs the memory for himself for
+    /// some time, mostly a few microseconds.
+    fn is_let_in(&self, peer: u32) -> bool;
 
     /// Whether one was called that does not serve yet: there is no other before it does.
     fn is_awaited(&self) -> bool;

@@ -11,7 +11,7 @@ use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
-use crate::fabric::lanes::LaneServer;
+use crate::fabric::lanes::{Apart, LaneServer};
 use crate::fabric::Context;
 use service::KernelService;
 use std::any::Any;
@@ -144,16 +144,16 @@ struct Place<R> {
     quiet: u32,
     /// It had a fault even as it was only to give back what came: nobody touches it any more.
     is_broken: bool,
-    /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and
-    /// operations since the last long copy.
+    /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and what lay
+    /// between long copies.
     suits: u32,
     wanted: u32,
-    apart: u32,
+    apart: Apart,
 }
 
 impl<R> Place<R> {
     fn new(lane: Lane<R>, context: u32) -> Self {
-        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0, apart: u32::MAX }
+        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0, apart: Apart::default() }
     }
 }
 
@@ -228,7 +228,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Has a kernel serve lanes where it can.
     pub fn served(mut self, kernel: Option<Box<dyn LaneServer>>) -> Self {
-        self.service = kernel.map(|kernel| Box::new(KernelService::new(kernel, self.memory.clone())));
+        let is_urgent = self.places.iter().any(|place| place.lane.wants_to_be_near());
+        self.service = kernel.map(|kernel| Box::new(KernelService::new(kernel, is_urgent, self.memory.clone())));
         self
     }
 
@@ -278,7 +279,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
             place.quiet = 0;
             return true;
         }
-        place.quiet += 1;
+        place.note_vain();
         place.is_hot = place.quiet < HOT_VISITS;
         place.is_hot
     }

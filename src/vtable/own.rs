@@ -216,10 +216,8 @@ fn suits(kind: EngineKind) -> &'static str {
     }
 }
 
-/// Of kernels that do not ring the software NIC by free flow, for the log: the lane kernel knows that form alone.
-const BY_CPU_ALONE: &str =
-    ". They ring by a doorbell, which CPUs alone can watch: for kernels that are compiled for all \
-                            backends OXYGIN_ENGINE=own may be up to four times as quick";
+/// Of kernels that ring the software NIC in a way that the lane kernel does not know, for the log.
+const BY_CPU_ALONE: &str = ". CPUs alone can watch how they ring: OXYGIN_GDAKI_RINGING=proxy asks for that";
 
 /// A set with queues of this library's, and the place for its handle. `asked` is boxed so that this, with all that it
 /// calls, is compiled once and not once for each table.
@@ -255,7 +253,7 @@ fn create(
                 set.count(),
                 memory_of(&set),
                 suits(kind),
-                if handler == Ringing::FreeFlow { "" } else { BY_CPU_ALONE }
+                if handler == Ringing::Proxy { BY_CPU_ALONE } else { "" }
             );
         }
         return Ok((set, place));

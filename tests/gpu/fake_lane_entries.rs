@@ -369,7 +369,7 @@ fn a_board_of_entries_that_no_host_may_write_is_a_violation() {
         assert_eq!(violations(&twice), (1, 0), "word {own} of another lane");
     }
     let (before, increments) = (fake.violations(), board.host.signal(0, COUNTER));
-    board.host.set(HOLDS, 2);
+    board.host.set(HOLDS, 3);
     board.host.launch(LONG);
     board.host.go(0);
     wait_until("what it holds is told", || fake.violations() == before + 1);

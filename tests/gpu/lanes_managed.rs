@@ -79,6 +79,15 @@ fn send_queues_are_brought_to_the_gpu() {
     lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 4);
 }
 
+/// Slots, doorbells with their records, and completion queues.
+#[test]
+fn send_queues_with_a_doorbell_are_brought_to_the_gpu() {
+    let fake = lanes_nic::take_rung_by("doorbell");
+    bring_at_once(&fake);
+    let before = fake.brought();
+    lanes_nic::between_threads_until(&fake, 2, &|| fake.brought() - before >= 6);
+}
+
 /// A kernel serves the queues of so many contexts, and none is brought anywhere.
 fn stay(fake: &Fake, contexts: usize) {
     let (before, taken) = (fake.brought(), fake.lane_descriptors());

@@ -1,8 +1,9 @@
 //! The lane kernel's code itself, `lanes.ptx`, thread by thread on the CPU: what it takes from queues of device code
 //! is done once, in order, and before it says so, whoever's turn it is; what it does not understand it leaves alone.
-//! Slots hold descriptors or send entries.
+//! Slots hold descriptors, or send entries that are rung in either way.
 
 mod alike;
+mod bells;
 mod bench;
 mod checks;
 mod ends;
@@ -37,9 +38,12 @@ const QUEUES: u64 = 0x2_0000;
 /// Of each queue: 64 slots of 128 bytes.
 const QUEUE_BYTES: u64 = 64 * 128;
 const INDICES: u64 = QUEUES + 64 * QUEUE_BYTES;
-/// Of each queue: a word for each of 64 slots.
+/// Of each queue: a word for each of 64 slots, or a doorbell.
 const RINGS: u64 = 0xb_0000;
 const RING_BYTES: u64 = 64 * 8;
+/// Of each queue: 64 completion entries.
+const COMPLETIONS: u64 = RINGS + 64 * RING_BYTES;
+const COMPLETION_BYTES: u64 = 64 * 64;
 const SIGNALS: u64 = 0x10_0000;
 const SOURCES: u64 = 0x20_0000;
 const TARGETS: u64 = SOURCES + 64 * queue::ROOM;

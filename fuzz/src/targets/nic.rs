@@ -118,6 +118,7 @@ fn entries(mut input: &[u8]) {
         slots: NonNull::from(&slots[0]),
         device_slots: 0,
         device_rings: 0,
+        device_completions: None,
         is_managed: false,
         size: SLOTS as u32,
         completions: NonNull::from(&completions[0]).cast(),

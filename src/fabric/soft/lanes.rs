@@ -22,7 +22,7 @@ struct Inside {
 impl Inside {
     /// Enters. `None`: the gate is closed, or nobody knows the peer.
     fn enter(shared: &Progress, peer: u32) -> Option<Self> {
-        if let Some(engine) = shared.link(peer).engine_of_peer() {
+        if let Some(engine) = engine_at(shared, peer) {
             return engine.gate().enter().then(|| Self { peer, engine: Some(engine.clone()) });
         }
         let its = shared.neighbours.get(peer)?;
@@ -37,10 +37,7 @@ impl Inside {
     /// Whether somebody wants to be alone there.
     #[inline]
     fn is_unwanted(&self, shared: &Progress) -> bool {
-        match &self.engine {
-            Some(engine) => engine.gate().is_closed(),
-            None => shared.neighbours.get(self.peer).is_none_or(|its| its.is_closed()),
-        }
+        is_closed(shared, self.peer, self.engine.as_ref())
     }
 
     fn leave(self, shared: &Progress) {
@@ -48,6 +45,24 @@ impl Inside {
             Some(engine) => engine.gate().leave(),
             None => shared.status.leave(self.peer),
         }
+    }
+}
+
+/// The engine of a rank of this process, this rank among them, to which nothing may have gone yet.
+#[inline]
+fn engine_at(shared: &Progress, rank: u32) -> Option<&Arc<Engine>> {
+    match rank == shared.world.rank {
+        true => Some(&shared.engine),
+        false => shared.link(rank).engine_of_peer(),
+    }
+}
+
+/// Whether a peer's gate is closed, or nobody knows the peer. `engine`: its own, where it is a rank of this process.
+#[inline]
+fn is_closed(shared: &Progress, peer: u32, engine: Option<&Arc<Engine>>) -> bool {
+    match engine {
+        Some(engine) => engine.gate().is_closed(),
+        None => shared.neighbours.get(peer).is_none_or(|its| its.is_closed()),
     }
 }
 
@@ -84,7 +99,7 @@ impl Lanes {
         if !key.is_on_gpu() {
             return None;
         }
-        if let Some(engine) = shared.link(peer).engine_of_peer() {
+        if let Some(engine) = engine_at(shared, peer) {
             let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
             let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
             return (is_reached && engine.has_window(rkey, base, len)).then_some((base, own != its));
@@ -183,8 +198,12 @@ impl lanes::LaneServer for Lanes {
     }
 
     fn reaches(&self, peer: u32) -> bool {
-        let link = self.shared.link(peer);
-        link.engine_of_peer().is_some() || link.way() == RouteKind::Near
+        engine_at(&self.shared, peer).is_some() || self.shared.link(peer).way() == RouteKind::Near
+    }
+
+    fn is_let_in(&self, peer: u32) -> bool {
+        let ranks = [self.shared.world.rank, peer];
+        ranks.iter().all(|&rank| !is_closed(&self.shared, rank, engine_at(&self.shared, rank)))
     }
 
     fn is_awaited(&self) -> bool {

@@ -44,7 +44,8 @@ unsafe impl Send for Ring {}
 
 impl Ring {
     /// # Safety
-    /// `size` entries, a power of two, at `entries`, aligned to 8 bytes, as long as the ring; nobody else writes them.
+    /// `size` entries, a power of two, at `entries`, aligned to 8 bytes, as long as the ring; nobody else writes them
+    /// but whoever is noted by [`Self::note_written`].
     pub unsafe fn new(entries: NonNull<u8>, size: u32) -> Self {
         debug_assert!(size.is_power_of_two() && entries.as_ptr() as usize % 8 == 0);
         let ring = Self { entries, size: size.into(), written: 0 };
@@ -69,6 +70,11 @@ impl Ring {
     #[inline(always)]
     pub fn written(&self) -> u64 {
         self.written
+    }
+
+    /// Somebody else has written the next `n` entries.
+    pub fn note_written(&mut self, n: u32) {
+        self.written += u64::from(n);
     }
 
     /// Writes the next entry. What was done for the send entry is visible to whoever sees it.

@@ -38,7 +38,11 @@ pub struct QueuePairAddresses {
     pub device_slots: u64,
     /// For device code the address of the first word that it rings.
     pub device_rings: u64,
-    /// Both are in memory that may be brought to the GPU.
+    /// For device code the address of completion entry 0, where a kernel may write entries there: where the queue rings
+    /// by a doorbell, and device code is on a GPU.
+    pub device_completions: Option<u64>,
+    /// All that device code writes, or reads in GPU memory while a kernel serves the queue, is in memory that may be
+    /// brought to the GPU.
     pub is_managed: bool,
     /// Slots, a power of two up to [`SLOTS_MAX`]; as many entries has the completion queue.
     pub size: u32,
@@ -426,6 +430,11 @@ impl Ring for SendQueue {
 
     fn can_be_watched(&self) -> bool {
         self.places.is_managed && self.can_be_read()
+    }
+
+    /// Producers store a doorbell and its record under a lock, and look for completion entries there.
+    fn wants_to_be_near(&self) -> bool {
+        self.places.bell.handler == Ringing::Doorbell
     }
 
     fn view(&mut self, is_watched: bool) -> Option<LaneView> {

@@ -2,7 +2,7 @@ use super::super::early::UNSURE;
 use super::super::keys::Keys;
 use super::super::meaning::Counts;
 use super::*;
-use crate::fabric::lanes::Format;
+use crate::fabric::lanes::{Format, Rings};
 use crate::memory::window::{Registration, Remote, Window, WindowFacts};
 use crate::proxy::ring::Head;
 use crate::rma::atomic::Atomics;
@@ -52,6 +52,7 @@ impl Shared {
             slots: NonNull::from(&self.slots[0]),
             device_slots: 0x1000,
             device_rings: 0x2000,
+            device_completions: Some(0x3000),
             is_managed: false,
             size: SIZE as u32,
             completions: NonNull::from(&self.completions[0]).cast(),
@@ -423,7 +424,7 @@ fn a_queue_that_is_rung_and_counted_can_be_served_by_a_kernel() {
     queue.credit(3);
     let view = queue.view(false).expect("it can be served");
     assert_eq!((view.slots, view.size, view.next, view.index), (0x1000, SIZE as u32, 3, 64));
-    assert_eq!(view.format, Format::Entries { number: 9, rings: 0x2000 });
+    assert_eq!(view.format, Format::Entries { number: 9, rings: Rings::Words(0x2000) });
     assert_eq!(queue.served(3), 0);
     assert_eq!(queue.served(8), 5);
     assert_eq!((queue.outstanding(), queue.completions.written()), (0, 8));
@@ -452,4 +453,48 @@ fn a_queue_that_a_kernel_cannot_count_is_not_served_by_one() {
         queue.arrival.rings();
         assert_eq!(queue.view(false), None);
     }
+}
+
+/// The same where a doorbell rings and completion entries tell device code: the kernel writes those itself.
+#[test]
+fn a_queue_with_a_doorbell_can_be_served_by_a_kernel() {
+    let shared = Shared::new();
+    let mut queue = shared.queue(Ringing::Doorbell, None);
+    let ring = |producer: u32| shared.record.store(producer.to_be(), Ordering::Relaxed);
+    let take = |queue: &mut SendQueue, index: u64| {
+        shared.nop(index);
+        ring(index as u32 + 1);
+        queue.begin();
+        assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
+        queue.take(1);
+    };
+    take(&mut queue, 0);
+    assert!(queue.can_be_served(), "also while some are under way");
+    queue.credit(1);
+    let rings = Rings::Doorbell { at: 0x2000, completions: 0x3000 };
+    let view = queue.view(false).expect("it can be served");
+    assert_eq!((view.format, view.next, view.index), (Format::Entries { number: 9, rings }, 1, 0x3000));
+    let watched = queue.view(true).expect("it can be watched");
+    assert_eq!((watched.format, watched.index), (view.format, 0));
+    let last = |index: usize| shared.completions[index % SIZE * 8 + 7].load(Ordering::Relaxed);
+    let before = last(1);
+    assert_eq!((queue.served(3), last(1)), (2, before), "what the kernel has written stays");
+    assert_eq!((queue.outstanding(), queue.completions.written()), (0, 3));
+    assert_eq!(queue.windows.terms().counts.get(9).map(|count| count.load(Ordering::Relaxed)), Some(3));
+    // Where it goes on: the doorbell has not been heard since, and speaks of no more than the kernel has had.
+    ring(3);
+    queue.begin();
+    assert_eq!(queue.read(0, &mut Ops::default()), Entry::Absent);
+    take(&mut queue, 3);
+    queue.credit(1);
+    assert!(queue.view(false).is_some());
+    // One that asks for no completion entry: those of later ones have other places than their slots.
+    shared.nop(4);
+    shared.slots[4 % SIZE * 8 + 1].store(0, Ordering::Relaxed);
+    ring(5);
+    queue.begin();
+    assert_eq!(queue.read(0, &mut Ops::default()), Entry::Nop);
+    queue.take(1);
+    queue.credit(1);
+    assert_eq!((queue.can_be_served(), queue.view(false)), (false, None));
 }

@@ -100,6 +100,8 @@ struct Told {
     /// One is called, or there behind the one that serves; whether a call is heard.
     is_awaited: bool,
     hears: bool,
+    /// Somebody keeps it from all memory.
+    is_kept_out: bool,
     room: usize,
     /// Launches that were called, each for so many lanes.
     calls: Vec<usize>,
@@ -121,6 +123,9 @@ impl LaneServer for Kernel {
     }
     fn reaches(&self, _: u32) -> bool {
         true
+    }
+    fn is_let_in(&self, _: u32) -> bool {
+        !self.0.lock().unwrap().is_kept_out
     }
     fn is_awaited(&self) -> bool {
         self.0.lock().unwrap().is_awaited
@@ -212,6 +217,7 @@ impl Bench {
             stage: Stage::Off,
             is_awaited: false,
             hears: true,
+            is_kept_out: false,
             room: 8,
             calls: Vec::new(),
             positions: Vec::new(),
@@ -477,3 +483,6 @@ fn others_have_what_carries_something_alone() {
         assert!(bench.looks() > looks && bench.told().brought == 0);
     }
 }
+
+#[path = "service_tests/kept_out.rs"]
+mod kept_out;

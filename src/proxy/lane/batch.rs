@@ -1,7 +1,7 @@
 //! A thread's room for one batch of entries and their operations.
 
 use super::BATCH;
-use crate::fabric::lanes::{LONGEST, LONGEST_APART, OTHERS};
+use crate::fabric::lanes::{Apart, LONGEST};
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::Finish;
 use crate::rma::op::Op;
@@ -71,14 +71,13 @@ impl Batch {
         &self.ops[..self.posted]
     }
 
-    /// Whether a kernel that serves the lane would have taken all of the last visit's entries. `apart`: operations
-    /// since the last copy that was longer than [`LONGEST`].
+    /// Whether a kernel that serves the lane would have taken all of the last visit's entries. `apart`: what lay
+    /// between long copies so far.
     #[inline]
-    pub fn suits_kernel(&self, apart: &mut u32) -> bool {
+    pub fn suits_kernel(&self, apart: &mut Apart) -> bool {
         let is_for_kernel = |op: &Op| {
-            let longest = if *apart >= OTHERS { LONGEST_APART } else { LONGEST };
-            let is_long = matches!(op, Op::Put(put) if put.len > LONGEST);
-            *apart = if is_long { 0 } else { apart.saturating_add(1) };
+            let longest = apart.longest();
+            apart.note(if let Op::Put(put) = op { put.len } else { 0 });
             is_for_kernel(op, longest)
         };
         // Each is counted, whether those before it are for the kernel or not.
@@ -162,7 +161,10 @@ mod tests {
             batch.add_joined();
             fill(&mut batch);
             batch.posted = batch.ops.len();
-            let suits = batch.suits_kernel(&mut 0);
+            // Behind a long copy.
+            let mut apart = Apart::default();
+            apart.note(LONGEST + 1);
+            let suits = batch.suits_kernel(&mut apart);
             assert_eq!(suits, batch.would_suit_kernel());
             suits
         };
@@ -176,10 +178,11 @@ mod tests {
         }));
     }
     #[test]
-    fn a_longer_copy_suits_behind_four_others() {
+    fn a_longer_copy_suits_behind_four_others_or_a_pause() {
+        use crate::fabric::lanes::{LONGEST_APART, LONGEST_PAUSED};
         let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
-        let mut apart = OTHERS;
-        let mut visit = |lens: &[u64]| {
+        let mut apart = Apart::default();
+        let mut visit_behind = |is_paused: bool, lens: &[u64]| {
             let mut batch = Batch::default();
             for len in lens {
                 batch.ops.push(put(*len));
@@ -187,6 +190,19 @@ mod tests {
             }
             batch.posted = lens.len();
             assert_eq!(batch.would_suit_kernel(), lens.iter().all(|len| *len <= LONGEST));
+            if is_paused {
+                apart.pause();
+            }
+            batch.suits_kernel(&mut apart)
+        };
+        let paused = visit_behind(true, &[LONGEST_APART]);
+        assert!(paused && visit_behind(true, &[8, LONGEST_PAUSED]) && !visit_behind(true, &[LONGEST_PAUSED + 4]));
+        assert!(visit_behind(true, &[LONGEST_PAUSED]) && !visit_behind(false, &[LONGEST_PAUSED]));
+        let mut apart = Apart::default();
+        let mut visit = |lens: &[u64]| {
+            let mut batch = Batch::default();
+            lens.iter().for_each(|len| batch.ops.push(put(*len)));
+            batch.posted = lens.len();
             batch.suits_kernel(&mut apart)
         };
         assert!(visit(&[LONGEST_APART]), "the first one");

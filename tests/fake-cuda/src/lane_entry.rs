@@ -3,7 +3,7 @@
 //!
 //! Nothing here is the library's: what one of the two misreads the other one does not.
 
-use crate::lane_record::{high, low, Data, Record, Taken, RECORD_WORDS};
+use crate::lane_record::{high, low, Data, Record, Rung, Taken, RECORD_WORDS};
 use nccl_plugin_api::descriptor::WORDS;
 
 /// Bytes of an entry.
@@ -15,6 +15,9 @@ const SEGMENT: usize = 16;
 const OPCODE: usize = 3;
 const NUMBER: usize = 4;
 const SEGMENTS: usize = 7;
+const FLAGS: usize = 11;
+/// The flag that asks for a completion entry.
+const ASKS: u8 = 8;
 const REMOTE_OFFSET: usize = 16;
 const REMOTE_KEY: usize = 24;
 const LENGTH: usize = 32;
@@ -40,15 +43,16 @@ const SINK: u64 = u32::from_ne_bytes([0, 0, 1, 0]) as u64;
 pub struct EntryQueue {
     /// The queue pair's number, as entries have it.
     number: [u8; 3],
-    /// The first of the words that say which entry is there.
+    /// The first of the words that say which entry is there, or the doorbell.
     pub rings: u64,
+    pub rung: Rung,
     /// The high half of all indices.
     high: u32,
 }
 
 impl EntryQueue {
     /// `Err`: no host may write that.
-    pub fn parse(words: &[u64; RECORD_WORDS]) -> Result<Self, &'static str> {
+    pub fn parse(words: &[u64; RECORD_WORDS], rung: Rung) -> Result<Self, &'static str> {
         let [a, b, c, rest] = high(words[2]).to_ne_bytes();
         let (slots, count, rings) = (low(words[1]), words[3], words[4]);
         let handles = || (8..RECORD_WORDS).step_by(6).map(|at| words[at]);
@@ -58,6 +62,7 @@ impl EntryQueue {
             (low(words[2]).checked_add(slots).is_none(), "indices that wrap in a launch"),
             (words[6] & 2 == 0 && count == 0 || count % 8 != 0, "a count that is no aligned word of 8 bytes"),
             (rings == 0 || rings % 8 != 0, "words that ring and are not aligned"),
+            (rung == Rung::ByDoorbell && slots >= 1 << 14, "more slots than a doorbell can tell apart"),
             (low(words[5]) != 0, "a descriptor's version"),
             (high(words[7]) != 0, "more than the high half of an index"),
             (handles().any(|handle| high(handle) != 0), "a key of more than 4 bytes"),
@@ -65,7 +70,7 @@ impl EntryQueue {
         ];
         match is_wrong.iter().find(|w| w.0) {
             Some((_, what)) => Err(what),
-            None => Ok(Self { number: [a, b, c], rings, high: low(words[7]) }),
+            None => Ok(Self { number: [a, b, c], rings, rung, high: low(words[7]) }),
         }
     }
 
@@ -74,12 +79,41 @@ impl EntryQueue {
         u64::from(self.high) << 32 | u64::from(index)
     }
 
+    /// Bytes of what is rung, where there are so many slots.
+    pub fn ring_bytes(&self, slots: u64) -> usize {
+        match self.rung {
+            Rung::BySlot => 8 * slots as usize,
+            Rung::ByDoorbell => 8,
+        }
+    }
+
+    /// How many entries a doorbell says have been rung beyond `next`; none if it is another queue pair's, or if that
+    /// is more than there are slots.
+    pub fn rung_beyond(&self, doorbell: u64, next: u32, slots: u64) -> u64 {
+        let bytes = doorbell.to_ne_bytes();
+        let n = u16::from_be_bytes([bytes[1], bytes[2]]).wrapping_sub(next as u16);
+        match bytes[4..7] == self.number && u64::from(n) <= slots {
+            true => n.into(),
+            false => 0,
+        }
+    }
+
+    /// The last 8 bytes of the completion entry of entry `index`, which was written, as words are in memory: the opcode
+    /// (of which no device code knows whether it was this one), queue pair, index, and the lap.
+    pub fn completion(&self, index: u32, slots: u64) -> u64 {
+        let [a, b, c] = self.number;
+        let [.., above, below] = index.to_be_bytes();
+        let lap = u8::from(u64::from(index) & slots != 0);
+        u64::from_ne_bytes([WRITE, a, b, c, above, below, 0, lap])
+    }
+
     /// What entry `index` asks for. `None`: it is not for the lane kernel.
     pub fn take(&self, record: &Record, words: [u64; WORDS], index: u32) -> Option<Taken> {
         let e = Entry::of(words);
         let [.., above, below] = index.to_be_bytes();
         let is_own = e.0[..OPCODE] == [0, above, below] && e.0[NUMBER..SEGMENTS] == self.number;
-        if !is_own {
+        // Who counts completions in entries knows of none that asks for none.
+        if !is_own || self.rung == Rung::ByDoorbell && e.0[FLAGS] & ASKS == 0 {
             return None;
         }
         let data = |data| Taken { data: Some(data), signal: None };

@@ -6,8 +6,9 @@
 
 use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
-use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, LONGER, REFUSALS};
+use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, REFUSALS};
 use crate::lane_effect::{pieces, Effect};
+use crate::lane_longer::Lane;
 use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
 use crate::lane_slots::Slots;
 use crate::random::Random;
@@ -53,38 +54,6 @@ enum Step {
     Fence,
 }
 
-/// Others between two copies that are longer than the most, and before a launch's first one.
-const OTHERS: u32 = 4;
-
-struct Lane {
-    place: u64,
-    record: Record,
-    next: u32,
-    is_closed: bool,
-    /// Entries taken since the last copy that was longer than the most.
-    others: u32,
-}
-
-impl Lane {
-    /// Whether it is a copy longer than the most, which the kernel (`lanes.ptx`) takes behind four others alone, where
-    /// the lane is the only one of its warp.
-    fn is_longer(&self, taken: &Taken) -> bool {
-        matches!(taken.data, Some(Data::Copy { bytes, .. }) if bytes > self.record.most_bytes.into())
-    }
-
-    /// What the next entry asks for, if it is for the kernel.
-    fn take(&mut self, words: [u64; WORDS], is_alone: bool) -> Option<Taken> {
-        let taken = self.record.take(words, self.next)?;
-        let is_longer = self.is_longer(&taken);
-        if is_longer && !(is_alone && self.others >= OTHERS) {
-            return None;
-        }
-        LONGER.fetch_add(is_longer.into(), Ordering::Relaxed);
-        self.others = if is_longer { 0 } else { self.others + 1 };
-        Some(taken)
-    }
-}
-
 #[derive(Default)]
 struct Warp {
     lanes: Vec<Lane>,
@@ -112,7 +81,9 @@ struct Look {
     clears: Vec<Effect>,
     data: Vec<Effect>,
     signals: Vec<Effect>,
+    /// What device code is told, each with a fence behind it, and then.
     shown: Vec<Effect>,
+    shown_last: Vec<Effect>,
     refused: Vec<Effect>,
 }
 
@@ -264,14 +235,7 @@ impl<'a> LaneKernel<'a> {
                 }
                 Ok(Some(record)) => {
                     owned.extend(record.owned());
-                    let next = record.first;
-                    warps[(place >> spread) as usize].lanes.push(Lane {
-                        place,
-                        record,
-                        next,
-                        is_closed: false,
-                        others: OTHERS,
-                    });
+                    warps[(place >> spread) as usize].lanes.push(Lane::new(place, record));
                 }
                 Err(what) => world().violation(&format!("lane {place}: {what}")),
             }
@@ -406,22 +370,23 @@ impl<'a> LaneKernel<'a> {
                 self.look_at(lane, &mut look)?;
             }
         }
-        if look.shown.is_empty() && look.refused.is_empty() {
+        if look.shown_last.is_empty() && look.refused.is_empty() {
             let was_dirty = std::mem::take(&mut warp.is_dirty);
             warp.steps.extend(was_dirty.then_some(Step::Fence));
             return Ok(if was_dirty { Turn::Worked } else { Turn::Vain });
         }
-        let turn = if look.shown.is_empty() { Turn::Worked } else { Turn::Took };
+        let turn = if look.shown_last.is_empty() { Turn::Worked } else { Turn::Took };
         let is_fenced = !look.data.is_empty() || warp.is_dirty;
         let are_signals = !look.signals.is_empty();
         // An entry that counts as completed has been carried out, an addition like the rest.
-        let are_shown = !is_fenced || self.holds == Holds::Entries;
+        let are_shown = !is_fenced || self.holds != Holds::Descriptors;
         let steps = &mut warp.steps;
         steps.extend(look.clears.into_iter().chain(look.data).map(Step::Do));
         steps.extend(is_fenced.then_some(Step::Fence));
         steps.extend(look.signals.into_iter().map(Step::Do));
         steps.extend(are_shown.then_some(Step::Fence));
-        steps.extend(look.shown.into_iter().map(Step::Do));
+        steps.extend(look.shown.into_iter().flat_map(|effect| [Step::Do(effect), Step::Fence]));
+        steps.extend(look.shown_last.into_iter().map(Step::Do));
         warp.is_dirty = !are_shown && are_signals;
         if !look.refused.is_empty() {
             steps.push_back(Step::Fence);
@@ -472,15 +437,20 @@ impl<'a> LaneKernel<'a> {
             self.left -= 1;
         }
         let (place, next) = (lane.place, lane.next);
-        if next == u32::MAX && self.holds == Holds::Entries {
+        if next == first && !lane.is_closed {
+            lane.note_vain();
+        }
+        if next == u32::MAX && self.holds != Holds::Descriptors {
             world().violation(&format!("lane {place}: a launch takes entries up to where indices wrap"));
             lane.is_closed = true;
         }
         if next != first {
-            let taken = if self.holds == Holds::Entries { &ENTRIES } else { &DESCRIPTORS };
+            let taken = if self.holds == Holds::Descriptors { &DESCRIPTORS } else { &ENTRIES };
             taken.fetch_add(next.wrapping_sub(first).into(), Ordering::Relaxed);
-            look.shown.push(lane.record.progress(next));
-            look.shown.push(Effect::Position { place, value: next.into() });
+            let (before, last) = lane.record.progress(first, next);
+            look.shown.extend(before);
+            look.shown_last.push(last);
+            look.shown_last.push(Effect::Position { place, value: next.into() });
         }
         if lane.is_closed {
             look.refused.push(Effect::Position { place, value: REFUSED | u64::from(next) });

@@ -15,7 +15,16 @@ const PUT_INLINE: u16 = OP_PUT | OP_INLINE;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
     Descriptors,
-    Entries,
+    Entries(Rung),
+}
+
+/// By what device code says that entries are there, and how it is told that they are complete.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Rung {
+    /// A word for each slot; completions are counted.
+    BySlot,
+    /// A doorbell; there is a completion queue.
+    ByDoorbell,
 }
 
 impl Holds {
@@ -23,7 +32,8 @@ impl Holds {
     pub fn parse(word: u64) -> Option<Self> {
         match word {
             0 => Some(Self::Descriptors),
-            1 => Some(Self::Entries),
+            1 => Some(Self::Entries(Rung::BySlot)),
+            2 => Some(Self::Entries(Rung::ByDoorbell)),
             _ => None,
         }
     }
@@ -32,7 +42,7 @@ impl Holds {
     pub fn blank(self) -> u64 {
         match self {
             Self::Descriptors => 0,
-            Self::Entries => u64::MAX,
+            Self::Entries(_) => u64::MAX,
         }
     }
 }
@@ -113,7 +123,7 @@ impl Record {
         });
         let entries = match holds {
             Holds::Descriptors => None,
-            Holds::Entries => Some(EntryQueue::parse(words)?),
+            Holds::Entries(rung) => Some(EntryQueue::parse(words, rung)?),
         };
         let record = Self {
             queue: words[0],
@@ -173,11 +183,20 @@ impl Record {
         }
     }
 
-    /// Device code is told how far the lane is.
-    pub fn progress(&self, next: u32) -> Effect {
+    /// Device code is told of all from `first` to before `next`, of which there is one at least. What comes first, each
+    /// seen by all before the next one, and what comes then.
+    pub fn progress(&self, first: u32, next: u32) -> (Vec<Effect>, Effect) {
         match &self.entries {
-            Some(entries) => Effect::Count { at: self.index, value: entries.index(next) },
-            None => Effect::Index { at: self.index, value: next },
+            Some(entries) if entries.rung == Rung::ByDoorbell => {
+                let last = next.wrapping_sub(1);
+                let of = |index: u32| Effect::Count {
+                    at: self.index + 64 * self.place(index) as u64 + 56,
+                    value: entries.completion(index, self.slots()),
+                };
+                ((0..last.wrapping_sub(first)).map(|n| of(first.wrapping_add(n))).collect(), of(last))
+            }
+            Some(entries) => (Vec::new(), Effect::Count { at: self.index, value: entries.index(next) }),
+            None => (Vec::new(), Effect::Index { at: self.index, value: next }),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::kernel::Reach;
 use crate::lane_entry::{may_lack_bytes, EntryQueue};
-use crate::lane_record::{low, Holds, Record};
+use crate::lane_record::{low, Record, Rung};
 use crate::random::Random;
 use crate::world::world;
 use nccl_plugin_api::descriptor::WORDS;
@@ -26,7 +26,7 @@ impl<'a> Slots<'a> {
     pub fn new(record: &'a Record, next: u32, gpu: Reach) -> Result<Self, CUresult> {
         let queue = gpu.at(record.queue, record.queue_bytes())?.cast_const();
         let rings = match &record.entries {
-            Some(entries) => Some((entries, gpu.at(entries.rings, 8 * record.slots() as usize)?.cast_const())),
+            Some(entries) => Some((entries, gpu.at(entries.rings, entries.ring_bytes(record.slots()))?.cast_const())),
             None => None,
         };
         Ok(Self { record, next, queue, rings })
@@ -79,7 +79,7 @@ impl<'a> Slots<'a> {
     /// what its slot is before it is written; behind the word all of it is there.
     fn keep_rung(&self, entries: &EntryQueue, found: &mut Vec<[u64; WORDS]>, random: &mut Random) {
         // Where device code is at an entry this is the look that finds some of it and then what rings.
-        let has_begun = found.iter().flatten().any(|&word| word != Holds::Entries.blank()) && !self.is_rung(0);
+        let has_begun = found.iter().flatten().any(|&word| word != u64::MAX) && !self.is_rung(0);
         if random.below(if has_begun { 2 } else { 16 }) == 0 {
             std::thread::sleep(PAUSE);
         }
@@ -91,15 +91,20 @@ impl<'a> Slots<'a> {
                 *words = std::array::from_fn(|word| self.load(i, word));
             }
             let (word, index) = (self.ring(i), entries.index(self.index(i)));
-            if word != index + 1 {
+            if entries.rung == Rung::BySlot && word != index + 1 {
                 world().violation(&format!("entry {index:#x} is rung by {word:#x}"));
             }
         }
     }
 
-    /// Whether the `nth` entry's word says that it is there.
+    /// Whether the `nth` entry's word, or the doorbell, says that it is there.
     fn is_rung(&self, nth: usize) -> bool {
-        low(self.ring(nth)) == self.index(nth).wrapping_add(1)
+        match self.rings {
+            Some((entries, _)) if entries.rung == Rung::ByDoorbell => {
+                entries.rung_beyond(self.ring(nth), self.next, self.record.slots()) > nth as u64
+            }
+            _ => low(self.ring(nth)) == self.index(nth).wrapping_add(1),
+        }
     }
 
     fn index(&self, nth: usize) -> u32 {
@@ -113,9 +118,12 @@ impl<'a> Slots<'a> {
     }
 
     fn ring(&self, nth: usize) -> u64 {
-        let Some((_, first)) = self.rings else { return 0 };
-        let at = 8 * self.record.place(self.index(nth));
-        // SAFETY: an aligned word of those that ring, one for each slot, which are mapped.
+        let Some((entries, first)) = self.rings else { return 0 };
+        let at = match entries.rung {
+            Rung::BySlot => 8 * self.record.place(self.index(nth)),
+            Rung::ByDoorbell => 0,
+        };
+        // SAFETY: an aligned word of those that ring, one for each slot or one for all, which are mapped.
         unsafe { AtomicU64::from_ptr(first.add(at).cast_mut().cast()) }.load(Ordering::Acquire)
     }
 }

@@ -21,6 +21,7 @@ mod lane_counts;
 mod lane_effect;
 mod lane_entry;
 mod lane_kernel;
+mod lane_longer;
 mod lane_record;
 mod lane_slots;
 mod managed;

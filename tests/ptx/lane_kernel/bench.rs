@@ -40,9 +40,12 @@ impl Bench {
                 place = (place + 1) % all.len();
             }
             let q = Queue::new(number, &mut random);
-            all[place] = Some(if slots == Slots::Sends { q.of_sends(&mut random) } else { q });
+            all[place] = Some(match slots {
+                Slots::Descriptors => q,
+                Slots::Sends | Slots::Bells => q.of_sends(slots == Slots::Bells, &mut random),
+            });
         }
-        let late_every = if slots == Slots::Sends { [0, 6][random.below(2) as usize] } else { 0 };
+        let late_every = if slots == Slots::Descriptors { 0 } else { [0, 6][random.below(2) as usize] };
         let (launches, is_let_go, late) = (0, false, Vec::new());
         let mut bench = Self { gpu, launches, is_let_go, spread, slots, queues: all, late_every, late };
         bench.empty_queues();
@@ -62,9 +65,13 @@ impl Bench {
             }
             let index = &q.index(0).to_le_bytes()[..q.index_bytes() as usize];
             self.gpu.memory.bytes_mut(q.index_at(), q.index_bytes()).copy_from_slice(index);
-            for slot in (0..q.slots.into()).filter(|_| q.pair.is_some()) {
+            for slot in 0..q.rings() {
                 let word = q.ring_word(slot).to_le_bytes();
                 self.gpu.memory.bytes_mut(q.rings_at() + 8 * slot, 8).copy_from_slice(&word);
+            }
+            for slot in (0..q.slots.into()).filter(|_| q.has_bell()) {
+                let word = q.completion_word(slot).to_le_bytes();
+                self.gpu.memory.bytes_mut(q.completions_at() + 64 * slot + 56, 8).copy_from_slice(&word);
             }
         }
         self.gpu.memory.part();
@@ -120,7 +127,7 @@ impl Bench {
         self.is_let_go = true;
         let board = self.board();
         self.gpu.memory.write(board + 16, 8, self.spread);
-        self.gpu.memory.write(board + 24, 8, (self.slots == Slots::Sends).into());
+        self.gpu.memory.write(board + 24, 8, self.slots as u64);
         for place in 0..64 {
             let queue = self.queues.get(place).and_then(Option::as_ref);
             // A place with a refused entry has none, as its host has taken over.
@@ -168,7 +175,7 @@ impl Bench {
     /// Entries taken, as the consumer index says.
     pub fn taken(&self, place: usize) -> usize {
         let q = self.queue(place);
-        q.taken(self.gpu.memory.read(q.index_at(), q.index_bytes()))
+        q.taken(|at, bytes| self.gpu.memory.read(at, bytes))
     }
 
     /// Entries that are not taken yet, of one queue and of all.
@@ -206,7 +213,7 @@ impl Bench {
     /// Writes entries of several queues while the GPU goes on, each behind its bytes: their words in any order, one of
     /// each with release. Fewer than `turns` turns of the GPU are behind each word.
     pub fn post(&mut self, entries: Vec<(usize, Entry)>, turns: u64) {
-        if self.slots == Slots::Sends {
+        if self.slots != Slots::Descriptors {
             return self.send(entries, None, turns);
         }
         let (mut words, mut brought) = (Vec::new(), std::collections::HashSet::new());

@@ -101,7 +101,7 @@ impl Bench {
     /// Entries taken, as the consumer index says to the host.
     fn told_host(&self, place: usize) -> usize {
         let q = self.queue(place);
-        q.taken(self.gpu.memory.far_read(q.index_at(), q.index_bytes()))
+        q.taken(|at, bytes| self.gpu.memory.far_read(at, bytes))
     }
 
     /// The launch has said that it has ended: all positions are final, and of what comes behind them nothing is done.
@@ -152,11 +152,20 @@ impl Bench {
         }
     }
 
-    /// Words by which send entries are rung are as they were, and so is what lies beside.
+    /// Words by which send entries are rung are as they were, and so is what lies beside; each completion entry is that
+    /// of the newest entry of its slot.
     fn check_rings(&self, q: &Queue) {
         for slot in (0..RING_BYTES / 8).filter(|_| q.pair.is_some()) {
-            let wanted = if slot < q.slots.into() { q.ring_word(slot) } else { GARBAGE };
+            let wanted = if slot < q.rings() { q.ring_word(slot) } else { GARBAGE };
             assert_eq!(self.gpu.memory.far_read(q.rings_at() + 8 * slot, 8), wanted, "the word of slot {slot}");
+        }
+        for word in (0..COMPLETION_BYTES / 8).filter(|_| q.has_bell()) {
+            let wanted = match (word / 8, word % 8) {
+                (slot, 7) if slot < q.slots.into() => q.completion_word(slot),
+                _ => GARBAGE,
+            };
+            let there = self.gpu.memory.far_read(q.completions_at() + 8 * word, 8);
+            assert_eq!(there, wanted, "word {word} of the completion queue");
         }
     }
 

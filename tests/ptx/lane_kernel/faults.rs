@@ -1,6 +1,7 @@
 //! Faults put into the lane kernel's code, one at a time: the tests beside find each of them.
 
 mod alike;
+mod bells;
 mod held;
 mod longer;
 mod order;
@@ -297,6 +298,11 @@ fn faults_in_how_long_copies_are() {
 #[test]
 fn faults_in_who_helps() {
     find_faults(longer::HELP);
+}
+
+#[test]
+fn faults_in_what_a_doorbell_rings() {
+    find_faults(bells::BELLS);
 }
 
 #[test]

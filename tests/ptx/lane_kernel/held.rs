@@ -62,7 +62,7 @@ fn end(mut bench: Bench) {
 }
 
 /// Nothing behind them, or not for long.
-fn serve_held_slots(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_held_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, None);
     bench.launch(NEVER, NEVER);
     bench.go();
@@ -94,7 +94,7 @@ fn full_looks_are_held() {
 }
 
 /// Short puts, the second look of which comes when the first one may be found: what it finds ahead is new to it.
-fn serve_held_new_slots(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_held_new_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, Some(0));
     bench.launch(NEVER, NEVER);
     bench.go();
@@ -153,7 +153,7 @@ fn run_steadily(bench: &mut Bench, stops_at: u64) {
 }
 
 /// It is stopped while one is held, maybe. The first warp never is: it reads the word for all before it looks.
-fn serve_held_stopped_slots(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_held_stopped_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, Some(1 + seed % 7));
     bench.launch(NEVER, NEVER);
     bench.go();
@@ -192,13 +192,13 @@ fn with_one(bench: &mut Bench, place: usize, one: Option<Entry>) -> (Vec<(usize,
 }
 
 /// Behind a full look one is refused. Others go on.
-fn serve_held_refused_slots(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_held_refused_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, None);
     let place = bench.any_place();
     let q: &mut Queue = bench.queues[place].as_mut().expect("a queue");
     let bad = match slots {
         Slots::Descriptors => bad_descriptor(q, &mut bench.gpu.random),
-        Slots::Sends => bad_send(q, &mut bench.gpu.random),
+        Slots::Sends | Slots::Bells => bad_send(q, &mut bench.gpu.random),
     };
     bench.launch(NEVER, NEVER);
     bench.go();
@@ -230,7 +230,7 @@ fn what_is_behind_a_full_look_is_refused() {
 }
 
 /// Behind full looks of all queues one has a word missing, or is not rung: all before it is done all the same.
-fn serve_held_gap(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_held_gap(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, None);
     let place = bench.any_place();
     bench.launch(NEVER, NEVER);
@@ -247,7 +247,7 @@ fn serve_held_gap(slots: Slots, ptx: &str, seed: u64) {
     let word = std::mem::take(&mut all[at].1.words[missing]);
     match slots {
         Slots::Descriptors => all.into_iter().for_each(|one| bench.post(vec![one], 1)),
-        Slots::Sends => {
+        Slots::Sends | Slots::Bells => {
             all[at].1.words[missing] = word;
             bench.send(all, Some(at), 1);
         }
@@ -264,7 +264,7 @@ fn serve_held_gap(slots: Slots, ptx: &str, seed: u64) {
             let slot = q.slot_at(at);
             bench.gpu.memory.post(slot + 8 * missing as u64, 8, word);
         }
-        Slots::Sends => bench.ring_late(),
+        Slots::Sends | Slots::Bells => bench.ring_late(),
     }
     run_closely(&mut bench, |b| b.left() == 0);
     end(bench);

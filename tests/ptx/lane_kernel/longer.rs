@@ -1,5 +1,5 @@
-//! Copies longer than the most of their lane: taken behind four others, where a warp has the lane alone. Warps that
-//! have nothing else help with them.
+//! Copies longer than the most of their lane: taken behind four others or a pause, where a warp has the lane alone.
+//! Warps that have nothing else help with them.
 
 use super::queue::{Entry, Queue, ROOM};
 use super::refused::check_refused_at;
@@ -11,6 +11,8 @@ const MOST: [u64; 2] = [1040, 2064];
 const TIMES: u64 = 32;
 /// Others that lie between two that are longer.
 const BETWEEN: u64 = 4;
+/// So many times the most has one at most that comes behind a pause and fewer others.
+const TIMES_PAUSED: u64 = 4;
 
 /// One that is so long, at any place that has room; else something shorter.
 fn of_bytes(q: &mut Queue, bytes: u64, random: &mut Random) -> Entry {
@@ -22,11 +24,16 @@ fn of_bytes(q: &mut Queue, bytes: u64, random: &mut Random) -> Entry {
 
 /// One that is longer than the most, and not too long.
 fn longer(q: &mut Queue, random: &mut Random) -> Entry {
+    longer_up_to(TIMES, q, random)
+}
+
+/// The same of so many times the most at most.
+fn longer_up_to(times: u64, q: &mut Queue, random: &mut Random) -> Entry {
     let most = q.most;
     // Half of them can go in words of 16 bytes.
     let unit = [4, 16][random.below(2) as usize];
-    let more = random.below((TIMES - 1) * most / unit);
-    let bytes = [most + unit, TIMES * most, most + unit * (1 + more)][random.below(3) as usize];
+    let more = random.below((times - 1) * most / unit);
+    let bytes = [most + unit, times * most, most + unit * (1 + more)][random.below(3) as usize];
     of_bytes(q, bytes, random)
 }
 
@@ -94,6 +101,88 @@ pub fn serve_longer_sends(ptx: &str, seed: u64) {
     serve_longer(Slots::Sends, ptx, seed);
 }
 
+/// One behind another, with fewer than four others between them and a pause: both are taken.
+fn serve_paused(slots: Slots, ptx: &str, seed: u64) {
+    let (mut bench, place) = bench_of(slots, ptx, seed, 0);
+    bench.late_every = 0;
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    for _ in 0..3 {
+        let mut entries = vec![one(&mut bench, place, |q, random| longer_up_to(TIMES_PAUSED, q, random))];
+        let n = bench.below(BETWEEN);
+        entries.append(&mut others(&mut bench, place, n));
+        bench.post(entries.into_iter().map(|entry| (place, entry)).collect(), 2);
+        bench.run_until(|b| b.left() == 0);
+        assert_eq!(bench.queue(place).refused, None, "refused");
+        // All warps look many times meanwhile.
+        bench.run(40_000);
+    }
+    bench.finish();
+}
+
+pub fn serve_paused_descriptors(ptx: &str, seed: u64) {
+    serve_paused(Slots::Descriptors, ptx, seed);
+}
+
+pub fn serve_paused_sends(ptx: &str, seed: u64) {
+    serve_paused(Slots::Sends, ptx, seed);
+}
+
+/// So many looks make a pause, and a text with more.
+const PAUSE: &str = "vain, 4;\n    @%p0 mov.u32    soon";
+const LONGER_PAUSE: &str = "vain, 40;\n    @%p0 mov.u32    soon";
+
+/// One behind a pause, and another one behind few looks that find nothing, which are no pause.
+pub fn serve_too_soon_behind_a_pause(ptx: &str, seed: u64) {
+    let slots = [Slots::Descriptors, Slots::Sends][seed as usize / 2 % 2];
+    // What says that the copy is taken is seen some looks later; so a pause is longer here.
+    let ptx = &ptx.replace(PAUSE, LONGER_PAUSE);
+    // Of the other half of the seeds all looks are calm, and may see nothing for long.
+    let (mut bench, place) = bench_of(slots, ptx, 2 * seed, 0);
+    bench.late_every = 0;
+    // What is posted last is seen at once, or there was a pause.
+    bench.gpu.late = 0;
+    let all = [(); 3].map(|()| one(&mut bench, place, |q, random| of_bytes(q, q.most + 16, random)));
+    if all.iter().any(|e| e.bytes() <= bench.queue(place).most) {
+        return; // There was no room.
+    }
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    for (i, turns) in [200_000, 20].into_iter().enumerate() {
+        bench.post(vec![(place, all[i])], 1);
+        bench.run_until(|b| b.taken(place) == i + 1);
+        bench.run(turns);
+    }
+    bench.post(vec![(place, Entry::new(all[2].words, None, None))], 1);
+    bench.gpu.stand();
+    bench.run_until(|b| b.position(place).1);
+    bench.check();
+    assert_eq!(bench.queue(place).refused, Some(2), "too soon");
+    bench.finish();
+}
+
+/// Behind a pause, with fewer than four others between them: the second one is too long for that.
+pub fn serve_paused_too_long(ptx: &str, seed: u64) {
+    let slots = [Slots::Descriptors, Slots::Sends][seed as usize / 2 % 2];
+    let (mut bench, place) = bench_of(slots, ptx, seed, 0);
+    bench.late_every = 0;
+    let bytes = TIMES_PAUSED * bench.queue(place).most + 4;
+    let [first, second] = [(); 2].map(|()| one(&mut bench, place, |q, random| of_bytes(q, bytes, random)));
+    if first.bytes() != bytes || second.bytes() != bytes {
+        return; // There was no room.
+    }
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    bench.post(vec![(place, first)], 2);
+    bench.run_until(|b| b.left() == 0);
+    bench.run(40_000);
+    bench.post(vec![(place, Entry::new(second.words, None, None))], 2);
+    bench.run_until(|b| b.position(place).1);
+    bench.check();
+    assert_eq!(bench.queue(place).refused, Some(1), "too long");
+    bench.finish();
+}
+
 /// Several queues have such copies at the same time: one of them is helped with, and the others look behind each piece
 /// whether they may be. Returns how often a warp has helped.
 fn serve_many(slots: Slots, ptx: &str, seed: u64) -> u64 {
@@ -103,7 +192,7 @@ fn serve_many(slots: Slots, ptx: &str, seed: u64) -> u64 {
         bench.queues[place].as_mut().expect("a queue").most = MOST[usize::from(seed % 3 == 2)];
         let longest = |q: &mut Queue, random: &mut Random| match slots {
             Slots::Descriptors => q.put_of(TIMES * q.most, 16, random),
-            Slots::Sends => q.put_send(TIMES * q.most, random),
+            Slots::Sends | Slots::Bells => q.put_send(TIMES * q.most, random),
         };
         entries.push((place, one(&mut bench, place, longest)));
         let behind = bench.below(3);
@@ -189,6 +278,16 @@ fn longer_ones_are_taken_behind_four_others() {
     (0..16).for_each(|seed| {
         serve_longer_descriptors(PTX, seed);
         serve_longer_sends(PTX, seed);
+    });
+}
+
+#[test]
+fn longer_ones_are_taken_behind_a_pause() {
+    (0..8).for_each(|seed| {
+        serve_paused_descriptors(PTX, seed);
+        serve_paused_sends(PTX, seed);
+        serve_paused_too_long(PTX, seed);
+        serve_too_soon_behind_a_pause(PTX, seed);
     });
 }
 

@@ -107,7 +107,7 @@ fn nothing_passes_a_gap() {
 }
 
 /// Who looks in vain leaves the L1 of its multiprocessor alone, which an acquire or a fence would empty.
-fn serve_waiting(slots: Slots, ptx: &str, seed: u64) {
+pub fn serve_waiting(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = Bench::of(slots, ptx, seed, seed % 4, 3);
     bench.launch(NEVER, NEVER);
     bench.go();

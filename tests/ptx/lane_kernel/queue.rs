@@ -43,7 +43,10 @@ pub struct Signal {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Slots {
     Descriptors,
+    /// Send entries that are rung by a word for each slot.
     Sends,
+    /// Send entries that a doorbell rings.
+    Bells,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +54,10 @@ pub struct Entry {
     pub words: [u64; 8],
     pub data: Option<Data>,
     pub signal: Option<Signal>,
-    /// The word of its slot says that it is there; of descriptors their own words say so.
+    /// The word of its slot, or the doorbell, says that it is there; of descriptors their own words say so.
     pub is_rung: bool,
+    /// All of it is written, and nothing but entries before it keeps the doorbell from being rung for it.
+    pub is_ready: bool,
 }
 
 pub struct Queue {
@@ -131,7 +136,7 @@ impl Window {
 impl Entry {
     /// One that has not been posted.
     pub fn new(words: [u64; 8], data: Option<Data>, signal: Option<Signal>) -> Self {
-        Self { words, data, signal, is_rung: false }
+        Self { words, data, signal, is_rung: false, is_ready: false }
     }
 
     /// How many bytes of data it has.
@@ -197,6 +202,11 @@ impl Queue {
         INDICES + self.number * 64 + self.index_bytes() * (self.number % 2)
     }
 
+    /// Whether a doorbell rings it.
+    pub fn has_bell(&self) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.has_bell)
+    }
+
     pub fn index_bytes(&self) -> u64 {
         if self.pair.is_some() {
             8
@@ -205,8 +215,12 @@ impl Queue {
         }
     }
 
-    /// Entries taken, by what a consumer index or a count says.
-    pub fn taken(&self, index: u64) -> usize {
+    /// Entries taken, by what device code is told, which `read` reads.
+    pub fn taken(&self, read: impl Fn(u64, u64) -> u64) -> usize {
+        if self.has_bell() {
+            return self.completed(|at| read(at, 8));
+        }
+        let index = read(self.index_at(), self.index_bytes());
         match self.pair {
             Some(_) => index.wrapping_sub(self.index(0)) as usize,
             None => (index as u32).wrapping_sub(self.first) as usize,

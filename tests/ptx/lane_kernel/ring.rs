@@ -16,8 +16,8 @@ struct Writing {
 
 impl Bench {
     /// Writes send entries of several queues while the GPU goes on, each by itself: its words in any order, then a
-    /// fence of the GPU and the word of its slot. Some of these words are left for later, and that of entry number
-    /// `held`. Fewer than `turns` turns of the GPU are behind each store.
+    /// fence of the GPU and the word of its slot, or the doorbell. Some of these words are left for later, and that of
+    /// entry number `held`. Fewer than `turns` turns of the GPU are behind each store.
     pub fn send(&mut self, entries: Vec<(usize, Entry)>, held: Option<usize>, turns: u64) {
         let mut all: Vec<Writing> = entries.into_iter().map(|(place, entry)| self.begin(place, entry)).collect();
         let held = held.map(|i| (all[i].place, all[i].number));
@@ -79,11 +79,20 @@ impl Bench {
         self.bring(&entry);
     }
 
-    /// The word of an entry's slot: what was stored before is visible on this GPU.
+    /// The word of an entry's slot, or the doorbell for it and all before it, once these are ready: what was stored
+    /// before is visible on this GPU.
     pub fn ring(&mut self, place: usize, number: usize) {
         let q: &mut Queue = self.queues[place].as_mut().expect("a queue");
-        q.entries[number].is_rung = true;
-        self.gpu.memory.post(q.ring_at(number), 8, q.index(number) + 1);
+        if !q.has_bell() {
+            q.entries[number].is_rung = true;
+            return self.gpu.memory.post(q.ring_at(number), 8, q.index(number) + 1);
+        }
+        q.entries[number].is_ready = true;
+        let ready = q.entries.iter().take_while(|e| e.is_ready).count();
+        if ready > number {
+            q.entries[..ready].iter_mut().for_each(|e| e.is_rung = true);
+            self.gpu.memory.post(q.rings_at(), 8, q.bell(q.index(ready)));
+        }
     }
 
     /// One of those that are late.

@@ -21,6 +21,11 @@ pub struct Pair {
     pub high: u64,
     /// A word at the peer to which many add: the number of its window, and the offset.
     shared: (usize, u64),
+    /// A doorbell rings it, and there is a completion queue.
+    pub has_bell: bool,
+    /// The doorbell lags so much at first, or is another's and so much ahead.
+    lag: u64,
+    is_others: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -139,6 +144,7 @@ impl Pair {
     pub fn tell(&self, q: &Queue, next: usize, record: &mut [u64; 32]) {
         let index = q.index(next);
         record[2] = index & 0xffff_ffff | u64::from(swapped(self.number << 8)) << 32;
+        record[3] = if self.has_bell { q.completions_at() } else { q.index_at() };
         record[4] = q.rings_at();
         record[5] = q.most << 32;
         record[7] = index >> 32;
@@ -147,7 +153,7 @@ impl Pair {
 
 impl Queue {
     /// Holds send entries instead of descriptors.
-    pub fn of_sends(mut self, random: &mut Random) -> Self {
+    pub fn of_sends(mut self, has_bell: bool, random: &mut Random) -> Self {
         self.stride = 6;
         // 16 bits of an index are in its entry.
         let near = (u32::MAX - 4000, random.below(65_535) as u32 * 65_536 + 65_530);
@@ -162,7 +168,8 @@ impl Queue {
         let offset = self.windows[at].as_mut().and_then(|w| w.room(8, 8, random)).expect("room");
         let high = [0, 1, random.next() >> 33][random.below(3) as usize];
         let number = [random.next() as u32 & 0xff_ffff, 0xff_ffff, 1][random.below(3) as usize];
-        self.pair = Some(Pair { number, high, shared: (at, offset) });
+        let (lag, is_others) = (random.below(u64::from(self.slots) + 1), random.below(3) == 0);
+        self.pair = Some(Pair { number, high, shared: (at, offset), has_bell, lag, is_others });
         self
     }
 
@@ -175,8 +182,68 @@ impl Queue {
         self.rings_at() + 8 * (self.index(i) & u64::from(self.slots - 1))
     }
 
-    /// What the word of a slot holds: the index of the newest entry that was rung there, and 1.
+    /// What a doorbell says once `end` entries of the queue have been rung, all in all: that many, and whose they are.
+    pub fn bell(&self, end: u64) -> u64 {
+        index_bits(end) | u64::from(swapped(self.pair().number << 8)) << 32
+    }
+
+    /// Where its completion queue is; each entry has the place of its slot.
+    pub fn completions_at(&self) -> u64 {
+        COMPLETIONS + self.number * COMPLETION_BYTES
+    }
+
+    pub fn completion_at(&self, i: usize) -> u64 {
+        self.completions_at() + 64 * (self.index(i) & u64::from(self.slots - 1))
+    }
+
+    /// The last word of the completion entry of an entry that is complete.
+    pub fn completion(&self, i: usize) -> u64 {
+        let [.., a, b, c] = self.pair().number.to_be_bytes();
+        let [above, below] = (self.index(i) as u16).to_be_bytes();
+        let opcode = self.entries[i].words[0].to_le_bytes()[3];
+        u64::from_le_bytes([opcode, a, b, c, above, below, 0, self.lap(i)])
+    }
+
+    fn lap(&self, i: usize) -> u8 {
+        u8::from(self.index(i) & u64::from(self.slots) != 0)
+    }
+
+    /// Entries that are complete, as device code finds out that trusts the newest completion entry it sees: it may be a
+    /// lap further than `told`, and what it finds then of the lap before is what lies there. `read` reads a word.
+    pub fn completed(&self, read: impl Fn(u64) -> u64) -> usize {
+        let is_seen = |&i: &usize| read(self.completion_at(i) + 56).to_le_bytes()[7] == self.lap(i);
+        let end = self.entries.len().min(self.told + self.slots as usize);
+        (self.told..end).rev().find(is_seen).map_or(self.told, |i| i + 1)
+    }
+
+    /// Words that say which entries are there.
+    pub fn rings(&self) -> u64 {
+        match &self.pair {
+            None => 0,
+            Some(pair) if pair.has_bell => 1,
+            Some(_) => self.slots.into(),
+        }
+    }
+
+    /// What the last word of a completion entry holds once what was taken is told: that of the newest entry of its
+    /// slot; before the first one, of any that is of the lap before.
+    pub fn completion_word(&self, slot: u64) -> u64 {
+        let mask = u64::from(self.slots - 1);
+        let newest = (0..self.told).rev().find(|&i| self.index(i) & mask == slot);
+        let first = (0..).find(|&i| self.index(i) & mask == slot).expect("each slot has one");
+        newest.map_or(u64::from(1 - self.lap(first)) << 56 | 0x1234, |i| self.completion(i))
+    }
+
+    /// What the word of a slot, or the doorbell, holds: the index of the newest entry that was rung there, and 1.
     pub fn ring_word(&self, slot: u64) -> u64 {
+        if self.has_bell() {
+            let (pair, rung) = (self.pair(), self.entries.iter().take_while(|e| e.is_rung).count() as u64);
+            return match rung {
+                0 if pair.is_others => self.bell(self.index(0) + pair.lag) ^ 1 << 48,
+                0 => self.bell(self.index(0).wrapping_sub(pair.lag)),
+                rung => self.bell(self.index(0) + rung),
+            };
+        }
         let mask = u64::from(self.slots - 1);
         let is_here = |i: &usize| self.entries[*i].is_rung && self.index(*i) & mask == slot;
         let newest = (0..self.entries.len()).rev().find(is_here);
@@ -198,8 +265,8 @@ impl Queue {
             index: 0,
             number: self.pair().number,
             segments: [3, 3 + random.below(2) as u8, 4, 1][kind as usize],
-            // No flag makes a difference.
-            flags: [0, COMPLETES, random.next() as u8][random.below(3) as usize],
+            // No other flag makes a difference, nor that one where completions are counted.
+            flags: [0, COMPLETES, random.next() as u8][random.below(3) as usize] | self.asked(),
             rkey,
             remote,
             len: 0,
@@ -209,6 +276,15 @@ impl Queue {
             unread: [0, u32::MAX, random.next() as u32][random.below(3) as usize],
             // Behind bytes that stand in the entry nothing is.
             fill: if kind == Kind::Value { u64::MAX } else { [u64::MAX, 0, random.next()][random.below(3) as usize] },
+        }
+    }
+
+    /// What all entries ask for, where completions are entries of their own.
+    fn asked(&self) -> u8 {
+        if self.has_bell() {
+            COMPLETES
+        } else {
+            0
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::queue::{Entry, Queue, Window};
 use super::refused::{behind, bench_with_others, check_all_refused, check_left_alone, check_refused};
-use super::sends::{Kind, Send, SINK};
+use super::sends::{Kind, Send, COMPLETES, SINK};
 use super::*;
 
 /// The windows of an entry, and numbers of its queue.
@@ -211,15 +211,25 @@ pub fn serve_refused_alone(ptx: &str, seed: u64) {
     check_left_alone(&mut bench, place, "modifier");
 }
 
+/// One that asks for no completion entry, where these tell device code what is complete.
+pub fn serve_unasked(ptx: &str, seed: u64) {
+    let mut bench = bench_with_others(Slots::Bells, ptx, seed);
+    let place = bench.any_place();
+    let q = bench.queues[place].as_mut().expect("a queue");
+    let kind = [Kind::Put, Kind::Value, Kind::Addition, Kind::Nop][seed as usize % 4];
+    let bad = spoiled(q, kind, Some(|s, _| s.flags &= !COMPLETES), &mut bench.gpu.random);
+    check_refused(bench, place, bad, "no completion entry");
+}
+
 /// In all queues one is refused, behind additions that are taken with one look.
-fn serve_all_refused_sends(ptx: &str, seed: u64) {
+pub fn serve_all_refused_sends(slots: Slots, ptx: &str, seed: u64) {
     let is_wanted = |e: &Entry| e.signal.is_some_and(|s| !s.is_shared);
-    check_all_refused(Slots::Sends, ptx, seed, is_wanted, bad_send);
+    check_all_refused(slots, ptx, seed, is_wanted, bad_send);
 }
 
 #[test]
 fn all_are_refused() {
-    (0..3).for_each(|seed| serve_all_refused_sends(PTX, seed));
+    (0..3).for_each(|seed| serve_all_refused_sends(Slots::Sends, PTX, seed));
     (0..3).for_each(|seed| serve_refused_alone(PTX, seed));
 }
 

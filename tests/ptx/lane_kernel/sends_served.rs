@@ -68,7 +68,12 @@ fn slots_are_used_again_at_once() {
 /// One of several entries is not rung for long, whichever: nothing from it on is taken in its queue, and other queues
 /// go on.
 pub fn serve_unrung(ptx: &str, seed: u64) {
-    let mut bench = Bench::of(Slots::Sends, ptx, seed, seed % 4, 3);
+    serve_unrung_slots(Slots::Sends, ptx, seed);
+}
+
+/// The same of send entries that are rung in either way.
+pub fn serve_unrung_slots(slots: Slots, ptx: &str, seed: u64) {
+    let mut bench = Bench::of(slots, ptx, seed, seed % 4, 3);
     bench.late_every = 0;
     let place = bench.any_place();
     bench.launch(NEVER, NEVER);

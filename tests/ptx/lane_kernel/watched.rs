@@ -10,7 +10,7 @@ const SOON: u64 = 100_000;
 
 /// One of some queues is watched, while others carry something. `begins`: of what comes there only the first word does
 /// at first.
-fn serve_watched(slots: Slots, ptx: &str, seed: u64, begins: bool) {
+pub fn serve_watched(slots: Slots, ptx: &str, seed: u64, begins: bool) {
     let mut bench = bench_with_others(slots, ptx, seed);
     let place = bench.any_place();
     bench.queues[place].as_mut().expect("a queue").is_watched = true;

@@ -2,7 +2,7 @@
 
 use super::{Record, SendQueue, NEVER};
 use crate::config::Ringing;
-use crate::fabric::lanes::{Format, LaneView};
+use crate::fabric::lanes::{Format, LaneView, Rings, DOORBELL_SLOTS};
 use crate::gdaki::entry::send::opcode;
 use crate::proxy::credits::Owed;
 
@@ -10,16 +10,25 @@ use crate::proxy::credits::Owed;
 const BEFORE_A_WRAP: u32 = 1 << 24;
 
 impl SendQueue {
-    /// Whether a kernel could serve it. Not if nobody has rung yet, so that maybe nobody will, or if completions are
-    /// not counted.
+    /// Whether a kernel could serve it. Not if nobody has rung yet, so that maybe nobody will, or if it cannot tell
+    /// device code of completions.
     pub(super) fn suits_kernel(&self) -> bool {
-        self.arrival.has_rung() && self.can_be_read() && self.owed.as_ref().is_some_and(Owed::suits_kernel)
+        let may_tell = match self.places.bell.handler {
+            Ringing::FreeFlow => self.arrival.has_rung() && self.owed.as_ref().is_some_and(Owed::suits_kernel),
+            // Each entry has asked for a completion entry so far, which then has the place of its slot.
+            _ => self.places.device_completions.is_some() && self.completions.written() == self.credited,
+        };
+        may_tell && self.can_be_read()
     }
 
     /// Whether a kernel could see entries come. Not if it rings in a way that kernels do not know, or nobody rings it;
     /// or something is wrong with it, which this side has to say.
     pub(super) fn can_be_read(&self) -> bool {
-        let may_be_rung = self.places.bell.handler == Ringing::FreeFlow && !self.arrival.is_silent();
+        let may_be_rung = match self.places.bell.handler {
+            Ringing::FreeFlow => !self.arrival.is_silent(),
+            Ringing::Doorbell => self.places.size <= DOORBELL_SLOTS,
+            Ringing::Proxy => false,
+        };
         may_be_rung && !self.is_stopped && self.overrun == NEVER && self.tape.is_none()
     }
 
@@ -32,12 +41,20 @@ impl SendQueue {
             return None;
         }
         // Who watches it tells device code nothing.
-        let index = if is_watched { 0 } else { self.owed.as_mut()?.for_kernel()? };
+        let at = self.places.device_rings;
+        let (rings, index) = match self.places.bell.handler {
+            Ringing::FreeFlow if is_watched => (Rings::Words(at), 0),
+            Ringing::FreeFlow => (Rings::Words(at), self.owed.as_mut()?.for_kernel()?),
+            _ => {
+                let completions = self.places.device_completions?;
+                (Rings::Doorbell { at, completions }, if is_watched { 0 } else { completions })
+            }
+        };
         Some(LaneView {
             peer: self.windows.peer(),
             slots: self.places.device_slots,
             size: self.places.size,
-            format: Format::Entries { number: self.places.number, rings: self.places.device_rings },
+            format: Format::Entries { number: self.places.number, rings },
             next: self.next,
             index,
             windows: self.windows.views(),
@@ -46,10 +63,18 @@ impl SendQueue {
         })
     }
 
-    /// A kernel has carried out all before `next`, and told device code. Completion entries are written for device code
-    /// that looks at them.
+    /// A kernel has carried out all before `next`, and told device code. It has written completion entries itself where
+    /// completions are not counted; else they are written for device code that looks at them.
     pub(super) fn note_served(&mut self, next: u32) -> u32 {
         let n = next.wrapping_sub(self.next as u32);
+        if self.places.bell.handler != Ringing::FreeFlow {
+            self.completions.note_written(n);
+            self.credited += u64::from(n);
+            self.next += u64::from(n);
+            self.producer = self.producer.max(self.next);
+            self.tell_completions();
+            return n;
+        }
         for index in self.next..self.next + u64::from(n) {
             // Which of those that a kernel takes it was makes no difference to device code, nor whether it asked for
             // a completion entry: who looks at these asks for each.

@@ -40,12 +40,7 @@ pub const HELD: &[Fault] = &[
         "setp.ne.u32     %p0, accepted, 0;",
         serve_held_refused,
     ),
-    (
-        "two are held",
-        "    not.pred        %p1, is_held;\n    and.pred        %p0, %p0, %p1;\n    @%p0 bra        hold;",
-        "    @%p0 bra        hold;",
-        serve_held,
-    ),
+    ("two are held", "    or.pred         %p1, is_held, is_bell;\n", "    mov.pred        %p1, is_bell;\n", serve_held),
     ("what was held stays so", "    setp.ne.u32     is_held, 0, 0;\n", "", serve_held),
     (
         "descriptors behind what is held are used without acquire",

@@ -2,7 +2,8 @@
 
 use super::super::longer::{
     serve_longer_descriptors, serve_longer_of_several, serve_longer_sends, serve_many_descriptors,
-    serve_too_long_descriptors, serve_too_long_sends, serve_too_soon_descriptors, serve_too_soon_sends,
+    serve_paused_descriptors, serve_paused_sends, serve_paused_too_long, serve_too_long_descriptors,
+    serve_too_long_sends, serve_too_soon_behind_a_pause, serve_too_soon_descriptors, serve_too_soon_sends,
 };
 use super::Fault;
 
@@ -22,7 +23,17 @@ pub const LONGER: &[Fault] = &[
         "setp.lt.u32     %p1, others, 0;",
         serve_too_soon_descriptors,
     ),
-    ("… send entries", "    @%p0 mov.u32    limit, most;\n", "", serve_too_soon_sends),
+    ("… send entries", "    @%p0 mov.u32    limit, soon;\n", "", serve_too_soon_sends),
+    ("a pause makes no difference", "    @%p0 mov.u32    soon, paused;\n", "", serve_paused_descriptors),
+    ("… once there was one", "    @%p0 mov.u32    soon, most;\n", "", serve_too_soon_behind_a_pause),
+    (
+        "a pause is behind each look in vain",
+        "vain, 4;\n    @%p0 mov.u32    soon",
+        "vain, 0;\n    @%p0 mov.u32    soon",
+        serve_too_soon_behind_a_pause,
+    ),
+    ("behind a pause they are as long as behind others", "paused, most, 2;", "paused, most, 3;", serve_paused_too_long),
+    ("… or shorter", "paused, most, 2;", "paused, most, 1;", serve_paused_sends),
     ("three others are enough", "others, 4;\n    and.pred", "others, 3;\n    and.pred", serve_too_soon_descriptors),
     ("five others are needed", "others, 4;\n    and.pred", "others, 5;\n    and.pred", serve_longer_descriptors),
     (

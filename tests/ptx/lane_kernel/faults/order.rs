@@ -111,7 +111,7 @@ pub const ORDER: &[Fault] = &[
 ];
 
 // Texts of which several faults are made.
-const TELL: &str = "    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\ntell:";
+const TELL: &str = "    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\n    @is_bell bra    complete;\ntell:";
 const NEAR: &str =
     "    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\n    bra             signal_all;\nmoved_far:";
 const FAR: &str =

@@ -1,13 +1,13 @@
 //! Through which a block of the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
 
-use crate::fabric::lanes::{Format, LaneView, Position, WINDOWS};
+use crate::fabric::lanes::{Format, LaneView, Position, Rings, WINDOWS};
 use crate::fabric::soft::gpu::resident::SlotMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const GO_AT: usize = 0;
 const STOP_AT: usize = 8;
 const SPREAD_AT: usize = 16;
-const ENTRIES_AT: usize = 24;
+const HOLDS_AT: usize = 24;
 const UP_AT: usize = 64;
 const GONE_AT: usize = 128;
 const POSITIONS_AT: usize = 256;
@@ -123,8 +123,8 @@ impl Board {
         Position { next: word as u32, is_over: word & OVER != 0 }
     }
 
-    /// Lets a block begin with these lanes, at most [`ROOM`], all of send entries or all of descriptors. Returns
-    /// where they are.
+    /// Lets a block begin with these lanes, at most [`ROOM`], all of descriptors or all of send entries that are rung
+    /// alike. Returns where they are.
     pub fn go(&self, launch: u64, lanes: &[LaneRecord]) -> Deal {
         let deal = Deal::of(lanes.len());
         for place in 0..ROOM {
@@ -139,10 +139,9 @@ impl Board {
             let first = lane.map_or(0, |lane| lane.view.next as u32);
             self.word(POSITIONS_AT + 8 * place).store(first.into(), Ordering::Relaxed);
         }
-        let has_entries = |lane: &LaneRecord| matches!(lane.view.format, Format::Entries { .. });
-        let are_entries = lanes.iter().any(has_entries);
-        debug_assert!(lanes.iter().all(|lane| has_entries(lane) == are_entries));
-        self.word(ENTRIES_AT).store(are_entries.into(), Ordering::Relaxed);
+        let holds = lanes.first().map_or(0, LaneRecord::holds);
+        debug_assert!(lanes.iter().all(|lane| lane.holds() == holds));
+        self.word(HOLDS_AT).store(holds, Ordering::Relaxed);
         self.word(SPREAD_AT).store(deal.spread.into(), Ordering::Relaxed);
         self.word(GO_AT).store(launch, Ordering::Release);
         deal
@@ -150,6 +149,15 @@ impl Board {
 }
 
 impl LaneRecord {
+    /// What its slots hold, as the board has it.
+    fn holds(&self) -> u64 {
+        match self.view.format {
+            Format::Short | Format::Long(_) => 0,
+            Format::Entries { rings: Rings::Words(_), .. } => 1,
+            Format::Entries { rings: Rings::Doorbell { .. }, .. } => 2,
+        }
+    }
+
     fn words(&self) -> [u64; RECORD_WORDS] {
         let (view, mut words) = (&self.view, [0; RECORD_WORDS]);
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -157,7 +165,9 @@ impl LaneRecord {
             Format::Short => (0, view.signals, self.signals),
             Format::Long(newest) => (newest, view.signals, self.signals),
             // A number has 24 bits, and stands before a byte that the kernel does not look at.
-            Format::Entries { number, rings } => (0, (number << 8).to_be(), rings),
+            Format::Entries { number, rings: Rings::Words(at) | Rings::Doorbell { at, .. } } => {
+                (0, (number << 8).to_be(), at)
+            }
         };
         words[0] = view.slots;
         words[1] = pair(view.size - 1, view.format.bytes().trailing_zeros());
@@ -222,12 +232,16 @@ mod tests {
         assert_eq!(words[20..26], [77, 0x4000, 64, 0x6000, 32, 0]);
         assert_eq!(words[26..], [0; 6]);
         let view = LaneView {
-            format: Format::Entries { number: 0x01_0203, rings: 0x8000 },
+            format: Format::Entries { number: 0x01_0203, rings: Rings::Words(0x8000) },
             next: 5 << 32 | 7,
             signals: 0,
             ..view
         };
-        let words = LaneRecord { view, windows: [0; WINDOWS], signals: 0, most: 4096, is_far: false }.words();
-        assert_eq!(words[1..8], [63 | 6 << 32, 7 | 0x03_0201 << 32, 0x2000, 0x8000, 4096 << 32, 0, 5]);
+        let record = LaneRecord { view, windows: [0; WINDOWS], signals: 0, most: 4096, is_far: false };
+        assert_eq!(record.words()[1..8], [63 | 6 << 32, 7 | 0x03_0201 << 32, 0x2000, 0x8000, 4096 << 32, 0, 5]);
+        let rings = Rings::Doorbell { at: 0x9000, completions: 0x2000 };
+        let format = Format::Entries { number: 0x01_0203, rings };
+        let other = LaneRecord { view: LaneView { format, ..view }, ..record };
+        assert_eq!((other.words()[4], record.holds(), other.holds()), (0x9000, 1, 2));
     }
 }

@@ -346,12 +346,16 @@ mod tests {
     /// What `fabric/lanes.rs` says of long copies the kernel has in its text.
     #[test]
     fn the_text_has_the_numbers_of_long_copies() {
-        use crate::fabric::lanes::{LONGEST, LONGEST_APART, OTHERS};
+        use crate::fabric::lanes::{LONGEST, LONGEST_APART, LONGEST_PAUSED, OTHERS};
         let text = include_str!("lanes.ptx");
-        assert_eq!(LONGEST_APART, LONGEST << (LONGEST_APART / LONGEST).ilog2());
-        let shift = format!("shl.b32    longest, most, {};", (LONGEST_APART / LONGEST).ilog2());
+        let shift = |name: &str, longest: u64| {
+            let shift = (longest / LONGEST).ilog2();
+            assert_eq!(longest, LONGEST << shift);
+            format!("shl.b32    {name}, most, {shift};")
+        };
+        let (longest, paused) = (shift("longest", LONGEST_APART), shift("paused", LONGEST_PAUSED));
         let (first, fewer) =
             (format!("mov.u32         others, {OTHERS};"), format!("setp.lt.u32     %p1, others, {OTHERS};"));
-        assert!([shift, first, fewer].iter().all(|line| text.contains(line)));
+        assert!([longest, paused, first, fewer].iter().all(|line| text.contains(line)));
     }
 }
