@@ -26,7 +26,7 @@ pub fn serve_full_bells(ptx: &str, seed: u64) {
     serve_full(Slots::Bells, ptx, seed);
 }
 
-/// Full looks, of which every first one is held.
+/// Full looks, of which every first one would be held if words of slots rang.
 pub fn serve_held_bells(ptx: &str, seed: u64) {
     serve_held_slots(Slots::Bells, ptx, seed);
 }
