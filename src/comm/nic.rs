@@ -125,14 +125,14 @@ impl QueuePairBlocks {
         let signals = allocate_signals(&mut memory, n, spec.signals, has_visitors)?;
         let of_kind = n * peers;
         let has_managed = has_managed && of_kind <= TOGETHER;
+        let bytes = of_kind * size as usize * ENTRY_BYTES;
         let mut sends = |which: usize| -> Result<SendBlocks> {
             let is_managed = has_managed && which == 0;
             Ok(SendBlocks {
-                slots: memory.queues(of_kind * size as usize * ENTRY_BYTES, is_managed)?,
+                slots: memory.queues(bytes, is_managed)?,
                 bells: memory.queues(of_kind * bell_bytes, is_managed)?,
                 // Where completions are counted device code does not look there.
-                completions: memory
-                    .queues(of_kind * size as usize * ENTRY_BYTES, is_managed && spec.handler == Ringing::Doorbell)?,
+                completions: memory.queues(bytes, is_managed && spec.handler == Ringing::Doorbell)?,
             })
         };
         let sends = (0..of_pair).map(&mut sends).collect::<Result<_>>()?;

@@ -181,8 +181,7 @@ mod tests {
     fn a_longer_copy_suits_behind_four_others_or_a_pause() {
         use crate::fabric::lanes::{LONGEST_APART, LONGEST_PAUSED};
         let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
-        let mut apart = Apart::default();
-        let mut visit_behind = |is_paused: bool, lens: &[u64]| {
+        let visit_of = |apart: &mut Apart, lens: &[u64]| {
             let mut batch = Batch::default();
             for len in lens {
                 batch.ops.push(put(*len));
@@ -190,21 +189,20 @@ mod tests {
             }
             batch.posted = lens.len();
             assert_eq!(batch.would_suit_kernel(), lens.iter().all(|len| *len <= LONGEST));
+            batch.suits_kernel(apart)
+        };
+        let mut apart = Apart::default();
+        let mut visit_behind = |is_paused: bool, lens: &[u64]| {
             if is_paused {
                 apart.pause();
             }
-            batch.suits_kernel(&mut apart)
+            visit_of(&mut apart, lens)
         };
         let paused = visit_behind(true, &[LONGEST_APART]);
         assert!(paused && visit_behind(true, &[8, LONGEST_PAUSED]) && !visit_behind(true, &[LONGEST_PAUSED + 4]));
         assert!(visit_behind(true, &[LONGEST_PAUSED]) && !visit_behind(false, &[LONGEST_PAUSED]));
         let mut apart = Apart::default();
-        let mut visit = |lens: &[u64]| {
-            let mut batch = Batch::default();
-            lens.iter().for_each(|len| batch.ops.push(put(*len)));
-            batch.posted = lens.len();
-            batch.suits_kernel(&mut apart)
-        };
+        let mut visit = |lens: &[u64]| visit_of(&mut apart, lens);
         assert!(visit(&[LONGEST_APART]), "the first one");
         assert!(visit(&[8, 8]) && visit(&[8, LONGEST]));
         assert!(visit(&[LONGEST + 4, 8, 8, 8, 8, LONGEST_APART]), "four lie between");

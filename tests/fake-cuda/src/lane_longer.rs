@@ -6,7 +6,7 @@ use nccl_plugin_api::descriptor::WORDS;
 use std::sync::atomic::Ordering;
 
 /// Others between two copies that are longer than the most, and before a launch's first one; or looks that found
-/// nothing, of which the real kernel needs more, before one that is up to four times as long.
+/// nothing before one that is up to four times as long.
 const OTHERS: u32 = 4;
 
 /// A lane.

@@ -67,20 +67,18 @@ impl SendQueue {
     /// completions are not counted; else they are written for device code that looks at them.
     pub(super) fn note_served(&mut self, next: u32) -> u32 {
         let n = next.wrapping_sub(self.next as u32);
-        if self.places.bell.handler != Ringing::FreeFlow {
+        if self.places.bell.handler == Ringing::FreeFlow {
+            for index in self.next..self.next + u64::from(n) {
+                // Which of those that a kernel takes it was makes no difference to device code, nor whether it asked
+                // for a completion entry: who looks at these asks for each.
+                let at = self.at(index);
+                self.records[at] = Record { opcode: opcode::WRITE, syndrome: None, is_signalled: true };
+                self.complete(false);
+            }
+        } else {
             self.completions.note_written(n);
             self.credited += u64::from(n);
-            self.next += u64::from(n);
-            self.producer = self.producer.max(self.next);
-            self.tell_completions();
-            return n;
-        }
-        for index in self.next..self.next + u64::from(n) {
-            // Which of those that a kernel takes it was makes no difference to device code, nor whether it asked for
-            // a completion entry: who looks at these asks for each.
-            let at = self.at(index);
-            self.records[at] = Record { opcode: opcode::WRITE, syndrome: None, is_signalled: true };
-            self.complete(false);
+            self.producer = self.producer.max(self.credited);
         }
         self.next += u64::from(n);
         self.tell_completions();
