@@ -45,7 +45,7 @@ impl Default for GpuIssue {
             kernel: 8192,
             lanes: true,
             managed: true,
-            steady: 2,
+            steady: 0,
             workers: 32,
             helper: 1,
             submissions: 2,

@@ -228,8 +228,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Has a kernel serve lanes where it can.
     pub fn served(mut self, kernel: Option<Box<dyn LaneServer>>) -> Self {
-        let is_urgent = self.places.iter().any(|place| place.lane.wants_to_be_near());
-        self.service = kernel.map(|kernel| Box::new(KernelService::new(kernel, is_urgent, self.memory.clone())));
+        self.service = kernel.map(|kernel| Box::new(KernelService::new(kernel, self.memory.clone())));
         self
     }
 

@@ -130,11 +130,6 @@ pub trait Ring: Send + 'static {
         false
     }
 
-    /// Whether device code is much slower at it while it is in host memory.
-    fn wants_to_be_near(&self) -> bool {
-        false
-    }
-
     /// The ring as a kernel has to know it that serves it, or watches it; `None`: no kernel can. All that was taken is
     /// given back.
     fn view(&mut self, is_watched: bool) -> Option<LaneView> {

@@ -432,11 +432,6 @@ impl Ring for SendQueue {
         self.places.is_managed && self.can_be_read()
     }
 
-    /// Producers store a doorbell and its record under a lock, and look for completion entries there.
-    fn wants_to_be_near(&self) -> bool {
-        self.places.bell.handler == Ringing::Doorbell
-    }
-
     fn view(&mut self, is_watched: bool) -> Option<LaneView> {
         self.lane_view(is_watched)
     }

@@ -33,9 +33,6 @@ const UNTIL_SERVED: u32 = 64;
 /// thread's until so many entries in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
 const IN_A_ROW_MOST: u32 = 64;
-/// So many launches in a row that had all queues are steady traffic where device code is much slower at those that are
-/// not on the GPU: an all-to-all takes 51 to 64 µs instead of 50 to 120 with two (NCCL 2.30.7).
-const STEADY_URGENT: u32 = 1;
 /// Visits without anything that make a pause of its queue, behind which the kernel takes longer copies: some
 /// microseconds, as there.
 const PAUSE: u32 = 32;
@@ -83,9 +80,9 @@ pub struct KernelService {
 }
 
 impl KernelService {
-    /// `memory` keeps the rings. `is_urgent`: device code is much slower while they are in host memory.
-    pub fn new(kernel: Box<dyn LaneServer>, is_urgent: bool, memory: Arc<dyn Any + Send + Sync>) -> Self {
-        let together = Together::new(kernel.steady().min(if is_urgent { STEADY_URGENT } else { u32::MAX }));
+    /// `memory` keeps the rings.
+    pub fn new(kernel: Box<dyn LaneServer>, memory: Arc<dyn Any + Send + Sync>) -> Self {
+        let together = Together::new(kernel.steady());
         Self {
             kernel,
             given: Vec::new(),

@@ -1,8 +1,9 @@
 //! Whether a kernel has all lanes of a thread, so that nobody else looks at their queues, and when these are brought to
 //! the GPU.
 //!
-//! Queues that are there come back as soon as the thread looks at them, one by one and at a price. So they are brought
-//! where traffic is steady: where launches in a row have had all lanes, each directly from the one before.
+//! Queues that are there come back as soon as the thread looks at them, one by one and at a price. So where they came
+//! back in the midst of traffic they are brought again once it is steady: once launches in a row have had all lanes,
+//! each directly from the one before.
 
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,7 @@ impl Together {
         if self.stayed >= WORTH_IT {
             self.wanted = (self.wanted / 2).max(self.least);
         } else if now.saturating_duration_since(self.carried) < OVER {
-            self.wanted = (2 * self.wanted).min(STEADY_MOST);
+            self.wanted = (2 * self.wanted).clamp(1, STEADY_MOST);
         }
         (self.stayed, self.in_a_row) = (0, 0);
     }
@@ -182,11 +183,18 @@ mod tests {
         together.come_back(now);
         together.is_direct = false;
         assert_eq!(until_brought(&mut together, &mut now), 4 * STEADY + 1);
-        // Whoever asks for none has none.
-        assert_eq!(until_brought(&mut Together::new(0), &mut now), 1);
+        // Who asks for none has the first launch bring them, until they come back too soon.
+        let mut together = Together::new(0);
+        for wanted in [0, 1, 2] {
+            assert_eq!(until_brought(&mut together, &mut now), wanted + 1);
+            together.come_back(now);
+            together.is_direct = false;
+        }
+        let mut together = Together::new(STEADY);
         // There is a limit to it.
         for _ in 0..20 {
             together.stayed = 1;
+            together.carry(now);
             together.come_back(now);
         }
         assert_eq!(together.wanted, STEADY_MOST);

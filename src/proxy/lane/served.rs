@@ -60,11 +60,6 @@ impl<R: Ring> Lane<R> {
         self.ring.can_be_watched()
     }
 
-    /// Whether device code is much slower at it while it is in host memory.
-    pub fn wants_to_be_near(&self) -> bool {
-        self.ring.wants_to_be_near()
-    }
-
     /// As a kernel is to know it that serves or watches it, where it is at rest.
     pub fn view(&mut self, is_watched: bool) -> Option<LaneView> {
         self.ring.view(is_watched)
