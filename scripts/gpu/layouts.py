@@ -9,6 +9,8 @@ SHARED = {**MULTI, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # All streams of the application share one hardware queue, which stands while a kernel spins and another is behind it.
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}
+# The second one lets the software NIC work over verbs.
+VERBS = {"OXYGIN_FABRIC": "verbs", "OXYGIN_GDAKI_SIGNALS": "per-peer"}
 # What the comparison of all-to-alls needs on both sides: the loopback interface, and NCCL left with its sockets.
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo"}
 SOCKETS = {**LOOPBACK, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
@@ -26,6 +28,7 @@ class Layout:
     plugin: bool = True
     core: bool = False  # among the first to run for every NCCL
     solo: bool = False  # its processes take turns on one GPU (without MPS): no other job there
+    nic: bool = False  # on RDMA devices that tests/fake-verbs plays, which exist in one process
 
 
 PROCESSES, HOSTS = ("--processes",), ("--host-size", "1")
@@ -50,6 +53,9 @@ LAYOUTS = {
                           (2, 30), solo=True),
     "1gpu-2hosts-mapped": Layout(1, 2, "two processes on one GPU, two hosts for NCCL, copies from GPU to GPU", HOSTS, MULTI,
                                  (2, 30), solo=True),
+    "2gpu-fake-nic": Layout(2, 2, "two ranks in one process, a GPU each, on RDMA devices that tests/fake-verbs plays", (), VERBS, nic=True),
+    "1gpu-fake-nic": Layout(1, 2, "two ranks in one process on one GPU, on RDMA devices that tests/fake-verbs plays", (),
+                            {**SHARED, **VERBS}, (2, 30), nic=True),
     "2gpu-loopback": Layout(2, 2, "as 2gpu-hosts, all-to-all over the loopback interface", HOSTS, {**TCP, **LOOPBACK},
                             only=("alltoall_large",)),
     "2gpu-sockets": Layout(2, 2, "as 2gpu-loopback, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS,

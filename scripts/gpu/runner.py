@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+from . import fake_nic
 from .layouts import HOST_CALLS, LAYOUTS, NO_FABRIC, NO_NCCL, OWN_QUEUES, has_fabric
 
 # As in cli/src/env/select.rs, with which tests/gpu_programs compares them. The first NCCL that finds a GIN plugin again
@@ -40,14 +41,21 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
         if engine != "auto":
             env.update(OXYGIN_ENGINE=engine)
     env.update(LAYOUTS[layout].environment)
+    if LAYOUTS[layout].nic:
+        libraries = fake_nic.libraries()
+        env.update(fake_nic.environment(libraries))
+        # One of them finds another by its name.
+        env["LD_LIBRARY_PATH"] += f":{libraries['verbs'].parent}"
     env.update(extra)
     return env
 
 
-def taken(engine, version):
-    """The engine that `auto` is over the soft fabric: the README's table."""
+def taken(engine, version, layout):
+    """The engine that `auto` is: the README's table, and what it says of verbs."""
     if engine != "auto":
         return engine
+    if LAYOUTS[layout].nic:
+        return "own" if version < FIRST_WITH_GIN_V14 else "nccl"
     return "own" if version < FIRST_WITH_GIN_V14 else "gdaki-soft" if version < (2, 33) else "nccl"
 
 
@@ -55,7 +63,7 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
     """What NCCL says it used, and what is wrong with that: `text` is the program's part of the log, `before` all of its
     processes' log up to the end of that part."""
     one = LAYOUTS[layout]
-    engine = taken(engine, version)
+    engine = taken(engine, version, layout)
 
     def last(pattern, where):
         found = re.findall(pattern, where)
@@ -101,6 +109,8 @@ def used(before, text, version, plugin, layout, program, engine="auto"):
         wrong.append(f"the log names engine {facts['engine']}, not {engine}")
     if has_fabric(layout, program) and not facts["fabric"]:
         wrong.append("the log names no fabric")
+    if one.nic and facts["fabric"] not in ("verbs", None):
+        wrong.append(f"the log names fabric {facts['fabric']}, not verbs")
     if "OXYGIN_SOFT_TRANSPORT" in one.environment and facts["fabric"] == "soft" and any(p != "over TCP" for p in facts["paths"]):
         wrong.append("copies were to go through TCP, but: " + ", ".join(facts["paths"]))
     return facts, wrong, warnings

@@ -205,8 +205,8 @@ fn memory_of(set: &Contexts) -> String {
 fn suits(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Gdaki => {
-            "suits kernels that are compiled for GDAKI. No mlx5 hardware has run this engine yet: it was tested on a \
-             library that stands for libmlx5"
+            "suits kernels that are compiled for GDAKI. No mlx5 hardware has run this engine yet: it was tested \
+             with NCCL's kernels, on a library that stands for libmlx5"
         }
         EngineKind::GdakiSoft => "suits kernels that are compiled for all backends, and those for GDAKI alone",
         EngineKind::Own | EngineKind::Nccl => {

@@ -2,7 +2,7 @@
 """Stands in for the executable of the GPU programs: says what they would say and writes the log that NCCL would write.
 
 FAKE_MOOD is a JSON object, "LAYOUT-FOLDER/PROGRAM": "fail", "late" (a hang that the executable ends),
-"hang", "crash" or "other plugin".
+"hang", "crash", "other plugin", "other engine" or "other fabric".
 FAKE_TRACE is a file that gets a line at the start and the end of each program, with the GPUs.
 """
 import json
@@ -36,6 +36,9 @@ def main():
     assert (forgets and plugin is not None) == ("NCCL_GIN_PLUGIN_REF_COUNT" in os.environ)
     log = pathlib.Path(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())))
     moods = json.loads(os.environ.get("FAKE_MOOD", "{}"))
+    fabric = os.environ.get("OXYGIN_FABRIC", "soft")
+    libraries = [os.environ.get(f"OXYGIN_LIB{name}") for name in ("IBVERBS", "RDMACM", "MLX5", "CUDA")]
+    assert all(pathlib.Path(path or "none").exists() for path in libraries) == (fabric == "verbs"), libraries
 
     def trace(what):
         with open(os.environ["FAKE_TRACE"], "a") as file:
@@ -53,16 +56,19 @@ def main():
             else:
                 loaded = "/elsewhere/liboxygin.so" if mood == "other plugin" else plugin
                 by_itself = "own" if "NCCL_RMA_PLUGIN" not in os.environ else "nccl" if "NCCL_GIN_TYPE" in os.environ else "gdaki-soft"
+                if fabric == "verbs" and by_itself == "gdaki-soft":
+                    by_itself = "nccl"
+                fabric = "soft" if mood == "other fabric" else fabric
                 engine = os.environ.get("OXYGIN_ENGINE", by_itself)
                 table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
                 file.write(f"Successfully loaded external plugin {loaded}\nLoaded {table}\n")
                 if engine == "nccl":
-                    file.write("RMA/Plugin: Assigned plugin oxygin to comm\nfabric soft\n")
+                    file.write(f"RMA/Plugin: Assigned plugin oxygin to comm\nfabric {fabric}\n")
                 else:
                     assert "NCCL_GIN_TYPE" not in os.environ and "NCCL_GIN_PLUGIN" in os.environ
                     if "NCCL_RMA_PLUGIN" in os.environ:
                         file.write("Loaded gin plugin oxygin (v14)\n")
-                    file.write("GIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric soft\n")
+                    file.write(f"GIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric {fabric}\n")
                     file.write(f"engine {'own' if mood == 'other engine' else engine}: 4 contexts\n")
                 if "OXYGIN_SOFT_TRANSPORT" in os.environ:
                     file.write("rank 1: over TCP\n")

@@ -23,7 +23,7 @@ fn has_said(words: &str) -> bool {
 }
 
 /// Two ranks, each on a GPU of its own, whose kernels put, count, signal and get.
-fn exercise(fake: &Fake, cuda: &Cuda) {
+pub fn exercise(fake: &Fake, cuda: &Cuda) {
     job(2, 0, |r| {
         listen();
         let (peer, gpu) = (1 - r.rank, r.rank as i32);

@@ -10,5 +10,6 @@ mod data;
 mod errors;
 mod faults;
 mod gpu;
+mod gpudirect;
 mod harness;
 mod path;

@@ -44,18 +44,31 @@ impl Drop for Entered<'_> {
 }
 
 impl Cuda {
+    /// The driver's library.
+    pub fn path() -> std::path::PathBuf {
+        let path = std::env::current_exe().unwrap().with_file_name("libfake_cuda.so");
+        assert!(path.exists(), "{} is not there; build the package fake-cuda", path.display());
+        path
+    }
+
     /// Loads the driver, its settings at their defaults, and introduces it to the fake libibverbs at `verbs`.
     pub fn meet(verbs: &std::path::Path) -> Self {
-        let exe = std::env::current_exe().unwrap();
-        let path = exe.parent().unwrap().join("libfake_cuda.so");
-        assert!(path.exists(), "{} is not there; build the package fake-cuda", path.display());
-        std::env::set_var("OXYGIN_LIBCUDA", &path);
+        std::env::set_var("OXYGIN_LIBCUDA", Self::path());
         // SAFETY: our own libraries; the functions have these types. The resolver is forgotten at the next reset.
         unsafe {
-            let cuda = Self { library: libloading::Library::new(path).unwrap(), violations: 0, left: 0 };
+            let cuda = Self::load();
             let verbs = libloading::Library::new(verbs).unwrap();
             let introduce = *verbs.get::<extern "C" fn(Resolve)>(b"fake_verbs_gpu").unwrap();
             introduce(cuda.call(b"fake_resolve"));
+            cuda
+        }
+    }
+
+    /// The driver, its settings at their defaults.
+    pub fn load() -> Self {
+        // SAFETY: our own library; the functions have these types.
+        unsafe {
+            let cuda = Self { library: libloading::Library::new(Self::path()).unwrap(), violations: 0, left: 0 };
             let violations = cuda.call::<extern "C" fn() -> usize>(b"fake_violations")();
             cuda.exports(exports::YES);
             cuda.refuse_registers(0);

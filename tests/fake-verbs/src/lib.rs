@@ -12,6 +12,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the C ABI of libibverbs: callers pass what that ABI says")]
 
 mod addresses;
+mod bytes;
 mod devices;
 mod gpu;
 pub mod mlx5;

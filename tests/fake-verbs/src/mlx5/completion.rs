@@ -2,8 +2,8 @@
 //! `mlx5_err_cqe`; DPDK `mlx5_prm.h`, `struct mlx5_error_cqe`.
 
 use super::objects::Cq;
+use crate::bytes;
 use crate::world::World;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// `MLX5_CQE_REQ` and `MLX5_CQE_REQ_ERR`.
 const DONE: u8 = 0;
@@ -53,8 +53,7 @@ impl Report {
 
 /// Reads a word of a doorbell record.
 pub fn record_word(at: u64) -> u32 {
-    // SAFETY: four aligned bytes inside a umem that a queue holds; others write them atomically.
-    u32::from_be(unsafe { AtomicU32::from_ptr(at as *mut u32) }.load(Ordering::Acquire))
+    u32::from_be(bytes::read_u32(at))
 }
 
 impl Cq {
@@ -76,12 +75,9 @@ impl Cq {
         let owner = (self.produced >> self.log_entries & 1) as u8;
         let entry = report.entry(owner);
         let slot = self.at + 64 * u64::from(self.produced & ((1 << self.log_entries) - 1));
-        for (word, bytes) in (0..).zip(entry.chunks_exact(8)) {
-            let value = u64::from_ne_bytes(std::array::from_fn(|i| bytes[i]));
-            // SAFETY: inside the umem that the queue holds, aligned; others read it atomically.
-            let to = unsafe { AtomicU64::from_ptr((slot + 8 * word) as *mut u64) };
-            to.store(value, if word == 7 { Ordering::Release } else { Ordering::Relaxed });
-        }
+        let words: [u64; 8] =
+            std::array::from_fn(|word| u64::from_ne_bytes(std::array::from_fn(|i| entry[8 * word + i])));
+        bytes::write_words(slot, &words);
         self.produced = self.produced.wrapping_add(1);
     }
 }

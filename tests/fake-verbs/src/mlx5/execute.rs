@@ -5,11 +5,11 @@ use super::entry::{Change, Keyed, Source, Work};
 use super::events::{QP_ACCESS, QP_INVALID_REQUEST};
 use super::mac;
 use super::objects::{Qp, State};
+use crate::bytes::{self, copy};
 use crate::world::World;
 use oxygin_ffi::verbs::types::{
     ibv_sge, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
 };
-use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
 /// Why an entry fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,20 +160,7 @@ impl World {
         if word % bytes != 0 {
             return Err(INVALID);
         }
-        let next = |old: u64| Some(changed(old, bytes, change));
-        // SAFETY: aligned, inside a registered region; others change it atomically.
-        let old = unsafe {
-            match bytes {
-                4 => {
-                    let word = AtomicU32::from_ptr(word as *mut u32);
-                    let next = |old: u32| next(old.into()).map(|new| new as u32);
-                    u64::from(word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or_else(|old| old))
-                }
-                _ => AtomicU64::from_ptr(word as *mut u64)
-                    .fetch_update(Ordering::AcqRel, Ordering::Acquire, next)
-                    .unwrap_or_else(|old| old),
-            }
-        };
+        let old = bytes::change(word, bytes, |old| changed(old, bytes, change));
         copy((&raw const old) as u64, to, bytes);
         Ok(Progress::Done(bytes as u32))
     }
@@ -197,12 +184,4 @@ fn changed(old: u64, bytes: u64, change: &Change) -> u64 {
             sum
         }
     }
-}
-
-fn copy(from: u64, to: u64, bytes: u64) {
-    // What the sender wrote before it rang is visible.
-    fence(Ordering::Acquire);
-    // SAFETY: both ranges are inside registered regions, entries or local variables; they may overlap.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
-    fence(Ordering::Release);
 }

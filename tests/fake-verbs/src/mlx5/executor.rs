@@ -7,7 +7,8 @@ use super::objects::{Qp, State};
 use super::pages::{REGISTER, REGISTER_WITHOUT_RECORD};
 use crate::world;
 use crate::world::World;
-use std::sync::atomic::{fence, AtomicU64, Ordering};
+use crate::{bytes, gpu};
+use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
 /// Entries of a queue pair that are carried out before others have their turn.
@@ -37,10 +38,10 @@ impl World {
 
     /// Looks at all doorbells and carries out what they announce. Whether there was anything.
     pub fn mlx5_pass(&mut self) -> bool {
-        self.read_registers();
+        let rung = self.read_registers();
         let mut numbers: Vec<u32> = Vec::new();
         for (number, qp) in &self.mlx5.qps {
-            let is_silent = qp.record.is_none_or(|at| record_word(at) as u16 == qp.rung as u16);
+            let is_silent = qp.record_to_read(&rung).is_none_or(|at| record_word(at) as u16 == qp.rung as u16);
             if matches!(qp.state, State::Rts | State::Err) && !(is_silent && qp.done == qp.rung) {
                 numbers.push(*number);
             }
@@ -50,7 +51,7 @@ impl World {
             // Out of the table, so that the rest of the world can be used beside it.
             let Some(mut qp) = self.mlx5.qps.remove(&number) else { continue };
             if self.settings.get("stopped", qp.device) == 0 {
-                self.read_record(&mut qp);
+                self.read_record(&mut qp, &rung);
                 any |= self.advance(&mut qp);
             }
             self.mlx5.qps.insert(number, qp);
@@ -59,8 +60,8 @@ impl World {
     }
 
     /// Doorbells in registers: the first 8 bytes of an entry, or of one that there never was, with the index behind the
-    /// last one and no segments.
-    pub(super) fn read_registers(&mut self) {
+    /// last one and no segments. Returns the pages that were rung.
+    pub(super) fn read_registers(&mut self) -> Vec<u32> {
         let mut rung = Vec::new();
         for (&id, uar) in &mut self.mlx5.uars {
             for (seen, register) in uar.seen.iter_mut().zip([REGISTER, REGISTER_WITHOUT_RECORD]) {
@@ -70,7 +71,7 @@ impl World {
                 }
             }
         }
-        for (page, register, word) in rung {
+        for &(page, register, word) in &rung {
             let (number, index, segments) = ((word as u32) >> 8, (word >> 40) as u16, word & 0x3f);
             self.settings.count("mlx5_doorbells", 1);
             let Some(qp) = self.mlx5.qps.get_mut(&number).filter(|q| q.uar == page) else {
@@ -87,11 +88,12 @@ impl World {
             let overrun = qp.hear(behind);
             self.overrun(number, overrun);
         }
+        rung.into_iter().map(|(page, ..)| page).collect()
     }
 
     /// The doorbell record, which counts as well as the register: either may come first.
-    fn read_record(&mut self, qp: &mut Qp) {
-        let Some(at) = qp.record else { return };
+    fn read_record(&mut self, qp: &mut Qp, rung: &[u32]) {
+        let Some(at) = qp.record_to_read(rung) else { return };
         if self.settings.get("mlx5_strict_doorbells", qp.device) != 0 {
             return;
         }
@@ -189,6 +191,12 @@ impl World {
 }
 
 impl Qp {
+    /// Its doorbell record, where that is worth a look. On a real GPU each look takes a copy, so it is looked at where
+    /// its page was rung: by this queue pair, or by another one in the same moment, whose doorbell is all that is left.
+    fn record_to_read(&self, rung: &[u32]) -> Option<u64> {
+        self.record.filter(|&at| !gpu::is_real(at) || rung.contains(&self.uar))
+    }
+
     /// A doorbell for everything before `index`. Whether it asks for more than there is: then the queue pair fails at
     /// its first entry that cannot be.
     fn hear(&mut self, index: u16) -> bool {
@@ -214,18 +222,14 @@ impl Qp {
         let count = (SLOTS_MOST as u64).min(slots);
         // What was written before the doorbell is visible.
         fence(Ordering::Acquire);
-        let mut out = Vec::with_capacity(count as usize * SLOT);
-        for slot in self.done..self.done + count {
-            let at = self.slots + SLOT as u64 * (slot & (slots - 1));
-            for word in 0..SLOT as u64 / 8 {
-                // SAFETY: inside the umem that the queue pair holds, aligned; others write it atomically or before
-                // they ring.
-                let value = unsafe { AtomicU64::from_ptr((at + 8 * word) as *mut u64) }.load(Ordering::Relaxed);
-                out.extend(value.to_ne_bytes());
-            }
-        }
+        let mut words = vec![0; count as usize * SLOT / 8];
+        let first = self.done & (slots - 1);
+        // The ring may end in between.
+        let (front, back) = words.split_at_mut((slots - first).min(count) as usize * SLOT / 8);
+        bytes::read_words(self.slots + SLOT as u64 * first, front);
+        bytes::read_words(self.slots, back);
         fence(Ordering::Acquire);
-        out
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a work request does: where its bytes are on both ends, what is wrong with it, what it moves.
 
 use super::{Posted, Region, World};
+use crate::bytes;
 use oxygin_ffi::verbs::types::*;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Not a status: the receiver has no receive posted.
 pub const NOT_READY: u32 = u32::MAX;
@@ -111,14 +111,11 @@ impl World {
             IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP => {
                 match self.at_peer(theirs, atomic.rkey, atomic.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
                     Some(at) => {
-                        // SAFETY: eight aligned bytes inside a registered region.
-                        let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
-                        let old = match wr.opcode {
-                            IBV_WR_ATOMIC_FETCH_AND_ADD => word.fetch_add(atomic.compare_add, Ordering::AcqRel),
-                            _ => word
-                                .compare_exchange(atomic.compare_add, atomic.swap, Ordering::AcqRel, Ordering::Acquire)
-                                .unwrap_or_else(|found| found),
-                        };
+                        let old = bytes::change(at, 8, |old| match wr.opcode {
+                            IBV_WR_ATOMIC_FETCH_AND_ADD => old.wrapping_add(atomic.compare_add),
+                            _ if old == atomic.compare_add => atomic.swap,
+                            _ => old,
+                        });
                         copy((&raw const old) as u64, local, 8)
                     }
                     None => IBV_WC_REM_ACCESS_ERR,
@@ -145,9 +142,6 @@ impl World {
 }
 
 fn copy(from: u64, to: u64, len: u64) -> u32 {
-    // SAFETY: both ranges lie inside registered regions (or one is a local variable). They may overlap when a rank
-    // puts to itself.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
-    std::sync::atomic::fence(Ordering::Release);
+    bytes::copy(from, to, len);
     IBV_WC_SUCCESS
 }
