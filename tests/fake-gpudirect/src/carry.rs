@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 const PIECE: u64 = 1 << 20;
 
 /// Ranges that were exported.
-#[derive(Default)]
 pub struct Exports(Vec<Export>);
 
 struct Export {
@@ -117,8 +116,11 @@ fn home(cuda: &Cuda, at: u64) -> Option<c_int> {
     cuda.pointer(at).ok().filter(|pointer| pointer.is_device).map(|pointer| pointer.device)
 }
 
+/// That of a device; made where there is none yet, which may wait for kernels.
 fn way<'a>(cuda: &Arc<Cuda>, ways: &'a mut Vec<Way>, device: c_int) -> Result<&'a Way, CudaError> {
-    if !ways.iter().any(|way| way.device == device) {
+    let known = ways.iter().position(|way| way.device == device);
+    let at = known.unwrap_or(ways.len());
+    if known.is_none() {
         let context = Context::create(cuda, device)?;
         let (stream, pinned) = {
             let _current = context.enter()?;
@@ -126,7 +128,7 @@ fn way<'a>(cuda: &Arc<Cuda>, ways: &'a mut Vec<Way>, device: c_int) -> Result<&'
         };
         ways.push(Way { device, stream, pinned, context });
     }
-    Ok(ways.iter().find(|way| way.device == device).unwrap_or_else(|| unreachable!("it was just made")))
+    Ok(&ways[at])
 }
 
 impl Way {

@@ -22,7 +22,7 @@ pub unsafe extern "C" fn init(ctx: *mut *mut c_void, _comm_id: u64, log: Option<
     }
     if defect::on(Defect::LeakMapping) {
         // Large enough for malloc to map it.
-        std::mem::forget(vec![1_u8; 1 << 20]);
+        std::mem::forget(std::hint::black_box(vec![1_u8; 1 << 20]));
     }
     answer("init", if ctx.is_null() { Err(bad("ctx is NULL")) } else { put_out(ctx, issue(Object::Plugin), "ctx") })
 }
