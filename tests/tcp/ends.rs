@@ -240,6 +240,34 @@ fn close_serves_the_slow_beside_those_that_hang() {
     assert!(said.1.contains("taken by rank 1:"), "{}", said.1);
 }
 
+/// Each has promised the other one more than the connection holds, and neither reads any more.
+#[test]
+fn two_that_close_at_once_do_not_wait_for_each_other() {
+    const SIZE: usize = 8 << 10;
+    let _guard = alone();
+    logged::collect();
+    let mut all = ranks(2, 1, SIZE);
+    let lanes: Vec<_> = all.iter().map(|a| a.lane(0, 1 - a.rank)).collect();
+    // Connected both ways.
+    for (a, lane) in all.iter().zip(&lanes) {
+        let (own, theirs) = (address(&a.data), address(&all[1 - a.rank as usize].data));
+        wait(lane, a.post(lane, Op::Put(put(own, theirs, 8))));
+    }
+    all.iter_mut().for_each(Rank::freeze);
+    for (a, lane) in all.iter().zip(&lanes) {
+        let (own, theirs) = (address(&a.data), address(&all[1 - a.rank as usize].data));
+        // Until nothing is complete at once any more: the buffers here and in the kernel are full.
+        let is_full = (0..100_000).any(|_| {
+            let seq = a.post(lane, Op::Put(put(own, theirs, SIZE)));
+            !lane.test(seq).unwrap()
+        });
+        assert!(is_full);
+    }
+    std::thread::scope(|s| all.iter().for_each(|a| drop(s.spawn(|| a.tcp.close()))));
+    let lines = logged::lines();
+    assert!(!lines.iter().any(|(_, l)| l.contains("closes its communicator although")), "{lines:#?}");
+}
+
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -7,7 +7,8 @@
 //!   takes it for no register;
 //! * every device says that it exports DMA-BUFs.
 //!
-//! Bytes are carried by copy engines in contexts of its own, so that kernels which spin hold nothing up ([`carry`]).
+//! Bytes are carried by copy engines in contexts of its own, so that kernels which spin hold nothing up
+//! (`carry.rs`).
 //! `OXYGIN_LIBIBVERBS` has to name the fake.
 
 #![allow(missing_docs, reason = "the functions are those of the driver, documented there")]

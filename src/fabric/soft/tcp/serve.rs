@@ -3,6 +3,7 @@
 mod answer;
 mod arrived;
 mod atomics;
+mod closing;
 mod ending;
 mod gathered;
 mod landing;
@@ -171,18 +172,6 @@ impl Serving {
     /// wait for the GPU, and are looked at again for that.
     pub fn take_fault(&self, gpu: &Gpu) -> Option<Error> {
         self.fault.lock().take_if(|why| gpu.may_tell(why))
-    }
-
-    /// Sends its FIN where that does not cut an answer in two, and closes everything.
-    pub fn close(&self) {
-        for slot in &self.slots {
-            let Some(c) = slot.conn.lock().take() else { continue };
-            if c.answers.is_empty() {
-                // The peer may have gone first.
-                let _ = sock::send_whole(&c.fd, &Frame::Fin.emit());
-            }
-        }
-        self.orders.lock().clear();
     }
 
     /// Receives, applies and answers on one connection for a while; without `io`, only what needs no system call.

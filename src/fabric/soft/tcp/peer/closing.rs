@@ -1,4 +1,5 @@
-//! A communicator closes: what was promised is sent to all peers side by side, then every connection goes.
+//! A communicator closes: what was promised is sent to all peers side by side, and what they still send is thrown away;
+//! then every connection goes.
 
 use super::*;
 
@@ -69,6 +70,7 @@ impl Tcp {
             let (late, done): (Vec<_>, Vec<_>) = left.into_iter().partition(|l| l.sends);
             done.into_iter().for_each(|l| self.end_close(l));
             left = late;
+            left.iter().for_each(|l| l.peer.serving.throw_away());
             let now = Instant::now();
             if moved {
                 patience.moved(now);
