@@ -9,6 +9,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Nothing that ranks do between two barriers takes nearly as long. A test that hangs says where.
+pub const BARRIER_WITHIN: Duration = Duration::from_secs(300);
 
 /// A barrier that gives up when a rank has panicked, so that a failing test ends.
 pub struct Barrier {
@@ -31,11 +35,10 @@ impl Barrier {
             return;
         }
         let round = s.1;
-        while s.1 == round && !s.2 {
-            s = self.changed.wait(s).unwrap();
-        }
-        let failed = s.2;
+        let (s, late) = self.changed.wait_timeout_while(s, BARRIER_WITHIN, |s| s.1 == round && !s.2).unwrap();
+        let (failed, come) = (s.2, s.0);
         drop(s);
+        assert!(!late.timed_out(), "{come} of {} ranks have come to a barrier in {BARRIER_WITHIN:?}", self.n);
         assert!(!failed, "another rank failed");
     }
 

@@ -131,8 +131,9 @@ impl<'a> Traffic<'a> {
     /// Waits for the other rank, as NCCL's proxy does: making progress.
     pub fn barrier(&self) {
         let all = self.arrived.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
-        let wait = Wait::begin();
+        let (wait, end) = (Wait::begin(), Instant::now() + BARRIER_WITHIN);
         while self.arrived.load(Ordering::Acquire) < all {
+            assert!(Instant::now() < end, "the other rank has not come to a barrier in {BARRIER_WITHIN:?}");
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.r.ctx) });
             assert!(!self.r.job.barrier.has_failed(), "another rank failed");
