@@ -2,7 +2,7 @@
 
 use super::apart::again_from;
 use super::children;
-use super::common::{Job, Rank, BARRIER_WITHIN};
+use super::common::{Job, Rank};
 use super::turn;
 use nccl_plugin_api::HANDLE_BYTES;
 use std::panic::Location;
@@ -65,10 +65,8 @@ impl Place {
             b.round.fetch_add(1, Ordering::SeqCst);
             return;
         }
-        let end = Instant::now() + BARRIER_WITHIN;
         while b.round.load(Ordering::SeqCst) == round {
             assert_eq!(b.failed.load(Ordering::SeqCst), 0, "another rank failed");
-            assert!(Instant::now() < end, "not all ranks have come to a barrier in {BARRIER_WITHIN:?}");
             std::thread::sleep(Duration::from_micros(100));
         }
     }

@@ -32,21 +32,16 @@ impl Lane {
         self.vain = self.vain.saturating_add(1);
     }
 
-    /// Whether it is a copy longer than the most, which the kernel (`lanes.ptx`) takes behind four others alone, where
-    /// the lane is the only one of its warp.
-    fn is_longer(&self, taken: &Taken) -> bool {
-        self.is_longer_than(taken, 1)
-    }
-
     /// Whether it is a copy longer than so many times the most.
     fn is_longer_than(&self, taken: &Taken, times: u64) -> bool {
         matches!(taken.data, Some(Data::Copy { bytes, .. }) if bytes > times * u64::from(self.record.most_bytes))
     }
 
-    /// What the next entry asks for, if it is for the kernel.
+    /// What the next entry asks for, if it is for the kernel. It (`lanes.ptx`) takes a copy longer than the most behind
+    /// four others or a pause alone, where the lane is the only one of its warp.
     pub fn take(&mut self, words: [u64; WORDS], is_alone: bool) -> Option<Taken> {
         let taken = self.record.take(words, self.next)?;
-        let is_longer = self.is_longer(&taken);
+        let is_longer = self.is_longer_than(&taken, 1);
         let is_paused = self.vain >= OTHERS && !self.is_longer_than(&taken, 4);
         if is_longer && !(is_alone && (self.others >= OTHERS || is_paused)) {
             return None;

@@ -34,10 +34,11 @@ const NO_DRIVER: c_int = 3;
 type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
 
-/// The driver itself.
-fn driver() -> Option<&'static Library> {
+/// A function of the driver itself, which has this type.
+unsafe fn of_driver<F: Copy>(name: &[u8]) -> Option<F> {
     static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
-    DRIVER.get_or_init(|| unsafe { Library::new("libcuda.so.1") }.ok()).as_ref()
+    let driver = DRIVER.get_or_init(|| unsafe { Library::new("libcuda.so.1") }.ok()).as_ref()?;
+    unsafe { driver.get::<F>(name) }.ok().map(|function| *function)
 }
 
 /// Tells the fake devices of this library, once.
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
 
 #[no_mangle]
 pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: c_uint) -> c_int {
-    let register = driver().and_then(|d| unsafe { d.get::<Register>(b"cuMemHostRegister_v2\0") }.ok());
+    let register = unsafe { of_driver::<Register>(b"cuMemHostRegister_v2\0") };
     register.map_or(NO_DRIVER, |register| match unsafe { register(at, bytes, flags) } {
         0 => 0,
         _ => unsafe { register(at, bytes, flags & !IO_MEMORY) },
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, fla
 
 #[no_mangle]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
-    let attribute = driver().and_then(|d| unsafe { d.get::<Attribute>(b"cuDeviceGetAttribute\0") }.ok());
+    let attribute = unsafe { of_driver::<Attribute>(b"cuDeviceGetAttribute\0") };
     let code = attribute.map_or(NO_DRIVER, |attribute| unsafe { attribute(value, which, device) });
     if code == 0 && which == DMA_BUF_SUPPORTED {
         unsafe { *value = 1 };

@@ -15,7 +15,6 @@ use crate::support::common::{ok, Rank, Window};
 use crate::support::device::wait;
 use crate::support::turn::{self, Turn};
 use nccl_plugin_api::{NcclResult, MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
-use oxygin::sys::wait::Wait;
 pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void, CString};

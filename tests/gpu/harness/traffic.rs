@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::support::common::*;
+use oxygin::sys::wait;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -131,14 +132,13 @@ impl<'a> Traffic<'a> {
     /// Waits for the other rank, as NCCL's proxy does: making progress.
     pub fn barrier(&self) {
         let all = self.arrived.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
-        let (wait, end) = (Wait::begin(), Instant::now() + BARRIER_WITHIN);
-        while self.arrived.load(Ordering::Acquire) < all {
-            assert!(Instant::now() < end, "the other rank has not come to a barrier in {BARRIER_WITHIN:?}");
+        let has_come = wait::until(Instant::now() + BARRIER_WITHIN, || {
             // SAFETY: plain call.
             ok(unsafe { T.rma_progress.unwrap()(self.r.ctx) });
             assert!(!self.r.job.barrier.has_failed(), "another rank failed");
-            wait.rest();
-        }
+            self.arrived.load(Ordering::Acquire) >= all
+        });
+        assert!(has_come, "the other rank has not come to a barrier in {BARRIER_WITHIN:?}");
     }
 
     pub fn source(&self, is_on_gpu: bool) -> &Mem {

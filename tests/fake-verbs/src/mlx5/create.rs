@@ -284,6 +284,7 @@ impl World {
             answer,
             done: 0,
             rung: 0,
+            is_to_look: false,
             is_failed: false,
         };
         self.count_uses(&qp, 1);

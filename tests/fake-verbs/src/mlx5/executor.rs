@@ -38,10 +38,14 @@ impl World {
 
     /// Looks at all doorbells and carries out what they announce. Whether there was anything.
     pub fn mlx5_pass(&mut self) -> bool {
-        let rung = self.read_registers();
+        self.read_registers();
         let mut numbers: Vec<u32> = Vec::new();
         for (number, qp) in &self.mlx5.qps {
-            let is_silent = qp.record_to_read(&rung).is_none_or(|at| record_word(at) as u16 == qp.rung as u16);
+            let is_silent = match qp.record {
+                // Each look takes a copy.
+                Some(at) if gpu::is_real(at) => !qp.is_to_look,
+                record => record.is_none_or(|at| record_word(at) as u16 == qp.rung as u16),
+            };
             if matches!(qp.state, State::Rts | State::Err) && !(is_silent && qp.done == qp.rung) {
                 numbers.push(*number);
             }
@@ -51,7 +55,7 @@ impl World {
             // Out of the table, so that the rest of the world can be used beside it.
             let Some(mut qp) = self.mlx5.qps.remove(&number) else { continue };
             if self.settings.get("stopped", qp.device) == 0 {
-                self.read_record(&mut qp, &rung);
+                self.read_record(&mut qp);
                 any |= self.advance(&mut qp);
             }
             self.mlx5.qps.insert(number, qp);
@@ -60,8 +64,8 @@ impl World {
     }
 
     /// Doorbells in registers: the first 8 bytes of an entry, or of one that there never was, with the index behind the
-    /// last one and no segments. Returns the pages that were rung.
-    pub(super) fn read_registers(&mut self) -> Vec<u32> {
+    /// last one and no segments.
+    pub(super) fn read_registers(&mut self) {
         let mut rung = Vec::new();
         for (&id, uar) in &mut self.mlx5.uars {
             for (seen, register) in uar.seen.iter_mut().zip([REGISTER, REGISTER_WITHOUT_RECORD]) {
@@ -71,7 +75,8 @@ impl World {
                 }
             }
         }
-        for &(page, register, word) in &rung {
+        for (page, register, word) in rung {
+            self.mlx5.qps.values_mut().filter(|q| q.uar == page).for_each(|q| q.is_to_look = true);
             let (number, index, segments) = ((word as u32) >> 8, (word >> 40) as u16, word & 0x3f);
             self.settings.count("mlx5_doorbells", 1);
             let Some(qp) = self.mlx5.qps.get_mut(&number).filter(|q| q.uar == page) else {
@@ -88,12 +93,12 @@ impl World {
             let overrun = qp.hear(behind);
             self.overrun(number, overrun);
         }
-        rung.into_iter().map(|(page, ..)| page).collect()
     }
 
     /// The doorbell record, which counts as well as the register: either may come first.
-    fn read_record(&mut self, qp: &mut Qp, rung: &[u32]) {
-        let Some(at) = qp.record_to_read(rung) else { return };
+    fn read_record(&mut self, qp: &mut Qp) {
+        let is_to_look = std::mem::take(&mut qp.is_to_look);
+        let Some(at) = qp.record.filter(|&at| is_to_look || !gpu::is_real(at)) else { return };
         if self.settings.get("mlx5_strict_doorbells", qp.device) != 0 {
             return;
         }
@@ -191,12 +196,6 @@ impl World {
 }
 
 impl Qp {
-    /// Its doorbell record, where that is worth a look. On a real GPU each look takes a copy, so it is looked at where
-    /// its page was rung: by this queue pair, or by another one in the same moment, whose doorbell is all that is left.
-    fn record_to_read(&self, rung: &[u32]) -> Option<u64> {
-        self.record.filter(|&at| !gpu::is_real(at) || rung.contains(&self.uar))
-    }
-
     /// A doorbell for everything before `index`. Whether it asks for more than there is: then the queue pair fails at
     /// its first entry that cannot be.
     fn hear(&mut self, index: u16) -> bool {

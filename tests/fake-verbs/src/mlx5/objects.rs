@@ -96,6 +96,9 @@ pub struct Qp {
     pub done: u64,
     /// Entries that doorbells have announced, in slots.
     pub rung: u64,
+    /// Its page was rung since its doorbell record was read: by this queue pair, or by another one in the same moment,
+    /// whose doorbell is all that is left.
+    pub is_to_look: bool,
     /// It was rung for more than its ring holds.
     pub is_failed: bool,
 }
