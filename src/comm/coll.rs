@@ -128,7 +128,7 @@ impl Coll {
             exchange.check_handles()?;
             let place = handles::reserve()?;
             life.probing()?;
-            let opened = Opened::open(config, listen.device, &registry, table.owner)?;
+            let opened = Opened::open(config, listen.device, &registry, (table.owner, table.gdaki_first))?;
             let engine = EngineOffer::new(config, table.owner, opened.mlx5());
             let gathered = call.step(contribution(opened.hello(config, engine).encode()))?;
             let hellos = (0..world.nranks).map(|r| Hello::parse(r, gathered.common(r))).collect::<Result<Vec<_>>>()?;

@@ -1,7 +1,6 @@
 //! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
 //! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
 
-use super::backend::choose::MLX5_RAN;
 use super::backend::offer::EngineOffer;
 use super::backend::report::QueueOwner;
 use super::hello::{other_builds, settle, Hello, Settled};
@@ -69,17 +68,37 @@ fabrics! { $
 
 pub(super) use {on_fabric, on_queues, queues_on};
 
-/// Whether queues of a device of this kind can be handed to device code, or why not. `owner`: whose queues that is to
-/// write. Opens the device and tries it, where somebody asked for that.
-pub fn mlx5_of(config: &Config, kind: Option<&DeviceKind>, owner: QueueOwner) -> std::result::Result<(), String> {
-    // What no hardware has run is not tried on hardware before somebody asks for it.
-    let is_asked = config.engine == EngineChoice::Gdaki || config.engine == EngineChoice::Auto && MLX5_RAN;
+/// Whether queues of a device of this kind can be handed to device code, or why not. Opens the device and tries it,
+/// where the engine may be taken. `owner`: whose queues device code is to write; `gdaki_first`: as
+/// [`choose`](super::backend::choose::choose) has it.
+pub fn mlx5_of(
+    config: &Config,
+    kind: Option<&DeviceKind>,
+    owner: QueueOwner,
+    gdaki_first: bool,
+) -> std::result::Result<(), String> {
+    let is_asked = match config.engine {
+        EngineChoice::Gdaki => true,
+        EngineChoice::Auto => gdaki_first,
+        EngineChoice::Own | EngineChoice::Nccl | EngineChoice::GdakiSoft => false,
+    };
     match (config.fabric, kind) {
         (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
-        (_, Some(DeviceKind::Verbs(info))) if owner == QueueOwner::Plugin && is_asked => {
-            mlx5::probe(info, config).map(drop)
+        (_, Some(DeviceKind::Verbs(_))) if owner != QueueOwner::Plugin || !is_asked => {
+            Err("it was not asked for; set OXYGIN_ENGINE=gdaki on all ranks".into())
         }
-        (_, Some(DeviceKind::Verbs(_))) => Err("it was not asked for; set OXYGIN_ENGINE=gdaki on all ranks".into()),
+        (_, Some(DeviceKind::Verbs(_))) if !config.gdaki_trial && config.engine == EngineChoice::Auto => {
+            Err("OXYGIN_GDAKI_TRIAL=0; OXYGIN_ENGINE=gdaki takes it untried".into())
+        }
+        (_, Some(DeviceKind::Verbs(info))) => match mlx5::probe(info, config)? {
+            // Whether kernels count is known when it is too late to take another engine.
+            found if !found.cross_channel && config.engine == EngineChoice::Auto => Err(format!(
+                "{}:{} has no entries that wait for completions (cd), by which counters are incremented; for kernels \
+                 without counters OXYGIN_ENGINE=gdaki takes it",
+                info.name, info.port
+            )),
+            _ => Ok(()),
+        },
         _ => Err(devices::why_no_verbs(config)),
     }
 }
@@ -88,6 +107,19 @@ pub fn mlx5_of(config: &Config, kind: Option<&DeviceKind>, owner: QueueOwner) ->
 pub fn first_is_verbs(config: &Config) -> bool {
     let first = devices::all(config).first().map(|d| &d.kind);
     config.fabric != FabricChoice::Soft && matches!(first, Some(DeviceKind::Verbs(info)) if info.problem.is_none())
+}
+
+/// Whether queues of the first device serve kernels, as far as this rank can tell: it tries. The log has the reason if
+/// not, for devices that might.
+pub fn first_serves_kernels(config: &Config) -> bool {
+    let first = devices::all(config).first().map(|d| &d.kind);
+    match mlx5_of(config, first, QueueOwner::Plugin, true) {
+        Ok(()) => true,
+        Err(why) => {
+            log::info!("no queues of the RDMA device's for kernels: {why}");
+            false
+        }
+    }
 }
 
 /// The fabrics this rank could use, before the ranks have settled on one.
@@ -99,10 +131,15 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens what this rank's configuration and devices allow. `owner`: whose queues device code is to write.
-    pub fn open(config: &Arc<Config>, device: usize, registry: &Arc<Registry>, owner: QueueOwner) -> Result<Self> {
+    /// Opens what this rank's configuration and devices allow. `owner` and `gdaki_first`: as for [`mlx5_of`].
+    pub fn open(
+        config: &Arc<Config>,
+        device: usize,
+        registry: &Arc<Registry>,
+        (owner, gdaki_first): (QueueOwner, bool),
+    ) -> Result<Self> {
         let kind = devices::all(config).get(device).map(|d| &d.kind);
-        let mlx5 = mlx5_of(config, kind, owner);
+        let mlx5 = mlx5_of(config, kind, owner, gdaki_first);
         let verbs = match (config.fabric, kind) {
             (FabricChoice::Soft, _) => Err("OXYGIN_FABRIC=soft".into()),
             (_, Some(DeviceKind::Verbs(info))) => {

@@ -147,6 +147,8 @@ pub struct Config {
     pub gdaki_signals: GdakiSignals,
     /// `OXYGIN_GDAKI_RINGING`: how kernels compiled for GDAKI ring the software NIC; `None`: by NCCL's version.
     pub gdaki_ringing: Option<Ringing>,
+    /// `OXYGIN_GDAKI_TRIAL`: whether a put is tried before queues of mlx5 devices are handed to device code.
+    pub gdaki_trial: bool,
     /// `OXYGIN_GDAKI_CAPTURE`: where recordings of the software NIC's entries go.
     pub gdaki_capture: Option<String>,
     /// `OXYGIN_PROXY_THREADS`: threads of our engine a communicator, at least 1.
@@ -244,6 +246,7 @@ impl Default for Config {
             stats: true,
             device_layout: None,
             gdaki_ringing: None,
+            gdaki_trial: true,
             gdaki_capture: None,
             gin_type: None,
             socket_ifname: None,

@@ -160,7 +160,9 @@ const GENERAL: &[Variable] = &[
     Variable {
         name: "OXYGIN_LIBMLX5",
         default: "libmlx5.so.1",
-        meaning: "The library of mlx5 devices to load, by name or path; only `OXYGIN_ENGINE=gdaki` needs it.",
+        meaning:
+            "The library of mlx5 devices to load, by name or path; only `OXYGIN_ENGINE=gdaki`, and `auto` on such \
+                  devices, need it.",
         accepted: "a library name or path",
         apply: |_, _| Some(()), // read where the library is loaded, in oxygin-ffi
     },
@@ -185,9 +187,9 @@ const GENERAL: &[Variable] = &[
             "Who drains what device code writes: `nccl` is NCCL's proxy, which calls the tables' data operations; \
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
                   software NIC, for kernels that are compiled for all backends or for GDAKI alone; `gdaki` \
-                  queues of mlx5 devices that such kernels ring themselves, which has not run on such a device yet. \
-                  `auto`: the README's table, without RDMA `gdaki-soft` from NCCL 2.30.7 on and `own` before. The same \
-                  on all ranks, or unset.",
+                  queues of mlx5 devices that such kernels ring themselves, which are tried first \
+                  (`OXYGIN_GDAKI_TRIAL`). `auto`: the README's table, without RDMA `gdaki-soft` from NCCL 2.30.7 on \
+                  and `own` before. The same on all ranks, or unset.",
         accepted: "auto, own, nccl, gdaki, gdaki-soft",
         apply: |config, text| {
             config.engine = match text {
@@ -235,6 +237,15 @@ const GENERAL: &[Variable] = &[
             });
             Some(())
         },
+    },
+    Variable {
+        name: "OXYGIN_GDAKI_TRIAL",
+        default: "1",
+        meaning: "Whether each rank tries an mlx5 device before kernels ring it: a kernel puts once, with a signal, \
+                  through a queue pair to itself, at connect. If that fails `OXYGIN_ENGINE=auto` takes another engine, \
+                  and `gdaki` ends with what was seen. With 0 it is not tried, and taken by `gdaki` alone.",
+        accepted: "0, 1",
+        apply: |config, text| within(text, 0, 1).map(|value: u32| config.gdaki_trial = value != 0),
     },
     Variable {
         name: "OXYGIN_GDAKI_CAPTURE",

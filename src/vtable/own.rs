@@ -7,7 +7,7 @@ use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::device_queues::DeviceQueues;
-use crate::comm::fabrics::first_is_verbs;
+use crate::comm::fabrics::{first_is_verbs, first_serves_kernels};
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
@@ -21,7 +21,7 @@ use crate::sys::handles::Reserved;
 use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The engine of a communicator for a caller that may have no place for a device handle: he drains queues of
 /// descriptors himself. With GDAKI's engines windows have names that nobody but device code can use, so he is refused
@@ -39,6 +39,12 @@ struct Here<'a>(&'a Config);
 impl Machine for Here<'_> {
     fn is_verbs(&self) -> bool {
         first_is_verbs(self.0)
+    }
+
+    fn serves_kernels(&self) -> bool {
+        // NCCL asks many times, and must not be told one thing and then another.
+        static SERVES: OnceLock<bool> = OnceLock::new();
+        *SERVES.get_or_init(|| first_serves_kernels(self.0))
     }
 
     fn has_cuda(&self) -> bool {

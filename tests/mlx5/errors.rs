@@ -102,9 +102,9 @@ fn looking_for_errors_is_no_burden() {
 #[test]
 fn a_set_ends_with_entries_that_nobody_has_executed() {
     let fake = Fake::take();
-    // What is flushed then goes to memory that is still there: the device ends queues before it.
-    fake.set("mlx5_held", 1);
     on_kernels(2, V14_2, Ask { counters: 2, ..Ask::default() }, |r, kernel, src, dst| {
+        // What is flushed then goes to memory that is still there: the device ends queues before it.
+        fake.set("mlx5_held", 1);
         let put = write(kernel.at(dst.gin, 1 - r.rank, 0), kernel.own(src.gin, 0), 8);
         kernel.qp(0, 1 - r.rank).post(&[put, Raw::new(0, 0)]);
         r.job.barrier.wait();

@@ -235,11 +235,14 @@ fn what_a_device_does_not_end_of_a_set_that_came_to_nothing_is_said() {
     }
     let fake = Fake::take();
     collect();
-    fake.set("mlx5_destroy_errno", 5);
-    fake.set("mlx5_fail_opcode", 0x504);
-    fake.set("mlx5_fail_in", 1);
     job(2, 0, |r| {
         listen();
+        if r.rank == 0 {
+            fake.set("mlx5_destroy_errno", 5);
+            fake.set("mlx5_fail_opcode", 0x504);
+            fake.set("mlx5_fail_in", 1);
+        }
+        r.job.barrier.wait();
         assert!(V14_2.create(r, Ask::default()).is_err());
     });
     ended_nothing(&fake);

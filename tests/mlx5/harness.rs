@@ -54,7 +54,7 @@ impl Fake {
     /// The same, with another libmlx5.
     pub fn take_with(mlx5: &Path) -> Self {
         let turn = turn::take();
-        let asked = ["NCCL_GDAKI_USE_RELIABLE_DB", "NCCL_GIN_GDAKI_NIC_HANDLER"];
+        let asked = ["NCCL_GDAKI_USE_RELIABLE_DB", "NCCL_GIN_GDAKI_NIC_HANDLER", "NCCL_GIN_TYPE", "OXYGIN_GDAKI_TRIAL"];
         for name in asked.iter().chain(&["OXYGIN_LIBCUDA", "NCCL_IB_TC", "NCCL_IB_SL"]) {
             std::env::remove_var(name);
         }

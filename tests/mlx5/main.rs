@@ -13,3 +13,4 @@ mod gpu;
 mod gpudirect;
 mod harness;
 mod path;
+mod trial;

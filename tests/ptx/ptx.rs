@@ -5,3 +5,4 @@ mod faults;
 mod finds;
 mod lane_kernel;
 mod machine;
+mod trial;

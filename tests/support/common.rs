@@ -309,13 +309,25 @@ impl Rank {
 
 /// Runs `body` on `nranks` threads, each a rank with a set of `contexts` contexts, or with none.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
+    job_begun(nranks, contexts, |_| (), body);
+}
+
+/// The same; `begun` runs in each rank's thread between `init` and connect, and what it returns is held for the job's
+/// time.
+pub fn job_begun<G>(
+    nranks: usize,
+    contexts: c_int,
+    begun: impl Fn(usize) -> G + Send + Sync,
+    body: impl Fn(&Rank) + Send + Sync,
+) {
     let job = Job::new(nranks);
     std::thread::scope(|s| {
         for r in 0..nranks {
-            let (job, body) = (job.clone(), &body);
+            let (job, body, begun) = (job.clone(), &body, &begun);
             s.spawn(move || {
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let rank = Rank::join(&job, r, contexts);
+                    let mut held = None;
+                    let rank = Rank::try_join(&job, r, contexts, || held = Some(begun(r))).expect("connect");
                     body(&rank);
                     job.barrier.wait();
                     rank.leave();

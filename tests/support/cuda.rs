@@ -143,6 +143,12 @@ impl Cuda {
         unsafe { self.call::<extern "C" fn(c_int)>(b"fake_refuse_registers")(code) }
     }
 
+    /// Kernels that are launched do not start until this is called with `false`.
+    pub fn hold_kernels(&self, held: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_hold_kernels")(held) }
+    }
+
     /// Registers of other devices that this test has mapped for GPUs.
     pub fn registers(&self) -> usize {
         // SAFETY: as above.

@@ -203,7 +203,7 @@ mod tests {
     fn what_nccl_2_29_7_needs_to_keep_the_plugin_is_said_where_it_is_not_set() {
         let said = |code: i32, value: Option<&str>| {
             let mut section = Section::new("NCCL");
-            let machine = KnownMachine { is_verbs: false, has_cuda: true };
+            let machine = KnownMachine::WITHOUT_RDMA;
             let foreseen = Wanted { engine: EngineChoice::Auto, gin_type: None, machine, is_elsewhere: false };
             let wanted = select(code, foreseen, "oxygin").expect("a version that has plugins");
             note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));

@@ -6,7 +6,7 @@ pub mod select;
 use crate::doctor::child;
 use crate::out;
 use oxygin::comm::backend::report::KnownMachine;
-use oxygin::comm::fabrics::first_is_verbs;
+use oxygin::comm::fabrics::{first_is_verbs, first_serves_kernels};
 use oxygin::config::Config;
 use oxygin::memory::gpu::has_driver;
 use select::{select, Selection, Wanted};
@@ -79,9 +79,10 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
 pub fn wanted(config: &Config, library: Option<&Path>) -> Wanted {
     let limit = Duration::from_secs(20);
     let is_verbs = child::holds(limit, || first_is_verbs(config));
+    let serves_kernels = is_verbs && child::holds(limit, || first_serves_kernels(config));
     let has_cuda = child::holds(limit, has_driver);
     let is_elsewhere = !has_cuda && !library.is_some_and(find::is_rccl);
-    let machine = KnownMachine { is_verbs, has_cuda: has_cuda || is_elsewhere };
+    let machine = KnownMachine { is_verbs, serves_kernels, has_cuda: has_cuda || is_elsewhere };
     Wanted { engine: config.engine, gin_type: config.gin_type, machine, is_elsewhere }
 }
 

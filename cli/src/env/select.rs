@@ -100,6 +100,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
         (true, EngineChoice::GdakiSoft) => "gdaki-soft",
+        (true, EngineChoice::Auto) if is_v14 && machine.serves_kernels => "gdaki",
         (true, EngineChoice::Auto) if is_v14 => "gdaki-soft",
         (true, _) => "own",
     };
@@ -152,7 +153,10 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
 /// Which kernels the plugin's queues suit.
 fn suits(engine: EngineChoice, is_v14: bool) -> &'static str {
     match engine {
-        EngineChoice::Gdaki => "the kernels must be compiled for GDAKI; no mlx5 hardware has run this engine yet",
+        EngineChoice::Gdaki => {
+            "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone; no \
+             mlx5 hardware has run this engine before its release, so each rank tries its device at connect"
+        }
         EngineChoice::Auto if is_v14 => suits(EngineChoice::GdakiSoft, is_v14),
         EngineChoice::GdakiSoft => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone"
@@ -170,7 +174,7 @@ mod tests {
     use EngineChoice::*;
 
     fn wanted(engine: EngineChoice, gin_type: Option<i32>) -> Wanted {
-        let machine = KnownMachine { is_verbs: false, has_cuda: true };
+        let machine = KnownMachine::WITHOUT_RDMA;
         Wanted { engine, gin_type, machine, is_elsewhere: false }
     }
 
@@ -205,8 +209,11 @@ mod tests {
             assert_eq!((by_itself, names(code, Auto, None)), (engine, variables.to_vec()));
         }
         // Over verbs NCCL's proxy suits more kernels.
-        let on_verbs = Wanted { machine: KnownMachine { is_verbs: true, has_cuda: true }, ..wanted(Auto, None) };
-        assert_eq!(select(23203, on_verbs, "oxygin").expect("known").engine, "nccl");
+        for (serves_kernels, engine) in [(false, "nccl"), (true, "gdaki")] {
+            let machine = KnownMachine { is_verbs: true, serves_kernels, has_cuda: true };
+            let on_verbs = Wanted { machine, ..wanted(Auto, None) };
+            assert_eq!(select(23203, on_verbs, "oxygin").expect("known").engine, engine);
+        }
         let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
         let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];

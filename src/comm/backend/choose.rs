@@ -6,10 +6,6 @@ use crate::comm::contexts::EngineKind;
 use crate::config::EngineChoice;
 use crate::error::{Error, Result};
 
-/// Whether an mlx5 device's queues have run under real device code. As long as none has, devices are not even looked at
-/// without `OXYGIN_ENGINE=gdaki`.
-pub const MLX5_RAN: bool = false;
-
 /// What the ranks took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineChosen {
@@ -71,12 +67,6 @@ fn impossible(kind: EngineKind, offers: &[EngineOffer], fabric: FabricPromise) -
     }
 }
 
-/// Why nobody takes it who was not asked to.
-fn unasked(kind: EngineKind) -> Option<String> {
-    let has_run = MLX5_RAN || kind != EngineKind::Gdaki;
-    (!has_run).then(|| format!("no mlx5 hardware has run it yet; OXYGIN_ENGINE={} takes it", kind.name()))
-}
-
 /// Decides, from what all ranks said, alike on every rank. `gdaki_first`: the table is one whose kernels may be
 /// compiled for GDAKI alone (GIN v14); before it engines of GDAKI are taken only by `OXYGIN_ENGINE`.
 pub fn choose(offers: &[EngineOffer], fabric: FabricPromise, gdaki_first: bool) -> Result<EngineChosen> {
@@ -110,7 +100,7 @@ pub fn choose(offers: &[EngineOffer], fabric: FabricPromise, gdaki_first: bool) 
             (!gdaki_first && kind != EngineKind::Own)
                 .then(|| format!("this NCCL has kernels for all backends; OXYGIN_ENGINE={} takes it", kind.name()))
         };
-        match impossible(kind, offers, fabric).or_else(early).or_else(|| unasked(kind)) {
+        match impossible(kind, offers, fabric).or_else(early) {
             None => return Ok(EngineChosen { kind, against }),
             Some(why) => against.push((kind, why)),
         }
@@ -177,9 +167,13 @@ mod tests {
         let chosen = choose(&[offer(Auto)], VERBS, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::Own);
         assert!(chosen.sentence().contains("not gdaki-soft: kernels compiled for GDAKI"), "{chosen:?}");
-        let on_both = FabricPromise { is_verbs: true, ..SOFT };
-        let chosen = choose(&[with_mlx5(offer(Auto))], on_both, true).unwrap();
-        assert!(chosen.sentence().contains("not gdaki: no mlx5 hardware has run it"), "{chosen:?}");
-        assert_eq!(chosen.kind, EngineKind::GdakiSoft);
+        assert!(chosen.sentence().contains("not gdaki: rank 0: no mlx5 device"), "{chosen:?}");
+        let can = with_mlx5(offer(Auto));
+        assert_eq!(kind(&[can.clone(), can.clone()], VERBS, true), EngineKind::Gdaki);
+        // Kernels of an older NCCL are compiled for all backends, and its proxy context suits them.
+        assert_eq!(kind(std::slice::from_ref(&can), VERBS, false), EngineKind::Own);
+        let chosen = choose(&[can, offer(Auto)], VERBS, true).unwrap();
+        assert_eq!(chosen.kind, EngineKind::Own);
+        assert!(chosen.sentence().contains("not gdaki: rank 1: no mlx5 device"), "{chosen:?}");
     }
 }

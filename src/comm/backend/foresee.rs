@@ -15,7 +15,7 @@ pub fn foresee(config: &Config, asking: Asking, machine: KnownMachine) -> Result
     if owner == QueueOwner::Nccl {
         return Ok(format!("nccl chosen: {why}"));
     }
-    let mlx5 = mlx5_of(config, devices::all(config).first().map(|d| &d.kind), owner);
+    let mlx5 = mlx5_of(config, devices::all(config).first().map(|d| &d.kind), owner, asking.is_v14);
     let promise = FabricPromise { signals_of_all_peers: !machine.is_verbs, is_verbs: machine.is_verbs };
     Ok(choose(&[EngineOffer::new(config, owner, mlx5)], promise, asking.is_v14)?.sentence())
 }
@@ -30,7 +30,7 @@ mod tests {
         let config = |engine, gin_type| Config { engine, gin_type, fabric: FabricChoice::Soft, ..Config::default() };
         let say = |engine, gin_type, nccl| {
             let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl) };
-            let machine = KnownMachine { is_verbs: false, has_cuda: true };
+            let machine = KnownMachine::WITHOUT_RDMA;
             foresee(&config(engine, gin_type), asking, machine).map_err(|e| e.to_string())
         };
         assert!(say(EngineChoice::Auto, None, 23_300).unwrap().starts_with("nccl chosen: this NCCL is newer"));

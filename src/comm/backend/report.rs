@@ -32,6 +32,8 @@ pub struct Asking {
 pub trait Machine {
     /// This rank's fabric is verbs, as far as its own devices tell: not the software NIC's.
     fn is_verbs(&self) -> bool;
+    /// Over verbs: its device's queues serve kernels, which one has tried.
+    fn serves_kernels(&self) -> bool;
     /// There is a CUDA driver: the queues of this library's are for CUDA's device code, and RCCL takes plugins, too.
     fn has_cuda(&self) -> bool;
 }
@@ -41,13 +43,24 @@ pub trait Machine {
 pub struct KnownMachine {
     /// See [`Machine::is_verbs`].
     pub is_verbs: bool,
+    /// See [`Machine::serves_kernels`].
+    pub serves_kernels: bool,
     /// See [`Machine::has_cuda`].
     pub has_cuda: bool,
+}
+
+impl KnownMachine {
+    /// With a GPU, and no RDMA device that can be used.
+    pub const WITHOUT_RDMA: Self = Self { is_verbs: false, serves_kernels: false, has_cuda: true };
 }
 
 impl Machine for KnownMachine {
     fn is_verbs(&self) -> bool {
         self.is_verbs
+    }
+
+    fn serves_kernels(&self) -> bool {
+        self.serves_kernels
     }
 
     fn has_cuda(&self) -> bool {
@@ -64,7 +77,8 @@ impl Asking {
         match self.nccl {
             Some(version) if version < FIRST_UNKNOWN && !machine.has_cuda() => Some("there is no CUDA driver"),
             Some(version) if version < FIRST_UNKNOWN => {
-                machine.is_verbs().then_some("the verbs fabric, by the RMA table")
+                let by_calls = machine.is_verbs() && !machine.serves_kernels();
+                by_calls.then_some("the verbs fabric, by the RMA table")
             }
             Some(_) => Some("this NCCL is newer than those whose device structures the library knows"),
             None => Some("the version of this NCCL is not known, and so its device structures"),
@@ -76,10 +90,10 @@ impl Asking {
 ///
 /// `NCCL_GIN_TYPE` decides where `OXYGIN_ENGINE` does not. Where both leave it open the queues are the plugin's: up to
 /// 2.30.4 because NCCL's own proxy takes one descriptor of a queue a pass there, and refuses depths; from 2.30.7 on
-/// because those of the software NIC suit kernels of every kind, and no call of NCCL's proxy is in the way. Over verbs,
-/// where there is no such NIC, and for an NCCL that is newer than the library they are NCCL's: its proxy refuses
-/// kernels that it does not suit, which would fault on the own engine's queues. But not where only the GIN table was
-/// given to NCCL, which would skip it then.
+/// because those of a NIC suit kernels of every kind, and no call of NCCL's proxy is in the way. Over verbs, where
+/// there is no software NIC, they are NCCL's unless this rank's mlx5 device serves kernels, and so they are for an NCCL
+/// that is newer than the library: its proxy refuses kernels that it does not suit, which would fault on the own
+/// engine's queues. But not where only the GIN table was given to NCCL, which would skip it then.
 pub fn queue_owner(config: &Config, asking: Asking, machine: &dyn Machine) -> (QueueOwner, &'static str) {
     use QueueOwner::{Nccl, Plugin};
     match (config.engine, config.gin_type) {
@@ -110,13 +124,14 @@ pub fn mixed_hosts(config: &Config, asking: Asking) -> Option<&'static str> {
     }
     Some(match version < FIRST_WITH_COMMON_TYPES {
         true => {
-            "Ranks on hosts with usable RDMA devices say 2 and those without 3, and this NCCL has no GIN where they \
-             differ: for a job on hosts of both kinds set OXYGIN_ENGINE=gdaki-soft, or NCCL_GIN_TYPE=2, on all ranks"
+            "Ranks on hosts with usable RDMA devices that serve no kernels say 2 and others 3, and this NCCL has no \
+             GIN where they differ: for a job on hosts of both kinds set OXYGIN_ENGINE=gdaki-soft, or \
+             NCCL_GIN_TYPE=2, on all ranks"
         }
         false => {
-            "Ranks on hosts with usable RDMA devices say 2 and those without 3. Where they differ this NCCL goes on \
-             with its proxy over the RMA table on all; where its own GDAKI backend takes the RDMA devices it cannot \
-             connect to this library: for a job on hosts of both kinds set OXYGIN_ENGINE=gdaki-soft, or \
+            "Ranks on hosts with usable RDMA devices that serve no kernels say 2 and others 3. Where they differ this \
+             NCCL goes on with its proxy over the RMA table on all; where its own GDAKI backend takes the RDMA devices \
+             it cannot connect to this library: for a job on hosts of both kinds set OXYGIN_ENGINE=gdaki-soft, or \
              NCCL_GIN_TYPE=2, on all ranks"
         }
     })
@@ -133,7 +148,8 @@ mod tests {
         let of_machine = |engine, gin_type, asking, machine| {
             queue_owner(&Config { engine, gin_type, ..Config::default() }, asking, &machine).0 == QueueOwner::Plugin
         };
-        let usual = KnownMachine { is_verbs: false, has_cuda: true };
+        let usual = KnownMachine::WITHOUT_RDMA;
+        let tried = KnownMachine { is_verbs: true, serves_kernels: true, ..usual };
         let of = |engine, gin_type, asking| of_machine(engine, gin_type, asking, usual);
         for (is_v14, rma_in_use) in [(false, false), (false, true), (true, false), (true, true)] {
             for nccl in [None, Some(22_907), Some(23_004), Some(23_007), Some(23_299), Some(23_300)] {
@@ -144,7 +160,10 @@ mod tests {
                     assert!(of(Gdaki, gin_type, asking));
                 }
                 let is_known = nccl.is_some_and(|version| version < 23_300);
-                assert_eq!(of(Auto, None, asking), is_known || !is_v14 || !rma_in_use, "{asking:?}");
+                for has_nic in [usual, tried] {
+                    let is_ours = of_machine(Auto, None, asking, has_nic);
+                    assert_eq!(is_ours, is_known || !is_v14 || !rma_in_use, "{asking:?} {has_nic:?}");
+                }
                 for other in [KnownMachine { is_verbs: true, ..usual }, KnownMachine { has_cuda: false, ..usual }] {
                     let is_ours = of_machine(Auto, None, asking, other);
                     assert_eq!(is_ours, !is_v14 || !rma_in_use, "{asking:?} {other:?}");
@@ -160,6 +179,10 @@ mod tests {
     impl Machine for Untouched {
         fn is_verbs(&self) -> bool {
             panic!("the devices were looked at")
+        }
+
+        fn serves_kernels(&self) -> bool {
+            panic!("a device was tried")
         }
 
         fn has_cuda(&self) -> bool {
@@ -194,8 +217,9 @@ mod tests {
             // What it names is enough: the type is the same then, whatever a host has.
             for fixed in [config(GdakiSoft, None), config(Auto, Some(2))] {
                 assert!(mixed_hosts(&fixed, asking(nccl)).is_none());
-                let owners = [true, false]
-                    .map(|is_verbs| queue_owner(&fixed, asking(nccl), &KnownMachine { is_verbs, has_cuda: true }).0);
+                let owners = [true, false].map(|is_verbs| {
+                    queue_owner(&fixed, asking(nccl), &KnownMachine { is_verbs, ..KnownMachine::WITHOUT_RDMA }).0
+                });
                 assert_eq!(owners[0], owners[1]);
             }
         }

@@ -15,14 +15,16 @@ fn outcome(engine: EngineChoice, gin_type: Option<i32>, is_v14: bool, rma: bool)
     let (owner, _) = queue_owner(
         &config,
         Asking { is_v14, rma_in_use: rma, nccl: Some(if is_v14 { 23_203 } else { 23_004 }) },
-        &KnownMachine { is_verbs: false, has_cuda: true },
+        &KnownMachine::WITHOUT_RDMA,
     );
     let reported = if owner == QueueOwner::Plugin { DEVICE_GIN_GDAKI } else { DEVICE_GIN_PROXY };
     // NCCL takes a plugin of the type that is asked for; from 2.30.7 on none of the proxy's, and drives RMA instead.
     let taken = gin_type.is_none_or(|asked| asked == reported) && !(is_v14 && reported == DEVICE_GIN_PROXY);
     if taken {
         let offer = EngineOffer::new(&config, owner, Ok(()));
-        let any = FabricPromise { signals_of_all_peers: true, is_verbs: true };
+        // The table is that of the soft fabric, but for the engine which needs the other one.
+        let is_verbs = engine == EngineChoice::Gdaki;
+        let any = FabricPromise { signals_of_all_peers: true, is_verbs };
         return choose(&[offer], any, is_v14).map_or("refused", |chosen| chosen.kind.name());
     }
     match is_v14 && rma && gin_type.is_none_or(|asked| asked == DEVICE_GIN_PROXY) {

@@ -6,7 +6,7 @@
 //! for what comes by the other, so that a signal could be seen before its data. Whatever way it was, devices then read,
 //! write and add to GPU memory by themselves: no data passes through here, and the CPU never touches it.
 
-use super::port::NO_WINDOW;
+use super::port::{OF_SET, OF_TRIAL};
 use super::regions::WindowGuard;
 use super::VerbsFabric;
 use crate::error::{Error, Result};
@@ -267,11 +267,12 @@ impl VerbsFabric {
             said = format!("{said}; {}", failed.join("; "));
         }
         let what = match id {
-            NO_WINDOW => "memory of a set of contexts".to_owned(),
+            OF_SET => "memory of a set of contexts".to_owned(),
+            OF_TRIAL => "memory of a trial".to_owned(),
             id => format!("window {id}"),
         };
         let mut state = self.gpu.state.lock();
-        if state.said == said {
+        if state.said == said || id == OF_TRIAL {
             log::debug!("{}: {what}, {place}, by {way}", self.label);
         } else {
             log::info!("{said} ({what}, {place})");

@@ -14,8 +14,9 @@ use oxygin_ffi::verbs::{Context, DeviceRef, Mr, Pd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Number of a region that is no window; no window has it.
-pub(super) const NO_WINDOW: u32 = u32::MAX;
+/// Numbers of regions that are no windows: memory of a set, and of a trial. No window has them.
+pub(super) const OF_SET: u32 = u32::MAX;
+pub(super) const OF_TRIAL: u32 = u32::MAX - 1;
 
 /// What a fabric has of libmlx5.
 pub(super) struct Devx {
@@ -176,7 +177,16 @@ impl VerbsFabric {
 
     /// Registers memory of a set of contexts of GDAKI, named from address 0 on, in strict order. It is no window.
     pub fn register_apart(&self, base: u64, len: u64, memory: Option<&GpuMemory>) -> Result<Mr> {
-        let region = Region { id: NO_WINDOW, base, len, strict: true, dma_buf: None };
+        self.register_as(OF_SET, (base, len), memory)
+    }
+
+    /// The same of memory by which queue pairs are tried: users are not told how it is registered.
+    pub fn register_for_trial(&self, base: u64, len: u64, memory: Option<&GpuMemory>) -> Result<Mr> {
+        self.register_as(OF_TRIAL, (base, len), memory)
+    }
+
+    fn register_as(&self, id: u32, (base, len): (u64, u64), memory: Option<&GpuMemory>) -> Result<Mr> {
+        let region = Region { id, base, len, strict: true, dma_buf: None };
         match memory {
             Some(memory) => self.register_device_memory(&region, memory),
             None => self.register_region(&region).map_err(|e| {

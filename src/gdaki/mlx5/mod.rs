@@ -1,7 +1,8 @@
 //! mlx5 hardware: queue pairs in memory of the GPU, which kernels write and ring themselves.
 //!
 //! ```text
-//! probe(device, …)            whether a port can, before anything is made: a sentence says what it lacks
+//! probe(device, …)            whether a port can, before anything is made: a sentence says what it lacks. Last of
+//!                             all it puts, once, through a queue pair to itself (`trial`)
 //! Mlx5Nic::open(fabric, …)     a communicator's hold on its port, shared with its verbs fabric
 //! QueueSet::prepare(nic, …)    queues of a set of contexts, in their memory; what peers need to know of them
 //! QueueSet::connect(…)         RESET to INIT, RTR, RTS
@@ -23,6 +24,7 @@ mod probe;
 mod queue_pair;
 mod queue_set;
 mod ringer;
+mod trial;
 mod watch;
 
 pub use command::capabilities::Capabilities;

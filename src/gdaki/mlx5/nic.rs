@@ -29,12 +29,23 @@ pub struct Mlx5Nic {
     /// Who is to ring, and who does: none before the first set.
     ringer_choice: RingerChoice,
     ringer: OnceLock<Ringer>,
+    /// At which it is said that this process rings: users are told once, of what they run.
+    says_at: log::Level,
 }
 
 impl Mlx5Nic {
     /// Takes hold of the fabric's port. From here on the fabric names windows from address 0 on, so that it has no
     /// contexts of its own.
     pub fn open(fabric: &VerbsFabric, config: &Config) -> Result<Arc<Self>> {
+        Self::says_at(fabric, config, log::Level::Warn)
+    }
+
+    /// The same for a trial.
+    pub(super) fn on_trial(fabric: &VerbsFabric, config: &Config) -> Result<Arc<Self>> {
+        Self::says_at(fabric, config, log::Level::Debug)
+    }
+
+    fn says_at(fabric: &VerbsFabric, config: &Config, says_at: log::Level) -> Result<Arc<Self>> {
         let port = fabric.share_port()?;
         let system = |what: &str, e: std::io::Error| Error::system(format!("{}: {what}: {e}", port.label));
         let capabilities =
@@ -52,6 +63,7 @@ impl Mlx5Nic {
             shared_page: Mutex::default(),
             ringer_choice: config.ringer,
             ringer: OnceLock::new(),
+            says_at,
             port,
         };
         Ok(Arc::new(nic))
@@ -76,7 +88,8 @@ impl Mlx5Nic {
             None => Ringer::Kernels,
             Some(why) if self.ringer_choice == RingerChoice::Kernels => return Err(why.context(self.label())),
             Some(why) => {
-                log::warn!(
+                log::log!(
+                    self.says_at,
                     "{}: {why}. This process rings for kernels, which is slower (OXYGIN_PROXY_THREADS)",
                     self.label()
                 );

@@ -5,6 +5,7 @@ use super::command::queue_pair::DoorbellMode;
 use super::doorbell::DoorbellPage;
 use super::memory::QueueUmem;
 use super::nic::query;
+use super::trial;
 use crate::config::{Config, ReliableDoorbell, RingerChoice};
 use crate::error::Error;
 use crate::fabric::verbs::DeviceInfo;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 const TRIED: usize = 4096;
 
 /// What a port can, or a sentence that says what it lacks and what helps. Opens the device, asks it, and tries on it
-/// what depends on drivers: a doorbell page; memory for queues of the GPU of the calling thread's CUDA context; events.
-/// All of it is given back.
+/// what depends on drivers: a doorbell page; memory for queues of the GPU of the calling thread's CUDA context; events;
+/// and, unless `OXYGIN_GDAKI_TRIAL` says no, a put. All of it is given back.
 pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, String> {
     if let Some(problem) = &device.problem {
         return Err(problem.clone());
@@ -37,6 +38,11 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     let at = memory.device(&[0; TRIED]).map_err(with_label)?;
     QueueUmem::on_device(&devx, &Arc::new(memory), at, TRIED, config.dma_buf).map_err(with_label)?;
     EventChannel::new(&devx).map_err(|e| format!("{label}: {}", no_channel(&e)))?;
+    drop(devx);
+    if config.gdaki_trial {
+        let remedy = "set OXYGIN_GDAKI_TRIAL=0 beside OXYGIN_ENGINE=gdaki to go on all the same";
+        trial::run(device, config).map_err(|e| format!("{label}: {e}; {remedy}"))?;
+    }
     Ok(capabilities)
 }
 

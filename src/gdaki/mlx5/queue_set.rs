@@ -365,6 +365,17 @@ impl QueueSet {
         })
     }
 
+    /// In words, how far the device has come with the first queue pair.
+    pub(super) fn state_of_first(&self) -> String {
+        match self.pairs.first().map(|pair| pair.main.state()) {
+            Some(Ok((state, taken, rung))) => {
+                format!("is in state {state}, and the device took entry {taken} of {rung} that it was rung for")
+            }
+            Some(Err(e)) => format!("cannot be asked for its state (QUERY_QP: {e})"),
+            None => "is not there".into(),
+        }
+    }
+
     /// Ends everything. The device flushes what still waits, so that kernels which look while it does find errors. Then
     /// the memory may be freed.
     pub fn end(self) {

@@ -1,10 +1,11 @@
-//! Modules and the kernels in them. What runs here is the copy kernel (`copy_kernel.rs`) and the lane kernel
-//! (`lane_kernel.rs`).
+//! Modules and the kernels in them. What runs here is the copy kernel (`copy_kernel.rs`), the lane kernel
+//! (`lane_kernel.rs`), and the one that tries an mlx5 device (`trial_kernel.rs`).
 
 use crate::copy_kernel::CopyKernel;
 use crate::lane_kernel::LaneKernel;
 use crate::memory::Kind;
 use crate::stream::{Work, ILLEGAL_ADDRESS};
+use crate::trial_kernel::TrialKernel;
 use crate::world::{current, device_of, world, INVALID_CONTEXT};
 use crate::{blocking, call, enqueue, give, in_context};
 use oxygin_ffi::cuda::*;
@@ -74,6 +75,7 @@ impl Reach {
 enum Which {
     Copy,
     Lanes,
+    Trial,
 }
 
 impl Which {
@@ -81,6 +83,7 @@ impl Which {
         match (&function.name[..], function.parameters) {
             (CopyKernel::NAME, CopyKernel::PARAMETERS) => Some(Self::Copy),
             (LaneKernel::NAME, LaneKernel::PARAMETERS) => Some(Self::Lanes),
+            (TrialKernel::NAME, TrialKernel::PARAMETERS) => Some(Self::Trial),
             _ => None,
         }
     }
@@ -321,6 +324,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let is_held = match which {
         Which::Copy => all.to_hold > 0,
         Which::Lanes => all.are_lanes_held,
+        Which::Trial => false,
     };
     all.to_hold -= usize::from(is_held && which == Which::Copy);
     all.launched.push(Launched { id, which, module, parameters: parameters.clone(), runs: false, is_held });
@@ -358,6 +362,7 @@ pub fn run(launch: &Launch) -> CUresult {
     let code = match launch.which {
         Which::Copy => CopyKernel::new(launch, Reach(device)).run(),
         Which::Lanes => LaneKernel::run_all(launch, (launch.workers + 1) * 32 / LaneKernel::THREADS, Reach(device)),
+        Which::Trial => TrialKernel::new(launch, Reach(device)).run(),
     };
     launch.end();
     code

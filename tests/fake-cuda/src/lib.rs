@@ -30,6 +30,7 @@ mod random;
 mod registers;
 mod share;
 mod stream;
+mod trial_kernel;
 mod world;
 
 use oxygin_ffi::cuda::*;

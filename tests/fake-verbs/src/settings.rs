@@ -106,6 +106,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("mlx5_fail_status", 3),
     ("mlx5_fail_syndrome", 0x12_3456),
     ("mlx5_held", 0),
+    ("mlx5_lost_writes", 0),
     ("mlx5_lag_forgotten", 0),
     ("mlx5_strict_doorbells", 0),
     ("mlx5_error_in", 0),

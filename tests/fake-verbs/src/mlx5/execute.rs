@@ -112,7 +112,8 @@ impl World {
         if peer.get("rwe") == 0 {
             return Err(INVALID);
         }
-        if bytes > 0 {
+        let is_lost = self.settings.get("mlx5_lost_writes", peer.device) != 0;
+        if bytes > 0 && !is_lost {
             let mut at = self.at_peer(peer.context, to.1, to.0, bytes, IBV_ACCESS_REMOTE_WRITE).ok_or(REFUSED)?;
             for (from, bytes) in from {
                 copy(from, at, bytes);

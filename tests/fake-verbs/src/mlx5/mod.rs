@@ -25,7 +25,8 @@
 //! * **Capabilities**: `mlx5_cap.NAME` for every field of `prm::capabilities`: `mlx5_cap.log_max_qp_sz`,
 //!   `mlx5_cap.lag_tx_port_affinity`.
 //! * **Execution**: `stopped` (as for verbs: what goes to the device stays in the senders' queues), `mlx5_held` (1:
-//!   nothing is executed), `mlx5_strict_doorbells` (1: entries count only when the register has said so; without, the
+//!   nothing is executed), `mlx5_lost_writes` (1: what is written is lost, and completes),
+//!   `mlx5_strict_doorbells` (1: entries count only when the register has said so; without, the
 //!   record is enough, since registers are plain memory here and a page can be shared: a doorbell that another one
 //!   has overwritten would be lost), `mlx5_lag_forgotten` (1: a LAG port counts only where it is given to a queue pair
 //!   that sends). `error_in`, `error_status` fail entries of verbs only; `mlx5_error_in` = n: the
