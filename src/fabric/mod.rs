@@ -105,6 +105,15 @@ pub trait Fabric: Sized + Send + Sync + 'static {
     /// Whether a visible signal implies every put received before it, from any peer.
     const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool;
 
+    /// Whether it does so with [`Fabric::confirm_puts`], at least.
+    fn can_confirm_puts(&self) -> bool {
+        Self::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
+    }
+
+    /// Contexts that are made from here on call a put complete only when it is visible at the peer, so that any signal
+    /// which is sent behind that, by whichever rank, tells of it, too. Does nothing where that is so anyway.
+    fn confirm_puts(&self) {}
+
     /// Registers host memory for local and remote access.
     fn register(&self, region: &Region) -> Result<Registration>;
 

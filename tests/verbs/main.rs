@@ -2,6 +2,7 @@
 
 mod additions;
 mod atomics;
+mod confirmed;
 mod data;
 mod events;
 mod faults;

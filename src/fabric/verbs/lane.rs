@@ -6,7 +6,7 @@ use super::regions::Brought;
 use super::template::Template;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
-use oxygin_ffi::verbs::types::ibv_qp;
+use oxygin_ffi::verbs::types::{ibv_qp, ibv_wr_rdma};
 use std::collections::VecDeque;
 
 /// What an operation does.
@@ -218,6 +218,8 @@ pub struct Lane {
     pub unsignalled: u32,
     /// The newest get that is in the send queue, in part or wholly.
     pub last_get: Option<u32>,
+    /// Of what is in the send queue, a place that was written behind which no read comes yet, though one has to.
+    pub unconfirmed: Option<ibv_wr_rdma>,
     /// Bytes of the first waiting operation that are in the send queue.
     pub offset: u64,
     /// Operations that wait, oldest first.
@@ -252,6 +254,7 @@ impl Lane {
             sent: 0,
             unsignalled: 0,
             last_get: None,
+            unconfirmed: None,
             offset: 0,
             backlog: VecDeque::new(),
             values: Values::default(),

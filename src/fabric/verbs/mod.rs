@@ -57,7 +57,7 @@ use port::Devx;
 use progress::Progress;
 use regions::{registration, DeviceRegions, Scratch, WindowGuard};
 use std::path::Path;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use wire::Hello;
@@ -109,6 +109,8 @@ pub struct VerbsFabric {
     events: Arc<Events>,
     progress: Mutex<Option<Arc<Progress>>>,
     next_context: AtomicU32,
+    /// Contexts tell of a put when it is visible at the peer: [`Fabric::confirm_puts`].
+    confirms: AtomicBool,
 }
 
 impl VerbsFabric {
@@ -194,6 +196,7 @@ impl VerbsFabric {
             joined: OnceLock::new(),
             progress: Mutex::new(None),
             next_context: AtomicU32::new(0),
+            confirms: AtomicBool::new(false),
         })
     }
 
@@ -272,6 +275,15 @@ impl Fabric for VerbsFabric {
 
     /// A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
     const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = false;
+
+    fn can_confirm_puts(&self) -> bool {
+        // There a read need not be answered behind the writes before it (RFC 5040, section 5.5).
+        self.iwarp.is_none()
+    }
+
+    fn confirm_puts(&self) {
+        self.confirms.store(self.can_confirm_puts(), Ordering::Relaxed);
+    }
 
     fn hello(&self) -> Vec<u8> {
         self.hello.emit()

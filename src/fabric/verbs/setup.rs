@@ -379,6 +379,7 @@ fn device(fabric: &VerbsFabric, joined: &Joined, context: &PendingContext) -> Re
         rank: joined.world.rank,
         closes: fabric.iwarp.is_some(),
         overtakes: fabric.iwarp.is_some(),
+        confirms: fabric.confirms.load(Ordering::Relaxed),
     })
 }
 

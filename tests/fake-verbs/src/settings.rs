@@ -68,6 +68,9 @@ const DEFAULTS: &[(&str, i64)] = &[
     // The n-th work request from now completes with `error_status`.
     ("error_in", 0),
     ("error_status", 10),
+    // Writes come to memory when something behind them in their queue pair pushes them, a read of the same region or a
+    // signal, or 5 ms later.
+    ("lazy_writes", 0),
     // What is posted behind reads, without a fence, is carried out and complete before them.
     ("overtake", 0),
     // iWARP: rdma_create_event_channel fails with this errno.

@@ -127,6 +127,8 @@ pub struct World {
     pub channels: HashMap<usize, Events>,
     /// By address of the open device.
     pub events: HashMap<usize, AsyncEvents>,
+    /// What was written and has not come to memory, oldest first.
+    pub on_the_way: Vec<carry::OnTheWay>,
     /// What libmlx5 has made.
     pub mlx5: Mlx5,
     next_key: u32,
@@ -243,6 +245,9 @@ impl World {
 
     /// Takes up to `n` completions.
     pub fn poll(&mut self, cq: usize, n: usize, mut take: impl FnMut(usize, ibv_wc)) -> usize {
+        if !self.on_the_way.is_empty() {
+            self.land_old_writes();
+        }
         if self.settings.get("late", 0) == 1 {
             self.stir();
         }

@@ -166,6 +166,8 @@ pub struct Job {
     pub words: usize,
     /// Devices in use: rank r opens number r modulo this.
     pub devices: usize,
+    /// Puts are complete when they are visible at the peer.
+    pub confirms: bool,
 }
 
 impl Default for Job {
@@ -177,6 +179,7 @@ impl Default for Job {
             bytes: 1 << 16,
             words: 64,
             devices: 1,
+            confirms: false,
         }
     }
 }
@@ -203,6 +206,9 @@ impl Job {
     /// Everything up to the first operation.
     pub fn start(&self) -> Vec<Rank> {
         let fabrics = self.fabrics();
+        if self.confirms {
+            fabrics.iter().for_each(|f| f.0.confirm_puts());
+        }
         let contexts = match devices(&self.config).unwrap()[0].iwarp {
             true => connect_together(&fabrics, &self.spec).into_iter().map(Result::unwrap).collect(),
             false => connect(&fabrics, &self.spec),

@@ -30,6 +30,8 @@ pub struct Room {
     pub requests: usize,
     /// Bytes that a work request carries at most.
     pub max_msg: u64,
+    /// The remote key of the only window that it may write, if there is one.
+    pub window: Option<u32>,
 }
 
 impl Joined {
@@ -41,7 +43,8 @@ impl Joined {
         let are_puts = [op, next].iter().all(|op| matches!(op.kind, EntryKind::Put | EntryKind::Value));
         let bytes = before.map_or(0, |joined| joined.bytes) + next.len;
         let requests = 1 + usize::from(next.len > 0);
-        let has_room = requests <= room.requests && next.len <= room.max_msg;
+        let may_write = next.len == 0 || room.window.is_none_or(|rkey| rkey == next.rkey);
+        let has_room = requests <= room.requests && next.len <= room.max_msg && may_write;
         let is_same = (signal.remote, signal.rkey) == (its.remote, its.rkey);
         (is_same && are_puts && bytes <= GATHERED && has_room).then(|| Self {
             value: before.map_or(0, |joined| joined.value).wrapping_add(signal.value),

@@ -35,6 +35,8 @@ pub struct Stand {
     messages: u32,
     /// The newest get among them.
     get: Option<u32>,
+    /// A place that was written, and is not read behind that yet: see [`Device::confirms`].
+    unconfirmed: Option<ibv_wr_rdma>,
 }
 
 impl Chain {
@@ -60,7 +62,7 @@ impl Drop for Chain {
 impl Queues {
     /// Posts one chain from the front of a lane's backlog; returns whether another may follow.
     pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
-        let count = self.build(peer, outcomes.completed(peer));
+        let (count, is_whole) = self.build(peer, outcomes.completed(peer));
         if count == 0 {
             let more = self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
             self.probe(peer, outcomes);
@@ -82,6 +84,7 @@ impl Queues {
             lane.backlog.drain(..stand.ops as usize);
             lane.offset = stand.offset;
             lane.last_get = stand.get.or(lane.last_get);
+            lane.unconfirmed = stand.unconfirmed;
             lane.sent = lane.sent.wrapping_add(stand.ops);
             lane.take(taken as u32);
             // Behind the last work request of a whole chain comes a completion; behind part of one there is none.
@@ -93,18 +96,20 @@ impl Queues {
         if rc != 0 {
             self.refused_chain(peer, peer, rc, named.is_some(), outcomes);
         }
-        rc == 0 && count == CHAIN
+        rc == 0 && is_whole
     }
 
-    /// Fills the chain with the next work requests of a lane; returns how many.
-    fn build(&mut self, peer: u32, completed: u32) -> usize {
+    /// Fills the chain with the next work requests of a lane; returns how many, and whether others may follow at once.
+    fn build(&mut self, peer: u32, completed: u32) -> (usize, bool) {
         let chain = self.chain.as_ptr();
-        let Some(lane) = self.lanes.get_mut(peer as usize) else { return 0 };
+        let Some(lane) = self.lanes.get_mut(peer as usize) else { return (0, false) };
         if lane.failed || lane.flushing {
-            return 0;
+            return (0, false);
         }
-        let limit = (lane.room(completed) as usize).min(CHAIN);
-        let mut stand = Stand { ops: 0, offset: lane.offset, messages: 0, get: None };
+        // The read that confirms comes last.
+        let kept = usize::from(self.device.confirms);
+        let limit = (lane.room(completed) as usize).min(CHAIN).saturating_sub(kept);
+        let mut stand = Stand { ops: 0, offset: lane.offset, messages: 0, get: None, unconfirmed: lane.unconfirmed };
         let mut count = 0;
         let mut reading = lane.is_reading(completed);
         let mut joined: Option<Joined> = None;
@@ -119,8 +124,13 @@ impl Queues {
                 break;
             }
             let (next, last) = op.next(stand.offset, self.device.max_msg);
+            if matches!(next, WorkRequest::Data(_)) && stand.unconfirmed.is_some_and(|place| place.rkey != op.rkey) {
+                // A read of one window says nothing of writes to another.
+                break;
+            }
             if matches!(next, WorkRequest::Signal(_)) && unfinished < NOTED {
-                let room = Room { requests: limit - count, max_msg: self.device.max_msg };
+                let window = stand.unconfirmed.map(|place| place.rkey);
+                let room = Room { requests: limit - count, max_msg: self.device.max_msg, window };
                 let with_next = Joined::with_next(joined.as_ref(), lane, stand, room);
                 let has_credit = || self.messages.as_ref().is_none_or(|m| m.has_credit(peer, stand.messages));
                 if with_next.is_some() && has_credit() {
@@ -133,6 +143,9 @@ impl Queues {
             let (mut wr, sge) = match (next, &mut self.messages) {
                 (WorkRequest::Data(bytes), _) => {
                     let request = data(&op, stand.offset, bytes, self.device.max_inline);
+                    if self.device.confirms && bytes > 0 && request.0.opcode == IBV_WR_RDMA_WRITE {
+                        stand.unconfirmed = Some(ibv_wr_rdma { remote_addr: op.remote + stand.offset, rkey: op.rkey });
+                    }
                     stand.offset += u64::from(bytes);
                     request
                 }
@@ -166,6 +179,21 @@ impl Queues {
             unsafe { link(chain, count, wr, sge, stand) };
             count += 1;
         }
+        let is_whole = count + kept == CHAIN || stand.unconfirmed.is_some();
+        let has_room = count < lane.room(completed) as usize;
+        if let Some(place) = stand.unconfirmed.take_if(|_| has_room) {
+            let wr = ibv_send_wr {
+                opcode: IBV_WR_RDMA_READ,
+                num_sge: 1,
+                wr: ibv_wr_remote { rdma: place },
+                wr_id: WrId::part(peer, lane.sent.wrapping_add(stand.ops)),
+                ..blank()
+            };
+            let sge = ibv_sge { addr: self.device.scratch, length: 1, lkey: self.device.scratch_lkey };
+            // SAFETY: as above: the loop has left a place for it.
+            unsafe { link(chain, count, wr, sge, stand) };
+            count += 1;
+        }
         if count > 0 {
             let slots = lane.unsignalled + count as u32;
             // SAFETY: the first `count` work requests were just written.
@@ -173,7 +201,7 @@ impl Queues {
             end.send_flags |= IBV_SEND_SIGNALED;
             end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(stand.ops), slots, stand.offset > 0);
         }
-        count
+        (count, count > 0 && is_whole)
     }
 
     /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.

@@ -49,6 +49,10 @@ pub struct Device {
     pub closes: bool,
     /// Whether what is posted behind a read may complete before it: soft-iWARP reports each as it happens.
     pub overtakes: bool,
+    /// Whether what was written is complete only when it is visible at the peer: behind each chain of writes a byte of
+    /// what they wrote is read, which the peer's device answers behind them. An acknowledgement alone says that they
+    /// have arrived there, and may overtake them on their way to memory.
+    pub confirms: bool,
 }
 
 /// A context's queues.
@@ -202,13 +206,13 @@ impl Queues {
             return false;
         }
         lane.settle(outcomes.completed(peer));
-        if !lane.backlog.is_empty() || lane.flushing || owes {
+        if !lane.backlog.is_empty() || lane.flushing || owes || lane.unconfirmed.is_some() {
             return true;
         }
         if lane.backlog.capacity() > 4096 {
             lane.backlog.shrink_to(64);
         }
-        if !by_message && !lane.is_open() && lane.unsignalled == 0 {
+        if !by_message && !self.device.confirms && !lane.is_open() && lane.unsignalled == 0 {
             lane.open(outcomes.completed(peer));
         }
         false

@@ -3,9 +3,22 @@
 use super::{Posted, Region, World};
 use crate::bytes;
 use oxygin_ffi::verbs::types::*;
+use std::time::{Duration, Instant};
 
 /// Not a status: the receiver has no receive posted.
 pub const NOT_READY: u32 = u32::MAX;
+
+/// What was written and acknowledged, and has not come to memory yet (`lazy_writes`).
+pub struct OnTheWay {
+    pair: u32,
+    rkey: u32,
+    to: u64,
+    bytes: Vec<u8>,
+    since: Instant,
+}
+
+/// How long a write is on its way that nothing pushes.
+const ON_THE_WAY: Duration = Duration::from_millis(5);
 
 impl World {
     /// Where a work request's local piece really is.
@@ -66,6 +79,7 @@ impl World {
             None => self.local(mine, &send.sge),
         };
         let Some(local) = local else { return IBV_WC_LOC_PROT_ERR };
+        self.land_writes(number, send);
         if send.wr.opcode == IBV_WR_SEND {
             return self.deliver(peer_number, theirs, local, send);
         }
@@ -75,6 +89,30 @@ impl World {
             self.break_pair(peer_number);
         }
         status
+    }
+
+    /// What `send` of a queue pair pushes before it comes to memory: a signal all that the queue pair wrote, a read what
+    /// it wrote to the same region.
+    fn land_writes(&mut self, pair: u32, send: &Posted) {
+        // SAFETY: a read fills in this part.
+        let of_read = (send.wr.opcode == IBV_WR_RDMA_READ).then(|| unsafe { send.wr.wr.rdma.rkey });
+        if send.wr.opcode == IBV_WR_RDMA_WRITE || self.on_the_way.is_empty() {
+            return;
+        }
+        self.land(|w| w.pair == pair && of_read.is_none_or(|rkey| w.rkey == rkey));
+    }
+
+    /// Writes that have been on their way for long arrive.
+    pub(super) fn land_old_writes(&mut self) {
+        self.land(|w| w.since.elapsed() > ON_THE_WAY);
+    }
+
+    fn land(&mut self, comes: impl Fn(&OnTheWay) -> bool) {
+        let (landed, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.on_the_way).into_iter().partition(comes);
+        self.on_the_way = rest;
+        for write in landed {
+            copy(write.bytes.as_ptr() as u64, write.to, write.bytes.len() as u64);
+        }
     }
 
     /// A write, a read or an atomic operation of `number` at its peer; `local` is where the request's own piece is.
@@ -90,6 +128,18 @@ impl World {
             IBV_WR_RDMA_WRITE if len == 0 => IBV_WC_SUCCESS,
             IBV_WR_RDMA_WRITE => {
                 match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_WRITE) {
+                    Some(to) if self.settings.get("lazy_writes", peer.device) != 0 => {
+                        let mut bytes = vec![0; len as usize];
+                        let status = copy(local, bytes.as_mut_ptr() as u64, len);
+                        self.on_the_way.push(OnTheWay {
+                            pair: number,
+                            rkey: rdma.rkey,
+                            to,
+                            bytes,
+                            since: Instant::now(),
+                        });
+                        status
+                    }
                     Some(to) => copy(local, to, len),
                     None => IBV_WC_REM_ACCESS_ERR,
                 }
