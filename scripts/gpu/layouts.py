@@ -9,8 +9,7 @@ SHARED = {**MULTI, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # All streams of the application share one hardware queue, which stands while a kernel spins and another is behind it.
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 TCP = {"OXYGIN_SOFT_TRANSPORT": "tcp"}
-# The second one lets the software NIC work over verbs.
-VERBS = {"OXYGIN_FABRIC": "verbs", "OXYGIN_GDAKI_SIGNALS": "per-peer"}
+VERBS = {"OXYGIN_FABRIC": "verbs"}
 # What the comparison of all-to-alls needs on both sides: the loopback interface, and NCCL left with its sockets.
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo"}
 SOCKETS = {**LOOPBACK, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}

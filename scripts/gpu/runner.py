@@ -55,7 +55,7 @@ def taken(engine, version, layout):
     if engine != "auto":
         return engine
     if LAYOUTS[layout].nic:
-        return "own" if version < FIRST_WITH_GIN_V14 else "nccl"
+        return "own" if version < FIRST_WITH_GIN_V14 else "gdaki"
     return "own" if version < FIRST_WITH_GIN_V14 else "gdaki-soft" if version < (2, 33) else "nccl"
 
 

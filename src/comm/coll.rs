@@ -135,11 +135,15 @@ impl Coll {
             let fabric = opened.settle(world, &hellos)?;
             let engines: Vec<_> = hellos.into_iter().map(|hello| hello.engine).collect();
             let is_verbs = matches!(fabric, AnyFabric::Verbs(_));
-            let promise = FabricPromise { signals_of_all_peers: signals_of_all_peers(&fabric), is_verbs };
+            let promise =
+                FabricPromise { signals_of_all_peers: on_fabric!(&fabric, f => f.can_confirm_puts()), is_verbs };
             // All ranks come to the same.
             let chosen = choose(&engines, promise, table.gdaki_first).inspect_err(|_| call.end())?;
             if chosen.kind != EngineKind::Nccl {
                 log::info!("engine {} (rank {} of {})", chosen.sentence(), world.rank, world.nranks);
+            }
+            if chosen.kind == EngineKind::GdakiSoft && engines.iter().any(|offer| offer.signals_of_all_peers) {
+                on_fabric!(&fabric, f => f.confirm_puts());
             }
             let mlx5 = match (chosen.kind, &fabric) {
                 (EngineKind::Gdaki, AnyFabric::Verbs(fabric)) => Some(Mlx5Nic::open(fabric, config)?),

@@ -1,6 +1,7 @@
 //! The fabrics there are: one line each. What a fabric does is in its folder, behind [`Fabric`] and
 //! [`crate::fabric::Context`]; here is only which ones a communicator can be on.
 
+use super::backend::choose::FabricPromise;
 use super::backend::offer::EngineOffer;
 use super::backend::report::QueueOwner;
 use super::hello::{other_builds, settle, Hello, Settled};
@@ -103,23 +104,21 @@ pub fn mlx5_of(
     }
 }
 
-/// Whether the first device is a port that verbs can use.
-pub fn first_is_verbs(config: &Config) -> bool {
-    let first = devices::all(config).first().map(|d| &d.kind);
-    config.fabric != FabricChoice::Soft && matches!(first, Some(DeviceKind::Verbs(info)) if info.problem.is_none())
-}
-
 /// Whether queues of the first device serve kernels, as far as this rank can tell: it tries. The log has the reason if
-/// not, for devices that might.
+/// not.
 pub fn first_serves_kernels(config: &Config) -> bool {
     let first = devices::all(config).first().map(|d| &d.kind);
-    match mlx5_of(config, first, QueueOwner::Plugin, true) {
-        Ok(()) => true,
-        Err(why) => {
-            log::info!("no queues of the RDMA device's for kernels: {why}");
-            false
-        }
-    }
+    let found = mlx5_of(config, first, QueueOwner::Plugin, true);
+    found.inspect_err(|why| log::info!("no queues of an RDMA device's for kernels: {why}")).is_ok()
+}
+
+/// What a communicator of ranks whose machines are like this one would have of its fabric.
+pub fn foreseen_promise(config: &Config) -> FabricPromise {
+    let port = match devices::all(config).first().map(|d| &d.kind) {
+        Some(DeviceKind::Verbs(info)) if config.fabric != FabricChoice::Soft && info.problem.is_none() => Some(info),
+        _ => None,
+    };
+    FabricPromise { signals_of_all_peers: port.is_none_or(|info| !info.iwarp), is_verbs: port.is_some() }
 }
 
 /// The fabrics this rank could use, before the ranks have settled on one.

@@ -188,8 +188,8 @@ const GENERAL: &[Variable] = &[
                   `own` this library's engine, for kernels that are compiled for all backends; `gdaki-soft` its \
                   software NIC, for kernels that are compiled for all backends or for GDAKI alone; `gdaki` \
                   queues of mlx5 devices that such kernels ring themselves, which are tried first \
-                  (`OXYGIN_GDAKI_TRIAL`). `auto`: the README's table, without RDMA `gdaki-soft` from NCCL 2.30.7 on \
-                  and `own` before. The same on all ranks, or unset.",
+                  (`OXYGIN_GDAKI_TRIAL`). `auto`: the README's table, in short `gdaki` or `gdaki-soft` from \
+                  NCCL 2.30.7 on and `own` before. The same on all ranks, or unset.",
         accepted: "auto, own, nccl, gdaki, gdaki-soft",
         apply: |config, text| {
             config.engine = match text {
@@ -206,10 +206,11 @@ const GENERAL: &[Variable] = &[
     Variable {
         name: "OXYGIN_GDAKI_SIGNALS",
         default: "all-peers",
-        meaning: "What kernels compiled for GDAKI take a visible signal to say. `all-peers`: that every put which had \
-                  arrived before it is visible, from any peer, as NCCL's device code has it; a fabric that does not \
-                  promise that (verbs) is refused with OXYGIN_ENGINE=gdaki-soft. `per-peer`: that its sender's puts \
-                  are, which every fabric promises.",
+        meaning:
+            "What kernels compiled for GDAKI take a visible signal of the software NIC's to say. `all-peers`: that \
+                  every put which had arrived before it is visible, from any peer, as NCCL's device code has it; over \
+                  verbs puts are then complete only when a read has shown that they are visible, and iWARP is refused. \
+                  `per-peer`: that its sender's puts are, which every fabric promises and which saves the reads.",
         accepted: "all-peers, per-peer",
         apply: |config, text| {
             config.gdaki_signals = match text {

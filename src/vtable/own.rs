@@ -2,12 +2,11 @@
 
 use super::guard::{null, shared, store};
 use super::setup;
-use crate::comm::backend::report::{mixed_hosts, queue_owner, Asking, Machine, QueueOwner};
+use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use crate::comm::coll::Coll;
 use crate::comm::contexts::{Contexts, EngineKind};
 use crate::comm::device::DeviceSpec;
 use crate::comm::device_queues::DeviceQueues;
-use crate::comm::fabrics::{first_is_verbs, first_serves_kernels};
 use crate::comm::instance::Instance;
 use crate::comm::nccl;
 use crate::comm::nic::NicSpec;
@@ -21,7 +20,7 @@ use crate::sys::handles::Reserved;
 use nccl_plugin_api::{DeviceHandle, NcclResult, PropertiesV11, PropertiesV12, DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The engine of a communicator for a caller that may have no place for a device handle: he drains queues of
 /// descriptors himself. With GDAKI's engines windows have names that nobody but device code can use, so he is refused
@@ -33,42 +32,19 @@ pub fn kind(coll: &Coll, dev_handle: *mut *mut DeviceHandle) -> EngineKind {
     }
 }
 
-/// This machine.
-struct Here<'a>(&'a Config);
-
-impl Machine for Here<'_> {
-    fn is_verbs(&self) -> bool {
-        first_is_verbs(self.0)
-    }
-
-    fn serves_kernels(&self) -> bool {
-        // NCCL asks many times, and must not be told one thing and then another.
-        static SERVES: OnceLock<bool> = OnceLock::new();
-        *SERVES.get_or_init(|| first_serves_kernels(self.0))
-    }
-
-    fn has_cuda(&self) -> bool {
-        gpu::has_driver()
-    }
-}
-
 /// Whose queues device code writes into, for a GIN table that is asked for its properties or connects; and why.
 pub fn owner(config: &Config, is_v14: bool) -> (QueueOwner, &'static str) {
-    queue_owner(config, asking(is_v14), &Here(config))
-}
-
-fn asking(is_v14: bool) -> Asking {
-    Asking { is_v14, rma_in_use: Instance::is_rma_in_use(), nccl: nccl::last() }
+    let asking = Asking { is_v14, rma_in_use: Instance::is_rma_in_use(), nccl: nccl::last() };
+    queue_owner(config, asking, &gpu::has_driver)
 }
 
 /// The type that the log has; 0: none.
 static SAID: AtomicI32 = AtomicI32::new(0);
 
 /// Says which type NCCL is told and why, once until that changes: NCCL asks for each communicator and connection.
-fn say(config: &Config, is_v14: bool, kind: c_int, why: &str) {
+fn say(kind: c_int, why: &str) {
     if SAID.swap(kind, Ordering::Relaxed) != kind {
-        let mixed = mixed_hosts(config, asking(is_v14)).map_or(String::new(), |mixed| format!(". {mixed}"));
-        log::info!("device code's queues: type {kind} ({why}){mixed}");
+        log::info!("device code's queues: type {kind} ({why})");
     }
 }
 
@@ -84,7 +60,7 @@ fn device_type(is_v14: bool) -> Option<c_int> {
         );
     }
     let kind = (owner == QueueOwner::Plugin).then_some(DEVICE_GIN_GDAKI);
-    say(&config, is_v14, kind.unwrap_or(DEVICE_GIN_PROXY), why);
+    say(kind.unwrap_or(DEVICE_GIN_PROXY), why);
     kind
 }
 

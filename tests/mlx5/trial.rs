@@ -34,11 +34,11 @@ fn assert_said(times: usize, words: &[&str]) {
     assert_eq!(said(words), times, "{words:?} in {:#?}", lines());
 }
 
-/// Two ranks that take this library's own engine, for this reason.
+/// Two ranks that take the software NIC, for this reason.
 #[track_caller]
 fn others_are_taken(fake: &Fake, words: &[&str]) {
     job_begun(2, 0, |_| listen(), |_| ());
-    assert_said(2, &[&["engine own chosen; not gdaki: rank "], words].concat());
+    assert_said(2, &[&["engine gdaki-soft chosen; not gdaki: rank "], words].concat());
     fake.check_clean();
 }
 
@@ -149,7 +149,7 @@ fn before_ranks_meet_each_knows_of_its_own_device() {
     assert!(first_serves_kernels(&Config::from_env()));
     fake.set("stopped", 1);
     assert!(!first_serves_kernels(&Config::from_env()));
-    assert_said(1, &["no queues of the RDMA device's for kernels: fake_0:1: ", TRIED, "did not complete"]);
+    assert_said(1, &["no queues of an RDMA device's for kernels: fake_0:1: ", TRIED, "did not complete"]);
     fake.check_clean();
 }
 
@@ -177,7 +177,7 @@ fn what_a_companion_does_wrong_is_found() {
     fake.set("mlx5_error_in", 3);
     fake.set("mlx5_error_syndrome", 0x02);
     job_begun(1, 0, |_| listen(), |_| ());
-    assert_said(1, &["engine own chosen", TRIED, "failed: its companion's completion entry 0", "syndrome 0x02"]);
+    assert_said(1, &["engine gdaki-soft chosen", TRIED, "failed: its companion's completion entry 0", "syndrome 0x02"]);
     fake.check_clean();
 }
 
@@ -211,7 +211,7 @@ fn in_a_process_whose_gpu_is_held() {
         cuda.enter(rank as i32)
     };
     job_begun(1, 0, begun, |_| ());
-    assert_said(1, &["engine own chosen; not gdaki: rank 0", "has not ended for 10s", "hold the GPU"]);
+    assert_said(1, &["engine gdaki-soft chosen; not gdaki: rank 0", "has not ended for 10s", "hold the GPU"]);
     // Late, and nothing that it uses is gone.
     cuda.hold_kernels(false);
     std::thread::sleep(std::time::Duration::from_millis(200));

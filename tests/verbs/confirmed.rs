@@ -35,7 +35,7 @@ fn is_there(ranks: &[Rank], at: u64, n: u64, in_signals: bool) -> bool {
 fn an_acknowledged_put_is_not_visible_unless_it_is_confirmed() {
     for confirms in [false, true] {
         let fake = Fake::take();
-        fake.set("lazy_writes", 1);
+        fake.set("lazy_writes", 5);
         let ranks = ranks(confirms, 0);
         let seq = start_put(&ranks[0], 0, 1, &words(&ranks, 3, 5, false));
         finish(&ranks[0].contexts[0], 1, seq);
@@ -49,7 +49,7 @@ fn an_acknowledged_put_is_not_visible_unless_it_is_confirmed() {
 /// complete. With the devices and faults that `set` asks for.
 fn every_put_is_visible(depth: u32, set: impl Fn(&Fake)) {
     let fake = Fake::take();
-    fake.set("lazy_writes", 1);
+    fake.set("lazy_writes", 5);
     set(&fake);
     let ranks = ranks(true, depth);
     let context = &ranks[0].contexts[0];

@@ -86,8 +86,8 @@ fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&st
         candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
     };
     let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
-    let machine = foreseen.machine;
-    let (owner, decided_by) = queue_owner(&config, asking, &machine);
+    let has_cuda = foreseen.has_cuda;
+    let (owner, decided_by) = queue_owner(&config, asking, &|| has_cuda);
     let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
@@ -114,7 +114,7 @@ fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&st
         let config = config.clone();
         // It may try a device.
         let foreseen = child::ask(Duration::from_secs(20), move || {
-            foresee(&config, asking, machine).map_err(|e| e.message().into())
+            foresee(&config, asking, has_cuda).map_err(|e| e.message().into())
         });
         match foreseen {
             Ok(engine) => section.note("engine", engine),
@@ -161,7 +161,6 @@ mod tests {
     use super::super::report::Verdict;
     use super::*;
     use crate::env::select::Wanted;
-    use oxygin::comm::backend::report::KnownMachine;
     use oxygin::config::EngineChoice;
 
     #[test]
@@ -203,8 +202,8 @@ mod tests {
     fn what_nccl_2_29_7_needs_to_keep_the_plugin_is_said_where_it_is_not_set() {
         let said = |code: i32, value: Option<&str>| {
             let mut section = Section::new("NCCL");
-            let machine = KnownMachine::WITHOUT_RDMA;
-            let foreseen = Wanted { engine: EngineChoice::Auto, gin_type: None, machine, is_elsewhere: false };
+            let (engine, gin_type) = (EngineChoice::Auto, None);
+            let foreseen = Wanted { engine, gin_type, has_cuda: true, serves_kernels: false, is_elsewhere: false };
             let wanted = select(code, foreseen, "oxygin").expect("a version that has plugins");
             note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));
             section.findings.iter().any(|f| f.subject == "NCCL_GIN_PLUGIN_REF_COUNT" && f.detail.contains("forgets"))

@@ -5,8 +5,7 @@ pub mod select;
 
 use crate::doctor::child;
 use crate::out;
-use oxygin::comm::backend::report::KnownMachine;
-use oxygin::comm::fabrics::{first_is_verbs, first_serves_kernels};
+use oxygin::comm::fabrics::first_serves_kernels;
 use oxygin::config::Config;
 use oxygin::memory::gpu::has_driver;
 use select::{select, Selection, Wanted};
@@ -78,12 +77,11 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
 /// driver RCCL is taken at its word; NVIDIA's NCCL runs nowhere without one, so hosts are meant that have it.
 pub fn wanted(config: &Config, library: Option<&Path>) -> Wanted {
     let limit = Duration::from_secs(20);
-    let is_verbs = child::holds(limit, || first_is_verbs(config));
-    let serves_kernels = is_verbs && child::holds(limit, || first_serves_kernels(config));
+    let serves_kernels = child::holds(limit, || first_serves_kernels(config));
     let has_cuda = child::holds(limit, has_driver);
     let is_elsewhere = !has_cuda && !library.is_some_and(find::is_rccl);
-    let machine = KnownMachine { is_verbs, serves_kernels, has_cuda: has_cuda || is_elsewhere };
-    Wanted { engine: config.engine, gin_type: config.gin_type, machine, is_elsewhere }
+    let has_cuda = has_cuda || is_elsewhere;
+    Wanted { engine: config.engine, gin_type: config.gin_type, has_cuda, serves_kernels, is_elsewhere }
 }
 
 /// The NCCL that the option names, or the first that is found, with its version number.

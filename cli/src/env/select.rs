@@ -1,7 +1,7 @@
 //! Which variables have an NCCL take oxygin, and why: the one place that knows it.
 
 use super::find::spell;
-use oxygin::comm::backend::report::{mixed_hosts, queue_owner, Asking, KnownMachine, QueueOwner};
+use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::{Config, EngineChoice};
 use serde::Serialize;
 
@@ -60,8 +60,10 @@ pub struct Wanted {
     pub engine: EngineChoice,
     /// The present value of `NCCL_GIN_TYPE`.
     pub gin_type: Option<i32>,
-    /// What the machine has, or another one that is meant.
-    pub machine: KnownMachine,
+    /// There is a CUDA driver, here or on the machine that is meant.
+    pub has_cuda: bool,
+    /// Queues of this machine's RDMA device serve kernels.
+    pub serves_kernels: bool,
     /// The machine that is meant is not this one: see [`ELSEWHERE`].
     pub is_elsewhere: bool,
 }
@@ -73,7 +75,7 @@ pub const ELSEWHERE: &str = "There is no CUDA driver here, which this NCCL needs
 /// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
 /// can.
 pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
-    let Wanted { engine, gin_type, machine, is_elsewhere } = wanted;
+    let Wanted { engine, gin_type, has_cuda, serves_kernels, is_elsewhere } = wanted;
     let tables = match code {
         ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
         22807..22907 => {
@@ -95,12 +97,12 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     let gin_type_that_counts = asked.filter(|kind| [PROXY, OF_THE_PLUGIN].contains(kind));
     let config = Config { engine, gin_type: gin_type_that_counts, ..Config::default() };
     let asking = Asking { is_v14, rma_in_use: true, nccl: Some(code) };
-    let own = queue_owner(&config, asking, &machine).0 == QueueOwner::Plugin;
+    let own = queue_owner(&config, asking, &|| has_cuda).0 == QueueOwner::Plugin;
     let name = match (own, engine) {
         (false, _) => "nccl",
         (true, EngineChoice::Gdaki) => "gdaki",
         (true, EngineChoice::GdakiSoft) => "gdaki-soft",
-        (true, EngineChoice::Auto) if is_v14 && machine.serves_kernels => "gdaki",
+        (true, EngineChoice::Auto) if is_v14 && serves_kernels => "gdaki",
         (true, EngineChoice::Auto) if is_v14 => "gdaki-soft",
         (true, _) => "own",
     };
@@ -141,7 +143,6 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     if own {
         s.notes.push(suits(engine, is_v14).into());
     }
-    s.notes.extend(mixed_hosts(&config, asking).map(String::from));
     s.notes.extend(is_elsewhere.then(|| ELSEWHERE.into()));
     if code > NEWEST {
         let (this, newest) = (spell(code), spell(NEWEST));
@@ -174,8 +175,7 @@ mod tests {
     use EngineChoice::*;
 
     fn wanted(engine: EngineChoice, gin_type: Option<i32>) -> Wanted {
-        let machine = KnownMachine::WITHOUT_RDMA;
-        Wanted { engine, gin_type, machine, is_elsewhere: false }
+        Wanted { engine, gin_type, has_cuda: true, serves_kernels: false, is_elsewhere: false }
     }
 
     fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
@@ -208,20 +208,16 @@ mod tests {
             };
             assert_eq!((by_itself, names(code, Auto, None)), (engine, variables.to_vec()));
         }
-        // Over verbs NCCL's proxy suits more kernels.
-        for (serves_kernels, engine) in [(false, "nccl"), (true, "gdaki")] {
-            let machine = KnownMachine { is_verbs: true, serves_kernels, has_cuda: true };
-            let on_verbs = Wanted { machine, ..wanted(Auto, None) };
-            assert_eq!(select(23203, on_verbs, "oxygin").expect("known").engine, engine);
-        }
+        let with_mlx5 = Wanted { serves_kernels: true, ..wanted(Auto, None) };
+        assert_eq!(
+            [23004, 23203].map(|code| select(code, with_mlx5, "oxygin").expect("known").engine),
+            ["own", "gdaki"]
+        );
         let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
         let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
         assert_eq!(all, want);
         assert!(select(23203, wanted(Nccl, None), "oxygin").expect("known").notes.is_empty());
-        let said = |code| select(code, wanted(Auto, None), "oxygin").expect("known").notes.join("\n");
-        assert!([23007, 23203].iter().all(|&code| said(code).contains("hosts of both kinds")), "{}", said(23203));
-        assert!(!said(23004).contains("hosts of both kinds"));
         assert!(select(23301, wanted(Auto, None), "oxygin").expect("later").notes[0].contains("2.33.1"));
     }
 

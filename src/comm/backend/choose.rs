@@ -26,7 +26,8 @@ impl EngineChosen {
 /// What the communicator's fabric promises, which is the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct FabricPromise {
-    /// A visible signal implies every put received before it, from any peer.
+    /// A visible signal can imply every put received before it, from any peer: it does so by itself, or contexts can be
+    /// made to ([`Fabric::confirm_puts`](crate::fabric::Fabric::confirm_puts)).
     pub signals_of_all_peers: bool,
     /// It is the verbs fabric, whose ports mlx5 devices' queues are on.
     pub is_verbs: bool,
@@ -54,8 +55,8 @@ fn impossible(kind: EngineKind, offers: &[EngineOffer], fabric: FabricPromise) -
             let rank = offers.iter().position(|o| o.signals_of_all_peers)?;
             Some(format!(
                 "kernels compiled for GDAKI take a visible signal to say that every put before it has arrived, from \
-                 any peer, which the verbs fabric does not promise: set OXYGIN_FABRIC=soft, or, for kernels that \
-                 conclude from a signal to its sender's puts alone, OXYGIN_GDAKI_SIGNALS=per-peer on rank {rank}, too"
+                 any peer, which iWARP devices cannot promise: set OXYGIN_FABRIC=soft, or, for kernels that conclude \
+                 from a signal to its sender's puts alone, OXYGIN_GDAKI_SIGNALS=per-peer on rank {rank}, too"
             ))
         }
         EngineKind::Gdaki => {
@@ -124,7 +125,8 @@ mod tests {
     }
 
     const SOFT: FabricPromise = FabricPromise { signals_of_all_peers: true, is_verbs: false };
-    const VERBS: FabricPromise = FabricPromise { signals_of_all_peers: false, is_verbs: true };
+    const VERBS: FabricPromise = FabricPromise { signals_of_all_peers: true, is_verbs: true };
+    const IWARP: FabricPromise = FabricPromise { signals_of_all_peers: false, is_verbs: true };
 
     fn kind(offers: &[EngineOffer], fabric: FabricPromise, gdaki_first: bool) -> EngineKind {
         choose(offers, fabric, gdaki_first).unwrap().kind
@@ -153,9 +155,9 @@ mod tests {
         refused(&[offer(Own), offer(Nccl)], SOFT, &["rank 0", "rank 1", "NCCL_RMA_PLUGIN"]);
         refused(&[with_mlx5(offer(Gdaki))], SOFT, &["OXYGIN_ENGINE=gdaki", "settled on the soft fabric"]);
         refused(&[with_mlx5(offer(Gdaki)), offer(Gdaki)], VERBS, &["OXYGIN_ENGINE=gdaki", "rank 1: no mlx5 device"]);
-        refused(&[offer(GdakiSoft)], VERBS, &["OXYGIN_FABRIC=soft", "OXYGIN_GDAKI_SIGNALS=per-peer", "rank 0"]);
+        refused(&[offer(GdakiSoft)], IWARP, &["OXYGIN_FABRIC=soft", "OXYGIN_GDAKI_SIGNALS=per-peer", "rank 0"]);
         let of_its_sender = EngineOffer { signals_of_all_peers: false, ..offer(GdakiSoft) };
-        assert_eq!(kind(&[of_its_sender], VERBS, true), EngineKind::GdakiSoft);
+        assert_eq!(kind(&[of_its_sender], IWARP, true), EngineKind::GdakiSoft);
     }
 
     #[test]
@@ -164,7 +166,7 @@ mod tests {
         let chosen = choose(&[offer(Auto), offer(Auto)], SOFT, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::GdakiSoft);
         assert_eq!(chosen.sentence(), "gdaki-soft chosen; not gdaki: rank 0: no mlx5 device");
-        let chosen = choose(&[offer(Auto)], VERBS, true).unwrap();
+        let chosen = choose(&[offer(Auto)], IWARP, true).unwrap();
         assert_eq!(chosen.kind, EngineKind::Own);
         assert!(chosen.sentence().contains("not gdaki-soft: kernels compiled for GDAKI"), "{chosen:?}");
         assert!(chosen.sentence().contains("not gdaki: rank 0: no mlx5 device"), "{chosen:?}");
@@ -173,7 +175,7 @@ mod tests {
         // Kernels of an older NCCL are compiled for all backends, and its proxy context suits them.
         assert_eq!(kind(std::slice::from_ref(&can), VERBS, false), EngineKind::Own);
         let chosen = choose(&[can, offer(Auto)], VERBS, true).unwrap();
-        assert_eq!(chosen.kind, EngineKind::Own);
+        assert_eq!(chosen.kind, EngineKind::GdakiSoft);
         assert!(chosen.sentence().contains("not gdaki: rank 1: no mlx5 device"), "{chosen:?}");
     }
 }

@@ -1,23 +1,22 @@
 //! What this machine alone tells of the choice, before a job runs: for `oxygin doctor`.
 
-use crate::comm::backend::choose::{choose, FabricPromise};
+use crate::comm::backend::choose::choose;
 use crate::comm::backend::offer::EngineOffer;
-use crate::comm::backend::report::{queue_owner, Asking, KnownMachine, QueueOwner};
-use crate::comm::fabrics::mlx5_of;
+use crate::comm::backend::report::{queue_owner, Asking, QueueOwner};
+use crate::comm::fabrics::{foreseen_promise, mlx5_of};
 use crate::config::Config;
 use crate::error::Result;
 use crate::fabric::devices;
 
 /// Which engine ranks that are all like this one would take, in the words of the log, with the first reason against
 /// each better one, if such a GIN table asks. An error: they would refuse each other.
-pub fn foresee(config: &Config, asking: Asking, machine: KnownMachine) -> Result<String> {
-    let (owner, why) = queue_owner(config, asking, &machine);
+pub fn foresee(config: &Config, asking: Asking, has_cuda: bool) -> Result<String> {
+    let (owner, why) = queue_owner(config, asking, &|| has_cuda);
     if owner == QueueOwner::Nccl {
         return Ok(format!("nccl chosen: {why}"));
     }
     let mlx5 = mlx5_of(config, devices::all(config).first().map(|d| &d.kind), owner, asking.is_v14);
-    let promise = FabricPromise { signals_of_all_peers: !machine.is_verbs, is_verbs: machine.is_verbs };
-    Ok(choose(&[EngineOffer::new(config, owner, mlx5)], promise, asking.is_v14)?.sentence())
+    Ok(choose(&[EngineOffer::new(config, owner, mlx5)], foreseen_promise(config), asking.is_v14)?.sentence())
 }
 
 #[cfg(test)]
@@ -30,8 +29,7 @@ mod tests {
         let config = |engine, gin_type| Config { engine, gin_type, fabric: FabricChoice::Soft, ..Config::default() };
         let say = |engine, gin_type, nccl| {
             let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(nccl) };
-            let machine = KnownMachine::WITHOUT_RDMA;
-            foresee(&config(engine, gin_type), asking, machine).map_err(|e| e.to_string())
+            foresee(&config(engine, gin_type), asking, true).map_err(|e| e.to_string())
         };
         assert!(say(EngineChoice::Auto, None, 23_300).unwrap().starts_with("nccl chosen: this NCCL is newer"));
         assert_eq!(say(EngineChoice::Auto, Some(2), 23_203).unwrap(), "nccl chosen: NCCL_GIN_TYPE=2");

@@ -3,7 +3,7 @@
 
 use super::choose::{choose, FabricPromise};
 use super::offer::EngineOffer;
-use super::report::{queue_owner, Asking, KnownMachine, QueueOwner};
+use super::report::{queue_owner, Asking, QueueOwner};
 use crate::config::{Config, EngineChoice};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 
@@ -15,7 +15,7 @@ fn outcome(engine: EngineChoice, gin_type: Option<i32>, is_v14: bool, rma: bool)
     let (owner, _) = queue_owner(
         &config,
         Asking { is_v14, rma_in_use: rma, nccl: Some(if is_v14 { 23_203 } else { 23_004 }) },
-        &KnownMachine::WITHOUT_RDMA,
+        &|| true,
     );
     let reported = if owner == QueueOwner::Plugin { DEVICE_GIN_GDAKI } else { DEVICE_GIN_PROXY };
     // NCCL takes a plugin of the type that is asked for; from 2.30.7 on none of the proxy's, and drives RMA instead.

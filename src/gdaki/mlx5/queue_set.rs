@@ -422,8 +422,7 @@ fn check(nic: &Mlx5Nic, request: &SetRequest) -> Result<()> {
     if request.counts && !capabilities.cross_channel {
         return Err(Error::usage(
             "nCounters > 0: the device has no entries that wait for completions (cd), by which counters are \
-             incremented; use kernels without counters, or OXYGIN_ENGINE=gdaki-soft with OXYGIN_FABRIC=soft (or, over \
-             verbs, with OXYGIN_GDAKI_SIGNALS=per-peer), on all ranks",
+             incremented; use kernels without counters, or OXYGIN_ENGINE=gdaki-soft on all ranks",
         ));
     }
     let (slots, most) = (1_u64 << request.log_slots, capabilities.send_slots.min(capabilities.completions));

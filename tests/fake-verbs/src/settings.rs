@@ -69,7 +69,7 @@ const DEFAULTS: &[(&str, i64)] = &[
     ("error_in", 0),
     ("error_status", 10),
     // Writes come to memory when something behind them in their queue pair pushes them, a read of the same region or a
-    // signal, or 5 ms later.
+    // signal, or so many ms later; 0: at once.
     ("lazy_writes", 0),
     // What is posted behind reads, without a fence, is carried out and complete before them.
     ("overtake", 0),

@@ -1,6 +1,6 @@
 //! Chains: operations that waited, linked together and rung once, with one completion behind them all.
 
-use super::super::lane::{EntryKind, Logged, Op, WorkRequest, NOTED};
+use super::super::lane::{EntryKind, Lane, Logged, Op, WorkRequest, NOTED};
 use super::super::outcome::Outcomes;
 use super::super::template::blank;
 use super::super::wr_id::WrId;
@@ -37,6 +37,21 @@ pub struct Stand {
     get: Option<u32>,
     /// A place that was written, and is not read behind that yet: see [`Device::confirms`].
     unconfirmed: Option<ibv_wr_rdma>,
+}
+
+impl Stand {
+    /// The next bytes of an operation are in the queue. `is_to_confirm`: they are written, and a read has to follow.
+    fn pass(&mut self, op: &Op, bytes: u32, is_to_confirm: bool) {
+        if is_to_confirm && bytes > 0 {
+            self.unconfirmed = Some(ibv_wr_rdma { remote_addr: op.remote + self.offset, rkey: op.rkey });
+        }
+        self.offset += u64::from(bytes);
+    }
+
+    /// Whether a write to this window has to wait for the read that confirms those to another one.
+    fn is_elsewhere(&self, rkey: u32) -> bool {
+        self.unconfirmed.is_some_and(|place| place.rkey != rkey)
+    }
 }
 
 impl Chain {
@@ -124,8 +139,7 @@ impl Queues {
                 break;
             }
             let (next, last) = op.next(stand.offset, self.device.max_msg);
-            if matches!(next, WorkRequest::Data(_)) && stand.unconfirmed.is_some_and(|place| place.rkey != op.rkey) {
-                // A read of one window says nothing of writes to another.
+            if matches!(next, WorkRequest::Data(_)) && stand.is_elsewhere(op.rkey) {
                 break;
             }
             if matches!(next, WorkRequest::Signal(_)) && unfinished < NOTED {
@@ -143,10 +157,7 @@ impl Queues {
             let (mut wr, sge) = match (next, &mut self.messages) {
                 (WorkRequest::Data(bytes), _) => {
                     let request = data(&op, stand.offset, bytes, self.device.max_inline);
-                    if self.device.confirms && bytes > 0 && request.0.opcode == IBV_WR_RDMA_WRITE {
-                        stand.unconfirmed = Some(ibv_wr_rdma { remote_addr: op.remote + stand.offset, rkey: op.rkey });
-                    }
-                    stand.offset += u64::from(bytes);
+                    stand.pass(&op, bytes, self.device.confirms && request.0.opcode == IBV_WR_RDMA_WRITE);
                     request
                 }
                 (WorkRequest::Signal(mut signal), messages) => {
@@ -179,29 +190,10 @@ impl Queues {
             unsafe { link(chain, count, wr, sge, stand) };
             count += 1;
         }
-        let is_whole = count + kept == CHAIN || stand.unconfirmed.is_some();
-        let has_room = count < lane.room(completed) as usize;
-        if let Some(place) = stand.unconfirmed.take_if(|_| has_room) {
-            let wr = ibv_send_wr {
-                opcode: IBV_WR_RDMA_READ,
-                num_sge: 1,
-                wr: ibv_wr_remote { rdma: place },
-                wr_id: WrId::part(peer, lane.sent.wrapping_add(stand.ops)),
-                ..blank()
-            };
-            let sge = ibv_sge { addr: self.device.scratch, length: 1, lkey: self.device.scratch_lkey };
-            // SAFETY: as above: the loop has left a place for it.
-            unsafe { link(chain, count, wr, sge, stand) };
-            count += 1;
-        }
-        if count > 0 {
-            let slots = lane.unsignalled + count as u32;
-            // SAFETY: the first `count` work requests were just written.
-            let end = unsafe { &mut (*chain).wrs[count - 1] };
-            end.send_flags |= IBV_SEND_SIGNALED;
-            end.wr_id = WrId::chain(peer, lane.sent.wrapping_add(stand.ops), slots, stand.offset > 0);
-        }
-        (count, count > 0 && is_whole)
+        let may_follow = count > 0 && (count + kept == CHAIN || stand.unconfirmed.is_some());
+        let confirming = self.device.confirming().filter(|_| count < lane.room(completed) as usize);
+        // SAFETY: the first `count` work requests were just written, and the loop has left a place.
+        (unsafe { end(chain, count, peer, lane, stand, confirming) }, may_follow)
     }
 
     /// Starts the local read of a flush at the front of a lane's backlog, once everything before it is complete.
@@ -402,6 +394,36 @@ fn addition(device: &Device, op: &Op, signal: &Signal) -> (ibv_send_wr, ibv_sge)
 fn message(sge: ibv_sge, max_inline: u32) -> (ibv_send_wr, ibv_sge) {
     let send_flags = IBV_SEND_SOLICITED | in_request(sge.length, max_inline);
     (ibv_send_wr { opcode: IBV_WR_SEND, send_flags, num_sge: 1, ..blank() }, sge)
+}
+
+/// Ends a chain of so many work requests: `confirming`, where a read goes that confirms what was written, comes behind
+/// them if any wrote; the last one has a completion. Returns how many there are now.
+///
+/// # Safety
+/// As for [`link`]; the first `count` were linked.
+unsafe fn end(
+    chain: *mut Requests,
+    count: usize,
+    peer: u32,
+    lane: &Lane,
+    mut stand: Stand,
+    confirming: Option<ibv_sge>,
+) -> usize {
+    let (mut count, number) = (count, lane.sent.wrapping_add(stand.ops));
+    if let Some((sge, rdma)) = confirming.and_then(|sge| Some((sge, stand.unconfirmed.take()?))) {
+        let read = ibv_send_wr { opcode: IBV_WR_RDMA_READ, num_sge: 1, wr: ibv_wr_remote { rdma }, ..blank() };
+        // SAFETY: the caller's promise.
+        unsafe { link(chain, count, read, sge, stand) };
+        count += 1;
+    }
+    if count > 0 {
+        let slots = lane.unsignalled + count as u32;
+        // SAFETY: the first `count` work requests were written.
+        let last = unsafe { &mut (*chain).wrs[count - 1] };
+        last.send_flags |= IBV_SEND_SIGNALED;
+        last.wr_id = WrId::chain(peer, number, slots, stand.offset > 0);
+    }
+    count
 }
 
 /// Puts a work request at the end of the chain's first `count`.

@@ -55,6 +55,13 @@ pub struct Device {
     pub confirms: bool,
 }
 
+impl Device {
+    /// Where a read that confirms what was written goes, if there are such reads.
+    fn confirming(&self) -> Option<ibv_sge> {
+        self.confirms.then_some(ibv_sge { addr: self.scratch, length: 1, lkey: self.scratch_lkey })
+    }
+}
+
 /// A context's queues.
 pub struct Queues {
     device: Device,

@@ -14,11 +14,8 @@ pub struct OnTheWay {
     rkey: u32,
     to: u64,
     bytes: Vec<u8>,
-    since: Instant,
+    until: Instant,
 }
-
-/// How long a write is on its way that nothing pushes.
-const ON_THE_WAY: Duration = Duration::from_millis(5);
 
 impl World {
     /// Where a work request's local piece really is.
@@ -91,20 +88,24 @@ impl World {
         status
     }
 
-    /// What `send` of a queue pair pushes before it comes to memory: a signal all that the queue pair wrote, a read what
-    /// it wrote to the same region.
+    /// What `send` of a queue pair pushes before it comes to memory: a signal all that the queue pair wrote, a read
+    /// what it wrote to the same region.
     fn land_writes(&mut self, pair: u32, send: &Posted) {
-        // SAFETY: a read fills in this part.
-        let of_read = (send.wr.opcode == IBV_WR_RDMA_READ).then(|| unsafe { send.wr.wr.rdma.rkey });
+        let of_read = match send.wr.opcode {
+            // SAFETY: a read fills in this part.
+            IBV_WR_RDMA_READ => Some(unsafe { send.wr.wr.rdma.rkey }),
+            _ => None,
+        };
         if send.wr.opcode == IBV_WR_RDMA_WRITE || self.on_the_way.is_empty() {
             return;
         }
         self.land(|w| w.pair == pair && of_read.is_none_or(|rkey| w.rkey == rkey));
     }
 
-    /// Writes that have been on their way for long arrive.
+    /// Writes whose time is over arrive.
     pub(super) fn land_old_writes(&mut self) {
-        self.land(|w| w.since.elapsed() > ON_THE_WAY);
+        let now = Instant::now();
+        self.land(|w| w.until < now);
     }
 
     fn land(&mut self, comes: impl Fn(&OnTheWay) -> bool) {
@@ -129,15 +130,11 @@ impl World {
             IBV_WR_RDMA_WRITE => {
                 match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_WRITE) {
                     Some(to) if self.settings.get("lazy_writes", peer.device) != 0 => {
+                        let ms = self.settings.get("lazy_writes", peer.device) as u64;
                         let mut bytes = vec![0; len as usize];
                         let status = copy(local, bytes.as_mut_ptr() as u64, len);
-                        self.on_the_way.push(OnTheWay {
-                            pair: number,
-                            rkey: rdma.rkey,
-                            to,
-                            bytes,
-                            since: Instant::now(),
-                        });
+                        let until = Instant::now() + Duration::from_millis(ms);
+                        self.on_the_way.push(OnTheWay { pair: number, rkey: rdma.rkey, to, bytes, until });
                         status
                     }
                     Some(to) => copy(local, to, len),
