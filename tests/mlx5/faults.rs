@@ -188,7 +188,7 @@ fn counters_need_entries_that_wait_and_depth_has_an_end() {
     });
     let said: Vec<String> = lines().iter().map(|line| line.1.clone()).collect();
     // The software NIC alone would be refused in its turn.
-    assert_said(&said, &["nCounters > 0", "(cd)", "OXYGIN_ENGINE=gdaki-soft with OXYGIN_FABRIC=soft", "per-peer"]);
+    assert_said(&said, &["nCounters > 0", "(cd)", "OXYGIN_ENGINE=gdaki-soft on all ranks"]);
     assert_said(&said, &["queueDepth: 1024 slots", "up to 512"]);
     assert_said(&said, &["nContexts = 6 makes 18 queue pairs", "fake_0:1 has 16"]);
     fake.check_clean();
