@@ -2,6 +2,7 @@
 //! a communicator, so each rank finds it out alone, from its configuration.
 
 use crate::config::{Config, EngineChoice};
+use crate::proxy::descriptor::layout::FIRST_UNKNOWN;
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 
 /// Whose queues they are.
@@ -12,9 +13,6 @@ pub enum QueueOwner {
     /// The plugin's: NCCL takes device code's queues from the device handle as they are. Device type 3.
     Plugin,
 }
-
-/// The first NCCL whose device structures this library does not know, as 10000 × major + 100 × minor + patch.
-const FIRST_UNKNOWN: i32 = 23_300;
 
 /// Who asks, as far as that matters.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Which structures device code reads, by the table that NCCL loaded, what it asks for, and its own version.
 
 use crate::error::{Error, Result};
-use crate::proxy::descriptor::layout::{NcclVersion, Table};
+use crate::proxy::descriptor::layout::{NcclVersion, Table, FIRST_UNKNOWN};
 use nccl_plugin_api::gdaki::context_v1::ContextV1;
 use nccl_plugin_api::gdaki::context_v2::ContextV2;
 use nccl_plugin_api::gdaki::queue_pair_v1::{self, QueuePairV1};
@@ -18,10 +18,6 @@ pub enum Layout {
     /// Kernels compiled with NCCL 2.30.5 to 2.32: contexts of 88 bytes, queue pairs of 296.
     V3,
 }
-
-/// The first version of NCCL whose headers nobody has compared with these layouts: its `backendVersion` may be the same
-/// and its structures others, as 2.32 has shown.
-const FIRST_UNKNOWN: NcclVersion = 23_300;
 
 impl Layout {
     /// What device code reads, or why this library does not know it.

@@ -28,6 +28,9 @@ pub type NcclVersion = i32;
 
 /// The first NCCL whose contexts have 80 bytes.
 const FLUSHES_FIELD: NcclVersion = 23_200;
+/// The first NCCL whose headers nobody has compared with the structures for device code that are known here: its
+/// `backendVersion` may be the same and its structures others, as 2.32 has shown.
+pub const FIRST_UNKNOWN: NcclVersion = 23_300;
 
 impl Layout {
     const fn of(form: Form, context_bytes: usize) -> Self {
@@ -38,7 +41,8 @@ impl Layout {
     ///
     /// `backendVersion` of a plugin that reports device type 3 counts the layouts of GDAKI, not those of the proxy: 1
     /// up to NCCL 2.30.4, 2 since. NCCL 2.32 added a field to the proxy's context without a step of that number, so
-    /// its own version decides between 72 and 80 bytes.
+    /// its own version decides between 72 and 80 bytes, and an NCCL that is newer than the library may have added
+    /// others. Who is no NCCL (`None`) is given the newest.
     pub fn choose(table: Table, nccl: Option<NcclVersion>, forced: Option<u32>) -> Result<Self> {
         let form = if table == Table::V12 { Form::Bytes64 } else { Form::Bytes128 };
         if let Some(bytes @ (48 | 72 | 80)) = forced {
@@ -47,11 +51,11 @@ impl Layout {
         match table {
             Table::V12 | Table::V13 | Table::V14(1) => Ok(Self::of(form, 48)),
             Table::V14(2) if nccl.is_some_and(|version| version < FLUSHES_FIELD) => Ok(Self::of(form, 72)),
-            Table::V14(2) => Ok(Self::of(form, 80)),
-            Table::V14(other) => Err(Error::usage(format!(
-                "backendVersion = {other}, but the layouts of device structures known are 1 and 2; this NCCL ({}) is \
-                 newer than the library: set OXYGIN_DEVICE_LAYOUT to 48, 72 or 80 if its contexts have that many \
-                 bytes, or OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN",
+            Table::V14(2) if nccl.is_none_or(|version| version < FIRST_UNKNOWN) => Ok(Self::of(form, 80)),
+            Table::V14(version) => Err(Error::usage(format!(
+                "backendVersion = {version} of an NCCL {}: the device structures known are those of 1 and 2, up to NCCL \
+                 2.32; use a newer oxygin, set OXYGIN_DEVICE_LAYOUT to 48, 72 or 80 if a context has so many bytes \
+                 there, or OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN",
                 nccl.map_or("of unknown version".into(), |v| v.to_string())
             ))),
         }
@@ -97,8 +101,11 @@ mod tests {
         }
         assert_eq!(layout(Table::V14(2), Some(23_203), Some(72)).unwrap(), (Form::Bytes128, 72));
         assert_eq!(layout(Table::V14(9), None, Some(80)).unwrap(), (Form::Bytes128, 80));
-        let refused = Layout::choose(Table::V14(3), Some(23_300), None).unwrap_err();
-        assert!(refused.message().contains("OXYGIN_DEVICE_LAYOUT"), "{refused}");
+        assert_eq!(layout(Table::V14(2), Some(23_300), Some(80)).unwrap(), (Form::Bytes128, 80));
+        for (table, nccl) in [(Table::V14(3), None), (Table::V14(3), Some(23_203)), (Table::V14(2), Some(23_300))] {
+            let refused = Layout::choose(table, nccl, None).unwrap_err();
+            assert!(refused.message().contains("OXYGIN_DEVICE_LAYOUT"), "{refused}");
+        }
     }
 
     #[test]
