@@ -4,9 +4,7 @@
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{
-    allocate_signals, check_numbers, settings, signal_words, work, DeviceQueues, QueueState, Share,
-};
+use super::device_queues::{allocate_signals, check_numbers, signal_words, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
@@ -229,7 +227,7 @@ impl Coll {
         windows: &[usize],
         key: Option<CreditKey>,
     ) -> Result<DeviceQueues> {
-        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?;
+        let engine = self.engine(|| self.engine_settings(&blocks.memory))?;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let handle = Box::new(DeviceHandle {
             net_device_type: DEVICE_GIN_PROXY,

@@ -3,13 +3,14 @@
 
 use super::coll::{check_contexts, Coll};
 use super::contexts::{Contexts, EngineKind};
+use super::fabrics::on_fabric;
 use super::mlx5::HardwareQueues;
 use super::rendezvous::Contribution;
 use super::windows::WindowSpec;
 use crate::config::{Affinity, Config};
 use crate::error::{Error, Result};
 use crate::fabric::lanes::LaneServer;
-use crate::fabric::{Context, ContextSpec, World};
+use crate::fabric::{Context, ContextSpec, Fabric, World};
 use crate::gdaki::soft::capture::Capture;
 use crate::proxy::affinity::Cpus;
 use crate::proxy::descriptor::queue::Queue;
@@ -210,11 +211,11 @@ pub(super) fn signal_words(
     Ok(window)
 }
 
-/// What the threads of a communicator's engine are to be.
-pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory) -> Settings {
+/// What the threads of a communicator's engine are to be. `nic`: the address of its RDMA device on the PCI bus.
+fn settings(config: &Config, comm: u64, world: World, memory: &Memory, nic: Option<&str>) -> Settings {
     let cpus = match &config.proxy_affinity {
         Affinity::Off => None,
-        Affinity::Near => memory.pci_address().and_then(|pci| Cpus::near(Path::new("/sys"), &pci)),
+        Affinity::Near => Cpus::near_both(Path::new("/sys"), memory.pci_address().as_deref(), nic),
         Affinity::List(list) => Cpus::parse(list),
     };
     let cpus = cpus.and_then(|cpus| cpus.allowed());
@@ -226,6 +227,12 @@ pub(super) fn settings(config: &Config, comm: u64, world: World, memory: &Memory
 }
 
 impl Coll {
+    /// What the threads of this communicator's engine are to be, whose first set has this memory.
+    pub(super) fn engine_settings(&self, memory: &Memory) -> Settings {
+        let nic = on_fabric!(&self.fabric, fabric => fabric.pci_address());
+        settings(&self.instance.config, self.id, self.world, memory, nic)
+    }
+
     /// Makes a set of contexts of this kind, with queues for device code that are drained from here on. Collective.
     ///
     /// `allocate` reads this rank's arguments and makes what the queues lie in; what is wrong there the others are

@@ -4,7 +4,7 @@
 
 use super::coll::{differs, told, Coll};
 use super::contexts::{Contexts, EngineKind};
-use super::device_queues::{check_numbers, settings, DeviceQueues};
+use super::device_queues::{check_numbers, DeviceQueues};
 use super::fabrics::{AnyFabric, Queues};
 use super::gdaki::DeviceImage;
 use super::nic::{slots, NicSpec};
@@ -200,7 +200,7 @@ impl Coll {
         };
         let handle = blocks.image.describe(&description, &blocks.memory)?;
         let engine = match queues.wants_ringing() {
-            true => Some(self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?),
+            true => Some(self.engine(|| self.engine_settings(&blocks.memory))?),
             false => None,
         };
         // Whoever is ready to receive may be sent to: no kernel runs before all are.

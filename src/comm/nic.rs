@@ -5,9 +5,7 @@ use super::capture::captured;
 use super::coll::Coll;
 use super::contexts::{Contexts, EngineKind};
 use super::credits::{CreditKey, CreditWords};
-use super::device_queues::{
-    allocate_signals, check_numbers, settings, signal_words, work, DeviceQueues, QueueState, Share,
-};
+use super::device_queues::{allocate_signals, check_numbers, signal_words, work, DeviceQueues, QueueState, Share};
 use super::fabrics::on_queues;
 use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
@@ -303,7 +301,7 @@ impl Coll {
         keys: [u32; 2],
         count: Option<CreditKey>,
     ) -> Result<(DeviceQueues, SetView)> {
-        let engine = self.engine(|| settings(&self.instance.config, self.id, self.world, &blocks.memory))?;
+        let engine = self.engine(|| self.engine_settings(&blocks.memory))?;
         let contexts = spec.contexts.contexts as usize;
         let (failed, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let counts = Arc::new(Counts::new(FIRST, blocks.queues(contexts)));

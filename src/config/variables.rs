@@ -272,8 +272,9 @@ const GENERAL: &[Variable] = &[
     Variable {
         name: "OXYGIN_PROXY_AFFINITY",
         default: "near",
-        meaning: "Where these threads run: `near` the GPU, by what sysfs says of it; `off`, wherever the scheduler \
-                  likes; or on the processors of a list. Those that the process may not use are left out.",
+        meaning: "Where these threads run: `near` the GPU and, over verbs, the NIC, by what sysfs says of them (where \
+                  no processor is near both the GPU counts); `off`, wherever the scheduler likes; or on the processors \
+                  of a list. Those that the process may not use are left out.",
         accepted: "near, off, or a list of processors such as 0-7,16",
         apply: |config, text| {
             config.proxy_affinity = match text {

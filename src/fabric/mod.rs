@@ -137,6 +137,11 @@ pub trait Fabric: Sized + Send + Sync + 'static {
         Ok(())
     }
 
+    /// The address of the device that it uses on the PCI bus; `None`: it uses none, or one that is on no such bus.
+    fn pci_address(&self) -> Option<&str> {
+        None
+    }
+
     /// Ends what would outlive the last context and registration: threads, sockets.
     fn close(&self) {}
 }

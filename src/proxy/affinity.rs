@@ -1,4 +1,4 @@
-//! Which processors the engine's threads run on: those near the GPU, of those that the process may use.
+//! Which processors the engine's threads run on: those near GPU and NIC, of those that the process may use.
 
 use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
@@ -27,6 +27,17 @@ impl Cpus {
     pub fn near(sys: &Path, pci: &str) -> Option<Self> {
         let file = sys.join("bus/pci/devices").join(pci.to_ascii_lowercase()).join("local_cpulist");
         Self::parse(&std::fs::read_to_string(file).ok()?)
+    }
+
+    /// Those near both devices, where any are; else those near the first that says what is near it.
+    pub fn near_both(sys: &Path, gpu: Option<&str>, nic: Option<&str>) -> Option<Self> {
+        let near = |pci: Option<&str>| pci.and_then(|pci| Self::near(sys, pci));
+        let (gpu, nic) = match (near(gpu), near(nic)) {
+            (Some(gpu), Some(nic)) => (gpu, nic),
+            (gpu, nic) => return gpu.or(nic),
+        };
+        let both: Vec<_> = gpu.0.iter().copied().filter(|cpu| nic.0.contains(cpu)).collect();
+        Some(if both.is_empty() { gpu } else { Self(both) })
     }
 
     /// Those among them that the calling thread may run on; `None`: none, or the kernel does not say.
@@ -68,11 +79,25 @@ mod tests {
     #[test]
     fn the_device_says_what_is_near() {
         let sys = std::env::temp_dir().join(format!("oxygin-sys-{}", std::process::id()));
-        let folder = sys.join("bus/pci/devices/0000:1b:00.0");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("local_cpulist"), "0-1\n").unwrap();
+        for (device, list) in [("0000:1b:00.0", "0-1\n"), ("0000:2b:00.0", "1-3\n"), ("0000:3b:00.0", "4\n")] {
+            let folder = sys.join("bus/pci/devices").join(device);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("local_cpulist"), list).unwrap();
+        }
         assert_eq!(Cpus::near(&sys, "0000:1B:00.0"), Some(Cpus(vec![0, 1])));
         assert_eq!(Cpus::near(&sys, "0000:1c:00.0"), None);
+        let [gpu, nic, far, silent] = ["1b", "2b", "3b", "1c"].map(|bus| format!("0000:{bus}:00.0"));
+        for (gpu, nic, near) in [
+            (Some(&gpu), Some(&nic), Some(vec![1])),
+            (Some(&gpu), Some(&far), Some(vec![0, 1])),
+            (Some(&gpu), Some(&silent), Some(vec![0, 1])),
+            (None, Some(&nic), Some(vec![1, 2, 3])),
+            (Some(&silent), Some(&nic), Some(vec![1, 2, 3])),
+            (Some(&silent), None, None),
+        ] {
+            let found = Cpus::near_both(&sys, gpu.map(String::as_str), nic.map(String::as_str));
+            assert_eq!(found, near.map(Cpus), "{gpu:?} {nic:?}");
+        }
         std::fs::remove_dir_all(&sys).unwrap();
     }
 }

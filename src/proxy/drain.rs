@@ -396,6 +396,7 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
             // The log has it, and nothing is waited for.
             return;
         }
+        self.watch_service(now, limit).inspect(|sentence| log::warn!("{sentence}"));
         self.find_full();
         for &index in self.hot.iter().chain(&self.full) {
             let place = &mut self.places[index as usize];

@@ -1,7 +1,7 @@
 //! What the engine tells about itself: counts that others read while it runs, traces, the watchdog.
 
 use crate::support::common::job;
-use crate::support::device::{entry, own, Ask, Device};
+use crate::support::device::{entry, own, wait, Ask, Device};
 use crate::support::logged::{collect, lines, listen};
 use nccl_plugin_api::descriptor::*;
 use oxygin::telemetry::stats::layout::{State, Way};
@@ -225,4 +225,38 @@ fn the_watchdog_names_what_stands() {
         r.job.barrier.wait();
         device.destroy();
     });
+}
+
+/// The processors that each of the engine's threads may use, by their names.
+fn threads() -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let of = |task: std::io::Result<std::fs::DirEntry>| {
+        let folder = task.unwrap().path();
+        let (name, status) = (read(folder.join("comm")), read(folder.join("status")));
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap_or_default();
+        (name.trim().to_owned(), allowed.to_owned())
+    };
+    tasks.map(of).filter(|(name, _)| name.starts_with("oxygin-px")).collect()
+}
+
+#[test]
+fn threads_have_names_and_run_where_they_are_to() {
+    let _turn = own();
+    let all = std::thread::available_parallelism().unwrap().get();
+    for (asked, is_pinned) in [("0", true), ("off", false)] {
+        let _affinity = Variable::set("OXYGIN_PROXY_AFFINITY", asked);
+        let _threads = Variable::set("OXYGIN_PROXY_THREADS", "2");
+        job(1, 1, |r| {
+            let device = Device::new(r, Ask { contexts: 2, ..Ask::default() });
+            // They come up beside this one.
+            let are_right = |threads: &[(String, String)]| {
+                let ends: Vec<_> = threads.iter().map(|(name, _)| name.rsplit('.').next().unwrap()).collect();
+                let is_right = |(_, cpus): &(String, String)| (cpus == "0") == (is_pinned || all == 1);
+                ends.contains(&"0") && ends.contains(&"1") && threads.iter().all(is_right)
+            };
+            wait(|| format!("two threads that are pinned: {is_pinned}, not {:?}", threads()), || are_right(&threads()));
+            drop(device);
+        });
+    }
 }

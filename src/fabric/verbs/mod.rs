@@ -85,6 +85,8 @@ pub struct VerbsFabric {
     devx: Devx,
     /// Device and port, for messages.
     label: String,
+    /// On the PCI bus, but for the function's number, which is that of the card's first one.
+    pci_address: Option<String>,
     origin: Origin,
     /// On iWARP devices.
     iwarp: Option<Home>,
@@ -174,6 +176,7 @@ impl VerbsFabric {
             pd,
             devx,
             label,
+            pci_address: device.pci_path.as_ref().and_then(|path| Some(path.rsplit('/').next()?.to_owned())),
             origin: Origin::new(config, device.port, gid, limits.vendor_id),
             iwarp,
             patience: config.timeout / 2,
@@ -275,6 +278,10 @@ impl Fabric for VerbsFabric {
 
     /// A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
     const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = false;
+
+    fn pci_address(&self) -> Option<&str> {
+        self.pci_address.as_deref()
+    }
 
     fn can_confirm_puts(&self) -> bool {
         // There a read need not be answered behind the writes before it (RFC 5040, section 5.5).

@@ -60,6 +60,8 @@ pub struct KernelService {
     given: Vec<Given>,
     /// Since when they are held.
     held: Instant,
+    /// Since when a kernel has them, and whether the log has it that this is for too long.
+    served: Option<(Instant, bool)>,
     /// One is called, as far as was known when it was asked last; the last one that was called came in time.
     is_called: bool,
     comes_soon: bool,
@@ -87,6 +89,7 @@ impl KernelService {
             kernel,
             given: Vec::new(),
             held: Instant::now(),
+            served: None,
             is_called: false,
             comes_soon: true,
             lately: 0,
@@ -270,6 +273,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// Lanes that were held for a kernel take entries again.
     fn release(&mut self, service: &mut KernelService) {
         service.together.hold(false);
+        service.served = None;
         for given in service.given.drain(..) {
             self.places[given.lane as usize].lane.release();
         }
@@ -341,9 +345,29 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 }
             }
         }
+        service.served = (!service.given.is_empty()).then(|| (Instant::now(), false));
         service.lately = service.given.iter().filter(|given| !given.is_watched).count();
         let may_bring = self.places.iter().all(|place| place.lane.can_be_watched());
         service.together.begin(service.given.len() == self.places.len(), may_bring, Instant::now());
+    }
+
+    /// A sentence about a kernel that has had lanes for `limit`, once: it lives for milliseconds.
+    pub(super) fn watch_service(&mut self, now: Instant, limit: Duration) -> Option<String> {
+        let service = self.service.as_mut()?;
+        let (since, said) = service.served.as_mut()?;
+        let age = now.saturating_duration_since(*since);
+        if age < limit || std::mem::replace(said, true) {
+            return None;
+        }
+        let place = self.places.get(service.given.first()?.lane as usize)?;
+        Some(format!(
+            "context {}, queue to rank {}, and {} others: a kernel of this library's has had them for {age:.1?} \
+             (OXYGIN_STALL), which gives them back within milliseconds, so entries of device code in them wait: this \
+             GPU stands, for a debugger, another process or a fault that its driver has not told of",
+            self.commons[place.context as usize].number,
+            place.lane.peer,
+            service.given.len() - 1
+        ))
     }
 
     /// Sees how far a kernel that serves has come.

@@ -486,3 +486,5 @@ fn others_have_what_carries_something_alone() {
 
 #[path = "service_tests/kept_out.rs"]
 mod kept_out;
+#[path = "service_tests/overdue.rs"]
+mod overdue;

@@ -68,7 +68,7 @@ impl<R: Ring> Lane<R> {
     /// not been told of.
     pub fn watch<C: Context>(&mut self, common: &Common, context: &C, now: Instant, limit: Duration) -> Option<String> {
         if let State::Served = self.state {
-            // What the kernel does not do in its time comes back.
+            // What the kernel does not do in its time comes back; who gave it the lane watches whether it does.
             return None;
         }
         let (peer, fabric, has_head) = (self.peer, C::NAME, self.has_head());
