@@ -28,9 +28,12 @@ class Layout:
     core: bool = False  # among the first to run for every NCCL
     solo: bool = False  # its processes take turns on one GPU (without MPS): no other job there
     nic: bool = False  # on RDMA devices that tests/fake-verbs plays, which exist in one process
+    rma: bool = True  # with NCCL_RMA_PLUGIN, where this NCCL knows it
 
 
 PROCESSES, HOSTS = ("--processes",), ("--host-size", "1")
+# A selection of programs whose kernels use GIN.
+OF_KERNELS = ("alltoall", "barrier", "contexts", "counters", "flood", "gdaki_only", "get", "moe_ll", "pingpong", "signals", "values")
 LAYOUTS = {
     "4gpu-threads": Layout(4, 4, "four ranks in one process, a GPU each"),
     "4gpu-processes": Layout(4, 4, "four processes, a GPU each", PROCESSES, core=True),
@@ -44,6 +47,8 @@ LAYOUTS = {
                           core=True),
     "2gpu-hosts": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies through TCP", HOSTS, TCP, core=True),
     "2gpu-hosts-mapped": Layout(2, 2, "two processes, a GPU each, two hosts for NCCL, copies from GPU to GPU", HOSTS),
+    "2gpu-gin-alone": Layout(2, 2, "as 2gpu-hosts-mapped, with NCCL_GIN_PLUGIN alone", HOSTS, first=(2, 30), only=OF_KERNELS, rma=False),
+    "2gpu-type-3": Layout(2, 2, "as 2gpu-hosts-mapped, with NCCL_GIN_TYPE=3", HOSTS, {"NCCL_GIN_TYPE": "3"}, (2, 30), only=OF_KERNELS),
     "1gpu-2threads": Layout(1, 2, "two ranks in one process on one GPU", (), SHARED, (2, 30), core=True),
     "1gpu-4threads": Layout(1, 4, "four ranks in one process on one GPU", (), SHARED, (2, 30), core=True),
     "1gpu-2threads-tcp": Layout(1, 2, "two ranks in one process on one GPU, copies through TCP", (), {**SHARED, **TCP}, (2, 30)),
@@ -114,6 +119,9 @@ def takes(layout, program, version, engine="auto"):
     # These say nothing about an engine.
     if engine != "auto" and (not one.plugin or program == "torch"):
         return False
+    # NCCL has its proxy drive the RMA table, which is of type 2 for it.
+    if engine == "nccl" and (not one.rma or "NCCL_GIN_TYPE" in one.environment):
+        return False
     if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
         return False
     if program in OWN_GPU_ONLY and one.ranks > one.gpus:
@@ -122,4 +130,4 @@ def takes(layout, program, version, engine="auto"):
         return layout in ONLY_IN[program]
     if one.only:
         return program in one.only
-    return not any(program in other.only for other in LAYOUTS.values())
+    return not any(program in other.only for other in LAYOUTS.values() if other.only is not OF_KERNELS)

@@ -37,7 +37,9 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
         elif engine == "nccl":
             env.update(NCCL_RMA_PLUGIN=str(plugin), NCCL_GIN_TYPE="2")
         else:
-            env.update(NCCL_GIN_PLUGIN=str(plugin), NCCL_RMA_PLUGIN=str(plugin))
+            env.update(NCCL_GIN_PLUGIN=str(plugin))
+            if LAYOUTS[layout].rma:
+                env.update(NCCL_RMA_PLUGIN=str(plugin))
         if engine != "auto":
             env.update(OXYGIN_ENGINE=engine)
     env.update(LAYOUTS[layout].environment)
