@@ -53,9 +53,9 @@ impl Layout {
             Table::V14(2) if nccl.is_some_and(|version| version < FLUSHES_FIELD) => Ok(Self::of(form, 72)),
             Table::V14(2) if nccl.is_none_or(|version| version < FIRST_UNKNOWN) => Ok(Self::of(form, 80)),
             Table::V14(version) => Err(Error::usage(format!(
-                "backendVersion = {version} of an NCCL {}: the device structures known are those of 1 and 2, up to \
-                 NCCL 2.32; use a newer oxygin, set OXYGIN_DEVICE_LAYOUT to 48, 72 or 80 if a context has so many bytes \
-                 there, or OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN",
+                "backendVersion = {version} of an NCCL {}: the device structures known are those of 1 and 2, \
+                 up to NCCL 2.32; use a newer oxygin, set OXYGIN_DEVICE_LAYOUT to 48, 72 or 80 if a context has so \
+                 many bytes there, or OXYGIN_ENGINE=nccl and NCCL_RMA_PLUGIN",
                 nccl.map_or("of unknown version".into(), |v| v.to_string())
             ))),
         }
