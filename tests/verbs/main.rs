@@ -12,6 +12,7 @@ mod gpu;
 mod gpu_table;
 mod harness;
 mod iwarp;
+mod own;
 mod ports;
 mod room;
 mod stride;
